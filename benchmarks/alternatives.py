@@ -1,7 +1,7 @@
-"""Measure design decisions beside the alternatives that were rejected.
+"""Measure design decisions against the alternatives that were rejected.
 
-Each case prints processor time or memory of both sides. docs/internals/decisions/ quotes the results and says what was
-decided. The cases are small and take turns with nothing: on a busy machine only differences of several times count.
+Each case prints processor time or memory of both sides; docs/internals/decisions/ quotes the results. The cases are
+small and the sides are not interleaved: on a busy machine, only differences by a factor of several are significant.
 """
 
 from __future__ import annotations
@@ -55,13 +55,12 @@ for record in StreamReader(open(sys.argv[1], "rb")).records:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this benchmark."""
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the blocks and messages (default: 1)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the chosen cases and print a line for each side. Raises BadInput for a case that does not exist."""
+    """Measure the chosen cases and print a line for each side. Raises BadInput for an unknown case."""
     if unknown := [case for case in args.cases if case not in CASES]:
         raise BadInput(f"there is no case {unknown[0]}; there are {', '.join(CASES)}")
     for case in args.cases or CASES:
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure_ledger(scale: float) -> None:
-    """Apply 1 % of changed rows to numpy columns, and to one Python object for each block."""
+    """Change 1 % of the rows, in numpy columns and in one Python object per block."""
     num_blocks = int(1_000_000 * scale)
     ledger = Ledger(num_blocks)
     ids = np.random.default_rng(0).choice(num_blocks, num_blocks // 100, replace=False)
@@ -100,7 +99,7 @@ def measure_ledger(scale: float) -> None:
         ("columns", apply_columns, lambda: np.count_nonzero(ledger.state == BlockState.ACTIVE), row_bytes),
         ("objects", apply_objects, lambda: sum(row.state == 1 for row in objects), object_bytes / num_blocks),
     ):
-        apply_ms, count_ms = _least_us(apply, 5) / 1e3, _least_us(count, 5) / 1e3
+        apply_ms, count_ms = _min_us(apply, 5) / 1e3, _min_us(count, 5) / 1e3
         print(f"ledger: {side}: {apply_ms:.1f} ms a change, {count_ms:.1f} ms to count, {num_bytes:.0f} bytes a row")
 
 
@@ -113,7 +112,7 @@ class _Listed(msgspec.Struct):
 
 
 def measure_packing(scale: float) -> None:
-    """Encode and decode block ids as packed bytes, and as a MessagePack list of integers."""
+    """Encode and decode block ids, as packed bytes and as a MessagePack list of integers."""
     ids = np.arange(int(16_384 * scale), dtype="<u4")
     packed, listed = msgspec.msgpack.Decoder(_Packed), msgspec.msgpack.Decoder(_Listed)
     pack = msgspec.msgpack.encode
@@ -133,11 +132,11 @@ def measure_packing(scale: float) -> None:
         ),
     )
     for side, write, read, data in sides:
-        print(f"packing: {side}: encode {_least_us(write):.1f} us, decode {_least_us(read):.1f} us, {len(data)} bytes")
+        print(f"packing: {side}: encode {_min_us(write):.1f} us, decode {_min_us(read):.1f} us, {len(data)} bytes")
 
 
 def measure_subscriber(scale: float) -> None:
-    """Publish to a subscriber that stands still, with and without a high-water mark."""
+    """Publish to a subscriber whose process is stopped, with and without a high-water mark."""
     data = os.urandom(4096)
     for high_water in (PUBLISH_HIGH_WATER, 0):
         with (
@@ -172,7 +171,7 @@ def _send_ns(publisher: zmq.Socket[bytes], data: bytes) -> int:
 
 
 def measure_coalescing(scale: float) -> None:
-    """Apply frames to the mirror of a million blocks one by one, and joined into updates of many."""
+    """Apply frames to the mirror of a million blocks, one at a time and coalesced into larger updates."""
     engine = SimulatedEngine(num_blocks=int(1_000_000 * scale))
     snapshot = engine.snapshot()
     frames = [engine.advance() for _ in range(int(2_560 * scale))]
@@ -187,7 +186,7 @@ def measure_coalescing(scale: float) -> None:
 
 
 def measure_history(scale: float) -> None:
-    """Pack the frames of a second at 5,000 frames/s, in chunks as the recent history of a live session is written."""
+    """Pack the frames of one second at 5,000 frames/s in chunks, as the recent history of a live session is written."""
     engine = SimulatedEngine(num_blocks=int(1_000_000 * scale))
     frames = [engine.advance() for _ in range(int(5_000 * scale))]
     num_in_chunk = max(1, CHUNK_BYTES * len(frames) // sum(len(encode(frame)) for frame in frames))
@@ -198,11 +197,13 @@ def measure_history(scale: float) -> None:
             chunk = timed[first : first + num_in_chunk]
             pack_frames(chunk, [0] * len(chunk))
 
-    print(f"history: {len(frames)} frames, {num_in_chunk} a chunk, packed in {_least_us(pack_all, 1) / 1e3:.0f} ms")
+    print(f"history: {len(frames)} frames, {num_in_chunk} a chunk, packed in {_min_us(pack_all, 1) / 1e3:.0f} ms")
 
 
 def measure_bomb(scale: float) -> None:
-    """Open a small recording whose one chunk inflates to 512 MiB, by kvscope and by the mcap package for 10 s."""
+    """Open a small recording with a chunk that decompresses to 512 MiB, with kvscope and, for 10 s, with the mcap
+    package.
+    """
     num_bytes = int(512 * scale) * _MIB
     bomb = zstandard.ZstdCompressor(level=1).compress(bytes(num_bytes))
     chunk = struct.pack("<QQQI", 0, 1, num_bytes, 0) + struct.pack("<I", 4) + b"zstd"
@@ -220,17 +221,17 @@ def measure_bomb(scale: float) -> None:
         held_mib = (_resident_bytes() - before_bytes) / _MIB
         print(f"bomb: a file of {path.stat().st_size} bytes; kvscope: {took_ms:.1f} ms, {held_mib:.0f} MiB more")
         with subprocess.Popen([sys.executable, "-c", _STOCK_READER, str(path)]) as reader:
-            most_bytes, until_s = 0, time.monotonic() + 10 * scale
+            peak_bytes, until_s = 0, time.monotonic() + 10 * scale
             while reader.poll() is None and time.monotonic() < until_s:
-                most_bytes = max(most_bytes, _resident_bytes(reader.pid))
+                peak_bytes = max(peak_bytes, _resident_bytes(reader.pid))
                 time.sleep(0.05)
             end = "still reading" if reader.poll() is None else "at its end"
             reader.kill()
-        print(f"bomb: mcap: {most_bytes / _MIB:.0f} MiB, {end}")
+        print(f"bomb: mcap: {peak_bytes / _MIB:.0f} MiB, {end}")
 
 
 def measure_page_map(scale: float) -> None:
-    """Paint a page map of which 1 % of the blocks changed: one image, and one graphics item for each block."""
+    """Paint a page map in which 1 % of the blocks changed, as one image and as one graphics item per block."""
     from PySide6.QtCore import QRect, QRectF, Qt
     from PySide6.QtGui import QBrush, QColor, QImage, QPainter, QPaintEvent
     from PySide6.QtWidgets import QGraphicsRectItem, QGraphicsScene, QGraphicsView, QWidget
@@ -285,7 +286,7 @@ def measure_page_map(scale: float) -> None:
 
 
 def measure_curves(scale: float) -> None:
-    """Draw ten curves of 100,000 points by pyqtgraph, and after kvscope's own decimation to the plot's pixels."""
+    """Draw ten curves of 100,000 points with pyqtgraph, whole and after kvscope's decimation to the plot's pixels."""
     import pyqtgraph as pg  # type: ignore[import-untyped]
 
     from kvscope_app.views.chart.curves import decimate
@@ -317,23 +318,21 @@ def _offscreen_application() -> Any:
     return QApplication.instance() or QApplication([])
 
 
-def _times_us(act: Callable[[], object], repeats: int) -> list[float]:
+def _times_us(action: Callable[[], object], repeats: int) -> list[float]:
     times_us = []
     for _ in range(repeats):
         began_ns = time.process_time_ns()
-        act()
+        action()
         times_us.append((time.process_time_ns() - began_ns) / 1e3)
     return sorted(times_us)
 
 
-def _least_us(act: Callable[[], object], repeats: int = 200) -> float:
-    """Return the least processor time of `repeats` calls, in microseconds."""
-    return _times_us(act, repeats)[0]
+def _min_us(action: Callable[[], object], repeats: int = 200) -> float:
+    return _times_us(action, repeats)[0]
 
 
-def _median_us(act: Callable[[], object], repeats: int) -> float:
-    """Return the median processor time of `repeats` calls, in microseconds."""
-    return _times_us(act, repeats)[repeats // 2]
+def _median_us(action: Callable[[], object], repeats: int) -> float:
+    return _times_us(action, repeats)[repeats // 2]
 
 
 def _resident_bytes(pid: int | None = None) -> int:
@@ -351,7 +350,7 @@ CASES: Final[dict[str, Callable[[float], None]]] = {
     "page-map": measure_page_map,
     "curves": measure_curves,
 }
-"""Names on the command line."""
+"""Measuring function by the case's name on the command line. Its argument is the scale."""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Measure what a CPU's operations cost by themselves, in CPU time of one thread, so that a busy machine will do.
+"""Measure the CPU's operations separately, in CPU time of one thread, so that other load on the machine matters little.
 
-products: products of the default model's shapes by rows, beside oneDNN's bfloat16
-layers:   steps of Qwen3-0.6B's shapes, layers in one call and part by part in turns
-heat:     steps that measure page heat beside those that do not
+products: matrix products of the default model's shapes, by number of rows, compared with oneDNN's bfloat16 layers:
+steps of a model with Qwen3-0.6B's shapes, alternating between fused layers and their separate parts heat:     steps
+that measure page heat, compared with those that do not
 """
 
 from __future__ import annotations
@@ -32,21 +32,19 @@ from kvscope_telemetry.messages.commands import Submit, Tokens
 
 SHAPES: Final = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 ROWS: Final = (1, 8, 32, 96, 512)
-TRIES: Final = 7
-LEAST_SECONDS: Final = 0.03
+NUM_TRIES: Final = 7
+MIN_SECONDS: Final = 0.03
 BATCHES: Final = (1, 8)
-EVERY: Final = 16
+HEAT_INTERVAL_STEPS: Final = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this benchmark."""
     parser.add_argument("part", choices=("products", "layers", "heat"))
     parser.add_argument("--context", type=int, default=1024, metavar="N", help="tokens of each request (heat)")
     parser.add_argument("--pairs", type=int, default=20, metavar="N", help="steps of each kind (layers, heat)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the part that is asked for, and print."""
     torch.set_num_threads(1)
     if args.part == "products":
         products()
@@ -58,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def products() -> None:
-    """Billions of multiplications a second."""
+    """Print the rates of products in billions of multiplications per second."""
     for outputs, inputs in SHAPES:
         weight = torch.randn(outputs, inputs).bfloat16()
-        ways: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+        implementations: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
             NativeGrouped(rounded(weight)).product,
             NativeGrouped(rounded(weight), rounds_activations=True).product,
             Int8Weight(weight).product,
@@ -69,48 +67,53 @@ def products() -> None:
         )
         for rows in ROWS:
             x = torch.randn(rows, inputs).bfloat16()
-            rates = [f"{rows * outputs * inputs / _seconds(way, x) / 1e9:.0f}" for way in ways]
-            ways_told = (
+            rates = [f"{rows * outputs * inputs / _min_seconds(product, x) / 1e9:.0f}" for product in implementations]
+            rates_text = (
                 f"4 bits {rates[0]}, with activations of 8 {rates[1]}, 8 bits with such {rates[2]}, bf16 {rates[3]}"
             )
-            print(f"{outputs} x {inputs}, {rows} rows: {ways_told}")
+            print(f"{outputs} x {inputs}, {rows} rows: {rates_text}")
 
 
-def _seconds(way: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> float:
-    way(x)
-    found = []
-    for _ in range(TRIES):
+def _min_seconds(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> float:
+    product(x)
+    times = []
+    for _ in range(NUM_TRIES):
         count, started = 0, time.process_time()
-        while time.process_time() - started < LEAST_SECONDS:
-            way(x)
+        while time.process_time() - started < MIN_SECONDS:
+            product(x)
             count += 1
-        found.append((time.process_time() - started) / count)
-    return min(found)
+        times.append((time.process_time() - started) / count)
+    return min(times)
 
 
 def layers(pairs: int) -> None:
-    """Six random layers of 8 bits."""
+    """Print milliseconds per step of a model with six random 8-bit layers, fused and in separate parts."""
     with tempfile.TemporaryDirectory() as folder, _qwen3(Path(folder) / "config.json") as engine:
-        known = [found for found in gc.get_objects() if type(found) is FusedLayer]
-        wholes = [layer.whole for layer in known]
+        fused_layers = [item for item in gc.get_objects() if type(item) is FusedLayer]
+        wholes = [layer.whole for layer in fused_layers]
         for batch in BATCHES:
             _submit(engine, batch, tuple(range(5, 69)), 2 * pairs + 8)
             for _ in range(4):
                 engine.step()
-            took: dict[bool, list[float]] = {True: [], False: []}
+            step_times: dict[bool, list[float]] = {True: [], False: []}
             for number in range(2 * pairs):
                 is_whole = number % 4 in (0, 3)
-                for layer, whole in zip(known, wholes, strict=True):
+                for layer, whole in zip(fused_layers, wholes, strict=True):
                     layer.whole = whole if is_whole else None
-                took[is_whole].append(_step(engine))
+                step_times[is_whole].append(_step(engine))
             while engine.has_unfinished:
                 engine.step()
-            one, many = (1e3 * statistics.median(took[is_whole]) for is_whole in (True, False))
-            print(f"batch {batch}: {one:.2f} ms a step in one call, {many:.2f} part by part: {many / one:.2f} x")
+            whole_ms, parts_ms = (1e3 * statistics.median(step_times[is_whole]) for is_whole in (True, False))
+            print(
+                f"batch {batch}: {whole_ms:.2f} ms a step in one call, {parts_ms:.2f} part by part: "
+                f"{parts_ms / whole_ms:.2f} x"
+            )
 
 
 def heat(context: int, pairs: int) -> None:
-    """8 requests of the default model that share a prompt."""
+    """Print milliseconds per step of 8 requests that share a prompt of `context` tokens, with and without measuring
+    page heat.
+    """
     newest, batch = NewestStep(), BATCHES[-1]
     blocks = context // 16 + batch * (2 * pairs // 16 + 8)
     config = EngineConfig(device="cpu", num_threads=1, page_heat=2, num_gpu_blocks_override=blocks)
@@ -122,15 +125,18 @@ def heat(context: int, pairs: int) -> None:
         while not any(isinstance(message, Tokens) for message in engine.step()):
             pass
         _submit(engine, batch - 1, prompt, 2 * pairs + 40, first=1)
-        took: dict[bool, list[float]] = {True: [], False: []}
-        while engine.has_unfinished and min(map(len, took.values())) < pairs:
+        step_times: dict[bool, list[float]] = {True: [], False: []}
+        while engine.has_unfinished and min(map(len, step_times.values())) < pairs:
             newest.start_step(engine)
             seconds = _step(engine)
             if newest.num_decodes == batch:
-                took[newest.is_measured].append(seconds)
-    measured, other = (1e3 * statistics.median(took[is_measured]) for is_measured in (True, False))
-    share = 100 * (measured / other - 1) / EVERY
-    print(f"{batch} at {context}: measured {measured:.1f} ms, others {other:.1f}; one in {EVERY}: {share:.2f} %")
+                step_times[newest.is_measured].append(seconds)
+    measured, other = (1e3 * statistics.median(step_times[is_measured]) for is_measured in (True, False))
+    share = 100 * (measured / other - 1) / HEAT_INTERVAL_STEPS
+    print(
+        f"{batch} at {context}: measured {measured:.1f} ms, others {other:.1f}; one in {HEAT_INTERVAL_STEPS}: "
+        f"{share:.2f} %"
+    )
 
 
 def _qwen3(path: Path) -> Engine:

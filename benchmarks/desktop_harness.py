@@ -1,4 +1,4 @@
-"""Open the real desktop for a benchmark, run Qt's event loop, and read the processor time of processes."""
+"""Opens the real desktop for a benchmark, runs Qt's event loop, and reads the processor time of processes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from kvscope_app.session.session import Session
 from kvscope_app.window.display_server import require_display
 
 WINDOW_SIZE: Final = (1600, 900)
-_LOADED_MS: Final = 15_000
+_SIGNAL_TIMEOUT_MS: Final = 15_000
 _POLL_S: Final = 0.1
 
 
 @contextmanager
 def open_desktop() -> Iterator[Desktop]:
-    """Open a desktop with settings of its own, so that no user's layout is read or written; close it at the end."""
+    """Open a desktop with separate settings, so that the user's layout is neither read nor written. Closes it at the
+    end.
+    """
     require_display(os.environ)
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
         os.environ["XDG_CONFIG_HOME"] = folder
@@ -44,7 +46,6 @@ def open_desktop() -> Iterator[Desktop]:
 
 
 def run_for(seconds: float) -> None:
-    """Run the event loop for this long."""
     loop = QEventLoop()
     QTimer.singleShot(int(seconds * 1000), loop.quit)
     loop.exec()
@@ -55,14 +56,14 @@ def run_until(signal: object) -> None:
     assert isinstance(signal, SignalInstance), "a bound signal"
     loop = QEventLoop()
     signal.connect(loop.quit)
-    QTimer.singleShot(_LOADED_MS, loop.quit)
+    QTimer.singleShot(_SIGNAL_TIMEOUT_MS, loop.quit)
     loop.exec()
 
 
-def run_while(is_so: Callable[[], bool], timeout_s: float) -> bool:
-    """Run the event loop while `is_so()` holds; return False when that lasts longer than `timeout_s`."""
+def run_while(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Run the event loop while `condition()` holds. Returns False if that lasts longer than `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
-    while is_so():
+    while condition():
         if time.monotonic() >= deadline_s:
             return False
         run_for(_POLL_S)
@@ -70,7 +71,7 @@ def run_while(is_so: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the processor time that process `pid` took so far, or NaN where the system does not tell it."""
+    """Return the processor time of process `pid` so far in seconds; NaN if the system does not report it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -79,19 +80,16 @@ def process_cpu_s(pid: int) -> float:
 
 
 def cpu_of_rings_s(sessions: Iterable[Session]) -> float:
-    """Return the processor time of the running processes that write the recent history of `sessions`."""
     times = [process_cpu_s(pid) for pid in pids_of_rings(sessions)]
     return sum(seconds for seconds in times if not math.isnan(seconds))
 
 
 def pids_of_rings(sessions: Iterable[Session]) -> list[int]:
-    """Return the running processes that write the recent history of `sessions`."""
     pids = [session.disk_history.ring.pid for session in sessions if session.disk_history is not None]
     return [pid for pid in pids if pid]
 
 
 def print_result(result: Mapping[str, object], as_json: bool) -> None:
-    """Print names and values as a table, or as one JSON object."""
     if as_json:
         print(json.dumps(result))
         return

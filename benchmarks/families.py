@@ -1,7 +1,8 @@
-"""Time a decode step of each family of models on a CPU, beside transformers' `generate`.
+"""Time a decode step of each family of models on a CPU, compared with transformers' `generate`.
 
-Random weights in shapes that are small and real, one thread, contexts of equal length. Both decode
-the same prompts in turns of a few steps: CPU time of a step, medians of the turns, and ratios within pairs of turns.
+Random weights in small but realistic shapes, one thread, contexts of equal length. Both decode the same prompts,
+alternating every few steps. Prints CPU time per step as the median of these turns, and the median ratio within pairs of
+turns.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 LOGITS_SCALE: Final = 8.0
-"""Random ones are 0.5 apart, and the engine computes those near the largest once more (`float32_head`)."""
+"""Factor that spreads random logits, which differ by only 0.5. The engine recomputes logits near the largest
+(`float32_head`).
+"""
 TURN_STEPS: Final = 8
-"""A block of tokens has its boundary in each second turn."""
+"""Number of steps per turn. A block of tokens is completed in every second turn."""
 
 # A model of each family of KV, of 40 to 115 million parameters: small enough that the whole table takes minutes, and so
 # large that a step is products of weights and not Python alone. Windows and chunks are 256 tokens, so that contexts of
@@ -166,11 +169,9 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "lfm2": _SIZES | {"model_type": "lfm2", "layer_types": ["conv", "conv", _FULL, "conv"] * 2},
     "rwkv": _SIZES | {"model_type": "rwkv", "attention_hidden_size": 768, "context_length": 8192},
 }
-"""By the name of a model that is shaped so."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
     add = parser.add_argument
     add("--only", action="append", choices=tuple(FAMILIES), metavar="FAMILY",
         help=f"a family of {', '.join(FAMILIES)}; repeatable (default: all)")  # fmt: skip
@@ -184,7 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; 0 when all ran."""
+    """Measure and print. Families that cannot be run are listed with the reason."""
     counts = args.requests or [1, 8]
     if min(*counts, args.context, args.repeats, args.num_threads) < 1:
         raise BadInput("--requests, --context, --repeats and --num-threads are not accepted: each must be 1 or more")
@@ -218,7 +219,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(family: str, counts: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
-    """What a step takes, by number of requests."""
     import torch
 
     from kvscope_engine import Engine
@@ -240,7 +240,9 @@ def _measure(family: str, counts: Sequence[int], args: argparse.Namespace) -> di
 
 
 def _saved_model(family: str, dtype: Any, folder: str) -> Any:
-    """A random model, as it is in `folder`: with logits as far apart as those of a trained one, not all alike."""
+    """Return a random model that is also saved in `folder`. Its logits are spread as far as those of a trained
+    model.
+    """
     import torch
 
     from kvscope_engine.model.loader.model_loader import random_model
@@ -253,14 +255,15 @@ def _saved_model(family: str, dtype: Any, folder: str) -> Any:
 
 
 def family_config(family: str) -> Any:
-    """As transformers has it."""
     from transformers import AutoConfig
 
     return AutoConfig.for_model(**FAMILIES[family])
 
 
 def _turns(engine: Any, module: Any, count: int, args: argparse.Namespace) -> list[tuple[float, float]]:
-    """Milliseconds of CPU time of a step, (ours, transformers'), pair by pair: ours run between two of `generate`'s."""
+    """Return (engine, transformers) milliseconds of CPU time per step for each pair of turns. The engine runs between
+    two turns of `generate`.
+    """
     import torch
     from transformers import StoppingCriteria
 
@@ -285,7 +288,7 @@ def _turns(engine: Any, module: Any, count: int, args: argparse.Namespace) -> li
         def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
             if self.steps and self.steps % TURN_STEPS == 0:
                 theirs = time.process_time() - self.begun
-                turns.append((_ours(engine), theirs * 1e3 / TURN_STEPS))
+                turns.append((_engine_step_ms(engine), theirs * 1e3 / TURN_STEPS))
             self.steps += 1
             if self.steps % TURN_STEPS == 1:
                 self.begun = time.process_time()
@@ -310,17 +313,18 @@ def _turns(engine: Any, module: Any, count: int, args: argparse.Namespace) -> li
     return turns[1:]
 
 
-def _ours(engine: Any) -> float:
-    """Milliseconds of CPU time of a step."""
-    begun = time.process_time()
+def _engine_step_ms(engine: Any) -> float:
+    began_s = time.process_time()
     for _ in range(TURN_STEPS):
         engine.step()
-    return (time.process_time() - begun) * 1e3 / TURN_STEPS
+    return (time.process_time() - began_s) * 1e3 / TURN_STEPS
 
 
 def _prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
-    """Which differ from their first token on."""
-    return [[3 + (37 * number + 7 * place) % (vocab_size - 3) for place in range(length)] for number in range(count)]
+    """Return prompts that differ from the first token on, so that they share no prefix."""
+    return [
+        [3 + (37 * number + 7 * position) % (vocab_size - 3) for position in range(length)] for number in range(count)
+    ]
 
 
 def _summary(turns: Sequence[tuple[float, float]]) -> dict[str, float]:
@@ -337,10 +341,14 @@ def _text(report: dict[str, Any]) -> str:
     for count in counts:
         header += [f"{count} at once: ours", "transformers", "ours over it"]
     rows = []
-    for family, found in report["families"].items():
+    for family, results in report["families"].items():
         row = [family]
-        for one in found.values():
-            row += [f"{one['ours_ms']:.2f} ms", f"{one['transformers_ms']:.2f} ms", f"{one['ours_over_it']:.2f} x"]
+        for result in results.values():
+            row += [
+                f"{result['ours_ms']:.2f} ms",
+                f"{result['transformers_ms']:.2f} ms",
+                f"{result['ours_over_it']:.2f} x",
+            ]
         rows.append(row)
     threads = "1 thread" if report["num_threads"] == 1 else f"{report['num_threads']} threads"
     return (

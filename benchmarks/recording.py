@@ -1,14 +1,14 @@
-"""Measure what a recording of hours weighs, and how quickly it opens and jumps.
+"""Measure the size of a recording of hours, and how quickly it opens and seeks.
 
     python -m benchmarks.recording --seconds 3600 --blocks 100000 --rate 200 [--keep hour.mcap]
-    python -m benchmarks.recording --seconds 300 --rate 30 200 1000     jumps at three rates
+    python -m benchmarks.recording --seconds 300 --rate 30 200 1000     seeks at three rates
     python -m benchmarks.recording --seconds 600 7200 --rate 200        memory of ten minutes and of two hours
     python -m benchmarks.recording --open hour.mcap
 
-A simulated engine on a clock of its own makes them (an hour takes some minutes), and each is measured in a fresh
-process: size a minute and where each byte goes; opening, and the overview of all seconds; jumps to random moments as
-the window makes them, which takes their past from the overview, again and first on a file just opened; the life of a
-block, and saving; memory meanwhile. Times are of the wall and, for machines that others use too, of the processor.
+A simulated engine with a simulated clock writes the recordings (an hour takes some minutes), and each is measured in a
+new process: size per minute by kind of data; opening, and reading the overview of all seconds; seeks to random times as
+the window does them, on the open recording and on one that was just opened; the history of a block, and saving; memory
+meanwhile. Times are wall time and, for machines with other load, processor time.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from kvscope_telemetry.recordings.save import save
 from kvscope_telemetry.recordings.survey import Surveyor
 from kvscope_telemetry.recordings.writer import RecordingWriter
 
-_Made = TypeVar("_Made")
-_PARTS = {
+_Result = TypeVar("_Result")
+_COLUMN_TITLES = {
     "hashes": "hashes (random: no fewer bytes)",
     "blocks.hash": "where hashes and parents are from",
     "blocks.parent": "where hashes and parents are from",
@@ -54,12 +54,11 @@ _PARTS = {
     "requests_info": "requests that came, events",
     "events": "requests that came, events",
 }
-"""Name of a column -> what the table calls it; others by what they are of."""
+"""Title in the printed table by a column's name. Other columns get the title of their table."""
 Sizes = Mapping[str, Mapping[str, float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this benchmark."""
     parser.add_argument("--seconds", type=int, nargs="+", default=[3600])
     parser.add_argument("--blocks", type=int, default=100_000)
     parser.add_argument("--rate", type=int, nargs="+", default=[200], help="frames per second")
@@ -70,28 +69,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make recordings and measure them, or measure one that is there."""
     if args.open is not None:
         measure(args.open, args.jumps)
         return 0
     if args.keep is not None and len(args.seconds) * len(args.rate) > 1:
         raise BadInput("--keep FILE.mcap is not accepted with several lengths or rates: give one of each")
-    results = [_made_and_measured(seconds, rate, args) for rate in args.rate for seconds in args.seconds]
+    results = [_record_and_measure(seconds, rate, args) for rate in args.rate for seconds in args.seconds]
     return max(results)
 
 
-def _made_and_measured(seconds: int, rate: int, args: argparse.Namespace) -> int:
+def _record_and_measure(seconds: int, rate: int, args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
         path = args.keep or Path(folder) / "made.mcap"
-        make(path, seconds, rate, args)
+        write_recording(path, seconds, rate, args)
         print(f"{seconds} s at {rate} frames/s, {args.blocks:,} blocks", flush=True)
         return subprocess.call(
             [sys.executable, "-m", "benchmarks.recording", "--open", str(path), "--jumps", str(args.jumps)]
         )
 
 
-def make(path: Path, seconds: int, rate: int, args: argparse.Namespace) -> None:
-    """Steps come as evenly as a clock's ticks; the engine says where its memory went once a second, as real ones do."""
+def write_recording(path: Path, seconds: int, rate: int, args: argparse.Namespace) -> None:
+    """Write a recording of evenly spaced steps, with a memory breakdown and a heartbeat each second, as a real engine
+    publishes.
+    """
     now_ns, step_ns = 1_000_000_000, round(1e9 / rate)
     engine = SimulatedEngine(num_blocks=args.blocks, num_running=args.running, clock=lambda: now_ns)
     epoch = engine.hello.epoch
@@ -107,7 +107,6 @@ def make(path: Path, seconds: int, rate: int, args: argparse.Namespace) -> None:
 
 
 def measure(path: Path, num_jumps: int) -> None:
-    """Print what was found."""
     before_mib = resident_mib()
     recording, opened = timed(lambda: Recording.open(path))
     overview, read = timed(lambda: read_overview(recording))
@@ -130,23 +129,22 @@ def measure(path: Path, num_jumps: int) -> None:
 
 
 def _measure_jumps(name: str, recordings: Iterable[Recording]) -> None:
-    """One in each, on a handle that was used before or is new and has read nothing."""
-    moments = random.Random(1)
+    """Seek to a random time once in each of `recordings`, which are the same open recording or newly opened ones."""
+    random_times = random.Random(1)
     walls, processors = [], []
     for recording in recordings:
         reader = PlaybackReader(recording)
-        at_ns = round(moments.uniform(0.0, recording.info.duration_s) * 1e9)
+        at_ns = round(random_times.uniform(0.0, recording.info.duration_s) * 1e9)
         wall_s, processor_s = time.perf_counter(), time.process_time()
         assert reader.jump(at_ns), "there is a state"
         walls.append(1e3 * (time.perf_counter() - wall_s))
         processors.append(1e3 * (time.process_time() - processor_s))
     for clock, times in (("wall", walls), ("processor", processors)):
-        p50, p95, most = np.quantile(times, (0.5, 0.95, 1.0))
-        print(f"{name}p50 {p50:.1f}, p95 {p95:.1f}, at most {most:.1f} ms ({clock})")
+        p50, p95, maximum = np.quantile(times, (0.5, 0.95, 1.0))
+        print(f"{name}p50 {p50:.1f}, p95 {p95:.1f}, at most {maximum:.1f} ms ({clock})")
 
 
 def _measure_waits(recording: Recording) -> None:
-    """What a person waits for, of the last minutes."""
     cache, end_ns = recording.info.hello.cache, recording.end_ns
     for minutes in (1, 10):
         from_ns = max(recording.start_ns, end_ns - minutes * 60_000_000_000)
@@ -161,7 +159,6 @@ def _measure_waits(recording: Recording) -> None:
 
 
 def _play(recording: Recording) -> None:
-    """A minute of it, as quickly as it can be read."""
     reader = PlaybackReader(recording)
     length_ns = round(recording.info.duration_s * 1e9)
     from_ns = max(0, length_ns - 60_000_000_000)
@@ -170,25 +167,24 @@ def _play(recording: Recording) -> None:
     print(f"played      {(length_ns - from_ns) / 1e9:.0f} s: {took}")
 
 
-def timed(make_it: Callable[[], _Made]) -> tuple[_Made, str]:
-    """What it made, and how long that took."""
+def timed(work: Callable[[], _Result]) -> tuple[_Result, str]:
+    """Return the result of `work`, and a text of its wall and processor time."""
     wall_s, processor_s = time.perf_counter(), time.process_time()
-    made = make_it()
-    return made, f"{time.perf_counter() - wall_s:.3f} s ({time.process_time() - processor_s:.3f} s of the processor)"
+    result = work()
+    return result, f"{time.perf_counter() - wall_s:.3f} s ({time.process_time() - processor_s:.3f} s of the processor)"
 
 
 def resident_mib() -> float:
-    """Of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / (1 << 20)
 
 
 def recorded_bytes(recording: Recording) -> Sizes:
-    """Return bytes in the file, by what was written and by part of it.
+    """Return the bytes in the file by topic, and by column title within it.
 
-    A message of columns is compressed as a whole. Here each column is compressed alone, and the bytes of the message
-    are shared out as these are; those of a chunk as its messages take them.
+    A message of columns is compressed as a whole. Here each column is compressed separately, and the bytes of a message
+    are divided among its columns in proportion, as the bytes of a chunk are divided among its messages.
     """
-    found: dict[str, dict[str, float]] = {}
+    sizes_by_topic: dict[str, dict[str, float]] = {}
     surveyor = Surveyor()
     with recording.path.open("rb") as file:
         file.seek(len(MAGIC))
@@ -199,36 +195,37 @@ def recorded_bytes(recording: Recording) -> Sizes:
             total = max(sum(len(message.data) for message in messages), 1)
             for message in messages:
                 kind = kinds[message.channel]
-                parts = dict(_parts(message.data)) if SCHEMAS.get(kind, ("", ""))[1] == "zstd+msgpack" else {"": 1}
+                parts = (
+                    dict(_column_sizes(message.data)) if SCHEMAS.get(kind, ("", ""))[1] == "zstd+msgpack" else {"": 1}
+                )
                 share = chunk.stored_bytes * len(message.data) / total / max(sum(parts.values()), 1)
-                sizes = found.setdefault(TOPICS[kind].rpartition("/")[2], {})
+                sizes = sizes_by_topic.setdefault(TOPICS[kind].rpartition("/")[2], {})
                 for name, size in parts.items():
-                    sizes[_called(name)] = sizes.get(_called(name), 0.0) + size * share
-    return found
+                    sizes[_column_title(name)] = sizes.get(_column_title(name), 0.0) + size * share
+    return sizes_by_topic
 
 
 def print_table(sizes: Sizes, minutes: float) -> None:
-    """In MB a minute, the most first."""
+    """Print the sizes in MB per minute, largest first."""
     for name, parts in sorted(sizes.items(), key=lambda item: -sum(item[1].values())):
         print(f"  {name:<11} {sum(parts.values()) / 1e6 / minutes:6.3f} MB a minute")
         for part, size in sorted(parts.items(), key=lambda item: -item[1]):
             if part:
                 print(f"  {size / 1e6 / minutes:18.3f} {part}")
-    random = sum(size for parts in sizes.values() for part, size in parts.items() if part.startswith("hashes"))
-    print(f"  hashes alone are {random / 1e6 / minutes:.3f} MB a minute")
+    hash_bytes = sum(size for parts in sizes.values() for part, size in parts.items() if part.startswith("hashes"))
+    print(f"  hashes alone are {hash_bytes / 1e6 / minutes:.3f} MB a minute")
 
 
-def _parts(data: bytes) -> Iterator[tuple[str, int]]:
-    """Each column, and what it takes alone."""
+def _column_sizes(data: bytes) -> Iterator[tuple[str, int]]:
     for name, (_, column) in msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(data))["columns"].items():
         yield name, len(zstandard.compress(column)) if len(column) > 64 else len(column)
 
 
-def _called(column: str) -> str:
+def _column_title(column: str) -> str:
     name = column.rstrip("#")
     table = name.partition(".")[0]
-    if not name or name in _PARTS:
-        return _PARTS.get(name, "")
+    if not name or name in _COLUMN_TITLES:
+        return _COLUMN_TITLES.get(name, "")
     if table in ("requests", "batch", "moves"):
         return "requests, who ran, what moved"
     return "what else changed of blocks" if table == "blocks" else "times, counters"

@@ -22,13 +22,12 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, RequestInfo, RequestRows
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 
-_AT_ONCE: Final = 1_000
+_REQUESTS_PER_UPDATE: Final = 1_000
 _SORTED_BY: Final = ("Total", "TTFT", "Per token", "Reason for the delay", "Id")
 _STEP_NS: Final = 10_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this benchmark."""
     parser.add_argument(
         "--requests", type=int, default=100_000, metavar="N", help="finished requests (default: 100000)"
     )
@@ -36,14 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print."""
     with open_desktop():
         print_result(measure_requests(args.requests, WINDOW_SIZE), args.json)
     return 0
 
 
-class _Scripted:
-    """A source with prepared updates."""
+class _ScriptedSource:
+    """A source of prepared updates."""
 
     name = "bench"
     status = SourceStatus(SourceState.LIVE)
@@ -55,12 +53,11 @@ class _Scripted:
         return next(self._updates, None)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 def measure_requests(num_requests: int, size: tuple[int, int]) -> dict[str, object]:
-    """Return milliseconds for each thing a user does with `num_requests` finished requests in the table."""
-    session = Session(_Scripted(_updates(num_requests)))
+    session = Session(_ScriptedSource(_updates(num_requests)))
     view = RequestsView(session)
     view.resize(*size)
     view.apply_theme(DARK)
@@ -93,24 +90,28 @@ def _poll_all(session: Session, num_requests: int) -> None:
         session.poll()
 
 
-def _milliseconds(act: Callable[[], object]) -> float:
+def _milliseconds(action: Callable[[], object]) -> float:
     began_s = time.perf_counter()
-    act()
+    action()
     return round((time.perf_counter() - began_s) * 1e3, 1)
 
 
 def _updates(num_requests: int) -> Iterator[Update]:
-    """A snapshot, then updates in each of which `_AT_ONCE` requests arrive, start, get their tokens and finish."""
+    """Yield a snapshot, then updates in each of which `_REQUESTS_PER_UPDATE` requests arrive, start, get tokens and
+    finish.
+    """
     engine = SimulatedEngine(num_blocks=256, num_running=1, parked_share=0.0)
     yield Update(snapshot=engine.snapshot())
     random, now_ns = np.random.default_rng(0), engine.hello.time_ns
-    for first in range(1, num_requests + 1, _AT_ONCE):
-        numbers = np.arange(first, min(first + _AT_ONCE, num_requests + 1))
+    for first in range(1, num_requests + 1, _REQUESTS_PER_UPDATE):
+        numbers = np.arange(first, min(first + _REQUESTS_PER_UPDATE, num_requests + 1))
         now_ns += 20 * _STEP_NS
-        yield _life_of(numbers, now_ns, random)
+        yield _lifecycle_update(numbers, now_ns, random)
 
 
-def _life_of(numbers: np.ndarray[tuple[int], np.dtype[np.int64]], now_ns: int, random: np.random.Generator) -> Update:
+def _lifecycle_update(
+    numbers: np.ndarray[tuple[int], np.dtype[np.int64]], now_ns: int, random: np.random.Generator
+) -> Update:
     count = numbers.size
     prompts, outputs = random.integers(8, 4096, count), random.integers(2, 256, count)
     waits_ns, prefill_ns = random.integers(0, 4 * _STEP_NS, count), random.integers(_STEP_NS, 9 * _STEP_NS, count)

@@ -1,12 +1,12 @@
-"""Measure what scheduler and block pool cost a scheduled request, small beside large, on one core.
+"""Measure the CPU time of scheduler and block pool per scheduled request, for a small and a large load on one core.
 
-Both loads run the same mix (decodes, a block more every 16 tokens, requests that end and others that are admitted);
-they take turns, medians over the rounds, ratios within a round. No model, no tensors.
+Both loads run the same mix: decodes, a new block every 16 tokens, requests that end and others that are admitted. They
+alternate; medians are over the rounds, ratios within a round. No model, no tensors.
 
-As many requests run as are asked for, each one that ends is followed by a new one; the pool has 100 blocks for each. So
-two loads of different sizes do the same work per request, and whatever differs is the size. There are three kinds of
-pools: with free blocks at first (`free`), full of cached ones, so that each block given is evicted (`evicting`), and
-above a host memory that is full as well, to which what is evicted is offloaded (`offloading`).
+A fixed number of requests runs: each that ends is followed by a new one, and the pool has 100 blocks for each. Two
+loads of different sizes thus do the same work per request, and only their size differs. There are three kinds of pools:
+initially with free blocks (`free`); full of cached blocks, so that a block is evicted for each allocation (`evicting`);
+and full, above host memory that is full as well, to which evicted blocks are offloaded (`offloading`).
 """
 
 from __future__ import annotations
@@ -43,25 +43,24 @@ from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 BLOCK_SIZE: Final = 16
 PROMPT_BLOCKS: Final = 64
 OUTPUT_BLOCKS: Final = 16
-POOL_BLOCKS, POOL_LIVES = 100_000, 2000
+POOL_BLOCKS, POOL_HISTORIES = 100_000, 2000
 OWNER: Final = (1 << 31) - 1
-"""A request that never was."""
+"""Number of a request that does not exist, as the owner of cached blocks."""
 TEXT_BLOCKS: Final = 64
-"""Of one text, each block after another: its first one is one of many beginnings."""
+"""Number of blocks per text in the prefix cache."""
 BLOCKS_PER_REQUEST: Final = 100
 HOST_BLOCKS_PER_REQUEST: Final = 50
 KINDS: Final = ("free", "evicting", "offloading")
 PROMPT_TOKENS: Final = (512, 1536)
 OUTPUT_TOKENS: Final = (128, 384)
 SHARED_TOKENS: Final = 256
-"""Every second prompt begins with one of eight texts of this length."""
+"""Length of the eight texts with which every second prompt begins."""
 STEP_TOKENS_PER_REQUEST: Final = 8
 WARM_STEPS: Final = 30
 SAMPLING: Final = ResolvedSampling(temperature=0.0, ignore_eos=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
     add = parser.add_argument
     add("--small", type=int, default=100, metavar="REQUESTS", help="running requests in the small load")
     add("--large", type=int, default=10_000, metavar="REQUESTS", help="running requests in the large load")
@@ -76,7 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print."""
     if not 1 <= args.small <= args.large <= 1 << 16 or args.repeats < 1 or args.steps < 1:
         raise BadInput(
             f"small={args.small}, large={args.large}, repeats={args.repeats}, steps={args.steps} are not accepted:"
@@ -96,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         "small": _summary(small, [pair[0] for pair in rounds]),
         "large": _summary(large, [pair[1] for pair in rounds]),
         "large_over_small": statistics.median(_ns(b) / _ns(a) for a, b in rounds),
-        "pool_operations_per_s": pool_operations_per_s(min(large.num_blocks, POOL_BLOCKS), POOL_LIVES),
+        "pool_operations_per_s": pool_operations_per_s(min(large.num_blocks, POOL_BLOCKS), POOL_HISTORIES),
     }
     print(json.dumps(report) if args.json else _text(report))
     return 0
@@ -154,18 +152,18 @@ def _text(report: dict[str, Any]) -> str:
     ]
     rows = [
         [
-            f"{one['num_running']:,}",
-            f"{one['num_blocks']:,}",
-            f"{one['ns_per_scheduled_request']:.0f}",
-            f"{one['schedule_ns']:.0f}",
-            f"{one['commit_ns']:.0f}",
-            f"{one['finish_ns']:.0f}",
-            f"{one['step_ms']:.2f}",
-            f"{one['evicted_per_scheduled']:.3f}",
-            f"{one['offloaded_per_scheduled']:.3f}",
-            f"{one['block_operations_per_s']:,.0f}",
+            f"{result['num_running']:,}",
+            f"{result['num_blocks']:,}",
+            f"{result['ns_per_scheduled_request']:.0f}",
+            f"{result['schedule_ns']:.0f}",
+            f"{result['commit_ns']:.0f}",
+            f"{result['finish_ns']:.0f}",
+            f"{result['step_ms']:.2f}",
+            f"{result['evicted_per_scheduled']:.3f}",
+            f"{result['offloaded_per_scheduled']:.3f}",
+            f"{result['block_operations_per_s']:,.0f}",
         ]
-        for one in (report["small"], report["large"])
+        for result in (report["small"], report["large"])
     ]
     host = f", {HOST_BLOCKS_PER_REQUEST} host places" if report["pool"] == "offloading" else ""
     return (
@@ -177,29 +175,29 @@ def _text(report: dict[str, Any]) -> str:
 
 
 def pool_operations_per_s(num_blocks: int, num_histories: int) -> float:
-    """How fast the block pool alone is: the life of a request's blocks, again and again.
+    """Return the block operations per second of the block pool alone, on one core.
 
-    Block operations a second of one core; one is a block in a call of allocate, write, seal, release or hit.
-
-    A life: 64 blocks allocated and written in one call each, sealed one by one (digests ready: hashing text is not
-    the pool's), 16 allocated, written and sealed one at a time, all released in one call, the prompt's hit and
-    released again. So 64 x 6 + 16 x 4 operations, and evictions once the pool is full of cached blocks.
+    An operation is a block in a call of allocate, write, seal, release or hit. In each history, 64 blocks are allocated
+    and written in one call each and sealed individually (their digests exist: hashing text is not part of the pool), 16
+    blocks are allocated, written and sealed one at a time, all are released in one call, and the prompt's blocks are
+    hit and released again: 64 x 6 + 16 x 4 operations. Once the pool is full of cached blocks, there are evictions in
+    addition.
     """
     pool = BlockPool(num_blocks, BLOCK_SIZE, salt=b"bench")
     elapsed_ns = 0
     for number in range(1, num_histories + 1):
         names = [
-            number.to_bytes(16, "big") + place.to_bytes(16, "big") for place in range(PROMPT_BLOCKS + OUTPUT_BLOCKS)
+            number.to_bytes(16, "big") + index.to_bytes(16, "big") for index in range(PROMPT_BLOCKS + OUTPUT_BLOCKS)
         ]
-        prefixes = [Prefix(name, BLOCK_SIZE * place, bytes(4 * BLOCK_SIZE)) for place, name in enumerate(names)]
+        prefixes = [Prefix(name, BLOCK_SIZE * index, bytes(4 * BLOCK_SIZE)) for index, name in enumerate(names)]
         started = time.thread_time_ns()
-        _live(pool, number, prefixes)
+        _run_block_history(pool, number, prefixes)
         elapsed_ns += time.thread_time_ns() - started
         pool.changed_rows.drain()
     return num_histories * (6 * PROMPT_BLOCKS + 4 * OUTPUT_BLOCKS) / (elapsed_ns / 1e9)
 
 
-def _live(pool: BlockPool, number: int, prefixes: list[Prefix]) -> None:
+def _run_block_history(pool: BlockPool, number: int, prefixes: list[Prefix]) -> None:
     blocks = pool.allocate(PROMPT_BLOCKS, number)
     pool.record_write(blocks, [BLOCK_SIZE] * PROMPT_BLOCKS, [number] * PROMPT_BLOCKS, number)
     for block, prefix in zip(blocks, prefixes, strict=False):
@@ -216,30 +214,27 @@ def _live(pool: BlockPool, number: int, prefixes: list[Prefix]) -> None:
 
 @dataclass(slots=True)
 class Cost:
-    """What steps took, in CPU time (others on the machine do not count), and did."""
-
     schedule_ns: int = 0
     commit_ns: int = 0
     finish_ns: int = 0
-    """Ending requests and queueing those that follow them."""
+    """Time for ending requests and queueing those that replace them."""
     num_scheduled: int = 0
     num_steps: int = 0
     num_finished: int = 0
     block_operations: int = 0
     num_evicted: int = 0
     num_offloaded: int = 0
-    """These two are block operations as well."""
+    """Number of offloaded blocks. Evicted and offloaded blocks also count as block operations."""
 
     @property
     def total_ns(self) -> int:
-        """Scheduler and pool together."""
         return self.schedule_ns + self.commit_ns + self.finish_ns
 
 
 class SteadyLoad:
-    """`num_running` requests that decode, and a pool of `100 x num_running` blocks; brought up to speed when made.
+    """A load of `num_running` decoding requests on a pool of `100 x num_running` blocks, warmed up on construction.
 
-    `kind` is one of `KINDS`; all but `free` need the prefix cache.
+    `kind` is one of `KINDS`. All but `free` need the prefix cache.
     """
 
     def __init__(self, num_running: int, *, prefix_caching: bool = True, kind: str = "free") -> None:
@@ -267,19 +262,17 @@ class SteadyLoad:
             ),
             mover=self._mover,
         )
-        self._numbers = 0
+        self._num_created = 0
         self._step = 0
         self._fill()
 
     def run(self, num_steps: int) -> Cost:
-        """What the next `num_steps` steps cost."""
         cost = Cost()
         for _ in range(num_steps):
             self._advance(cost)
         return cost
 
     def _fill(self) -> None:
-        """Requests at every age, so that as many end in one step as in another."""
         for _ in range(self.num_running):
             self._scheduler.add_request(self._request(self._random.randint(1, OUTPUT_TOKENS[1])))
         while self._scheduler.totals.admitted < self.num_running:
@@ -289,16 +282,16 @@ class SteadyLoad:
         self.run(WARM_STEPS)
 
     def _request(self, num_output_tokens: int) -> Request:
-        self._numbers += 1
+        self._num_created += 1
         length = self._random.randint(*PROMPT_TOKENS)
-        shared = [-1 - self._numbers // 2 % 8] * SHARED_TOKENS if self._numbers % 2 else []
+        shared = [-1 - self._num_created // 2 % 8] * SHARED_TOKENS if self._num_created % 2 else []
         return Request(
-            number=self._numbers,
-            request_id=str(self._numbers),
-            prompt_token_ids=(*shared, *[self._numbers] * (length - len(shared))),
+            number=self._num_created,
+            request_id=str(self._num_created),
+            prompt_token_ids=(*shared, *[self._num_created] * (length - len(shared))),
             sampling=SAMPLING,
             max_tokens=num_output_tokens,
-            arrival_ns=self._numbers,
+            arrival_ns=self._num_created,
         )
 
     def _advance(self, cost: Cost) -> None:
@@ -314,11 +307,11 @@ class SteadyLoad:
         resumed = clock()
         scheduler.commit(plan, self._step, 0)
         committed = clock()
-        done = list(_sample(plan))
-        cost.block_operations += sum(len(request.block_table) for request in done)
-        following = [self._request(self._random.randint(*OUTPUT_TOKENS)) for _ in done]
+        finished_requests = list(_sample(plan))
+        cost.block_operations += sum(len(request.block_table) for request in finished_requests)
+        next_requests = [self._request(self._random.randint(*OUTPUT_TOKENS)) for _ in finished_requests]
         finishing = clock()
-        for request, next_request in zip(done, following, strict=True):
+        for request, next_request in zip(finished_requests, next_requests, strict=True):
             scheduler.finish(request, "length", self._step)
             scheduler.add_request(next_request)
         finished = clock()
@@ -329,19 +322,23 @@ class SteadyLoad:
         cost.finish_ns += finished - finishing
         cost.num_scheduled += len(plan.scheduled)
         cost.num_steps += 1
-        cost.num_finished += len(done)
+        cost.num_finished += len(finished_requests)
         cost.num_evicted += self._pool.evicted_blocks - evicted
         cost.num_offloaded += scheduler.totals.offloaded_blocks - offloaded
         cost.block_operations += self._pool.evicted_blocks - evicted + scheduler.totals.offloaded_blocks - offloaded
 
 
 def num_block_operations(plan: StepPlan) -> int:
-    """One for each block allocated, hit, written and sealed in the step; releases are counted where they happen."""
+    """Return the number of blocks allocated, hit, written and sealed in the step. Releases are counted by the
+    caller.
+    """
     return sum(map(_operations, plan.scheduled))
 
 
 def _operations(item: Scheduled) -> int:
-    """The request's first step has its hits too. A block that is allocated, written and sealed counts three times."""
+    """Return the block operations of one item. A block that is allocated, written and sealed counts three times; hits
+    belong to a request's first step.
+    """
     start, end, size = item.start, item.start + item.num_tokens, BLOCK_SIZE
     request = item.request
     hits = start // size if start == request.num_cached_tokens and not request.output_token_ids else 0
@@ -351,7 +348,7 @@ def _operations(item: Scheduled) -> int:
 
 
 def _sample(plan: StepPlan) -> Iterator[Request]:
-    """The requests of the plan get their tokens; those that are done by it are given."""
+    """Append a token to each request of the plan that samples, and yield the requests that are then complete."""
     for item in plan.scheduled:
         if item.samples:
             output = item.request.output_token_ids
@@ -361,21 +358,19 @@ def _sample(plan: StepPlan) -> Iterator[Request]:
 
 
 def fill_pool(pool: BlockPool) -> None:
-    """A pool without free blocks: all that no request holds is cached, and so is host memory.
+    """Fill the pool with cached blocks of texts that no request uses, and host memory as well.
 
-    Every free block becomes one of a text that nobody holds; so again until host memory is full of such texts.
-
-    From then on each block that is allocated is evicted before, and offloaded where there are lower tiers.
+    Each later allocation then evicts a block, and offloads it if there is a lower tier.
     """
     names = count(1)
-    _cache(pool, pool.num_free, names)
+    _fill_with_cached_blocks(pool, pool.num_free, names)
     assert pool.num_cached, "requests hold every block of the pool"
     host = slice(pool.num_blocks, pool.num_blocks + pool.num_host)
     while missing := int((pool.ledger.hash[host] == 0).sum()):
-        _cache(pool, min(missing, pool.num_cached), names)
+        _fill_with_cached_blocks(pool, min(missing, pool.num_cached), names)
 
 
-def _cache(pool: BlockPool, num_blocks: int, names: count[int]) -> None:
+def _fill_with_cached_blocks(pool: BlockPool, num_blocks: int, names: count[int]) -> None:
     blocks, size = pool.allocate(num_blocks, OWNER), pool.block_size
     pool.record_write(blocks, [size] * num_blocks, [OWNER] * num_blocks, pool.step)
     for block in blocks:
@@ -384,9 +379,11 @@ def _cache(pool: BlockPool, num_blocks: int, names: count[int]) -> None:
 
 
 def _prefix(name: int, size: int) -> Prefix:
-    """The `name`-th block of all texts: it follows the one before it, unless it begins a text."""
-    place = name % TEXT_BLOCKS
-    return Prefix(_digest(name), place * size, bytes(4 * size), _digest(name - 1) if place else b"")
+    """Return the prefix of the block with number `name`. Each follows the block before it, except the first block of a
+    text.
+    """
+    index = name % TEXT_BLOCKS
+    return Prefix(_digest(name), index * size, bytes(4 * size), _digest(name - 1) if index else b"")
 
 
 def _digest(name: int) -> bytes:

@@ -1,7 +1,7 @@
 """Time steps of a model on this device and fit the simulator's cost model to them (`kvscope-engine simulate --costs`).
 
-Decodes of several batch sizes and contexts, prefill chunks of several sizes and starts; each step is the model and the
-sampler, without scheduler and telemetry, and counts with its fastest time.
+Decodes with several batch sizes and contexts, and prefill chunks with several sizes and starts. A step is the model and
+the sampler, without scheduler and telemetry; its fastest time counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from benchmarks.command_line import run_benchmark
-from kvscope_engine.command_parser import whole_number
+from kvscope_engine.command_parser import parse_int
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_engine.simulator.costs.cost_file import CostFile, save_costs
@@ -41,7 +41,7 @@ SAMPLING: Final = ResolvedSampling(temperature=0.0, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Requests that are alike, in one step: each has `start` tokens computed and runs `num_tokens`."""
+    """A step of equal requests: each has `start` computed tokens and computes `num_tokens` more."""
 
     num_requests: int
     start: int
@@ -49,32 +49,29 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
         if self.num_tokens == 1:
             return f"{self.num_requests} x decode at {self.start + 1}"
         return f"prefill {self.num_tokens} after {self.start}"
 
     def sample(self, seconds: float) -> Sample:
-        """In the cost model's terms."""
-        each = self.num_tokens * self.start + self.num_tokens * (self.num_tokens + 1) // 2
+        pairs_per_request = self.num_tokens * self.start + self.num_tokens * (self.num_tokens + 1) // 2
         context = self.num_requests * (self.start + self.num_tokens)
-        return Sample(self.num_requests * self.num_tokens, context, self.num_requests * each, seconds)
+        return Sample(self.num_requests * self.num_tokens, context, self.num_requests * pairs_per_request, seconds)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
     add = parser.add_argument
     add("--model", default="default", metavar="M", help="as for `serve`")
     add("--device", choices=DEVICES, default="auto", help="device to run on")
     add("--dtype", choices=DTYPES, default="auto", help="data type of weights and activations")
-    add("--num-threads", type=whole_number, metavar="N", help="CPU threads (default: torch's choice)")
-    add("--repeats", type=whole_number, default=5, metavar="N", help="runs of each step")
+    add("--num-threads", type=parse_int, metavar="N", help="CPU threads (default: torch's choice)")
+    add("--repeats", type=parse_int, default=5, metavar="N", help="runs of each step")
     add("--save", metavar="FILE.json", help="write the costs to this file, for `simulate --costs`")
     add("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, fit, print."""
+    """Measure, fit and print the costs; with `--save`, write them to a file."""
     if args.repeats < 1:
         raise BadInput(f"repeats={args.repeats} is not accepted: 1 or more")
     from kvscope_engine.components import build_components
@@ -97,7 +94,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cases(parts: EngineComponents) -> Iterator[Case]:
-    """Those that the pool and the model have room for."""
     storage, longest = parts.storage, parts.loaded.max_model_len
     decodes = (Case(batch, context - 1, 1) for batch in BATCHES for context in CONTEXTS)
     prefills = (Case(1, start, chunk) for start in STARTS for chunk in CHUNKS)
@@ -110,28 +106,30 @@ def _cases(parts: EngineComponents) -> Iterator[Case]:
 def _fastest_s(parts: EngineComponents, case: Case, repeats: int) -> float:
     plan = _plan(case, parts.storage.block_size, parts.loaded.info.vocab_size)
     parts.runner.run(plan)  # warm: graphs, caches, products
-    found = []
+    times = []
     for _ in range(repeats):
         started = time.perf_counter()
         parts.runner.run(plan)  # a sampled token is read back, so the device is done
-        found.append(time.perf_counter() - started)
-    return min(found)
+        times.append(time.perf_counter() - started)
+    return min(times)
 
 
 def _plan(case: Case, block_size: int, vocab_size: int) -> StepPlan:
-    """Requests with blocks of their own, from the first of the pool; what is in them does not matter."""
+    """Return a plan of requests with separate blocks, from the first block of the pool. The blocks' contents do not
+    matter.
+    """
     end = case.start + case.num_tokens
     blocks = -(-end // block_size)
     scheduled = []
-    for place in range(case.num_requests):
+    for index in range(case.num_requests):
         request = Request(
-            number=place + 1,
-            request_id=str(place + 1),
-            prompt_token_ids=tuple((place + token) % vocab_size for token in range(end)),
+            number=index + 1,
+            request_id=str(index + 1),
+            prompt_token_ids=tuple((index + token) % vocab_size for token in range(end)),
             sampling=SAMPLING,
             max_tokens=1,
             arrival_ns=0,
-            block_tables=(list(range(place * blocks, (place + 1) * blocks)),),
+            block_tables=(list(range(index * blocks, (index + 1) * blocks)),),
             num_computed_tokens=case.start,
         )
         scheduled.append(Scheduled(request, case.start, case.num_tokens, True))
@@ -181,8 +179,13 @@ def _report(timed: list[tuple[Case, Sample]], fit: Fit, costs: CostFile) -> dict
 
 def _text(report: dict[str, Any]) -> str:
     rows = [
-        [one["step"], f"{1e3 * one['measured_s']:.2f}", f"{1e3 * one['fitted_s']:.2f}", f"{100 * one['error']:+.1f}"]
-        for one in report["steps"]
+        [
+            step["step"],
+            f"{1e3 * step['measured_s']:.2f}",
+            f"{1e3 * step['fitted_s']:.2f}",
+            f"{100 * step['error']:+.1f}",
+        ]
+        for step in report["steps"]
     ]
     header = ["step", "measured, ms", "fitted, ms", "error, %"]
     return f"{report['model']} on {report['device']}\n\n{table(header, rows)}\n\n{_rates(report)}"

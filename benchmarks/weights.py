@@ -1,8 +1,9 @@
-"""Measure what weights of fewer bits cost in quality.
+"""Measure how much quality weights of fewer bits lose.
 
 For each --quantization: the perplexity of a text (the first 2,500 tokens or so of Edith Wharton's story "The Verdict",
-Scribner's Magazine, June 1908, in the public domain), and the bytes of all weights. On a CPU `int8` and `int4` round
-activations as well, and `fp8`, which no CPU serves, is computed by the reference: the same numbers, slowly.
+Scribner's Magazine, June 1908, in the public domain), and the bytes of all weights. On a CPU, `int8` and `int4` round
+activations as well. `fp8`, which the engine does not serve on a CPU, is computed by the reference implementation: the
+same numbers, slowly.
 """
 
 from __future__ import annotations
@@ -23,13 +24,11 @@ FORMATS: Final = ("none", "int8", "fp8", "int4")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
     kv_cache.add_arguments(parser, dtype="bfloat16")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; 0 when all ran."""
     kv_cache.check_tokens(args.tokens)
     report: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "formats": {}}
     for name in FORMATS:
@@ -54,8 +53,10 @@ def _measured(args: argparse.Namespace, name: str, report: dict[str, Any]) -> di
     make_ready_to_run(loaded.module, name)
     ids = text_ids(loaded, args.tokens)
     report["device"], report["num_text_tokens"] = loaded.device.type, len(ids)
-    found = perplexity(loaded, ids, "auto", lambda done: show_progress(f"{name}: {done} of {len(ids)} tokens read"))
-    return {"perplexity": found, "weights_bytes": weights_bytes(loaded.module)}
+    text_perplexity = perplexity(
+        loaded, ids, "auto", lambda done: show_progress(f"{name}: {done} of {len(ids)} tokens read")
+    )
+    return {"perplexity": text_perplexity, "weights_bytes": weights_bytes(loaded.module)}
 
 
 def _text(report: dict[str, Any]) -> str:
@@ -68,10 +69,10 @@ def _text(report: dict[str, Any]) -> str:
         ]
         for name, row in report["formats"].items()
     ]
-    where = (
+    title = (
         f"model {report['model']}, {report['dtype']}, {report['device']}, {report['num_text_tokens']} tokens of text"
     )
-    return f"{where}\n\n{table(['--quantization', 'MB of weights', 'perplexity', 'change'], rows)}"
+    return f"{title}\n\n{table(['--quantization', 'MB of weights', 'perplexity', 'change'], rows)}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Measure the processor time of an idle window and an idle engine, in percent of a core.
 
-The default layout, paused, minimised, every view open, and a recording at rest; about five minutes. All threads of the
-desktop count, and the processes that write the recent history of its sessions.
+The window is measured with the default layout, paused, minimised, with every view open, and with a paused recording;
+this takes about five minutes. All threads of the desktop count, and the processes that write the recent history of its
+sessions.
 """
 
 from __future__ import annotations
@@ -34,14 +35,12 @@ from kvscope_telemetry.recordings.sample import sample_recording
 from kvscope_telemetry.source import SourceState
 
 _SETTLE_S: Final = 12.0
-"""From a change until curves have come to rest."""
-_START_S: Final = 300.0
-"""An engine that starts may have a model to read."""
+"""Seconds after a change until curves no longer move."""
+_START_TIMEOUT_S: Final = 300.0
 EVERY_VIEW: Final = ("timeline", "heatmap", "memory", "throughput", "events", "inspector", "prefixes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this benchmark."""
     parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="length of each part (default: 30)")
     parser.add_argument(
         "--attach",
@@ -52,18 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print."""
-    with _engine_of(args.attach) as engine, open_desktop() as desktop:
+    with _engine_to_measure(args.attach) as engine, open_desktop() as desktop:
         endpoint = args.attach if engine is None else engine.endpoint
-        found = measure_idle(desktop, endpoint, engine, args.seconds)
-    print_result({"seconds_each": args.seconds, **found}, args.json)
+        result = measure_idle(desktop, endpoint, engine, args.seconds)
+    print_result({"seconds_each": args.seconds, **result}, args.json)
     return 0
 
 
 @contextmanager
-def _engine_of(other: str | None) -> Iterator[EngineProcess | None]:
-    """An engine started as the desktop starts it, or None where another engine is named."""
-    if other is not None:
+def _engine_to_measure(endpoint: str | None) -> Iterator[EngineProcess | None]:
+    """Start an engine as the desktop does and yield it. Yields None if `endpoint` is that of another engine."""
+    if endpoint is not None:
         yield None
         return
     engine = EngineProcess()
@@ -75,14 +73,14 @@ def _engine_of(other: str | None) -> Iterator[EngineProcess | None]:
 
 
 def measure_idle(desktop: Desktop, endpoint: str, engine: EngineProcess | None, seconds: float) -> dict[str, float]:
-    """Return percents of a core, each over `seconds`, of windows on `endpoint` and of `engine` where it is known.
+    """Return percents of a core, each over `seconds`, of windows on `endpoint`, and of `engine` unless it is None.
 
-    Raises KvscopeError where no engine is live at `endpoint` within five minutes.
+    Raises KvscopeError if no engine is live at `endpoint` within five minutes.
     """
     window = desktop.open_window(endpoint)
     window.resize(*WINDOW_SIZE)
     run_until(window.views_loaded)
-    if not run_while(lambda: window.session.status.state is not SourceState.LIVE, _START_S):
+    if not run_while(lambda: window.session.status.state is not SourceState.LIVE, _START_TIMEOUT_S):
         raise KvscopeError(f"no engine is live at {endpoint}: {window.session.status.state}")
     result = {}
     began_s, engine_s = time.monotonic(), _engine_cpu_s(engine)
@@ -90,10 +88,10 @@ def measure_idle(desktop: Desktop, endpoint: str, engine: EngineProcess | None, 
     if engine is not None:
         took_s = _engine_cpu_s(engine) - engine_s
         result["engine_percent"] = round(100 * took_s / (time.monotonic() - began_s), 2)
-    for name, begin, end in ways_to_rest(window):
-        begin()
+    for name, enter, leave in idle_modes(window):
+        enter()
         result[f"{name}_percent"] = _percent(desktop, seconds)
-        end()
+        leave()
     window.close()
     result["playback_at_rest_percent"] = _playback(desktop, seconds)
     return result
@@ -114,8 +112,8 @@ def _cpu_s(desktop: Desktop) -> float:
     return time.process_time() + cpu_of_rings_s(desktop.sessions)
 
 
-def ways_to_rest(window: MainWindow) -> list[tuple[str, Callable[[], None], Callable[[], None]]]:
-    """Return the name of each way for a window to rest, and how it begins and ends."""
+def idle_modes(window: MainWindow) -> list[tuple[str, Callable[[], None], Callable[[], None]]]:
+    """Return the modes in which a window is idle as (name, function that enters it, function that leaves it)."""
     return [
         ("paused", window.session.timeline.pause, window.session.timeline.go_live),
         ("minimised", window.showMinimized, window.showNormal),
@@ -124,7 +122,7 @@ def ways_to_rest(window: MainWindow) -> list[tuple[str, Callable[[], None], Call
 
 
 def _open_every_view(window: MainWindow) -> None:
-    """In windows of their own: in one, docks of a few pixels each would draw next to nothing."""
+    """Open every view in a separate window. Docks of a few pixels in one window would draw almost nothing."""
     for name in EVERY_VIEW:
         dock = window.docks[name]
         dock.setFloating(True)

@@ -1,7 +1,7 @@
 """Measure how smoothly the window draws a pool of a million blocks that changes 5,000 times a second.
 
-The real window is attached to a simulated engine. Measured from inside: paints, waiting time of events, processor time,
-memory; and the time from the command to the first exposed window, in fresh processes.
+The real window is attached to a simulated engine. Measured inside its process: paints, latency of events, processor
+time and memory. Measured in new processes: the time from the command to the first exposed window.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from kvscope_app.desktop import STARTUP_PROBE
 from kvscope_app.session.session import Session
 from kvscope_telemetry.errors import KvscopeError
 
-STAMP: Final = struct.Struct("<q")
-"""A knock: the monotonic time in ns at which another process wrote it."""
-KNOCK_PROGRAM: Final = """
+TIMESTAMP: Final = struct.Struct("<q")
+"""Monotonic time in ns at which another process wrote the timestamp."""
+TIMESTAMP_PROGRAM: Final = """
 import os, struct, time
 due_s = time.monotonic()
 try:
@@ -53,22 +53,23 @@ try:
 except BrokenPipeError:
     pass
 """
-"""Knocks 100 times a second until nobody reads its output.
+"""Writes a timestamp 100 times a second until its output is closed.
 
-Like a person's input, knocks reach the window from outside, through a file descriptor, so stalls of the window's whole
+Like a user's input, timestamps reach the window from outside through a file descriptor, so that stalls of the whole
 process are measured as well.
 """
-_STARTUP_PATIENCE_S: Final = 60
+_STARTUP_TIMEOUT_S: Final = 60
 _WARM_UP_S: Final = 2.0
-EVERY_MS: Final = 1_000
-_PARTS: Final = 10
-"""First and last are medians of so small a part of the samples: a moment's buffers do not count."""
-_READ_BYTES: Final = 512 * STAMP.size
+SAMPLE_INTERVAL_MS: Final = 1_000
+_NUM_PARTS: Final = 10
+"""Number of parts of the samples. First and last values are medians of a part, so that momentary buffers do not
+count.
+"""
+_READ_BYTES: Final = 512 * TIMESTAMP.size
 _FLUSH_S: Final = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this benchmark."""
     add = parser.add_argument
     add("--blocks", type=int, default=1_000_000, metavar="N", help="blocks of the pool (default: 1000000)")
     add("--host-blocks", type=int, default=0, metavar="N", help="blocks of a host tier (default: 0, none)")
@@ -81,7 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print."""
     with _simulated_engine(args) as endpoint:
         result = {"blocks": args.blocks, "rate": args.rate, **_smoothness(endpoint, args)}
         if args.startup_runs:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _simulated_engine(args: argparse.Namespace) -> Iterator[str]:
-    """Serve a pool that changes all the time; the context is its endpoint."""
+    """Serve a simulated pool that changes constantly. Yields the endpoint."""
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
         endpoint = f"ipc://{folder}/telemetry"
         command = [*COMMAND, "--endpoint", endpoint, "--until-eof"]
@@ -127,13 +127,15 @@ def _smoothness(endpoint: str, args: argparse.Namespace) -> dict[str, object]:
 
 
 def _startup(endpoint: str, runs: int) -> dict[str, object]:
-    """Seconds from the command to the first exposed window; torch and the engine must not be imported by then."""
-    found = [_start_desktop(endpoint) for _ in range(runs)]
-    seconds = sorted(seconds for seconds, _ in found)
+    """Return seconds from the command to the first exposed window, and the heavy modules (torch, the engine) that were
+    imported by then, which should be none.
+    """
+    starts = [_start_desktop(endpoint) for _ in range(runs)]
+    seconds = sorted(seconds for seconds, _ in starts)
     return {
         "first_expose_s": seconds[len(seconds) // 2],
         "first_expose_max_s": seconds[-1],
-        "heavy_modules_imported": sorted({name for _, names in found for name in names}),
+        "heavy_modules_imported": sorted({name for _, names in starts for name in names}),
     }
 
 
@@ -142,7 +144,7 @@ def _start_desktop(endpoint: str) -> tuple[float, list[str]]:
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
         environment = {**os.environ, "XDG_CONFIG_HOME": folder, STARTUP_PROBE: str(time.monotonic_ns())}
         try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_STARTUP_PATIENCE_S)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_STARTUP_TIMEOUT_S)
             figures = json.loads(done.stdout.splitlines()[-1])
             return float(figures["first_expose_s"]), list(figures["heavy_modules"])
         except (subprocess.TimeoutExpired, IndexError, ValueError, KeyError) as error:
@@ -151,8 +153,6 @@ def _start_desktop(endpoint: str) -> tuple[float, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Smoothness:
-    """What was measured over `seconds` of steady running."""
-
     seconds: float
     frames_painted_per_s: float
     frame_interval_median_ms: float
@@ -160,18 +160,21 @@ class Smoothness:
     event_latency_p50_ms: float
     event_latency_p99_ms: float
     event_latency_max_ms: float
-    """From another process's writing to a descriptor to its handling on the GUI thread, 100 times a second."""
+    """Latency from another process's write to a file descriptor to its handling on the GUI thread, 100 times a
+    second.
+    """
     cpu_percent: float
-    """Of one core, all threads of the desktop."""
+    """Percent of one core, over all threads of the desktop."""
     ring_cpu_percent: float
-    """The same of the process that writes what is kept."""
     ring_messages_lost: int
-    """Those that it could not keep up with, since the window opened."""
+    """Messages dropped since the window opened because the writing process was too slow."""
     telemetry_frames_per_s: float
     telemetry_frames_lost: int
     resyncs: int
     resident_first_mb: float
-    """The desktop's memory at the beginning (the median of the first tenth of the time), and the ring's process."""
+    """Resident memory of the desktop at the beginning: the median of the first tenth of the samples. `ring_…` is the
+    memory of the process that writes the recent history.
+    """
     resident_last_mb: float
     resident_max_mb: float
     ring_resident_first_mb: float
@@ -179,36 +182,31 @@ class Smoothness:
     ring_resident_max_mb: float
 
 
-class KnockMeter:
-    """Records how long each knock waited until the event loop came to it."""
-
+class EventLatencyMeter:
     def __init__(self) -> None:
-        self.waited_ns: list[int] = []
-        command = (sys.executable, "-S", "-c", KNOCK_PROGRAM)
+        self.latencies_ns: list[int] = []
+        command = (sys.executable, "-S", "-c", TIMESTAMP_PROGRAM)
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         assert self.process.stdout is not None, "a pipe"
         self._pipe = self.process.stdout
         self._notifier = QSocketNotifier(self._pipe.fileno(), QSocketNotifier.Type.Read)
-        self._notifier.activated.connect(self._hear)
+        self._notifier.activated.connect(self._read_timestamps)
 
     def close(self) -> None:
-        """End the process that knocks."""
         self._notifier.setEnabled(False)
         self.process.kill()
         self.process.wait()
         self._pipe.close()
 
-    def _hear(self) -> None:
+    def _read_timestamps(self) -> None:
         data = os.read(self._pipe.fileno(), _READ_BYTES)
         if not data:
             self._notifier.setEnabled(False)
         now_ns = time.monotonic_ns()
-        self.waited_ns += [now_ns - stamp for (stamp,) in STAMP.iter_unpack(data)]
+        self.latencies_ns += [now_ns - stamp for (stamp,) in TIMESTAMP.iter_unpack(data)]
 
 
 class _PaintWatch(QObject):
-    """Records when a widget is painted."""
-
     def __init__(self) -> None:
         super().__init__()
         self.painted_ns: list[int] = []
@@ -220,12 +218,10 @@ class _PaintWatch(QObject):
 
 
 class Meter:
-    """Starts to measure `canvas` and `session`; `stop` gives the result."""
-
     def __init__(self, canvas: QWidget, session: Session) -> None:
         self._canvas = canvas
         self._session = session
-        self._paints, self._knocks = _PaintWatch(), KnockMeter()
+        self._paints, self._event_latency = _PaintWatch(), EventLatencyMeter()
         canvas.installEventFilter(self._paints)
         self._began = time.monotonic_ns()
         self._cpu_s, self._ring_s = time.process_time(), cpu_of_rings_s([session])
@@ -234,8 +230,7 @@ class Meter:
         self._ring_resident = ResidentMemory(lambda: pids_of_rings([session]))
 
     def stop(self) -> Smoothness:
-        """End the measurement."""
-        self._knocks.close()
+        self._event_latency.close()
         self._canvas.removeEventFilter(self._paints)
         seconds = (time.monotonic_ns() - self._began) / 1e9
         status = self._session.source.status
@@ -243,15 +238,15 @@ class Meter:
         resident, ring_resident = self._resident.stop(), self._ring_resident.stop()
         num_ring_lost = _num_ring_lost(self._session)
         intervals = _milliseconds(np.diff(self._paints.painted_ns))
-        waited = _milliseconds(np.array(self._knocks.waited_ns))
+        latencies = _milliseconds(np.array(self._event_latency.latencies_ns))
         return Smoothness(
             seconds=round(seconds, 2),
             frames_painted_per_s=round(len(self._paints.painted_ns) / seconds, 1),
             frame_interval_median_ms=_quantile(intervals, 0.5),
             frame_interval_p99_ms=_quantile(intervals, 0.99),
-            event_latency_p50_ms=_quantile(waited, 0.5),
-            event_latency_p99_ms=_quantile(waited, 0.99),
-            event_latency_max_ms=_quantile(waited, 1.0),
+            event_latency_p50_ms=_quantile(latencies, 0.5),
+            event_latency_p99_ms=_quantile(latencies, 0.99),
+            event_latency_max_ms=_quantile(latencies, 1.0),
             cpu_percent=round(100 * (cpu_s - self._cpu_s) / seconds, 1),
             ring_cpu_percent=round(100 * (ring_s - self._ring_s) / seconds, 1),
             ring_messages_lost=num_ring_lost,
@@ -268,7 +263,6 @@ class Meter:
 
 
 def _num_ring_lost(session: Session) -> int:
-    """Once all that was given is written: what waits is not lost."""
     if session.disk_history is None:
         return 0
     session.disk_history.ring.flush(_FLUSH_S)
@@ -286,12 +280,11 @@ def _quantile(values: np.ndarray[tuple[int], np.dtype[np.float64]], share: float
 
 
 class ResidentMemory:
-    """Resident memory of the window and of the processes that write what it keeps, over the time of a measurement.
-
-    Asks for the sizes of processes while the event loop runs. 0 MB where the system does not tell them.
+    """Samples the resident memory of processes while the event loop runs, in MB, summed over `pids()`. 0 MB if the
+    system does not report it.
     """
 
-    def __init__(self, pids: Callable[[], Iterable[int]], every_ms: int = EVERY_MS) -> None:
+    def __init__(self, pids: Callable[[], Iterable[int]], every_ms: int = SAMPLE_INTERVAL_MS) -> None:
         self._pids = pids
         self._samples: list[float] = []
         self._timer = QTimer()
@@ -301,10 +294,10 @@ class ResidentMemory:
         self._sample()
 
     def stop(self) -> tuple[float, float, float]:
-        """MB at first, at last and at most."""
+        """Return the first, last and maximum value in MB."""
         self._timer.stop()
         self._sample()
-        length = max(1, len(self._samples) // _PARTS)
+        length = max(1, len(self._samples) // _NUM_PARTS)
         first, last = np.median(self._samples[:length]), np.median(self._samples[-length:])
         return round(float(first), 1), round(float(last), 1), round(max(self._samples), 1)
 

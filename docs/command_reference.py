@@ -1,10 +1,10 @@
-"""Sphinx directive that writes the reference of a command from its argument parser when the pages are built.
+"""Sphinx directive that generates the reference of a command from its argument parser when the pages are built.
 
     ```{command-reference} kvscope
     ```
 
-writes a section per subcommand, with its description, usage, and each argument with its help. It imports our packages
-but no torch.
+writes a section per subcommand, with its description, usage, and each argument with its help. Imports our packages, but
+no torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CommandReference(SphinxDirective):
 
 
 def reference(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
-    """Yield MyST Markdown for a parser and its subcommands. `level` is the level of its heading."""
+    """Yield MyST Markdown for a parser and its subcommands. `level` is the level of the first heading."""
     yield f"{'#' * level} {parser.prog}\n"
     yield f"{_text(parser.description or '')}\n"
     yield f"```text\n{_usage(parser)}\n```\n"
@@ -70,12 +70,19 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> Iterator[s
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    """Return a short usage line. Optional arguments are left out, because the table lists them."""
-    positionals = [a for a in parser._actions if not a.option_strings and a.help is not argparse.SUPPRESS]
-    required = [a for a in parser._actions if a.option_strings and a.required]
+    positionals = [
+        action for action in parser._actions if not action.option_strings and action.help is not argparse.SUPPRESS
+    ]
+    required = [action for action in parser._actions if action.option_strings and action.required]
     formatter: Any = parser._get_formatter()
-    words = [parser.prog, "[OPTIONS]", *(f"{a.option_strings[-1]} {a.metavar or a.dest.upper()}" for a in required)]
-    return " ".join([*words, *(formatter._format_args(a, a.metavar or a.dest) for a in positionals)])
+    parts = [
+        parser.prog,
+        "[OPTIONS]",
+        *(f"{action.option_strings[-1]} {action.metavar or action.dest.upper()}" for action in required),
+    ]
+    return " ".join(
+        [*parts, *(formatter._format_args(action, action.metavar or action.dest) for action in positionals)]
+    )
 
 
 def _text(text: str) -> str:
@@ -88,6 +95,5 @@ def _text(text: str) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directive. Sphinx calls this."""
     app.add_directive("command-reference", CommandReference)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

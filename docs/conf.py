@@ -56,18 +56,17 @@ _ROOT = Path(__file__).parents[1]
 
 
 def link_out(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Replace links to files outside docs/ by links to the repository's web page."""
-
-    def linked(found: re.Match[str]) -> str:
-        target = (_ROOT / "docs" / docname).parent.joinpath(found[1]).resolve()
-        return f"]({_REPOSITORY}/{target.relative_to(_ROOT)})" if target.is_file() else found[0]
+    def linked(match: re.Match[str]) -> str:
+        target = (_ROOT / "docs" / docname).parent.joinpath(match[1]).resolve()
+        return f"]({_REPOSITORY}/{target.relative_to(_ROOT)})" if target.is_file() else match[0]
 
     depth = docname.count("/") + 1
     source[0] = re.sub(r"\]\((" + r"\.\./" * depth + r"[^)#]+)\)", linked, source[0])
 
 
 def load_public_names(app: Sphinx) -> None:
-    """Load each name in the `__all__` of the public packages, and warn if it has no docstring; `make docs` then fails.
+    """Load each name in the `__all__` of the public packages. Warn if one has no docstring, in which case `make docs`
+    fails.
 
     The packages load their names on first access, and autodoc documents only names that are loaded.
     """
@@ -80,9 +79,9 @@ def load_public_names(app: Sphinx) -> None:
 
 
 def convert_docstring(app: Sphinx, what: str, name: str, member: object, options: object, lines: list[str]) -> None:
-    """Convert Google-style sections to reStructuredText, and describe the fields of `EngineConfig` by their help.
+    """Convert Google-style sections to reStructuredText, and describe the fields of `EngineConfig` by their help texts.
 
-    The extension `sphinx.ext.napoleon` would also convert attributes, whose text before a colon it takes for a type.
+    The extension `sphinx.ext.napoleon` would also convert attributes, and mistake their text before a colon for a type.
     """
     if what not in ("attribute", "property"):
         lines[:] = GoogleDocstring(lines, Config(napoleon_use_ivar=True), app, what, name, member, options).lines()
@@ -91,7 +90,6 @@ def convert_docstring(app: Sphinx, what: str, name: str, member: object, options
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the functions above. Sphinx calls this."""
     app.connect("autodoc-process-docstring", convert_docstring)
     app.connect("source-read", link_out)
     app.connect("builder-inited", load_public_names)

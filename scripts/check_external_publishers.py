@@ -1,12 +1,12 @@
-"""Attach to the real publishers of vLLM and SGLang and compare the mirror with what they published.
+"""Attach to the real publishers of vLLM and SGLang and compare the mirror with the published blocks.
 
     pip download --no-deps --dest wheels vllm==0.33.0 vllm==0.23.0 sglang==0.5.23
     python scripts/check_external_publishers.py wheels
 
-Only the KV event module of each wheel is run, in its own process, with stubs for the heavy modules that it imports. The
-mirror is compared in three situations: attached before the publisher starts, attached late, and after a restart of the
-publisher with different events. The module's decoder then reads what our publisher sends. Without wheels, the check is
-skipped with a message. Exits with 1 if anything differs.
+Only the KV event module of each wheel is run, in a separate process, with stubs for the heavy modules that it imports.
+The mirror is compared in three situations: attached before the publisher starts, attached late, and after a restart of
+the publisher with different events. Then the module's decoder reads the output of our publisher. Without wheels, the
+check is skipped with a message. Exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, 
 from kvscope_telemetry.kv_events.encoding import encode_batch
 from kvscope_telemetry.ledger import BlockState, Tier
 
-BATCHES: Final = 400
-WAIT_S: Final = 60.0
+NUM_BATCHES: Final = 400
+TIMEOUT_S: Final = 60.0
 MODULES: Final = {
     "vllm": ("vllm/distributed/kv_events.py", "vllm/config/kv_events.py"),
     "sglang": ("sglang/srt/disaggregation/kv_events.py",),
 }
 MEDIA: Final = {"vllm": ("GPU", "CPU"), "sglang": ("GPU", "CPU_PINNED")}
-Held = dict[tuple[int, Tier], int]
+ExpectedBlocks = dict[tuple[int, Tier], int]
 
 
 def main() -> int:
@@ -72,8 +72,8 @@ def check(wheel: Path) -> bool:
         endpoint = f"ipc://{folder}/events"
         text = f"{engine}://127.0.0.1:{metrics.port}"
         address = ExternalAddress.parse(text, kv_events=endpoint, replay=f"{endpoint}-replay")
-        module = load(folder, engine)
-        media = media_of(module, engine)
+        module = load_module(folder, engine)
+        media = supported_media(module, engine)
         with ExternalSource(address) as early:
             results = []
             for seed in (1, 2):
@@ -81,26 +81,26 @@ def check(wheel: Path) -> bool:
                     results.append(compare(early, media, seed, "from the beginning" if seed == 1 else "restarted"))
                     with ExternalSource(address) as late:
                         results.append(compare(late, media, seed, "joined late"))
-        decodes = decoded_by(module)
-    print(f"{engine} {version}: {'; '.join([*results, decodes])}")
-    return not any("DIFFERS" in result for result in (*results, decodes))
+        decoder_result = check_decoder(module)
+    print(f"{engine} {version}: {'; '.join([*results, decoder_result])}")
+    return not any("DIFFERS" in result for result in (*results, decoder_result))
 
 
-def compare(source: ExternalSource, media: tuple[str, ...], seed: int, what: str) -> str:
-    """Wait until the mirror equals what was published, or `WAIT_S` seconds. Returns a description of the result."""
-    wanted: Held = {}
+def compare(source: ExternalSource, media: tuple[str, ...], seed: int, situation: str) -> str:
+    """Wait up to `TIMEOUT_S` until the mirror equals the published blocks. Returns a description of the result."""
+    expected: ExpectedBlocks = {}
     for events in history(media, seed):
-        follow(wanted, events)
-    deadline = time.monotonic() + WAIT_S
-    while held(source) != wanted and time.monotonic() < deadline:
+        apply_events(expected, events)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while mirrored_blocks(source) != expected and time.monotonic() < deadline_s:
         if source.update_mirror() is None:
             time.sleep(0.01)
-    if held(source) == wanted:
-        return f"{what} {len(wanted)} blocks of {BATCHES} batches right"
-    return f"{what} DIFFERS: {len(held(source))} of {len(wanted)} blocks ({source.status.reason})"
+    if mirrored_blocks(source) == expected:
+        return f"{situation} {len(expected)} blocks of {NUM_BATCHES} batches right"
+    return f"{situation} DIFFERS: {len(mirrored_blocks(source))} of {len(expected)} blocks ({source.status.reason})"
 
 
-def held(source: ExternalSource) -> Held:
+def mirrored_blocks(source: ExternalSource) -> ExpectedBlocks:
     """Return the cached blocks of the mirror as {(hash, tier): parent}."""
     ledger = source.mirror.ledger
     rows = np.flatnonzero(ledger.state == BlockState.CACHED)
@@ -108,39 +108,38 @@ def held(source: ExternalSource) -> Held:
     return {(block_hash, Tier(tier)): parent for block_hash, tier, parent in zip(*columns, strict=True)}
 
 
-def follow(wanted: Held, events: Iterable[KvEvent]) -> None:
-    """Update the expected blocks in place with `events`."""
+def apply_events(blocks: ExpectedBlocks, events: Iterable[KvEvent]) -> None:
     for event in events:
         if isinstance(event, AllBlocksCleared):
-            wanted.clear()
+            blocks.clear()
             continue
         tier = Tier.HBM if event.medium == "GPU" else Tier.HOST
         parent = event.parent_block_hash or 0 if isinstance(event, BlockStored) else 0
         for block_hash in event.block_hashes:
             if isinstance(event, BlockStored):
-                wanted.setdefault((block_hash, tier), parent)
+                blocks.setdefault((block_hash, tier), parent)
                 parent = block_hash
             else:
-                wanted.pop((block_hash, tier), None)
+                blocks.pop((block_hash, tier), None)
 
 
 def history(media: tuple[str, ...], seed: int) -> Iterator[list[KvEvent]]:
-    """Yield the batches that the publisher publishes. The sequence depends only on the arguments, so both processes
-    generate the same one.
+    """Yield the batches to publish. They depend only on the arguments, so that both processes generate the same
+    ones.
     """
-    chance = random.Random(seed)
-    hashes = [chance.getrandbits(64) | 1 for _ in range(500)]
-    for number in range(BATCHES):
+    generator = random.Random(seed)
+    hashes = [generator.getrandbits(64) | 1 for _ in range(500)]
+    for number in range(NUM_BATCHES):
         events: list[KvEvent] = []
-        for _ in range(chance.randrange(1, 10)):
-            first, medium = chance.randrange(len(hashes) - 4), chance.choice(media)
-            run = tuple(hashes[first : first + chance.randrange(1, 5)])
-            if chance.randrange(3):
+        for _ in range(generator.randrange(1, 10)):
+            first, medium = generator.randrange(len(hashes) - 4), generator.choice(media)
+            run = tuple(hashes[first : first + generator.randrange(1, 5)])
+            if generator.randrange(3):
                 tokens = tuple(range(16 * len(run)))
                 events.append(BlockStored(run, hashes[first - 1] if first else None, tokens, 16, medium=medium))
             else:
                 events.append(BlockRemoved(run, medium))
-        yield [AllBlocksCleared()] if number == BATCHES // 3 else events
+        yield [AllBlocksCleared()] if number == NUM_BATCHES // 3 else events
 
 
 # The publisher's process.
@@ -148,65 +147,66 @@ def history(media: tuple[str, ...], seed: int) -> Iterator[list[KvEvent]]:
 
 def publish(folder: Path, engine: str, endpoint: str, seed: int) -> None:
     """Publish all batches, print `published`, and keep running until stdin is closed."""
-    module = load(folder, engine)
+    module = load_module(folder, engine)
     options: dict[str, Any] = {"endpoint": endpoint, "replay_endpoint": f"{endpoint}-replay", "topic": "kv"}
     publisher = module.ZmqEventPublisher(0, **options)
-    for events in history(media_of(module, engine), seed):
-        publisher.publish(module.KVEventBatch(ts=time.time(), events=[theirs(module, engine, each) for each in events]))
+    for events in history(supported_media(module, engine), seed):
+        publisher.publish(
+            module.KVEventBatch(ts=time.time(), events=[to_external_event(module, engine, event) for event in events])
+        )
     print("published", flush=True)
     sys.stdin.read()
     publisher.shutdown()
 
 
-def theirs(module: Any, engine: str, event: KvEvent) -> Any:
-    """Convert our event to one of the external module. SGLang's hashes are signed; some hashes of vLLM are 32-byte
+def to_external_event(module: Any, engine: str, event: KvEvent) -> Any:
+    """Convert our event to one of the external module. SGLang's hashes are signed; some of vLLM's hashes are 32-byte
     digests.
     """
     if isinstance(event, AllBlocksCleared):
         return module.AllBlocksCleared()
-    hashes = [_their_hash(engine, each) for each in event.block_hashes]
+    hashes = [_external_hash(engine, each) for each in event.block_hashes]
     if isinstance(event, BlockRemoved):
-        return module.BlockRemoved(block_hashes=hashes, **known(module.BlockRemoved, medium=event.medium))
+        return module.BlockRemoved(block_hashes=hashes, **supported_fields(module.BlockRemoved, medium=event.medium))
     parent = event.parent_block_hash
     return module.BlockStored(
         block_hashes=hashes,
-        parent_block_hash=None if parent is None else _their_hash(engine, parent),
+        parent_block_hash=None if parent is None else _external_hash(engine, parent),
         token_ids=list(event.token_ids),
         block_size=event.block_size,
-        **known(module.BlockStored, lora_id=None, medium=event.medium, lora_name=None),
+        **supported_fields(module.BlockStored, lora_id=None, medium=event.medium, lora_name=None),
     )
 
 
-def known(kind: Any, **fields: object) -> dict[str, object]:
-    """Return the fields that this version of the external struct has."""
+def supported_fields(kind: Any, **fields: object) -> dict[str, object]:
     return {name: value for name, value in fields.items() if name in kind.__struct_fields__}
 
 
-def media_of(module: Any, engine: str) -> tuple[str, ...]:
-    """Return the media of events; ("GPU",) for versions whose events have no medium."""
-    return MEDIA[engine] if known(module.BlockRemoved, medium="") else ("GPU",)
+def supported_media(module: Any, engine: str) -> tuple[str, ...]:
+    """Return the media of the module's events; ("GPU",) for versions whose events have no medium."""
+    return MEDIA[engine] if supported_fields(module.BlockRemoved, medium="") else ("GPU",)
 
 
-def _their_hash(engine: str, block_hash: int) -> int | bytes:
+def _external_hash(engine: str, block_hash: int) -> int | bytes:
     if engine == "sglang":
         return block_hash - (1 << 64) if block_hash >> 63 else block_hash
     return b"\7" * 24 + block_hash.to_bytes(8, "big") if block_hash % 7 == 0 else block_hash
 
 
-def load(folder: Path, engine: str) -> Any:
+def load_module(folder: Path, engine: str) -> Any:
     """Import the KV event module of the wheel, with stubs for the engine's modules that it imports."""
     from pydantic import BaseModel  # SGLang's configuration needs it
 
     assert BaseModel is not None
     if engine == "vllm":
-        stand_in("vllm.logger", init_logger=lambda name: __import__("logging").getLogger(name))
+        register_stub("vllm.logger", init_logger=lambda name: __import__("logging").getLogger(name))
         network = dict.fromkeys(("get_ip", "get_tcp_uri", "is_valid_ipv6_address", "split_zmq_path"))
-        stand_in("vllm.utils.network_utils", **network)
-        stand_in("vllm.v1.core.kv_cache_utils", ExternalBlockHash=bytes | int)
-        stand_in("vllm.config.utils", config=dataclasses.dataclass)
+        register_stub("vllm.utils.network_utils", **network)
+        register_stub("vllm.v1.core.kv_cache_utils", ExternalBlockHash=bytes | int)
+        register_stub("vllm.config.utils", config=dataclasses.dataclass)
     else:
-        stand_in("sglang.srt.runtime_context", get_parallel=None)
-        stand_in("sglang.srt.utils.network", NetworkAddress=None)
+        register_stub("sglang.srt.runtime_context", get_parallel=None)
+        register_stub("sglang.srt.utils.network", NetworkAddress=None)
     for path in reversed(MODULES[engine]):
         name = path.removesuffix(".py").replace("/", ".")
         spec = spec_from_file_location(name, folder / path)
@@ -217,8 +217,7 @@ def load(folder: Path, engine: str) -> Any:
     return module
 
 
-def stand_in(name: str, **members: object) -> None:
-    """Register a stub module with `members`, and its parent packages."""
+def register_stub(name: str, **members: object) -> None:
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
         path = ".".join(parts[:end])
@@ -228,16 +227,16 @@ def stand_in(name: str, **members: object) -> None:
     vars(sys.modules[name]).update(members)
 
 
-def decoded_by(module: Any) -> str:
-    """Check that the external decoder reads our publisher's encoding in its version's layout. Returns a description of
-    the result.
+def check_decoder(module: Any) -> str:
+    """Check that the external decoder reads our encoding in its version's layout. Returns a description of the
+    result.
     """
     is_array = bool(module.BlockStored.__struct_config__.array_like)
     ours = [BlockStored((1, 2), None, (5, 6), 1, medium="GPU"), BlockRemoved((1,), "CPU"), AllBlocksCleared()]
     batch = msgspec.msgpack.Decoder(module.KVEventBatch).decode(encode_batch(EventBatch(1.5, ours, 0), arrays=is_array))
     stored, removed, cleared = batch.events
     is_right = (stored.block_hashes, stored.token_ids, removed.block_hashes) == ([1, 2], [5, 6], [1])
-    if known(module.BlockRemoved, medium=""):
+    if supported_fields(module.BlockRemoved, medium=""):
         is_right &= (stored.medium, removed.medium) == ("GPU", "CPU")
     is_right &= type(cleared).__name__ == "AllBlocksCleared"
     return "its decoder reads ours" if is_right else "its decoder DIFFERS"
@@ -256,14 +255,14 @@ class Publisher:
             raise SystemExit("the publisher did not start")
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=WAIT_S)
+        self._process.communicate(timeout=TIMEOUT_S)
 
 
 class Metrics:
-    """HTTP server with the minimum metrics page that identifies the engine."""
+    """HTTP server with the minimum metrics page by which the engine is identified."""
 
     def __init__(self, engine: str) -> None:
-        page = {
+        body = {
             "vllm": 'vllm:num_requests_running 1\nvllm:cache_config_info{block_size="16",num_gpu_blocks="600"} 1\n',
             "sglang": "sglang:num_running_reqs 1\nsglang:page_size 16\nsglang:max_total_num_tokens 9600\n",
         }[engine].encode()
@@ -273,7 +272,7 @@ class Metrics:
                 self.send_response(200 if self.path == "/metrics" else 404)
                 self.send_header("Content-Type", "text/plain")
                 self.end_headers()
-                self.wfile.write(page)
+                self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 pass

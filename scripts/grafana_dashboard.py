@@ -1,6 +1,7 @@
-"""Generates the Grafana dashboard; the output is stored as `resources/kvscope_resources/grafana/kvscope.json`.
+"""Generates the Grafana dashboard. The output is stored as `resources/kvscope_resources/grafana/kvscope.json`.
 
-The first panels match vLLM's "KV Cache" dashboard, with the same metrics; the rest show metrics that only kvscope has.
+The first panels match vLLM's "KV Cache" dashboard, with the same metrics; the others show metrics that only kvscope
+has.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any
 
 Panel = dict[str, Any]
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-OF_MODEL = '{instance=~"$instance",model_name=~"$model_name"}'
-OF_INSTANCE = '{instance=~"$instance"}'
-WIDTH = 24
+MODEL_SELECTOR = '{instance=~"$instance",model_name=~"$model_name"}'
+INSTANCE_SELECTOR = '{instance=~"$instance"}'
+GRID_WIDTH = 24
 
 
 def main() -> None:
@@ -55,7 +56,7 @@ def dashboard() -> dict[str, Any]:
         "annotations": {"list": []},
         "links": [],
         "templating": {"list": variables()},
-        "panels": placed(),
+        "panels": positioned_panels(),
     }
 
 
@@ -75,12 +76,12 @@ def variables() -> list[dict[str, Any]]:
     }
     return [
         source,
-        labels_of("instance", "Instance", "label_values(kvscope_up, instance)"),
-        labels_of("model_name", "Model", 'label_values(kvscope_steps_total{instance=~"$instance"}, model_name)'),
+        label_variable("instance", "Instance", "label_values(kvscope_up, instance)"),
+        label_variable("model_name", "Model", 'label_values(kvscope_steps_total{instance=~"$instance"}, model_name)'),
     ]
 
 
-def labels_of(name: str, label: str, query: str) -> dict[str, Any]:
+def label_variable(name: str, label: str, query: str) -> dict[str, Any]:
     """Return a dashboard variable for a label, with all values selected by default."""
     return {
         "name": name,
@@ -101,13 +102,13 @@ def labels_of(name: str, label: str, query: str) -> dict[str, Any]:
     }
 
 
-def placed() -> list[Panel]:
-    """Return all panels with their ids and positions, filled row by row from left to right."""
+def positioned_panels() -> list[Panel]:
+    """Return all panels with their ids and positions, arranged in rows from left to right."""
     x = y = row_height = 0
     panels = []
     for number, panel in enumerate(all_panels(), 1):
         width, height = panel.pop("size")
-        if x + width > WIDTH:
+        if x + width > GRID_WIDTH:
             x, y, row_height = 0, y + row_height, 0
         panels.append({"id": number, "gridPos": {"x": x, "y": y, "w": width, "h": height}, **panel})
         x, row_height = x + width, max(row_height, height)
@@ -119,20 +120,20 @@ def all_panels() -> list[Panel]:
 
 
 def overview() -> list[Panel]:
-    usage = f"vllm:kv_cache_usage_perc{OF_MODEL}"
+    usage = f"vllm:kv_cache_usage_perc{MODEL_SELECTOR}"
     return [
         stat("Max KV cache usage", f"max({usage})", "percentunit", orange=0.9, red=0.98),
         stat("Mean KV cache usage", f"avg({usage})", "percentunit", orange=0.9, red=0.98),
         stat("Prefix cache hit rate", hit_rate(), "percentunit"),
         stat("Cached prompt tokens", f"sum({increase('vllm:prompt_tokens_cached_total')})", "short"),
         stat("Preemptions / s", f"sum({rate('vllm:num_preemptions_total')})", "short", orange=0.000001, red=1),
-        stat("Waiting requests", f"sum(vllm:num_requests_waiting{OF_MODEL})", "short", orange=1),
+        stat("Waiting requests", f"sum(vllm:num_requests_waiting{MODEL_SELECTOR})", "short", orange=1),
         curves("KV cache usage by engine", "percentunit", (usage, "{{instance}} {{engine}}"), top=1),
         curves(
             "Scheduler queue",
             "short",
-            (f"sum(vllm:num_requests_running{OF_MODEL})", "running"),
-            (f"sum(vllm:num_requests_waiting{OF_MODEL})", "waiting"),
+            (f"sum(vllm:num_requests_running{MODEL_SELECTOR})", "running"),
+            (f"sum(vllm:num_requests_waiting{MODEL_SELECTOR})", "waiting"),
         ),
     ]
 
@@ -151,7 +152,6 @@ def prefixes() -> list[Panel]:
 
 
 def blocks() -> list[Panel]:
-    """Return the panels of block states, for which vLLM has no metrics."""
     shared = total("kvscope_num_shared_blocks", tier="hbm")
     return [
         row("Blocks and fragmentation"),
@@ -167,14 +167,17 @@ def blocks() -> list[Panel]:
         curves(
             "Fragmentation",
             "percentunit",
-            (f"max(kvscope_external_fragmentation_ratio{OF_MODEL})", "external: free blocks outside the longest run"),
-            (f"max(kvscope_internal_fragmentation_ratio{OF_MODEL})", "internal: held slots that are wasted"),
+            (
+                f"max(kvscope_external_fragmentation_ratio{MODEL_SELECTOR})",
+                "external: free blocks outside the longest run",
+            ),
+            (f"max(kvscope_internal_fragmentation_ratio{MODEL_SELECTOR})", "internal: held slots that are wasted"),
             top=1,
         ),
         curves(
             "Slots of the pool by use",
             "short",
-            (f"sum by (use) (kvscope_num_slots{OF_MODEL})", "{{use}}"),
+            (f"sum by (use) (kvscope_num_slots{MODEL_SELECTOR})", "{{use}}"),
             is_stacked=True,
         ),
         curves(
@@ -183,8 +186,8 @@ def blocks() -> list[Panel]:
             (f"sum by (tier) (kvscope_num_used_blocks{with_label('tier', '!=', 'hbm')})", "{{tier}} swapped"),
             (f"sum by (tier) (kvscope_num_cached_blocks{with_label('tier', '!=', 'hbm')})", "{{tier}} cached"),
         ),
-        curves("Memory by kind", "bytes", (f"sum by (kind) (kvscope_memory_bytes{OF_MODEL})", "{{kind}}")),
-        curves("Device memory", "bytes", (f"sum by (part) (kvscope_device_memory_bytes{OF_MODEL})", "{{part}}")),
+        curves("Memory by kind", "bytes", (f"sum by (kind) (kvscope_memory_bytes{MODEL_SELECTOR})", "{{kind}}")),
+        curves("Device memory", "bytes", (f"sum by (part) (kvscope_device_memory_bytes{MODEL_SELECTOR})", "{{part}}")),
     ]
 
 
@@ -228,10 +231,10 @@ def latencies() -> list[Panel]:
 
 
 def health() -> list[Panel]:
-    lost = f"sum(rate(kvscope_reader_frames_lost_total{OF_INSTANCE}[$__rate_interval]))"
+    lost = f"sum(rate(kvscope_reader_frames_lost_total{INSTANCE_SELECTOR}[$__rate_interval]))"
     return [
         row("Engine and reader"),
-        curves("Engine up", "short", (f"kvscope_up{OF_INSTANCE}", "{{instance}}"), top=1),
+        curves("Engine up", "short", (f"kvscope_up{INSTANCE_SELECTOR}", "{{instance}}"), top=1),
         curves(
             "Messages lost / s",
             "short",
@@ -246,20 +249,19 @@ def hit_rate() -> str:
 
 
 def rate(name: str) -> str:
-    return f"rate({name}{OF_MODEL}[$__rate_interval])"
+    return f"rate({name}{MODEL_SELECTOR}[$__rate_interval])"
 
 
 def increase(name: str) -> str:
-    return f"increase({name}{OF_MODEL}[$__range])"
+    return f"increase({name}{MODEL_SELECTOR}[$__range])"
 
 
 def total(name: str, *, tier: str) -> str:
-    """Return the query for the sum of a gauge over all engines, for one tier."""
     return f"sum({name}{with_label('tier', '=', tier)})"
 
 
 def with_label(name: str, operator: str, value: str) -> str:
-    return OF_MODEL.replace("}", f',{name}{operator}"{value}"}}')
+    return MODEL_SELECTOR.replace("}", f',{name}{operator}"{value}"}}')
 
 
 def quantiles(name: str) -> list[tuple[str, str]]:
@@ -268,11 +270,11 @@ def quantiles(name: str) -> list[tuple[str, str]]:
 
 
 def row(title: str) -> Panel:
-    return {"type": "row", "title": title, "collapsed": False, "panels": [], "size": (WIDTH, 1)}
+    return {"type": "row", "title": title, "collapsed": False, "panels": [], "size": (GRID_WIDTH, 1)}
 
 
 def stat(title: str, query: str, unit: str, *, orange: float | None = None, red: float | None = None) -> Panel:
-    """Return a panel with one large number that turns orange or red from these values on."""
+    """Return a panel with one large number that turns orange or red from the given values on."""
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     steps += [
         {"color": name, "value": value} for name, value in (("orange", orange), ("red", red)) if value is not None
@@ -315,8 +317,8 @@ def curves(
 
 def targets(*queries: tuple[str, str]) -> list[dict[str, Any]]:
     return [
-        {"refId": chr(ord("A") + place), "datasource": DATASOURCE, "expr": expr, "legendFormat": legend, "range": True}
-        for place, (expr, legend) in enumerate(queries)
+        {"refId": chr(ord("A") + index), "datasource": DATASOURCE, "expr": expr, "legendFormat": legend, "range": True}
+        for index, (expr, legend) in enumerate(queries)
     ]
 
 

@@ -2,9 +2,9 @@
 
     python scripts/hybrid_model.py FOLDER
 
-The Mamba layers have random weights and zero output projections, so that they pass their input on: the answers are
-those of the default model, while recurrent states are kept, copied and evicted as in a real hybrid. For recordings and
-experiments, because there is no small hybrid model that is free.
+The Mamba layers have random weights and zero output projections, so that they pass their input on. The answers are
+those of the default model, while recurrent states are kept, copied and evicted as in a real hybrid. Used for recordings
+and experiments, because there is no small hybrid model with a free license.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, GraniteMoeHybridConfig
 from kvscope_engine.model.loader.download.default_model import default_gguf
 from kvscope_engine.model.loader.gguf.gguf_cache import converted_gguf
 
-EVERY: Final = 3
+ATTENTION_PER_MAMBA: Final = 3
 """Number of attention layers before each Mamba layer."""
 
 
@@ -36,14 +36,14 @@ def main() -> int:
 
 def make(out: Path) -> None:
     source = converted_gguf(default_gguf(_quiet), torch.bfloat16, _quiet)
-    old = json.loads((source / "config.json").read_text())
-    types, place_of = _layers(old["num_hidden_layers"])
+    config = json.loads((source / "config.json").read_text())
+    types, layer_indices = _layers(config["num_hidden_layers"])
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
-    model = auto.from_config(_config(old, types), dtype=torch.bfloat16)
+    model = auto.from_config(_config(config, types), dtype=torch.bfloat16)
     target = model.state_dict()
     for name, tensor in load_file(source / "model.safetensors").items():
-        _copy(name, tensor, target, place_of)
+        _copy(name, tensor, target, layer_indices)
     for number in (number for number, kind in enumerate(types) if kind == "mamba"):
         target[f"model.layers.{number}.mamba.out_proj.weight"].zero_()
         target[f"model.layers.{number}.shared_mlp.output_linear.weight"].zero_()
@@ -59,17 +59,17 @@ def _quiet(_: object) -> None: ...
 def _layers(count: int) -> tuple[list[str], list[int]]:
     """Return the types of all layers, and the index of each layer of the default model among them."""
     types: list[str] = []
-    place_of = []
+    layer_indices = []
     for number in range(count):
-        place_of.append(len(types))
-        types += ["attention", "mamba"] if number % EVERY == EVERY - 1 else ["attention"]
-    return types, place_of
+        layer_indices.append(len(types))
+        types += ["attention", "mamba"] if number % ATTENTION_PER_MAMBA == ATTENTION_PER_MAMBA - 1 else ["attention"]
+    return types, layer_indices
 
 
-def _config(old: dict[str, Any], types: list[str]) -> GraniteMoeHybridConfig:
-    hidden, head = old["hidden_size"], old["hidden_size"] // old["num_attention_heads"]
-    same = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    more = (
+def _config(config: dict[str, Any], types: list[str]) -> GraniteMoeHybridConfig:
+    hidden, head = config["hidden_size"], config["hidden_size"] // config["num_attention_heads"]
+    size_names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    other_names = (
         "rope_parameters",
         "rms_norm_eps",
         "max_position_embeddings",
@@ -78,8 +78,8 @@ def _config(old: dict[str, Any], types: list[str]) -> GraniteMoeHybridConfig:
         "pad_token_id",
     )
     return GraniteMoeHybridConfig(
-        **{name: old[name] for name in (*same, *more)},
-        shared_intermediate_size=old["intermediate_size"],
+        **{name: config[name] for name in (*size_names, *other_names)},
+        shared_intermediate_size=config["intermediate_size"],
         num_hidden_layers=len(types),
         layer_types=types,
         num_local_experts=0,
@@ -100,22 +100,22 @@ def _config(old: dict[str, Any], types: list[str]) -> GraniteMoeHybridConfig:
     )
 
 
-def _copy(name: str, tensor: torch.Tensor, target: dict[str, torch.Tensor], place_of: list[int]) -> None:
+def _copy(name: str, tensor: torch.Tensor, target: dict[str, torch.Tensor], layer_indices: list[int]) -> None:
     if not name.startswith("model.layers."):
         if name in target:
             target[name].copy_(tensor)
         return
-    number, rest = name.removeprefix("model.layers.").split(".", 1)
-    layer = f"model.layers.{place_of[int(number)]}."
+    number, suffix = name.removeprefix("model.layers.").split(".", 1)
+    layer = f"model.layers.{layer_indices[int(number)]}."
     half = tensor.shape[0]
-    if rest == "mlp.gate_proj.weight":
+    if suffix == "mlp.gate_proj.weight":
         target[f"{layer}shared_mlp.input_linear.weight"][:half].copy_(tensor)
-    elif rest == "mlp.up_proj.weight":
+    elif suffix == "mlp.up_proj.weight":
         target[f"{layer}shared_mlp.input_linear.weight"][half:].copy_(tensor)
-    elif rest == "mlp.down_proj.weight":
+    elif suffix == "mlp.down_proj.weight":
         target[f"{layer}shared_mlp.output_linear.weight"].copy_(tensor)
     else:
-        target[layer + rest].copy_(tensor)
+        target[layer + suffix].copy_(tensor)
 
 
 if __name__ == "__main__":

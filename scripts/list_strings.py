@@ -2,8 +2,8 @@
 
     python scripts/list_strings.py [FOLDER ...]
 
-Read the whole list before a release, for consistent terms and plain English (CONTRIBUTING.md). Docstrings, keys,
-formats and names are left out; values in f-strings are shown as an ellipsis in braces.
+Read the whole list before a release, to check for consistent terms and plain English (CONTRIBUTING.md). Docstrings,
+keys, formats and names are left out; values in f-strings are shown as an ellipsis in braces.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CODE = re.compile(
 _SKIPPED_CALLS = {"field", "compile", "getLogger", "cast", "TypeVar", "getattr", "setattr", "hasattr", "encode", "Path"}
 
 
-def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    skipped = _not_for_people(tree)
+def user_visible_strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    hidden = _hidden_nodes(tree)
     for node in ast.walk(tree):
-        if node in skipped:
+        if node in hidden:
             continue
         if isinstance(node, ast.JoinedStr):
             text = "".join(part.value if isinstance(part, ast.Constant) else "{…}" for part in node.values)  # type: ignore[misc]
@@ -38,37 +38,37 @@ def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, " ".join(text.split())
 
 
-def _not_for_people(tree: ast.AST) -> set[ast.AST]:
+def _hidden_nodes(tree: ast.AST) -> set[ast.AST]:
     """Return the nodes of strings that users do not see: docstrings, annotations, constant parts of f-strings (printed
     as a whole), assertion messages, and arguments of calls in `_SKIPPED_CALLS`.
     """
-    found: set[ast.AST] = set()
+    hidden: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            found.add(node.value)
+            hidden.add(node.value)
         elif isinstance(node, ast.JoinedStr):
-            found.update(node.values)
+            hidden.update(node.values)
         elif isinstance(node, ast.Assert) and node.msg is not None:
-            found.update(ast.walk(node.msg))
+            hidden.update(ast.walk(node.msg))
         elif isinstance(node, ast.AnnAssign):
-            found.update(ast.walk(node.annotation))
+            hidden.update(ast.walk(node.annotation))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for argument in (*node.args.args, *node.args.kwonlyargs, *node.args.posonlyargs):
                 if argument.annotation is not None:
-                    found.update(ast.walk(argument.annotation))
+                    hidden.update(ast.walk(argument.annotation))
             if node.returns is not None:
-                found.update(ast.walk(node.returns))
+                hidden.update(ast.walk(node.returns))
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in _SKIPPED_CALLS:
-                found.update(part for argument in node.args for part in ast.walk(argument))
-    return found
+                hidden.update(part for argument in node.args for part in ast.walk(argument))
+    return hidden
 
 
 def main() -> None:
     for folder in sys.argv[1:] or FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            lines = dict.fromkeys(sorted(strings(ast.parse(path.read_text("utf-8")))))
+            lines = dict.fromkeys(sorted(user_visible_strings(ast.parse(path.read_text("utf-8")))))
             if lines:
                 print(f"\n{path.relative_to(ROOT)}")
             for line, text in lines:

@@ -221,7 +221,7 @@ def test_recipe_for_an_event_kind_is_complete(recipe: Recipe) -> None:
         from kvscope_app.ui.theming.theme_manager import ThemeManager
         from kvscope_app.session.session import Session
         from kvscope_app.views.timeline.lane_layout import LANES, LaneLayout
-        from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
+        from kvscope_app.views.timeline.lane_picture import ShownLanes, lanes_without_data, draw
         from kvscope_app.views.timeline.lane_descriptions import hit_lane
         from kvscope_app.views.timeline.request_lanes import RequestLanes
         from kvscope_app.session.time_span import TimeSpan
@@ -244,13 +244,13 @@ def test_recipe_for_an_event_kind_is_complete(recipe: Recipe) -> None:
         recording = Recording.open(writer.path)
         why = "5 blocks moved to another machine"
         for name in ("events.csv", "report.html", "trace.pftrace"):
-            export(recording, ExportTarget.of(Path(name)))
+            export(recording, ExportTarget.from_path(Path(name)))
             data = Path(name).read_bytes()
             assert b"migrated" in data and why.encode() in data, name
 
         overview = read_overview(recording)
         assert "first migration" in {moment.name for moment in moments(overview)}
-        assert "migrated" not in bare_lanes(overview)
+        assert "migrated" not in lanes_without_data(overview)
         place = next(place for place in range(len(overview.events)) if overview.events[place].event.kind == "migrated")
         time_ns = overview.events[place].time_ns
         shown = ShownLanes(overview, RequestLanes(), TimeSpan(time_ns - 10**9, time_ns + 10**9), time_ns + 10**9)
@@ -423,7 +423,7 @@ def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -
         "things",
         "Things that are made up",
         is_compared=True,
-        places=FigureUses(Card(16, "in {{num_steps}} steps"), CACHE, in_range=True),
+        uses=FigureUses(Card(16, "in {{num_steps}} steps"), CACHE, in_range=True),
     ),
     _counted("draft_tokens", ''',
     )
@@ -438,7 +438,7 @@ def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -
         from pathlib import Path
         from msgspec.structs import replace
         from kvscope_app.commands.info import add_info_parser
-        from kvscope_app.views.timeline.measured_range import measured
+        from kvscope_app.views.timeline.measured_range import measure_range
         from kvscope_app.views.timeline.request_lanes import RequestLanes
         from kvscope_app.session.time_span import TimeSpan
         from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES
@@ -469,10 +469,10 @@ def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -
         found = json.loads(told.getvalue())
         assert found["figures"][COLUMN] == found["totals"][COLUMN] == total, found["figures"][COLUMN]
 
-        export(recording, ExportTarget.of(Path("report.html")))
+        export(recording, ExportTarget.from_path(Path("report.html")))
         report = Path("report.html").read_text()
         assert "Made-up things" in report and f"{total:,}" in report and "in 8 steps" in report
-        export(recording, ExportTarget.of(Path("metrics.csv")))
+        export(recording, ExportTarget.from_path(Path("metrics.csv")))
         head, *rows = [line.split(",") for line in Path("metrics.csv").read_text().splitlines()]
         assert sum(int(row[head.index(COLUMN)]) for row in rows) == total
 
@@ -484,7 +484,8 @@ def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -
         assert (figure.words, figure.group) == ("Made-up things per second", "Cache")
         assert parse_rule(f"{COLUMN}_per_s > 100 for 5 s")
 
-        shown = measured(overview, RequestLanes(), TimeSpan(span.from_ns - 10**9, span.until_ns + 10**9), span.until_ns)
+        whole = TimeSpan(span.from_ns - 10**9, span.until_ns + 10**9)
+        shown = measure_range(overview, RequestLanes(), whole, span.until_ns)
         assert dict(shown.rows)["Made-up things"] == str(total)
         """
     )

@@ -47,7 +47,6 @@ class FleetOptions:
 class Options:
     attach: tuple[Address, ...] = ()
     engine: tuple[str, ...] = ()
-    """Arguments for kvscope's own engine."""
     keep_engine: bool = False
     theme: str | None = None
     """Theme for this run; None: the saved one."""

@@ -106,11 +106,10 @@ class Desktop(QObject):
         self._addresses[source] = address
         window = self.watch(source, None if engine is None else EngineSupervisor(engine, self))
         # After the first paint, so that the window does not wait for the disk.
-        QTimer.singleShot(_HISTORY_DELAY_MS, self, partial(self._retain, source))
+        QTimer.singleShot(_HISTORY_DELAY_MS, self, partial(self._start_disk_history, source))
         return window
 
-    def _retain(self, source: WatchedSource) -> None:
-        """Start recording the recent history of a live session."""
+    def _start_disk_history(self, source: WatchedSource) -> None:
         session = self.sessions.find_by_source(source)
         if session is not None:
             from kvscope_app.session.recording.disk_history import DiskHistory
@@ -171,7 +170,7 @@ class Desktop(QObject):
         window.closing.connect(partial(save_geometry, settings=self._settings, group=group))
         window.closing.connect(lambda _: self._slots.release(COMPARISON_WINDOW, slot))
         self.comparisons.append(window)
-        window.closing.connect(self._comparison_closed)
+        window.closing.connect(self._on_comparison_closed)
         if comparing_window is not None and is_live:
             comparing_window.closing.connect(window.close)
         window.show()
@@ -197,14 +196,13 @@ class Desktop(QObject):
             window.failed.connect(self._report_failure)
             window.show()
 
-    def _comparison_closed(self, window: CompareWindow) -> None:
+    def _on_comparison_closed(self, window: CompareWindow) -> None:
         if window in self.comparisons:
             self.comparisons.remove(window)
             window.deleteLater()
             self._cleanup_timer.start()
 
     def _report_unsaved(self, reason: str) -> None:
-        """Report, only once, that changed settings and layouts cannot be saved."""
         if self._has_reported_unsaved:
             return
         self._has_reported_unsaved = True
@@ -229,7 +227,6 @@ class Desktop(QObject):
         return self._fleets
 
     def open_fleet(self) -> None:
-        """Open a table of all engines that are watched or saved."""
         watched = (self._addresses.get(session.source) for session in self.sessions)
         self.fleets.open_known(tuple(address for address in watched if address is not None))
 
@@ -266,8 +263,8 @@ class Desktop(QObject):
         window = MainWindow(session, self.themes, self._settings, supervisor, openers, slot)
         window.alarms.set_run_rules(self._options.alarms, self._options.alarm_webhook)
         dock_state.cascade(window, self.windows, window.has_saved_geometry)
-        window.closing.connect(self._closed)
-        window.views_loaded.connect(spare_the_collector)
+        window.closing.connect(self._on_window_closed)
+        window.views_loaded.connect(exclude_from_collection)
         if self.initial_layout is not None:
             window.views_loaded.connect(partial(window.layouts.apply, self.initial_layout, "opening the layout"))
         window.views_loaded.connect(partial(self._slots.finish_opening, kind, slot))
@@ -281,7 +278,7 @@ class Desktop(QObject):
             window.banner.show_message("The window uses the default layout", detail)
         return window
 
-    def _closed(self, window: MainWindow) -> None:
+    def _on_window_closed(self, window: MainWindow) -> None:
         if window not in self.windows:
             return
         self.windows.remove(window)
@@ -295,7 +292,6 @@ class Desktop(QObject):
         self._cleanup_timer.start()
 
     def _show_closing_message(self, closing_message: str) -> None:
-        """Show a closed window's message in another window and on the terminal."""
         if closing_message:
             print_line(f"{PROGRAM}: {closing_message}", file=sys.stderr)
             if self.windows:
@@ -374,7 +370,7 @@ def _run(
     with closing_on_signals(app):
         code = app.exec() or (BadInput.exit_code if desktop.failures else 0)
         if engine is not None:
-            engine.close(was_asked=True)  # while the session is open: its thread still sends the request
+            engine.close(was_shutdown_requested=True)  # while the session is open: its thread still sends the request
         desktop.close()
     return code
 
@@ -394,8 +390,6 @@ def probe_startup(app: QApplication, window: MainWindow) -> None:
 
 
 class _ExposeProbe(QObject):
-    """Prints the time to the first exposure after it was painted, and quits."""
-
     def __init__(self, since_ns: int, app: QApplication) -> None:
         super().__init__(app)
         self._since_ns = since_ns
@@ -417,14 +411,13 @@ class _ExposeProbe(QObject):
 # Functions that free what a closed window leaves in Qt's caches, in the garbage collector and in malloc. They are
 # called on the GUI thread, between two turns of the event loop.
 def release_caches(app: QApplication) -> None:
-    """Free the memory that a closed window leaves in caches."""
     clear_style_cache(app)
     QPixmapCache.clear()  # icon pixmaps, up to 10 MiB, whether they are still in use or not
-    spare_the_collector()
+    exclude_from_collection()
     _trim_malloc()
 
 
-def spare_the_collector() -> None:
+def exclude_from_collection() -> None:
     """Exclude all existing objects from full garbage collections, which would block the GUI thread.
 
     First collects the garbage of closed windows, including objects that were excluded before.

@@ -74,7 +74,6 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def run(options: Options) -> int:
-    """Open the windows. Returns when the last one is closed."""
     from kvscope_app.window.display_server import require_display, require_qt, require_sound_qt
 
     require_display(os.environ)

@@ -8,7 +8,7 @@ import math
 from kvscope_telemetry.options import read_size
 
 
-def span(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Parse a positive number of seconds."""
     seconds = _number(text)
     if not 0 < seconds < 1e9:
@@ -16,7 +16,7 @@ def span(text: str) -> float:
     return seconds
 
 
-def moment(text: str) -> float:
+def parse_moment(text: str) -> float:
     """Parse seconds from the start of a recording, 0 or more."""
     seconds = _number(text)
     if not 0 <= seconds < 1e9:
@@ -24,7 +24,7 @@ def moment(text: str) -> float:
     return seconds
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """Parse a size in bytes: `100MB`, `1GiB`, `5000000`."""
     try:
         return read_size(text)
@@ -39,7 +39,7 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def add_goals(parser: argparse.ArgumentParser, subject: str) -> None:
+def add_goodput_option(parser: argparse.ArgumentParser, subject: str) -> None:
     """Add `--goodput`, as in vLLM's benchmark. `subject` completes its help text."""
     parser.add_argument(
         "--goodput",

@@ -1,7 +1,6 @@
-"""Base class of the main window, as used by features: session, settings, actions, undo, messages and views.
+"""Base class of the main window, with what features use: session, settings, actions, undo, messages and views.
 
-The main window derives from it and adds what it assembles from the features. Features depend only on this class, not on
-the main window.
+The main window derives from it and adds the features. Features depend only on this class, not on the main window.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Openers:
-    """Functions that open other windows. A window does not offer those that are None."""
+    """Functions that open other windows. The window offers no action for those that are None."""
 
     attach: Callable[[Address], object] | None = None
     open_recording: Callable[[Recording], object] | None = None
     compare: Callable[[Recording, Recording, SessionWindow], object] | None = None
-    """Opens a window that compares two timelines; the first is the given window's."""
+    """Opens a window that compares two recordings; the first is that of the given window."""
     open_fleet: Callable[[], object] | None = None
-    """Opens a table of all attached and saved engines."""
 
 
 NO_OPENERS: Final = Openers()
@@ -45,11 +43,8 @@ class SessionWindow(QMainWindow):
     """Window that shows one session. A subclass fills `docks` and `views`."""
 
     closing = Signal(object)
-    """Emitted with the window itself when it is about to close."""
     docks: Mapping[str, QDockWidget]
-    """Docks by the name of their view."""
     views: Mapping[str, View]
-    """Loaded views by name."""
 
     def __init__(self, session: Session, themes: ThemeManager, settings: QSettings, openers: Openers) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""Keys of the INI file in the user's configuration folder, and the layout version. Does no I/O.
+"""Keys of the INI file in the user's configuration folder, and the layout version. Performs no I/O.
 
-The user's choices are not stored there but in `settings.settings.Settings`, in the JSON file next to it. The INI file
-has the state that Qt packs for each window, and data of the views. The meaning of a key never changes: another format
-gets another key.
+The file has the state that Qt packs for each window, and data of the views. The user's choices are in the JSON file
+next to it instead (`settings.settings.Settings`). The meaning of a key never changes: another format gets another key.
 """
 
 from __future__ import annotations
@@ -28,15 +27,13 @@ LOAD: Final = "console/load"
 """Fields of the load panel, as a JSON object (`load_generator.load_settings.LoadSettings`)."""
 PREFIX_FILTER: Final = "prefixes/filter"
 PREFIX_ORDER: Final = "prefixes/order"
-"""Filter of the prefix tree (an entry of its box), and sort order by column: `With_below descending`."""
+"""Sort order of the prefix tree by column: `With_below descending`."""
 LAYOUT_VERSION: Final = 3
 """Version of a window's dock layout. Saved layouts of other versions are ignored."""
 
 
 def window_group(kind: str, slot: int) -> str:
-    """Return the settings group of a window: `window` or `playback` for the first open one of its kind, then `window-2`
-    etc.
-    """
+    """Return the settings group of a window: its kind for slot 1, otherwise with the slot, such as `window-2`."""
     return kind if slot == 1 else f"{kind}-{slot}"
 
 
@@ -49,10 +46,10 @@ def splitter_name(group: str, name: str) -> str:
 
 
 def layout_name(group: str) -> str:
-    """Return the key of the dock layout, packed by Qt, of `LAYOUT_VERSION`."""
+    """Return the key of the dock layout, packed by Qt with version `LAYOUT_VERSION`."""
     return f"{group}/state"
 
 
 def lengths_name(group: str) -> str:
-    """Return the key of the dock lengths in pixels by name, and the window size that they belong to."""
+    """Return the key of the dock lengths, in pixels by name, and the window size that they were recorded at."""
     return f"{group}/lengths"

@@ -1,6 +1,6 @@
-"""Opens kvscope's SQLite files: creates them, checks them, and sets damaged ones aside. Knows no tables and no Qt.
+"""Opens kvscope's SQLite files: creates them, checks them, and sets damaged ones aside. Imports no Qt.
 
-Uses a write-ahead log: readers never wait, and writers of several processes wait for each other.
+Uses a write-ahead log, so that readers never wait; writers of several processes wait for each other.
 """
 
 from __future__ import annotations
@@ -13,27 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_WAIT_FOR_OTHERS_S: Final = 1.0
-"""Longest wait of a writer for another process; each locks the file for milliseconds."""
+_LOCK_TIMEOUT_S: Final = 1.0
+"""Maximum seconds that a writer waits for another process, which usually locks the file for milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqliteSchema:
-    """The tables that a database file must have, and their version."""
-
     version: int
     tables: str
     """SQL that creates the missing tables."""
     probe: str
     """Query that fails if the existing tables are different."""
     contents: str
-    """Name of the contents for messages, such as `conversations`."""
+    """Noun for the contents in messages, such as `conversations`."""
 
 
 def open_sqlite(path: Path, schema: SqliteSchema, warnings: list[str]) -> sqlite3.Connection:
-    """Open the database at `path`, or create it. A damaged file is set aside, and a message appended to `warnings`.
+    """Open the database at `path`, or create it. A damaged file is renamed, and a message appended to `warnings`.
 
-    Raises OSError or sqlite3.Error if it cannot be opened or created now.
+    Raises OSError or sqlite3.Error if the database cannot be opened or created now.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
@@ -47,7 +45,7 @@ def open_sqlite(path: Path, schema: SqliteSchema, warnings: list[str]) -> sqlite
 
 
 def _connect(path: Path, schema: SqliteSchema) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=_WAIT_FOR_OTHERS_S, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S, isolation_level=None)
     try:
         problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
@@ -64,11 +62,8 @@ def _connect(path: Path, schema: SqliteSchema) -> sqlite3.Connection:
 
 
 def _create(connection: sqlite3.Connection, schema: SqliteSchema) -> None:
-    """Create the schema.
-
-    Retries while other processes create it, because changing the journal mode then fails immediately.
-    """
-    end_s = time.monotonic() + _WAIT_FOR_OTHERS_S
+    """Create the tables. Retries while other processes create them, as setting the journal mode fails then."""
+    end_s = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
@@ -83,12 +78,12 @@ def _create(connection: sqlite3.Connection, schema: SqliteSchema) -> None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename the database to the first free name, together with its log, which may hold the newest data."""
+    """Rename the database to an unused name, together with its log, which may have the newest data."""
     number = 1
     while (aside := path.with_name(f"{path.name}.unreadable-{number}")).exists():
         number += 1
     path.replace(aside)
-    for end in ("-wal", "-shm"):
+    for suffix in ("-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + end).replace(aside.with_name(aside.name + end))
+            path.with_name(path.name + suffix).replace(aside.with_name(aside.name + suffix))
     return aside

@@ -1,1 +1,1 @@
-"""What each kernel takes of each GPU architecture, without a GPU: `python -m benchmarks.compile_report`."""
+"""Resources of each kernel on each GPU architecture, without a GPU: `python -m benchmarks.compile_report`."""

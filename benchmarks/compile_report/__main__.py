@@ -1,11 +1,12 @@
-"""`python -m benchmarks.compile_report`: what each kernel takes of each GPU architecture, without a GPU.
+"""`python -m benchmarks.compile_report`: resources of each kernel on each GPU architecture, without a GPU.
 
-The table of tiles: a tile's rows and tokens (of products rows, outputs and inputs; of others what they take at once),
-warps and pipeline stages are those that a launch takes on a GPU that no table of `tuning` knows. Registers are a
-thread's, spills, stack and shared memory bytes; "resident" are the programs that fit a multiprocessor at once,
-"occupied" is the share of its threads that they are. The last four columns are of the inner loop, in PTX:
-instructions, loads from global memory of 16 bytes a thread and of fewer, matrix instructions; a kernel without a loop
-is counted whole. Exits with 1 when a kernel spills registers or does not fit its multiprocessor.
+A row of the table is a kernel in one configuration. "tile" lists the tile's rows and tokens (for products: rows,
+outputs and inputs; for others: elements processed at a time). Tile, warps and pipeline stages are those launched on a
+GPU without an entry in a table of `tuning`. Registers are per thread; spills, stack and shared memory are in bytes.
+"resident" is the number of programs that fit on a multiprocessor, "occupied" the share of its threads that they use.
+The last four columns describe the inner loop in PTX: instructions, loads from global memory of 16 bytes per thread and
+of fewer, matrix instructions. A kernel without a loop is counted whole. Exits with 1 if a kernel spills registers or
+does not fit on a multiprocessor.
 """
 
 import argparse
@@ -30,7 +31,7 @@ _HEADER: Final = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles, prints one line a kernel, configuration and architecture, and returns the exit code."""
+    """Compile, print one line per kernel, configuration and architecture, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_report", description=__doc__)
     parser.add_argument(
         "--cases",
@@ -50,36 +51,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="compute capabilities to compile for (default: all)",
     )
     options = parser.parse_args(argv)
-    wanted = [case for capability in options.arch for case in _cases(options.cases, capability)]
-    if unknown := set(options.only or ()) - {case.launch.name for case in wanted}:
-        parser.error(f"--only {min(unknown)}: one of {', '.join(sorted({case.launch.name for case in wanted}))}")
-    wanted = [case for case in wanted if not options.only or case.launch.name in options.only]
+    cases = [case for capability in options.arch for case in _cases(options.cases, capability)]
+    if unknown := set(options.only or ()) - {case.launch.name for case in cases}:
+        parser.error(f"--only {min(unknown)}: one of {', '.join(sorted({case.launch.name for case in cases}))}")
+    cases = [case for case in cases if not options.only or case.launch.name in options.only]
     print(_HEADER)
     num_faulty = num_spilling = 0
-    for case, resources in zip(wanted, _compiled(wanted, max(1, options.jobs)), strict=True):
+    for case, resources in zip(cases, _compiled(cases, max(1, options.jobs)), strict=True):
         print(_line(case.launch, resources), flush=True)
         num_faulty += bool(resources.faults)
         num_spilling += bool(resources.spill_bytes)
     spills = f"{num_spilling} spill what they may" if num_spilling else "no spills"
     print(f"{num_faulty} of these must not be shipped" if num_faulty else f"{spills}; all fit")
-    print(decode_room(LLAMA_8B, batch=256, length=1 << 17, num_multiprocessors=132))
+    print(decode_workspace_text(LLAMA_8B, batch=256, length=1 << 17, num_multiprocessors=132))
     return 1 if num_faulty else 0
 
 
 class _Case(NamedTuple):
-    """One configuration; other processes find it by its place."""
+    """One configuration, identified by its index so that it can be passed to other processes."""
 
     cases: str
     capability: int
-    place: int
+    launch_index: int
 
     @property
     def launch(self) -> Launch:
-        return _launches(self.cases, self.capability)[self.place]
+        return _launches(self.cases, self.capability)[self.launch_index]
 
 
 def _cases(cases: str, capability: int) -> list[_Case]:
-    return [_Case(cases, capability, place) for place in range(len(_launches(cases, capability)))]
+    return [_Case(cases, capability, launch_index) for launch_index in range(len(_launches(cases, capability)))]
 
 
 @cache
@@ -88,7 +89,6 @@ def _launches(cases: str, capability: int) -> tuple[Launch, ...]:
 
 
 def _compiled(cases: Sequence[_Case], num_jobs: int) -> Iterator[Resources]:
-    """In the order of `cases`."""
     if num_jobs == 1:
         yield from map(_compile, cases)
         return
@@ -100,29 +100,33 @@ def _compile(case: _Case) -> Resources:
     return compile_for(case.launch, case.capability)
 
 
-def decode_room(heads: Heads, *, batch: int, length: int, num_multiprocessors: int) -> str:
-    """What a graph of decodes launches a layer, and keeps for all of them, beside what each at its longest would."""
+def decode_workspace_text(heads: Heads, *, batch: int, length: int, num_multiprocessors: int) -> str:
+    """Describe the programs that a CUDA graph of decodes launches per layer, and its memory for partial results,
+    compared with a graph without a plan.
+    """
     tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, 2)
     bounds = part_bounds(batch, length, heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps)
-    kept = partial_bytes(bounds, heads.num_heads, heads.head_dim)
-    parts = batch * -(-length // MAX_PART_TOKENS)
-    every = partial_bytes(bounds._replace(num_parts=parts), heads.num_heads, heads.head_dim)
+    partial_result_bytes = partial_bytes(bounds, heads.num_heads, heads.head_dim)
+    num_unplanned_parts = batch * -(-length // MAX_PART_TOKENS)
+    unplanned_bytes = partial_bytes(bounds._replace(num_parts=num_unplanned_parts), heads.num_heads, heads.head_dim)
     return (
         f"decode of {batch} requests of up to {length} tokens, {heads}, {num_multiprocessors} multiprocessors: "
-        f"{bounds.num_parts * heads.num_kv_heads} programs, {kept / 2**20:.1f} MiB of partial results "
-        f"(unplanned, in parts of {MAX_PART_TOKENS} tokens: {parts * heads.num_kv_heads}, {every / 2**20:.1f} MiB)"
+        f"{bounds.num_parts * heads.num_kv_heads} programs, {partial_result_bytes / 2**20:.1f} MiB of partial results "
+        f"(unplanned, in parts of {MAX_PART_TOKENS} tokens: {num_unplanned_parts * heads.num_kv_heads}, "
+        f"{unplanned_bytes / 2**20:.1f} MiB)"
     )
 
 
-def _line(launch: Launch, taken: Resources) -> str:
+def _line(launch: Launch, resources: Resources) -> str:
     tile = "x".join(str(launch.constants[name]) for name in _TILE_NAMES if name in launch.constants)
     return (
-        f"{launch.name:14} {launch.variant:44} sm_{taken.capability:<3} {tile or '-':>11} {launch.num_stages:6} "
-        f"{taken.num_warps:5} {taken.registers:4} "
-        f"{taken.spill_bytes:5} {taken.stack_bytes:5} {taken.shared_bytes:7} {taken.num_async_copies:5} "
-        f"{taken.num_matrix_ops:4} {taken.num_resident:8} {taken.occupancy:8.0%} {taken.loop.num_instructions:5} "
-        f"{taken.loop.num_wide_loads:5} {taken.loop.num_narrow_loads:6} {taken.loop.num_matrix_ops:8}"
-        + "".join(f"  FAULT: {fault}" for fault in taken.faults)
+        f"{launch.name:14} {launch.variant:44} sm_{resources.capability:<3} {tile or '-':>11} {launch.num_stages:6} "
+        f"{resources.num_warps:5} {resources.registers:4} "
+        f"{resources.spill_bytes:5} {resources.stack_bytes:5} {resources.shared_bytes:7} "
+        f"{resources.num_async_copies:5} {resources.num_matrix_ops:4} {resources.num_resident:8} "
+        f"{resources.occupancy:8.0%} {resources.loop.num_instructions:5} "
+        f"{resources.loop.num_wide_loads:5} {resources.loop.num_narrow_loads:6} {resources.loop.num_matrix_ops:8}"
+        + "".join(f"  FAULT: {fault}" for fault in resources.faults)
     )
 
 

@@ -1,4 +1,4 @@
-"""Which kernels are shipped in which configurations: what `compile_report` compiles. Knows no compiler."""
+"""Kernels and configurations that are shipped, which `compile_report` compiles. Independent of the compiler."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -56,14 +56,18 @@ from kvscope_kernels.triton_language import Kernel
 from kvscope_kernels.tuning.tile_table import PREFILL
 
 _BLOCK_SIZE: Final = 16
-_LARGE_TILES_SPILL: Final = 256
-"""Bytes, stores and loads together, of prefill's largest tiles, which were measured to be the fastest even so."""
-_HEAT_SPILLS: Final = 64
-"""The same, of decodes over latents of 8 bits that tell where attention falls: beside half a thousand sums a row."""
-_LONG_RUN: Final = 8192
-"""Queries of a prompt."""
-_SHORT_RUNS: Final = (3, 128)
-"""Queries of a draft, and of a short turn."""
+_LARGE_TILES_SPILL_BYTES: Final = 256
+"""Accepted bytes of spill stores and loads for prefill's largest tiles, which were measured to be the fastest
+nevertheless.
+"""
+_HEAT_SPILL_BYTES: Final = 64
+"""Accepted bytes of spills for decodes over 8-bit latents that measure page heat, which takes about 500 sums per
+row.
+"""
+_LONG_QUERY_LEN: Final = 8192
+"""Number of queries of a long prompt."""
+_SHORT_QUERY_LENS: Final = (3, 128)
+"""Number of queries of a speculative draft, and of a short turn of a conversation."""
 _MANY_RUNS: Final = 64
 _TYPES: Final = {
     **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges", "sum_offsets"), "*i32"),
@@ -99,17 +103,14 @@ _UNALIGNED: Final = frozenset({"scale", "softcap", "window"})
 
 
 class Heads(NamedTuple):
-    """Attention heads of a model."""
-
     num_heads: int
     num_kv_heads: int
     head_dim: int
     value_dim: int = 0
-    """Where that is not `head_dim`."""
+    """Dimension of values; 0: `head_dim`."""
 
     @property
     def group(self) -> int:
-        """Query heads of one KV head."""
         return self.num_heads // self.num_kv_heads
 
     def __str__(self) -> str:
@@ -118,8 +119,6 @@ class Heads(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Of a layer of a model."""
-
     num_experts: int
     top_k: int
     hidden: int
@@ -127,15 +126,13 @@ class Experts(NamedTuple):
     gate: Gate = Gate()
     has_bias: bool = False
     is_packed: bool = False
-    """In 4 bits."""
+    """Whether weights have 4 bits."""
 
     def __str__(self) -> str:
         return f"{self.top_k} of {self.num_experts} {self.hidden}/{self.size}{' 4 bits' * self.is_packed}"
 
 
-class Options(NamedTuple):
-    """What a layer may ask of attention."""
-
+class AttentionOptions(NamedTuple):
     window: bool = False
     softcap: bool = False
     sinks: bool = False
@@ -153,47 +150,52 @@ GPT_OSS_20B: Final = Heads(64, 8, 64)
 DEEPSEEK_V3: Final = Heads(128, 1, 576, 512)
 DEEPSEEK_V2_LITE: Final = Heads(16, 1, 576, 512)
 EXPANDED: Final = Heads(16, 16, 192, 128)
-"""Some of their heads in a prefill."""
+"""Attention heads of a prefill if DeepSeek-V2-Lite's latents are expanded to keys and values."""
 QWEN3_30B_A3B: Final = Experts(128, 8, 2048, 768)
 GPT_OSS_EXPERTS: Final = Experts(32, 4, 2880, 2880, Gate(alpha=1.702, limit=7.0, shift=1.0), has_bias=True)
-PLAIN: Final = Options()
+PLAIN: Final = AttentionOptions()
 EVERY_OPTION: Final = (
     PLAIN,
-    Options(window=True),
-    Options(softcap=True),
-    Options(sinks=True),
-    Options(chunks=True),
-    Options(window=True, softcap=True, sinks=True),
+    AttentionOptions(window=True),
+    AttentionOptions(softcap=True),
+    AttentionOptions(sinks=True),
+    AttentionOptions(chunks=True),
+    AttentionOptions(window=True, softcap=True, sinks=True),
 )
 
 
 def decode_case(
-    heads: Heads, options: Options, dtype: str = "bf16", form: int = UNQUANTIZED, *, is_measured: bool = False
+    heads: Heads,
+    options: AttentionOptions,
+    dtype: str = "bf16",
+    kv_format: int = UNQUANTIZED,
+    *,
+    is_measured: bool = False,
 ) -> Launch:
-    """Decode, and with `is_measured` where attention falls; a window is no variant, since the kernel takes it as a
-    number."""
-    is_quantized = form != UNQUANTIZED
+    """Return decode attention; with `is_measured`, it also measures page heat.
+
+    A window is not a separate variant, because the kernel takes it as a number.
+    """
+    is_quantized = kv_format != UNQUANTIZED
     tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, _element_bytes(dtype), is_quantized=is_quantized)
-    constants = {"NUM_KV_HEADS": heads.num_kv_heads, **_attention_constants(heads, tiles, options, form)}
+    constants = {"NUM_KV_HEADS": heads.num_kv_heads, **_attention_constants(heads, tiles, options, kv_format)}
     constants |= _piece_constants(tiles.tile_n, is_measured=is_measured)
-    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options}{' heat' * is_measured}"
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[kv_format]} {options}{' heat' * is_measured}"
     return _launch("paged_decode", variant, _paged_decode_attention_kernel, constants, dtype, tiles)
 
 
-def bounds_case(heads: Heads, dtype: str = "bf16", form: int = UNQUANTIZED) -> Launch:
-    """Bounds of keys."""
+def bounds_case(heads: Heads, dtype: str = "bf16", kv_format: int = UNQUANTIZED) -> Launch:
     constants: dict[str, object] = {
         "NUM_KV_HEADS": heads.num_kv_heads,
         **bounds_constants(heads.head_dim, _BLOCK_SIZE),
-        **_format_constants(form),
+        **_format_constants(kv_format),
     }
     constants.pop("v_scale", None)
-    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]}"
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[kv_format]}"
     return _launch("block_bounds", variant, _block_bounds_kernel, constants, dtype)
 
 
 def choice_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
-    """What sparse decode adds: bounds of keys, and scores of blocks by them."""
     yield bounds_case(heads, dtype)
     variant, kv_heads = f"{heads} {dtype}", {"NUM_KV_HEADS": heads.num_kv_heads}
     shapes = score_constants(heads.group, heads.head_dim, _element_bytes(dtype))
@@ -203,27 +205,30 @@ def choice_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
 
 def prefill_case(
     heads: Heads,
-    options: Options,
+    options: AttentionOptions,
     capability: int,
     dtype: str = "bf16",
-    form: int = UNQUANTIZED,
+    kv_format: int = UNQUANTIZED,
     *,
     max_query_len: int = 512,
     is_cut: bool = False,
     is_fixed: bool = False,
     tiles: DotTiles | None = None,
 ) -> Launch:
-    """Prefill, of long or short runs of queries; `is_cut`: of short ones behind long contexts; `is_fixed`: in tiles of
-    one size, whatever the runs. In other `tiles` than those of a launch, if given."""
+    """Return prefill attention for sequences of up to `max_query_len` queries.
+
+    `is_cut`: short sequences with long contexts, split into parts. `is_fixed`: tiles of one size, whatever the lengths.
+    `tiles`: overrides the tiles of a launch.
+    """
     dims = heads.head_dim, heads.value_dim or heads.head_dim, heads.group, _element_bytes(dtype)
     if is_fixed:
-        tiles = fixed_prefill_tiles(*dims, capability, is_quantized=form != UNQUANTIZED)
+        tiles = fixed_prefill_tiles(*dims, capability, is_quantized=kv_format != UNQUANTIZED)
     tiles = tiles or prefill_tiles(
         *dims,
         max_query_len,
         capability,
-        num_runs=heads.num_kv_heads * (_MANY_RUNS if max_query_len >= _LONG_RUN else 1),
-        is_quantized=form != UNQUANTIZED,
+        num_runs=heads.num_kv_heads * (_MANY_RUNS if max_query_len >= _LONG_QUERY_LEN else 1),
+        is_quantized=kv_format != UNQUANTIZED,
     )
     constants = {
         "IS_SLIDING": int(options.window),
@@ -233,24 +238,23 @@ def prefill_case(
         "IS_FIXED": is_fixed,
         "QUERY_IN_REGISTERS": tiles.query_in_registers,
         **({} if is_cut else dict.fromkeys(("parts", "partial", "partial_lse"))),
-        **_attention_constants(heads, tiles, options, form),
+        **_attention_constants(heads, tiles, options, kv_format),
     }
     queries = "fixed" if is_fixed else f"queries<={max_query_len}"
-    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options} {queries}{' cut' * is_cut}"
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[kv_format]} {options} {queries}{' cut' * is_cut}"
     launch = _launch("paged_prefill", variant, _paged_prefill_attention_kernel, constants, dtype, tiles)
-    return replace(launch, accepted_spill_bytes=_LARGE_TILES_SPILL if tiles.tile_m > 128 else 0)
+    return replace(launch, accepted_spill_bytes=_LARGE_TILES_SPILL_BYTES if tiles.tile_m > 128 else 0)
 
 
 def cut_cases(
-    heads: Heads, capability: int, dtype: str = "bf16", form: int = UNQUANTIZED, options: Options = PLAIN
+    heads: Heads, capability: int, dtype: str = "bf16", kv_format: int = UNQUANTIZED, options: AttentionOptions = PLAIN
 ) -> Iterator[Launch]:
-    """Short runs behind long contexts."""
-    for max_query_len in _SHORT_RUNS:
-        yield prefill_case(heads, options, capability, dtype, form, max_query_len=max_query_len, is_cut=True)
+    for max_query_len in _SHORT_QUERY_LENS:
+        yield prefill_case(heads, options, capability, dtype, kv_format, max_query_len=max_query_len, is_cut=True)
 
 
 def memory_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
-    """The kernels without arithmetic to speak of."""
+    """Yield the kernels that do little arithmetic."""
     yield from merge_cases(heads, heads.head_dim, dtype)
     yield merge_case(heads, heads.head_dim, dtype, is_run=True)
     for is_chunked in (False, True):
@@ -267,13 +271,11 @@ def memory_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator
 
 
 def merge_cases(heads: Heads, value_dim: int, dtype: str) -> Iterator[Launch]:
-    """Merging decodes, of which it is measured or not where attention falls."""
     for is_measured in (False, True):
         yield merge_case(heads, value_dim, dtype, is_measured=is_measured)
 
 
 def merge_case(heads: Heads, value_dim: int, dtype: str, *, is_run: bool = False, is_measured: bool = False) -> Launch:
-    """One of them, or of short runs."""
     constants: dict[str, object] = {
         **merge_constants(heads.num_heads, value_dim),
         **shares_constants(
@@ -287,30 +289,28 @@ def merge_case(heads: Heads, value_dim: int, dtype: str, *, is_run: bool = False
 
 
 def draw_case() -> Launch:
-    """Drawing tokens, from a vocabulary of a multiple of 16."""
+    """Return the kernel that draws tokens, for a vocabulary whose size is a multiple of 16."""
     shapes = draw_constants()
     return _launch("draw_tokens", "every vocabulary", _draw_tokens_kernel, shapes, "fp32", num_warps=_DRAW_WARPS)
 
 
-def write_case(heads: Heads, dtype: str = "bf16", form: int = UNQUANTIZED) -> Launch:
-    """Writing keys and values, as they are or quantized."""
+def write_case(heads: Heads, dtype: str = "bf16", kv_format: int = UNQUANTIZED) -> Launch:
     shapes = write_constants(heads.num_kv_heads, heads.head_dim, heads.head_dim, _BLOCK_SIZE)
-    constants = {**shapes, **_format_constants(form)}
-    return _launch("kv_write", f"{heads} {dtype}{_FORMAT_NAMES[form]}", _kv_write_kernel, constants, dtype)
+    constants = {**shapes, **_format_constants(kv_format)}
+    return _launch("kv_write", f"{heads} {dtype}{_FORMAT_NAMES[kv_format]}", _kv_write_kernel, constants, dtype)
 
 
 def layer_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
-    """What stands between a layer's products: norms, rotation, the gate."""
     hidden = heads.num_heads * heads.head_dim
-    for name, given in (("rms_norm", {"delta": None, "total": None}), ("add_rms_norm", {})):
+    for name, absent in (("rms_norm", {"delta": None, "total": None}), ("add_rms_norm", {})):
         shapes = norm_constants(hidden)
         warps = shapes.pop("num_warps")
-        yield _launch(name, f"{hidden} {dtype}", _rms_norm_kernel, {**shapes, **given}, dtype, num_warps=warps)
+        yield _launch(name, f"{hidden} {dtype}", _rms_norm_kernel, {**shapes, **absent}, dtype, num_warps=warps)
     for kind, name in ((SILU, "silu"), (GELU_TANH, "gelu")):
         constants = gate_constants(4 * hidden, kind)
         yield _launch("gate", f"{4 * hidden} {name} {dtype}", _gated_activation_kernel, constants, dtype)
-    for form in (UNQUANTIZED, INT8):
-        yield rotate_case(heads, dtype, form)
+    for kv_format in (UNQUANTIZED, INT8):
+        yield rotate_case(heads, dtype, kv_format)
     yield rotate_case(heads, dtype, has_norm=True)
     for num_rows, bits in product((1, 16, 64, 512), (4, 8)):
         yield grouped_case(heads, num_rows, dtype, bits)
@@ -319,19 +319,18 @@ def layer_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[
             yield linear_case(heads, num_rows, capability, dtype, times=times)
 
 
-def rotate_case(heads: Heads, dtype: str = "bf16", form: int = UNQUANTIZED, *, has_norm: bool = False) -> Launch:
-    """Rotating queries and keys, and writing keys and values."""
+def rotate_case(heads: Heads, dtype: str = "bf16", kv_format: int = UNQUANTIZED, *, has_norm: bool = False) -> Launch:
     constants = {
         **rotate_constants(heads.num_heads, heads.num_kv_heads, heads.head_dim, _BLOCK_SIZE),
-        **_format_constants(form),
+        **_format_constants(kv_format),
         **({} if has_norm else {"norm_weight": None, "eps": None}),
     }
-    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]}{' norm' * has_norm}"
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[kv_format]}{' norm' * has_norm}"
     return _launch("rotate_write", variant, _rotate_write_kernel, constants, dtype)
 
 
 def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16", bits: int = 4, *, is_fp8: bool = False) -> Launch:
-    """A product with weights of 4 or 8 bits, in a decode or in a prefill; without bias, with a residual."""
+    """Return the product with weights of 4 or 8 bits, without a bias and with a residual."""
     hidden = heads.num_heads * heads.head_dim
     tiles = product_tiles(num_rows, bits, _element_bytes(dtype))
     splits = num_splits(num_rows, hidden, hidden, bits, tiles, 132)
@@ -349,23 +348,26 @@ def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16", bits: int = 4
 
 
 def fp8_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
-    """Products with FP8, and the rounding of rows to it."""
     for num_rows in (1, 16, 64, 512):
         yield grouped_case(heads, num_rows, dtype, 8, is_fp8=True)
     yield round_case(heads, capability, dtype)
 
 
 def round_case(heads: Heads, capability: int, dtype: str = "bf16") -> Launch:
-    """Rows rounded to FP8: as such where a card converts, else in their own type."""
+    """Return the rounding of rows to FP8. Codes have the type FP8 if the GPU can convert to it, else the rows' own
+    type.
+    """
     hidden = heads.num_heads * heads.head_dim
-    form = "fp8e4nv" if capability >= 89 else dtype
+    codes_type = "fp8e4nv" if capability >= 89 else dtype
     constants = {"INPUTS": hidden, "TILE": min(4096, hidden)}
     launch = _launch("round_rows", f"{hidden} {dtype}", _round_rows_kernel, constants, dtype, num_warps=8)
-    return replace(launch, arguments={"x": f"*{dtype}", "codes": f"*{form}", "scale": "*fp32"})
+    return replace(launch, arguments={"x": f"*{dtype}", "codes": f"*{codes_type}", "scale": "*fp32"})
 
 
 def linear_case(heads: Heads, num_rows: int, capability: int, dtype: str = "bf16", *, times: int = 1) -> Launch:
-    """A product with weights as they are, of a decode; without bias. Its outputs are `times` its inputs."""
+    """Return the product of a decode with unquantized weights, without a bias. It has `times` as many outputs as
+    inputs.
+    """
     hidden = heads.num_heads * heads.head_dim
     tiles = linear_tiles(num_rows, times * hidden, hidden, 132, capability)
     constants = {**linear_constants(times * hidden, hidden, tiles), "bias": None, "UPCAST_DOT": False}
@@ -376,7 +378,7 @@ def linear_case(heads: Heads, num_rows: int, capability: int, dtype: str = "bf16
 
 
 def expert_cases(model: Experts, dtype: str = "bf16") -> Iterator[Launch]:
-    """What a mixture of experts launches, for every size of tile: the first of a single token."""
+    """Yield the kernels of a mixture of experts, for every size of tile. The first is that of a single token."""
     hidden, size = model.hidden, model.size
     for tile_m in (1, 16, 32, 64, MAX_ROWS_PER_TILE) if dtype != "fp32" else (1, 16):
         if model.is_packed and tile_m == MAX_ROWS_PER_TILE:
@@ -407,9 +409,9 @@ def _expert_case(model: Experts, tile_m: int, outputs: int, inputs: int, gate: G
     dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, tiles.num_warps, tiles.num_stages)
     launch = _launch("expert_product", variant, _expert_product_kernel, constants, dtype, dots)
     launch = _with_expert_types(launch, dtype)
-    of_one = {} if is_aligned else {"experts": "*i64"}
+    single_token_types = {} if is_aligned else {"experts": "*i64"}
     packed = {"weight": "*u8", "powers": "*u8"} if model.is_packed else {}
-    return replace(launch, arguments={**launch.arguments, **of_one, **packed})
+    return replace(launch, arguments={**launch.arguments, **single_token_types, **packed})
 
 
 def _with_expert_types(launch: Launch, dtype: str) -> Launch:
@@ -417,37 +419,41 @@ def _with_expert_types(launch: Launch, dtype: str) -> Launch:
         **dict.fromkeys(("x", "weight", "bias", "shares", "parts", "out"), f"*{dtype}"),
         **_EXPERT_TYPES,
     }
-    known = {name: plain[name] for name in launch.arguments if name in plain}
-    return replace(launch, arguments={**launch.arguments, **known})
+    known_types = {name: plain[name] for name in launch.arguments if name in plain}
+    return replace(launch, arguments={**launch.arguments, **known_types})
 
 
 def latent_case(
-    heads: Heads, capability: int, max_queries: int, dtype: str, form: int = UNQUANTIZED, *, is_measured: bool = False
+    heads: Heads,
+    capability: int,
+    max_queries: int,
+    dtype: str,
+    kv_format: int = UNQUANTIZED,
+    *,
+    is_measured: bool = False,
 ) -> Launch:
-    """Decodes, or short runs of queries, over latents."""
-    rows, is_quantized = max_queries * heads.num_heads, form != UNQUANTIZED
+    rows, is_quantized = max_queries * heads.num_heads, kv_format != UNQUANTIZED
     tiles = latent_tiles(rows, _element_bytes(dtype), capability, is_quantized=is_quantized)
     constants: dict[str, object] = {
         **latent_constants(heads.num_heads, heads.value_dim, heads.head_dim, _BLOCK_SIZE, tiles),
-        **_format_constants(form),
+        **_format_constants(kv_format),
         "UPCAST_DOT": False,
         **_piece_constants(tiles.tile_n, is_measured=is_measured),
         **({"query_start": None} if max_queries == 1 else {}),
     }
     constants.pop("scale_stride_h", None)
     kind = " runs" * (max_queries > 1) + " heat" * is_measured
-    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} rows<={tiles.tile_m}{kind}"
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[kv_format]} rows<={tiles.tile_m}{kind}"
     dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, tiles.num_warps, tiles.num_stages)
     launch = _launch("paged_latent", variant, _paged_latent_attention_kernel, constants, dtype, dots)
-    return replace(launch, accepted_spill_bytes=_HEAT_SPILLS if is_measured and is_quantized else 0)
+    return replace(launch, accepted_spill_bytes=_HEAT_SPILL_BYTES if is_measured and is_quantized else 0)
 
 
 def latent_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
-    """What touches latents: decodes, short runs, where attention fell, writing, merging."""
-    for form in (UNQUANTIZED, INT8, fp8_format(capability)) if dtype != "fp32" else (UNQUANTIZED,):
-        for max_queries in (1, _SHORT_RUNS[0]):
-            yield latent_case(heads, capability, max_queries, dtype, form)
-        yield latent_case(heads, capability, 1, dtype, form, is_measured=True)
+    for kv_format in (UNQUANTIZED, INT8, fp8_format(capability)) if dtype != "fp32" else (UNQUANTIZED,):
+        for max_queries in (1, _SHORT_QUERY_LENS[0]):
+            yield latent_case(heads, capability, max_queries, dtype, kv_format)
+        yield latent_case(heads, capability, 1, dtype, kv_format, is_measured=True)
     yield from merge_cases(heads, heads.value_dim, dtype)
     write = {
         **write_constants(1, heads.value_dim, heads.head_dim - heads.value_dim, _BLOCK_SIZE),
@@ -456,21 +462,22 @@ def latent_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator
     yield _launch("kv_write", f"{heads} {dtype}", _kv_write_kernel, write, dtype)
 
 
-def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options: Options = PLAIN) -> Iterator[Launch]:
-    """What touches the cache, for both 8-bit formats."""
-    for form in (INT8, fp8_format(capability)):
+def quantized_cases(
+    heads: Heads, capability: int, dtype: str = "bf16", options: AttentionOptions = PLAIN
+) -> Iterator[Launch]:
+    for kv_format in (INT8, fp8_format(capability)):
         for is_measured in (False, True):
-            yield decode_case(heads, options, dtype, form, is_measured=is_measured)
-        yield prefill_case(heads, options, capability, dtype, form)
-        yield prefill_case(heads, options, capability, dtype, form, max_query_len=1)
-        yield from cut_cases(heads, capability, dtype, form, options)
-        yield write_case(heads, dtype, form)
-        yield bounds_case(heads, dtype, form)
-        yield rotate_case(heads, dtype, form, has_norm=True)
+            yield decode_case(heads, options, dtype, kv_format, is_measured=is_measured)
+        yield prefill_case(heads, options, capability, dtype, kv_format)
+        yield prefill_case(heads, options, capability, dtype, kv_format, max_query_len=1)
+        yield from cut_cases(heads, capability, dtype, kv_format, options)
+        yield write_case(heads, dtype, kv_format)
+        yield bounds_case(heads, dtype, kv_format)
+        yield rotate_case(heads, dtype, kv_format, has_norm=True)
 
 
 def shipped_cases(capability: int) -> Iterator[Launch]:
-    """Every configuration that is promised to compile without a spill, once."""
+    """Yield every configuration that must compile without an unaccepted spill, once."""
     seen: set[tuple[str, str]] = set()
     for launch in _all_cases(capability):
         if (launch.name, launch.variant) not in seen:
@@ -487,7 +494,7 @@ def _all_cases(capability: int) -> Iterator[Launch]:
             yield prefill_case(heads, options, capability)
             yield prefill_case(heads, options, capability, is_fixed=True)
             yield from cut_cases(heads, capability, options=options)
-        for max_query_len in (1, _LONG_RUN):
+        for max_query_len in (1, _LONG_QUERY_LEN):
             yield prefill_case(heads, PLAIN, capability, max_query_len=max_query_len)
         yield from choice_cases(heads)
         yield from memory_cases(heads, capability)
@@ -500,41 +507,45 @@ def _all_cases(capability: int) -> Iterator[Launch]:
     for model in (QWEN3_30B_A3B, GPT_OSS_EXPERTS, GPT_OSS_EXPERTS._replace(is_packed=True)):
         yield from expert_cases(model)
     yield from expert_cases(QWEN3_30B_A3B, "fp32")
-    for max_query_len in (512, _LONG_RUN):
+    for max_query_len in (512, _LONG_QUERY_LEN):
         yield prefill_case(EXPANDED, PLAIN, capability, max_query_len=max_query_len)
     yield from quantized_cases(SMOLLM2_135M, capability, "fp32")
     yield from quantized_cases(SMOLLM2_135M, capability, "fp16")
     yield from choice_cases(SMOLLM2_135M, "fp32")
     for is_measured in (False, True):
         yield decode_case(SMOLLM2_135M, PLAIN, "fp32", is_measured=is_measured)
-        for form in ("bf16", "fp32"):
-            yield decode_case(GEMMA4_FULL, PLAIN, form, is_measured=is_measured)
+        for dtype in ("bf16", "fp32"):
+            yield decode_case(GEMMA4_FULL, PLAIN, dtype, is_measured=is_measured)
     for is_fixed in (False, True):
         yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp32", is_fixed=is_fixed)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp16", is_fixed=True)
 
 
 def few_cases(capability: int) -> Iterator[Launch]:
-    """Those that are nearest to what a program may take: what every run of the tests compiles."""
+    """Yield the configurations nearest to a program's limits, which every run of the tests compiles."""
     yield decode_case(LLAMA_8B, PLAIN)
-    yield prefill_case(LLAMA_8B, PLAIN, capability, form=INT8, max_query_len=_SHORT_RUNS[-1], is_cut=True)
-    yield prefill_case(GPT_OSS_20B, Options(sinks=True), capability, max_query_len=_SHORT_RUNS[0], is_cut=True)
+    yield prefill_case(LLAMA_8B, PLAIN, capability, kv_format=INT8, max_query_len=_SHORT_QUERY_LENS[-1], is_cut=True)
+    yield prefill_case(
+        GPT_OSS_20B, AttentionOptions(sinks=True), capability, max_query_len=_SHORT_QUERY_LENS[0], is_cut=True
+    )
     yield latent_case(DEEPSEEK_V3, capability, 1, "bf16")
     yield linear_case(LLAMA_8B, 16, capability)
 
 
 def candidate_cases(capability: int) -> Iterator[Launch]:
-    """Tiles that `bench kernels --tune` tries for 64 queries behind a long context: what fits is worth measuring."""
+    """Yield the tiles that `bench kernels --tune` tries for 64 queries with a long context. Only those that fit are
+    worth measuring.
+    """
     heads, max_query_len = LLAMA_8B, 64
     dims = heads.head_dim, heads.head_dim, heads.group, 2
-    given = prefill_tiles(*dims, max_query_len, capability, num_runs=heads.num_kv_heads)
-    for tiles in candidates(PREFILL, given, heads.group, capability):
+    default_tiles = prefill_tiles(*dims, max_query_len, capability, num_runs=heads.num_kv_heads)
+    for tiles in candidates(PREFILL, default_tiles, heads.group, capability):
         launch = prefill_case(heads, PLAIN, capability, max_query_len=max_query_len, is_cut=True, tiles=tiles)
         yield replace(launch, variant=f"{heads} cut{' query in registers' * tiles.query_in_registers}")
 
 
 def core_cases(capability: int) -> Iterator[Launch]:
-    """Some that between them hold every branch of every kernel: what the tests compile in storms."""
+    """Yield configurations that together contain every branch of every kernel, which long test runs compile."""
     for heads, options in ((LLAMA_8B, PLAIN), (SMOLLM2_135M, EVERY_OPTION[-1])):
         for is_measured in (False, True):
             yield decode_case(heads, options, is_measured=is_measured)
@@ -546,28 +557,30 @@ def core_cases(capability: int) -> Iterator[Launch]:
     yield from choice_cases(LLAMA_8B)
     yield from memory_cases(LLAMA_8B, capability)
     yield from fp8_cases(LLAMA_8B, capability)
-    yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_RUN)
-    yield prefill_case(LLAMA_8B, Options(chunks=True), capability)
+    yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_QUERY_LEN)
+    yield prefill_case(LLAMA_8B, AttentionOptions(chunks=True), capability)
     for heads, options in ((LLAMA_8B, PLAIN), (SMOLLM2_135M, EVERY_OPTION[-1])):
         yield prefill_case(heads, options, capability, is_fixed=True)
-    yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)
-    yield from cut_cases(SMOLLM2_135M, capability, form=INT8)
+    yield prefill_case(SMOLLM2_135M, PLAIN, capability, kv_format=INT8)
+    yield from cut_cases(SMOLLM2_135M, capability, kv_format=INT8)
     for is_measured in (False, True):
-        yield decode_case(SMOLLM2_135M, PLAIN, form=fp8_format(capability), is_measured=is_measured)
-    for form in (INT8, fp8_format(capability)):
-        yield write_case(SMOLLM2_135M, form=form)
-        yield bounds_case(SMOLLM2_135M, form=form)
+        yield decode_case(SMOLLM2_135M, PLAIN, kv_format=fp8_format(capability), is_measured=is_measured)
+    for kv_format in (INT8, fp8_format(capability)):
+        yield write_case(SMOLLM2_135M, kv_format=kv_format)
+        yield bounds_case(SMOLLM2_135M, kv_format=kv_format)
 
 
 def _piece_constants(tile_n: int, *, is_measured: bool) -> dict[str, object]:
-    """What the launcher passes: nothing is kept of blocks where nothing is measured."""
+    """Return the constants for measuring page heat, as the launcher passes them: without measuring, no sums are
+    stored.
+    """
     return {"PIECE": math.gcd(_BLOCK_SIZE, tile_n)} if is_measured else {"PIECE": 0, **dict.fromkeys(_SUMS)}
 
 
-def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, form: int) -> dict[str, object]:
+def _attention_constants(heads: Heads, tiles: DotTiles, options: AttentionOptions, kv_format: int) -> dict[str, object]:
     constants: dict[str, object] = {
         **attention_constants(heads.group, heads.head_dim, heads.value_dim or heads.head_dim, _BLOCK_SIZE, tiles),
-        **_format_constants(form),
+        **_format_constants(kv_format),
         "HAS_SOFTCAP": options.softcap,
         "HAS_SINKS": options.sinks,
         "UPCAST_DOT": False,
@@ -577,9 +590,9 @@ def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, form: 
     return constants
 
 
-def _format_constants(form: int) -> dict[str, object]:
-    """What the launcher passes: a cache that is not quantized has no scales."""
-    return {"KV_FORMAT": form, **(dict.fromkeys(_SCALES) if form == UNQUANTIZED else {})}
+def _format_constants(kv_format: int) -> dict[str, object]:
+    """Return the constants for the cache's format, as the launcher passes them: an unquantized cache has no scales."""
+    return {"KV_FORMAT": kv_format, **(dict.fromkeys(_SCALES) if kv_format == UNQUANTIZED else {})}
 
 
 def _launch(
@@ -593,9 +606,9 @@ def _launch(
 ) -> Launch:
     names = [name for name in kernel.arg_names if name not in constants]
     arguments = {name: f"*{dtype}" if name in _DATA else _TYPES.get(name, "i32") for name in names}
-    form = constants.get("KV_FORMAT", UNQUANTIZED)
-    if isinstance(form, int) and form != UNQUANTIZED:
-        arguments |= dict.fromkeys(_CACHES, _EIGHT_BITS[form])
+    kv_format = constants.get("KV_FORMAT", UNQUANTIZED)
+    if isinstance(kv_format, int) and kv_format != UNQUANTIZED:
+        arguments |= dict.fromkeys(_CACHES, _EIGHT_BITS[kv_format])
     aligned = frozenset(name for name in names if name not in _UNALIGNED) - varying_arguments(kernel)
     warps, stages, registers = tiles[4:7] if tiles else (num_warps, 3, None)
     return Launch(

@@ -1,4 +1,6 @@
-"""Compiling one kernel for a GPU that is not here, and reading what it takes. Needs Triton, no GPU, no driver."""
+"""Compiles a kernel for a GPU that need not be present, and reads its resources. Needs Triton, but no GPU and no
+driver.
+"""
 
 import os
 import re
@@ -12,7 +14,7 @@ from typing import Any, Final
 from kvscope_kernels.triton_language import Kernel, require_triton
 
 MAX_SHARED_BYTES: Final = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, **dict.fromkeys((86, 89, 120), 99 << 10)}
-"""Shared memory one program may take, by compute capability (CUDA C++ Programming Guide, table of capabilities)."""
+"""Maximum shared memory of one program, by compute capability (CUDA C++ Programming Guide, table of capabilities)."""
 _REGISTERS_PER_MULTIPROCESSOR: Final = 65536
 _THREADS_PER_MULTIPROCESSOR: Final = {80: 2048, 90: 2048, 100: 2048, **dict.fromkeys((86, 89, 120), 1536)}
 
@@ -28,27 +30,25 @@ _WIDE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class LoopFigures:
-    """What one turn of a loop is made of, a thread."""
+    """Instructions of one iteration of a loop, per thread."""
 
     num_instructions: int
     num_wide_loads: int
-    """From global memory, 16 bytes or more at once: what a memory-bound kernel should have alone."""
+    """Loads of 16 bytes or more from global memory. Memory-bound kernels should have only these."""
     num_narrow_loads: int
     num_matrix_ops: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A kernel as it is launched: what its arguments are, not their values."""
-
     name: str
     variant: str
     kernel: Kernel
     arguments: Mapping[str, str]
-    """Type by name: `*bf16`, `i32`, `fp32`. What is missing is a constant."""
+    """Type by name: `*bf16`, `i32`, `fp32`. Parameters that are missing are constants."""
     constants: Mapping[str, object]
     aligned: frozenset[str]
-    """Arguments divisible by 16, as the launcher would find them."""
+    """Arguments that the launcher would find divisible by 16."""
     num_warps: int
     num_stages: int
     max_registers: int | None = None
@@ -57,26 +57,23 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one compiled kernel takes of a multiprocessor."""
-
     registers: int
-    """A thread."""
+    """Registers per thread."""
     spill_bytes: int
-    """Stores and loads together."""
+    """Bytes of spill stores and spill loads."""
     stack_bytes: int
     shared_bytes: int
     num_async_copies: int
     num_matrix_ops: int
-    """mma.sync, wgmma and tcgen05 instructions."""
+    """Number of mma.sync, wgmma and tcgen05 instructions."""
     num_warps: int
     capability: int
     loop: LoopFigures
-    """Of the loop that nearly all of the time goes to."""
+    """Figures of the loop that takes most of the time."""
     accepted_spill_bytes: int = 0
 
     @property
     def num_resident(self) -> int:
-        """Programs that fit one multiprocessor at once."""
         threads = self.num_warps * 32
         by_registers = _REGISTERS_PER_MULTIPROCESSOR // (max(self.registers, 1) * threads)
         by_shared = (MAX_SHARED_BYTES[self.capability] + 1024) // (self.shared_bytes + 1024)
@@ -84,30 +81,31 @@ class Resources:
 
     @property
     def occupancy(self) -> float:
-        """Share of the threads that a multiprocessor can hold at once."""
+        """Share of a multiprocessor's threads that resident programs use, 0 to 1."""
         return self.num_resident * self.num_warps * 32 / _THREADS_PER_MULTIPROCESSOR[self.capability]
 
     @property
     def faults(self) -> list[str]:
-        """Why this kernel must not be shipped."""
-        found = []
+        faults = []
         if max(self.spill_bytes, self.stack_bytes) > self.accepted_spill_bytes:
-            found.append(f"spills {self.spill_bytes} bytes, stack {self.stack_bytes} bytes")
+            faults.append(f"spills {self.spill_bytes} bytes, stack {self.stack_bytes} bytes")
         if self.shared_bytes > MAX_SHARED_BYTES[self.capability]:
-            found.append(f"{self.shared_bytes} bytes of shared memory, {MAX_SHARED_BYTES[self.capability]} are there")
+            faults.append(f"{self.shared_bytes} bytes of shared memory, {MAX_SHARED_BYTES[self.capability]} are there")
         if self.num_resident == 0:
-            found.append("does not fit a multiprocessor")
-        return found
+            faults.append("does not fit a multiprocessor")
+        return faults
 
 
 def varying_arguments(kernel: Kernel) -> frozenset[str]:
-    """Those that the launcher takes as they come, without looking at their value or alignment."""
+    """Return the parameters that the launcher does not specialize on value or alignment."""
     parameters: Sequence[Any] = getattr(kernel, "params", ())
     return frozenset(p.name for p in parameters if p.do_not_specialize or p.do_not_specialize_on_alignment)
 
 
 def compile_for(launch: Launch, capability: int) -> Resources:
-    """Compile for one of `MAX_SHARED_BYTES`. Raises RuntimeError where Triton is missing or interprets."""
+    """Compile for a capability in `MAX_SHARED_BYTES`. Raises RuntimeError if Triton is missing or runs as an
+    interpreter.
+    """
     ptx, shared_bytes = assembly(launch, capability)
     return Resources(
         **_assembler_report(ptx, capability),
@@ -122,7 +120,7 @@ def compile_for(launch: Launch, capability: int) -> Resources:
 
 
 def assembly(launch: Launch, capability: int) -> tuple[str, int]:
-    """PTX, and bytes of shared memory. Raises as `compile_for`."""
+    """Return the PTX, and the bytes of shared memory. Raises RuntimeError as `compile_for` does."""
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default differs between Triton versions
     require_triton()
     import triton  # type: ignore[import-untyped]
@@ -144,7 +142,6 @@ def assembly(launch: Launch, capability: int) -> tuple[str, int]:
 
 
 def _assembler_report(ptx: str, capability: int) -> dict[str, int]:
-    """Registers, spills and stack by the assembler that Triton would use for this capability."""
     from triton.backends.nvidia.compiler import get_ptxas  # type: ignore[import-untyped]
 
     target = re.search(r"\.target (sm_\w+)", ptx)
@@ -162,16 +159,17 @@ def _assembler_report(ptx: str, capability: int) -> dict[str, int]:
 
 
 def _number(pattern: str, log: str) -> int:
-    found = re.search(pattern, log)
-    assert found, f"the assembler reports {pattern}: {log}"
-    return int(found[1])
+    match = re.search(pattern, log)
+    assert match, f"the assembler reports {pattern}: {log}"
+    return int(match[1])
 
 
 def inner_loop(ptx: str) -> LoopFigures:
-    """Of the innermost loop with the most matrix instructions, or loads where none has any; of all where none loops.
+    """Return the figures of the innermost loop with the most matrix instructions, or, without any, the most loads.
+    Without loops, the figures of the whole kernel.
 
-    A tile that no row needs to be masked in and the one that ends a prompt are loops of their own: of two that are
-    equal otherwise, the shorter is the one that most of the time goes to.
+    Attention kernels have separate loops for tiles without and with masked rows. Among loops that are otherwise equal,
+    the shortest is chosen, because it takes most of the time.
     """
     lines = [line.strip() for line in ptx.splitlines()]
     return max(map(_figures, _innermost(lines)), key=_weight, default=_figures(lines))
@@ -182,13 +180,13 @@ def _weight(loop: LoopFigures) -> tuple[int, int, int]:
 
 
 def _innermost(lines: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Bodies of the loops that hold no other: from a label to the last branch back to it."""
-    labels = {match[1]: at for at, line in enumerate(lines) if (match := _LABEL.match(line))}
+    """Yield the bodies of the loops that contain no other loop, from a label to the last branch back to it."""
+    labels = {match[1]: index for index, line in enumerate(lines) if (match := _LABEL.match(line))}
     ends: dict[int, int] = {}
-    for at, line in enumerate(lines):
-        found = _BRANCH.search(line)
-        if found and labels.get(found[1], at + 1) <= at:
-            ends[labels[found[1]]] = at
+    for index, line in enumerate(lines):
+        branch = _BRANCH.search(line)
+        if branch and labels.get(branch[1], index + 1) <= index:
+            ends[labels[branch[1]]] = index
     for start, end in ends.items():
         if not any(start < other and ends[other] <= end for other in ends):
             yield lines[start : end + 1]

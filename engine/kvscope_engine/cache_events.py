@@ -26,7 +26,6 @@ class CacheEvents:
 
     @property
     def note(self) -> str:
-        """One-line warning for the user that prompt tokens are published to every client that connects."""
         address = self._publisher.endpoint
         if self._publisher.replay_endpoint:
             address += f", replays on {self._publisher.replay_endpoint}"

@@ -43,8 +43,7 @@ def parse_size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: {error}") from None
 
 
-def whole_number(text: str) -> int:
-    """Parse an integer. The caller checks its range."""
+def parse_int(text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -52,7 +51,6 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Parse a float. The caller checks its range."""
     try:
         return float(text)
     except ValueError:

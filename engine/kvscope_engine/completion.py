@@ -29,8 +29,7 @@ class CompletionEngine(Protocol):
     @property
     def has_unfinished(self) -> bool: ...
 
-    def submit(self, submit: Submit) -> Accepted:
-        """Queue a request. Raises BadInput if it is not accepted."""
+    def submit(self, submit: Submit) -> Accepted: ...
 
     def abort(self, request_id: str) -> None: ...
 
@@ -84,31 +83,31 @@ def collect(
     """
     if engine.has_unfinished:
         raise BadInput("generate needs an idle engine: a request is unfinished; call step() until none is")
-    waiting: list[Completion] = []
+    pending: list[Completion] = []
     by_key: dict[tuple[str, int], Completion] = {}
     for index, prompt in enumerate(prompts):
         for completion in _submit(engine, index, prompt, sampling):
-            waiting.append(completion)
+            pending.append(completion)
             by_key[f"generate-{index}", completion.completion] = completion
     try:
-        while waiting:
-            while waiting and waiting[0].finish_reason is not None:
-                yield waiting.pop(0)
-            if waiting:
+        while pending:
+            while pending and pending[0].finish_reason is not None:
+                yield pending.pop(0)
+            if pending:
                 for message in engine.step():
                     by_key[message.request_id, message.index].add_output(message)
     finally:
-        for completion in waiting:
+        for completion in pending:
             engine.abort(f"generate-{completion.index}")
-        if waiting and not engine.is_closed:
+        if pending and not engine.is_closed:
             engine.step()
 
 
 def _submit(engine: CompletionEngine, index: int, prompt: str | Submit, sampling: SamplingParams) -> list[Completion]:
     submit = prompt if isinstance(prompt, Submit) else Submit(request_id="-", prompt=prompt, sampling=sampling)
-    text = submit.prompt or (submit.messages[-1].content if submit.messages else "")
+    prompt_text = submit.prompt or (submit.messages[-1].content if submit.messages else "")
     try:
         engine.submit(msgspec.structs.replace(submit, request_id=f"generate-{index}"))
     except BadInput as error:
-        return [Completion(index, text, finish_reason="error", error=str(error))]
-    return [Completion(index, text, completion) for completion in range(submit.sampling.n)]
+        return [Completion(index, prompt_text, finish_reason="error", error=str(error))]
+    return [Completion(index, prompt_text, completion) for completion in range(submit.sampling.n)]

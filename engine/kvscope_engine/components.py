@@ -102,7 +102,7 @@ NO_MEMORY_FOR_PIECEWISE_GRAPHS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineComponents:
-    """Components of one engine, in the state in which `build_components` left them."""
+    """Components of one engine, created by `build_components`."""
 
     epoch: int
     loaded: LoadedModel
@@ -131,7 +131,6 @@ class EngineComponents:
     work: ModelWork | None
     """Cost model for the FLOPs and bytes of a step; None if they are not reported."""
     modules: tuple[ModuleBytes, ...]
-    """Bytes of the weights by part of the model."""
     lora: LoraAdapters | None
     """LoRA adapters; None if LoRA is disabled."""
     register: GpuRegister
@@ -171,7 +170,6 @@ class EngineComponents:
 
     @property
     def copied_seconds(self) -> float:
-        """Seconds spent copying blocks between the tiers since the start."""
         if self.mover is None:
             return 0.0
         stats = self.mover.stats
@@ -231,7 +229,7 @@ class EngineComponents:
         if self.threads is not None:
             self.threads.close()
         if self.mover is not None:
-            if self.mover.keeps:
+            if self.mover.is_persistent:
                 deadline_s = time.monotonic() + SAVE_PREFIXES_TIMEOUT_S
                 self.scheduler.save_prefixes_to_disk(lambda: time.monotonic() < deadline_s)
             failure = f"the disk tier was given up: {self.mover.failure}" if self.mover.failure else ""
@@ -260,14 +258,14 @@ def build_components(
         leader = lead_ranks(config)
         if leader is not None:
             undo.callback(leader.close)
-        config = _without_unsupported_graphs(config_of_rank(config, leader))
+        config = _disable_graphs_for_options(config_of_rank(config, leader))
         threads = CpuThreads(config.num_threads or (default_num_threads() if config.deterministic else None))
         register = GpuRegister()
         undo.callback(register.close)
-        model = _ready_model(config, leader, progress, undo, register)
+        model = _load_ready_model(config, leader, progress, undo, register)
         requested = config
-        config = _limited_by_model(config, model.loaded.module)
-        size = _agreed_size(config, model, leader, progress)
+        config = _disable_graphs_for_model(config, model.loaded.module)
+        size = _agree_on_pool_size(config, model, leader, progress)
         if size.plan is not None:
             register.publish(size.plan.needed - size.plan.weights + max(size.plan.kv, 0))
         loaded, allocator_notes = adapt_to_allocator(config, model.loaded, size.num_blocks)
@@ -302,7 +300,7 @@ def build_components(
             pool=cache.pool,
             scheduler=scheduler,
             runner=runner,
-            hello=_hello(config, epoch, loaded, cache, states, scheduler, model.attention),
+            hello=_build_hello(config, epoch, loaded, cache, states, scheduler, model.attention),
             mover=cache.mover,
             notes=notes,
             threads=threads if loaded.device.type == "cpu" else None,
@@ -326,8 +324,6 @@ def build_components(
 
 @dataclass(frozen=True, slots=True)
 class _ReadyModel:
-    """A loaded and fused model, with its attention and matrix-multiplication kernels chosen."""
-
     loaded: LoadedModel
     fused: FusedCounts
     attention: LibraryChoice
@@ -341,8 +337,6 @@ class _ReadyModel:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """The block pool, the storage of its blocks, and the movers to lower tiers."""
-
     storage: KVStorage
     pool: BlockPool
     mover: BlockMover | None
@@ -391,12 +385,11 @@ def _notes_at_start(
     states: StateStorage | None,
     allocator_notes: list[str],
 ) -> list[str]:
-    """Return the deviations from `config` that are known before the runner is built, one line each."""
     streamed = streamed_weights(loaded.module)
     return [
         *loaded.notes,
         *filter(None, (model.products, describe_user_table(loaded.device))),
-        *expanded_notes(loaded.module),
+        *mla_expansion_notes(loaded.module),
         *_notes_on_bias(loaded.module),
         *allocator_notes,
         *(streamed.notes if streamed is not None else ()),
@@ -407,7 +400,7 @@ def _notes_at_start(
     ]
 
 
-def _without_unsupported_graphs(config: EngineConfig) -> EngineConfig:
+def _disable_graphs_for_options(config: EngineConfig) -> EngineConfig:
     """Disable CUDA graphs for streamed weights and deterministic engines, which do not support them.
 
     Must run before memory is planned, because the plan reserves memory for graphs.
@@ -415,7 +408,7 @@ def _without_unsupported_graphs(config: EngineConfig) -> EngineConfig:
     return replace(config, enforce_eager=True) if config.cpu_offload_gb or config.deterministic else config
 
 
-def _limited_by_model(config: EngineConfig, module: torch.nn.Module) -> EngineConfig:
+def _disable_graphs_for_model(config: EngineConfig, module: torch.nn.Module) -> EngineConfig:
     """Disable CUDA graphs that the model does not support.
 
     All graphs are disabled if transformers' own forward runs the model, if a layer adds a bias to attention scores
@@ -429,7 +422,7 @@ def _limited_by_model(config: EngineConfig, module: torch.nn.Module) -> EngineCo
     return replace(config, piecewise_graphs=False) if recurrent.layers else config
 
 
-def _ready_model(
+def _load_ready_model(
     config: EngineConfig,
     leader: Leader | None,
     progress: Callable[[Progress], None],
@@ -488,7 +481,7 @@ def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) ->
     refuse_options(refused, loaded.info.name, why)
 
 
-def _agreed_size(
+def _agree_on_pool_size(
     config: EngineConfig, model: _ReadyModel, leader: Leader | None, progress: Callable[[Progress], None]
 ) -> PoolSize:
     """Return the pool size of this rank, with the smallest number of blocks of all ranks."""
@@ -569,7 +562,7 @@ def _build_states(config: EngineConfig, loaded: LoadedModel, size: PoolSize, und
     return states
 
 
-def expanded_notes(module: torch.nn.Module) -> list[str]:
+def mla_expansion_notes(module: torch.nn.Module) -> list[str]:
     """Return a note if an MLA model caches keys and values instead of latents; empty for other models."""
     config: Any = module.config
     config = config.get_text_config(decoder=True)
@@ -581,8 +574,8 @@ def expanded_notes(module: torch.nn.Module) -> list[str]:
         return []
     why = getattr(module, "kvscope_why_expanded", None) or "its attention has another structure than is known"
     return [
-        f"the cache holds keys and values in place of latents, {calls[0].shape.numbers:,} numbers a token and layer and"
-        f" not {sum(sizes):,}: {why:.200}"
+        f"the cache holds keys and values in place of latents, {calls[0].shape.num_elements:,} numbers a token and"
+        f" layer and not {sum(sizes):,}: {why:.200}"
     ]
 
 
@@ -766,7 +759,7 @@ def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
     return f"{loaded.info.name};{loaded.quantization};{loaded.fingerprint}{sparse}"
 
 
-def _hello(
+def _build_hello(
     config: EngineConfig,
     epoch: int,
     loaded: LoadedModel,

@@ -65,7 +65,6 @@ ProgressCallback = Callable[[Progress], None]
 Publish = Callable[[TelemetryMessage], None]
 
 FAILURE_NOTE_INTERVAL_NS: Final = 60_000_000_000
-"""Minimum nanoseconds between two notes on steps in which a library failed."""
 
 
 class Engine:
@@ -479,7 +478,6 @@ class Engine:
         return num_ended
 
     def _report_failure(self, completed: CompletedStep, num_ended: int) -> None:
-        """Add a note on a step in which a library failed, at most once per `FAILURE_NOTE_INTERVAL_NS`."""
         if completed.ended_ns < self._next_failure_note_ns:
             self._num_unreported_failures += 1
             return

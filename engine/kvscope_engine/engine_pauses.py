@@ -36,8 +36,6 @@ _MAX_BUSY_SHARE: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Clock readings, all in nanoseconds."""
-
     now_ns: int
     """Monotonic time, which stops while the machine sleeps."""
     slept_ns: int
@@ -96,7 +94,6 @@ class SuspensionWatch:
         return self._last is not None and self.beat()
 
     def drain(self) -> list[Suspension]:
-        """Return and clear the pending suspensions, oldest first."""
         with self._lock:
             suspensions, self._suspensions = self._suspensions, []
             return suspensions
@@ -151,7 +148,6 @@ class EnginePauses:
         return self._suspension_watch.beat()
 
     def report_suspensions(self) -> None:
-        """Publish pending suspensions without waiting for a step."""
         if self._suspension_watch.poll():
             self._record()
 

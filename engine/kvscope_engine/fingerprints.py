@@ -76,13 +76,13 @@ class FingerprintRecorder:
         if kv.is_shared:
             return [_UNKNOWN_DIGEST] * len(filled)
         blocks = [request.block_tables[kv.group][index] for request, index in filled]
-        is_held = [index >= request.num_null_blocks[kv.group] for request, index in filled]
-        stored_blocks = [block if held else 0 for block, held in zip(blocks, is_held, strict=True)]
+        are_stored = [index >= request.num_null_blocks[kv.group] for request, index in filled]
+        stored_blocks = [block if is_stored else 0 for block, is_stored in zip(blocks, are_stored, strict=True)]
         row_indices = torch.tensor(stored_blocks, device=kv.k.device)
         keys, values = (part.index_select(0, row_indices).cpu().view(torch.uint8).numpy() for part in (kv.k, kv.v))
         return [
-            _digest(key.data, value.data) if held else _UNKNOWN_DIGEST
-            for key, value, held in zip(keys, values, is_held, strict=True)
+            _digest(key.data, value.data) if is_stored else _UNKNOWN_DIGEST
+            for key, value, is_stored in zip(keys, values, are_stored, strict=True)
         ]
 
 
@@ -93,7 +93,6 @@ def _digest(keys: memoryview, values: memoryview) -> bytes:
 
 
 def recorded_request(request: Request, epoch: int) -> RecordedText:
-    """Convert a finished request to its form in a recording with texts."""
     sampling = request.sampling
     options = {name: getattr(sampling, name) for name in SamplingParams.__struct_fields__}
     return RecordedText(

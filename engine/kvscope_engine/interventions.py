@@ -85,14 +85,14 @@ class Interventions:
 
         Returns the ids of the protected blocks, including those that were already pinned.
         """
-        wanted = self._unique_blocks(blocks)
+        requested = self._unique_blocks(blocks)
         if self._pool.index is None:
             raise BadInput("this engine has no prefix cache, so nothing can be pinned")
         if with_prefix:
-            wanted = list(dict.fromkeys(ancestor for block in wanted for ancestor in self._prefix_of(block)))
-        pinnable = [block for block in wanted if self._pool.prefix(block) is not None]
+            requested = list(dict.fromkeys(ancestor for block in requested for ancestor in self._prefix_of(block)))
+        pinnable = [block for block in requested if self._pool.prefix(block) is not None]
         if not pinnable:
-            raise BadInput(f"{_blocks_text(wanted)} not in the prefix cache: only full, cached blocks can be pinned")
+            raise BadInput(f"{_blocks_text(requested)} not in the prefix cache: only full, cached blocks can be pinned")
         if len(self._pool.pinned | set(pinnable)) > MAX_PINNED:
             raise BadInput(refusal_of_many(len(pinnable)))
         self._scheduler.pin(pinnable)
@@ -107,32 +107,32 @@ class Interventions:
 
     def evict(self, blocks: Sequence[int], by: str) -> str:
         """Evict those of `blocks` that are cached, unused and not pinned."""
-        wanted = self._unique_blocks(blocks)
-        evictable = [block for block in wanted if self._pool.is_evictable(block)]
+        requested = self._unique_blocks(blocks)
+        evictable = [block for block in requested if self._pool.is_evictable(block)]
         if not evictable:
-            raise BadInput(self._why_not_evicted(wanted))
+            raise BadInput(self._why_not_evicted(requested))
         num_offloaded = self._scheduler.evict(evictable, by, time.monotonic_ns())
         self._record()
         parts = [counted(len(evictable), "block") + (" was" if len(evictable) == 1 else " were") + " evicted"]
         parts += [f"{num_offloaded} moved to host memory"] if num_offloaded else []
-        num_left = len(wanted) - len(evictable)
+        num_left = len(requested) - len(evictable)
         parts += [f"{num_left} others are in use, pinned or free"] if num_left else []
         return "; ".join(parts)
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
         """Change the limits of the following steps; 0 keeps a limit."""
         current = self.limits
-        wanted = (max_num_seqs or current[0], max_num_batched_tokens or current[1])
+        new_limits = (max_num_seqs or current[0], max_num_batched_tokens or current[1])
         for name, value, maximum in zip(
-            ("max_num_seqs", "max_num_batched_tokens"), wanted, self._max_limits, strict=True
+            ("max_num_seqs", "max_num_batched_tokens"), new_limits, self._max_limits, strict=True
         ):
             if value > maximum:
                 raise BadInput(f"{name}={value} is not accepted: 1 to {maximum}, as this engine was started with")
-        self._scheduler.limits.set(*wanted)
-        text = f"max_num_seqs is {wanted[0]}, max_num_batched_tokens {wanted[1]}"
+        self._scheduler.limits.set(*new_limits)
+        text = f"max_num_seqs is {new_limits[0]}, max_num_batched_tokens {new_limits[1]}"
         self._record_notice(f"{by} changed the limits of the batch: {text}")
         running = self._scheduler.num_running
-        return text + (f"; {running} run and end first" if running > wanted[0] else "")
+        return text + (f"; {running} run and end first" if running > new_limits[0] else "")
 
     def load_adapter(self, name: str, path: str, by: str) -> str:
         self._adapters_or_refuse().load(name, path)
@@ -170,13 +170,13 @@ class Interventions:
 
     def _unique_blocks(self, blocks: Sequence[int]) -> list[int]:
         """Return the blocks without duplicates. Raises BadInput if there are none or one is not in the pool."""
-        wanted = list(dict.fromkeys(blocks))
-        if not wanted:
+        unique = list(dict.fromkeys(blocks))
+        if not unique:
             raise BadInput("no block was named: at least 1 is needed")
-        outside = [block for block in wanted if block >= self._pool.num_blocks]
+        outside = [block for block in unique if block >= self._pool.num_blocks]
         if outside:
             raise BadInput(f"block {outside[0]} is not in the pool: 0 to {self._pool.num_blocks - 1} are accepted")
-        return wanted
+        return unique
 
     def _prefix_of(self, block: int) -> list[int]:
         """Return a block and the cached blocks before it in its prefix, last to first."""

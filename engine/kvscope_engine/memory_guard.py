@@ -20,7 +20,6 @@ from kvscope_engine.model.device_memory.paging import PagingWatch
 from kvscope_engine.policy.step_plan import StepPlan, StepResult
 
 POLL_INTERVAL_S: Final = 2.0
-"""Minimum seconds between two polls."""
 SLACK_BYTES: Final = 128 << 20
 """Growth of other programs' memory since the start that is always tolerated, because this engine's driver also loads
 some kernels late.
@@ -56,12 +55,9 @@ def _run_in_thread(work: Callable[[], object]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """GPU memory that was planned for an engine."""
-
     planned_bytes: int
     """Bytes that the engine may allocate in total; 0 without a plan: steps are then not limited."""
     costs: StepCosts
-    """Memory needed by steps of each size."""
     other_bytes: int | None = None
     """Bytes that other programs held when the plan was made; None: what they hold when the guard is created."""
 
@@ -188,7 +184,6 @@ class MemoryGuard:
         return self._memory.free_bytes(), own_bytes
 
     def _change_text(self, level: Level, missing: int, *, is_down: bool) -> str:
-        """Describe a change of the level. May wait for the driver, to name other processes."""
         if not is_down:
             return f"a part of the GPU's memory is free again: {self._level_text(level)}, until all of it is"
         processes = self.grown_holders_text()

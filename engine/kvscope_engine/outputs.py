@@ -28,7 +28,6 @@ class OutputStream:
     detokenizer: Detokenizer | None
     eos_token_ids: frozenset[int]
     token_text: Callable[[int], str] | None = None
-    """Returns the text of a single token, for log-probabilities."""
     running_time: RunningTime = field(default_factory=RunningTime)
     """Converts spans to engine time without pauses and suspensions."""
     pending: list[Tokens | Finished] = field(default_factory=list)
@@ -72,7 +71,6 @@ class OutputStream:
         )
 
     def drain(self) -> list[Tokens | Finished]:
-        """Return and clear the pending messages."""
         pending, self.pending = self.pending, []
         return pending
 

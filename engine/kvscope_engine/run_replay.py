@@ -30,13 +30,10 @@ if TYPE_CHECKING:
 
 RECORDING_HINT: Final = "start the engine with --deterministic --fingerprints --record FILE.mcap --record-text"
 _REQUIRED_EQUAL: Final = ("architecture", "num_layers", "vocab_size", "dtype", "quantization", "quantization_option")
-"""Model properties that must equal those of the recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """Contents of a recording that are replayed and compared."""
-
     hello: Hello
     requests: tuple[RecordedText, ...]
     """Requests that ended without an error, ordered by number."""
@@ -46,7 +43,6 @@ class RecordedRun:
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Read the run recorded at `path`. Raises BadInput, with what is missing, if the run cannot be replayed."""
     recording = Recording.open(path)
     hello, name = recording.info.hello, str(path)
     if not hello.capabilities.deterministic:
@@ -116,7 +112,9 @@ def _environment(recorded: Hello, replayed: Hello) -> str:
         ("the software", recorded.device.software, replayed.device.software),
         ("kvscope", recorded.engine_version, replayed.engine_version),
     )
-    return "; ".join(f"{what} was {before!r}, and is {after!r}" for what, before, after in pairs if before != after)
+    return "; ".join(
+        f"{component} was {before!r}, and is {after!r}" for component, before, after in pairs if before != after
+    )
 
 
 class Moment(NamedTuple):
@@ -131,8 +129,6 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplayComparison:
-    """Result of comparing a replay with its recording."""
-
     num_requests: int
     num_layers: int
     num_blocks: int
@@ -147,11 +143,9 @@ class ReplayComparison:
     left_out: tuple[str, ...] = ()
     """Requests, blocks and tokens that could not be compared: counts with reasons."""
     environment: str = ""
-    """Differences of the machine and its software; empty if there are none."""
 
     @property
     def lines(self) -> list[str]:
-        """The result as text for the terminal, one string per line."""
         left_out = [f"not compared: {'; '.join(self.left_out)}"] if self.left_out else []
         counts = f"{self.num_requests} requests, {self.num_blocks} blocks, {self.num_layers} layers"
         if not self.first and not self.num_blocks and not self.num_logits:
@@ -189,17 +183,15 @@ class RunDigests:
             if key is not None and any(digests):  # all zeros: no digest is known
                 self.blocks[key].setdefault(digests, Moment(message.step, 0, request, block))
         sampled = np.frombuffer(message.sampled_number, "<u4").tolist()
-        places = np.frombuffer(message.sampled_place, "<u4").tolist()
+        token_indices = np.frombuffer(message.sampled_place, "<u4").tolist()
         sums = np.frombuffer(message.logit_sums, "<u8").tolist()
-        for request, num_generated, total in zip(sampled, places, sums, strict=True):
+        for request, num_generated, total in zip(sampled, token_indices, sums, strict=True):
             text = texts.get(request)
             if text is not None and (key := text.key(text.num_prompt_tokens + num_generated)) is not None:
                 self.logits[key].setdefault(total, Moment(message.step, message.num_layers, request, num_generated))
 
 
 class PrefixKeys:
-    """Hash keys of all prefixes of a request's tokens."""
-
     def __init__(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
         digest = hashlib.blake2b(digest_size=16)
@@ -219,14 +211,11 @@ def _key(texts: dict[int, PrefixKeys], number: int, num_tokens: int) -> bytes | 
 
 
 class Replayer:
-    """Replays a recorded run on an engine whose telemetry messages are passed to `receive`."""
-
     def __init__(self, run: RecordedRun) -> None:
         self._run = run
         self._received: list[Fingerprints] = []
 
     def receive(self, message: TelemetryMessage) -> None:
-        """Collect the fingerprints among the engine's messages."""
         if isinstance(message, Fingerprints):
             self._received.append(message)
 
@@ -282,13 +271,15 @@ class Replayer:
             equal_logits,
             num_requests - len(different_texts),
             first,
-            left_out=_left_out(run, recorded, replayed),
+            left_out=_exclusions(run, recorded, replayed),
             environment=_environment(run.hello, hello),
         )
 
 
-def _left_out(run: RecordedRun, recorded: RunDigests, replayed: RunDigests) -> tuple[str, ...]:
-    fingerprints = {number for message in run.fingerprints for packed in _numbers(message) for number in packed}
+def _exclusions(run: RecordedRun, recorded: RunDigests, replayed: RunDigests) -> tuple[str, ...]:
+    fingerprints = {
+        number for message in run.fingerprints for packed in _described_requests(message) for number in packed
+    }
     without_end = len(fingerprints - run.failed - {text.number for text in run.requests})
     counts = (
         (len(run.failed), "request", "that failed in the recording"),
@@ -300,7 +291,7 @@ def _left_out(run: RecordedRun, recorded: RunDigests, replayed: RunDigests) -> t
     return tuple(f"{count} {noun}{'s' * (count > 1)} {reason}" for count, noun, reason in known_counts if count > 0)
 
 
-def _numbers(message: Fingerprints) -> tuple[list[int], list[int]]:
+def _described_requests(message: Fingerprints) -> tuple[list[int], list[int]]:
     """Return the numbers of the requests whose blocks, and of those whose sampled tokens, the message describes."""
     return np.frombuffer(message.number, "<u4").tolist(), np.frombuffer(message.sampled_number, "<u4").tolist()
 
@@ -348,8 +339,10 @@ def _compare_logits(recorded: RunDigests, replayed: RunDigests) -> tuple[int, in
 
 def _first_layer(digests: bytes, other: bytes) -> int | None:
     """Return the lowest layer with different digests, or None. A digest of 0 means unknown."""
-    both = np.frombuffer(digests, "<u8"), np.frombuffer(other, "<u8")
-    differing_layers = np.flatnonzero((both[0] != both[1]) & (both[0] != 0) & (both[1] != 0))
+    digest_arrays = np.frombuffer(digests, "<u8"), np.frombuffer(other, "<u8")
+    differing_layers = np.flatnonzero(
+        (digest_arrays[0] != digest_arrays[1]) & (digest_arrays[0] != 0) & (digest_arrays[1] != 0)
+    )
     return int(differing_layers[0]) if len(differing_layers) else None
 
 
@@ -368,7 +361,6 @@ def _difference_text(moment: Moment, run: RecordedRun, num_layers: int, block_si
 
 
 def _token_difference_text(different_texts: list[RecordedText], output_ids: dict[int, list[int]]) -> str:
-    """Describe the first token that differs, for runs without fingerprints; empty if all are equal."""
     if not different_texts:
         return ""
     text = different_texts[0]

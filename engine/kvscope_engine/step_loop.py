@@ -87,8 +87,6 @@ class CompletedStep:
 
 @dataclass(slots=True)
 class OverlapCounts:
-    """Counts of overlapped steps since the start."""
-
     steps: int = 0
     overlapped: int = 0
     """Steps during which the next one was launched."""
@@ -116,7 +114,6 @@ class _InFlight:
     launched: Launched | None
     """The launched step; None if the launch failed: it then runs once the previous step is complete."""
     error: Exception | None = None
-    """Library error that prevented the launch."""
 
     @property
     def is_void(self) -> bool:
@@ -161,7 +158,6 @@ class StepLoop:
         return scheduled_ns - started_ns, self._launched_ns - scheduled_ns
 
     def step_recorded(self, ended_ns: int) -> None:
-        """Record that the last returned step, which ended at `ended_ns`, was committed and recorded."""
         if self._flight is not None and self._flight.launched is not None:
             self.counts.overlap_ns += time.monotonic_ns() - max(ended_ns, self._launched_ns)
 
@@ -228,7 +224,6 @@ class StepLoop:
         return flight
 
     def _launch_or_defer(self, plan: StepPlan, after: Launched | None = None) -> _InFlight:
-        """Launch a plan. A plan that cannot be launched is deferred until the previous step is complete."""
         try:
             return _InFlight(plan, self._runner.launch(plan, after))
         except Exception as error:
@@ -290,7 +285,6 @@ class _Clock:
         self.schedule_ns += time.monotonic_ns() - (self.started_ns if since_ns is None else since_ns)
 
     def completed(self, plan: StepPlan, result: StepResult, outcome: StepOutcome | None = None) -> CompletedStep:
-        """Return the completed step. `outcome` is the result of retries, if there were any."""
         now_ns = time.monotonic_ns()
         times = self.schedule_ns, now_ns - self.started_ns - self.schedule_ns, now_ns
         if outcome is None:
@@ -300,8 +294,6 @@ class _Clock:
 
 
 class Launched(Protocol):
-    """A step that was launched on the device."""
-
     def sample(self) -> StepPlan:
         """Launch the part of the step that needed the previous step's commit. Call it once, before the next step is
         launched.
@@ -334,14 +326,10 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Result of running a plan, including retries."""
-
     plan: StepPlan
     result: StepResult
     failed: tuple[Request, ...] = ()
-    """Requests that were scheduled but did not run."""
     reasons: tuple[str, ...] = ()
-    """Why each of the `failed` requests did not run."""
     fitting_tokens: int | None = None
     """Number of tokens per step that fit, if memory was short and smaller steps help; else None.
 
@@ -398,8 +386,6 @@ def run_with_retries(runner: StepRunner, plan: StepPlan, explain: Explain = lamb
 
 
 class _CompletedItem(NamedTuple):
-    """An item of a plan as it was finally run, with its tokens and log-probabilities."""
-
     item: Scheduled
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
@@ -414,8 +400,6 @@ def _tuple_or_empty(items: list[tuple[T, ...]]) -> tuple[tuple[T, ...], ...]:
 
 
 class _Attempts:
-    """Attempts to run one plan and its parts, with the errors that occurred."""
-
     def __init__(self, runner: StepRunner, explain: Explain) -> None:
         self._runner = runner
         self._explain = explain
@@ -425,11 +409,8 @@ class _Attempts:
         self._explanation: str | None = None
         self.forward_ns = 0
         self.max_completed_tokens = 0
-        """Number of tokens of the largest plan that ran."""
         self.ran_out_of_memory = False
-        """Whether any attempt ran out of memory."""
         self.error: Exception | None = None
-        """Last error that a library raised."""
 
     def run(self, plan: StepPlan) -> StepResult | None:
         """Run a plan. Returns None if memory ran out or a library failed."""

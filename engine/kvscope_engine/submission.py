@@ -16,8 +16,6 @@ from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSa
 
 @dataclass(frozen=True, slots=True)
 class SubmissionLimits:
-    """Maximum number of tokens of a request, prompt and output together."""
-
     max_model_len: int
     max_pool_tokens: int
     """Limit given by the capacity of the whole pool."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CacheState", "KnownRequest", "Publisher", "watch"]
 
-_PLACES: Final = {
+_MODULES: Final = {
     "CacheState": "kvscope_telemetry.producer.cache_state",
     "KnownRequest": "kvscope_telemetry.producer.cache_state",
     "Publisher": "kvscope_inside.publisher",
@@ -25,7 +25,7 @@ _PLACES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import exported names lazily: processes of an engine that is not watched pay nothing."""
-    if name not in _PLACES:
+    """Import exported names lazily, so that processes of an engine that is not watched do not load them."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -22,17 +22,16 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 @dataclass(slots=True)
 class StepChanges:
-    """Changes that are collected while one frame is built. `start` begins the next frame."""
+    """Changes that are collected while one frame is built."""
 
     number: int = 0
     time_ns: int = 0
     evicted: list[int] = field(default_factory=list)
-    """Rows of blocks whose cached prefix was evicted, in order."""
     used: set[int] = field(default_factory=set)
     """Rows of blocks that were written, found or released."""
 
     def start(self, number: int, time_ns: int) -> None:
-        """Drop the changes of the last frame. `number`: the step; `time_ns`: its time of recording."""
+        """Clear the changes of the last frame. `number`: the step; `time_ns`: its time of recording (monotonic)."""
         self.number, self.time_ns, self.evicted, self.used = number, time_ns, [], set()
 
 
@@ -95,7 +94,6 @@ class BlockUpdates:
         return evicted
 
     def set_table(self, request: HostRequest, rows: Sequence[int], *, group: int = 0, start: int = 0) -> None:
-        """Set entries of a request's block table from `start` on."""
         request.known.set_table(rows, group, start)
         self._state.touch(request.known)
 
@@ -109,11 +107,11 @@ class BlockUpdates:
         return num_blocks
 
     def num_blocks_of(self, request: HostRequest) -> int:
-        """Return the number of blocks of a request, summed over all KV groups."""
+        """Return the number of blocks in a request's tables, summed over all KV groups, without reserved blocks."""
         return sum(row >= self._num_reserved for table in request.known.tables for row in table)
 
     def fill(self, filled: Mapping[int, int]) -> None:
-        """Set the number of tokens in each block. `filled` maps rows to numbers of tokens."""
+        """Set the number of tokens in blocks. `filled` maps ledger rows to numbers of tokens."""
         self._step.used.update(filled)
         self._state.set_blocks(list(filled), filled=list(filled.values()))
 
@@ -121,15 +119,15 @@ class BlockUpdates:
         self, rows: npt.NDArray[np.integer[Any]], ref_counts: npt.ArrayLike, hashes: npt.ArrayLike
     ) -> None:
         """Set the reference counts and hashes (0: none) of blocks as in the host. Blocks with neither are free."""
-        refs, own = np.asarray(ref_counts, np.int32), np.asarray(hashes, np.uint64)
-        state = np.where(refs > 0, BlockState.ACTIVE, np.where(own != 0, BlockState.CACHED, BlockState.FREE))
-        self._state.set_blocks(rows, state=state, ref_count=refs, hash=own)
-        self._state.set_blocks(rows[own == 0], parent=0)
+        refs, hash_values = np.asarray(ref_counts, np.int32), np.asarray(hashes, np.uint64)
+        state = np.where(refs > 0, BlockState.ACTIVE, np.where(hash_values != 0, BlockState.CACHED, BlockState.FREE))
+        self._state.set_blocks(rows, state=state, ref_count=refs, hash=hash_values)
+        self._state.set_blocks(rows[hash_values == 0], parent=0)
         free = rows[state == BlockState.FREE]
         self._state.free_blocks(free)
         for row in free.tolist():
             self._texts.discard(row)
 
     def mark_used(self) -> None:
-        """Publish which blocks were used in this step, after everything else of the step was published."""
+        """Set `last_used_step` of the blocks used in this step. Must be called after all other changes of the step."""
         self._state.set_blocks(sorted(self._step.used), last_used_step=self._step.number)

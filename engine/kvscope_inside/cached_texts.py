@@ -15,12 +15,10 @@ BlockNotes = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class CachedText:
-    """Tokens of one cached block."""
-
     number: int
     """Number of the request for which the block was written; 0 if unknown."""
     start: int
-    """Token position of the block in that request's text."""
+    """Position of the block's first token in that request's text."""
     token_ids: array[int]
     key: tuple[str, str] = ("", "")
     """Adapter and cache salt, which are part of the block's hash."""
@@ -28,7 +26,7 @@ class CachedText:
 
 
 class CachedTexts:
-    """Tokens of cached blocks by row. Used on the publishing thread only."""
+    """Tokens of cached blocks by ledger row. Used on the publishing thread only."""
 
     def __init__(self) -> None:
         self._by_row: dict[int, CachedText] = {}
@@ -51,7 +49,6 @@ class CachedTexts:
             self._first_rows.setdefault(text.token_ids.tobytes(), row)
 
     def discard(self, row: int) -> None:
-        """Remove the tokens of a block, if they are known."""
         text = self._by_row.pop(row, None)
         if text is not None and not text.start and self._first_rows.get(tokens := text.token_ids.tobytes()) == row:
             del self._first_rows[tokens]
@@ -61,7 +58,9 @@ class CachedTexts:
         return self._by_row.get(self._first_rows.get(token_ids.tobytes(), -1))
 
     def clear(self, num_rows: int) -> None:
-        """Remove the texts of the first `num_rows` rows, those of the pool: its prefix cache was emptied."""
+        """Remove the texts of ledger rows 0 to `num_rows` - 1, which are those of the pool, because its prefix cache
+        was emptied.
+        """
         for row in [row for row in self._by_row if row < num_rows]:
             del self._by_row[row]
         self._first_rows.clear()

@@ -21,7 +21,7 @@ LOAD_TIMEOUT_S: Final = 60.0
 
 
 class DetokenizerProcess:
-    """Process with the tokenizer of a folder or a Hugging Face id. Thread-safe."""
+    """Child process with the tokenizer of a folder or a Hugging Face id. Thread-safe."""
 
     def __init__(self, tokenizer: str) -> None:
         self._tokenizer = tokenizer
@@ -30,20 +30,19 @@ class DetokenizerProcess:
         self._has_failed = False
 
     def texts(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
-        """Return the text of each list of token ids; empty texts if there is no such tokenizer.
-
-        Blocks until answered.
+        """Return the text of each list of token ids; empty texts if the tokenizer cannot be loaded. Blocks until
+        answered.
         """
-        nothing = [""] * len(token_ids)
+        no_texts = [""] * len(token_ids)
         with self._lock:
             if self._has_failed:
-                return nothing
+                return no_texts
             try:
                 return self._query(token_ids)
             except (OSError, ValueError):
                 self._has_failed = True
                 self._stop()
-                return nothing
+                return no_texts
 
     def close(self) -> None:
         """End the process without waiting for a query in progress."""
@@ -54,14 +53,14 @@ class DetokenizerProcess:
         process = self._process = self._process or self._start()
         assert process.stdin is not None, "piped"
         assert process.stdout is not None, "piped"
-        late = threading.Timer(LOAD_TIMEOUT_S, process.kill)
-        late.start()
+        timeout = threading.Timer(LOAD_TIMEOUT_S, process.kill)
+        timeout.start()
         try:
             process.stdin.write(json.dumps([list(ids) for ids in token_ids]) + "\n")
             process.stdin.flush()
             texts: list[str] = json.loads(process.stdout.readline())
         finally:
-            late.cancel()
+            timeout.cancel()
         if len(texts) != len(token_ids):
             raise ValueError("not as many texts as were asked for")
         return texts
@@ -89,23 +88,25 @@ def decoder(tokenizer: str) -> Callable[[Sequence[int]], str]:
     if path.is_file():
         from tokenizers import Tokenizer
 
-        found = Tokenizer.from_file(str(path))
-        return lambda ids: str(found.decode(list(ids), skip_special_tokens=False))
+        fast_tokenizer = Tokenizer.from_file(str(path))
+        return lambda ids: str(fast_tokenizer.decode(list(ids), skip_special_tokens=False))
     from transformers import AutoTokenizer
 
-    loaded = AutoTokenizer.from_pretrained(tokenizer)
-    return lambda ids: str(loaded.decode(list(ids)))
+    slow_tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    return lambda ids: str(slow_tokenizer.decode(list(ids)))
 
 
 def main() -> None:
-    """Run the process: each input line is a JSON list of lists of ids, each output line a JSON list of texts."""
+    """Answer queries on stdin: each input line is a JSON list of lists of token ids, each output line a JSON list of
+    texts.
+    """
     os.nice(10)
     decode = decoder(sys.argv[1])
     for line in sys.stdin:
-        lists = [
-            [each for each in ids if each >= 0] for ids in json.loads(line)
+        queries = [
+            [token_id for token_id in ids if token_id >= 0] for ids in json.loads(line)
         ]  # negative ids are placeholders for future tokens
-        print(json.dumps([decode(ids) for ids in lists]), flush=True)
+        print(json.dumps([decode(ids) for ids in queries]), flush=True)
 
 
 if __name__ == "__main__":

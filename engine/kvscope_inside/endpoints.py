@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 ENDPOINT: Final = "KVSCOPE_INSIDE"
 """Variable with the endpoint for telemetry: ipc:///PATH, or tcp://HOST:PORT (keys are needed outside loopback)."""
 RECORD: Final = "KVSCOPE_RECORD"
-"""Variable with the path of a recording to write in addition."""
+"""Variable with the path of the recording; without it, nothing is recorded."""
 API: Final = "KVSCOPE_API"
-"""Variable with the engine's HTTP API, http://HOST:PORT.
-
-Set by the server's process for the processes that it starts.
+"""Variable with the address of the engine's HTTP API, http://HOST:PORT. The server process sets it for its child
+processes.
 """
 _LOOPBACK: Final = ("tcp://127.", "tcp://localhost", "tcp://[::1]")
 
@@ -40,26 +39,26 @@ def endpoint_of_rank(endpoint: str, rank: int) -> str:
 
 
 def hook_api_server() -> None:
-    """Set `API` for child processes from the server's TCP socket, which is bound and not listening yet.
+    """Set the variable `API` for child processes from the server's TCP socket, which is bound but not listening yet.
 
-    An existing value is kept. Nothing is set unless there is exactly one such socket.
+    An existing value is kept. Nothing is set unless this process has exactly one such socket.
     """
     if API in os.environ:
         return
-    found = {where for fd in _descriptors() if (where := _waits_at(fd))}
-    if len(found) == 1:
-        scheme = "https" if any(each.startswith("--ssl-keyfile") for each in sys.argv) else "http"
-        os.environ[API] = f"{scheme}://{found.pop()}"
+    addresses = {address for fd in _file_descriptors() if (address := _unopened_address(fd))}
+    if len(addresses) == 1:
+        scheme = "https" if any(argument.startswith("--ssl-keyfile") for argument in sys.argv) else "http"
+        os.environ[API] = f"{scheme}://{addresses.pop()}"
 
 
-def api_of(engine: str, rank: int = 0, said: str = "") -> str:
-    """Return the engine's API in the format of `Hello.api`; empty if unknown.
+def api_of(engine: str, rank: int = 0, engine_address: str = "") -> str:
+    """Return the address of the engine's API in the format of `Hello.api`; empty if unknown.
 
-    `said`: address that the engine itself reported.
+    `engine_address`: address from the engine's own configuration, used if the variable `API` is not set.
     """
-    scheme, _, where = (os.environ.get(API) or said).partition("://")
+    scheme, _, address = (os.environ.get(API) or engine_address).partition("://")
     options = [*(["tls=1"] if scheme == "https" else []), *([f"rank={rank}"] if rank else [])]
-    return f"{engine}://{where.rstrip('/')}" + (f"/?{'&'.join(options)}" if options else "") if where else ""
+    return f"{engine}://{address.rstrip('/')}" + (f"/?{'&'.join(options)}" if options else "") if address else ""
 
 
 def file_of_rank(path: Path, rank: int) -> Path:
@@ -69,15 +68,15 @@ def file_of_rank(path: Path, rank: int) -> Path:
 
 def free_file(path: Path) -> Path:
     """Return `path`, or the next free name (NAME.2.mcap, ...) if a recording exists, for example after a restart."""
-    found, number = path, 1
-    while found.exists() or found.with_name(f"{found.name}.part").exists():
+    candidate, number = path, 1
+    while candidate.exists() or candidate.with_name(f"{candidate.name}.part").exists():
         number += 1
-        found = path.with_stem(f"{path.stem}.{number}")
-    return found
+        candidate = path.with_stem(f"{path.stem}.{number}")
+    return candidate
 
 
 def keys_for(endpoint: str, warn: Callable[[str], None]) -> KeyRing | None:
-    """Return the keys of clients that may connect; None if only local clients can."""
+    """Return the keys of clients that may connect; None for an endpoint that only local clients can reach."""
     if not endpoint.startswith("tcp") or endpoint.startswith(_LOOPBACK):
         return None
     from kvscope_telemetry.credentials.key_ring import KeyRing, default_keys_folder
@@ -85,31 +84,31 @@ def keys_for(endpoint: str, warn: Callable[[str], None]) -> KeyRing | None:
     return KeyRing(default_keys_folder(), warn=warn)
 
 
-def _descriptors() -> list[int]:
+def _file_descriptors() -> list[int]:
     with contextlib.suppress(OSError):
         return [int(name) for name in os.listdir("/dev/fd") if name.isdigit()]
     return []
 
 
-def _waits_at(fd: int) -> str:
+def _unopened_address(fd: int) -> str:
     """Return HOST:PORT of a TCP socket that is bound and not listening yet; empty for all others."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
-            with socket.socket(fileno=os.dup(fd)) as found:
-                is_tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
-                if is_tcp and not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    host, port = found.getsockname()[:2]
-                    return "" if not port or _is_connected(found) else f"{_in_address(host)}:{port}"
+            with socket.socket(fileno=os.dup(fd)) as sock:
+                is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
+                if is_tcp and not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    host, port = sock.getsockname()[:2]
+                    return "" if not port or _is_connected(sock) else f"{_bracket_ipv6(host)}:{port}"
     return ""
 
 
-def _is_connected(found: socket.socket) -> bool:
+def _is_connected(sock: socket.socket) -> bool:
     try:
-        found.getpeername()
+        sock.getpeername()
     except OSError:
         return False
     return True
 
 
-def _in_address(host: str) -> str:
+def _bracket_ipv6(host: str) -> str:
     return f"[{host}]" if ":" in host else host

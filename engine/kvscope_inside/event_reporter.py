@@ -1,4 +1,4 @@
-"""Events of a host engine, with their causes in the words of `kvscope_telemetry.messages.event_kinds`."""
+"""Publishes events of a host engine, with causes in the wording of `kvscope_telemetry.messages.event_kinds`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 
 class EventReporter:
-    """Adds events to `state`, which publishes them with its next frame."""
+    """Adds events to `state`, which are published with the next frame."""
 
     def __init__(self, state: CacheState, step: StepChanges) -> None:
         self._state, self._step = state, step
 
     def report(self, kind: str, *, time_ns: int = 0, **fields: Any) -> None:
-        """Publish an event with the next frame. `fields` are those of `Event`.
+        """Add an event. `fields` are those of `Event`.
 
-        The cause is derived from `data`, if given, and otherwise taken from `cause`.
+        The cause is derived from `data`, if given, and otherwise is the field `cause`.
         """
         self._state.add_event(with_cause(Event(kind=kind, time_ns=time_ns or self._step.time_ns, **fields)))
 
@@ -27,9 +27,9 @@ class EventReporter:
         self.report("engine_paused", data=EventData(kind="engine_paused", by=by))
 
     def report_resume(self, by: str, lasted_ns: int, why: str) -> None:
-        """Publish that the host was resumed after a pause by `by`; `why` names who resumed it."""
+        """Report that the host runs again after a pause by user `by`. `why` names who resumed it."""
         self.report("engine_resumed", data=EventData(kind="engine_resumed", by=by, lasted_ns=lasted_ns, why=why))
 
     def report_emptied(self, num_blocks: int, *, num_states: int = 0, where: str = "the prefix cache") -> None:
-        """Publish that everything cached in `where` was dropped."""
+        """Report that everything cached in `where` was dropped."""
         self.report("note", num_blocks=num_blocks, cause=emptied_text(where, num_blocks, num_states))

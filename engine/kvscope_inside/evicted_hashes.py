@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 MAX_HASHES: Final = 200_000
-"""Maximum number of hashes, of which the newest are kept."""
+"""Maximum number of recorded hashes; the oldest are dropped first."""
 
 
 class EvictedHashes:
@@ -17,7 +17,7 @@ class EvictedHashes:
         self._steps: OrderedDict[int, int] = OrderedDict()
 
     def record(self, hashes: Iterable[int], step: int) -> None:
-        """Record that blocks with these hashes were evicted in a step, in order."""
+        """Record evictions, in order, of blocks with these hashes in a step."""
         for value in hashes:
             self._steps[value] = step
             self._steps.move_to_end(value)
@@ -29,5 +29,4 @@ class EvictedHashes:
         return self._steps.get(value)
 
     def clear(self) -> None:
-        """Forget all evictions, because the cache was emptied."""
         self._steps.clear()

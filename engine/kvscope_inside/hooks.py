@@ -1,7 +1,7 @@
 """Wraps methods of an engine with hooks, and removes them again.
 
-Owns the rules of running inside another engine's process: a method's behaviour and result never change; missing methods
-are collected by name; the first exception in a hook removes all hooks and is reported once.
+Enforces the rules of running inside another engine's process: a method's behaviour and result never change; missing
+methods are collected by name; the first exception in a hook removes all hooks and is reported once.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class Hooks:
 
     def __init__(self, on_failure: Callable[[str, Exception], None]) -> None:
         self.missing: list[str] = []
-        """Names of methods that this version of the engine lacks."""
+        """Names of hooked methods that this version of the engine does not have."""
         self._on_failure = on_failure
         self._undo: list[Callable[[], None]] = []
-        self.are_on = True
+        self.is_enabled = True
         """Whether hooks are called.
 
-        One that other code has wrapped since cannot be removed; it then only calls the original.
+        A hook on a method that other code has wrapped since cannot be removed. It only calls the original from then on.
         """
 
     def lookup(self, owner: Any, name: str) -> Callable[..., Any] | None:
-        """Return a method of `owner`, or None and record its name in `missing`."""
+        """Return a method of `owner`. If it does not exist, record its name in `missing` and return None."""
         original: Callable[..., Any] | None = getattr(owner, name, None)
         if original is None:
             self.missing.append(name)
@@ -49,7 +49,7 @@ class Hooks:
         @functools.wraps(original)
         def hooked(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if self.are_on:
+            if self.is_enabled:
                 try:
                     callback(result, *args, **kwargs)
                 except Exception as error:
@@ -67,7 +67,7 @@ class Hooks:
 
         @functools.wraps(original)
         def hooked(*args: Any, **kwargs: Any) -> Any:
-            if self.are_on:
+            if self.is_enabled:
                 try:
                     callback(*args, **kwargs)
                 except Exception as error:
@@ -88,7 +88,7 @@ class Hooks:
 
         @functools.wraps(original)
         def hooked(*args: Any, **kwargs: Any) -> Any:
-            if not self.are_on:
+            if not self.is_enabled:
                 return original(*args, **kwargs)
             seen = None
             try:
@@ -96,7 +96,7 @@ class Hooks:
             except Exception as error:
                 self.fail(name, error)
             result = original(*args, **kwargs)
-            if self.are_on:
+            if self.is_enabled:
                 try:
                     callback(seen, result, *args, **kwargs)
                 except Exception as error:
@@ -109,30 +109,29 @@ class Hooks:
     def install(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         """Replace a method by `function` until `remove`.
 
-        The function must only call the original while `are_on` is False.
+        While `is_enabled` is False, `function` must only call the original.
         """
-        own = vars(owner).get(name)
+        own_attribute = vars(owner).get(name)
         setattr(owner, name, function)
 
         def undo() -> None:
             if vars(owner).get(name) is not function:
                 return  # other code has wrapped it
-            if own is None:
+            if own_attribute is None:
                 delattr(owner, name)
             else:
-                setattr(owner, name, own)
+                setattr(owner, name, own_attribute)
 
         self._undo.append(undo)
 
     def fail(self, name: str, error: Exception) -> None:
-        """Remove all hooks and report the failure: the hook `name` raised."""
-        if not self.are_on:
+        """Remove all hooks and report that the hook on the method `name` raised `error`. Later failures are ignored."""
+        if not self.is_enabled:
             return
         self.remove()
         self._on_failure(name, error)
 
     def remove(self) -> None:
-        """Remove all hooks and restore the original methods."""
-        self.are_on = False
+        self.is_enabled = False
         while self._undo:
             self._undo.pop()()

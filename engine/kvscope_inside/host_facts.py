@@ -10,7 +10,7 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo, ModelInfo
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a torch dtype, which may be given as a name."""
+    """Return the name of a torch dtype without "torch.". `dtype` may also be a name."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -29,7 +29,9 @@ def model_info(config: Any, text_config: Any, **known: Any) -> ModelInfo:
 
 
 def device_info(device: str) -> DeviceInfo:
-    """Return what this process knows of a device, such as `cpu` or `cuda:0`, without querying it."""
+    """Return the kind, name and number of threads of a device, such as `cpu` or `cuda:0`, without querying the
+    device.
+    """
     kind = device.partition(":")[0]
     name = platform.processor() or platform.machine() if kind == "cpu" else ""
     return DeviceInfo(kind=kind, name=name, num_threads=os.cpu_count() or 0)

@@ -1,4 +1,4 @@
-"""A request of a host engine, with what is published about it."""
+"""Request of a host engine, together with what is published about it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from kvscope_telemetry.producer.cache_state import KnownRequest
 
 @dataclass(slots=True)
 class HostRequest:
-    """A request of the host, with what is published about it. Host modules add fields that they need."""
+    """Base class of a host's requests. Host modules derive from it to add fields."""
 
     host: Any
-    """The host's own request object."""
     known: KnownRequest
-    waits_since_ns: int
-    """Time of the request's arrival or of its last preemption."""
+    waiting_since_ns: int
+    """Monotonic time of the request's arrival or of its last preemption."""
     was_admitted: bool = False
-    """Whether the request ever ran. A request may be preempted after its prefix hit, before it runs."""
+    """Whether the request ever ran. A request may be preempted after its prefix hit, before its first step."""
 
     @property
     def is_running(self) -> bool:

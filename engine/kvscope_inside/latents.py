@@ -1,4 +1,4 @@
-"""Size of the expanded keys and values of an MLA model relative to its latents, from its transformers configuration."""
+"""Size of an MLA model's expanded keys and values relative to its latents, from the transformers configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 def expanded_times(config: Any, num_ranks: int = 1) -> float:
     """Return the ratio of expanded keys and values to latents, in numbers per token and layer; 0 if unknown.
 
-    A rank holds the expanded keys and values of its own heads, but the whole latent and rotary key. Keys and values are
+    A rank has the expanded keys and values of its own heads, but the whole latent and rotary key. Keys and values are
     counted with the same width, the larger of the two, as caches store them.
     """
     names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "num_attention_heads")

@@ -1,6 +1,6 @@
 """Ledger rows of blocks that a host engine keeps below its pool, in host memory or on disk.
 
-Prompts can find a block only after its copy is complete. Until then its row is ACTIVE without a hash, and its hash,
+A prompt can hit a block only after its copy is complete. Until then its row is ACTIVE without a hash, and its hash,
 parent and number of tokens are stored here. Used on the publishing thread only.
 """
 
@@ -29,12 +29,12 @@ class StoredBlocks:
     parent: npt.ArrayLike
     owner: npt.ArrayLike
     filled: npt.ArrayLike
-    """Tokens in each block; 0: its row stays free."""
+    """Tokens in each block. The row of a block with 0 tokens stays free."""
     group: int = 0
 
 
 class LowerTierRows:
-    """Blocks below the pool, in the ledger's rows from `first` on."""
+    """Ledger rows from `first` on, which are the blocks below the pool."""
 
     def __init__(self, state: CacheState) -> None:
         self.first = state.hello.cache.num_blocks
@@ -61,19 +61,19 @@ class LowerTierRows:
         )
 
     def end_store(self, key: Hashable, step: int) -> Rows:
-        """Publish that a copy is complete. Returns the rows that prompts can find from then on."""
+        """Publish that a copy is complete. Returns the rows that prompts can hit from then on."""
         blocks = self._storing.pop(key, None)
         if blocks is None:
             return _NO_ROWS
         rows = np.asarray(blocks.rows, np.int64)
-        is_held = self._state.ledger.state[rows] == BlockState.ACTIVE  # otherwise it was evicted in the meantime
-        rows, filled = rows[is_held], np.broadcast_to(blocks.filled, is_held.shape)[is_held]
+        is_copied = self._state.ledger.state[rows] == BlockState.ACTIVE  # otherwise it was evicted in the meantime
+        rows, filled = rows[is_copied], np.broadcast_to(blocks.filled, is_copied.shape)[is_copied]
         self._state.set_blocks(
             rows,
             state=BlockState.CACHED,
             ref_count=0,
-            hash=np.broadcast_to(np.asarray(blocks.hash, np.uint64), is_held.shape)[is_held],
-            parent=np.broadcast_to(np.asarray(blocks.parent, np.uint64), is_held.shape)[is_held],
+            hash=np.broadcast_to(np.asarray(blocks.hash, np.uint64), is_copied.shape)[is_copied],
+            parent=np.broadcast_to(np.asarray(blocks.parent, np.uint64), is_copied.shape)[is_copied],
             filled=filled,
             last_used_step=step,
         )
@@ -84,7 +84,6 @@ class LowerTierRows:
         return stored
 
     def cancel_store(self, key: Hashable) -> None:
-        """Free the rows of a copy that failed."""
         blocks = self._storing.pop(key, None)
         if blocks is not None:
             self._state.free_blocks(blocks.rows)
@@ -107,14 +106,12 @@ class LowerTierRows:
         return non_free, hashes
 
     def clear(self) -> Rows:
-        """Free all rows. Returns those that were not free before."""
         self._storing.clear()
         non_free = self.non_free(np.arange(self.first, self._state.ledger.num_blocks))
         self._state.free_blocks(non_free)
         return non_free
 
     def non_free(self, rows: Iterable[int] | Rows) -> Rows:
-        """Return those of the rows that are not free."""
-        found = np.asarray(rows if isinstance(rows, np.ndarray) else list(rows), np.int64)
-        non_free: Rows = found[self._state.ledger.state[found] != BlockState.FREE]
+        row_ids = np.asarray(rows if isinstance(rows, np.ndarray) else list(rows), np.int64)
+        non_free: Rows = row_ids[self._state.ledger.state[row_ids] != BlockState.FREE]
         return non_free

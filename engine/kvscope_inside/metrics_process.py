@@ -1,7 +1,7 @@
 """Serves `/metrics` of an engine that is watched from inside, in a separate process (`KVSCOPE_METRICS`).
 
-Owns that process, which has the lowest priority, attaches as any desktop does, and ends with this process even if that
-is killed.
+Owns that process. It has the lowest priority, attaches to the telemetry as a desktop does, and ends with this process
+even if this process is killed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Final
 
 METRICS: Final = "KVSCOPE_METRICS"
-"""Variable with the address of the page, HOST:PORT."""
+"""Variable with the address at which to serve metrics, HOST:PORT."""
 
 
 class MetricsProcess:
-    """Process that serves the metrics of `endpoint` at the address in `METRICS`; nothing if that is unset.
+    """Process that serves the metrics of `endpoint` at the address in `METRICS`. Nothing is started if that is unset.
 
     Data-parallel rank n uses PORT + n. `on_problem` is called with one line if the process does not start.
     """
@@ -36,7 +36,7 @@ class MetricsProcess:
             self._watcher.start()
 
     def close(self) -> None:
-        """End the process. Idempotent."""
+        """Kill the process. Idempotent."""
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             process.kill()
@@ -57,6 +57,6 @@ class MetricsProcess:
     def _monitor(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None, "piped"
         with process.stderr as lines:
-            said = [line.strip() for line in lines if line.strip()][-1:]
+            last_lines = [line.strip() for line in lines if line.strip()][-1:]
         if self._process is not None:
-            self._on_problem(f"no metrics are served: {said[0] if said else 'their process ended'}")
+            self._on_problem(f"no metrics are served: {last_lines[0] if last_lines else 'their process ended'}")

@@ -60,10 +60,12 @@ class OperatorActions(Protocol):
         """Name of the user who paused the engine; empty if it is not paused."""
 
     def record_activity(self, client: bytes) -> None:
-        """Report a message from a client, which renews its pause."""
+        """Renew the pause of this client, if it has paused the engine. Called for each message from a client."""
 
     def submit(self, client: bytes, command: Abort | Control | Preempt | Evict, by: str, answer: Answer) -> None:
-        """Queue a command for the engine. Must not block. Called, like `record_activity`, on the sockets' thread."""
+        """Queue a command for the engine. Must not block. Like `record_activity`, it is called on the sockets'
+        thread.
+        """
 
 
 class Publisher:
@@ -102,7 +104,7 @@ class Publisher:
         self.step_started_ns = 0
         """Monotonic time at which the current step began; 0 between steps."""
         self._actions, self._contents, self._texts = actions, contents, texts
-        self._writers = ThreadPoolExecutor(1, "kvscope-texts")
+        self._text_executor = ThreadPoolExecutor(1, "kvscope-texts")
         self._lock = threading.Lock()
         self._recorder = EngineRecorder(record, on_problem) if record is not None else None
         self._ready = threading.Event()
@@ -127,12 +129,14 @@ class Publisher:
 
     @property
     def messages_dropped(self) -> int:
-        """Number of messages dropped because they could not be sent in time."""
+        """Number of telemetry messages dropped because they could not be sent in time."""
         return self._sockets.messages_dropped
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Lock the state: inside, it may be changed and its frames published, and no client's query reads it."""
+        """Lock the state. Within the block it may be changed and its frames published, and no client's query reads
+        it.
+        """
         with self._lock:
             yield
 
@@ -141,12 +145,12 @@ class Publisher:
         self._sockets.publish(message)
 
     def close(self, reason: str = "") -> None:
-        """Publish a goodbye, with an error's one-line `reason` if there is one, and stop. Idempotent."""
+        """Publish a goodbye, with a one-line `reason` after an error, and close the sockets. Idempotent."""
         if self._closed:
             return
         self._closed = True
         self._devices.close()
-        self._writers.shutdown(wait=False, cancel_futures=True)
+        self._text_executor.shutdown(wait=False, cancel_futures=True)
         self._sockets.publish(Goodbye(epoch=self.state.hello.epoch, reason=reason))
         self._sockets.close()
         if self._recorder is not None:
@@ -175,14 +179,13 @@ class Publisher:
         elif isinstance(command, GetBlockText):
             with self._lock:
                 contents = [] if self._contents is None else list(self._contents(command.blocks))
-            self._writers.submit(self._reply_texts, client, command.tag, contents)
+            self._text_executor.submit(self._reply_texts, client, command.tag, contents)
         elif isinstance(command, ACTIONS) and self._actions is not None:
             self._actions.submit(client, command, by, lambda reply: self._sockets.reply(client, reply))
         else:
             self._sockets.reply(client, refuse(command, CANNOT if self._actions else DOES_NOT_SERVE))
 
     def _reply_texts(self, client: bytes, tag: int, contents: list[BlockContent]) -> None:
-        """Decode texts and reply, on a separate thread because tokenizers are slow."""
         if self._texts is not None:
             texts = self._texts([content.token_ids for content in contents])
             contents = [replace(content, text=text) for content, text in zip(contents, texts, strict=True)]

@@ -1,7 +1,7 @@
 """Thread that translates the records of an engine's hooks to frames and publishes them.
 
-Owns the hooks, the thread, and their end: by `close`, or by the first exception in kvscope's code, which removes all
-hooks, is logged in the engine's log and is the reason of the goodbye. The engine continues. The thread polls for
+Owns the hooks and the thread. Both end with `close`, or with the first exception in kvscope's code, which removes all
+hooks, is written to the engine's log and is the reason in the goodbye. The engine continues. The thread polls for
 records every few milliseconds, so that the engine never has to wake it.
 
 See docs/internals/decisions/0025-hooks-record-and-a-thread-translates.md.
@@ -23,25 +23,24 @@ from kvscope_inside.publisher import Publisher
 from kvscope_telemetry.messages.telemetry import Event, Frame
 
 POLL_INTERVAL_S: Final = 0.004
-"""Seconds between two polls for records."""
 MAX_RECORDS: Final = 10_000
-"""Maximum number of unpublished records. More mean that publishing has stalled, so recording ends as well."""
+"""Maximum number of unpublished records. More mean that publishing has stalled, so recording is stopped."""
 
 
 class HostRecorder(Protocol):
-    """Records that the hooks of a host engine made of its steps, oldest first."""
+    """Source of the records that a host engine's hooks made of its steps, oldest first."""
 
     records: deque[Any]
     step_started_ns: int
 
 
 class PublishingThread:
-    """Owns an engine's hooks, and a publishing thread from `start` to `close`.
+    """Hooks of one engine, and a publishing thread from `start` to `close`.
 
     Args:
         engine: Name of the engine in messages.
         log: The engine's logger.
-        on_failure: Called once after the hooks were removed, to end everything; default: log the error and close.
+        on_failure: Called once after the hooks were removed. The default logs the error and closes.
     """
 
     def __init__(
@@ -55,7 +54,9 @@ class PublishingThread:
 
     @contextlib.contextmanager
     def installing_hooks(self) -> Iterator[None]:
-        """Install hooks inside. If that raises, all are removed, because nothing would publish their records."""
+        """Context in which the caller installs hooks. If it raises, all hooks are removed, because nobody would read
+        their records.
+        """
         try:
             yield
         except BaseException:
@@ -78,7 +79,7 @@ class PublishingThread:
         Args:
             publisher: Publishes the frames.
             address: Address to log, for `kvscope --attach`.
-            recorder: Holds the records of the hooks.
+            recorder: Source of the hooks' records.
             apply: Converts a record to a frame.
             can_publish: Whether a record can be published yet. Later records wait for it.
             after_poll: Called after each poll.
@@ -122,7 +123,6 @@ class PublishingThread:
             self.hooks.fail("the publishing thread", error)
 
     def _publish_pending(self) -> None:
-        """Publish records up to the first one that cannot be published yet."""
         records, publisher = self._recorder.records, self._publisher
         publisher.step_started_ns = self._recorder.step_started_ns
         if not records:
@@ -143,7 +143,7 @@ def close_after_error(
 ) -> None:
     """Log an error and call `close` with the reason on a new thread, because this thread may be the engine's.
 
-    `engine`: name of the engine, which continues.
+    `engine`: name of the engine in the log line.
     """
 
     def run() -> None:

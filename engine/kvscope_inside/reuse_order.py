@@ -1,4 +1,4 @@
-"""Order in which a host engine would reuse its free blocks, kept in the ledger's column `eviction_order`.
+"""Order in which a host engine would reuse its free blocks, as in the ledger's column `eviction_order`.
 
 The value is 0 for blocks in use, and grows from the next block to be reused to the last. Used on the publishing thread
 only.
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvscope_telemetry.producer.cache_state import CacheState
 
 MIDDLE: Final = 1 << 31
-"""First number in use. Blocks are queued at both ends, so numbering starts in the middle of the range."""
+"""First order number. Blocks are queued at both ends, so numbering starts in the middle of the range."""
 MAX_ORDER: Final = (1 << 32) - 1
 
 
@@ -24,19 +24,17 @@ class FreeBlockQueue:
     def __init__(self, state: CacheState) -> None:
         self._state = state
         self._start = self._end = MIDDLE
-        """The numbers in use are `_start` to `_end` - 1."""
+        """First of the order numbers in use, which are `_start` to `_end` - 1."""
         cache = state.hello.cache
         self._renumber(np.arange(cache.num_reserved_blocks, cache.num_blocks))
 
     def append(self, blocks: list[int]) -> None:
-        """Queue blocks to be reused last."""
         if self._end + len(blocks) > MAX_ORDER:
             self._renumber(self._queued())
         start, self._end = self._end, self._end + len(blocks)
         self._set(blocks, start)
 
     def prepend(self, blocks: list[int]) -> None:
-        """Queue blocks to be reused first."""
         if self._start <= len(blocks):
             self._renumber(self._queued())
         self._start -= len(blocks)

@@ -1,7 +1,7 @@
-"""Translates what happens in a host engine to ledger rows, requests and events with causes.
+"""Translates the activity of a host engine to ledger rows, requests and events with causes.
 
 A host module derives from `Translator`. It reads the records that the host's hooks made and calls a method for each
-change: this module's for requests (started, preempted, finished), those of `block_updates` for blocks (allocated, found
+change: this module's for requests (started, preempted, finished), those of `block_updates` for blocks (allocated, hit
 by a prompt, cached, evicted), and those of `event_reporter` for events. Only these three modules decide how a change
 affects the ledger, the counters and the requests, and which event with which text is published.
 
@@ -33,7 +33,7 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 
 class HostRecord(Protocol):
-    """Record of everything that happened in the host up to a moment, made on the host's thread; usually one step."""
+    """Record of the host's activity since the previous record, made on the host's thread; usually one step."""
 
     @property
     def time_ns(self) -> int:
@@ -48,7 +48,7 @@ Request = TypeVar("Request", bound=HostRequest)
 
 
 class StepCounts(NamedTuple):
-    """Counts of the host after a record."""
+    """Numbers of requests and tokens in the host after a record."""
 
     num_running: int
     num_waiting: int
@@ -58,7 +58,7 @@ class StepCounts(NamedTuple):
 
 
 class PrefixMiss(NamedTuple):
-    """Reason why no more of a prompt was cached: `EventData.missed`, `missed_token` and `missed_step`."""
+    """Reason for the end of a prompt's prefix hit: `EventData.missed`, `missed_token` and `missed_step`."""
 
     kind: str = ""
     token: int = 0
@@ -66,7 +66,7 @@ class PrefixMiss(NamedTuple):
 
 
 class MissedBlock(NamedTuple):
-    """The first block of a prompt that was not found."""
+    """The first block of a prompt that was not cached."""
 
     hashes: tuple[int, ...]
     """Hashes of the block as in the ledger, one for each KV group that may have evicted it."""
@@ -82,9 +82,9 @@ class Translator(ABC, Generic[Request]):
     def __init__(self, state: CacheState) -> None:
         self.state = state
         self.handlers: Mapping[str, Callable[..., object]] = {}
-        """Methods that `dispatch` calls, by kind of event; set by the host module."""
+        """Event kind -> method that `dispatch` calls; set by the host module."""
         self.requests: dict[Any, Request] = {}
-        """Requests by the host module's key."""
+        """Requests by a key that the host module chooses."""
         self.texts = CachedTexts()
         self.evicted_hashes = EvictedHashes()
         self.step = StepChanges()
@@ -101,22 +101,23 @@ class Translator(ABC, Generic[Request]):
 
     @abstractmethod
     def convert(self, record: Any) -> StepCounts:
-        """Publish the changes that `record` contains, with the methods below."""
+        """Publish the changes in `record` with the methods below."""
 
     @abstractmethod
     def request_tokens(self, request: Request, start: int, end: int) -> Sequence[int]:
-        """Return tokens `start` to `end` (exclusive) of a request's prompt and answer, as far as they exist."""
+        """Return tokens `start` to `end` (exclusive) of a request's prompt and answer, or fewer if they do not exist
+        yet.
+        """
 
     def request_key(self, request: Request) -> tuple[str, str]:
-        """Return the adapter and the cache salt, which are part of the hashes of the request's blocks."""
         return "", ""
 
     def request_notes(self, request: Request, start: int, count: int) -> BlockNotes:
-        """Return further facts about `count` tokens of a request from `start` on, as names and values."""
+        """Return names and values that describe `count` tokens of a request from `start` on, such as images."""
         return ()
 
     def missed_block(self, request: Request, token: int) -> MissedBlock | None:
-        """Return the block of a prompt that begins at `token` and was not found; None if its hash is unknown."""
+        """Return the block of a prompt that begins at `token`; None if its hash is unknown."""
         return None
 
     def block_span(self, request: Request, group: int, entry: int, row: int) -> tuple[int, int]:
@@ -124,15 +125,15 @@ class Translator(ABC, Generic[Request]):
         start = entry * self.block_sizes[group]
         return start, start + int(self.state.ledger.filled[row])
 
-    def blocks_written(self, request: Request, before: int, now: int) -> Iterator[tuple[int, int]]:
-        """Yield (row, tokens in the block) of blocks that changed as the computed tokens went from `before` to
-        `now`.
+    def blocks_written(self, request: Request, before: int, after: int) -> Iterator[tuple[int, int]]:
+        """Yield (row, tokens in the block) of the blocks that changed when the number of computed tokens went from
+        `before` to `now`.
         """
-        low, high = sorted((before, now))
+        low, high = sorted((before, after))
         for table, size in zip(request.known.tables, self.block_sizes, strict=True):
             for entry in range(low // size, min(-(-high // size), len(table))):
                 if table[entry] >= self.num_reserved:
-                    yield table[entry], min(max(now - entry * size, 0), size)
+                    yield table[entry], min(max(after - entry * size, 0), size)
 
     # One record.
 
@@ -151,7 +152,6 @@ class Translator(ABC, Generic[Request]):
         )
 
     def dispatch(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Call the handler of each event, a tuple of its kind and the handler's arguments."""
         for kind, *arguments in events:
             self.handlers[kind](*arguments)
 
@@ -162,7 +162,7 @@ class Translator(ABC, Generic[Request]):
         return next((request for request in self.requests.values() if request.known.number == number), None)
 
     def arrival_ns(self, waited_s: float) -> int:
-        """Return the monotonic time at which a request arrived that has waited for `waited_s`."""
+        """Return the monotonic time of arrival of a request that has waited for `waited_s` seconds."""
         return max(0, min(self.step.time_ns, time.monotonic_ns() - int(max(0.0, waited_s) * 1e9)))
 
     def start_request(
@@ -181,14 +181,14 @@ class Translator(ABC, Generic[Request]):
 
         Args:
             num_cached_tokens: Tokens of its text that need not be computed.
-            num_pool_blocks: Blocks of the pool that hold cached tokens.
+            num_pool_blocks: Blocks of the pool with cached tokens.
             num_loaded_blocks: Blocks of cached tokens that are loaded from a lower tier.
             num_computed_tokens: Cached tokens that are in its block table already; None: all.
         """
         known, num_prompt = request.known, request.known.info.num_prompt_tokens
         num_known = num_prompt + known.num_output_tokens
-        returns = request.was_admitted and known.num_preemptions > 0
-        if returns:
+        is_resumed = request.was_admitted and known.num_preemptions > 0
+        if is_resumed:
             num_recomputed = max(0, num_known - num_cached_tokens)
             self.state.count(restored_tokens=num_cached_tokens, recomputed_tokens=num_recomputed)
         else:
@@ -197,14 +197,14 @@ class Translator(ABC, Generic[Request]):
         known.num_computed_tokens = num_cached_tokens if num_computed_tokens is None else num_computed_tokens
         missed = self.explain_miss(request, num_cached_tokens, num_known)
         self.events.report(
-            "resumed" if returns else "admitted",
+            "resumed" if is_resumed else "admitted",
             time_ns=time_ns,
             number=known.number,
             num_blocks=num_blocks,
             num_tokens=num_cached_tokens,
             data=EventData(
                 kind="started",
-                waited_ns=max(0, time_ns - request.waits_since_ns),
+                waited_ns=max(0, time_ns - request.waiting_since_ns),
                 num_known_tokens=num_known,
                 num_pool_blocks=max(0, num_pool_blocks),
                 num_loaded_blocks=num_loaded_blocks,
@@ -217,7 +217,7 @@ class Translator(ABC, Generic[Request]):
         self.state.touch(known)
 
     def count_admission(self, request: Request, num_cached_tokens: int) -> None:
-        """Count a request that ran for the first time."""
+        """Count a request that was scheduled for the first time."""
         num_prompt = request.known.info.num_prompt_tokens
         request.known.num_cached_tokens = num_cached_tokens
         self.state.count(
@@ -227,8 +227,9 @@ class Translator(ABC, Generic[Request]):
         )
 
     def update_progress(self, progress: Iterable[tuple[Request, int, int]]) -> None:
-        """Publish the progress of running requests: (request, tokens whose KV is or will soon be in blocks, output
-        tokens).
+        """Publish the progress of running requests.
+
+        `progress`: (request, tokens whose KV is in blocks or will be after the step in flight, output tokens).
         """
         filled: dict[int, int] = {}
         for request, num_computed, num_outputs in progress:
@@ -242,7 +243,7 @@ class Translator(ABC, Generic[Request]):
         self.blocks.fill(filled)
 
     def count_drafts(self, request: Request, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Publish a request's total numbers of draft tokens and accepted ones."""
+        """Set a request's total numbers of draft tokens and of accepted ones, and count the difference."""
         known = request.known
         self.state.count(
             draft_tokens=max(0, num_draft_tokens - known.num_draft_tokens),
@@ -254,12 +255,12 @@ class Translator(ABC, Generic[Request]):
     def preempt_request(self, request: Request, time_ns: int) -> None:
         """Publish that a request lost its blocks and waits again.
 
-        The caller reports the event once the reason is known.
+        The caller reports the event once it can determine the reason.
         """
         known = request.known
         known.state, known.num_computed_tokens = RequestState.PREEMPTED, 0
         known.num_preemptions += 1
-        request.waits_since_ns = time_ns
+        request.waiting_since_ns = time_ns
         self.state.count(preemptions=1)
         self.state.touch(known)
 
@@ -278,9 +279,9 @@ class Translator(ABC, Generic[Request]):
         )
 
     def set_wait_reasons(self, reasons: Iterable[tuple[Request, WaitsFor]]) -> list[tuple[Request, WaitsFor]]:
-        """Publish what these requests wait for, and no reason for all others.
+        """Publish the reasons for which these requests wait, and clear the reasons of all others.
 
-        Returns the others that had a reason before, with that reason.
+        Returns the other requests that had a reason, with that reason.
         """
         before, self._waiting = self._waiting, {}
         for request, reason in reasons:
@@ -297,7 +298,7 @@ class Translator(ABC, Generic[Request]):
         return ended
 
     def explain_miss(self, request: Request, num_cached: int, num_known: int) -> PrefixMiss:
-        """Return why no more than `num_cached` of a request's `num_known` tokens were cached."""
+        """Return the reason for which no more than `num_cached` of a request's `num_known` tokens were cached."""
         token = num_cached // self.block_size * self.block_size
         if token + self.block_size >= num_known:
             return PrefixMiss()
@@ -316,7 +317,7 @@ class Translator(ABC, Generic[Request]):
         return PrefixMiss("differs" if is_followed else "unseen", token)
 
     def miss_at_start(self, request: Request) -> str:
-        """Return why the first block of a prompt was not found: "adapter", "salt" or "new"."""
+        """Return the reason for which the first block of a prompt was not cached: "adapter", "salt" or "new"."""
         text = self.texts.beginning_with(array("i", self.request_tokens(request, 0, self.block_size)))
         adapter, salt = self.request_key(request)
         if text is None or text.key == (adapter, salt):
@@ -332,7 +333,7 @@ class Translator(ABC, Generic[Request]):
         return CachedText(request.known.number, start, tokens, self.request_key(request), notes)
 
     def contents(self, blocks: Sequence[int]) -> list[BlockContent]:
-        """Return the contents of blocks as far as known; without tokens for blocks that hold nothing."""
+        """Return the contents of blocks. Blocks whose contents are unknown are returned without tokens."""
         return [self.block_content(block) for block in blocks]
 
     def block_content(self, block: int) -> BlockContent:

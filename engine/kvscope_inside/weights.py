@@ -1,4 +1,4 @@
-"""Bytes of a model's weights by part: embeddings, attention, MLP, ..."""
+"""Measures the bytes of a model's weights by part: embeddings, attention, MLP, ..."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def bytes_by_part(model: Any) -> dict[str, int]:
         if tensor.data_ptr() in seen:
             continue
         seen.add(tensor.data_ptr())
-        part = next((part for word, part in _PARTS if word in name), "other")
+        part = next((part for substring, part in _PARTS if substring in name), "other")
         parts[part] = parts.get(part, 0) + int(tensor.nbytes)
     return parts

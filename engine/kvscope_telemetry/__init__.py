@@ -23,7 +23,7 @@ __all__ = [
     "connect",
 ]
 
-_PLACES: Final = {
+_MODULES: Final = {
     "LiveSource": "sources.live_source",
     "Mirror": "mirror.mirror",
     "Recording": "recordings.reader",
@@ -36,13 +36,12 @@ _PLACES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import each public name on first access, so that a command that does not need sockets or recordings does not
-    load them.
+    """Import a public name on first access, so that commands load only the modules that they use.
 
     `with connect("ipc:///.../telemetry") as source:` watches the engine at that address; `vllm://HOST:PORT` works too.
     """
     if name == "connect":
         return import_module("kvscope_telemetry.addresses").open_source
-    if name in _PLACES:
-        return getattr(import_module(f"kvscope_telemetry.{_PLACES[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"kvscope_telemetry.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

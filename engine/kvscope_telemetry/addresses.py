@@ -1,8 +1,8 @@
-"""Maps an address to the source that watches the engine there. The only module that knows all kinds of addresses.
+"""Maps an address to the source that watches the engine there. No other module distinguishes kinds of addresses.
 
     ipc:///DIR/telemetry, tcp://HOST:PORT       kvscope's own engine
     ssh://[USER@]HOST[:PORT][/ENDPOINT]         the same on another machine, through OpenSSH
-    vllm://HOST:PORT and others' SCHEME://...    other engines (`external_engines.py`), by the port of their HTTP
+    vllm://HOST:PORT and others' SCHEME://...    other engines (`external_engines.py`), by the port of their HTTP server
 
 Sources of other engines are imported when one is opened. Secrets appear in no repr and in no name.
 """
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
-"""Environment variable with the API key, used if no file is given. A command-line option would be readable by other
-users.
+"""Environment variable with the API key, used if no file is given.
+
+There is no command-line option for the key, because other users could read it.
 """
 
 
@@ -42,18 +43,21 @@ def accepted_addresses() -> str:
 
 
 class WatchedSource(Source, Protocol):
-    """A live source, which has its own mirror and can be recorded."""
+    """A live source with its own mirror, which can be recorded."""
 
     mirror: Mirror
 
     def update_mirror(self) -> Update | None:
-        """Apply the messages since the last call to `mirror`, and return the applied update."""
+        """Apply the messages received since the last call to `mirror`.
+
+        Returns the applied update; None without new messages.
+        """
 
     def resync(self) -> None:
-        """Request the complete state, because an update could not be applied."""
+        """Request a snapshot of the complete state, because an update could not be applied."""
 
     def set_sink(self, sink: Sink | None) -> None:
-        """Pass everything received from now on to `sink`, or to nothing if None."""
+        """Pass all messages received from then on to `sink`; None: to no sink."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -63,19 +67,19 @@ class WatchedSource(Source, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of an engine, and the credentials to access it."""
+    """Address of an engine, with the credentials to access the engine."""
 
     text: str
     key: Path | None = None
-    """Key file for kvscope's own engine; None: the stored key of the engine, or the user's own."""
+    """Key file for kvscope's own engine; None for the stored key of the engine, or else the user's own."""
     kv_events: str = ""
-    """Endpoint of another engine's KV events; "": the one that the engine announces."""
+    """Endpoint of another engine's KV events; empty for the endpoint that the engine announces."""
     api_key: str = field(default="", repr=False)
     """API key for another engine's HTTP server at this address. It is never sent to an address that an engine
     announces.
     """
     tls: bool = False
-    """Whether that server uses HTTPS."""
+    """Whether the HTTP server uses TLS."""
     ca_file: Path | None = None
     """PEM file of additional trusted certificate authorities."""
     api_key_over_http: bool = False
@@ -91,8 +95,9 @@ class Address:
         return find_engine(self.scheme) is not None
 
     def check(self) -> None:
-        """Raise BadInput, with the value and the accepted ones, unless the address can be opened.
-        Makes no connection.
+        """Raise BadInput if the address cannot be opened. Makes no connection.
+
+        The error names the value and the accepted ones.
         """
         if self.is_external:
             self._check_options_of_external()
@@ -108,13 +113,11 @@ class Address:
             raise BadInput(f"address {self.text!r} is not accepted: {hint or accepted_addresses()}")
 
     def open(self, sink: Sink | None = None) -> WatchedSource:
-        """Return a source that watches the engine; it waits for an engine that is not running yet. Raises BadInput
-        like `check`.
-        """
+        """Return a source that watches the engine, which may start later. Raises BadInput like `check`."""
         self.check()
         if not self.is_external:
             return LiveSource(self.text, key=self.key, sink=sink, make_api=self._own_api)
-        if self._tells_slots:
+        if self._publishes_slots:
             from kvscope_telemetry.collectors.slot_source import SlotSource
 
             return SlotSource(external_address(self), sink=sink)
@@ -128,7 +131,7 @@ class Address:
         return OwnApi(self.text, ca_file=self.ca_file)
 
     @property
-    def _tells_slots(self) -> bool:
+    def _publishes_slots(self) -> bool:
         engine = find_engine(self.scheme)
         return engine is not None and engine.publishes_slots
 
@@ -145,7 +148,7 @@ class Address:
                 raise BadInput(f"{name} is for {engines}, and does not go with {self.text}")
 
     def _check_options_of_external(self) -> None:
-        if self.kv_events and self._tells_slots:
+        if self.kv_events and self._publishes_slots:
             engines = each_engine("{scheme}://", "and", with_events=True)
             raise BadInput(f"--kv-events is for {engines}, and does not go with {self.text}")
         if self.key is not None:
@@ -182,10 +185,11 @@ def open_source(
 
 
 def each_rank(text: str) -> list[str]:
-    """Expand `vllm://HOST:PORT/?ranks=4` to the addresses of its four data-parallel ranks. Other addresses are
-    returned unchanged.
+    """Expand `vllm://HOST:PORT/?ranks=4` to the addresses of its four data-parallel ranks. Other addresses are returned
+    unchanged.
 
-    Raises BadInput for an invalid number of ranks, and for `rank` combined with `ranks`.
+    Raises:
+        BadInput: for an invalid number of ranks, or `rank` combined with `ranks`.
     """
     if not Address(text).is_external or "ranks=" not in text:
         return [text]
@@ -210,7 +214,6 @@ def read_api_key(path: Path | None) -> str:
 
 
 def external_address(address: Address) -> ExternalAddress:
-    """Convert `address` to the form that external sources use. Raises BadInput."""
     from kvscope_telemetry.collectors.external_address import ExternalAddress
 
     return ExternalAddress.parse(
@@ -225,7 +228,7 @@ def external_address(address: Address) -> ExternalAddress:
 
 def _hint(address: Address) -> str:
     if address.scheme in ("http", "https"):
-        rest = address.text.partition("://")[2].rstrip("/")
+        host_and_path = address.text.partition("://")[2].rstrip("/")
         tls = " with --tls" if address.scheme == "https" else ""
-        return f"say which engine it is, {each_engine('{scheme}://')}{tls}".replace("://", f"://{rest}")
+        return f"say which engine it is, {each_engine('{scheme}://')}{tls}".replace("://", f"://{host_and_path}")
     return ""

@@ -1,5 +1,5 @@
-"""Configuration of an engine: all of its options. Frozen; derived values are properties or belong to the modules that
-use them.
+"""Configuration of an engine: all of its options. Frozen. Derived values are properties here, or belong to the modules
+that use them.
 
 An option is one field with its default, bounds and help text. The command lines of the engine and of the desktop (which
 passes options on) and the checks are derived from it (`options`). The module is in this package, which does not import
@@ -54,16 +54,17 @@ _Count = Annotated[int, Meta(ge=1, le=64)]
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Speculative decoding by n-gram lookup, vLLM's `ngram`: drafts are the tokens that followed the same n-gram
-    earlier in the request's text.
+    """Speculative decoding by n-gram lookup, vLLM's `ngram`.
+
+    Drafts are the tokens that followed the same n-gram earlier in the request's text.
     """
 
     num_speculative_tokens: _Count
     """Maximum number of draft tokens per request and step."""
     method: Literal["ngram"] = "ngram"
     prompt_lookup_max: _Count | None = None
-    """Maximum n-gram length; `prompt_lookup_min` is the minimum. Without either, both are 5; if one is given, the
-    other equals it.
+    """Maximum n-gram length; `prompt_lookup_min` is the minimum. Without either, both are 5; if only one is given, the
+    other has the same value.
     """
     prompt_lookup_min: _Count | None = None
 
@@ -187,7 +188,7 @@ class EngineConfig:
         brief="split the model across N GPUs or processes",
     )
     """Number of ranks. Each is a process with its own device and a share of every layer's heads and weights. On GPUs,
-    CUDA graphs are used for decodes only.
+    only decodes use CUDA graphs.
     """
     cpu_offload_gb: float = option(
         0.0,
@@ -549,13 +550,15 @@ class EngineConfig:
             ("page_heat", self.page_heat, 0, "attention is measured on all heads of one device"),
             ("allocator", self.allocator if self.allocator == "virtual" else "", "", "it maps pages of one device"),
         )
-        for name, value, accepted, why in refused:
+        for name, value, accepted, reason in refused:
             if value != accepted:
                 size = self.tensor_parallel_size
-                raise BadInput(f"{name}={value!r} is not accepted with tensor_parallel_size={size}: {why}")
+                raise BadInput(f"{name}={value!r} is not accepted with tensor_parallel_size={size}: {reason}")
 
     def _check_deterministic(self) -> None:
-        """Refuse options whose summation order depends on the batch, or is not known to be independent of it."""
+        """Refuse options with which the order of summation depends on the batch, or is not known to be independent of
+        it.
+        """
         lora = "lora_modules" if self.lora_modules else "allow_runtime_lora_updating"
         refused: tuple[tuple[str, object, object, str], ...] = (
             ("tensor_parallel_size", self.tensor_parallel_size, 1, "ranks add in an order of their own"),
@@ -574,9 +577,9 @@ class EngineConfig:
             ("page_heat", self.page_heat, 0, "new tokens go the way of prompts, where it is not measured"),
             (lora, self.has_lora, False, "adapters of a step are computed together"),
         )
-        for name, value, accepted, why in refused:
+        for name, value, accepted, reason in refused:
             if value != accepted:
-                raise BadInput(f"{name}={value!r} is not accepted with deterministic=True: {why}")
+                raise BadInput(f"{name}={value!r} is not accepted with deterministic=True: {reason}")
 
     def _check_sparse(self) -> None:
         share = self.sparse_decode

@@ -1,11 +1,10 @@
 """Exception hierarchy of kvscope. Only a `main()` prints an error and chooses the exit code.
 
-KvscopeError              exit code 1: a failure at run time
-+-- BadInput              exit code 2: a value or file is not accepted; the message names it and the accepted ones
-+-- EndpointInUse         another engine or program holds the endpoint
-+-- EngineDead            the engine ended while a request to it was pending
-+-- ProtocolError         the other side sent something that this version cannot read
-    +-- UnknownMessage    a message of a kind that only a later version knows
+KvscopeError              exit code 1: a failure at run time +-- BadInput              exit code 2: a value or file is
+not accepted; the message names it and the accepted ones +-- EndpointInUse         another engine or program uses the
+endpoint +-- EngineDead            the engine ended while a request to it was pending +-- ProtocolError         the
+other side sent something that this version cannot read
+    +-- UnknownMessage    a message of a kind that only later versions have
 """
 
 
@@ -16,7 +15,7 @@ class KvscopeError(Exception):
 
 
 class BadInput(KvscopeError, ValueError):
-    """A value that is not accepted. The message names it and the accepted ones."""
+    """An invalid value. The message names it and the accepted ones."""
 
     exit_code = 2
 
@@ -31,4 +30,4 @@ class ProtocolError(KvscopeError): ...
 
 
 class UnknownMessage(ProtocolError):
-    """A valid message of a kind that this version does not know. Receivers skip and count it."""
+    """A valid message of a kind that this version does not have. Receivers skip and count it."""

@@ -1,4 +1,4 @@
-"""Provides a home folder for processes without one: a container's user may have neither HOME nor an entry in passwd."""
+"""Sets a home folder for processes without one: a container's user may have neither HOME nor an entry in passwd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses command-line options whose value is a JSON object into a struct, with one-line errors about a single field.
+"""Parses command-line options with a JSON object as value into a struct, with one-line errors about a single field.
 
 Owns the error texts; the struct defines the fields and their bounds.
 """

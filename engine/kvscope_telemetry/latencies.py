@@ -21,10 +21,8 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class LatencyKind:
-    """A kind of latency, reported as percentiles over many requests."""
-
     key: str
-    """Name in a `Summary`, in a `Histogram`, and in names of figures."""
+    """Name in a `Summary`, in a `Histogram`, and in the names of figures."""
     name: str
     counts: str
     """Start and end of the latency, as text for the user."""
@@ -37,25 +35,25 @@ LATENCIES: Final = (FIRST_TOKEN, INTER_TOKEN, QUEUED)
 
 
 def running_s(from_ns: IntArray, until_ns: IntArray, running: RunningTime) -> FloatArray:
-    """Return the running time between two moments of many requests, in seconds.
+    """Return the running time between two moments of many requests, in seconds. Shape (n,) each.
 
-    NaN where a moment is unknown (negative), 0 where clocks of different machines put them in the wrong order.
+    NaN if a moment is unknown (negative); 0 if clocks of different machines put the moments in the wrong order.
     """
-    known = (from_ns >= 0) & (until_ns >= 0)
-    seconds: FloatArray = np.where(known, running.running_between(from_ns, until_ns) / 1e9, np.nan)
+    is_known = (from_ns >= 0) & (until_ns >= 0)
+    seconds: FloatArray = np.where(is_known, running.running_between(from_ns, until_ns) / 1e9, np.nan)
     return seconds
 
 
 @dataclass(slots=True)
 class Moments:
-    """Moments of one request on its engine's clock. None: not reached yet, or not observed."""
+    """Moments of one request on its engine's clock; None if not reached yet or not observed."""
 
     arrival_ns: int
     started_ns: int | None = None
     first_token_ns: int | None = None
     ended_ns: int | None = None
     running: RunningTime = field(default_factory=RunningTime, compare=False)
-    """Stops of the engine, which are excluded from all durations."""
+    """Excludes the engine's stops from all durations."""
 
     @property
     def queue_ns(self) -> int | None:
@@ -71,7 +69,7 @@ class Moments:
 
     @property
     def decode_ns(self) -> int | None:
-        """Running time from the first token to the end, which is that of the last token unless the request was
+        """Running time from the first token to the end. That is the time of the last token, unless the request was
         aborted.
         """
         return self._between(self.first_token_ns, self.ended_ns)
@@ -94,6 +92,6 @@ def tokens_per_s(
     """Return the decode speed of requests: tokens after the first, divided by the running time from the first token to
     the last. NaN with fewer than two tokens. Shape (n,) each.
     """
-    took_s = running_s(first_token_ns, until_ns, running)
-    known = (took_s > 0) & (num_output_tokens > 1)  # NaN is not above 0
-    return np.where(known, (num_output_tokens - 1) / np.where(known, took_s, 1.0), np.nan)
+    decode_s = running_s(first_token_ns, until_ns, running)
+    is_known = (decode_s > 0) & (num_output_tokens > 1)  # NaN is not above 0
+    return np.where(is_known, (num_output_tokens - 1) / np.where(is_known, decode_s, 1.0), np.nan)

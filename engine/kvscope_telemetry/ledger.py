@@ -1,8 +1,8 @@
 """Ledger of all KV cache blocks: one row per block, one numpy array per column.
 
-The engine's block pool writes rows in place. The desktop's mirror holds the same columns and applies changed rows by
+The engine's block pool writes rows in place. The desktop's mirror has the same columns and applies changed rows by
 fancy indexing. Owns the names, types and meaning of the columns, and the packing of rows into little-endian bytes.
-Knows neither writers nor views.
+Independent of writers and views.
 
 See docs/internals/decisions/0001-blocks-are-rows-of-columns.md.
 """
@@ -20,43 +20,45 @@ import numpy as np
 import numpy.typing as npt
 
 NO_OWNER: Final = -1
-"""`owner` of a block that no request holds."""
+"""`owner` of a block that was not written by a known request, such as a free one."""
 
 
 class BlockState(IntEnum):
-    """State of a block. Shared blocks have no state of their own: they have `ref_count > 1`."""
+    """State of a block. Shared blocks are `ACTIVE`, with `ref_count > 1`."""
 
     FREE = 0
     ACTIVE = 1
-    """Held by at least one request (`ref_count >= 1`)."""
+    """In use by at least one request (`ref_count >= 1`)."""
     CACHED = 2
-    """Held by no request (`ref_count == 0`), full and hashed: may be reused by a later prompt, or evicted."""
+    """In use by no request (`ref_count == 0`), full and hashed: a later prompt may reuse it, or it may be evicted."""
     UNMAPPED = 3
     """Address range without memory (allocator `virtual`)."""
     UNKNOWN = 255
-    """A state that this version does not know; never sent by an engine."""
+    """State that this version does not have. Never sent by an engine."""
 
 
 class Tier(IntEnum):
-    """Location of a block's bytes. A ledger has the rows of its pool (HBM) first, then one row per slot of each lower
-    tier, then those of recurrent states.
+    """Location of a block's bytes.
+
+    A ledger has the rows of its pool (HBM) first, then one row per slot of each lower tier, then those of recurrent
+    states.
     """
 
     HBM = 0
     HOST = 1
     DISK = 2
     STATES = 3
-    """Recurrent states in HBM, outside the pool: one state per row."""
+    """Recurrent states in HBM, outside the pool, with one state per row."""
     HOST_STATES = 4
-    """Recurrent states in host memory: those of swapped-out requests, and of prefixes."""
+    """Recurrent states in host memory, of swapped-out requests and of prefixes."""
     UNKNOWN = 255
-    """A tier that this version does not know; never sent by an engine."""
+    """Tier that this version does not have. Never sent by an engine."""
 
 
 STATE_TIERS: Final = (Tier.STATES, Tier.HOST_STATES)
-"""Tiers whose rows are recurrent states instead of blocks."""
+"""Tiers with recurrent states as rows instead of blocks."""
 LOWER_TIERS: Final = (Tier.HOST, Tier.DISK, Tier.HOST_STATES)
-"""Tiers below the pool, whose contents must be loaded into the pool before a request can use them."""
+"""Tiers below the pool. Their contents must be loaded into the pool before a request can use them."""
 
 COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "state": np.dtype("u1"),  # BlockState
@@ -75,13 +77,13 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "skipped": np.dtype("<u4"),  # see `skipped_share`; 0 where it was never counted
 }
 MEASURED: Final = ("attention", "attention_step", "skipped")
-"""Columns that only some engines fill, at the steps in which they measure."""
+"""Columns that only some engines fill, at the steps at which they measure."""
 OPTIONAL: Final = ("group", "eviction_order", *MEASURED)
-"""Columns that have one value per row on the wire, or are empty if all values are 0."""
+"""Columns with one value per row on the wire, or empty if all values are 0."""
 DENSE: Final = tuple(name for name in COLUMNS if name not in ("parent", *OPTIONAL))
-"""Columns that always have one value per row on the wire. `parent` only has values for rows with a hash."""
+"""Columns that always have one value per row on the wire. `parent` has values only for rows with a hash."""
 LASTING: Final = (*DENSE, "parent")
-"""Columns that change when something happens to a block, not because of a measurement."""
+"""Columns that change with an event of a block, not with a measurement."""
 _PARTS: Final = (*LASTING, *OPTIONAL)
 _parts_of: Final = attrgetter(*_PARTS)
 _WHOLE_ATTENTION: Final = 1_000_000_000
@@ -90,40 +92,38 @@ Column = npt.NDArray[np.generic]
 
 
 class Packing(NamedTuple):
-    """Packing of numbers in a bytes field: consecutive, little-endian. Recordings derive their columns from it."""
+    """Packing of numbers in a bytes field: consecutive and little-endian. Recordings derive their columns from it."""
 
     dtype: np.dtype[np.generic]
     is_row: bool = False
-    """Whether the field has one number per row of the struct. All such fields have the same length."""
+    """Whether the field has one number per row of the struct. All such fields of a struct have the same length."""
     is_key: bool = False
-    """Whether the numbers are the rows' ids, by which recordings sort the rows. The field may be empty if ids are 0,
-    1, 2, ...
+    """Whether the numbers are the rows' ids, by which recordings sort the rows. An empty field stands for ids 0, 1, 2,
+    ...
     """
     is_optional: bool = False
     """Whether the field is empty if all of its numbers are 0."""
     rows_with: str = ""
-    """Name of another field: only rows in which it is not 0 have a number."""
+    """Name of another field. Only rows in which that field is not 0 have a number."""
     is_hash: bool = False
     """Whether the numbers are hashes, which are random and repeat across fields and rows. Recordings store each
-    distinct one once.
+    distinct hash once.
     """
     counts_back_from: str = ""
-    """Name of a number field of the message that the values are close to and do not exceed. Recordings store the
-    difference.
+    """Name of a number field of the message. The values are slightly below or equal to that number, so recordings store
+    the difference.
     """
 
 
 def packed(packing: Packing) -> msgspec.Meta:
-    """Return the annotation for a bytes field with this packing."""
     return msgspec.Meta(extra={"packing": packing})
 
 
 def packing_of(annotation: object) -> Packing | None:
-    """Return the packing in a field's annotation, or None."""
     for note in getattr(annotation, "__metadata__", ()):
         if isinstance(note, msgspec.Meta) and note.extra and "packing" in note.extra:
-            found: Packing = note.extra["packing"]
-            return found
+            packing: Packing = note.extra["packing"]
+            return packing
     return None
 
 
@@ -140,16 +140,16 @@ OptionalCounts = Annotated[bytes, packed(Packing(U4, is_row=True, is_optional=Tr
 """One packed number per row, u4, or empty if all are 0."""
 
 
-def _packed_as_column(name: str, **more: Any) -> msgspec.Meta:
-    """Return the annotation for a field that corresponds to a column of the ledger."""
-    return packed(Packing(COLUMNS[name], is_row=True, **more))
+def _packed_as_column(name: str, **options: Any) -> msgspec.Meta:
+    """Return the annotation for a field with the numbers of a ledger column."""
+    return packed(Packing(COLUMNS[name], is_row=True, **options))
 
 
 class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Rows of the ledger on the wire: `ids` (u32) and each column, packed little-endian, all of the same length.
+    """Rows of the ledger on the wire: `ids` (u32) and each column, packed little-endian, all with one number per row.
 
     `parent` has an entry for each row whose `hash` is not 0, in order, or is empty if all are 0, so that a partially
-    filled block costs nothing. Columns in `OPTIONAL` are empty if all values are 0.
+    filled block needs no bytes for it. Columns in `OPTIONAL` are empty if all values are 0.
     """
 
     ids: RowNumbers = b""
@@ -170,7 +170,7 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Ledger:
-    """Columns of `num_blocks` rows, all free at first.
+    """Columns of `num_blocks` rows, all free initially.
 
     Attributes are the columns, each of shape `(num_blocks,)` with the dtype in `COLUMNS`.
     """
@@ -199,7 +199,7 @@ class Ledger:
         self.owner.fill(NO_OWNER)
 
     def part(self, start: int, stop: int) -> Ledger:
-        """Return rows `start` to `stop` (exclusive) as a ledger of views: changes are visible in both."""
+        """Return rows `start` to `stop` (exclusive) as a ledger of views, so that changes are visible in both."""
         part = Ledger(0)
         part.num_blocks = stop - start
         for name in COLUMNS:
@@ -215,7 +215,7 @@ class Ledger:
         return BlockRows(ids=ids.astype("<u4", copy=False).tobytes(), parent=parent, **columns)
 
     def pack_all(self) -> BlockRows:
-        """Return a packed copy of all rows in order of block id. `ids` is left empty, which means 0..num_blocks-1."""
+        """Return a packed copy of all rows in order of block id. `ids` is empty, which means 0 to `num_blocks` - 1."""
         columns = {name: getattr(self, name).tobytes() for name in DENSE}
         columns |= {name: _packed_unless_zero(getattr(self, name)) for name in OPTIONAL}
         return BlockRows(parent=_packed_parents(self.parent[self.hash != 0]), **columns)
@@ -228,8 +228,9 @@ class Ledger:
 
 
 def unpack(rows: Sequence[BlockRows]) -> dict[str, Column]:
-    """Return every column of `rows` concatenated, shape (n,), including `parent` with one entry per row. `rows` must
-    have been validated.
+    """Return each column of `rows` concatenated, shape (n,), with one entry per row also for `parent`.
+
+    `rows` must have been validated.
     """
     packed_parts: Iterable[tuple[bytes, ...]] = zip(*map(_parts_of, rows), strict=True) if rows else [()] * len(_PARTS)
     parts = dict(zip(_PARTS, packed_parts, strict=True))
@@ -240,7 +241,8 @@ def unpack(rows: Sequence[BlockRows]) -> dict[str, Column]:
 
 def attention_units(shares: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
     """Encode shares of a request's attention, 0 to 1, for the column `attention`: 1 plus the share in billionths.
-    `skipped` uses the same encoding.
+
+    `skipped` has the same encoding.
     """
     whole = np.rint(np.clip(shares.astype(np.float64), 0.0, 1.0) * _WHOLE_ATTENTION)
     units: npt.NDArray[np.uint32] = (whole + 1).astype(np.uint32)
@@ -248,21 +250,23 @@ def attention_units(shares: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
 
 
 def attention_shares(units: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
-    """Decode the column `attention` to shares, 0 to 1; 0 also where nothing was measured."""
+    """Decode the column `attention` to shares, 0 to 1. Blocks without a measurement also get 0."""
     shares: npt.NDArray[np.float64] = (np.maximum(units, np.uint32(1)) - np.uint32(1)) / _WHOLE_ATTENTION
     return shares
 
 
 def attention_share(units: int) -> float | None:
-    """Decode one value: the block's share of its request's attention at the last measurement, the largest if several
-    requests held the block; None if it was never measured.
+    """Decode one value of `attention`: the block's share of its request's attention at the last measurement.
+
+    If several requests used the block, it is the largest of their shares; None if it was never measured.
     """
     return (units - 1) / _WHOLE_ATTENTION if units else None
 
 
 def skipped_share(units: int) -> float | None:
-    """Decode one value of `skipped`: of the layers and KV heads with sparse attention, the share that skipped the
-    block when last counted, the smallest if several requests held the block; None if it was never counted.
+    """Decode one value of `skipped`: the share of layers and KV heads with sparse attention that skipped the block.
+
+    If several requests used the block, it is the smallest of their shares; None if it was never counted.
     """
     return attention_share(units)
 
@@ -280,7 +284,7 @@ def num_hashed(rows: BlockRows) -> int:
 
 
 def parent_at(rows: BlockRows, index: int) -> int:
-    """Return `parent` of the row at index `index`, without unpacking all rows."""
+    """Return `parent` of the row at `index`, without unpacking all rows; 0 without a parent."""
     hashes = np.frombuffer(rows.hash, COLUMNS["hash"])
     if not rows.parent or not hashes[index]:
         return 0
@@ -297,7 +301,7 @@ def _packed_unless_zero(column: Column) -> bytes:
 
 
 def _unpacked_optional(parts: Mapping[str, Sequence[bytes]], name: str) -> Column:
-    """Return one entry per row; 0 for rows of messages that leave the column out."""
+    """Return one entry per row; 0 for rows of messages without the column."""
     dtype, states = COLUMNS[name], parts["state"]  # one byte per row
     if not any(parts[name]):
         return np.zeros(sum(map(len, states)), dtype)
@@ -309,6 +313,6 @@ def _unpacked_parents(parts: Mapping[str, Sequence[bytes]], hashes: Column) -> C
     parents = np.zeros(len(hashes), COLUMNS["parent"])
     data = b"".join(parts["parent"])
     if data:
-        are_told = np.repeat(list(map(bool, parts["parent"])), list(map(len, parts["state"])))
-        parents[are_told & (hashes != 0)] = np.frombuffer(data, COLUMNS["parent"])
+        is_present = np.repeat(list(map(bool, parts["parent"])), list(map(len, parts["state"])))
+        parents[is_present & (hashes != 0)] = np.frombuffer(data, COLUMNS["parent"])
     return parents

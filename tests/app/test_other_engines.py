@@ -124,7 +124,7 @@ def test_block_card_shows_unknown_instead_of_0(vllm_session, make_window):
     assert facts.title == "Slot 1"
     for name in ("Owner", "Held by", "Filled", "Last used"):
         assert rows[name].startswith("unknown"), name
-    assert "This engine reports blocks only while" in page_map.facts_of(5).empty
+    assert "This engine reports blocks only while" in page_map.facts_of(5).empty_text
 
 
 def test_requests_view_shows_counters_if_requests_are_not_reported(vllm_session, qtbot):

@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
 def test_command_prints_results_and_refuses_invalid_options(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "POOL_LIVES", 10)
+    monkeypatch.setattr(scheduler, "POOL_HISTORIES", 10)
     words = ["--small", "2", "--large", "4", "--repeats", "2"]
     assert main([*words, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -28,7 +28,7 @@ OTHERS: Final = (
     "EngineComponents.work_of",
     "Scheduler.commit",
     "build_inputs",
-    "put_inputs",
+    "stage_inputs",
     "ModelRunner._forward",
 )
 """Telemetry, the blocks that the token is written to, and the next step, which has it as input."""

@@ -189,7 +189,16 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "buddy": {"allocator": "buddy", "enable_prefix_caching": False},
     "virtual": {"allocator": "virtual", "enable_prefix_caching": False},
 }
-PLAINER = ("without prefix caching", "host memory alone", "int8", "fp8", "blocks of one token", "buddy")
+PLAINER = (
+    "without prefix caching",
+    "host memory alone",
+    "int8",
+    "fp8",
+    "blocks of one token",
+    "buddy",
+    "contiguous",
+    "evicted prefixes alone",
+)
 """Variants that others include, or `test_block_has_the_same_bytes_after_a_swap`."""
 
 

@@ -132,6 +132,7 @@ def engine_tokens(
     return found
 
 
+@pytest.mark.storm({"kind": "gemma2"})  # `gemma3_text` has such layers too
 @pytest.mark.parametrize("kind", MODELS)
 def test_tokens_do_not_depend_on_freeing_preemption_hits_or_forks(
     kind: str, make_engine: Make, windowed_model: Callable[[str], tuple[str, Any]]
@@ -154,6 +155,7 @@ def test_tokens_do_not_depend_on_freeing_preemption_hits_or_forks(
     assert pool.num_free + pool.num_cached == pool.num_usable
 
 
+@pytest.mark.storm({"kind": "gemma3_text"})  # `mistral` has windows too, `llama4_text` several groups
 @pytest.mark.parametrize(("kind", "num_blocks"), [("gemma3_text", 72), ("mistral", 22), ("llama4_text", 58)])
 def test_window_blocks_are_offloaded_and_loaded(
     kind: str,

@@ -6,7 +6,7 @@ import random
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from kvscope_engine import Engine, EngineConfig, SamplingParams
+from kvscope_engine import Engine, EngineConfig, SamplingParams, components
 from kvscope_engine.cli.main import main
+from kvscope_engine.model.loaded_model import LoadedModel
 from kvscope_engine.run_replay import (
     RecordedRun,
     ReplayComparison,
@@ -92,6 +93,25 @@ def compare_replay(run: RecordedRun, **options: Any) -> ReplayComparison:
     replayer = Replayer(run)
     with Engine(config_of_run(run.hello, options), publish=replayer.receive) as engine:
         return replayer.replay(engine)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def proofs_made_once() -> Iterator[None]:
+    """Prove once per kind of engine that tiles give the same bits, as `test_deterministic.py` checks: these tests start
+    70 engines, and a proof takes half of a start.
+    """
+    proven: dict[tuple[str, ...], tuple[int, ...]] = {}
+    prove = components.proven_tiles
+
+    def proven_before(loaded: LoadedModel) -> tuple[int, ...]:
+        key = (loaded.info.name, str(loaded.dtype), loaded.quantization, loaded.device.type)
+        if key not in proven:
+            proven[key] = prove(loaded)
+        return proven[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(components, "proven_tiles", proven_before)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,6 @@ def test_two_ports_give_no_api() -> None:
 def test_explicit_api_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API, "http://gateway:80/")
     hook_api_server()
-    assert api_of("sglang", said="http://127.0.0.1:30000") == "sglang://gateway:80"
+    assert api_of("sglang", engine_address="http://127.0.0.1:30000") == "sglang://gateway:80"
     monkeypatch.setenv(API, "")
-    assert api_of("sglang", said="http://[::1]:30000") == "sglang://[::1]:30000"
+    assert api_of("sglang", engine_address="http://[::1]:30000") == "sglang://[::1]:30000"

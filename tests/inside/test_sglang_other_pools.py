@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tests.inside.fake_sglang import Request, Scheduler
 
 from kvscope_inside import CacheState
-from kvscope_inside.sglang.eviction_beneficiary import Evicted
+from kvscope_inside.sglang.eviction_beneficiary import EvictedCounts
 from kvscope_inside.sglang.other_pools import Holder, StateRows, WindowRows, hashes_of_windows
 from kvscope_inside.sglang.pools import pools_of
 from kvscope_inside.sglang.sglang_facts import hello_of, kv_bytes
@@ -146,7 +146,7 @@ def test_window_page_is_held_while_its_request_looks_back_to_it(monkeypatch: Any
     assert read(15, [0, 5, 1, 3])[0] == [12], "the tree keeps the page of full attention alone"
     assert ledger.state[12] == BlockState.FREE
     assert ledger.group[12] == 1
-    rows.empty()
+    rows.reset()
     known.set_table((), 1)
     assert read(15, [0, 0, 1, 3])[0] == []
     assert known.tables[1] == [0, 0, 9, 11]
@@ -190,10 +190,10 @@ def test_events_count_states_beside_blocks(monkeypatch: Any) -> None:
     said, _ = cause_of(("added", request, 1, 0, 32), ("scheduled", request, 8))
     assert "8 of 12 tokens were there already, 2 blocks in the pool and the recurrent state after them" in said
 
-    said, num_blocks = cause_of(("evicted", Evicted(8, 0, 1, None)))
+    said, num_blocks = cause_of(("evicted", EvictedCounts(8, 0, 1, None)))
     assert "2 cached blocks and 1 cached state were evicted" in said
     assert num_blocks == state.totals["evicted_blocks"] == 2
-    said, num_blocks = cause_of(("evicted", Evicted(0, 0, 1, None)))
+    said, num_blocks = cause_of(("evicted", EvictedCounts(0, 0, 1, None)))
     assert "1 cached state was evicted" in said
     assert (num_blocks, state.totals["evicted_blocks"]) == (0, 2)
     state.set_blocks([3, state.hello.cache.first_state], state=BlockState.CACHED)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kvscope_inside.sglang.pages import DeviceReader, HostPoolReader, PageSpan, reader_of
-from kvscope_inside.sglang.pools import Pools, States, Windows, knows_free
+from kvscope_inside.sglang.pools import Pools, States, Windows, has_free_list
 
 
 class FakeDevice:
@@ -159,15 +159,15 @@ def test_window_pages_and_states_arrive_as_they_were(kind: str, device: FakeDevi
     windows, states = other_pools(device, kind)
     copy = reader_of(table, pools_with(allocator, 5, windows, states)).copy()
     windows.mapping.data[:] = 0  # SGLang goes on
-    for each in states.of_rows:
+    for each in states.row_tensors:
         each.data[:] = 0
     states.allocator.free_slots = Tensor(device, np.array([1]), kind)
     device.run()
     assert copy.has_arrived()
     assert copy.windows().tolist() == [0, 2, 0, 1, 0, 0]
-    free, of_rows = copy.states()
+    free, states_of_rows = copy.states()
     assert np.flatnonzero(free).tolist() == [2]
-    assert [each.tolist() for each in of_rows] == [[[0], [3], [1]], [[0, 0], [4, -1], [0, 0]]]
+    assert [each.tolist() for each in states_of_rows] == [[[0], [3], [1]], [[0, 0], [4, -1], [0, 0]]]
 
 
 def test_entries_arrive_as_they_were_when_gathered(device: FakeDevice) -> None:
@@ -220,7 +220,7 @@ def test_pages_are_not_read_while_the_allocator_holds_some_back(device: FakeDevi
 def test_allocator_without_a_list_reports_no_free_pages(device: FakeDevice) -> None:
     table, allocator = pool_of(device, 1)
     allocator.free_pages = None
-    assert not knows_free(allocator)
+    assert not has_free_list(allocator)
     copy = reader_of(table, pools_with(allocator, 39)).copy()
     device.run()
     assert copy.free() is None

@@ -183,16 +183,16 @@ def test_evicted_prefix_is_missed_with_its_step() -> None:
 def test_eviction_names_the_first_request_that_free_pages_did_not_serve(num_free: int, who: int) -> None:
     told = PublishedScheduler(num_pages=9)
     requests = [Request(f"r{number}", [], extend_len=need) for number, need in enumerate([4, 0, 6, 4])]
-    asking = told.recorder._beneficiary
-    assert asking.first(num_free) is None
-    asking._extends(Batch(None, requests))
-    assert asking.first(num_free) is requests[who]
+    beneficiary = told.recorder._beneficiary
+    assert beneficiary.first_uncovered(num_free) is None
+    beneficiary._before_extend(Batch(None, requests))
+    assert beneficiary.first_uncovered(num_free) is requests[who]
     for request in requests:
         request.kv.kv_committed_len = 5  # no request begins a page, and SGLang reserves one for each
-    asking._decodes(Batch(None, requests))
-    assert asking.first(8) is requests[2]
+    beneficiary._before_decode(Batch(None, requests))
+    assert beneficiary.first_uncovered(8) is requests[2]
     requests[3].kv.kv_committed_len = 8
-    assert asking.first(8) is requests[3]
+    assert beneficiary.first_uncovered(8) is requests[3]
 
 
 def test_retraction_names_its_reason_and_the_lost_tokens() -> None:
@@ -320,7 +320,7 @@ def test_batches_distinguish_prefill_and_decode() -> None:
 
 
 @pytest.mark.parametrize(
-    "hook", ["_launches", "_after_results", "_added", "_allocated_rows", "_releases_row", "_pages"]
+    "hook", ["_before_run_batch", "_after_results", "_added", "_allocated_rows", "_before_free_row", "_pages"]
 )
 def test_failed_hook_ends_watching_and_sglang_goes_on(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:

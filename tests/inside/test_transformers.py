@@ -329,7 +329,7 @@ def test_watching_can_begin_in_the_middle() -> None:
         for _ in range(20):
             told.manager._generation_loop_body(told.processor, False)
         assert told.processor.has_pending_requests()
-        told.hooks.are_on = True
+        told.hooks.is_enabled = True
         told.begin(CacheState(told.hello))
         told.publish_notes()
         run_random_requests(told, 2, 20)

@@ -146,7 +146,9 @@ def test_stopped_manager_is_not_kept_in_memory(endpoint: str) -> None:
         manager.stop()
 
 
-@pytest.mark.parametrize("name", ["_begins", "_scheduled", "_ran", "_freed", "_ended", "touch", "_record"])
+@pytest.mark.parametrize(
+    "name", ["_before_prepare", "_scheduled", "_record_batch", "_freed", "_ended", "touch", "_record"]
+)
 def test_failed_hook_ends_watching_and_generation_goes_on(
     name: str, manager: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

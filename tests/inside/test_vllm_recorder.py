@@ -429,7 +429,7 @@ def test_failed_hook_ends_watching_and_vllm_goes_on(name: str, monkeypatch: pyte
         "update_from_output": "_after_update",
         "add_request": "_added",
         "_free_request": "_finished",
-        "get_new_blocks": "_got_new",
+        "get_new_blocks": "_allocated",
         "cache_full_blocks": "_cached",
     }[name]
 

@@ -60,7 +60,6 @@ _WIDEST_TEXT: Final = "Move the cursor (by steps when zoomed in) "
 
 
 def shortcut_dialog(parent: QWidget, entries: Iterable[tuple[str, QAction]], change: Callable[[], object]) -> Sheet:
-    """Return the dialog. `change` opens the shortcut editor."""
     dialog = Sheet("Keyboard shortcuts", parent)
     groups: dict[str, list[tuple[str, str]]] = {
         "Page map, when it has the focus": list(_MAP_KEYS),

@@ -79,7 +79,7 @@ def bookmark_actions(window: SessionWindow, alarms: AlarmEvaluator) -> list[Acti
     ]
 
 
-def offer_undo(window: SessionWindow) -> None:
+def make_deletions_undoable(window: SessionWindow) -> None:
     """Push each deletion of bookmarks to the window's undo stack."""
     bookmarks = window.session.bookmarks
 
@@ -103,7 +103,6 @@ def bookmark_here(window: SessionWindow) -> None:
 
 
 def seek_bookmark(window: SessionWindow, *, forward: bool) -> None:
-    """Go to the next bookmark if `forward`, else to the previous one."""
     session = window.session
     bookmark = session.bookmarks.nearest(session.timeline.cursor_ns, forward=forward)
     if bookmark is None:
@@ -114,7 +113,6 @@ def seek_bookmark(window: SessionWindow, *, forward: bool) -> None:
 
 
 def restore_bookmark(window: SessionWindow) -> None:
-    """Restore the bookmark that was deleted last, if any."""
     bookmark = window.session.bookmarks.undo()
     _show_message(window, "No bookmark was deleted" if bookmark is None else f"Restored: {mark_text(bookmark)}")
 
@@ -192,7 +190,6 @@ class BookmarkNotePopup(QFrame):
         row.addWidget(self.note, 1)
 
     def show_above(self, height: int) -> None:
-        """Show the popup `height` pixels above the lower edge of its parent."""
         size = self._covered_widget.size()
         self.resize(min(_WIDTH, size.width()), self.sizeHint().height())
         self.move((size.width() - self.width()) // 2, max(0, size.height() - height - self.height()))
@@ -219,7 +216,6 @@ class BookmarkNotePopup(QFrame):
         self._leave()
 
     def _leave(self) -> None:
-        """Close the popup and return the keyboard focus to the widget that had it before."""
         if self._focus_before is not None and self._focus_before.isVisible():
             self._focus_before.setFocus()
         self.close()

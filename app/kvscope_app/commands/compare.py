@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvscope_app.command_line import Options
 from kvscope_app.commands.progress import ProgressBar
-from kvscope_app.option_values import moment
+from kvscope_app.option_values import parse_moment
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.printable import print_line, print_text
 from kvscope_telemetry.recordings.sample import named_recording
@@ -37,8 +37,12 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
     output.add_argument("--table", action="store_true", help="print the table of key figures (needs no display)")
     output.add_argument("--json", action="store_true", help="print one JSON object (units are in the names)")
     output.add_argument("--csv", metavar="FILE.csv", type=Path, help="write the table to a file (never overwrites one)")
-    parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="start at S seconds of each recording")
-    parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="stop at S seconds of each recording")
+    parser.add_argument(
+        "--from", dest="from_s", metavar="S", type=parse_moment, help="start at S seconds of each recording"
+    )
+    parser.add_argument(
+        "--until", dest="until_s", metavar="S", type=parse_moment, help="stop at S seconds of each recording"
+    )
     parser.add_argument(
         "--theme", choices=("auto", "dark", "light"), help="colour theme of the window (default: as last time)"
     )
@@ -64,7 +68,7 @@ def compare(args: argparse.Namespace) -> int | Options:
     if args.json:
         print_text(_as_json(args, comparison))
     elif args.csv:
-        _write(args.csv, comparison)
+        _write_csv(args.csv, comparison)
         print_line(f"{args.csv}: {len(comparison.rows)} figures")
     else:
         print_text(as_text(comparison, (str(args.a), str(args.b))))
@@ -74,10 +78,10 @@ def compare(args: argparse.Namespace) -> int | Options:
 def _compare_runs(args: argparse.Namespace) -> Comparison:
     from kvscope_telemetry.exports.comparison.comparison import compare
 
-    return compare(_run(args.a, args), _run(args.b, args))
+    return compare(_read_run(args.a, args), _read_run(args.b, args))
 
 
-def _run(path: Path, args: argparse.Namespace) -> Run:
+def _read_run(path: Path, args: argparse.Namespace) -> Run:
     from kvscope_telemetry.exports.comparison.comparison import Run
     from kvscope_telemetry.exports.span import span_of
     from kvscope_telemetry.recordings.overview import read_overview
@@ -96,7 +100,7 @@ def _as_json(args: argparse.Namespace, comparison: Comparison) -> str:
     return msgspec.json.encode(document).decode()
 
 
-def _write(path: Path, comparison: Comparison) -> None:
+def _write_csv(path: Path, comparison: Comparison) -> None:
     from kvscope_telemetry.exports.comparison.comparison_table import write_comparison_csv
     from kvscope_telemetry.exports.new_file import new_file
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvscope_app.commands.progress import ProgressBar
 from kvscope_app.media_export.media_names import STILL_SUFFIXES, VIDEO_SUFFIXES, is_picture
 from kvscope_app.media_export.picture_options import add_picture_options, picture_spec
-from kvscope_app.option_values import add_goals, moment
+from kvscope_app.option_values import add_goodput_option, parse_moment
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.kinds import FORMATS, KINDS, TABLES
 from kvscope_telemetry.printable import print_line
@@ -51,9 +51,13 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         choices=KINDS,
         help="table to write (default: by the name of PATH, else metrics)",
     )
-    parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="seconds from the recording's start")
-    parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="seconds from the recording's start")
-    add_goals(parser, "list finished requests that missed them in the report, and what delayed each")
+    parser.add_argument(
+        "--from", dest="from_s", metavar="S", type=parse_moment, help="seconds from the recording's start"
+    )
+    parser.add_argument(
+        "--until", dest="until_s", metavar="S", type=parse_moment, help="seconds from the recording's start"
+    )
+    add_goodput_option(parser, "list finished requests that missed them in the report, and what delayed each")
     add_picture_options(parser)
     parser.set_defaults(run=export)
     return parser
@@ -74,7 +78,7 @@ def _export_data(args: argparse.Namespace) -> int:
     from kvscope_telemetry.slo import read_goals
 
     picture_spec(args, is_wanted=False)
-    target, goals = exports.ExportTarget.of(args.out, args.kind, args.to), read_goals(args.goodput)
+    target, goals = exports.ExportTarget.from_path(args.out, args.kind, args.to), read_goals(args.goodput)
     if goals and target.suffix not in exports.REPORT_FORMATS:
         raise BadInput(f"--goodput goes with {', '.join(exports.REPORT_FORMATS)}, not with {target.suffix}")
     with ProgressBar("exporting") as progress:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvscope_app.command_line import FleetOptions, Options
-from kvscope_app.option_values import span
+from kvscope_app.option_values import parse_duration
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, read_api_key
 from kvscope_telemetry.collectors.external_engines import each_engine
 from kvscope_telemetry.errors import BadInput
@@ -40,7 +40,7 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
     parser.add_argument(
         "--every",
         metavar="N",
-        type=span,
+        type=parse_duration,
         default=DEFAULT_INTERVAL_S,
         help=f"seconds between reads of the list (default: {DEFAULT_INTERVAL_S:g})",
     )

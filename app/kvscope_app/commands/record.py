@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_app.access_options import add_access_options, parse_addresses
 from kvscope_app.alarm_options import add_alarm_options, alarm_rules, alarm_webhook
-from kvscope_app.option_values import size, span
+from kvscope_app.option_values import parse_duration, parse_size
 from kvscope_telemetry.addresses import accepted_addresses
 from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.block_texts.text_collector import TextCollector
@@ -57,7 +57,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser.add_argument(
         "--seconds",
         metavar="N",
-        type=span,
+        type=parse_duration,
         help="stop after N seconds, including the time to connect (default: until Ctrl-C)",
     )
     parser.add_argument(
@@ -72,16 +72,16 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser.add_argument(
         "--wait",
         metavar="N",
-        type=span,
+        type=parse_duration,
         default=60.0,
         help="stop after N seconds without an answer from the engine (default: 60)",
     )
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument(
-        "--segment-seconds", metavar="N", type=span, help="start a new file every N seconds: FILE-001.mcap, …"
+        "--segment-seconds", metavar="N", type=parse_duration, help="start a new file every N seconds: FILE-001.mcap, …"
     )
     parts.add_argument(
-        "--segment-bytes", metavar="SIZE", type=size, help="start a new file after SIZE, such as 100MB or 1GiB"
+        "--segment-bytes", metavar="SIZE", type=parse_size, help="start a new file after SIZE, such as 100MB or 1GiB"
     )
     parser.set_defaults(run=record)
     return parser
@@ -170,7 +170,6 @@ class _RecordingMonitor:
         return ""
 
     def _end_reason(self, status: SourceStatus, waited_s: float) -> str:
-        """Return why the recording ends after `waited_s` seconds without telemetry from the engine."""
         if status.state is SourceState.REFUSED:
             return f"the engine at {self._endpoint} does not let us in: {status.reason}"
         if status.state is SourceState.ENDED:
@@ -211,7 +210,7 @@ def _file_names(paths: list[Path]) -> str:
 
 @contextmanager
 def _stop_event_on_signals() -> Iterator[threading.Event]:
-    """Yield an event that is set by a termination signal."""
+    """Yield an event that a termination signal sets."""
     stop_event = threading.Event()
     with handling_signals(lambda *_: stop_event.set()):
         yield stop_event
@@ -243,7 +242,7 @@ class TextRequester:
             self._collector.forget_written()
         update = self._source.update_mirror()
         if update is not None:
-            self._collector.changed(None if update.snapshot is not None else update.block_ids)
+            self._collector.mark_changed(None if update.snapshot is not None else update.block_ids)
         for reply in self._source.poll_replies():
             if isinstance(reply, BlockText) and reply.tag == self._tag:
                 self._collector.add_contents(reply.contents)
@@ -253,7 +252,7 @@ class TextRequester:
         self._next_s = now_s + REQUEST_INTERVAL_S
         self._write(self._collector.confirmed(mirror.ledger, mirror.epoch))
         if self._collector.is_waiting and now_s - self._last_request_s > _CONNECT_TIMEOUT_S:
-            self._collector.forget_asked()
+            self._collector.drop_pending()
         self._request_texts(self._collector.due(mirror.ledger, mirror.epoch, MAX_BLOCKS_PER_REQUEST), now_s)
 
     def _request_texts(self, blocks: tuple[int, ...], now_s: float) -> None:
@@ -264,4 +263,4 @@ class TextRequester:
         try:
             self._source.send(GetBlockText(blocks=blocks, tag=self._tag))
         except EngineDead:
-            self._collector.forget_asked()
+            self._collector.drop_pending()

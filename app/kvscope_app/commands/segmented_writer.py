@@ -64,7 +64,6 @@ class SegmentedWriter:
 
     @property
     def num_dropped(self) -> int:
-        """Number of messages that are missing from all files."""
         return self._num_dropped + self._writer.num_dropped
 
     @property
@@ -91,7 +90,6 @@ class SegmentedWriter:
         return self._writer.write_texts(texts)
 
     def write_bookmark(self, bookmark: Bookmark) -> object:
-        """Write a revision of a bookmark to the file in progress."""
         return self._writer.add_bookmark(bookmark)
 
     def close(self) -> str:

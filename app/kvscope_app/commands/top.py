@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from kvscope_app.access_options import add_access_options, parse_addresses
-from kvscope_app.option_values import span
+from kvscope_app.option_values import parse_duration
 from kvscope_telemetry.addresses import accepted_addresses
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.transport.bind_address import default_endpoint
@@ -53,7 +53,7 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
     parser.add_argument(
         "--wait",
         metavar="N",
-        type=span,
+        type=parse_duration,
         default=WAIT_S,
         help=f"with --once and --json: maximum seconds to wait for engines (default: {WAIT_S:g})",
     )

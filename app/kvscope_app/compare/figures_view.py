@@ -85,8 +85,6 @@ class FiguresModel(TableModel):
 
 
 class FiguresView(QWidget):
-    """Table of key figures below the choice of the time range and the settings in which the engines differ."""
-
     range_chosen = Signal()
 
     def __init__(self) -> None:

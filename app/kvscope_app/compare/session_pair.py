@@ -22,8 +22,9 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 _MAX_LEAD_S: Final = 0.1
-"""Lead over the other run, in seconds of wall-clock time at normal speed, above which a run is paused."""
+"""Lead over the other run, in seconds of playback, above which a run is paused."""
 _RESUME_LEAD_S: Final = 0.02
+"""Lead over the other run, in seconds of playback, up to which a paused run continues."""
 _SEEK_TOLERANCE_NS: Final = 1_000_000
 
 

@@ -32,8 +32,6 @@ _EXPLANATION = (
 
 
 class AdaptersDialog(Sheet):
-    """Dialog with a row for each loaded adapter, fields to load another one, and the engine's last answer."""
-
     def __init__(self, parent: QWidget, debugger: Debugger) -> None:
         super().__init__("LoRA adapters", parent)
         self._debugger, self._session = debugger, debugger.session

@@ -31,7 +31,6 @@ class Debugger(QObject):
         super().__init__(parent)
         self.session = session
         self.is_paused_by_us = False
-        """Whether the engine is paused because this window requested it."""
         self._was_paused = False
         self._next_tag = _FIRST_TAG
         self._pending: dict[int | str, tuple[str, AnswerCallback | None]] = {}

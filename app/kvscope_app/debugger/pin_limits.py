@@ -20,12 +20,12 @@ _ONE_GROUP = (KVGroup(kind="full"),)
 
 def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool = False) -> str:
     """Return why the engine would refuse to pin `blocks` of the prefix cache, or "" if it may accept them."""
-    assert mirror.hello is not None, "it has blocks"
+    assert mirror.hello is not None, "a mirror with blocks has a hello"
     cache, requests = mirror.hello.cache, mirror.requests
-    wanted = _with_prefixes(mirror, blocks) if with_prefix else set(blocks)
-    pinned = mirror.pinned | wanted
+    requested = _with_prefixes(mirror, blocks) if with_prefix else set(blocks)
+    pinned = mirror.pinned | requested
     if len(pinned) > MAX_PINNED:
-        return refusal_of_many(len(wanted))
+        return refusal_of_many(len(requested))
     groups = tuple(group for group in cache.groups if group.kind != "state") or _ONE_GROUP
     num_usable = cache.num_blocks - cache.num_reserved_blocks
     lengths = requests.num_prompt_tokens + requests.max_tokens
@@ -43,8 +43,8 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
         fits = num_missing(num_needed=needed, num_own=0, num_usable=num_usable, num_pinned=len(pinned)) <= 0
         if fits:  # then all shorter requests fit, too
             return ""
-        own = _max_own_blocks(mirror, row, groups, pinned)
-        if num_missing(num_needed=needed, num_own=own, num_usable=num_usable, num_pinned=len(pinned)) > 0:
+        num_own = _max_own_blocks(mirror, row, groups, pinned)
+        if num_missing(num_needed=needed, num_own=num_own, num_usable=num_usable, num_pinned=len(pinned)) > 0:
             reason = refusal_for_request(
                 int(requests.number[row]), num_needed=needed, num_usable=num_usable, num_pinned=len(pinned)
             )
@@ -54,7 +54,7 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
 
 def _max_own_blocks(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinned: Set[int]) -> int:
     """Return how many of `pinned` contain the start of the request's text, or an upper bound where that is unknown."""
-    assert mirror.hello is not None, "it has blocks"
+    assert mirror.hello is not None, "a mirror with blocks has a hello"
     requests, hashes = mirror.requests, mirror.ledger.hash
     num_tokens = int(requests.num_prompt_tokens[row] + requests.num_output_tokens[row])
     num_full = max(0, num_tokens - 1) // mirror.hello.cache.block_size

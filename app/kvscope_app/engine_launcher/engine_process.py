@@ -67,7 +67,7 @@ class EngineProcess:
         parent = folder_for_sockets(PREFIX)
         remove_stale(parent)
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        claim(self.folder, os.getpid())
+        record_owner(self.folder, os.getpid())
         self.endpoint = f"ipc://{self.folder}/telemetry"
         self.log_path = self.folder / "engine.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -98,7 +98,7 @@ class EngineProcess:
                 )
             except OSError as error:
                 raise KvscopeError(f"the engine cannot be started: {error}") from error
-        claim(self.folder, self._process.pid)
+        record_owner(self.folder, self._process.pid)
 
     @property
     def is_running(self) -> bool:
@@ -142,17 +142,17 @@ class EngineProcess:
         if self._process is not None and self.is_running:
             self._process.kill()
 
-    def close(self, was_asked: bool = False) -> None:
+    def close(self, was_shutdown_requested: bool = False) -> None:
         """End the process and remove the folder, unless the engine runs and is to be kept.
 
         Blocks for at most 2 * `end_after_s` + `END_AFTER_S` seconds.
 
         Args:
-            was_asked: Whether a shutdown command was sent to the engine, which first gets time to end by itself.
+            was_shutdown_requested: Whether a shutdown command was sent. The engine first gets time to end by itself.
         """
         if self.keeps_running and self.is_running:
             return
-        if not (was_asked and self._wait(self.end_after_s)):
+        if not (was_shutdown_requested and self._wait(self.end_after_s)):
             self.terminate()
             if not self._wait(self.end_after_s):
                 self.kill()
@@ -182,7 +182,7 @@ def _signal_name(number: int) -> str:
 #
 # Each folder has a file with the identities of its desktop and engine. The folder is removed when neither process runs.
 # A folder without recorded owners stays, because it may be in use.
-def claim(folder: Path, pid: int) -> None:
+def record_owner(folder: Path, pid: int) -> None:
     """Record process `pid` as a further owner of `folder`: the folder is kept while the process runs."""
     # If the disk is full, the owner is not recorded, and the folder may be left behind.
     with suppress(OSError), (folder / _OWNERS).open("a") as file:

@@ -30,7 +30,7 @@ class LineProcess(QObject):
     After a failure or `close`, the next `send` starts a new child.
     """
 
-    line_came = Signal(bytes)
+    line_received = Signal(bytes)
     """Emitted with each line of output, without its line end."""
     failed = Signal(str)
     """Emitted when the child has ended without an answer, with a reason such as "it ended with exit code 1"."""
@@ -80,7 +80,6 @@ class LineProcess(QObject):
         process.deleteLater()
 
     def fail(self, reason: str) -> None:
-        """End the child and emit `failed` with `reason`."""
         self.close()
         self.failed.emit(reason)
 
@@ -103,7 +102,7 @@ class LineProcess(QObject):
             self.fail("its answer is too long")
             return
         for line in lines:
-            self.line_came.emit(line)
+            self.line_received.emit(line)
 
     def _on_error(self, error: QProcess.ProcessError) -> None:
         if error is QProcess.ProcessError.FailedToStart and self.process is not None:
@@ -124,7 +123,7 @@ def engine_command(*arguments: str) -> list[str] | None:
     return [sys.executable, "-m", "kvscope_engine.cli.main", *arguments]
 
 
-def complaint(line: bytes) -> str:
+def complaint_error(line: bytes) -> str:
     """Return the error text of a line that is a `Complaint`; empty for any other line."""
     try:
         return msgspec.json.decode(line, type=Complaint).error

@@ -33,7 +33,6 @@ class FleetColumn(TableColumn[[FleetRow]]):
 
 
 def state_text(row: FleetRow) -> str:
-    """Return the engine's state, followed by the reason if there is one."""
     word = STATE_TEXTS[row.state]
     return f"{word}: {row.reason}" if row.reason else word
 
@@ -110,8 +109,7 @@ def sort_key(row: FleetRow, column: int) -> Key | None:
     return None if text == NOTHING else (0.0, text.casefold())
 
 
-def tip_of(row: FleetRow) -> str:
-    """Return the tooltip of a row: facts about the engine that no column shows."""
+def fleet_row_tip(row: FleetRow) -> str:
     lines = [row.entry.address.text, state_text(row)]
     if row.num_blocks is not None:
         lines.append(plural(row.num_blocks, "block"))

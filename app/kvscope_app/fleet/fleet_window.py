@@ -33,7 +33,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.fleet.fleet_columns import COLUMNS, MAP, NAME, PADDING, STATE, search_text, sort_key, tip_of
+from kvscope_app.fleet.fleet_columns import COLUMNS, MAP, NAME, PADDING, STATE, fleet_row_tip, search_text, sort_key
 from kvscope_app.fleet.map_picture import SIZE, map_pixmap
 from kvscope_app.session.state_text import STATE_COLORS
 from kvscope_app.ui.number_text import NOTHING, count, plural, seconds
@@ -50,7 +50,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.fleet import Fleet
 from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.fleet.fleet_row import FleetRow
-from kvscope_telemetry.fleet.list_reader import Listed, ListReader
+from kvscope_telemetry.fleet.list_reader import ListReader, ListReading
 from kvscope_telemetry.fleet.own_member import CURRENT_STATES
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 
@@ -60,7 +60,6 @@ REFRESH_MS: Final = 500
 SORT_INTERVAL_S: Final = 2.0
 """Minimum seconds between two reorderings, so that rows do not constantly move away from under the mouse pointer."""
 MAX_OPENED: Final = 8
-"""Maximum number of engines opened by one command."""
 NOTHING_LISTED: Final = "The list is empty."
 NOTHING_KNOWN: Final = "No engines yet. Use Add engine…, or start kvscope fleet --file LIST."
 NOTHING_FOUND: Final = "No engine matches."
@@ -75,7 +74,6 @@ class FleetWindow(QMainWindow):
     """
 
     closing = Signal(object)
-    """Emitted with the closing window."""
 
     def __init__(
         self,
@@ -87,7 +85,7 @@ class FleetWindow(QMainWindow):
     ) -> None:
         super().__init__()
         self.fleet, self._themes, self._attach, self.list_reader, self._add = fleet, themes, attach, reader, add
-        self.trouble = ""
+        self.saved_engines_error = ""
         """Error in the saved engines, shown in a window without a list; empty if there is none."""
         self._last_sort_s = 0.0
         self._focuses_first_row = True  # the table gets the keyboard focus once it has a row
@@ -103,7 +101,7 @@ class FleetWindow(QMainWindow):
         self.status_label = label("", "muted", wraps=True)
         self.open_button = QPushButton("Open")
         self.add_button = QPushButton("Add engine…")
-        self.reload = QPushButton("Reload list")
+        self.reload_button = QPushButton("Reload list")
         self._empty = empty_state(NOTHING_LISTED)
         self._table_or_message = QStackedLayout()
         self._timer = QTimer(self, interval=REFRESH_MS)
@@ -129,10 +127,9 @@ class FleetWindow(QMainWindow):
         self._show_table_or_message()
         self._show_buttons()
 
-    def open_chosen(self) -> None:
-        """Open a window for each selected engine, at most `MAX_OPENED`."""
+    def open_selected(self) -> None:
         self._open_error = ""
-        for row in self.table.chosen[:MAX_OPENED]:
+        for row in self.table.selected[:MAX_OPENED]:
             try:
                 self._attach(row.entry.address)
             except BadInput as error:
@@ -168,7 +165,9 @@ class FleetWindow(QMainWindow):
             if self.list_reader is None
             else list_text(self.list_reader.name, self.list_reader.listed, time.monotonic_ns())
         )
-        self.status_label.setText("\n".join(filter(None, (self._open_error, self.fleet.failure, self.trouble, listed))))
+        self.status_label.setText(
+            "\n".join(filter(None, (self._open_error, self.fleet.failure, self.saved_engines_error, listed)))
+        )
 
     def _show_table_or_message(self) -> None:
         if self.fleet.rows:
@@ -188,7 +187,6 @@ class FleetWindow(QMainWindow):
         self.refresh()
 
     def _escape(self) -> None:
-        """Clear the search, so that all rows are shown, and focus the table."""
         if self.search.text():
             self.search.clear()
         self.table.setFocus()
@@ -207,11 +205,11 @@ class FleetWindow(QMainWindow):
         self._timer.start()
         self.search.textChanged.connect(self._search)
         self.search.returnPressed.connect(self._focus_table)
-        self.table.open_requested.connect(self.open_chosen)
+        self.table.open_requested.connect(self.open_selected)
         self.table.selectionModel().selectionChanged.connect(self._show_buttons)
-        self.open_button.clicked.connect(self.open_chosen)
+        self.open_button.clicked.connect(self.open_selected)
         self.add_button.clicked.connect(self.ask_engine)
-        self.reload.clicked.connect(self._read_again)
+        self.reload_button.clicked.connect(self._read_again)
         self._themes.changed.connect(self._apply_theme)
         keys = (
             (QKeySequence(QKeySequence.StandardKey.Find), self.search.setFocus),
@@ -236,10 +234,10 @@ class FleetWindow(QMainWindow):
         self.open_button.setProperty("look", "primary")
         self.open_button.setToolTip("Watch it in its own window (Enter)")
         self.add_button.setToolTip("Watch another engine and remember it")
-        self.reload.setToolTip("Reload the list now (F5)")
-        self.reload.setVisible(self.list_reader is not None)
+        self.reload_button.setToolTip("Reload the list now (F5)")
+        self.reload_button.setVisible(self.list_reader is not None)
         bottom_row.addWidget(self.status_label, 1)
-        bottom_row.addWidget(self.reload, 0, Qt.AlignmentFlag.AlignBottom)
+        bottom_row.addWidget(self.reload_button, 0, Qt.AlignmentFlag.AlignBottom)
         bottom_row.addWidget(self.add_button, 0, Qt.AlignmentFlag.AlignBottom)
         bottom_row.addWidget(self.open_button, 0, Qt.AlignmentFlag.AlignBottom)
         column = QVBoxLayout(body)
@@ -272,10 +270,10 @@ class OrderBox(QWidget):
             row.addWidget(widget)
         self._show_header_order()
         header.sortIndicatorChanged.connect(self._show_header_order)
-        self.column.activated.connect(self._choose)
-        self.direction.clicked.connect(self._choose)
+        self.column.activated.connect(self._apply_order)
+        self.direction.clicked.connect(self._apply_order)
 
-    def _choose(self) -> None:
+    def _apply_order(self) -> None:
         order = Qt.SortOrder.DescendingOrder if self.direction.isChecked() else Qt.SortOrder.AscendingOrder
         self._header.setSortIndicator(self.column.currentIndex(), order)
 
@@ -302,7 +300,7 @@ def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
     return " · ".join(parts)
 
 
-def list_text(name: str, listed: Listed, now_ns: int) -> str:
+def list_text(name: str, listed: ListReading, now_ns: int) -> str:
     """Return the name of the list, its age, and the error of the last read if it failed."""
     if not listed.num_tries:
         return f"Reading {name} …"
@@ -340,25 +338,24 @@ class FleetTable(OpenableTable):
         header.setSectionResizeMode(NAME, QHeaderView.ResizeMode.Stretch)
 
     @property
-    def chosen(self) -> list[FleetRow]:
-        """Selected engines in displayed order."""
+    def selected(self) -> list[FleetRow]:
         return [self.proxy.row_at(position) for position in selected_rows(self)]
 
     def show_rows(self, rows: tuple[FleetRow, ...], *, sorts: bool) -> None:
         """Show `rows`, reordered if `sorts`. The selection is kept."""
-        selected = {row.entry for row in self.chosen}
+        selected = {row.entry for row in self.selected}
         self.fleet.ratio = self.devicePixelRatioF()
         self.fleet.show(rows)
         if sorts:
             self.proxy.sort_rows()
         if selected and not self.selectionModel().hasSelection():
-            self._choose(selected)
+            self._select_entries(selected)
 
     def apply_theme(self, theme: Theme) -> None:
         self.fleet.theme = theme
         self.viewport().update()
 
-    def _choose(self, entries: set[FleetEntry]) -> None:
+    def _select_entries(self, entries: set[FleetEntry]) -> None:
         for position in range(self.proxy.rowCount()):
             if self.proxy.row_at(position).entry in entries:
                 self.selectRow(position)
@@ -367,8 +364,6 @@ class FleetTable(OpenableTable):
 
 # Table models.
 class FleetModel(TableModel):
-    """Table model with a row for each engine, in the order of the list."""
-
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -376,7 +371,6 @@ class FleetModel(TableModel):
         self.rows: tuple[FleetRow, ...] = ()
         self.theme: Theme = DARK
         self.ratio = 1.0
-        """Device pixel ratio of the window's screen."""
         self._map_pixmaps: dict[FleetEntry, tuple[PoolBins, Theme, float, QPixmap]] = {}
 
     def show(self, rows: tuple[FleetRow, ...]) -> None:
@@ -402,7 +396,7 @@ class FleetModel(TableModel):
         if role == Qt.ItemDataRole.DecorationRole and column == MAP:
             return self._map_pixmap(row)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(tip_of(row))
+            return plain_tip(fleet_row_tip(row))
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return self.table_head.side(column)
         if role == Qt.ItemDataRole.ForegroundRole:
@@ -438,7 +432,6 @@ class FleetProxy(QSortFilterProxyModel):
         self.setDynamicSortFilter(False)
 
     def search(self, text: str) -> None:
-        """Show only rows that contain all words of `text`."""
         self._search_words = tuple(text.casefold().split())
         self.sort_rows()
 
@@ -447,7 +440,6 @@ class FleetProxy(QSortFilterProxyModel):
         self.sort(self.sortColumn(), self.sortOrder())
 
     def row_at(self, position: int) -> FleetRow:
-        """Return the engine at a displayed row."""
         return self._rows[self.mapToSource(self.index(position, 0)).row()]
 
     def filterAcceptsRow(self, source_row: int, source_parent: Index) -> bool:

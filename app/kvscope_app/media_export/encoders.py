@@ -76,8 +76,8 @@ def _too_many(num_frames: int, max_frames: int, suffix: str) -> str:
 def _write_apng(video: VideoFrames, file: BinaryIO) -> None:
     from PIL import Image
 
-    first, *rest = map(Image.fromarray, video.frames)
-    first.save(file, "PNG", save_all=True, append_images=rest, duration=video.frame_ms, loop=0)
+    first, *others = map(Image.fromarray, video.frames)
+    first.save(file, "PNG", save_all=True, append_images=others, duration=video.frame_ms, loop=0)
 
 
 def _write_webp(video: VideoFrames, file: BinaryIO) -> None:
@@ -88,11 +88,11 @@ def _write_webp(video: VideoFrames, file: BinaryIO) -> None:
 def _write_gif(video: VideoFrames, file: BinaryIO) -> None:
     from PIL import Image
 
-    first, *rest = [
+    first, *others = [
         Image.fromarray(frame).quantize(255, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
         for frame in video.frames
     ]
-    first.save(file, "GIF", save_all=True, append_images=rest, duration=video.frame_ms, loop=0)
+    first.save(file, "GIF", save_all=True, append_images=others, duration=video.frame_ms, loop=0)
 
 
 def _lazy_image(video: VideoFrames) -> Image:

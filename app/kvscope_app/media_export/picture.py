@@ -151,8 +151,8 @@ def is_control(widget: QWidget) -> bool:
 @contextmanager
 def _in_theme(view: View, theme: Theme | None) -> Iterator[None]:
     """Show `view` in `theme` while the context is open. The screen is not repainted."""
-    before = view.theme
-    if theme is None or theme is before:
+    old_theme = view.theme
+    if theme is None or theme is old_theme:
         yield
         return
     app = QApplication.instance()
@@ -162,5 +162,5 @@ def _in_theme(view: View, theme: Theme | None) -> Iterator[None]:
         view.apply_theme(theme)
         yield
     finally:
-        apply_theme(app, before)
-        view.apply_theme(before)
+        apply_theme(app, old_theme)
+        view.apply_theme(old_theme)

@@ -27,8 +27,7 @@ _PICTURE_FILTERS: Final = "PNG picture (*.png);;SVG drawing (*.svg)"
 
 
 def picture_actions(window: SessionWindow, files: str, clipboard: str) -> list[ActionSpec]:
-    """Return the actions that save pictures and videos, for menu `files`, and the one that copies, for menu
-    `clipboard`.
+    """Return actions that save pictures and videos, for menu `files`, and one that copies, for menu `clipboard`.
 
     Each dock and the page map offer saving and copying a picture in their own context menus as well.
     """

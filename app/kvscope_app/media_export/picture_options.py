@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kvscope_app.media_export.media_names import MAX_SCALE, MAX_SIDE_PX, MIN_SIDE_PX, STILL_SUFFIXES, VIEWS, suffix_of
 from kvscope_app.media_export.picture_spec import PictureSpec
-from kvscope_app.option_values import moment
+from kvscope_app.option_values import parse_moment
 from kvscope_telemetry.errors import BadInput
 
 _OPTIONS: Final = ("view", "at_s", "speed", "fps", "size", "scale", "theme", "caption")
@@ -26,7 +26,11 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
         " Ctrl+Shift+S",
     )
     group.add_argument(
-        "--at", dest="at_s", metavar="S", type=moment, help="one picture: seconds from the start (default: the end)"
+        "--at",
+        dest="at_s",
+        metavar="S",
+        type=parse_moment,
+        help="one picture: seconds from the start (default: the end)",
     )
     group.add_argument(
         "--speed", metavar="X", type=_parse_speed, help="video: recorded seconds per second (default: 1)"

@@ -25,8 +25,7 @@ class PictureSpec:
     speed: float = 1.0
     fps: float = 10.0
     size: tuple[int, int] | None = None
-    """Width and height in pixels before scaling. None: `DEFAULT_SIZE`; a still picture then grows to fit its content.
-    """
+    """Width and height in pixels before scaling. None: `DEFAULT_SIZE`; a still picture then grows with its content."""
     scale: int = 1
     theme: str = "dark"
     captioned: bool = False

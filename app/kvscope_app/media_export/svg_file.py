@@ -36,10 +36,10 @@ def svg_painter(size: QSize, title: str) -> Iterator[tuple[QPainter, Callable[[]
     painter = QPainter(generator)
 
     def to_bytes() -> QByteArray:
-        drawn = bytes(buffer.data().data()).replace(b"<image ", _PIXELATED_IMAGE)
+        svg = bytes(buffer.data().data()).replace(b"<image ", _PIXELATED_IMAGE)
         in_pixels = f'<svg width="{size.width()}" height="{size.height()}"'.encode()
-        sized = _MILLIMETRES.sub(in_pixels, drawn, count=1)
-        return QByteArray(xml_text(sized.decode()).encode())  # Qt does not escape control characters in texts
+        resized = _MILLIMETRES.sub(in_pixels, svg, count=1)
+        return QByteArray(xml_text(resized.decode()).encode())  # Qt does not escape control characters in texts
 
     try:
         yield painter, to_bytes

@@ -122,10 +122,10 @@ def _terminate(process: subprocess.Popen[str]) -> None:
 def _read_progress(lines: IO[str], report_progress: ProgressCallback, start_share: float) -> bool:
     for line in lines:
         try:
-            done = float(line)
+            progress = float(line)
         except ValueError:
             continue
-        if not report_progress(start_share + (1 - start_share) * done):
+        if not report_progress(start_share + (1 - start_share) * progress):
             return False
     return True
 

@@ -61,7 +61,6 @@ class PlanDialog(Sheet):
         self.view.show_message(text, "warning")
 
     def end(self, *_: object) -> None:
-        """Discard pending plans. Called when the dialog closes."""
         self._debounce.stop()
         self.process.cancel()
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.engine_launcher.line_process import LineProcess, complaint, engine_command
+from kvscope_app.engine_launcher.line_process import LineProcess, complaint_error, engine_command
 from kvscope_telemetry.messages.memory_plan import PlanAnswer
 
 NOT_INSTALLED: Final = "Planning needs the engine, which is not installed: pip install 'kvscope[engine]'."
@@ -39,7 +39,7 @@ class PlanProcess(QObject):
         """`command` replaces the engine's command."""
         super().__init__(parent)
         self.child = LineProcess(command or engine_command("plan", "--lines"), MAX_ANSWER_BYTES, self)
-        self.child.line_came.connect(self._on_line)
+        self.child.line_received.connect(self._on_line)
         self.child.failed.connect(self._on_failure)
         self._is_busy = False
         self._next_question: Question | None = None
@@ -96,4 +96,4 @@ def _parse(line: bytes) -> tuple[PlanAnswer | None, str]:
     try:
         return msgspec.json.decode(line, type=PlanAnswer), ""
     except msgspec.MsgspecError as error:
-        return None, complaint(line) or f"The answer cannot be read: {error}."
+        return None, complaint_error(line) or f"The answer cannot be read: {error}."

@@ -35,23 +35,22 @@ _MIN_SLIDER_WIDTH: Final = 40
 _SAMPLE_TIME: Final = "00:00:00"
 
 
-class ShownMarks(Protocol):
+class ShownBookmarks(Protocol):
     """Bookmarks of one session, or of two that are compared, for display only."""
 
     @property
     def changed(self) -> SignalInstance: ...
     @property
-    def shown(self) -> list[Bookmark]:
-        """Bookmarks in the order of their times."""
+    def shown(self) -> list[Bookmark]: ...
 
 
 class PlaybackBar(QFrame):
     """Bar for `timeline`. `buttons` are, in this order: to the start, previous frame, play, next frame, to the end."""
 
-    def __init__(self, timeline: Timeline, bookmarks: ShownMarks, buttons: tuple[QAction, ...]) -> None:
+    def __init__(self, timeline: Timeline, bookmarks: ShownBookmarks, buttons: tuple[QAction, ...]) -> None:
         super().__init__()
         self._timeline = timeline
-        self._play = next(action for action in buttons if action.objectName() == "play")
+        self._play_action = next(action for action in buttons if action.objectName() == "play")
         self._theme = DARK
         self.setProperty("look", "playback")
         self.setAccessibleName("Timeline")
@@ -66,7 +65,7 @@ class PlaybackBar(QFrame):
         self.slider.valueChanged.connect(self._on_slider)
         self.slider.sliderPressed.connect(self._on_press)
         self.slider.sliderReleased.connect(self._on_release)
-        self.slider.space_pressed.connect(self._play.trigger)
+        self.slider.space_pressed.connect(self._play_action.trigger)
         self.slider.pointed.connect(self._show_time_tip)
         self.speed.activated.connect(lambda index: timeline.set_speed(SPEEDS[index]))
         self._min_widths = {self.time: 440, self.speed: 540, self.wall: 620}
@@ -116,7 +115,6 @@ class PlaybackBar(QFrame):
             self.refresh()
 
     def minimumSizeHint(self) -> QSize:
-        """Return a small width that still fits the buttons and the slider."""
         return QSize(_MIN_WIDTH, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -141,9 +139,9 @@ class PlaybackBar(QFrame):
         is_playing = self._timeline.is_playing
         if is_playing is not self._is_shown_playing:
             self._is_shown_playing = is_playing
-            self._play.setIcon(icon("pause" if is_playing else "play", self._theme.text, self._theme.border))
-            self._play.setText("Pause" if is_playing else "Play")
-            self._play.setToolTip(f"{self._play.text()} (Space)")
+            self._play_action.setIcon(icon("pause" if is_playing else "play", self._theme.text, self._theme.border))
+            self._play_action.setText("Pause" if is_playing else "Play")
+            self._play_action.setToolTip(f"{self._play_action.text()} (Space)")
 
     def _show_time(self, seconds: float, first_s: float, last_s: float) -> None:
         origin_ns = self._timeline.origin_ns or 0
@@ -166,7 +164,7 @@ class PlaybackBar(QFrame):
             position = self.slider.mapToGlobal(QPoint(round(self.slider.mapFromGlobal(self.cursor().pos()).x()), -34))
             QToolTip.showText(position, plain_tip(self.marks.text_at(seconds)), self.slider)
 
-    def _go(self) -> None:
+    def _seek_to_slider(self) -> None:
         origin_ns = self._timeline.origin_ns
         if origin_ns is not None:
             self._timeline.go_to(origin_ns + round(self.slider.seconds * 1e9))
@@ -174,7 +172,7 @@ class PlaybackBar(QFrame):
     def _on_slider(self) -> None:
         if self.slider.isSliderDown() and not self._timeline.is_file and self._is_at_end:
             return  # goes live on release
-        self._go()
+        self._seek_to_slider()
         self.refresh()
 
     @property
@@ -182,12 +180,11 @@ class PlaybackBar(QFrame):
         return self.slider.value() >= self.slider.maximum()
 
     def _on_press(self) -> None:
-        """Pause while the slider is dragged."""
         self._resumes_on_release = not self._timeline.is_live and self._timeline.is_playing
         self._timeline.pause()
 
     def _on_release(self) -> None:
-        self._go()
+        self._seek_to_slider()
         if self._resumes_on_release and not self._is_at_end:
             self._timeline.play()
         self.refresh()
@@ -197,7 +194,7 @@ class PlaybackBar(QFrame):
         row.setContentsMargins(10, 4, 12, 4)
         row.setSpacing(4)
         for action in buttons:
-            row.addWidget(_TransportButton(action, self._play))
+            row.addWidget(_TransportButton(action, self._play_action))
         row.addSpacing(6)
         row.addWidget(self.slider, 1)
         row.addSpacing(8)
@@ -244,7 +241,7 @@ class _TransportButton(QToolButton):
 class SliderMarks(QWidget):
     """Transparent overlay of `slider` with bookmarks, alarms and the loop. Mouse events pass through to the slider."""
 
-    def __init__(self, timeline: Timeline, bookmarks: ShownMarks, slider: TimeSlider) -> None:
+    def __init__(self, timeline: Timeline, bookmarks: ShownBookmarks, slider: TimeSlider) -> None:
         super().__init__(slider)
         self._timeline, self._bookmarks, self._slider = timeline, bookmarks, slider
         self.theme: Theme = DARK

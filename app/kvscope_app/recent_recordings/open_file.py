@@ -26,7 +26,6 @@ _STEPS: Final = 1000
 
 
 def ask_file(window: SessionWindow) -> None:
-    """Show a non-modal file dialog and open the chosen recording."""
     folder = str(recording_folder(window.themes.settings.values))
     ask_open(window, "Open recording", folder, FILES, lambda path: try_to_open(window, path))
 

@@ -30,8 +30,7 @@ class RecordingsTable(OpenableTable):
         self.fix_row_heights(_ROW_PADDING)
 
     @property
-    def chosen(self) -> list[ListedRecording]:
-        """Selected recordings in displayed order."""
+    def selected(self) -> list[ListedRecording]:
         return [self.recordings.shown[row] for row in selected_rows(self)]
 
     def apply_theme(self, theme: Theme) -> None:

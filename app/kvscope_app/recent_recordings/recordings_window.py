@@ -62,25 +62,22 @@ class RecordingsWindow(Sheet):
         self.filter.setFocus()
 
     @property
-    def chosen(self) -> list[ListedRecording]:
-        """Selected recordings in displayed order."""
-        return self.table.chosen
+    def selected(self) -> list[ListedRecording]:
+        return self.table.selected
 
     def apply_theme(self, theme: Theme) -> None:
         self.table.apply_theme(theme)
 
-    def open_chosen(self) -> None:
-        for recording in self.chosen:
+    def open_selected(self) -> None:
+        for recording in self.selected:
             try_to_open(self._window, recording.path)
 
-    def compare_chosen(self) -> None:
-        """Compare the selected recordings if exactly two are selected."""
-        if len(self.chosen) == 2:
-            first, second = self.chosen
+    def compare_selected(self) -> None:
+        if len(self.selected) == 2:
+            first, second = self.selected
             compare_two(self._window, first.path, second.path)
 
     def show_folder(self) -> None:
-        """Open the folder in the file manager."""
         QDesktopServices.openUrl(QUrl.fromLocalFile(self.folder.text()))
 
     def ask_other_folder(self) -> None:
@@ -124,7 +121,7 @@ class RecordingsWindow(Sheet):
         self._table_or_message.setCurrentIndex(0 if self.table.recordings.rowCount() else 1)
 
     def _show_buttons(self) -> None:
-        num_chosen = len(self.chosen)
+        num_chosen = len(self.selected)
         self.buttons["open"].setEnabled(num_chosen > 0)
         self.buttons["compare"].setEnabled(num_chosen == 2)
 
@@ -135,7 +132,7 @@ class RecordingsWindow(Sheet):
 
     def _connect(self) -> None:
         self.filter.textChanged.connect(self._filter)
-        self.table.open_requested.connect(self.open_chosen)
+        self.table.open_requested.connect(self.open_selected)
         self.table.selectionModel().selectionChanged.connect(self._show_buttons)
         self.finished.connect(self._stop)
         self._window.closing.connect(self.close)
@@ -152,8 +149,8 @@ class RecordingsWindow(Sheet):
         self._table_or_message.addWidget(self._empty)
         buttons = QHBoxLayout()
         for button in (
-            self._button("open", "Open", "Play each in its own window", self.open_chosen),
-            self._button("compare", "Compare", "Select two to compare them side by side", self.compare_chosen),
+            self._button("open", "Open", "Play each in its own window", self.open_selected),
+            self._button("compare", "Compare", "Select two to compare them side by side", self.compare_selected),
             self._button("show_folder", "Show in folder", "Open the folder in the file manager", self.show_folder),
         ):
             buttons.addWidget(button)

@@ -59,7 +59,7 @@ def recording_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
             checked=lambda: session.recorder is not None,
             text_now=lambda: "Start recording…" if session.recorder is None else "Stop recording",
         ),
-        ActionSpec("keep_last", "Save recent history…", group, partial(ask_minutes, window), ("Ctrl+S",)),
+        ActionSpec("keep_last", "Save recent history…", group, partial(ask_history_to_save, window), ("Ctrl+S",)),
         ActionSpec("kept_bounds", "History length…", group, partial(_ask_history_length, window)),
         *text_actions(window, group),
     ]
@@ -75,7 +75,6 @@ def toggle_recording(window: SessionWindow, _checked: bool = False) -> None:
 
 
 def recording_menu(window: SessionWindow) -> QMenu:
-    """Return a menu with the path of the running recording and an action to stop it."""
     menu = QMenu(window)
     menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     recorder = window.session.recorder
@@ -99,7 +98,7 @@ def free_path(window: SessionWindow) -> Path:
     )
 
 
-def ask_minutes(window: SessionWindow) -> None:
+def ask_history_to_save(window: SessionWindow) -> None:
     """Ask how many minutes to save, then for the path. The first time, also ask whether to include texts."""
     ask_once(window, partial(_ask_minutes, window))
 
@@ -122,16 +121,16 @@ def _ask_minutes(window: SessionWindow) -> None:
     dialog = SaveHistoryDialog(
         window,
         minutes_question(available_minutes, minutes_ago),
-        minutes_offered(available_minutes, minutes_ago),
+        proposed_minutes(available_minutes, minutes_ago),
         available_minutes,
     )
     dialog.chosen.connect(
-        lambda minutes: _ask_path(window, lambda path: keep_since(window, asked_at_s - minutes * 60.0, path))
+        lambda minutes: _ask_path(window, lambda path: save_since(window, asked_at_s - minutes * 60.0, path))
     )
     dialog.open()
 
 
-def minutes_offered(available: float, minutes_ago: float) -> float:
+def proposed_minutes(available: float, minutes_ago: float) -> float:
     """Return the proposed minutes, which include the shown time, at most `available`. Arguments are in minutes."""
     return min(max(_DEFAULT_MINUTES, minutes_ago + _MARGIN_MINUTES), available)
 
@@ -151,12 +150,12 @@ def ask_recording(window: SessionWindow) -> None:
     ask_once(window, lambda: _ask_path(window, partial(record, window)))
 
 
-def keep_since(window: SessionWindow, since_s: float, path: str) -> Task | None:
+def save_since(window: SessionWindow, since_s: float, path: str) -> Task | None:
     """Save everything since `since_s` on the monotonic clock, however long the user took to choose the path."""
-    return keep_last(window, time.monotonic() - since_s, path)
+    return save_last_seconds(window, time.monotonic() - since_s, path)
 
 
-def keep_last(window: SessionWindow, seconds: float, path: str) -> Task | None:
+def save_last_seconds(window: SessionWindow, seconds: float, path: str) -> Task | None:
     """Save the last `seconds` to `path` on a thread. Returns None if there is no history."""
     disk_history = window.session.disk_history
     if disk_history is None:
@@ -208,9 +207,9 @@ class Task(QObject):
     end.
     """
 
-    def __init__(self, window: SessionWindow, work: Background[Any], text: str, done: Callable[[], None]) -> None:
+    def __init__(self, window: SessionWindow, work: Background[Any], text: str, on_done: Callable[[], None]) -> None:
         super().__init__(window)
-        self.work, self._done = work, done
+        self.work, self._on_done = work, on_done
         self._dialog = QProgressDialog(text, "Cancel", 0, _STEPS, window)
         self._dialog.setWindowTitle("kvscope")
         self._dialog.setWindowModality(Qt.WindowModality.NonModal)
@@ -228,7 +227,7 @@ class Task(QObject):
             self._dialog.setValue(min(round(self.work.share * _STEPS), _STEPS - 1))
             return
         self._poll_timer.stop()
-        self._done()
+        self._on_done()
         self._dialog.deleteLater()
         self.deleteLater()
 

@@ -37,8 +37,6 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventLog:
-    """Ring buffer of `max_events` events, oldest first."""
-
     BYTES_PER_EVENT = 960
     """Upper estimate of an entry's size, with a cause of 100 characters and its data."""
 
@@ -136,7 +134,6 @@ class EventLog:
         return [self._events[slot] for slot in ordered.tolist()]
 
     def _write_columns(self, events: list[Event], epoch: int, offset_ns: int) -> None:
-        """Write the columns for `events`, which are the newest entries of the ring."""
         slots = np.arange(self.last_serial - len(events), self.last_serial) % self._max_events
         self._time_ns[slots] = [event.time_ns + offset_ns for event in events]
         self._kind[slots] = [KIND_CODES[event.kind] for event in events]

@@ -15,8 +15,6 @@ from kvscope_telemetry.source import Source
 
 
 class SessionGroup(QObject):
-    """Ordered collection of open sessions."""
-
     added = Signal(object)
     """Emitted with a `Session` after it was opened."""
     removed = Signal(object)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kvscope_app.session.recording.recorder import Recorder
 
 STATUS_INTERVAL_NS: Final = 250_000_000
-"""Minimum interval between `status_changed` signals. An idle session emits the signal once per second, for clocks."""
+"""Minimum interval between `status_changed` signals. While idle, the signal is emitted once per second."""
 IDLE_OVERVIEW_INTERVAL_NS: Final = 4_000_000_000
 """Interval of overview updates while nothing happens. It is long because views repaint completely on each update."""
 
@@ -73,7 +73,6 @@ class Session(QObject):
         """Seconds and events of the whole timeline, which grows. For the GUI thread only."""
         self.timeline = SourceTimeline(source, self.overview, self)
         self.disk_history: DiskHistory | None = None
-        """Stored history of a live source, or None."""
         self.selection = SessionSelection(self)
         self.bookmarks = Bookmarks(self)
         self.bookmarks.failed.connect(self.noticed)
@@ -169,7 +168,6 @@ class Session(QObject):
 
     @property
     def history(self) -> History:
-        """Recent history up to the shown time."""
         return self.timeline.history
 
     # The engine at the other end
@@ -346,7 +344,6 @@ class Session(QObject):
         return not is_at_rest or self._second(now_ns) != self._second(reported_ns)
 
     def _second(self, time_ns: int) -> int:
-        """Return the second of `time_ns` on the wall clock."""
         return self.timeline.end.history.wall_ns(time_ns) // 1_000_000_000
 
     def extend_overview(self) -> None:
@@ -379,7 +376,7 @@ class Session(QObject):
         notices, recorder = [], disk_history.recorder
         if recorder is not None and recorder.failure:
             disk_history.stop_recording()
-            notices.append(f"The recording ended: {recorder.failure}; {recorder.writer.left}")
+            notices.append(f"The recording ended: {recorder.failure}; {recorder.writer.saved_text}")
         if disk_history.failure and not self._reported_failure:
             self._reported_failure = disk_history.failure
             notices.append(history_failure_text(disk_history.failure, has_some=disk_history.ring.num_bytes > 0))

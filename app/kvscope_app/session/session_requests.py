@@ -66,7 +66,6 @@ class RecordedRequests:
 
     @property
     def failure(self) -> str:
-        """Why the log is incomplete; empty without an error."""
         return self._work.failure
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The selection of a session: the request, block, rows or batch that all its views highlight."""
+"""Selection of a session: the request, block, rows or batch that all its views highlight."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class SessionSelection(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.request: int | None = None
-        """Number of the selected request."""
+        """Number of the selected request; None: no request."""
         self.block: int | None = None
-        """Selected row of the shown ledger."""
+        """Selected row of the shown ledger; None: no row."""
         self.highlighted_rows: npt.NDArray[np.uint32] | None = None
-        """Rows of the ledger that are highlighted instead of the blocks of a request."""
+        """Ledger rows that are highlighted instead of the blocks of a request, shape (n,); None: none."""
         self.batch: tuple[int, ...] = ()
-        """Numbers of the requests of a step that are highlighted together instead of one request."""
+        """Numbers of the requests of a step that are highlighted together; empty: none."""
 
     def select_request(self, number: int | None) -> None:
         """Select a request, or none. Clears the highlighted rows and the batch."""
@@ -31,20 +31,19 @@ class SessionSelection(QObject):
         self.changed.emit()
 
     def select_batch(self, numbers: tuple[int, ...]) -> None:
-        """Highlight the requests of a step instead of a selected request."""
+        """Highlight the requests of a step. Clears the selected request and the highlighted rows."""
         if numbers != self.batch:
             self.request, self.highlighted_rows, self.batch = None, None, numbers
             self.changed.emit()
 
     def select_block(self, block: int | None) -> None:
-        """Select a row of the ledger, or none."""
         if block == self.block:
             return
         self.block = block
         self.changed.emit()
 
     def highlight_rows(self, rows: npt.NDArray[np.uint32]) -> None:
-        """Highlight these rows of the ledger instead of the blocks of a request."""
+        """Highlight rows of the ledger. Clears the selected request and the batch."""
         if self.highlighted_rows is not None and np.array_equal(rows, self.highlighted_rows):
             return
         self.request, self.highlighted_rows, self.batch = None, rows, ()

@@ -1,8 +1,8 @@
-"""Zoomed time range that the linked views of a session share.
+"""Zoomed time range that the linked views of a session share, with its undo history. Contains no widgets.
 
-Owns the zoom and its undo history. Without a zoom, `span` is None and each view shows its own range: charts the length
-chosen in their bar (`time_bar.RANGES_S`), up to the time shown; the roofline likewise (`ROOFLINE_RANGES_S`); the
-timeline and the fragmentation map the whole session, or what was chosen there. Knows no views.
+Without a zoom, `span` is None and each view shows its own range: charts the length chosen in their bar
+(`time_bar.RANGES_S`), up to the time shown; the roofline likewise (`ROOFLINE_RANGES_S`); the timeline and the
+fragmentation map the whole session, or what was chosen there.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.time_span import TimeSpan
 
-_ONE_ZOOM_S: Final = 0.8
-"""Changes that follow each other faster, such as wheel events, are undone together."""
-_MAX_EARLIER: Final = 100
+_MERGE_INTERVAL_S: Final = 0.8
+"""Changes that follow each other within this time, such as wheel events, are undone together."""
+_MAX_UNDO_STEPS: Final = 100
 
 
 class SharedZoom(QObject):
-    """Zoom that the linked views of a timeline share, on that timeline's clock (nanoseconds since 1970)."""
+    """Zoomed range of a timeline, on the timeline's clock (nanoseconds since 1970)."""
 
     changed = Signal()
 
@@ -30,51 +30,55 @@ class SharedZoom(QObject):
         super().__init__(parent)
         self._clock = clock
         self._span: TimeSpan | None = None
-        self._earlier: list[TimeSpan | None] = []
-        self._later: list[TimeSpan | None] = []
-        self._changed_s: float | None = None
+        self._undo_spans: list[TimeSpan | None] = []
+        self._redo_spans: list[TimeSpan | None] = []
+        self._last_change_s: float | None = None
 
     @property
     def span(self) -> TimeSpan | None:
-        """The zoomed range; None without a zoom."""
+        """Zoomed range; None without a zoom."""
         return self._span
 
     @property
     def can_go_back(self) -> bool:
-        return bool(self._earlier)
+        return bool(self._undo_spans)
 
     @property
     def can_go_forward(self) -> bool:
-        return bool(self._later)
+        return bool(self._redo_spans)
 
     def show(self, span: TimeSpan | None) -> None:
-        """Show `span` in all linked views. None ends the zoom."""
+        """Show `span` in all linked views; None ends the zoom."""
         if span == self._span:
             return
         now_s = self._clock()
-        is_same_zoom = self._changed_s is not None and now_s - self._changed_s < _ONE_ZOOM_S and bool(self._earlier)
-        self._changed_s = now_s
+        is_same_zoom = (
+            self._last_change_s is not None
+            and now_s - self._last_change_s < _MERGE_INTERVAL_S
+            and bool(self._undo_spans)
+        )
+        self._last_change_s = now_s
         if not is_same_zoom:
-            self._earlier = [*self._earlier[1 - _MAX_EARLIER :], self._span]
-        self._later = []
-        self._set(span)
+            self._undo_spans = [*self._undo_spans[1 - _MAX_UNDO_STEPS :], self._span]
+        self._redo_spans = []
+        self._set_span(span)
 
     def back(self) -> bool:
-        """Undo the last change. Returns whether there was one."""
-        return self._step(self._earlier, self._later)
+        """Undo the last change. Returns False if there is none."""
+        return self._move_between(self._undo_spans, self._redo_spans)
 
     def forward(self) -> bool:
-        """Redo the change that was undone last. Returns whether there was one."""
-        return self._step(self._later, self._earlier)
+        """Redo the change that was undone last. Returns False if there is none."""
+        return self._move_between(self._redo_spans, self._undo_spans)
 
-    def _step(self, source: list[TimeSpan | None], target: list[TimeSpan | None]) -> bool:
+    def _move_between(self, source: list[TimeSpan | None], target: list[TimeSpan | None]) -> bool:
         if not source:
             return False
         target.append(self._span)
-        self._changed_s = None
-        self._set(source.pop())
+        self._last_change_s = None
+        self._set_span(source.pop())
         return True
 
-    def _set(self, span: TimeSpan | None) -> None:
+    def _set_span(self, span: TimeSpan | None) -> None:
         self._span = span
         self.changed.emit()

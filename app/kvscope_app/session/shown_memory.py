@@ -1,4 +1,4 @@
-"""Memory breakdown at the shown time, also before the engine start has sent its first one. Imports no Qt."""
+"""Memory breakdown at the shown time, even before the engine start has sent its first one. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def shown_memory(timeline: SourceTimeline) -> MemoryBreakdown | None:
     """Return the newest memory breakdown at the shown time, or None.
 
-    Before the first one of an engine start, for example right after attaching, return the parts that are constant
+    Before the first one of an engine start, for example right after attaching, return only the parts that are constant
     within an engine start (weights and pool), from the newest breakdown at the live end.
     """
     shown, newest = timeline.history.memory, timeline.end.history.memory

@@ -2,12 +2,12 @@
 
 - Live: the cursor follows the end, and views show the mirror that follows the source.
 - Paused: the cursor stays at the shown time. Updates are still received, applied and recorded. Moving the cursor shows
-  a second mirror, which is built from the history on disk (`DiskHistory`). Without such history, pausing shows a
-  frozen copy, and resuming returns to the present.
-- Playback: the same for a recording, whose end is fixed.
+  a second mirror, which is built from the history on disk (`DiskHistory`). Without such history, pausing shows a frozen
+  copy, and resuming returns to the present.
+- Playback: the same for a recording, which has a fixed end.
 
-Owns both viewpoints, the cursor and the loop. The overview and the history on disk are passed in. Must not know the
-selection.
+Owns both viewpoints, the cursor and the loop. The overview and the history on disk are passed in. Does not depend on
+the selection.
 """
 
 from __future__ import annotations
@@ -38,16 +38,14 @@ if TYPE_CHECKING:
     from kvscope_telemetry.playback.playback_source import PlaybackSource
     from kvscope_telemetry.recordings.reader import Recording
 
-_AT_END_NS: Final = 50_000_000
-"""Moving the cursor closer to the present than this makes it live."""
-_CAUGHT_UP_NS: Final = 2_500_000_000
-"""Maximum delay of the history on disk. Fast playback that reaches its end within this delay goes live."""
+_LIVE_DISTANCE_NS: Final = 50_000_000
+"""A cursor that is moved closer to the present than this becomes live."""
+_MAX_HISTORY_DELAY_NS: Final = 2_500_000_000
+"""Maximum delay of the history on disk. Fast playback that reaches its end within this delay becomes live."""
 
 
 class SourceTimeline(QObject):
-    """Implementation of `Timeline` for a source, and the history that it shows.
-
-    Members without docstring: see `Timeline`.
+    """Implementation of `Timeline` for a source, and the history that it shows. `Timeline` documents most members.
 
     Signals are emitted on the GUI thread. Times are nanoseconds since 1970 unless noted otherwise.
     """
@@ -57,15 +55,15 @@ class SourceTimeline(QObject):
     shown = Signal(object)
     """Emitted with each `Update` that was applied to the shown state."""
     epoch_changed = Signal()
-    """Emitted when the shown state belongs to another engine start than before. Request numbers start again."""
+    """Emitted when the shown state belongs to another engine start than before, so that request numbers start again."""
     paused_changed = Signal()
     cursor_changed = Signal()
     moved = Signal()
-    """Emitted when the user moved the cursor, played, paused or changed the speed. The shown state follows later."""
+    """Emitted when the user moved the cursor, played, paused or changed the speed, before the shown state follows."""
     event_shown = Signal()
-    """Emitted when the shown event, or the shown side of it, changed, and when no event is shown any more."""
+    """Emitted when `shown_event` or `is_before_event` has changed."""
     event_chosen = Signal(object)
-    """Emitted with a `TimedEvent` that the user chose, also if there is no history to seek in."""
+    """Emitted with a `TimedEvent` that the user chose, even if there is no history to seek in."""
     failed = Signal(str)
     """Emitted with a sentence on why the history on disk cannot be read."""
 
@@ -96,14 +94,12 @@ class SourceTimeline(QObject):
 
     @property
     def mirror(self) -> Mirror:
-        """State to show: current, frozen when paused, or at the cursor."""
         if self.cursor.ready_viewpoint is not None:
             return self.cursor.ready_viewpoint.mirror
         return self.end.mirror if self.cursor.frozen is None else self.cursor.frozen
 
     @property
     def history(self) -> History:
-        """Recent history up to the shown time."""
         return (self.cursor.ready_viewpoint or self.end).history
 
     @property
@@ -130,7 +126,6 @@ class SourceTimeline(QObject):
 
     @property
     def cursor_ns(self) -> int:
-        """Shown time on the wall clock, which the overview uses."""
         player = self.player
         if player is not None:
             return player.recording.start_ns + round(player.position * 1e9)
@@ -148,10 +143,12 @@ class SourceTimeline(QObject):
             recording = player.recording
             start_ns = recording.start_ns
             return start_ns + round(recording.first_s * 1e9), start_ns + round(player.duration * 1e9)
-        kept = None if self.disk_history is None or self.end.mirror.hello is None else self.disk_history.range_ns
-        if kept is None:
+        stored_range_ns = (
+            None if self.disk_history is None or self.end.mirror.hello is None else self.disk_history.range_ns
+        )
+        if stored_range_ns is None:
             return None
-        return kept[0], max(kept[1], time.monotonic_ns() + self._wall_offset_ns)
+        return stored_range_ns[0], max(stored_range_ns[1], time.monotonic_ns() + self._wall_offset_ns)
 
     @property
     def origin_ns(self) -> int | None:
@@ -167,7 +164,6 @@ class SourceTimeline(QObject):
 
     @property
     def is_playing(self) -> bool:
-        """Whether the shown state advances. Always True at the live end."""
         if self.player is not None:
             return self.player.is_playing
         return self.cursor.plays_when_open if self.cursor.is_away else True
@@ -183,7 +179,6 @@ class SourceTimeline(QObject):
         self.moved.emit()
 
     def pause(self) -> None:
-        """Stop at the shown time. Updates are still received."""
         if self.player is not None:
             self.player.pause()
         elif self.cursor.is_away:
@@ -194,10 +189,7 @@ class SourceTimeline(QObject):
         self.moved.emit()
 
     def play(self) -> None:
-        """Continue from the shown time.
-
-        Continues without a jump, except that the present comes next if nothing was recorded in between.
-        """
+        """Continue from the shown time, or from the present if nothing was recorded since then."""
         self._clear_shown_event()
         player = self.player
         if player is not None:
@@ -221,25 +213,25 @@ class SourceTimeline(QObject):
             self.end.player.seek(self.end.player.duration, with_past=False)
         if self.cursor.is_away:
             self.cursor.return_to_end()
-            self._follow_epoch()
+            self._update_shown_epoch()
             self.paused_changed.emit()
             self.cursor_changed.emit()
         self.moved.emit()
 
     def go_to(self, time_ns: int) -> None:
-        """Move the cursor to `time_ns`. At or beyond the end, a live session goes live."""
+        """Move the cursor to `time_ns`. A live session goes live if that is at or after the end."""
         self._clear_shown_event()
-        around = self.range_ns
-        if around is None:
+        range_ns = self.range_ns
+        if range_ns is None:
             return
         if self.end.player is not None:
             self.end.player.seek((time_ns - self.end.player.recording.start_ns) / 1e9, with_past=False)
-        elif time_ns >= around[1] - _AT_END_NS:
+        elif time_ns >= range_ns[1] - _LIVE_DISTANCE_NS:
             self.go_live()
         else:
             if not self.cursor.is_away:
                 self.pause()
-            self._seek_cursor(max(time_ns, around[0]))
+            self._seek_cursor(max(time_ns, range_ns[0]))
         self.moved.emit()
 
     def jump_by(self, seconds: float) -> None:
@@ -255,9 +247,9 @@ class SourceTimeline(QObject):
         if self.player is not None:
             self.player.step(num_frames)
         else:
-            shown = self.cursor.target_seq or self.mirror.seq
+            shown_seq = self.cursor.target_seq or self.mirror.seq
             self._seek_cursor(self.cursor_ns)
-            self.cursor.target_seq = max(shown + num_frames, 0)
+            self.cursor.target_seq = max(shown_seq + num_frames, 0)
         self.moved.emit()
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
@@ -267,14 +259,12 @@ class SourceTimeline(QObject):
         return timed
 
     def show_event(self, timed: TimedEvent, *, before: bool = False) -> None:
-        """Pause at the state after an event, whose frame is applied; with `before`, at the state of the frame before
-        it.
-        """
-        around = self.range_ns
-        if around is not None:
+        """Pause at the state after an event, or if `before`, at the state of the frame before it."""
+        range_ns = self.range_ns
+        if range_ns is not None:
             self.pause()
             self.shown_event, self.is_before_event = timed, before
-            self._seek_event(timed, max(timed.time_ns, around[0]), before=before)
+            self._seek_event(timed, max(timed.time_ns, range_ns[0]), before=before)
             self.event_shown.emit()
             self.moved.emit()
         self.event_chosen.emit(timed)
@@ -287,9 +277,8 @@ class SourceTimeline(QObject):
     # Polling
 
     def apply_updates(self) -> bool:
-        """Receive and apply updates at the end and at the cursor.
-
-        Returns whether there is activity. Called once per poll.
+        """Receive and apply updates at the end and at the cursor. Called once per poll. Returns whether there was
+        activity.
         """
         is_busy = self._apply_pending(self.end)
         if self.cursor.is_away:
@@ -312,7 +301,6 @@ class SourceTimeline(QObject):
             self.event_shown.emit()
 
     def _apply_pending(self, point: Viewpoint) -> bool:
-        """Apply the pending updates of a viewpoint. Returns whether there is activity."""
         player = point.player
         is_busy = player is not None and player.is_playing
         update = point.source.poll_update()
@@ -328,12 +316,12 @@ class SourceTimeline(QObject):
         if point is self.end:
             self.updated.emit(update)
         if point is self.cursor.viewpoint or not self.cursor.is_away:
-            self._follow_epoch()
+            self._update_shown_epoch()
             self.shown.emit(update)
             if has_jumped:
                 self.cursor_changed.emit()
 
-    def _follow_epoch(self) -> None:
+    def _update_shown_epoch(self) -> None:
         epoch = self.mirror.epoch
         if epoch != self._shown_epoch:
             self._shown_epoch = epoch
@@ -354,7 +342,7 @@ class SourceTimeline(QObject):
         is_busy = self._apply_pending(point)
         self.cursor.step_to_target()
         behind_ns = time.monotonic_ns() - player.now_ns
-        if player.is_playing and player.speed > 1 and player.is_at_end and behind_ns < _CAUGHT_UP_NS:
+        if player.is_playing and player.speed > 1 and player.is_at_end and behind_ns < _MAX_HISTORY_DELAY_NS:
             self.go_live()
         return is_busy or self.cursor.is_seeking
 
@@ -362,8 +350,8 @@ class SourceTimeline(QObject):
 class Viewpoint:
     """A source, the state rebuilt from it, and its recent history.
 
-    A timeline has one at its end, and one at the cursor after the cursor left the end. Owns `mirror` and `history`.
-    With a `player`, a seek resets both, and the history before it is filled from `overview`.
+    A timeline has a viewpoint at its end, and another at the cursor after the cursor left the end. With a `player`, a
+    seek resets mirror and history, and the history before it is filled from `overview`.
     """
 
     def __init__(
@@ -379,12 +367,12 @@ class Viewpoint:
         self.history = History()
         self.has_state = False
         self.failure = ""
-        """Why the last rejected update did not fit the state; empty after the next snapshot."""
+        """Reason why the last rejected update did not fit the state; empty after the next snapshot."""
         self._overview = overview
         self._resync = resync
 
     def apply(self, update: Update) -> bool:
-        """Apply the newest update of the source. Returns False if it did not fit; a snapshot is requested then."""
+        """Apply an update of the source. If it does not fit the state, request a snapshot and return False."""
         has_jumped = self.player is not None and self.player.has_jumped
         if has_jumped:
             self.mirror = Mirror()  # the old state may contain requests that end later
@@ -408,14 +396,14 @@ class Viewpoint:
         return True
 
     def backfill(self) -> None:
-        """Refill the history before the last jump from the overview, which has grown."""
+        """Fill the history before the last seek from the overview. Call it again when the overview has grown."""
         if self.player is not None:
             recording = self.player.recording
             backfill_history(self.history, self._overview, recording.start_ns + round(recording.first_s * 1e9))
             self._backfill_stops()
 
     def _backfill_stops(self) -> None:
-        """Add the pauses before a jump from the overview, because delta checkpoints do not contain them."""
+        """Add the pauses before a seek from the overview, because delta checkpoints do not contain them."""
         hello, now_ns = self.mirror.hello, self.mirror.time_ns
         if hello is None:
             return
@@ -427,10 +415,8 @@ class Viewpoint:
 class Cursor:
     """Cursor of a live session.
 
-    Away from the end it has a frozen copy of the shown state, then a playback of the history.
-
-    It is away from the end between `freeze` and `return_to_end`. After `go_to` it reads its own recording of the ring
-    on disk.
+    It is away from the end between `freeze` and `return_to_end`. It then has a frozen copy of the shown state, and
+    after `go_to` a playback of the ring on disk.
     """
 
     def __init__(self, overview: SessionOverview) -> None:
@@ -438,23 +424,22 @@ class Cursor:
         self.frozen_ns = 0
         """Monotonic time at which the cursor left the end."""
         self.frozen: Mirror | None = None
-        """Copy of the state that was shown at that time."""
+        """Copy of the state at `frozen_ns`; None at the end."""
         self.viewpoint: Viewpoint | None = None
         self.target_ns: int | None = None
-        """Pending target on the wall clock, while the recording is being opened."""
+        """Wall-clock time to seek to once the recording is open; None: no seek is pending."""
         self._target_event: tuple[TimedEvent, bool] | None = None
-        """Pending target event, and whether the state before it is wanted."""
+        """Event to seek to, and whether to the frame before it; None: seek to a time."""
         self.plays_when_open = False
-        """Whether to start playing once the recording is open."""
         self.target_seq: int | None = None
-        """Pending target frame, set before the recording was open."""
+        """`Frame.seq` to step to once the recording is open; None: no step is pending."""
         self._overview = overview
         self._opening: Background[Recording] | None = None
         self._source: PlaybackSource | None = None
 
     @property
     def player(self) -> Player | None:
-        """Playback of the ring's recording once it is open, else None."""
+        """Playback of the ring's recording; None until it is open."""
         return self._source
 
     @property
@@ -463,12 +448,12 @@ class Cursor:
 
     @property
     def is_seeking(self) -> bool:
-        """Whether a seek is in progress, so that the available updates do not belong to the position yet."""
+        """Whether a seek is in progress, so that updates do not belong to the new position yet."""
         return self._source is not None and self._source.is_seeking
 
     @property
     def ready_viewpoint(self) -> Viewpoint | None:
-        """Viewpoint on the ring's recording once it has a state to show, else None."""
+        """Viewpoint on the ring's recording; None until it has a state to show."""
         return self.viewpoint if self.viewpoint is not None and self.viewpoint.has_state else None
 
     def freeze(self, mirror: Mirror) -> None:
@@ -481,10 +466,12 @@ class Cursor:
         self.close()
         self.frozen, self.is_away = None, False
 
-    def go_to(self, time_ns: int, kept: DiskHistory, event: TimedEvent | None = None, *, before: bool = False) -> None:
+    def go_to(
+        self, time_ns: int, disk_history: DiskHistory, event: TimedEvent | None = None, *, before: bool = False
+    ) -> None:
         """Seek to `time_ns` (wall clock), after opening the ring's recording if necessary.
 
-        With an `event`, seek to the frame that contains it, or with `before` to the frame before that.
+        With an `event`, seek to the frame that contains it, or if `before`, to the frame before that.
         """
         self.target_seq = None
         self._target_event = None if event is None else (event, before)
@@ -493,13 +480,10 @@ class Cursor:
             return
         self.target_ns = time_ns
         if self._opening is None:
-            self._opening = Background(kept.open_recording, "kvscope-history")
+            self._opening = Background(disk_history.open_recording, "kvscope-history")
 
     def finish_opening(self, speed: float) -> str:
-        """Perform the pending seek once the ring's recording is open.
-
-        Returns why it cannot be opened, or an empty text.
-        """
+        """Perform the pending seek once the ring's recording is open. Returns why it cannot be opened, or ""."""
         opening = self._opening
         if opening is None or not opening.is_finished:
             return ""
@@ -529,7 +513,7 @@ class Cursor:
             source.seek_event(seconds, event[0].event, before=event[1])
 
     def pop_failure(self) -> str:
-        """Return once why the ring's recording can no longer be read, else an empty text.
+        """Return, only once, why the ring's recording can no longer be read; "" without an error.
 
         The shown state stays. The next seek opens the recording again.
         """
@@ -543,7 +527,6 @@ class Cursor:
         return source.failure
 
     def step_to_target(self) -> None:
-        """Step to the pending target frame once there is a state."""
         if (
             self.target_seq is not None
             and self.viewpoint is not None
@@ -554,7 +537,7 @@ class Cursor:
             self.target_seq = None
 
     def close(self, *, wait: bool = False) -> None:
-        """Release the ring's recording. With `wait`, block until its thread has ended."""
+        """Close the ring's recording. With `wait`, block until its thread has ended."""
         opening, self._opening = self._opening, None
         source, self._source = self._source, None
         self.viewpoint = self.target_ns = None

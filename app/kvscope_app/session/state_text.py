@@ -1,7 +1,4 @@
-"""Text and theme colour of each source state, and the text for history that is not recorded.
-
-Imports no Qt.
-"""
+"""Text and theme colour of each source state, and the notice that no history is recorded. Imports no Qt."""
 
 from __future__ import annotations
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Final
 
 SHORTEST_NS: Final = 100_000
-"""Shortest range to zoom to. Event times are exact, and a step takes some milliseconds."""
+"""Shortest zoomed range. Event times are exact, and a step takes some milliseconds."""
 SHORTEST_WHOLE_NS: Final = 10_000_000_000
 """Shortest range of a whole timeline, so that one second of a new session does not fill the width."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """Range from `begin_ns` to `end_ns` on the wall clock (nanoseconds since 1970)."""
+    """Time range on the wall clock (nanoseconds since 1970)."""
 
     begin_ns: int
     end_ns: int
@@ -23,18 +23,14 @@ class TimeSpan:
         return self.end_ns - self.begin_ns
 
     def share_at(self, time_ns: int) -> float:
-        """Return the relative position of a time: 0 at the start, 1 at the end, outside 0 to 1 beyond them."""
+        """Return the relative position of a time: 0 at the start, 1 at the end, less or more outside."""
         return (time_ns - self.begin_ns) / self.length_ns
 
     def time_at(self, share: float) -> int:
-        """Return the time at a relative position (see `share_at`)."""
         return self.begin_ns + round(share * self.length_ns)
 
     def zoomed(self, factor: float, at_share: float, whole: TimeSpan) -> TimeSpan:
-        """Return a range `factor` times as long, within `whole`.
-
-        The time at `at_share` keeps its position if possible.
-        """
+        """Return a range `factor` times as long, within `whole`. The time at `at_share` stays there if possible."""
         length_ns = min(max(round(self.length_ns * factor), SHORTEST_NS), whole.length_ns)
         begin_ns = self.time_at(at_share) - round(length_ns * at_share)
         return TimeSpan(begin_ns, begin_ns + length_ns).inside(whole)
@@ -51,11 +47,11 @@ class TimeSpan:
         return TimeSpan(begin_ns, begin_ns + self.length_ns)
 
     def showing(self, time_ns: int, whole: TimeSpan) -> TimeSpan:
-        """Return the range shifted by the smallest amount that makes it contain `time_ns`, within `whole`."""
-        early, late = self.begin_ns - time_ns, time_ns - self.end_ns
-        return self.moved(-early if early > 0 else max(late, 0), whole)
+        """Return the range shifted by the smallest amount with which it contains `time_ns`, within `whole`."""
+        too_early_ns, too_late_ns = self.begin_ns - time_ns, time_ns - self.end_ns
+        return self.moved(-too_early_ns if too_early_ns > 0 else max(too_late_ns, 0), whole)
 
 
 def whole_span(begin_ns: int, end_ns: int) -> TimeSpan:
-    """Return the range from `begin_ns` to `end_ns`, at least `SHORTEST_WHOLE_NS` long."""
+    """Return the range from `begin_ns` to `end_ns`, extended to at least `SHORTEST_WHOLE_NS`."""
     return TimeSpan(begin_ns, max(end_ns, begin_ns + SHORTEST_WHOLE_NS))

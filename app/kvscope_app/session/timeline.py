@@ -1,9 +1,8 @@
 """Interface of a timeline: a time range with a cursor, and the operations that move the cursor.
 
-A session has one (`source_timeline.py`), for a live engine with its recorded history or for a recording. Two compared
-sessions share one (`compare/session_pair.py`). The playback bar and the shortcuts use only this interface.
-
-Owns the loop: a range that is played repeatedly, available on every timeline.
+A session has a timeline (`source_timeline.py`), for a live engine with its recorded history or for a recording. Two
+compared sessions share one (`compare/session_pair.py`). The playback bar and the shortcuts use only this interface.
+Also has `Loop`, a range that is played repeatedly.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ SHORTEST_NS: Final = 20_000_000
 
 
 class Timeline(Protocol):
-    """Time range with a cursor. Signals have no arguments.
+    """Time range with a cursor.
 
-    Times are nanoseconds since 1970 on the timeline's own clock.
+    Times are nanoseconds since 1970 on the timeline's own clock. Signals have no arguments.
     """
 
     @property
@@ -32,7 +31,7 @@ class Timeline(Protocol):
 
     @property
     def cursor_changed(self) -> SignalInstance:
-        """Emitted when the shown time jumped, or when more of its history is known."""
+        """Emitted when the shown time jumped, or when more of the history before it is known."""
 
     @property
     def is_file(self) -> bool:
@@ -40,15 +39,14 @@ class Timeline(Protocol):
 
     @property
     def range_ns(self) -> tuple[int, int] | None:
-        """First and last time that the cursor can move to, or None if there is none."""
+        """First and last time that the cursor can move to; None if it cannot move."""
 
     @property
     def origin_ns(self) -> int | None:
-        """Fixed time from which positions are counted."""
+        """Fixed time from which positions are counted; None if there is no history."""
 
     @property
-    def cursor_ns(self) -> int:
-        """Shown time."""
+    def cursor_ns(self) -> int: ...
 
     @property
     def is_paused(self) -> bool:
@@ -60,15 +58,15 @@ class Timeline(Protocol):
 
     @property
     def is_playing(self) -> bool:
-        """Whether the shown state advances."""
+        """Whether the shown state advances; always True at a live end."""
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the end was reached, so that there is nothing more to play."""
+        """Whether playback has reached the end."""
 
     @property
     def speed(self) -> float:
-        """Recorded seconds per second."""
+        """Recorded seconds that are played per second."""
 
     @property
     def shared_zoom(self) -> SharedZoom: ...
@@ -93,25 +91,26 @@ class Timeline(Protocol):
         """Pause and move by `num_frames` engine frames, backward if negative."""
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
-        """Show the next or previous event of `kinds` (None: any) and return it, or None if there is none."""
+        """Show the next event of `kinds` (None: any), or the previous one unless `forward`. Returns it; None if there
+        is none.
+        """
 
     def switch_event_side(self) -> TimedEvent | None:
-        """Toggle between the states before and after the shown event. Returns the event, or None if none is shown."""
+        """Toggle between the states before and after the shown event. Returns the event; None if none is shown."""
 
     def pause(self) -> None:
-        """Stop at the shown time."""
+        """Stop at the shown time. Updates of a live engine are still received."""
 
-    def play(self) -> None:
-        """Continue from the shown time."""
+    def play(self) -> None: ...
 
     def set_speed(self, factor: float) -> None:
         """Set the playback speed. Raises BadInput for a speed that is not supported."""
 
 
 class Loop(QObject):
-    """Range of a timeline that is played repeatedly until it is cleared. Both ends must be set.
+    """Range of a timeline that is played repeatedly while both its ends are set.
 
-    Owns the range and the timer that checks whether its end is reached. The timer runs only while both ends are set.
+    Owns the range and the timer that checks whether its end is reached.
     """
 
     changed = Signal()
@@ -121,12 +120,12 @@ class Loop(QObject):
         self._timeline = timeline
         self.begin_ns: int | None = None
         self.end_ns: int | None = None
-        self._clock = QTimer(self, interval=_POLL_INTERVAL_MS)
-        self._clock.timeout.connect(self._poll)
+        self._poll_timer = QTimer(self, interval=_POLL_INTERVAL_MS)
+        self._poll_timer.timeout.connect(self._poll)
 
     @property
     def range_ns(self) -> tuple[int, int] | None:
-        """Start and end of the loop once both are set, else None."""
+        """Start and end of the loop; None until both are set."""
         if self.begin_ns is None or self.end_ns is None:
             return None
         return self.begin_ns, self.end_ns
@@ -152,7 +151,9 @@ class Loop(QObject):
             self.play()
 
     def set_range(self, begin_ns: int, end_ns: int) -> None:
-        """Set both ends, in any order. A range shorter than `SHORTEST_NS` has no end. Does not start playing."""
+        """Set both ends, in any order, without playing. If the range is shorter than `SHORTEST_NS`, only its start is
+        set.
+        """
         self.begin_ns, self.end_ns = min(begin_ns, end_ns), max(begin_ns, end_ns)
         if self.end_ns - self.begin_ns < SHORTEST_NS:
             self.end_ns = None
@@ -160,34 +161,30 @@ class Loop(QObject):
 
     def clear(self) -> bool:
         """Remove the loop. Returns whether any end was set."""
-        was = (self.begin_ns, self.end_ns) != (None, None)
+        was_set = (self.begin_ns, self.end_ns) != (None, None)
         self.begin_ns = self.end_ns = None
         self._update_timer()
-        return was
+        return was_set
 
     def play(self) -> None:
-        """Play from the start of the loop, if it is set."""
         if self.begin_ns is not None:
             self._timeline.go_to(self.begin_ns)
             self._timeline.play()
 
     def _update_timer(self) -> None:
         if self.range_ns is None:
-            self._clock.stop()
-        elif not self._clock.isActive():  # restarting would delay the check while a bound is dragged
-            self._clock.start()
+            self._poll_timer.stop()
+        elif not self._poll_timer.isActive():  # restarting would delay the check while a bound is dragged
+            self._poll_timer.start()
         self.changed.emit()
 
     def _poll(self) -> None:
-        """Jump back to the start if the cursor passed the end, or stopped at the timeline's end.
-
-        Does nothing while live.
-        """
-        timeline, around = self._timeline, self.range_ns
-        if around is None or timeline.is_live:
+        """Go back to the start if the cursor passed the end or stopped at the timeline's end."""
+        timeline, range_ns = self._timeline, self.range_ns
+        if range_ns is None or timeline.is_live:
             return
-        is_over = timeline.is_at_end and timeline.cursor_ns >= around[1] - SHORTEST_NS
-        if timeline.is_playing and (timeline.cursor_ns >= around[1] or is_over):
-            timeline.go_to(around[0])
-            if is_over:
+        has_ended = timeline.is_at_end and timeline.cursor_ns >= range_ns[1] - SHORTEST_NS
+        if timeline.is_playing and (timeline.cursor_ns >= range_ns[1] or has_ended):
+            timeline.go_to(range_ns[0])
+            if has_ended:
                 timeline.play()

@@ -1,1 +1,1 @@
-"""Settings saved between runs: one typed struct in one file, and the object that holds and changes it."""
+"""Settings saved between runs: a typed struct in a file, and the object that reads and changes it."""

@@ -1,4 +1,4 @@
-"""Layout of a window as a value, and as a JSON file that users can read and edit. Knows no Qt and no views.
+"""Layout of a window as a value, and as a JSON file that users can read and edit. Imports no Qt.
 
 Sizes are shares, so that a layout fits any screen. The settings store the same value under a name.
 """
@@ -27,10 +27,10 @@ AREAS: Final = ("left", "right", "bottom", "top")
 
 
 class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A tab group, or parts side by side (`across`), or parts stacked vertically (`down`): exactly one of the three."""
+    """Exactly one of: a tab group (`tabs`), parts side by side (`across`), or parts stacked vertically (`down`)."""
 
     share: Share = 1.0
-    """Share of the containing part; for an area, share of the window's width (left, right) or height."""
+    """Share of the containing part; for an area, share of the window's width (left, right) or height (bottom, top)."""
     tabs: tuple[str, ...] = ()
     front: str = ""
     """Current tab; empty: the first."""
@@ -46,7 +46,6 @@ class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.tabs[0] if self.tabs else self.parts[0].first
 
     def leaves(self) -> Iterator[LayoutPart]:
-        """Yield the tab groups."""
         if self.tabs:
             yield self
         for part in self.parts:
@@ -54,8 +53,6 @@ class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class KnownNames(NamedTuple):
-    """The names that a layout may contain."""
-
     views: tuple[str, ...]
     color_modes: tuple[str, ...]
 
@@ -69,7 +66,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     request_columns: dict[str, Annotated[int, msgspec.Meta(ge=1, le=4000)]] | None = None
     event_kinds: tuple[str, ...] | None = None
     views: dict[str, str] = {}
-    """Data that views save between runs, by the keys in `setting_names`."""
+    """Data that views save between runs, by their keys in `setting_names`."""
 
 
 class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -85,7 +82,6 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def areas(self) -> dict[str, LayoutPart]:
-        """Areas that contain any view."""
         return {name: part for name in AREAS if (part := getattr(self, name)) is not None}
 
     def view_names(self) -> list[str]:
@@ -93,7 +89,7 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return [*docked, *self.floating]
 
     def check(self, known_names: KnownNames) -> None:
-        """Raise BadInput for names that are not in `known_names`, a view that occurs twice, and invalid parts."""
+        """Raise BadInput for names that are not in `known_names`, a view that occurs twice, or an invalid part."""
         for part in self.areas.values():
             _check_part(part)
         names = self.view_names()
@@ -129,10 +125,10 @@ def read_layout(path: str | Path, known_names: KnownNames) -> WindowLayout:
 
 
 def write_layout(path: str | Path, layout: WindowLayout) -> None:
-    """Save `layout`, replacing the file. Raises BadInput if it cannot be written."""
-    said = {"kvscope_layout": VERSION, **msgspec.to_builtins(layout)}
+    """Write `layout` to a file, replacing it. Raises BadInput if the file cannot be written."""
+    document = {"kvscope_layout": VERSION, **msgspec.to_builtins(layout)}
     try:
-        write_whole(Path(path), msgspec.json.format(msgspec.json.encode(said), indent=2) + b"\n")
+        write_whole(Path(path), msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     except OSError as error:
         raise BadInput(f"layout {path} cannot be written: {error.strerror or error}") from error
 

@@ -1,4 +1,4 @@
-"""All choices of the user as one value. Knows no files and no Qt.
+"""All choices of the user as one value. Imports no Qt and accesses no files.
 
 A field never changes its meaning or type; a new field has a default. State that Qt packs for each window (geometry and
 dock layout) is in the INI file instead, see `setting_names`.
@@ -14,9 +14,8 @@ from kvscope_app.settings.layout_value import WindowLayout
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule
 
 ZOOM_STEPS: Final = (50, 67, 80, 90, 100, 110, 125, 150, 175, 200, 250, 300)
-"""Zoom steps in percent."""
 MINUTES: Final = (1, 10, 24 * 60)
-"""Minimum, default and maximum."""
+"""Minimum, default and maximum of `Settings.timeline_minutes`."""
 MEGABYTES: Final = (16, 512, 65_536)
 
 
@@ -27,11 +26,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     palette: Literal["usual", "safe"] = "usual"
     """`safe` has colours that colour-blind users can distinguish."""
     zoom_percent: Annotated[int, msgspec.Meta(ge=50, le=300)] = 100
-    """Zoom of all text and of lengths that depend on it."""
+    """Zoom of texts, and of lengths that depend on the text size."""
     shortcuts: dict[str, tuple[str, ...]] = {}
     """Changed shortcuts by action name, as portable text. An empty tuple means no shortcut."""
     layouts: dict[str, WindowLayout] = {}
-    """Layouts by the user's name for them."""
     timeline_minutes: Annotated[int, msgspec.Meta(ge=MINUTES[0], le=MINUTES[2])] = MINUTES[1]
     """Maximum length of the history that a live session stores on disk."""
     timeline_megabytes: Annotated[int, msgspec.Meta(ge=MEGABYTES[0], le=MEGABYTES[2])] = MEGABYTES[1]
@@ -42,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     recent_recordings: tuple[str, ...] = ()
     """Absolute paths of the recordings opened or made most recently, newest first."""
     record_texts: bool | None = None
-    """Whether block texts are recorded; None: the user was not asked yet."""
+    """Not used: the answer is stored in the INI file (`setting_names.RECORD_TEXTS`)."""
     color_mode: str = "state"
     """Initial colour mode of the page map (`page_map.color_modes`). Unknown names count as `state`."""
     flashes: bool = True

@@ -1,4 +1,4 @@
-"""Holds the settings of this process for all its windows, and notifies when they change."""
+"""Settings of this process for all its windows, with notification of changes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kvscope_telemetry.whole_file import write_whole
 
 _TYPES: Final[dict[str, Any]] = get_type_hints(Settings, include_extras=True)
 _MAX_BYTES: Final = 4 << 20
-"""Larger files are ignored, because kvscope does not write such files."""
+"""Maximum size of a file that is read. kvscope does not write larger ones."""
 
-Raws = dict[str, msgspec.Raw]
+RawFields = dict[str, msgspec.Raw]
 
 
 def settings_file(settings: QSettings) -> SettingsFile:
@@ -61,7 +61,7 @@ class SettingsStore(QObject):
             self.changed.emit(before)
 
     def reload(self) -> None:
-        """Load changes of other processes. Costs one `stat` of the file if there are none."""
+        """Load changes made by other processes. Without changes, this takes one `stat` of the file."""
         stamp = self._file.stamp
         if stamp == self._stamp or not self._file.exists:
             return
@@ -76,8 +76,8 @@ class SettingsFile:
 
     A value that cannot be read (damaged, or from a later version) is replaced by its default. It remains in the file
     until the field is changed, and so do fields of a later version. A change is applied to the file's present contents
-    under a lock, so that processes that change different fields do not overwrite each other. The lock file is next to
-    `path`.
+    under a lock, so that processes that change different fields do not overwrite each other's changes. The lock file is
+    next to `path`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,35 +89,32 @@ class SettingsFile:
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """Modification time in ns and inode; changes with each write."""
+        """Modification time in ns and inode of the file, which change with each write; (0, 0) without a file."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return 0, 0
-        return found.st_mtime_ns, found.st_ino
+        return status.st_mtime_ns, status.st_ino
 
     def read(self) -> Settings:
         """Return the settings, with defaults for missing and unreadable values."""
-        return _decoded(self._raws())
+        return _decode_settings(self._read_fields())
 
     def change(self, compute: Callable[[Settings], Mapping[str, object]]) -> Settings:
-        """Set the fields that `compute` computes from the file's present contents.
-
-        Raises OSError if the file cannot be written.
-        """
+        """Set the fields that `compute` returns for the file's present contents. Raises OSError if writing fails."""
         with self._locked():
-            raws = self._raws()
-            changes = compute(_decoded(raws))
+            fields = self._read_fields()
+            changes = compute(_decode_settings(fields))
             for name, value in changes.items():
-                raws[name] = msgspec.Raw(_encoded(name, value))
-            self._write(msgspec.json.format(msgspec.json.encode(raws), indent=1))
-            return _decoded(raws)
+                fields[name] = msgspec.Raw(_encode_field(name, value))
+            self._write(msgspec.json.format(msgspec.json.encode(fields), indent=1))
+            return _decode_settings(fields)
 
-    def _raws(self) -> Raws:
+    def _read_fields(self) -> RawFields:
         try:
             if self.path.stat().st_size > _MAX_BYTES:
                 return {}
-            return msgspec.json.decode(self.path.read_bytes(), type=Raws)
+            return msgspec.json.decode(self.path.read_bytes(), type=RawFields)
         except (OSError, ValueError, msgspec.MsgspecError):
             return {}
 
@@ -127,8 +124,8 @@ class SettingsFile:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        place = self.path.with_name(self.path.name + ".lock")
-        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock_path = self.path.with_name(self.path.name + ".lock")
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -136,25 +133,25 @@ class SettingsFile:
             os.close(descriptor)
 
 
-def _encoded(name: str, value: object) -> bytes:
-    """Encode a value. Raises ValueError if it could not be read back."""
+def _encode_field(name: str, value: object) -> bytes:
+    """Encode a value. Raises ValueError if the result could not be decoded again."""
     data = msgspec.json.encode(value)
     msgspec.json.decode(data, type=_TYPES[name])
     return data
 
 
-def _decoded(raws: Raws) -> Settings:
-    values = {name: _value(name, raw) for name, raw in raws.items() if name in _TYPES}
+def _decode_settings(fields: RawFields) -> Settings:
+    values = {name: _decode_field(name, raw) for name, raw in fields.items() if name in _TYPES}
     return Settings(**{name: value for name, value in values.items() if value is not msgspec.UNSET})
 
 
-def _value(name: str, raw: msgspec.Raw) -> Any:
-    """Decode a field, or return UNSET if it cannot be read. For a dictionary, unreadable entries are left out."""
+def _decode_field(name: str, raw: msgspec.Raw) -> Any:
+    """Decode a field; UNSET if it cannot be read. Unreadable entries of a dictionary are left out."""
     try:
         if get_origin(_TYPES[name]) is not dict:
             return msgspec.json.decode(raw, type=_TYPES[name])
         kind = _TYPES[name].__args__[1]
-        entries = msgspec.json.decode(raw, type=Raws)
+        entries = msgspec.json.decode(raw, type=RawFields)
     except (ValueError, msgspec.MsgspecError):
         return msgspec.UNSET
     readable = {}

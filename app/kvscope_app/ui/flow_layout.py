@@ -49,16 +49,16 @@ class FlowLayout(QLayout):
         return sum(heights) + self.spacing() * max(len(heights) - 1, 0) + margins.top() + margins.bottom()
 
     def sizeHint(self) -> QSize:
-        shown = self._visible_items()
+        visible = self._visible_items()
         margins = self.contentsMargins()
-        width = sum(map(_preferred_width, shown)) + self.spacing() * max(len(shown) - 1, 0)
+        width = sum(map(_preferred_width, visible)) + self.spacing() * max(len(visible) - 1, 0)
         width += margins.left() + margins.right()
         return QSize(width, self.heightForWidth(width))
 
     def minimumSize(self) -> QSize:
-        shown, margins = self._visible_items(), self.contentsMargins()
-        width = max((item.minimumSize().width() for item in shown), default=0)
-        height = max((item.sizeHint().height() for item in shown), default=0)
+        visible, margins = self._visible_items(), self.contentsMargins()
+        width = max((item.minimumSize().width() for item in visible), default=0)
+        height = max((item.sizeHint().height() for item in visible), default=0)
         return QSize(width + margins.left() + margins.right(), height + margins.top() + margins.bottom())
 
     def setGeometry(self, rect: QRect) -> None:
@@ -106,11 +106,11 @@ def _height(line: _Line) -> int:
 
 def _final_widths(line: _Line, width: int) -> list[int]:
     """Return the width of each item after the remaining width was distributed. Negative: the item is right-aligned."""
-    widths = [wanted for _, wanted in line]
-    spare = max(width - sum(widths), 0)
+    widths = [item_width for _, item_width in line]
+    free_width = max(width - sum(widths), 0)
     expanding = [index for index, (item, _) in enumerate(line) if _may_grow(item)]
     for nth, index in enumerate(expanding):
-        widths[index] += spare // len(expanding) + (nth < spare % len(expanding))
+        widths[index] += free_width // len(expanding) + (nth < free_width % len(expanding))
     if not expanding and len(widths) > 1:
         widths[-1] = -widths[-1]
     return widths

@@ -57,9 +57,7 @@ class Theme:
     flash_copied: str
     flash_saved: str
     flash_loaded: str
-    """Colour of a cell shortly after its block was loaded; likewise the other flash colours. Large cells also get a
-    sign.
-    """
+    """Colour of a cell shortly after its block was loaded. Large cells also get a sign."""
     selection: str
 
     def color(self, name: str, alpha: int = 255) -> QColor:
@@ -176,8 +174,8 @@ SAFE_THEMES: Final[dict[str, Theme]] = {theme.name: theme for theme in (SAFE_DAR
 def mix(first: str, second: str, share: float) -> str:
     """Return a mixture of two colours as `#rrggbb`, with `share` (0 to 1) of `second`."""
     a, b = QColor(first), QColor(second)
-    parts = ((a.red(), b.red()), (a.green(), b.green()), (a.blue(), b.blue()))
-    return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in parts)
+    channels = ((a.red(), b.red()), (a.green(), b.green()), (a.blue(), b.blue()))
+    return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in channels)
 
 
 def readable_on(color: str, theme: Theme) -> str:

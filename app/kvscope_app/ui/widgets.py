@@ -75,8 +75,8 @@ class FittingLabel(ElidedLabel):
 
     def _update_text(self) -> None:
         metrics, available = self.fontMetrics(), self.contentsRect().width()
-        fitting = (text for text in self._lengths if metrics.horizontalAdvance(text) <= available)
-        self.setText(next(fitting, self._lengths[-1] if self._lengths else ""))
+        fitting_texts = (text for text in self._lengths if metrics.horizontalAdvance(text) <= available)
+        self.setText(next(fitting_texts, self._lengths[-1] if self._lengths else ""))
 
 
 _SPACING = 1
@@ -214,10 +214,10 @@ class SegmentedControl(QFrame):
         return sum(button.sizeHint().width() + _SPACING for button in self._group.buttons())
 
     def _set_compact(self, is_compact: bool) -> None:
-        before = self._buttons_width()
+        old_width = self._buttons_width()
         for button in self._group.buttons():
             button.setStyleSheet(_COMPACT_STYLE if is_compact else "")
-        self._saved_width = before - self._buttons_width() if is_compact else 0
+        self._saved_width = old_width - self._buttons_width() if is_compact else 0
 
     def set_current(self, index: int) -> None:
         """Check a button without emitting `chosen`."""

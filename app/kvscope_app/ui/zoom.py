@@ -39,17 +39,17 @@ def scaled(length: int) -> int:
 
 def apply_zoom(app: QApplication, percent: int) -> None:
     """Scale all existing and future widgets to `percent`. The caller must set the stylesheet again afterwards."""
-    before = zoom_of(app)
+    old_percent = zoom_of(app)
     font = QFont(app.font())
     points = float(app.property(_POINTS) or font.pointSizeF())
     app.setProperty(_POINTS, points)
     app.setProperty(_PERCENT, percent)
-    if percent == before:
+    if percent == old_percent:
         return
     for widget in app.allWidgets():
         if widget.testAttribute(Qt.WidgetAttribute.WA_SetFont) and widget.property(_SCALE) is None:
             widget.setProperty(_SCALE, widget.font().pointSizeF() / font.pointSizeF())
-        _scale(widget, before, percent)
+        _scale(widget, old_percent, percent)
     font.setPointSizeF(points * percent / 100)
     app.setFont(font)
 
@@ -63,12 +63,12 @@ def restore_own_font(app: QApplication, widget: QWidget) -> None:
         widget.setFont(font)
 
 
-def _scale(widget: QWidget, before: int, percent: int) -> None:
+def _scale(widget: QWidget, old_percent: int, percent: int) -> None:
     def rescaled(name: str, length: int) -> int:
         saved = widget.property(f"{_AT_100} {name}")
         at_100, rounded = saved if saved is not None else (0.0, -1)
         if length != rounded:  # the widget or the user changed it meanwhile
-            at_100 = length * 100 / before
+            at_100 = length * 100 / old_percent
         new_length = round(at_100 * percent / 100)
         widget.setProperty(f"{_AT_100} {name}", [at_100, new_length])
         return new_length
@@ -79,11 +79,11 @@ def _scale(widget: QWidget, before: int, percent: int) -> None:
             widget.setIconSize(QSize(rescaled("icon width", icon.width()), rescaled("icon height", icon.height())))
     if isinstance(widget, QTableView):
         _scale_table(widget, rescaled)
-    low, high = widget.minimumSize(), widget.maximumSize()
-    if low.width() == high.width() and 0 < low.width() < _MAX_WIDGET_SIZE:
-        widget.setFixedWidth(rescaled("width", low.width()))
-    if low.height() == high.height() and 0 < low.height() < _MAX_WIDGET_SIZE:
-        widget.setFixedHeight(rescaled("height", low.height()))
+    min_size, max_size = widget.minimumSize(), widget.maximumSize()
+    if min_size.width() == max_size.width() and 0 < min_size.width() < _MAX_WIDGET_SIZE:
+        widget.setFixedWidth(rescaled("width", min_size.width()))
+    if min_size.height() == max_size.height() and 0 < min_size.height() < _MAX_WIDGET_SIZE:
+        widget.setFixedHeight(rescaled("height", min_size.height()))
 
 
 def _scale_table(table: QTableView, rescaled: Callable[[str, int], int]) -> None:

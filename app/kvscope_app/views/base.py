@@ -31,7 +31,7 @@ class View(QWidget):
     """Whether the view shows a new frame in the same event-loop turn as the page map, after a pause in the data."""
 
     done = Signal(str, object, object)
-    """Emitted after an undoable action, with its description ("deleting the chat") and functions that undo and redo it.
+    """Emitted after an undoable action, with a description ("deleting the chat") and functions that undo and redo it.
     """
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:

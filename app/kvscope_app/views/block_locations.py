@@ -75,7 +75,8 @@ def group_name(group: KVGroup) -> str:
 
 
 def map_sections(cache: CacheInfo) -> tuple[int, ...]:
-    """Return the number of rows of each section of the page map: slots if there are 2 to 16, else tiers.
+    """Return the number of rows of each section of the page map: slots if there are 2 to 16 and no lower tiers, else
+    tiers.
 
     Empty if the map has a single section.
     """

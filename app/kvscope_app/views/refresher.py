@@ -25,8 +25,7 @@ from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.source import Update
 
 _FAST_HZ: Final = 50.0
-"""Views with at least this rate are fast: refreshed on every update. The others are refreshed in turn between updates.
-"""
+"""Views with at least this rate are refreshed on every update, the others in turn between updates."""
 _GRACE_NS: Final = 8_000_000
 _FAST_GRACE_NS: Final = 12_000_000
 """Time by which a view may be refreshed earlier than its rate allows.

@@ -14,8 +14,6 @@ from kvscope_telemetry.ledger import Tier
 
 @dataclass(frozen=True, slots=True)
 class TierStyle:
-    """Names of one tier, and the colour of its rows."""
-
     noun: str
     """Noun for a row, such as `Host block`."""
     letter: str

@@ -15,8 +15,8 @@ from typing import Final
 
 from kvscope_telemetry.errors import KvscopeError
 
-_ANSWER_S: Final = 2.0
-"""Longest wait for a Wayland compositor."""
+_CONNECT_TIMEOUT_S: Final = 2.0
+"""Maximum wait for a Wayland compositor."""
 _MIN_COLOR_DEPTH: Final = 15
 """Bits per pixel. Qt crashes when it paints on an X screen with 8."""
 _ROOT_DEPTH_OFFSET: Final = 38
@@ -31,7 +31,7 @@ def is_display_named(environment: Mapping[str, str]) -> bool:
 
 
 def require_display(environment: Mapping[str, str]) -> None:
-    """Raise KvscopeError if Qt could not open a window; Qt itself would end the process without an explanation."""
+    """Raise KvscopeError if Qt could not open a window; Qt would end the process without an explanation."""
     failures = []
     for platform in _platforms(environment):
         failure = _platform_failure(platform, environment)
@@ -42,16 +42,16 @@ def require_display(environment: Mapping[str, str]) -> None:
 
 
 def _platforms(environment: Mapping[str, str]) -> list[str]:
-    """Names of the platform plugins that Qt tries, in its order."""
-    named = [name.partition(":")[0] for name in environment.get("QT_QPA_PLATFORM", "").split(";") if name]
-    if named:
-        return named
+    """Return the names of the platform plugins that Qt tries, in its order."""
+    from_variable = [name.partition(":")[0] for name in environment.get("QT_QPA_PLATFORM", "").split(";") if name]
+    if from_variable:
+        return from_variable
     variables = {"wayland": "WAYLAND_DISPLAY", "xcb": "DISPLAY"}
     return [name for name, variable in variables.items() if environment.get(variable)] or ["xcb"]
 
 
 def _platform_failure(platform: str, environment: Mapping[str, str]) -> str:
-    """Return why Qt's `platform` cannot show a window, or an empty text if no obstacle is known."""
+    """Return why Qt's `platform` cannot show a window, or "" if no obstacle is known."""
     if not _has_plugin(platform, environment):
         return f"QT_QPA_PLATFORM={platform!r} is not accepted: one of {', '.join(_plugins())}"
     if platform == "xcb":
@@ -60,9 +60,9 @@ def _platform_failure(platform: str, environment: Mapping[str, str]) -> str:
 
 
 def _plugins() -> list[str]:
-    """Names of the platform plugins of the installed PySide6, without importing it."""
-    found = importlib.util.find_spec("PySide6")
-    folders = [] if found is None else found.submodule_search_locations or []
+    """Return the names of PySide6's platform plugins, without importing PySide6."""
+    spec = importlib.util.find_spec("PySide6")
+    folders = [] if spec is None else spec.submodule_search_locations or []
     files = [file for folder in folders for file in Path(folder).glob("**/plugins/platforms/*q*")]
     return sorted(file.stem.removeprefix("lib").removeprefix("q") for file in files)
 
@@ -80,7 +80,7 @@ def _wayland_failure(environment: Mapping[str, str]) -> str:
     name = environment.get("WAYLAND_DISPLAY") or "wayland-0"
     path = os.path.join(environment.get("XDG_RUNTIME_DIR", ""), name)  # an absolute name stays as it is
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_ANSWER_S)
+        connection.settimeout(_CONNECT_TIMEOUT_S)
         try:
             connection.connect(path)
         except OSError as error:
@@ -90,7 +90,7 @@ def _wayland_failure(environment: Mapping[str, str]) -> str:
 
 
 def require_qt() -> None:
-    """Raise KvscopeError naming the Debian package if Qt or its X11 plugin lacks a system library."""
+    """Raise KvscopeError, with the Debian package to install, if Qt or its X11 plugin lacks a system library."""
     try:
         from PySide6 import QtGui
     except ImportError as error:
@@ -115,14 +115,14 @@ def require_sound_qt() -> None:
 
 
 def missing_library(message: str) -> str:
-    """Return a one-line message for an import or loader error, with the package that provides the library if known."""
-    found = re.search(r"(lib[\w.+-]+\.so(?:\.\d+)*): cannot open shared object file", message)
-    if found is None:
+    """Return a one-line message for an import or loader error, with the package that has the library if known."""
+    match = re.search(r"(lib[\w.+-]+\.so(?:\.\d+)*): cannot open shared object file", message)
+    if match is None:
         return f"Qt cannot be loaded: {message}"
-    listed = resources.files("kvscope_resources").joinpath("qt_libraries.txt").read_text().splitlines()
-    package = dict(line.split() for line in listed).get(found[1])
-    remedy = f"apt-get install {package}" if package else f"install the package that has {found[1]}"
-    return f"Qt needs the system library {found[1]}, which is missing here: {remedy}"
+    lines = resources.files("kvscope_resources").joinpath("qt_libraries.txt").read_text().splitlines()
+    package = dict(line.split() for line in lines).get(match[1])
+    remedy = f"apt-get install {package}" if package else f"install the package that has {match[1]}"
+    return f"Qt needs the system library {match[1]}, which is missing here: {remedy}"
 
 
 def _require_loadable(plugin: Path) -> None:
@@ -149,12 +149,12 @@ def _x_failure(display: str) -> str:
     xcb.xcb_setup_roots_iterator.restype = _ScreenIterator
     connection = ctypes.c_void_p(xcb.xcb_connect(display.encode(), None))
     depth = _MIN_COLOR_DEPTH
-    failed = xcb.xcb_connection_has_error(connection)
-    if not failed:
+    has_failed = xcb.xcb_connection_has_error(connection)
+    if not has_failed:
         screens = xcb.xcb_setup_roots_iterator(ctypes.c_void_p(xcb.xcb_get_setup(connection)))
         depth = ctypes.c_uint8.from_address(screens.data + _ROOT_DEPTH_OFFSET).value
     xcb.xcb_disconnect(connection)
-    if failed:
+    if has_failed:
         return f"no display: the X server at DISPLAY={display!r} does not answer"
     if depth < _MIN_COLOR_DEPTH:
         return f"the X server at DISPLAY={display!r} has {depth} bits per pixel; {_MIN_COLOR_DEPTH} or more are needed"

@@ -15,7 +15,10 @@ from kvscope_app.ui.zoom import scaled
 
 
 class DockTitle(QWidget):
-    """Title bar with the name and buttons to float and close. Qt handles double click (float) and dragging (move)."""
+    """Title bar with the name and buttons to float and close.
+
+    Qt handles double click (float) and dragging (move).
+    """
 
     def __init__(self, dock: QDockWidget) -> None:
         super().__init__(dock)
@@ -49,7 +52,7 @@ class DockTitle(QWidget):
 
 
 class Dock(QDockWidget):
-    """Dock for one view. Its object name, which saved layouts use, contains the view's name."""
+    """Dock for one view. Saved layouts identify it by its object name, which contains the view's name."""
 
     def __init__(self, title: str, object_name: str, parent: QWidget) -> None:
         super().__init__(title, parent)
@@ -64,7 +67,7 @@ class Dock(QDockWidget):
     def setWidget(self, view: QWidget) -> None:
         """Put `view` into the dock, and the title's buttons after it in the Tab order."""
         super().setWidget(view)
-        last = view
-        for following in takewhile(view.isAncestorOf, tab_order(view)):
-            last = following
-        self._title.follow_in_tab_order(last)
+        last_stop = view
+        for descendant in takewhile(view.isAncestorOf, tab_order(view)):
+            last_stop = descendant
+        self._title.follow_in_tab_order(last_stop)

@@ -23,12 +23,12 @@ from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.docks import DOCKS, DockSpec
 from kvscope_app.window.dock import Dock
 
-_CASCADE: Final = QPoint(32, 32)
-_TOO_NEAR: Final = 24
+_CASCADE_OFFSET: Final = QPoint(32, 32)
+_MIN_CASCADE_DISTANCE_PX: Final = 24
 _MIN_SHARE: Final = 0.75
-"""Lower bound of a dock's default size, as a share of `DockSpec.size`."""
-_STACKED_FROM_HEIGHT: Final = 780
-"""Window height from which timeline and requests are stacked rather than tabbed."""
+"""Minimum size of a dock in a small window, as a share of `DockSpec.size`."""
+_MIN_STACKED_HEIGHT: Final = 780
+"""Minimum height of a window, in pixels, in which timeline and requests are stacked rather than tabbed."""
 _LEFT, _RIGHT, _BOTTOM = (
     Qt.DockWidgetArea.LeftDockWidgetArea,
     Qt.DockWidgetArea.RightDockWidgetArea,
@@ -62,7 +62,7 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         left = [spec.name for spec in DOCKS if spec.area == "left"] if _is_narrow(window) else []
         for name in (*left, "requests", "timeline"):
             window.tabifyDockWidget(docks["throughput"], docks[name])
-    elif window.height() < _STACKED_FROM_HEIGHT:
+    elif window.height() < _MIN_STACKED_HEIGHT:
         window.tabifyDockWidget(docks["requests"], docks["timeline"])
     else:
         window.splitDockWidget(docks["timeline"], docks["requests"], Qt.Orientation.Vertical)
@@ -75,10 +75,10 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         docks[name].raise_()
     if window.isVisible() and not window.isMaximized() and not window.isFullScreen():
         window.resize(size)
-    share_out(window, docks)
+    apply_default_sizes(window, docks)
 
 
-def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
+def apply_default_sizes(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
     for orientation, areas in ((Qt.Orientation.Horizontal, ("left", "right")), (Qt.Orientation.Vertical, ("bottom",))):
         specs = [spec for spec in DOCKS if spec.area in areas]
         window.resizeDocks(
@@ -87,7 +87,7 @@ def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
 
 
 def default_length(spec: DockSpec, window: QMainWindow) -> int:
-    """Return the dock's default width or height, smaller in a small window so that docks and page map shrink alike."""
+    """Return the dock's default width or height in pixels. In a small window, docks and page map shrink alike."""
     is_below = spec.area == "bottom"
     share = window.height() / DEFAULT_SIZE.height() if is_below else window.width() / DEFAULT_SIZE.width()
     return round(spec.size * min(max(share, _MIN_SHARE), 1.0))
@@ -103,17 +103,14 @@ def _is_narrow(window: QMainWindow) -> bool:
 
 
 def save(window: QMainWindow, settings: QSettings, group: str = "window", *, with_docks: bool = True) -> None:
-    """Save the geometry of the window and, with `with_docks`, its layout.
-
-    Pass False if the user did not choose the layout.
-    """
+    """Save the geometry of the window and, if `with_docks`, the layout of its docks."""
     settings.setValue(geometry_name(group), window.saveGeometry())
     if with_docks:
         settings.setValue(layout_name(group), window.saveState(LAYOUT_VERSION))
 
 
 def restore(window: QMainWindow, settings: QSettings, group: str = "window") -> bool:
-    """Restore the geometry and the layout. Returns False if no matching layout is saved."""
+    """Restore the geometry and the layout. Returns False if no layout of this version is saved."""
     geometry = settings.value(geometry_name(group))
     if isinstance(geometry, QByteArray):
         window.restoreGeometry(geometry)
@@ -121,7 +118,7 @@ def restore(window: QMainWindow, settings: QSettings, group: str = "window") -> 
 
 
 def restore_docks(window: QMainWindow, settings: QSettings, group: str = "window") -> bool:
-    """Restore the saved positions of the docks. Returns False if no layout of this version is saved."""
+    """Restore the layout of the docks. Returns False if no layout of this version is saved."""
     state = settings.value(layout_name(group))
     if not isinstance(state, QByteArray):
         return False
@@ -139,9 +136,9 @@ def restore_docks(window: QMainWindow, settings: QSettings, group: str = "window
 
 
 def back_up_layout(settings: QSettings, group: str) -> Path | None:
-    """Remove the saved layout of `group` from the settings. Returns the copy of the settings file that still has it.
+    """Remove the saved layout of `group` from the settings, after copying the settings file.
 
-    None if there is no file, or if no copy could be written.
+    Returns the path of the copy; None if there is no file, or if it could not be copied.
     """
     settings.sync()
     path = Path(settings.fileName())
@@ -155,23 +152,22 @@ def back_up_layout(settings: QSettings, group: str) -> Path | None:
 
 
 def has_geometry(settings: QSettings, group: str) -> bool:
-    """Whether a geometry is saved for this window."""
     return isinstance(settings.value(geometry_name(group)), QByteArray)
 
 
 def cascade(window: QMainWindow, others: Sequence[QMainWindow], has_saved_geometry: bool) -> None:
-    """Move the window, in steps, until it covers no other window exactly.
+    """Move the window, in steps, until it covers none of `others` exactly.
 
-    Without a saved geometry, it first gets the size of the last window in `others` and a position next to it.
+    Without a saved geometry, first give it the size of the last window in `others` and a position next to it.
     """
     if not others:
         return
     if not has_saved_geometry:
         window.resize(others[-1].size())
-        window.move(others[-1].pos() + _CASCADE)
-    room = window.screen().availableGeometry()
-    while any((window.pos() - other.pos()).manhattanLength() < _TOO_NEAR for other in others):
-        moved = window.pos() + _CASCADE
-        if not room.contains(QRect(moved, window.size() / 2)):
+        window.move(others[-1].pos() + _CASCADE_OFFSET)
+    screen_rect = window.screen().availableGeometry()
+    while any((window.pos() - other.pos()).manhattanLength() < _MIN_CASCADE_DISTANCE_PX for other in others):
+        position = window.pos() + _CASCADE_OFFSET
+        if not screen_rect.contains(QRect(position, window.size() / 2)):
             return
-        window.move(moved)
+        window.move(position)

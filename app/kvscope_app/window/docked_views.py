@@ -1,7 +1,7 @@
-"""Docks of a window and their views. Docks exist from the start; views are loaded one by one after the first paint.
+"""Docks of a window and their views. Docks exist from the start; views are loaded after the first paint.
 
-Owns docks and views, from loading a view to closing it. Must not know the arrangement of the docks or the actions of
-the window.
+Owns docks and views, from loading a view to closing it. Does not depend on the arrangement of the docks or the actions
+of the window.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIRST_VIEW_MS: Final = 40
 
 
 class DockedViews(QObject):
-    """Docks and views of one window. `refresher` refreshes the views, and their changes are pushed to `undo`."""
+    """Docks and views of one window. `refresher` refreshes the views; their changes are pushed to `undo`."""
 
     loaded = Signal(str)
     """Emitted with the name of a view after it was put into its dock."""
@@ -70,16 +70,13 @@ class DockedViews(QObject):
     def begin(self) -> bool:
         """Start loading views, one per turn of the event loop so that the window stays responsive.
 
-        Call once the window is shown.
-
-        Returns False if no view is left to load.
+        Call it once the window is shown. Returns False if no view is left to load.
         """
         if self._unloaded:
             QTimer.singleShot(_FIRST_VIEW_MS, self, self._load_next)
         return bool(self._unloaded)
 
     def add_view(self, name: str, view: View) -> None:
-        """Register a view, also one outside of the docks."""
         self.views[name] = view
         label_boxes(view)
         view.restore_settings(self._settings)
@@ -98,7 +95,7 @@ class DockedViews(QObject):
                 focus_next(dock.window(), forward=True)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Apply the theme to docks and visible views now, and to hidden views after those were painted."""
+        """Apply the theme to docks and visible views now, and to hidden views later."""
         for dock in self.docks.values():
             dock.apply_theme(theme)
         for view in self.views.values():
@@ -147,24 +144,24 @@ class DockedViews(QObject):
             self.views[name].became_visible()
             self._refresher.touch(self.views[name])
         elif not is_visible:
-            self.pass_focus_on()
+            self.move_focus_out_of_hidden_dock()
 
-    def pass_focus_on(self) -> None:
+    def move_focus_out_of_hidden_dock(self) -> None:
         """Move the keyboard focus out of a hidden dock, where shortcuts would act invisibly.
 
         Deferred to the next turn of the event loop, because the caller may be inside `restoreState`.
         """
-        QTimer.singleShot(1, self, self._pass_focus_on)
+        QTimer.singleShot(1, self, self._move_focus_out_of_hidden_dock)
 
-    def _pass_focus_on(self) -> None:
+    def _move_focus_out_of_hidden_dock(self) -> None:
         focus = QApplication.focusWidget()
         dock = next((each for each in self.docks.values() if focus is not None and each.isAncestorOf(focus)), None)
         if focus is None or dock is None or is_on_screen(dock):
             return
         window = self.parent()
         assert isinstance(window, QMainWindow), "it was given at the start"
-        in_front = [each for each in window.tabifiedDockWidgets(dock) if is_on_screen(each)]
-        (in_front[0].widget() if in_front else self.views["page_map"]).setFocus(Qt.FocusReason.OtherFocusReason)
+        visible_tabs = [each for each in window.tabifiedDockWidgets(dock) if is_on_screen(each)]
+        (visible_tabs[0].widget() if visible_tabs else self.views["page_map"]).setFocus(Qt.FocusReason.OtherFocusReason)
         if focus.hasFocus():  # the other view has no visible widget that accepts focus
             focus.clearFocus()
 

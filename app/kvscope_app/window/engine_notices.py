@@ -31,9 +31,9 @@ class EngineNotices(QObject):
         super().__init__(window)
         self._window = window
         self._supervisor = supervisor
-        self._epoch_lost: int | None = None
+        self._ended_epoch: int | None = None
         self._has_ended = False
-        self._connecting_why = ""
+        self._connecting_reason = ""
         session = window.session
         session.timeline.updated.connect(self._on_update)
         session.status_changed.connect(self._on_status)
@@ -44,17 +44,16 @@ class EngineNotices(QObject):
             supervisor.ended.connect(self.engine_ended)
             supervisor.started.connect(self._engine_started)
         else:
-            doing = "Connecting" if not session.timeline.is_file else "Opening the recording"
-            window.welcome.show_waiting(doing, session.source.name)
+            activity = "Connecting" if not session.timeline.is_file else "Opening the recording"
+            window.welcome.show_waiting(activity, session.source.name)
 
     def detach(self) -> None:
-        """Disconnect from the supervisor, because the window closes."""
         if self._supervisor is not None:
             self._supervisor.detach()
 
     def restart(self) -> None:
         if self._supervisor is not None:
-            self._has_ended, self._epoch_lost = True, self._window.session.live_mirror.epoch
+            self._has_ended, self._ended_epoch = True, self._window.session.live_mirror.epoch
             self._window.banner.show_message(_RESTARTING, _LAST_STATE)
             self._supervisor.restart()
 
@@ -70,8 +69,8 @@ class EngineNotices(QObject):
     def engine_ended(self, reason: str) -> None:
         self._has_ended = True
         self._window.session.set_end_reason(reason)
-        self._epoch_lost = self._window.session.live_mirror.epoch
-        has_state = self._epoch_lost is not None
+        self._ended_epoch = self._window.session.live_mirror.epoch
+        has_state = self._ended_epoch is not None
         self._window.banner.show_message(
             f"The engine ended: {reason}" if has_state else "The engine stopped before it was ready",
             _LAST_STATE if has_state else reason,
@@ -89,9 +88,9 @@ class EngineNotices(QObject):
             self._show_progress(update.progress)
         if mirror.hello is not None:
             self._window.show_map()
-        if update.snapshot is not None and mirror.epoch != self._epoch_lost:
+        if update.snapshot is not None and mirror.epoch != self._ended_epoch:
             self._window.banner.hide()
-            self._has_ended, self._epoch_lost = False, None
+            self._has_ended, self._ended_epoch = False, None
 
     def _show_progress(self, progress: Progress) -> None:
         self._window.welcome.show_progress(progress)
@@ -103,31 +102,31 @@ class EngineNotices(QObject):
     def _on_status(self) -> None:
         status, banner = self._window.session.status, self._window.banner
         if status.state is SourceState.REFUSED:
-            self._refused(status.reason)
+            self._on_refused(status.reason)
         elif status.state is SourceState.ENDED:
             if self._supervisor is None and not self._has_ended:  # for kvscope's own engine, the supervisor reports it
-                self._source_ended(status.reason)
+                self._on_source_ended(status.reason)
         elif status.state is SourceState.CONNECTING and self._supervisor is None:
-            self._connecting(status.reason)
+            self._show_connecting(status.reason)
         elif status.state is SourceState.STUCK and not banner.isVisible():
             banner.show_message(
                 f"The engine is stuck: {status.reason}", "It is alive, but its current step does not finish."
             )
-        elif status.state in (SourceState.LIVE, SourceState.PAUSED) and self._is_over(banner.text):
+        elif status.state in (SourceState.LIVE, SourceState.PAUSED) and self._is_message_outdated(banner.text):
             self._has_ended = False
             banner.hide()
 
-    def _connecting(self, why: str) -> None:
-        """Show why connecting fails so far. It is retried automatically; the user can change the address or cancel."""
-        if why == self._connecting_why:
+    def _show_connecting(self, reason: str) -> None:
+        """Show the reason why connecting fails so far, with the choices to change the address or to cancel."""
+        if reason == self._connecting_reason:
             return
-        self._connecting_why = why
+        self._connecting_reason = reason
         window, name = self._window, self._window.session.source.name
-        if not why:
+        if not reason:
             window.welcome.show_waiting("Connecting", name)
             return
         change = (("Change address…", self._change_address),) if window.openers.attach is not None else ()
-        detail = f"{why[0].upper()}{why[1:]}.\n{name} is retried automatically."
+        detail = f"{reason[0].upper()}{reason[1:]}.\n{name} is retried automatically."
         window.welcome.show_waiting("No engine responds", detail, (*change, ("Cancel", self._cancel)))
 
     def _cancel(self) -> None:
@@ -142,22 +141,22 @@ class EngineNotices(QObject):
             window.openers.attach(address)
             window.close()
 
-        AttachDialog(window, attach, where=window.session.source.name).show()
+        AttachDialog(window, attach, address_text=window.session.source.name).show()
 
-    def _is_over(self, message: str) -> bool:
-        """Whether the banner's message is outdated now that the engine is live."""
-        came_back = self._supervisor is None and self._has_ended
-        return came_back or message.startswith("The engine is stuck")
+    def _is_message_outdated(self, message: str) -> bool:
+        """Whether the banner's message no longer applies, now that the engine is live."""
+        has_reconnected = self._supervisor is None and self._has_ended
+        return has_reconnected or message.startswith("The engine is stuck")
 
-    def _refused(self, reason: str) -> None:
+    def _on_refused(self, reason: str) -> None:
         if self._window.banner.text != reason:
             print_line(f"kvscope: {reason}", file=sys.stderr)
             self._window.banner.show_message(reason, "Retrying automatically.")
             self._window.welcome.show_ended("The engine denied access", reason)
             self._has_ended = True
 
-    def _source_ended(self, reason: str) -> None:
-        self._has_ended, self._epoch_lost = True, self._window.session.live_mirror.epoch
+    def _on_source_ended(self, reason: str) -> None:
+        self._has_ended, self._ended_epoch = True, self._window.session.live_mirror.epoch
         self._window.banner.show_message(f"The engine ended: {reason}", f"{_LAST_STATE} Reconnects automatically.")
 
     def _on_replies(self, replies: list[Reply]) -> None:

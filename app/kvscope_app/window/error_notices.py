@@ -43,8 +43,8 @@ MAX_ERRORS: Final = 20
 _MAX_MESSAGE: Final = 200
 _MAX_QT_MESSAGES: Final = 20
 _RETRY_MS: Final = 1_000
-"""Retry interval while no window is open."""
-_OTHER_PARTS: Final = {"page_map": "Page map", "chart": "a chart"}
+"""Interval for retrying to show an error while no window is open."""
+_VIEW_TITLES: Final = {"page_map": "Page map", "chart": "a chart"}
 _FEATURES: Final = {
     "recording": "Recording",
     "media_export": "the export of pictures and videos",
@@ -58,23 +58,21 @@ _FEATURES: Final = {
     "debugger": "the step debugger",
     "engine_launcher": "the start of the engine",
 }
-"""Names of the packages other than views, as shown in the strip."""
-_QUOTED: Final = re.compile(r"""['"](?:.*['"]|.*$)""")
+"""Packages other than views, with their names in the strip."""
+_QUOTED_PATTERN: Final = re.compile(r"""['"](?:.*['"]|.*$)""")
 """Matches from the first quote character to the last, because quoted text may contain quotes or be truncated."""
 _BUILTIN_EXCEPTIONS: Final = (
     *(AttributeError, IndexError, KeyError, NameError, OverflowError, RecursionError, RuntimeError, TypeError),
     *(UnboundLocalError, ValueError, ZeroDivisionError),
 )
-"""Exceptions raised by Python and extensions themselves, whose messages quote values."""
-_RAISES: Final = re.compile(r"\braise\b")
+"""Exceptions raised by Python and extensions themselves, with messages that quote values."""
+_RAISE_PATTERN: Final = re.compile(r"\braise\b")
 _OUR_PACKAGES: Final = ("kvscope_app", "kvscope_telemetry", "site-packages")
 _SEVERE: Final = (QtMsgType.QtCriticalMsg, QtMsgType.QtFatalMsg)
 
 
 @dataclass(slots=True)
 class InternalError:
-    """A distinct error and its number of occurrences."""
-
     kind: str
     """Name of the exception class, or "Qt"."""
     feature: str
@@ -89,9 +87,9 @@ class InternalError:
         """Kind, location and, if Python wrote it, message: `TypeError in open (app/files.py:27): message`."""
         *frames, last = self.trace.splitlines()
         kind, _, message = last.partition(": ")
-        place = re.match(r"  (.+:\d+) in ([^:]+): ", frames[-1]) if frames else None
-        where = f" in {place[2]} ({place[1]})" if place else ""
-        return f"{kind}{where}: {message}" if message else f"{kind}{where}"
+        location = re.match(r"  (.+:\d+) in ([^:]+): ", frames[-1]) if frames else None
+        location_text = f" in {location[2]} ({location[1]})" if location else ""
+        return f"{kind}{location_text}: {message}" if message else f"{kind}{location_text}"
 
 
 class InternalErrors(QObject):
@@ -103,7 +101,7 @@ class InternalErrors(QObject):
     def __init__(self, *, debug: bool = False, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.num_more = 0
-        """Number of errors after `MAX_ERRORS` distinct ones."""
+        """Number of errors that occurred after `MAX_ERRORS` distinct ones."""
         self.newest: InternalError | None = None
         self._debug = debug
         self._errors: dict[str, InternalError] = {}
@@ -115,7 +113,6 @@ class InternalErrors(QObject):
 
     @property
     def errors(self) -> list[InternalError]:
-        """Distinct errors, oldest first."""
         with self._lock:
             return list(self._errors.values())
 
@@ -123,28 +120,28 @@ class InternalErrors(QObject):
     def listening(self) -> Iterator[None]:
         """Install the hooks within the context.
 
-        Hooks that were installed before are also called, except Python's own.
+        Previous hooks are also called, except Python's own.
         """
-        before = sys.excepthook, threading.excepthook, sys.unraisablehook
-        sys.excepthook = self._chained(before[0], sys.__excepthook__)
+        previous = sys.excepthook, threading.excepthook, sys.unraisablehook
+        sys.excepthook = self._exception_hook(previous[0], sys.__excepthook__)
 
-        def of_thread(args: threading.ExceptHookArgs) -> None:
+        def thread_hook(args: threading.ExceptHookArgs) -> None:
             if args.exc_type is not SystemExit:
                 self.record(args.exc_type, args.exc_value, args.exc_traceback)
-            if before[1] is not threading.__excepthook__:
-                before[1](args)
+            if previous[1] is not threading.__excepthook__:
+                previous[1](args)
 
-        def unraisable(args: Any) -> None:
+        def unraisable_hook(args: Any) -> None:
             self.record(args.exc_type, args.exc_value, args.exc_traceback)
-            if before[2] is not sys.__unraisablehook__:
-                before[2](args)
+            if previous[2] is not sys.__unraisablehook__:
+                previous[2](args)
 
-        threading.excepthook, sys.unraisablehook = of_thread, unraisable
+        threading.excepthook, sys.unraisablehook = thread_hook, unraisable_hook
         self._qt_before = qInstallMessageHandler(self._on_qt_message)
         try:
             yield
         finally:
-            sys.excepthook, threading.excepthook, sys.unraisablehook = before
+            sys.excepthook, threading.excepthook, sys.unraisablehook = previous
             qInstallMessageHandler(self._qt_before)
 
     def record(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
@@ -154,34 +151,33 @@ class InternalErrors(QObject):
         try:
             remove_placeholder(error)
             exception = traceback.TracebackException(kind, error or kind(), trace)
-            text = "\n".join(_without_texts(exception))
-            times = self._count(kind.__name__, _part_of(exception), text, _action_of(error))
-            self._print(kind, error, trace, times)
+            text = "\n".join(_traceback_lines(exception))
+            num_occurrences = self._count(kind.__name__, _feature_of(exception), text, _action_of(error))
+            self._print(kind, error, trace, num_occurrences)
         except Exception:  # reporting itself failed
             traceback.print_exc()
 
     @property
     def report(self) -> str:
-        """Text of the report that the user can send to the developers."""
         parts = [
             f"kvscope {version('kvscope')}, {versions_text()}",
             f"Display: {QGuiApplication.platformName()}, machine: {platform.machine()}",
         ]
         for error in self.errors:
-            where = f" in {error.feature}" if error.feature else ""
-            where += f" during “{error.action}”" if error.action else ""
-            parts.append(f"{error.kind}{where}, {plural(error.count, 'time')}\n{error.trace}")
+            location = f" in {error.feature}" if error.feature else ""
+            location += f" during “{error.action}”" if error.action else ""
+            parts.append(f"{error.kind}{location}, {plural(error.count, 'time')}\n{error.trace}")
         if self.num_more:
             parts.append(f"and {plural(self.num_more, 'other error')}")
         if self._qt_messages:
             parts.append("Qt said:\n" + "\n".join(self._qt_messages))
         return "\n\n".join(parts) + "\n"
 
-    def _chained(self, before: Callable[..., Any], pythons_own: Callable[..., Any]) -> Callable[..., Any]:
+    def _exception_hook(self, previous: Callable[..., Any], default: Callable[..., Any]) -> Callable[..., Any]:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             self.record(kind, error, trace)
-            if before is not pythons_own:
-                before(kind, error, trace)
+            if previous is not default:
+                previous(kind, error, trace)
 
         return hook
 
@@ -194,24 +190,21 @@ class InternalErrors(QObject):
             self._qt_before(kind, context, text)
 
     def _count(self, kind: str, feature: str, trace: str, action: str = "") -> int:
-        """Record an occurrence.
-
-        Returns the number of occurrences so far, or 0 if the error is not stored (`MAX_ERRORS`).
-        """
+        """Count an occurrence. Returns the number of occurrences; 0 if the error is not stored (`MAX_ERRORS`)."""
         with self._lock:
-            found = self._errors.get(trace)
-            if found is None and len(self._errors) >= MAX_ERRORS:
+            error = self._errors.get(trace)
+            if error is None and len(self._errors) >= MAX_ERRORS:
                 self.num_more += 1
-                times = 0
+                num_occurrences = 0
             else:
-                if found is None:
-                    found = self._errors[trace] = InternalError(kind, feature, trace, action)
-                found.count += 1
-                self.newest, times = found, found.count
+                if error is None:
+                    error = self._errors[trace] = InternalError(kind, feature, trace, action)
+                error.count += 1
+                self.newest, num_occurrences = error, error.count
             is_due, self._is_due = self._is_due, True
         if not is_due:
             self._received.emit()
-        return times
+        return num_occurrences
 
     def _show_strip(self) -> None:
         with self._lock:
@@ -219,17 +212,17 @@ class InternalErrors(QObject):
         self.reported.emit()
 
     def _print(
-        self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, times: int
+        self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, num_occurrences: int
     ) -> None:
         """Print the error. A repeated error is printed only the 1st, 10th, 100th time, and so on."""
-        if times and str(times).strip("0") != "1":
+        if num_occurrences and str(num_occurrences).strip("0") != "1":
             return
         if self._debug:
             traceback.print_exception(kind, error, trace)
         else:
-            often = f" ({count(times)} times)" if times > 1 else ""
+            occurrences = f" ({count(num_occurrences)} times)" if num_occurrences > 1 else ""
             print_line(
-                f"{PROGRAM}: internal error, {kind.__name__}: {error}{often} (run with --debug for a traceback)",
+                f"{PROGRAM}: internal error, {kind.__name__}: {error}{occurrences} (run with --debug for a traceback)",
                 file=sys.stderr,
             )
 
@@ -241,12 +234,11 @@ class ErrorNotices(QObject):
         super().__init__(parent)
         self.errors = errors
         self.strip: Banner | None = None
-        """The strip once an error was shown, until its window closes."""
+        """None before the first error, and after the strip's window was closed."""
         self._themes = themes
         self._reported_errors: set[str] = set()
-        """Tracebacks of the errors that were shown before."""
-        self._later = QTimer(self, singleShot=True, interval=_RETRY_MS)
-        self._later.timeout.connect(self._show)
+        self._retry_timer = QTimer(self, singleShot=True, interval=_RETRY_MS)
+        self._retry_timer.timeout.connect(self._show)
         errors.reported.connect(self._show)
         themes.changed.connect(self._apply_theme)
 
@@ -265,24 +257,24 @@ class ErrorNotices(QObject):
         if self.strip is None:
             window = _window_in_front()
             if window is None:
-                self._later.start()
+                self._retry_timer.start()
                 return
-            self.strip = self._strip_in(window)
+            self.strip = self._create_strip(window)
         self._reported_errors.add(newest.trace)
         self._show_strip(self.strip)
 
     def _show_strip(self, strip: Banner, note: str = "") -> None:
         newest, num_others = self.errors.newest, len(self.errors.errors) - 1 + self.errors.num_more
         assert newest is not None, "there is something to tell"
-        often = f", {plural(newest.count, 'time')}" if newest.count > 1 else ""
+        occurrences = f", {plural(newest.count, 'time')}" if newest.count > 1 else ""
         others = f", and {plural(num_others, 'other error')} earlier" if num_others else ""
         subject = newest.feature or "What is shown"
-        detail = note or f"{newest.summary}{often}{others}. kvscope keeps running. {subject} may be out of date."
-        where = f" in {newest.feature}" if newest.feature else ""
-        title = f"“{newest.action}” failed{where}" if newest.action else f"Something went wrong{where}"
+        detail = note or f"{newest.summary}{occurrences}{others}. kvscope keeps running. {subject} may be out of date."
+        location = f" in {newest.feature}" if newest.feature else ""
+        title = f"“{newest.action}” failed{location}" if newest.action else f"Something went wrong{location}"
         strip.show_message(title, detail, (("Copy report", self.copy_report),))
 
-    def _strip_in(self, window: QMainWindow) -> Banner:
+    def _create_strip(self, window: QMainWindow) -> Banner:
         strip = Banner(window)
         strip.apply_theme(self._themes.theme)
         strip.destroyed.connect(self._forget_strip)
@@ -290,8 +282,8 @@ class ErrorNotices(QObject):
             strip.focus_heir = window.page_map.canvas
             window.strips.add(strip)
         else:
-            middle = window.centralWidget() or window
-            strips = FloatingStrips(middle, middle)
+            parent_widget = window.centralWidget() or window
+            strips = FloatingStrips(parent_widget, parent_widget)
             strips.add(strip)
             strips.show()
         return strip
@@ -315,38 +307,38 @@ def _action_of(error: BaseException | None) -> str:
     return notes[0].removeprefix(ACTION_NOTE_PREFIX) if notes else ""
 
 
-def _part_of(exception: traceback.TracebackException) -> str:
-    """Return the title of the view or feature with the innermost call, or an empty text."""
-    titles = {spec.folder: spec.title for spec in DOCKS} | _OTHER_PARTS
+def _feature_of(exception: traceback.TracebackException) -> str:
+    """Return the title of the view or feature with the innermost call, or ""."""
+    titles = {spec.folder: spec.title for spec in DOCKS} | _VIEW_TITLES
     for frame in reversed(exception.stack):
         parts = PurePath(frame.filename).parts
         if "kvscope_app" not in parts:
             continue
-        package, *below = parts[parts.index("kvscope_app") + 1 :]
+        package, *subpackages = parts[parts.index("kvscope_app") + 1 :]
         if package in _FEATURES:
             return _FEATURES[package]
-        if package == "views" and (view := below[0].removesuffix(".py")) in titles:
+        if package == "views" and (view := subpackages[0].removesuffix(".py")) in titles:
             return titles[view]
     return ""
 
 
-def _without_texts(exception: traceback.TracebackException) -> Iterator[str]:
-    """Yield the lines of the traceback with its causes first. File paths are relative to the package."""
+def _traceback_lines(exception: traceback.TracebackException) -> Iterator[str]:
+    """Yield the lines of the traceback, its causes first. File paths are relative to the package."""
     cause = exception.__cause__ or (None if exception.__suppress_context__ else exception.__context__)
     if cause is not None:
-        yield from _without_texts(cause)
+        yield from _traceback_lines(cause)
         yield "which led to"
     for frame in exception.stack:
         yield f"  {_short_path(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}"
     kind = exception.exc_type.__name__ if exception.exc_type is not None else "error"
     message = "".join(exception.format_exception_only()).strip().partition(": ")[2]
-    yield f"{kind}: {_masked(message)}" if message and _is_pythons(exception) else kind
+    yield f"{kind}: {_masked(message)}" if message and _is_message_by_python(exception) else kind
 
 
-def _is_pythons(exception: traceback.TracebackException) -> bool:
-    """Whether Python rather than a `raise` statement wrote the message. A message of a `raise` may hold any text."""
+def _is_message_by_python(exception: traceback.TracebackException) -> bool:
+    """Whether Python rather than a `raise` statement wrote the message. A message of a `raise` may have any text."""
     line = exception.stack[-1].line if exception.stack else ""
-    return exception.exc_type in _BUILTIN_EXCEPTIONS and bool(line) and not _RAISES.search(line or "")
+    return exception.exc_type in _BUILTIN_EXCEPTIONS and bool(line) and not _RAISE_PATTERN.search(line or "")
 
 
 def _short_path(path: str) -> str:
@@ -358,4 +350,4 @@ def _short_path(path: str) -> str:
 
 def _masked(message: str) -> str:
     """Return the first line without its quoted parts, which may be user text."""
-    return _QUOTED.sub("'…'", message.partition("\n")[0])[:_MAX_MESSAGE]
+    return _QUOTED_PATTERN.sub("'…'", message.partition("\n")[0])[:_MAX_MESSAGE]

@@ -1,7 +1,7 @@
 """The main window: the page map in the center, the other views docked around it.
 
-Owns the layout and the connections between session, views and actions. Knows neither how views paint nor how an engine
-runs.
+Owns the layout and the connections between session, views and actions. Does not depend on how views paint or how an
+engine is run.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from PySide6.QtCore import QEvent, QSettings, Signal
 from PySide6.QtGui import QCloseEvent, QCursor, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QShowEvent
 
 from kvscope_app.alarms.alarm_strip import AlarmStrip
-from kvscope_app.alarms.bookmark_actions import offer_undo
+from kvscope_app.alarms.bookmark_actions import make_deletions_undoable
 from kvscope_app.debugger.debug_actions import NUM_STEPS, DebugAnswers
 from kvscope_app.debugger.paused_bar import PausedBar
 from kvscope_app.debugger.selection_menus import add_to_requests
 from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.playback.playback_bar import PlaybackBar
-from kvscope_app.recent_recordings.file_drops import DropSign, accept_drag, open_dropped
+from kvscope_app.recent_recordings.file_drops import DropOverlay, accept_drag, open_dropped
 from kvscope_app.recording.recording_actions import recording_menu
 from kvscope_app.recording.text_consent import apply_text_consent
 from kvscope_app.session.session import Session
@@ -40,7 +40,7 @@ from kvscope_app.window.engine_notices import EngineNotices
 from kvscope_app.window.menu_bar_corner import MenuBarCorner
 from kvscope_app.window.status_bar import StatusBar
 from kvscope_app.window.view_choices import remember_map
-from kvscope_app.window.window_actions import add_actions, build_menus, what_closing_ends
+from kvscope_app.window.window_actions import add_actions, build_menus, close_question
 from kvscope_app.window.window_body import WindowBody
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class MainWindow(WindowBody):
-    """Main window of one session. `supervisor` is given if kvscope started the engine."""
+    """Main window of one session. `supervisor` is None unless kvscope started the engine."""
 
     views_loaded = Signal()
     """Emitted when all docked views are loaded, which happens after the first paint."""
@@ -62,10 +62,7 @@ class MainWindow(WindowBody):
         openers: Openers = NO_OPENERS,
         slot: int = 1,
     ) -> None:
-        """Create the window.
-
-        `slot` is its number among the open windows of its kind, from 1; each slot has its own geometry.
-        """
+        """`slot` is the window's number among the open windows of its kind, from 1; each slot has its own geometry."""
         super().__init__(session, themes, settings, supervisor, openers)
         self.slot = slot
         self.closing_message = ""
@@ -77,40 +74,43 @@ class MainWindow(WindowBody):
         add_actions(self, self.actions_by_name, self.notices)
         DebugAnswers(self, self.debugger, self.actions_by_name)
         self.layout_undo = LayoutUndo(self)
-        self._lengths = DockLengths(self, self.layout_undo)
-        self._zoomed = ZoomedSizes(self, self.docks, themes)
-        self._lengths.edge_moved.connect(self._zoomed.on_edge_moved)
+        self._dock_lengths = DockLengths(self, self.layout_undo)
+        self._zoomed_sizes = ZoomedSizes(self, self.docks, themes)
+        self._dock_lengths.edge_moved.connect(self._zoomed_sizes.on_edge_moved)
         self.layouts = NamedLayouts(self, self.actions_by_name, self.layout_undo)
         build_menus(self, self.actions_by_name, self.layouts)
-        offer_undo(self)
+        make_deletions_undoable(self)
         apply_text_consent(self)
         if openers.open_recording is not None:
             for name in ("sample", "recordings"):
-                self.welcome.offer(self.actions_by_name[name])
+                self.welcome.add_offer(self.actions_by_name[name])
             self.setAcceptDrops(True)
-        self.drop_sign = DropSign(self)
+        self.drop_overlay = DropOverlay(self)
         self.playback = self._build_playback()
         self.paused_bar = self._build_paused_bar()
         for strip in (self.banner, self.alarm_strip, self.paused_bar):
             strip.focus_heir = self.page_map.canvas
-        self._corner = self._build_corner()
+        self._menu_bar_corner = self._build_corner()
         self.status_bar = StatusBar(session, self, is_own=supervisor is not None)
         self.setStatusBar(self.status_bar)
         self.status_bar.recording_clicked.connect(lambda: recording_menu(self).popup(QCursor.pos()))
         self.docked.add_view("page_map", self.page_map)
-        self._accepts_prompts, self._is_console_spared = True, False
-        """Whether the engine accepts prompts, if known. Whether the window rather than the user closed the console."""
+        self._accepts_prompts, self._is_console_auto_closed = True, False
+        """`_accepts_prompts`: whether the engine accepts prompts, True while unknown.
+
+        `_is_console_auto_closed`: whether the window rather than the user closed the console.
+        """
         self._has_own_layout, self.has_saved_geometry = self._restore_layout()
-        self._follow_state()
-        self._paint_parts(themes.theme)
+        self._connect_refreshes()
+        self._apply_theme_to_parts(themes.theme)
         self.page_map.apply_theme(themes.theme)
         if session.live_mirror.hello is not None:
             self.show_map()
-            self._follow_prompts()
+            self._update_console()
 
     def reset_layout(self) -> None:
         super().reset_layout()
-        self._spare_console()
+        self._auto_close_console()
 
     # Qt events
 
@@ -128,28 +128,28 @@ class MainWindow(WindowBody):
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         accept_drag(event)
         if event.mimeData().hasUrls():
-            self.drop_sign.offer(event.mimeData())
+            self.drop_overlay.explain_drop(event.mimeData())
 
     def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
-        self.drop_sign.hide()
+        self.drop_overlay.hide()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        self.drop_sign.hide()
+        self.drop_overlay.hide()
         accept_drag(event)
         open_dropped(self, event.mimeData())
 
     def closeEvent(self, event: QCloseEvent) -> None:
         # Spontaneous: closed through the window's frame. Our actions have asked already; a signal must not ask.
-        question = what_closing_ends(self) if event.spontaneous() else ""
+        question = close_question(self) if event.spontaneous() else ""
         if question:
             event.ignore()
             confirm(self, question, "Close window", self.close)
             return
-        if self._is_console_spared:  # the next engine may accept prompts
+        if self._is_console_auto_closed:  # the next engine may accept prompts
             self.docks["console"].show()
-        dock_state.save(self, self.settings, self._group, with_docks=self.has_own_docks)
+        dock_state.save(self, self.settings, self._settings_group, with_docks=self.has_own_docks)
         if self.has_own_docks:
-            self._lengths.save(self.settings, self._group)
+            self._dock_lengths.save(self.settings, self._settings_group)
         self.notices.detach()
         self.undo.forget()
         self.closing_message = self.docked.close()
@@ -159,8 +159,8 @@ class MainWindow(WindowBody):
 
     # private
 
-    def _follow_state(self) -> None:
-        """Refresh the actions whenever anything changes that they depend on."""
+    def _connect_refreshes(self) -> None:
+        """Refresh the actions whenever anything that they depend on changes."""
         session, timeline = self.session, self.session.timeline
         for signal in (
             *(session.status_changed, timeline.paused_changed, timeline.epoch_changed, session.selection.changed),
@@ -170,37 +170,37 @@ class MainWindow(WindowBody):
             signal.connect(self.actions_by_name.refresh)
         timeline.updated.connect(self._on_update)
         self.link_changed.connect(self._on_link)
-        self.themes.changed.connect(self._follow_theme)
+        self.themes.changed.connect(self._on_theme_changed)
         self.docked.loaded.connect(self._on_loaded)
         self.docked.all_loaded.connect(self._on_all_loaded)
 
     def _on_update(self, update: Update) -> None:
         if update.snapshot is not None:  # the engine's capabilities are known now
             self.actions_by_name.refresh()
-            self._follow_prompts()
+            self._update_console()
 
-    def _follow_prompts(self) -> None:
-        """Close the console if the engine accepts no prompts, unless the user opens it."""
+    def _update_console(self) -> None:
+        """Close or reopen the console when the engine's support of prompts becomes known or changes."""
         session = self.session
         if session.timeline.is_file or session.live_mirror.hello is None:
             return
         if session.accepts_prompts != self._accepts_prompts:
             self._accepts_prompts = session.accepts_prompts
-            self._spare_console()
+            self._auto_close_console()
             self.layout_undo.accept_change()
 
-    def _spare_console(self) -> None:
-        """Close the console if it is useless, and reopen it when it is useful unless the user closed it."""
+    def _auto_close_console(self) -> None:
+        """Close the console if the engine accepts no prompts; reopen it if it does, unless the user closed it."""
         console = self.docks["console"]
         if not self._accepts_prompts:
-            self._is_console_spared |= not console.isHidden()
+            self._is_console_auto_closed |= not console.isHidden()
             console.hide()
-        elif self._is_console_spared:
-            self._is_console_spared = False
+        elif self._is_console_auto_closed:
+            self._is_console_auto_closed = False
             console.show()
 
     def _on_link(self) -> None:
-        self.status_bar.show_linked(self.link_text)
+        self.status_bar.show_link_text(self.link_text)
 
     def _build_corner(self) -> MenuBarCorner:
         actions = self.actions_by_name
@@ -208,7 +208,7 @@ class MainWindow(WindowBody):
         names = ("play", *(() if is_file else ("record",)), "palette", "theme_toggle", "shortcuts")
         live = None if is_file else actions["to_end"]
         corner = MenuBarCorner(self.session, live, [actions[name] for name in names], self)
-        corner.set_scroll_area(self.menuBar())
+        corner.attach_to(self.menuBar())
         return corner
 
     def _build_playback(self) -> PlaybackBar:
@@ -230,46 +230,47 @@ class MainWindow(WindowBody):
         """Return whether a saved layout was restored, and whether a geometry is saved."""
         resize_to_default(self)
         self.reset_layout()
-        self._lengths.restore(self.settings, self._group)
-        return dock_state.restore(self, self.settings, self._group), dock_state.has_geometry(self.settings, self._group)
+        self._dock_lengths.restore(self.settings, self._settings_group)
+        return dock_state.restore(self, self.settings, self._settings_group), dock_state.has_geometry(
+            self.settings, self._settings_group
+        )
 
     @property
-    def _group(self) -> str:
+    def _settings_group(self) -> str:
         return window_group(window_kind(self.session), self.slot)
 
-    def _keep_sizes(self) -> None:
+    def _restore_sizes(self) -> None:
         """Restore the dock sizes, because a loaded view brings its own size hints."""
         if self._has_own_layout:
-            dock_state.restore_docks(self, self.settings, self._group)
+            dock_state.restore_docks(self, self.settings, self._settings_group)
         else:
-            dock_state.share_out(self, self.docks)
-        self._spare_console()
+            dock_state.apply_default_sizes(self, self.docks)
+        self._auto_close_console()
 
     def _on_loaded(self, name: str) -> None:
         view = self.views[name]
         if name == "requests" and (table := getattr(view, "table", None)) is not None:
             add_to_requests(table, self.actions_by_name)
         if is_on_screen(view):  # views behind a tab wait until all are loaded: this takes 10 ms
-            self._keep_sizes()
+            self._restore_sizes()
         if name == DOCKS[0].name and not self.session.timeline.is_file:
             view.setFocus()  # the user starts by typing a prompt
 
     def _on_all_loaded(self) -> None:
-        self._keep_sizes()
+        self._restore_sizes()
         self.show_capabilities()
         self.layout_undo.record_state()
         self.views_loaded.emit()
 
-    def _follow_theme(self, theme: Theme) -> None:
+    def _on_theme_changed(self, theme: Theme) -> None:
         self.actions_by_name.refresh()
-        self._paint_parts(theme)
+        self._apply_theme_to_parts(theme)
         self.docked.apply_theme(theme)
         self.refresher.touch_all()
 
-    def _paint_parts(self, theme: Theme) -> None:
-        """Apply the theme to everything but docks and views."""
+    def _apply_theme_to_parts(self, theme: Theme) -> None:
         parts = (
-            *(self.actions_by_name, self._corner, self.status_bar, self.banner, self.alarm_strip),
+            *(self.actions_by_name, self._menu_bar_corner, self.status_bar, self.banner, self.alarm_strip),
             *(self.welcome, self.playback, self.paused_bar),
         )
         for part in parts:
@@ -277,5 +278,5 @@ class MainWindow(WindowBody):
 
 
 def window_kind(session: Session) -> str:
-    """Return the kind of the window. Playback has a separate layout, because there is no engine to talk to."""
+    """Return the kind of the window, `window` or `playback`, which have separate layouts."""
     return "playback" if session.timeline.is_file else "window"

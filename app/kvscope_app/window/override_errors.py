@@ -1,6 +1,6 @@
 """Works around a crash of PySide 6.11 on Python 3.11: an error that a Python override of a Qt method raises.
 
-When such an override is called while Python waits for a call of Qt, as `focusNextPrevChild` is under
+If such an override is called while Python waits for a call of Qt, as `focusNextPrevChild` is under
 `super().event(event)`, shiboken stores the error and prepends the override's name to its message
 (`prependToExceptionMessage` in `sbkerrors.cpp`). Before Python 3.12, `PyErr_Fetch` returns a bare string instead of an
 exception object for most errors raised in C, among them "Internal C++ object already deleted" and `int("x")`. Shiboken
@@ -19,13 +19,13 @@ _Result = TypeVar("_Result")
 
 
 class _Placeholder(Exception):
-    """The exception that counts as being handled. It is the context of every error, and is never reported."""
+    """Exception that is being handled while `call_with_exception_objects` runs. It is never reported."""
 
 
 def call_with_exception_objects(function: Callable[[], _Result]) -> _Result:
-    """Return `function()`, during which every error in this thread is an exception object when it is raised.
+    """Return `function()`. Each error raised in this thread meanwhile is an exception object from the start.
 
-    Pass reported errors to `remove_placeholder` first.
+    Pass errors to `remove_placeholder` before reporting them.
     """
     if sys.version_info >= (3, 12):
         return function()
@@ -44,10 +44,10 @@ def remove_placeholder(error: BaseException | None) -> None:
     """Remove the context that `call_with_exception_objects` added to `error` and the errors that led to it."""
     pending, seen = [error], set[int]()
     while pending:
-        found = pending.pop()
-        if found is None or id(found) in seen:
+        current = pending.pop()
+        if current is None or id(current) in seen:
             continue
-        seen.add(id(found))
-        if isinstance(found.__context__, _Placeholder):
-            found.__context__ = None
-        pending += (found.__context__, found.__cause__)
+        seen.add(id(current))
+        if isinstance(current.__context__, _Placeholder):
+            current.__context__ = None
+        pending += (current.__context__, current.__cause__)

@@ -22,8 +22,8 @@ from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 from kvscope_telemetry.source import SourceState, SourceStatus
 
 _MAX_STATE: Final = 80
-"""Length in characters of the state with its reason; more if there is space. The tooltip has the full text."""
-_CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display")
+"""Maximum characters of the state with its reason, unless there is more space. The tooltip has the full text."""
+_CHANGING_LABELS: Final = ("recording", "device", "rate", "frames", "latency", "display")
 _TIPS: Final = {
     "recording": "Click for the file and to stop recording",
     "linked": "Cursor, playback, speed, visible range and selection follow the active window (Time ▸ Link times)",
@@ -55,18 +55,18 @@ _PRIORITY: Final = (
     ),
 )
 """Labels by importance. If space is short, the last ones are hidden first."""
-_UNDER_MESSAGES: Final = ("state", "role", "model")
+_LABELS_UNDER_MESSAGES: Final = ("state", "role", "model")
 """Labels that Qt hides while a message is shown."""
-_CLICKABLE: Final = ("recording", "address")
+_CLICKABLE_LABELS: Final = ("recording", "address")
 _MAX_NAME: Final = 24
-"""Length in characters of a file name or address. The tooltip and the clipboard have the full text."""
+"""Maximum characters of a file name or address. The tooltip and the clipboard have the full text."""
 _NOTICE_MS: Final = 6000
 _SPACING: Final = 10
-_EDGES: Final = 40
-"""Pixels around the dot and at the ends."""
-_NARROWEST: Final = 240
-_MESSAGE_EDGE: Final = 6
-_MESSAGE_SHARE: Final = 0.8
+_DOT_AND_MARGINS: Final = 40
+"""Pixels for the dot and the margins at both ends of the bar."""
+_MIN_WIDTH: Final = 240
+_MESSAGE_MARGIN: Final = 6
+_MAX_MESSAGE_SHARE: Final = 0.8
 """Maximum share of the bar's width for a message."""
 
 
@@ -96,20 +96,17 @@ class StatusBar(QStatusBar):
     recording_clicked = Signal()
 
     def __init__(self, session: Session, parent: QWidget | None = None, *, is_own: bool = False) -> None:
-        """Create the bar.
-
-        `is_own`: whether kvscope started the engine, whose process exists before it can be connected to.
-        """
+        """`is_own`: whether kvscope started the engine, so that waiting for a connection is expected at first."""
         super().__init__(parent)
         self._session, self._is_own = session, is_own
         self._theme = DARK
         self._dot = StateDot()
         self._frames_color = ""
-        self._labels = {name: _label(name) for name in _TIPS}
+        self._labels = {name: _make_label(name) for name in _TIPS}
         self._steps: list[tuple[int, int]] = []  # (monotonic time in ns, step) of the last second
-        self._updates: list[int] = []
+        self._update_times_ns: list[int] = []
         self._build()
-        for name in _CLICKABLE:
+        for name in _CLICKABLE_LABELS:
             self._labels[name].setCursor(Qt.CursorShape.PointingHandCursor)
             self._labels[name].installEventFilter(self)
         session.status_changed.connect(self.refresh)
@@ -122,11 +119,11 @@ class StatusBar(QStatusBar):
 
     def minimumSizeHint(self) -> QSize:
         """Return a fixed width, so that changing texts do not widen the window."""
-        return QSize(_NARROWEST, super().minimumSizeHint().height())
+        return QSize(_MIN_WIDTH, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._fit()
+        self._show_labels_that_fit()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         """Elide a message that is too long, which Qt would clip. The tooltip has the full message."""
@@ -137,16 +134,16 @@ class StatusBar(QStatusBar):
         painter, option = QPainter(self), QStyleOption()
         option.initFrom(self)
         self.style().drawPrimitive(QStyle.PrimitiveElement.PE_PanelStatusBar, option, painter, self)
-        beside = [
-            label.x() - _MESSAGE_EDGE
+        label_edges = [
+            label.x() - _MESSAGE_MARGIN
             for name, label in self._labels.items()
-            if name not in _UNDER_MESSAGES and label.isVisible()
+            if name not in _LABELS_UNDER_MESSAGES and label.isVisible()
         ]
-        room = self.rect().adjusted(_MESSAGE_EDGE, 0, 0, 0)
-        room.setRight(min([self.width() - _SPACING, *beside]))
-        shown = self.fontMetrics().elidedText(message, Qt.TextElideMode.ElideRight, room.width())
+        message_rect = self.rect().adjusted(_MESSAGE_MARGIN, 0, 0, 0)
+        message_rect.setRight(min([self.width() - _SPACING, *label_edges]))
+        elided = self.fontMetrics().elidedText(message, Qt.TextElideMode.ElideRight, message_rect.width())
         painter.setPen(self.palette().color(self.foregroundRole()))
-        painter.drawText(room, Qt.AlignmentFlag.AlignVCenter | Qt.TextFlag.TextSingleLine, shown)
+        painter.drawText(message_rect, Qt.AlignmentFlag.AlignVCenter | Qt.TextFlag.TextSingleLine, elided)
         painter.end()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -158,14 +155,13 @@ class StatusBar(QStatusBar):
         return False
 
     def refresh(self) -> None:
-        self._fit_labels()
-        self._fit()
+        self._update_labels()
+        self._show_labels_that_fit()
 
-    def show_linked(self, text: str) -> None:
-        """Show how this window's time is linked with other windows; empty if it is not."""
+    def show_link_text(self, text: str) -> None:
         if self._labels["linked"].text() != text:
-            self._set("linked", text)
-            self._fit()
+            self._set_text("linked", text)
+            self._show_labels_that_fit()
 
     def _copy_address(self) -> None:
         address = self._session.source.name
@@ -174,76 +170,82 @@ class StatusBar(QStatusBar):
 
     def _on_message(self, message: str) -> None:
         self.setToolTip(plain_tip(message))
-        self._fit()
+        self._show_labels_that_fit()
 
-    def _fit(self) -> None:
+    def _show_labels_that_fit(self) -> None:
         """Show as many labels as fit, the most important first. A message takes precedence."""
         message = self.currentMessage()
-        taken = self.fontMetrics().horizontalAdvance(message) + 2 * _SPACING if message else _EDGES
-        room = self.width() - min(taken, round(self.width() * _MESSAGE_SHARE))
+        message_width = self.fontMetrics().horizontalAdvance(message) + 2 * _SPACING if message else _DOT_AND_MARGINS
+        free_width = self.width() - min(message_width, round(self.width() * _MAX_MESSAGE_SHARE))
         for name in _PRIORITY:
             label = self._labels[name]
-            if message and name in _UNDER_MESSAGES:
+            if message and name in _LABELS_UNDER_MESSAGES:
                 continue
             if not label.text():
                 label.hide()
                 continue
-            room -= label.sizeHint().width() + _SPACING
-            if label.isHidden() is (room >= 0):
-                label.setVisible(room >= 0)
+            free_width -= label.sizeHint().width() + _SPACING
+            if label.isHidden() is (free_width >= 0):
+                label.setVisible(free_width >= 0)
 
-    def _fit_labels(self) -> None:
+    def _update_labels(self) -> None:
         status, mirror = self._session.status, self._session.live_mirror
         self._show_recording()
         share = self._session.overview_share
-        self._set("overview", "" if share is None else f"Reading its overview {percent(share, 0)}")
+        self._set_text("overview", "" if share is None else f"Reading its overview {percent(share, 0)}")
         is_starting = self._is_own and status.state is SourceState.CONNECTING
-        reason = "" if is_starting else _reason(status, self._session.timeline.end.failure)
+        reason = "" if is_starting else _reason_suffix(status, self._session.timeline.end.failure)
         is_doubtful = status.state is SourceState.LIVE and reason
         self._dot.set_color(self._theme.color("warn" if is_doubtful else STATE_COLORS[status.state]))
         is_ready = status.state is SourceState.LOADING and status.reason == "ready"
         text = STATE_TEXTS[status.state] + reason
         shown = "Ready" if is_ready else self._shortened(text)
-        self._set("state", shown)
+        self._set_text("state", shown)
         tip = f"{text}\n{_TIPS['state']}" if shown != text else _TIPS["state"]
         if tip != self._labels["state"].toolTip():
             self._labels["state"].setToolTip(tip)
-        self._set("role", "viewer" if self._session.is_viewer else "")
-        self._set("model", _model(mirror.hello))
+        self._set_text("role", "viewer" if self._session.is_viewer else "")
+        self._set_text("model", _model_text(mirror.hello))
         if not self._session.timeline.is_file:
-            self._set("address", _shortened_name(self._session.source.name))
+            self._set_text("address", _shortened_name(self._session.source.name))
             self._labels["address"].setToolTip(plain_tip(f"{self._session.source.name}\n{_TIPS['address']}"))
         is_available = status.state in (SourceState.LIVE, SourceState.PLAYBACK)
-        self._set("device", self._device() if is_available else "")
-        self._set("rate", self._step_rate() if status.state is SourceState.LIVE and mirror.capabilities.steps else "")
+        self._set_text("device", self._device_status() if is_available else "")
+        self._set_text(
+            "rate", self._step_rate() if status.state is SourceState.LIVE and mirror.capabilities.steps else ""
+        )
         player = self._session.timeline.player if self._session.timeline.is_file else None
         if player is not None:
             note = player.note
             self._set_frames_tip(player.detail or "Frames of the recording")
-            self._set("frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else ""))
+            self._set_text(
+                "frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else "")
+            )
             self._color_frames("warn" if note else "muted")
             return
         lost = f"{count(status.frames_dropped)} lost" if status.frames_dropped else "none lost"
         rejected = f", {count(status.messages_rejected)} unreadable" if status.messages_rejected else ""
-        self._set("frames", f"{plural(status.frames_received, 'frame')}, {lost}{rejected}")
+        self._set_text("frames", f"{plural(status.frames_received, 'frame')}, {lost}{rejected}")
         self._set_frames_tip(frames_tip(status))
         self._color_frames("warn" if status.frames_dropped or status.messages_rejected else "muted")
-        known = status.latency_ns >= 0 and status.state is SourceState.LIVE
-        self._set("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if known else "")
-        self._set("display", f"{self._display_rate()} updates/s")
+        is_latency_known = status.latency_ns >= 0 and status.state is SourceState.LIVE
+        self._set_text("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if is_latency_known else "")
+        self._set_text("display", f"{self._display_rate()} updates/s")
 
     def _shortened(self, text: str) -> str:
         if len(text) <= _MAX_STATE:
             return text
         others = [label for name, label in self._labels.items() if name != "state" and label.text()]
-        room = self.width() - _EDGES - sum(label.sizeHint().width() + _SPACING for label in others)
+        free_width = self.width() - _DOT_AND_MARGINS - sum(label.sizeHint().width() + _SPACING for label in others)
         metrics = self._labels["state"].fontMetrics()
-        at_least = metrics.horizontalAdvance(text[: _MAX_STATE - 1] + "…")
-        return metrics.elidedText(text, Qt.TextElideMode.ElideRight, max(room, at_least))
+        min_width = metrics.horizontalAdvance(text[: _MAX_STATE - 1] + "…")
+        return metrics.elidedText(text, Qt.TextElideMode.ElideRight, max(free_width, min_width))
 
     def _show_recording(self) -> None:
         recorder = self._session.recorder
-        self._set("recording", "" if recorder is None else f"● {recorder.text}  {_shortened_name(recorder.path.name)}")
+        self._set_text(
+            "recording", "" if recorder is None else f"● {recorder.text}  {_shortened_name(recorder.path.name)}"
+        )
         if recorder is not None:
             self._labels["recording"].setToolTip(plain_tip(f"Recording to {recorder.path}\n{_TIPS['recording']}"))
             self._labels["recording"].setStyleSheet(f"color: {self._theme.bad}; font-weight: 600;")
@@ -272,7 +274,7 @@ class StatusBar(QStatusBar):
             self._frames_color = color
             self._labels["frames"].setStyleSheet(f"color: {color};")
 
-    def _set(self, name: str, text: str) -> None:
+    def _set_text(self, name: str, text: str) -> None:
         label = self._labels[name]
         if label.text() != text:
             label.setText(text)
@@ -281,10 +283,10 @@ class StatusBar(QStatusBar):
 
     def _count_update(self) -> None:
         now_ns = time.monotonic_ns()
-        self._updates.append(now_ns)
+        self._update_times_ns.append(now_ns)
         self._steps.append((now_ns, self._session.live_mirror.step))
         while self._steps[0][0] < now_ns - 1_000_000_000:
-            del self._steps[0], self._updates[0]
+            del self._steps[0], self._update_times_ns[0]
 
     def _step_rate(self) -> str:
         now_ns = time.monotonic_ns()
@@ -294,12 +296,12 @@ class StatusBar(QStatusBar):
         rate = steps / max(span_s, 0.25)
         return f"{rate:,.0f} steps/s" if rate >= 10 or rate == 0 else f"{rate:.1f} steps/s"
 
-    def _device(self) -> str:
+    def _device_status(self) -> str:
         samples, hello = self._session.timeline.end.history.samples, self._session.live_mirror.hello
         return device_text(samples[-1], hello) if samples and hello is not None else ""
 
     def _display_rate(self) -> int:
-        return sum(t >= time.monotonic_ns() - 1_000_000_000 for t in self._updates)
+        return sum(t >= time.monotonic_ns() - 1_000_000_000 for t in self._update_times_ns)
 
 
 def frames_tip(status: SourceStatus) -> str:
@@ -316,8 +318,8 @@ def frames_tip(status: SourceStatus) -> str:
     return "\n".join(lines)
 
 
-def _reason(status: SourceStatus, failure: str) -> str:
-    """Return the reason of the state. `failure` is why the last update could not be applied."""
+def _reason_suffix(status: SourceStatus, failure: str) -> str:
+    """Return a suffix with the reason of the state. `failure` is why the last update could not be applied, or ""."""
     if status.state is SourceState.PAUSED:
         return f" {status.reason}"
     reason = status.reason or failure
@@ -325,35 +327,35 @@ def _reason(status: SourceStatus, failure: str) -> str:
 
 
 def _shortened_name(name: str) -> str:
-    """Return `name` with its middle left out if it is long."""
+    """Return `name`, with its middle replaced by an ellipsis if it is long."""
     half = (_MAX_NAME - 1) // 2
     return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[-half:]}"
 
 
-def _label(name: str) -> QLabel:
-    made = SteadyLabel() if name in _CHANGING else PlainLabel()
-    made.setObjectName(name)
-    made.setToolTip(_TIPS[name])
-    made.setContentsMargins(7, 0, 7, 0)
-    if name in _CHANGING:
-        made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+def _make_label(name: str) -> QLabel:
+    label = SteadyLabel() if name in _CHANGING_LABELS else PlainLabel()
+    label.setObjectName(name)
+    label.setToolTip(_TIPS[name])
+    label.setContentsMargins(7, 0, 7, 0)
+    if name in _CHANGING_LABELS:
+        label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
     if name != "state":
-        made.setProperty("look", "muted")  # before it is shown: the stylesheet reads it only once
-    return made
+        label.setProperty("look", "muted")  # before it is shown: the stylesheet reads it only once
+    return label
 
 
-def _model(hello: Hello | None) -> str:
+def _model_text(hello: Hello | None) -> str:
     if hello is None:
         return ""
-    rounded = quantization_text(hello.model.quantization)
-    parts = (model_name(hello), hello.model.dtype, rounded, hello.device.name)
+    quantization = quantization_text(hello.model.quantization)
+    parts = (model_name(hello), hello.model.dtype, quantization, hello.device.name)
     return "  ·  ".join(part for part in parts if part)
 
 
 def quantization_text(quantization: str) -> str:
-    """Return for example `4-bit weights` for `int4`, with activations for `int4-a8`.
+    """Return for example `4-bit weights` for `int4`, with activations for `int4-a8`; "" without quantization.
 
-    Quantizations that are not named by a number of bits keep their name. Empty without quantization.
+    Quantizations that are not named by a number of bits keep their name.
     """
     weights, _, activations = quantization.partition("-a")
     bits = weights.removeprefix("int")

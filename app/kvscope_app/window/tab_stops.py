@@ -10,31 +10,31 @@ from kvscope_app.views.visibility import is_on_screen
 
 
 def focus_next(window: QWidget, *, forward: bool) -> bool:
-    """Focus the next Tab stop of `window` and scroll to it. Returns whether there is one.
+    """Focus the next Tab stop of `window` and scroll to it. Returns False if there is none.
 
     Replaces Qt's search, which also stops at widgets in docks behind other tabs: Qt moves such docks outside the window
     but leaves them visible.
     """
     others = tab_order(window.focusWidget() or window, forward=forward)
-    found = next((each for each in others if each.window() is window and is_tab_stop(each)), None)
-    if found is None:
+    next_stop = next((each for each in others if each.window() is window and is_tab_stop(each)), None)
+    if next_stop is None:
         return False
-    found.setFocus(Qt.FocusReason.TabFocusReason if forward else Qt.FocusReason.BacktabFocusReason)
-    around = found.parentWidget()
-    while around is not None:
-        if isinstance(around, QScrollArea):
-            around.ensureWidgetVisible(found)
-        around = around.parentWidget()
+    next_stop.setFocus(Qt.FocusReason.TabFocusReason if forward else Qt.FocusReason.BacktabFocusReason)
+    ancestor = next_stop.parentWidget()
+    while ancestor is not None:
+        if isinstance(ancestor, QScrollArea):
+            ancestor.ensureWidgetVisible(next_stop)
+        ancestor = ancestor.parentWidget()
     return True
 
 
 def is_tab_stop(widget: QWidget) -> bool:
-    """Whether Tab stops at `widget`, and its dock, if any, is in sight."""
+    """Whether Tab stops at `widget`, and its dock, if any, is visible to the user."""
     if not widget.focusPolicy() & Qt.FocusPolicy.TabFocus or widget.focusProxy() is not None:
         return False
     if not widget.isVisible() or not widget.isEnabled():
         return False
-    around: QWidget | None = widget
-    while around is not None and not isinstance(around, QDockWidget):
-        around = around.parentWidget()
-    return around is None or around.isWindow() or is_on_screen(around)
+    ancestor: QWidget | None = widget
+    while ancestor is not None and not isinstance(ancestor, QDockWidget):
+        ancestor = ancestor.parentWidget()
+    return ancestor is None or ancestor.isWindow() or is_on_screen(ancestor)

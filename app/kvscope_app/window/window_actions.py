@@ -1,4 +1,8 @@
-"""The actions of the main window and its menus."""
+"""The actions of the main window and its menus.
+
+Features return their actions, and this module lists them in menu order; see
+`docs/internals/decisions/0028-the-window-lists-its-features.md`.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ THEME: Final = "Theme"
 PALETTE: Final = "Colours"
 HELP: Final = "Help"
 EVENTS: Final = "Step through…"
-_LINK: Final = "Move, play, zoom and select in all windows together"
+_LINK_TIP: Final = "Move, play, zoom and select in all windows together"
 _NOTICE_MS: Final = 6000
 _LAST_DIGIT: Final = 9
 QUANTIZATION: Final = "--quantization"
@@ -66,42 +70,41 @@ _A8_OFF_TEXT: Final = (
 def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) -> None:
     """Add all actions of `window`. `notices` restarts kvscope's own engine."""
     jumps = EventJumps(window.session.timeline, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
-    time = (
+    time_actions = (
         *playback_actions(window.session.timeline, jumps),
         *event_kind_actions(jumps, EVENTS),
-        _link(window),
+        _link_times_action(window),
     )
     for spec in (
-        *_file(window),
-        *time,
+        *_file_actions(window),
+        *time_actions,
         *bookmark_actions(window, window.alarms),
-        *_engine(window, notices),
+        *_engine_actions(window, notices),
         *debug_actions(window, window.debugger),
         *edit_actions(window),
         *inspector_actions(window, VIEW),
-        *_view(window),
-        *_map(window),
-        *_panels(window),
+        *_view_actions(window),
+        *_map_actions(window),
+        *_panel_actions(window),
     ):
         actions.add_action(spec, window.docks[spec.within] if spec.within else None)
-    for spec in (*_zoom(window), *_theme(window), *_palette(window)):
+    for spec in (*_text_size_actions(window), *_theme_actions(window), *_palette_actions(window)):
         actions.add_action(spec)
-    for spec in _in_docks(window):
+    for spec in _dock_actions(window):
         actions.add_action(spec, window.docks[spec.within])
     _add_dock_toggles(window, actions)
-    for spec in _help(window):
+    for spec in _help_actions(window):
         actions.add_action(spec)
     add_selection_menus(window, actions)
 
-    def keys() -> None:
+    def show_map_keys() -> None:
         window.page_map.show_keys({spec.name: actions.key_text(spec.name) for spec in actions})
 
-    actions.keys_changed.connect(keys)
-    keys()
+    actions.keys_changed.connect(show_map_keys)
+    show_map_keys()
 
 
 def build_menus(window: WindowBody, actions: Actions, layouts: NamedLayouts) -> None:
-    """Create the menus in the order of the action groups."""
     bar = window.menuBar()
     file = bar.addMenu("&File")
     actions.fill(file, FILE)
@@ -125,7 +128,7 @@ def build_menus(window: WindowBody, actions: Actions, layouts: NamedLayouts) -> 
     actions.fill(bar.addMenu("&Help"), HELP)
 
 
-def _link(window: WindowBody) -> ActionSpec:
+def _link_times_action(window: WindowBody) -> ActionSpec:
     return ActionSpec(
         "link_times",
         "Link times",
@@ -134,13 +137,13 @@ def _link(window: WindowBody) -> ActionSpec:
         ("Ctrl+Shift+L",),
         starts_section=True,
         checkable=True,
-        tip=_LINK,
+        tip=_LINK_TIP,
         enabled=lambda: window.may_link,
         checked=lambda: bool(window.link_text),
     )
 
 
-def _engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
+def _engine_actions(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
     session = window.session
     control = ActionSpec(
         "reset_cache",
@@ -152,11 +155,11 @@ def _engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
         enabled=lambda: session.may_operate,
         why_not=lambda: FOR_OPERATORS if session.is_viewer else "",
     )
-    plan = ActionSpec("plan", "Plan memory…", ENGINE, partial(_plan, window), starts_section=True)
-    return [*(_own_engine(window, notices) if window.supervisor else []), control, plan]
+    plan = ActionSpec("plan", "Plan memory…", ENGINE, partial(_plan_memory, window), starts_section=True)
+    return [*(_own_engine_actions(window, notices) if window.supervisor else []), control, plan]
 
 
-def _file(window: WindowBody) -> list[ActionSpec]:
+def _file_actions(window: WindowBody) -> list[ActionSpec]:
     openers = window.openers
     opening = [
         ActionSpec("open", "Open recording…", FILE, partial(ask_file, window), ("Ctrl+O",), "open"),
@@ -196,22 +199,30 @@ def _file(window: WindowBody) -> list[ActionSpec]:
             window.close,
             ("Ctrl+W",),
             starts_section=True,
-            question=partial(what_closing_ends, window),
+            question=partial(close_question, window),
         ),
-        ActionSpec("quit", "Quit", FILE, QApplication.closeAllWindows, ("Ctrl+Q",), question=_what_quitting_ends),
+        ActionSpec("quit", "Quit", FILE, QApplication.closeAllWindows, ("Ctrl+Q",), question=_quit_question),
     ]
 
 
-def _own_engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
-    asks = partial(_what_a_restart_ends, window)
+def _own_engine_actions(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
+    restart_question = partial(_restart_question, window)
     return [
-        ActionSpec("restart", "Restart engine", ENGINE, notices.restart, ("Ctrl+Shift+R",), "restart", question=asks),
+        ActionSpec(
+            "restart",
+            "Restart engine",
+            ENGINE,
+            notices.restart,
+            ("Ctrl+Shift+R",),
+            "restart",
+            question=restart_question,
+        ),
         ActionSpec(
             "activations_8_bits",
             "Round activations to 8 bits…",
             ENGINE,
             partial(notices.restart_with, QUANTIZATION, "a8"),
-            question=lambda: f"{_A8_ON_TEXT} {asks()}".rstrip(),
+            question=lambda: f"{_A8_ON_TEXT} {restart_question()}".rstrip(),
             enabled=lambda: _rounds_activations(window) is False,
         ),
         ActionSpec(
@@ -219,7 +230,7 @@ def _own_engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
             "Keep full-precision activations…",
             ENGINE,
             partial(notices.restart_with, QUANTIZATION, "auto"),
-            question=lambda: f"{_A8_OFF_TEXT} {asks()}".rstrip(),
+            question=lambda: f"{_A8_OFF_TEXT} {restart_question()}".rstrip(),
             enabled=lambda: _rounds_activations(window) is True,
         ),
         ActionSpec("log", "Show engine log", ENGINE, notices.show_log, ("Ctrl+Shift+G",), "log"),
@@ -227,12 +238,12 @@ def _own_engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
 
 
 def _rounds_activations(window: WindowBody) -> bool | None:
-    """Whether activations have 8 bits. None if unknown, or if the engine does not run on a CPU."""
+    """Whether activations have 8 bits; None if unknown, or if the engine does not run on a CPU."""
     hello = window.session.live_mirror.hello
     return None if hello is None or hello.device.kind != "cpu" else hello.model.quantization.endswith("-a8")
 
 
-def _plan(window: WindowBody) -> None:
+def _plan_memory(window: WindowBody) -> None:
     hello = window.session.mirror.hello
     PlanDialog(window, window.themes.theme, "default" if hello is None else hello.model.name, window.plans).show()
 
@@ -242,7 +253,7 @@ def _open_fleet(window: WindowBody) -> None:
         window.openers.open_fleet()
 
 
-def _view(window: WindowBody) -> list[ActionSpec]:
+def _view_actions(window: WindowBody) -> list[ActionSpec]:
     zoom = partial(zoom_focused, window)
     tip = "{}: the timeline, a chart or the fragmentation map that has the focus, else the page map"
     return [
@@ -258,17 +269,17 @@ def _view(window: WindowBody) -> list[ActionSpec]:
         ),
         ActionSpec("zoom_out", "Zoom out", VIEW, partial(zoom, -1), ("-",), "zoom-out", tip=tip.format("Zoom out")),
         ActionSpec("fit", "Zoom to fit", VIEW, partial(zoom, 0), ("F",), "fit", tip=tip.format("Show all")),
-        ActionSpec("clear", "Clear loop/selection", VIEW, partial(_clear, window), ("Esc",)),
+        ActionSpec("clear", "Clear loop/selection", VIEW, partial(_handle_escape, window), ("Esc",)),
     ]
 
 
-def _clear(window: WindowBody) -> None:
-    """Handle Esc: first dismiss what a view shows temporarily, then clear the loop or the selection."""
+def _handle_escape(window: WindowBody) -> None:
+    """Dismiss what a view shows temporarily, or else clear the loop or the selection. Action of the Esc key."""
     if not any(view.dismiss() for view in list(window.views.values())):
         clear_loop_or_selection(window.session)
 
 
-def _map(window: WindowBody) -> list[ActionSpec]:
+def _map_actions(window: WindowBody) -> list[ActionSpec]:
     view = window.page_map
     return [
         *color_actions(MAP, view.set_mode, lambda: view.mode, view.why_not),
@@ -276,20 +287,20 @@ def _map(window: WindowBody) -> list[ActionSpec]:
             "flash",
             "Flash changed cells",
             MAP,
-            partial(_flash, window),
+            partial(_set_flashing, window),
             checkable=True,
-            checked=lambda: view.scene.flashing,
+            checked=lambda: view.scene.is_flashing,
         ),
         ActionSpec("focus_map", "Focus page map", MAP, view.canvas.setFocus, ("Ctrl+1",), "map", starts_section=True),
     ]
 
 
-def _flash(window: WindowBody, on: bool) -> None:
+def _set_flashing(window: WindowBody, on: bool) -> None:
     window.page_map.set_flashing(on)
     window.themes.settings.change(flashes=on)
 
 
-def _panels(window: WindowBody) -> list[ActionSpec]:
+def _panel_actions(window: WindowBody) -> list[ActionSpec]:
     return [
         ActionSpec(
             f"focus_{spec.name}",
@@ -303,7 +314,7 @@ def _panels(window: WindowBody) -> list[ActionSpec]:
     ]
 
 
-def _theme(window: WindowBody) -> list[ActionSpec]:
+def _theme_actions(window: WindowBody) -> list[ActionSpec]:
     icons = {"auto": "auto", "dark": "moon", "light": "sun"}
     toggle = ActionSpec(
         "theme_toggle", "Switch theme", VIEW, window.themes.toggle, ("Ctrl+Shift+T",), "moon", starts_section=True
@@ -327,12 +338,12 @@ def _theme(window: WindowBody) -> list[ActionSpec]:
     ]
 
 
-def _palette(window: WindowBody) -> list[ActionSpec]:
-    words = {"usual": "Standard palette", "safe": "Colour-blind palette"}
+def _palette_actions(window: WindowBody) -> list[ActionSpec]:
+    texts = {"usual": "Standard palette", "safe": "Colour-blind palette"}
     return [
         ActionSpec(
             f"palette_{name}",
-            words[name],
+            texts[name],
             PALETTE,
             partial(window.themes.choose_palette, name),
             checkable=True,
@@ -351,7 +362,7 @@ def _is_palette(window: WindowBody, name: str) -> bool:
     return window.themes.settings.values.palette == name
 
 
-def _zoom(window: WindowBody) -> list[ActionSpec]:
+def _text_size_actions(window: WindowBody) -> list[ActionSpec]:
     zoom = window.themes.zoom
     return [
         ActionSpec("larger", "Larger text", VIEW, partial(zoom, 1), ("Ctrl+=", "Ctrl++"), starts_section=True),
@@ -360,8 +371,8 @@ def _zoom(window: WindowBody) -> list[ActionSpec]:
     ]
 
 
-def _in_docks(window: WindowBody) -> list[ActionSpec]:
-    """Return the actions whose shortcuts apply only while one view has the focus. The view may not be loaded yet."""
+def _dock_actions(window: WindowBody) -> list[ActionSpec]:
+    """Return the actions with shortcuts that apply only while one view, perhaps not loaded yet, has the focus."""
 
     def call_view(name: str, view: str) -> Callable[[], object]:
         return lambda: getattr(window.views[view], name)() if view in window.views else None
@@ -391,7 +402,7 @@ def _in_docks(window: WindowBody) -> list[ActionSpec]:
     ]
 
 
-def _help(window: WindowBody) -> list[ActionSpec]:
+def _help_actions(window: WindowBody) -> list[ActionSpec]:
     return [
         ActionSpec("palette", "Command palette…", HELP, partial(_open_palette, window), ("Ctrl+Shift+P",), "palette"),
         ActionSpec("shortcuts", "Keyboard shortcuts", HELP, partial(_open_shortcuts, window), ("F1", "?"), "keyboard"),
@@ -408,11 +419,11 @@ def _add_dock_toggles(window: WindowBody, actions: Actions) -> None:
         text = f"Show {dock.windowTitle().lower()}"
         spec = ActionSpec(f"toggle_{name}", text, PANELS, toggle.trigger, starts_section=index == 0)
         toggle.setText(spec.text)
-        toggle.triggered.connect(partial(_raise_shown, dock))
+        toggle.triggered.connect(partial(_raise_if_shown, dock))
         actions.register(spec, toggle)
 
 
-def _raise_shown(dock: QDockWidget) -> None:
+def _raise_if_shown(dock: QDockWidget) -> None:
     """Raise a dock that was opened, in case it is behind other tabs."""
     if not dock.isHidden():
         dock.raise_()
@@ -437,32 +448,32 @@ def _open_editor(window: WindowBody) -> None:
     ShortcutEditor(window, window.actions_by_name, window.themes.settings, accent).show()
 
 
-def what_closing_ends(window: WindowBody) -> str:
-    """Return the question to ask before `window` closes, empty unless its own engine has unfinished requests."""
-    return _ask_about_unfinished([window])
+def close_question(window: WindowBody) -> str:
+    """Return the question to ask before `window` closes; empty unless its own engine has unfinished requests."""
+    return _stop_question([window])
 
 
-def _what_quitting_ends() -> str:
-    return _ask_about_unfinished([each for each in QApplication.topLevelWidgets() if isinstance(each, WindowBody)])
+def _quit_question() -> str:
+    return _stop_question([each for each in QApplication.topLevelWidgets() if isinstance(each, WindowBody)])
 
 
-def _ask_about_unfinished(windows: list[WindowBody]) -> str:
-    own = [
+def _stop_question(windows: list[WindowBody]) -> str:
+    sessions = [
         window.session
         for window in windows
         if window.supervisor is not None and window.session.status.state is not SourceState.ENDED
     ]
-    unfinished = sum(int((each.live_mirror.requests.state != RequestState.FINISHED).sum()) for each in own)
+    unfinished = sum(int((each.live_mirror.requests.state != RequestState.FINISHED).sum()) for each in sessions)
     return f"Stop the engine and its {plural(unfinished, 'unfinished request')}?" if unfinished else ""
 
 
-def _what_a_restart_ends(window: WindowBody) -> str:
-    """Return the question to ask before a restart, or an empty text if no engine runs."""
+def _restart_question(window: WindowBody) -> str:
+    """Return the question to ask before a restart; empty if no engine runs."""
     if window.session.status.state in (SourceState.ENDED, SourceState.CONNECTING):
         return ""
     running = int((window.session.live_mirror.requests.state == RequestState.RUNNING).sum())
-    ends = f" This stops {plural(running, 'running request')} and" if running else " It"
-    return f"Restart the engine?{ends} clears its cache."
+    consequence = f" This stops {plural(running, 'running request')} and" if running else " It"
+    return f"Restart the engine?{consequence} clears its cache."
 
 
 def _ask_endpoint(window: WindowBody) -> None:

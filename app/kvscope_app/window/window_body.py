@@ -1,7 +1,6 @@
-"""The parts of a main window as needed by code that acts on it: session, central widgets, docks, and how to show them.
+"""Main window without its actions: session, central widgets, docks, and how to show them.
 
-Owns the parts in the center and the docks around them. Does not know the code that adds actions, which is given the
-window.
+Owns the parts in the center and the docks around them. Does not depend on the modules that add actions to it.
 """
 
 from __future__ import annotations
@@ -29,14 +28,12 @@ from kvscope_app.window.welcome import Welcome
 
 
 class WindowBody(SessionWindow):
-    """Window with the page map or the welcome page in the center, floating strips above it, and a dock per other
-    view.
-    """
+    """Window with the page map or welcome page in the center, floating strips above it, and a dock per other view."""
 
     linking = Signal(bool)
     """Emitted when the user turns the linking of all windows' times on or off."""
     link_changed = Signal()
-    """Emitted when `.link_text` or `may_link` may have changed."""
+    """Emitted when `link_text` or `may_link` may have changed."""
 
     def __init__(
         self,
@@ -57,7 +54,7 @@ class WindowBody(SessionWindow):
         self.may_link, self.link_text = False, ""
         """`may_link`: whether another window exists to link times with.
 
-        `.link_text`: state of the link, empty if not linked.
+        `link_text`: state of the link, empty if not linked.
         """
         self.setWindowTitle("kvscope")
         self.debugger = Debugger(session, self)
@@ -67,7 +64,7 @@ class WindowBody(SessionWindow):
         self.welcome = Welcome()
         self.refresher = Refresher(session, self)
         self.no_pool_label = empty_state(DEVICES_ALONE)
-        self._build_middle()
+        self._build_center()
         dock_state.prepare(self)
         self.docked = DockedViews(self, session, themes, settings, self.refresher, self.undo)
         self.docks: dict[str, Dock] = self.docked.docks
@@ -76,15 +73,15 @@ class WindowBody(SessionWindow):
     def show_map(self) -> None:
         """Show the page map in place of the welcome page, or a notice if the source has no KV pool."""
         live = self.session.live_mirror
-        middle = self.page_map if live.hello is None or live.capabilities.blocks else self.no_pool_label
-        if self._stack.currentWidget() is not middle:
-            self._stack.setCurrentWidget(middle)
+        center = self.page_map if live.hello is None or live.capabilities.blocks else self.no_pool_label
+        if self._stack.currentWidget() is not center:
+            self._stack.setCurrentWidget(center)
             self.refresher.touch(self.page_map)
             self.setWindowTitle(self._title())
             self.show_capabilities()
 
     def show_capabilities(self) -> None:
-        """Show the devices dock, wherever it is, if the source reports devices only."""
+        """Show the devices dock if the source reports devices only."""
         mirror = self.session.live_mirror
         if mirror.hello is not None and not mirror.capabilities.blocks:
             self.has_own_docks = False
@@ -106,7 +103,7 @@ class WindowBody(SessionWindow):
 
     def event(self, event: QEvent) -> bool:
         if event.type() is QEvent.Type.LayoutRequest:
-            self._stay_on_screen()
+            self._limit_min_size()
         return super().event(event)
 
     def focusNextPrevChild(self, forward: bool) -> bool:
@@ -114,49 +111,47 @@ class WindowBody(SessionWindow):
         if focus is not None and not focus.isVisible():
             # Qt looks for another widget because the focused one is being hidden, maybe inside restoreState: a dock
             # that gets the focus now crashes it.
-            self.docked.pass_focus_on()
+            self.docked.move_focus_out_of_hidden_dock()
             return super().focusNextPrevChild(forward)
         return focus_next(self, forward=forward)
 
     def focus_view(self, name: str) -> None:
         self.docked.focus(name)
 
-    def can_link(self, possible: bool) -> None:
-        """Set whether another window exists to link times with."""
+    def set_may_link(self, possible: bool) -> None:
         self.may_link = possible
         self.link_changed.emit()
 
-    def show_linked(self, text: str) -> None:
-        """Set the state of the time link; empty if not linked."""
+    def set_link_text(self, text: str) -> None:
         if text != self.link_text:
             self.link_text = text
             self.link_changed.emit()
 
-    def _stay_on_screen(self) -> None:
+    def _limit_min_size(self) -> None:
         """Allow the window to be smaller than its minimum size hint if that exceeds the screen.
 
-        Without an explicit minimum, the window grows to what its layout requires. With a large zoom or on a small
-        screen, part of it would be off-screen.
+        Without an explicit minimum, the window grows to the size that its layout requires. With a large zoom or on a
+        small screen, part of it would be off-screen.
         """
-        room = self.screen().availableGeometry().size() - (self.frameGeometry().size() - self.size())
-        least = self.minimumSizeHint()
-        if least.boundedTo(room) != least:
+        available_size = self.screen().availableGeometry().size() - (self.frameGeometry().size() - self.size())
+        min_size = self.minimumSizeHint()
+        if min_size.boundedTo(available_size) != min_size:
             self._is_squeezed = True
-            self.setMinimumSize(least.boundedTo(room))
+            self.setMinimumSize(min_size.boundedTo(available_size))
             width, height = self.width(), self.height()
             if not self.isMaximized() and not self.isFullScreen():  # a size that a user chose stays
                 self.resize(
-                    room.width() if room.width() < width <= least.width() else width,
-                    room.height() if room.height() < height <= least.height() else height,
+                    available_size.width() if available_size.width() < width <= min_size.width() else width,
+                    available_size.height() if available_size.height() < height <= min_size.height() else height,
                 )
         elif self._is_squeezed:
             self._is_squeezed = False
             self.setMinimumSize(0, 0)  # the layout sets the minimum again
 
-    def _build_middle(self) -> None:
+    def _build_center(self) -> None:
         self._stack = QStackedWidget()
-        for middle in (self.welcome, self.page_map, self.no_pool_label):
-            self._stack.addWidget(middle)
+        for page in (self.welcome, self.page_map, self.no_pool_label):
+            self._stack.addWidget(page)
         body = QWidget()
         body.setObjectName("central")
         self._column = QVBoxLayout(body)
@@ -170,7 +165,7 @@ class WindowBody(SessionWindow):
 
     def _title(self) -> str:
         name = model_name(self.session.live_mirror.hello)
-        where = "" if self.supervisor is not None else f" at {self.session.source.name}"
+        suffix = "" if self.supervisor is not None else f" at {self.session.source.name}"
         if self.session.timeline.is_file:
-            where = f" – {self.session.source.name}"
-        return f"{name}{where} – kvscope" if name else "kvscope"
+            suffix = f" – {self.session.source.name}"
+        return f"{name}{suffix} – kvscope" if name else "kvscope"

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 _FOLDER: Final = "open-windows"
-_OPENING: Final = b"opening\n"
+_OPENING_MARK: Final = b"opening\n"
 MAX_SLOTS: Final = 64
-"""Further windows are not distinguished from those of other processes."""
+"""Windows with higher numbers are not distinguished from those of other processes."""
 
 
 class WindowSlots:
@@ -26,16 +26,15 @@ class WindowSlots:
 
     def __init__(self, settings_file: Path) -> None:
         self._folder = settings_file.parent / _FOLDER
-        self._held: dict[tuple[str, int], int | None] = {}
-        """File descriptor of the lock for each slot of this process; None without a lock."""
+        self._locks: dict[tuple[str, int], int | None] = {}
+        """File descriptor of the lock for each (kind, slot) of this process; None without a lock."""
 
     def acquire(self, kind: str) -> int:
-        """Acquire and return the first free slot."""
         for slot in itertools.count(1):
-            if (kind, slot) in self._held:
+            if (kind, slot) in self._locks:
                 continue
             if slot > MAX_SLOTS or self._lock(kind, slot):
-                self._held.setdefault((kind, slot), None)
+                self._locks.setdefault((kind, slot), None)
                 return slot
         raise AssertionError("there is always another number")
 
@@ -44,34 +43,33 @@ class WindowSlots:
 
         Returns whether the last process that opened a window in this slot ended before the window was open.
         """
-        descriptor = self._held[(kind, slot)]
+        descriptor = self._locks[(kind, slot)]
         if descriptor is None:
             return False
         failed_before = os.fstat(descriptor).st_size > 0
         with suppress(OSError):  # on a full disk, failed starts are not detected
-            os.pwrite(descriptor, _OPENING, 0)
+            os.pwrite(descriptor, _OPENING_MARK, 0)
         return failed_before
 
     def finish_opening(self, kind: str, slot: int) -> None:
         """Record that the window of `slot` is open, or was closed normally."""
-        descriptor = self._held.get((kind, slot))
+        descriptor = self._locks.get((kind, slot))
         if descriptor is not None:
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
 
     def release(self, kind: str, slot: int) -> None:
-        """Release the slot of a closed window."""
         self.finish_opening(kind, slot)
-        descriptor = self._held.pop((kind, slot), None)
+        descriptor = self._locks.pop((kind, slot), None)
         if descriptor is not None:
             os.close(descriptor)
 
     def close(self) -> None:
-        for kind, slot in list(self._held):
+        for kind, slot in list(self._locks):
             self.release(kind, slot)
 
     def _lock(self, kind: str, slot: int) -> bool:
-        """Lock the slot. Returns False if another process has it."""
+        """Lock the slot. Returns False if another process has locked it."""
         descriptor = -1
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -82,5 +80,5 @@ class WindowSlots:
                 with suppress(OSError):
                     os.close(descriptor)
             return not isinstance(error, BlockingIOError)
-        self._held[(kind, slot)] = descriptor
+        self._locks[(kind, slot)] = descriptor
         return True

@@ -1,4 +1,4 @@
-"""Command `kvscope-engine bench NAME`: passes the rest of the line to `kvscope_engine.bench.NAME`.
+"""Command `kvscope-engine bench NAME`: passes the remaining arguments to `kvscope_engine.bench.NAME`.
 
 A benchmark is a module there with `add_arguments(parser)` and `run(args) -> int`; `--json` is added here. It is
 imported only when requested, so that neither `--help` nor other commands import torch.
@@ -43,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def benchmark_names() -> list[str]:
-    """Return the benchmarks that are installed."""
     return [name for name in BENCHMARKS if importlib.util.find_spec(_module_name(name))]
 
 

@@ -25,7 +25,9 @@ TITLE_CHARACTERS = 60
 
 @dataclass(slots=True)
 class PrintedCompletion:
-    """One completion of a prompt. `index` is the prompt's index, `completion` that among its `n` completions."""
+    """One completion of a prompt. `index` is the prompt's index; `completion` is the index among the prompt's `n`
+    completions.
+    """
 
     index: int
     submit: Submit
@@ -53,7 +55,9 @@ class PrintedCompletion:
             self.usage, self.timing = output.usage, output.timing
 
     def as_json(self) -> dict[str, Any]:
-        """Return the object for `--json`; `messages`, `completion`, `logprobs` and `error` only if they apply."""
+        """Return the object for `--json`. `messages`, `completion`, `logprobs` and `error` are included only if they
+        apply.
+        """
         entry: dict[str, Any] = {"index": self.index, "prompt": self.submit.prompt}
         if self.submit.messages is not None:
             entry["messages"] = self.submit.messages
@@ -75,7 +79,7 @@ class PrintedCompletion:
 
 
 class Printer(Protocol):
-    """Prints answers while they grow. `show` is called after each step, `close` once at the end."""
+    """Prints answers as they grow. `show` is called after each step, `close` once at the end."""
 
     def show(self, answers: Sequence[PrintedCompletion]) -> None: ...
 
@@ -83,7 +87,7 @@ class Printer(Protocol):
 
 
 class JsonPrinter:
-    """Prints one JSON line per completion, in order, each once all before it have ended."""
+    """Prints one JSON line per completion, in order, as soon as it and all before it have ended."""
 
     def __init__(self) -> None:
         self._num_printed = 0
@@ -99,8 +103,6 @@ class JsonPrinter:
 
 
 class StreamPrinter:
-    """Streams the text of a single completion."""
-
     def __init__(self) -> None:
         self._num_shown = 0
 
@@ -110,15 +112,12 @@ class StreamPrinter:
         self._num_shown = len(text)
 
     def close(self, answers: Sequence[PrintedCompletion]) -> None:
-        """End the line, and print the error if there is one."""
         self.show(answers)
         print()
         _print_error(answers[0])
 
 
 class TextPrinter:
-    """Prints several completions: a progress bar on a terminal while they run, then each under its prompt."""
-
     def __init__(self, num_completions: int) -> None:
         from kvscope_engine.model.loader.download.progress import TerminalProgress
 

@@ -1,6 +1,6 @@
 """Command `kvscope-engine doctor`: what this machine has and lacks, how to fix that, and which kernels are used.
 
-The table of operations is made by `model.runner.operation_table`.
+`model.runner.operation_table` creates the table of operations.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     can_run = all(check.ok for check in checks if check.needed)
     title, operations = _operations()
     if args.json:
-        found = {"can_run": can_run, "checks": checks, "operations": {"title": title, "rows": operations}}
-        print(msgspec.json.encode(found).decode())
+        report = {"can_run": can_run, "checks": checks, "operations": {"title": title, "rows": operations}}
+        print(msgspec.json.encode(report).decode())
     else:
         print_text("\n".join(_line(check) for check in checks))
         print_text("\n".join(["", title, *_table(operations)]))
@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _operations() -> tuple[str, tuple[OperationChoice, ...]]:
-    """Return a title and the table of operations. If that fails, the title has the reason and the table no rows."""
+    """Return a title and the table of operations. If that fails, the title contains the reason and the table is
+    empty.
+    """
     try:
         from kvscope_engine.model.runner.operation_table import machine_table
 

@@ -1,4 +1,4 @@
-"""Entry point of `kvscope-engine`, before any slow import."""
+"""Entry point of `kvscope-engine`, which handles Ctrl-C before any slow import."""
 
 from __future__ import annotations
 

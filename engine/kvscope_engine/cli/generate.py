@@ -18,8 +18,8 @@ from kvscope_engine.cli.arguments.sampling_options import add_sampling_options, 
 from kvscope_engine.cli.completion_printers import JsonPrinter, PrintedCompletion, Printer, StreamPrinter, TextPrinter
 from kvscope_engine.cli.lazy_engine import engine_class
 from kvscope_engine.cli.notices import print_notices
-from kvscope_engine.cli.other_ranks import followed
-from kvscope_engine.command_parser import whole_number
+from kvscope_engine.cli.other_ranks import run_as_follower
+from kvscope_engine.command_parser import parse_int
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
@@ -45,9 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         "TEXT}]}; sampling options in it override the command's",
     )
     parser.add_argument("--raw", action="store_true", help="send prompts as they are, without the chat template")
-    parser.add_argument(
-        "--priority", type=whole_number, default=0, metavar="N", help="higher runs first; -1000 to 1000"
-    )
+    parser.add_argument("--priority", type=parse_int, default=0, metavar="N", help="higher runs first; -1000 to 1000")
     parser.add_argument(
         "--cache-salt",
         default="",
@@ -67,7 +65,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 def run(args: argparse.Namespace) -> int:
     """Run the prompts. Returns 0, 2 if a prompt was refused or failed, or 130 after Ctrl-C."""
     config = engine_config(args)
-    if (code := followed(config)) is not None:
+    if (code := run_as_follower(config)) is not None:
         return code
     submits = read_prompts(
         args.prompt,
@@ -100,7 +98,7 @@ def _generate(engine: Engine, submits: list[Submit], printer: Printer) -> int:
     answers = [answer for index, submit in enumerate(submits) for answer in _submit(engine, index, submit)]
     by_key = {(answer.request_id, answer.completion): answer for answer in answers}
     printer.show(answers)
-    with _interrupt_recorded() as interrupted:
+    with _record_interrupts() as interrupted:
         while engine.has_unfinished:
             if interrupted:
                 for submit in submits:
@@ -116,7 +114,6 @@ def _generate(engine: Engine, submits: list[Submit], printer: Printer) -> int:
 
 
 def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedCompletion]:
-    """Return the answers to fill; a single one with the error if the prompt is refused."""
     from kvscope_engine.inputs import prompt_token_ids
 
     model = engine.hello.model
@@ -132,14 +129,14 @@ def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedCompletio
 
 
 @contextmanager
-def _interrupt_recorded() -> Iterator[list[int]]:
+def _record_interrupts() -> Iterator[list[int]]:
     """Yield a list to which the first Ctrl-C appends; a second one raises KeyboardInterrupt."""
     interrupted: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def record_interrupt(number: int, frame: FrameType | None) -> None:
         if interrupted:
             raise KeyboardInterrupt
         interrupted.append(number)
 
-    with handling_signals(note, (signal.SIGINT,)):
+    with handling_signals(record_interrupt, (signal.SIGINT,)):
         yield interrupted

@@ -39,8 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     return parser
 
 
-def run_new(ring: KeyRing, name: str, role: Role, out: Path | None) -> dict[str, str]:
-    """Create a key. Returns its name, role, public key and file."""
+def create_key(ring: KeyRing, name: str, role: Role, out: Path | None) -> dict[str, str]:
     path = out or Path(f"{name}.key")
     key = ring.new(name, role, path)
     return {"name": key.name, "role": str(key.role), "public": key.public, "file": str(path)}
@@ -64,8 +63,8 @@ def _no_action(args: argparse.Namespace) -> int:
 
 
 def _new(args: argparse.Namespace) -> int:
-    made = run_new(KeyRing(args.keys), args.name, Role(args.role), args.out)
-    _print(args, made, f"{made['file']}: {made['name']} is {made['role']}; copy it to the client and keep it private")
+    key = create_key(KeyRing(args.keys), args.name, Role(args.role), args.out)
+    _print(args, key, f"{key['file']}: {key['name']} is {key['role']}; copy it to the client and keep it private")
     return 0
 
 
@@ -77,8 +76,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    gone = KeyRing(args.keys).remove(args.name)
-    _print(args, {"name": gone.name, "public": gone.public}, f"{gone.name} removed")
+    removed = KeyRing(args.keys).remove(args.name)
+    _print(args, {"name": removed.name, "public": removed.public}, f"{removed.name} removed")
     return 0
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def engine_class() -> type[Engine]:
-    """Import and return `Engine`, without garbage collection during the import."""
+    """Import and return `Engine`. Garbage collection is disabled during the import."""
     with quick_imports(), leaving_while_importing("kvscope-engine"):
         from kvscope_engine.engine import Engine
     return Engine
@@ -22,10 +22,10 @@ def engine_class() -> type[Engine]:
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Disable the garbage collector inside, and exempt the objects created so far from collection afterwards.
+    """Disable the garbage collector in the context, and exempt the objects created so far from later collection.
 
     Torch and transformers create some 400,000 permanent objects that the collector scans repeatedly: measured, a fifth
-    of the time to the first token or plan. It also shortens the collector's pauses during steps.
+    of the time to the first token or plan. Exempting them also shortens the collector's pauses during steps.
     """
     was_enabled = gc.isenabled()
     gc.disable()

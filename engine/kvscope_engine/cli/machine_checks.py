@@ -1,4 +1,6 @@
-"""Checks which of the things that kvscope uses a machine has. Never raises, and requires none of them."""
+"""Checks which of the programs, devices and files that kvscope uses a machine has. Never raises, and requires none of
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ ENGINE_PACKAGES: Final = ("transformers", "tokenizers", "safetensors", "accelera
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one check. `needed`: whether the engine cannot run without it, not even on a CPU."""
+    """Result of one check.
+
+    `needed`: whether the engine cannot run without it, not even on a CPU. `mend`: how to fix a failure; "" if unknown.
+    """
 
     name: str
     ok: bool
@@ -41,7 +46,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_machine() -> list[Check]:
-    """Return all checks in the order in which they are printed."""
     checks: tuple[Callable[[], Check], ...] = (
         _python,
         _memory,
@@ -59,10 +63,10 @@ def check_machine() -> list[Check]:
         _qt_libraries,
         _display,
     )
-    return [_guarded(check) for check in checks]
+    return [_run_check(check) for check in checks]
 
 
-def _guarded(check: Callable[[], Check]) -> Check:
+def _run_check(check: Callable[[], Check]) -> Check:
     try:
         return check()
     except Exception as error:  # a failing check must not hide the others
@@ -90,7 +94,7 @@ def _torch() -> Check:
     try:
         torch = importlib.import_module("torch")
     except Exception as error:
-        return Check(name="torch", ok=False, detail=_why(error), needed=True, mend=INSTALL)
+        return Check(name="torch", ok=False, detail=_error_text(error), needed=True, mend=INSTALL)
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     trouble = _gpu_trouble()
     usable = trouble or (f"{torch.cuda.device_count()} GPU usable" if torch.cuda.is_available() else "no usable GPU")
@@ -102,31 +106,30 @@ def _torch() -> Check:
 
 
 def _gpu_trouble() -> str:
-    """Return why the machine's GPU cannot be used; empty if it can, or there is none."""
-    from kvscope_engine.model.platforms.device import too_old, unused_gpu
+    from kvscope_engine.model.platforms.device import unsupported_gpu_reason, unused_gpu
 
     torch = importlib.import_module("torch")
-    return too_old() if torch.cuda.is_available() else unused_gpu()
+    return unsupported_gpu_reason() if torch.cuda.is_available() else unused_gpu()
 
 
 def _triton() -> Check:
-    found = _version("triton")
-    detail = found or "not installed (needed only on a GPU)"
-    return Check(name="Triton", ok=bool(found), detail=detail, mend="pip install triton")
+    installed = _version("triton")
+    detail = installed or "not installed (needed only on a GPU)"
+    return Check(name="Triton", ok=bool(installed), detail=detail, mend="pip install triton")
 
 
 def _attention() -> Check:
     from kvscope_kernels.third_party_attention.library_choice import installed
 
-    found = "; ".join(f"{name}: {what}" for name, what in installed().items())
-    return Check(name="attention", ok=True, detail=f"kvscope's own kernels; for prompts on a GPU also {found}")
+    libraries = "; ".join(f"{name}: {version_text}" for name, version_text in installed().items())
+    return Check(name="attention", ok=True, detail=f"kvscope's own kernels; for prompts on a GPU also {libraries}")
 
 
 def _package(name: str) -> Check:
     try:
         importlib.import_module(name)
     except Exception as error:
-        return Check(name=name, ok=False, detail=_why(error), needed=True, mend=INSTALL)
+        return Check(name=name, ok=False, detail=_error_text(error), needed=True, mend=INSTALL)
     return Check(name=name, ok=True, detail=_version(name) or "unknown version", needed=True)
 
 
@@ -135,10 +138,10 @@ def _gpu() -> Check:
     if shutil.which(query[0]) is None:
         detail = "no NVIDIA driver (nvidia-smi not found): the engine runs on the CPU"
         return Check(name="GPU", ok=False, detail=detail)
-    found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    lines = [line.strip() for line in found.stdout.splitlines() if line.strip()]
-    if found.returncode or not lines:
-        detail = f"nvidia-smi fails: {(found.stdout + found.stderr).strip().splitlines()[:1]}"
+    result = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+    if result.returncode or not lines:
+        detail = f"nvidia-smi fails: {(result.stdout + result.stderr).strip().splitlines()[:1]}"
         return Check(name="GPU", ok=False, detail=detail, mend="reinstall or restart the NVIDIA driver")
     return Check(name="GPU", ok=True, detail="; ".join(lines) + " (name, driver, memory)")
 
@@ -149,23 +152,23 @@ def _gpu_memory() -> Check:
     """
     from kvscope_engine.model.device_memory.paging import REMEDY, is_wsl
 
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    gpus = [gpu for gpu in Gpus(used=[name for name in named if name.startswith("MIG-")]).sample() if not gpu.fault]
-    detail = "; ".join(_use_of(gpu) for gpu in gpus) or "no GPU tells of its memory"
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    gpus = [gpu for gpu in Gpus(used=[name for name in visible if name.startswith("MIG-")]).sample() if not gpu.fault]
+    detail = "; ".join(_memory_use_text(gpu) for gpu in gpus) or "no GPU tells of its memory"
     if gpus and is_wsl():
         detail += f"; this is WSL2, where a GPU that is full may be paged to host memory, which is slow: {REMEDY}"
     return Check(name="GPU memory", ok=bool(gpus), detail=detail)
 
 
-def _use_of(gpu: Gpu) -> str:
+def _memory_use_text(gpu: Gpu) -> str:
     from kvscope_engine.model.device_memory.gpu_holders import describe_holders, holders_of, is_drawing
     from kvscope_engine.model.device_memory.memory_plan import DESKTOP_BYTES
 
     free, total = gpu.memory_free_bytes, gpu.memory_total_bytes
-    told = f"{free / GIB:.1f} of {_gib(total)} free" if free is not None and total is not None else "not told"
+    memory_text = f"{free / GIB:.1f} of {_gib(total)} free" if free is not None and total is not None else "not told"
     display = f", draws a display, for which {_gib(DESKTOP_BYTES)} is kept" if is_drawing(gpu.display_active) else ""
-    who = describe_holders(holders_of(gpu))
-    return f"{gpu.name}: {told}{display}" + (f", held by {who}" if who else "")
+    holders = describe_holders(holders_of(gpu))
+    return f"{gpu.name}: {memory_text}{display}" + (f", held by {holders}" if holders else "")
 
 
 def _cache_folder() -> Check:
@@ -175,7 +178,7 @@ def _cache_folder() -> Check:
     try:
         folder = cache_folder()
     except Exception as error:
-        return Check(name="cache folder", ok=False, detail=_why(error), needed=True, mend=mend)
+        return Check(name="cache folder", ok=False, detail=_error_text(error), needed=True, mend=mend)
     free = shutil.disk_usage(folder).free
     ok = os.access(folder, os.W_OK) and free >= MIN_DISK_BYTES
     detail = f"{folder}, {_gib(free)} free{'' if os.access(folder, os.W_OK) else ', not writable'}"
@@ -187,9 +190,9 @@ def _default_model() -> Check:
     from kvscope_engine.model.loader.download.default_model import DEFAULT_GGUF
 
     path: Path = cache_folder() / "default" / DEFAULT_GGUF
-    there = path.is_file()
-    detail = str(path) if there else "not downloaded yet: the first start downloads it (98 MB)"
-    return Check(name="default model", ok=there, detail=detail, mend="kvscope-engine generate --prompt Hello")
+    is_downloaded = path.is_file()
+    detail = str(path) if is_downloaded else "not downloaded yet: the first start downloads it (98 MB)"
+    return Check(name="default model", ok=is_downloaded, detail=detail, mend="kvscope-engine generate --prompt Hello")
 
 
 def _weights() -> Check:
@@ -212,9 +215,9 @@ def _allow_list() -> Check:
 
 
 def _qt() -> Check:
-    found = _version("PySide6-Essentials")
-    detail = f"PySide6 {found}" if found else "not installed (needed only by the desktop)"
-    return Check(name="Qt", ok=bool(found), detail=detail, mend="pip install 'kvscope[app]'")
+    installed = _version("PySide6-Essentials")
+    detail = f"PySide6 {installed}" if installed else "not installed (needed only by the desktop)"
+    return Check(name="Qt", ok=bool(installed), detail=detail, mend="pip install 'kvscope[app]'")
 
 
 def _qt_libraries() -> Check:
@@ -259,7 +262,7 @@ def _available_bytes(free: int) -> int:
         return free
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"cannot be used: {' '.join(str(error).split())[:200] or type(error).__name__}"
 
 

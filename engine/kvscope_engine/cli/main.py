@@ -1,4 +1,5 @@
-"""Command line `kvscope-engine`: finds the command, prints its errors and chooses the exit code. Imports no torch.
+"""Command line `kvscope-engine`: dispatches to the command, prints its errors and chooses the exit code. Imports no
+torch.
 
 Exit codes: 0 success, 1 failure at run time, 2 bad usage or input, 130 interrupted by Ctrl-C, 143 and 129 ended by
 SIGTERM and SIGHUP.
@@ -25,7 +26,9 @@ from kvscope_telemetry.termination import INTERRUPTED, exiting_on_signals
 
 PROGRAM: Final = "kvscope-engine"
 STARTED_AS: Final = "KVSCOPE_STARTED_AS"
-"""Variable with the name of the program that the user started, if that runs this one (`kvscope replay`)."""
+"""Environment variable with the name of the program that the user started, if that program runs this one (`kvscope
+replay`).
+"""
 COMMANDS: Final = {
     "serve": "cli.serve",
     "http": "http.http_command",
@@ -40,43 +43,43 @@ COMMANDS: Final = {
     "replay": "cli.replay",
     "doctor": "cli.doctor",
 }
-"""Module of each command, which has `add_parser`. Only that of the executed command is imported."""
+"""Module of each command, which defines `add_parser`. Only the module of the executed command is imported."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Without `argv`, use the process's arguments and end the process."""
+    """Run one command and return its exit code. If `argv` is None, use the process's arguments and end the process."""
     try:
         with exiting_on_signals(), ready_streams():
-            code = _guarded(list(sys.argv[1:] if argv is None else argv))
-    except SystemExit as left:
-        if argv is None and isinstance(left.code, int):
-            _leave(left.code)
+            code = _run_catching_errors(list(sys.argv[1:] if argv is None else argv))
+    except SystemExit as exit_error:
+        if argv is None and isinstance(exit_error.code, int):
+            _exit_quickly(exit_error.code)
         raise
     if argv is None:
-        _leave(code)
+        _exit_quickly(code)
     return code
 
 
-def _guarded(arguments: list[str]) -> int:
+def _run_catching_errors(arguments: list[str]) -> int:
     try:
         ensure_home()
         return _run(arguments)
     except KeyboardInterrupt:
-        return _failed(arguments, "interrupted", INTERRUPTED)
+        return _report_failure(arguments, "interrupted", INTERRUPTED)
     except BrokenPipeError:  # `ready_streams` handles it
         raise
     except KvscopeError as error:
-        return _failed(arguments, str(error), error.exit_code)
+        return _report_failure(arguments, str(error), error.exit_code)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and not (error.name or "kvscope").startswith("kvscope"):
             from kvscope_engine.cli.machine_checks import INSTALL
 
-            return _failed(arguments, f"{error.name} is not installed, which the engine needs: {INSTALL}", 1)
-        return _failed(arguments, f"{type(error).__name__}: {error}", 1)
+            return _report_failure(arguments, f"{error.name} is not installed, which the engine needs: {INSTALL}", 1)
+        return _report_failure(arguments, f"{type(error).__name__}: {error}", 1)
 
 
-def _leave(code: int) -> None:
-    """Exit immediately if torch is loaded, whose cleanup at exit takes seconds and is not needed."""
+def _exit_quickly(code: int) -> None:
+    """Exit immediately if torch is loaded, because its cleanup takes seconds and is not needed."""
     if "torch" in sys.modules:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -93,8 +96,8 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{_program()} {program_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name in [command] if command in COMMANDS else COMMANDS:
-        one = import_module(f"kvscope_engine.{COMMANDS[name]}").add_parser(commands)
-        one.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command_parser = import_module(f"kvscope_engine.{COMMANDS[name]}").add_parser(commands)
+        command_parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
@@ -110,7 +113,7 @@ def _program() -> str:
     return os.environ.get(STARTED_AS, PROGRAM)
 
 
-def _failed(arguments: list[str], message: str, code: int) -> int:
+def _report_failure(arguments: list[str], message: str, code: int) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
     print_line(f"{_program()}: {' '.join(message.split())}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Prints notes to standard error: what succeeded with deviations from the configuration."""
+"""Prints notes on deviations from the configuration to standard error."""
 
 from __future__ import annotations
 

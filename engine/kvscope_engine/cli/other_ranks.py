@@ -1,6 +1,4 @@
-"""Multi-rank commands: what a process does that torchrun started as another rank, and how a lost rank ends a
-service.
-"""
+"""Multi-rank commands: runs a process that torchrun started as another rank, and ends a service that lost a rank."""
 
 from __future__ import annotations
 
@@ -16,16 +14,16 @@ if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
 
 
-def followed(config: EngineConfig) -> int | None:
-    """Run as the rank that torchrun made of this process until rank 0 ends.
+def run_as_follower(config: EngineConfig) -> int | None:
+    """Run as the rank that torchrun assigned to this process, until rank 0 ends.
 
-    Returns the exit code, or None on rank 0. Raises BadInput if torchrun started another number of ranks than `config`
-    requires.
+    Returns the exit code; None on rank 0, and without torchrun. Raises BadInput if torchrun started another number of
+    ranks than `config` requires.
     """
-    found = torchrun_rank()
-    if found is None:
+    rank_and_count = torchrun_rank()
+    if rank_and_count is None:
         return None
-    rank, count = found
+    rank, count = rank_and_count
     if count != config.tensor_parallel_size:
         raise BadInput(
             f"--tensor-parallel-size {config.tensor_parallel_size} is not accepted: torchrun started {count} ranks"
@@ -37,7 +35,7 @@ def followed(config: EngineConfig) -> int | None:
     return follow_torchrun(rank, count)
 
 
-def ends_with_ranks(engine: Engine) -> None:
-    """Send this process SIGTERM when a rank is lost, so that the service ends even while idle."""
+def stop_when_rank_lost(engine: Engine) -> None:
+    """Send this process SIGTERM when a rank is lost, so that even an idle service ends."""
     if engine.components.leader is not None:
         engine.components.leader.call_when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -1,4 +1,4 @@
-"""Command `kvscope-engine replay`: replays a recording of a deterministic engine and compares bit by bit."""
+"""Command `kvscope-engine replay`: replays a recording of a deterministic engine and compares the runs bit by bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvscope_engine.cli.lazy_engine import engine_class
 from kvscope_engine.cli.notices import print_notices
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_engine.run_replay import ReplayComparison, Replayer, config_of_run, read_run
-from kvscope_engine.server.service import one_line
+from kvscope_engine.server.service import error_line
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Progress
@@ -36,28 +36,28 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay and print the comparison.
+    """Replay the recording and print the comparison.
 
     Returns 0 if both runs are equal, else 1. Raises BadInput if they cannot be compared.
     """
     try:
-        found = _replayed(args)
-        for line in found.lines:
+        comparison = _replay(args)
+        for line in comparison.lines:
             print_line(line)
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput(f"recording {str(args.file)!r} could not be run again: {one_line(error)}") from error
-    return 1 if found.first else 0
+        raise BadInput(f"recording {str(args.file)!r} could not be run again: {error_line(error)}") from error
+    return 1 if comparison.first else 0
 
 
-def _replayed(args: argparse.Namespace) -> ReplayComparison:
+def _replay(args: argparse.Namespace) -> ReplayComparison:
     recorded = read_run(named_recording(args.file))
     config = config_of_run(recorded.hello, engine_option_values(args))
     bar, replayer = TerminalProgress(), Replayer(recorded)
     bar(Progress(stage=IMPORT))
     with engine_class()(config, progress=bar, publish=replayer.receive) as engine:
         bar.close()
-        found = replayer.replay(engine)
+        comparison = replayer.replay(engine)
     print_notices(engine.notes)
-    return found
+    return comparison

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.cli.arguments.engine_options import add_engine_options, engine_config
-from kvscope_engine.cli.arguments.sample_interval_option import add_interval
+from kvscope_engine.cli.arguments.sample_interval_option import add_interval_option
 from kvscope_engine.cli.lazy_engine import engine_class
 from kvscope_engine.cli.notices import print_notice, print_notices
-from kvscope_engine.cli.other_ranks import ends_with_ranks, followed
+from kvscope_engine.cli.other_ranks import run_as_follower, stop_when_rank_lost
 from kvscope_engine.cli.signal_shutdown import STOP_S, stopped_by_signals
-from kvscope_engine.command_parser import whole_number
-from kvscope_engine.http.http_child import HttpChild, connectable
+from kvscope_engine.command_parser import parse_int
+from kvscope_engine.http.http_child import HttpChild, local_endpoint
 from kvscope_engine.http.http_command import add_api_options, api_key
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_engine.server.parent_watch import watch_parent
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
     from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
-HTTP_NAMED: Final = ("served_model_name", "tool_call_parser")
+HTTP_VALUE_OPTIONS: Final = ("served_model_name", "tool_call_parser")
 HTTP_FLAGS: Final = ("no_metrics", "metrics_open", "trust_forwarded")
-"""Options that are passed unchanged to the OpenAI API's process."""
+"""Options that, like `HTTP_VALUE_OPTIONS`, are passed unchanged to the OpenAI API's process."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -87,7 +87,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         action="store_true",
         help="with --record: include the text of blocks, so that the file contains prompts and answers",
     )
-    add_interval(parser, "--sample-interval")
+    add_interval_option(parser, "--sample-interval")
     parser.add_argument(
         "--stop-timeout",
         type=_stop_seconds,
@@ -98,7 +98,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     parser.add_argument(
         "--exit-with-parent",
         nargs="?",
-        type=whole_number,
+        type=parse_int,
         const=0,
         metavar="PID",
         help="stop when the process that started the engine ends; give its PID to also notice that it has already "
@@ -110,9 +110,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the engine that the options describe. Returns the exit code."""
     config = engine_config(args)
-    if (code := followed(config)) is not None:
+    if (code := run_as_follower(config)) is not None:
         return code
     if args.record_text and args.record is None:
         raise BadInput("--record-text needs --record FILE.mcap")
@@ -135,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
             config, progress=progress, publish=publish, messages_dropped=messages_dropped, on_note=report_notice
         )
         built.append(engine)
-        ends_with_ranks(engine)
+        stop_when_rank_lost(engine)
         print_notices([line for line in (engine.weights, engine.hello.device.attention, engine.memory_plan) if line])
         print_notices(engine.notes)
         num_printed = len(engine.notes)
@@ -176,7 +175,7 @@ def serve(
     sample_s: float = SAMPLE_S,
     stop_s: float = STOP_S,
 ) -> int:
-    """Serve the engine of `build` until it is stopped. Returns 0; raises the error that ended it.
+    """Serve the engine returned by `build` until it is stopped. Returns 0; raises the error that ended the engine.
 
     Args:
         endpoint: Where to listen.
@@ -185,7 +184,7 @@ def serve(
         keyless: On loopback tcp: role of all users of this machine, in place of keys.
         on_progress: Called with the progress of loading.
         record: File in which all telemetry is recorded.
-        record_text: Whether the texts of blocks are recorded, too.
+        record_text: Whether the texts of blocks are recorded as well.
         http: OpenAI API to run in addition.
         sample_s: Seconds between two samples of the devices.
         stop_s: Maximum seconds from a signal to the end of the process.
@@ -195,12 +194,12 @@ def serve(
     def report_ready(hello: Hello) -> None:
         cache = hello.cache
         blocks = f"{cache.num_blocks} blocks of {cache.block_size} tokens"
-        where, took_s = service.telemetry_endpoint, time.monotonic() - started_s
-        print_line(f"ready: {hello.model.name} on {where}, {blocks}, after {took_s:.1f} s")
+        endpoint_text, took_s = service.telemetry_endpoint, time.monotonic() - started_s
+        print_line(f"ready: {hello.model.name} on {endpoint_text}, {blocks}, after {took_s:.1f} s")
 
     ring = KeyRing(keys, warn=print_notice) if endpoint.startswith("tcp") and keyless is None else None
     with stopped_by_signals(stop_s) as stopping, _recorder(record, texts=record_text) as recorder:
-        stopping.records(recorder)
+        stopping.set_recorder(recorder)
         service = EngineService(
             endpoint,
             build,
@@ -212,11 +211,11 @@ def serve(
             sample_s=sample_s,
             on_ready=report_ready,
         )
-        stopping.serves(service)
+        stopping.set_service(service)
         print(f"listening on {service.telemetry_endpoint}, loading the model", flush=True)
         key = ring.folder / LOCAL_KEY if ring is not None else NO_KEY
-        beside = nullcontext() if http is None else http.running(connectable(service.telemetry_endpoint), key)
-        with beside:
+        http_context = nullcontext() if http is None else http.running(local_endpoint(service.telemetry_endpoint), key)
+        with http_context:
             service.run()
     if stopping.was_loading:
         recorded = "" if record is None else f", and nothing is recorded: there is no {str(record)!r}"
@@ -236,14 +235,14 @@ def _stop_seconds(text: str) -> float:
 
 def _http_child(args: argparse.Namespace) -> HttpChild | None:
     if args.http is None:
-        if args.api_key is not None or any(getattr(args, name) for name in (*HTTP_NAMED, *HTTP_FLAGS)):
-            words = ("api-key", *(name.replace("_", "-") for name in (*HTTP_NAMED, *HTTP_FLAGS)))
-            names = ", ".join(f"--{word}" for word in words)
+        if args.api_key is not None or any(getattr(args, name) for name in (*HTTP_VALUE_OPTIONS, *HTTP_FLAGS)):
+            option_names = ("api-key", *(name.replace("_", "-") for name in (*HTTP_VALUE_OPTIONS, *HTTP_FLAGS)))
+            names = ", ".join(f"--{option}" for option in option_names)
             raise BadInput(f"{names} need --http HOST:PORT")
         return None
     if args.keyless == Role.VIEWER:
         raise BadInput("--http is not accepted with --keyless viewer: it sends prompts, which only operators may")
-    options = [f"--{name.replace('_', '-')}={value}" for name in HTTP_NAMED if (value := getattr(args, name))]
+    options = [f"--{name.replace('_', '-')}={value}" for name in HTTP_VALUE_OPTIONS if (value := getattr(args, name))]
     options += [f"--{name.replace('_', '-')}" for name in HTTP_FLAGS if getattr(args, name)]
     return HttpChild(args.http, api_key=api_key(args), options=options, report=lambda line: print_notices([line]))
 

@@ -1,8 +1,8 @@
-"""Ends a service on a signal (`termination.END_SIGNALS`): orderly if possible, and in any case in time.
+"""Ends a service on a signal (`termination.END_SIGNALS`): orderly if possible, and always in time.
 
-A stop has three stages. Immediately, the service is asked to stop, and loading is interrupted. After most of the limit,
-a thread closes the recording and exits. At the limit, a separate process (`stop_guard`) kills this one, whatever it is
-doing.
+A stop has three stages. Immediately, the service is requested to stop, and loading is interrupted. After most of the
+limit, a thread closes the recording and exits. At the limit, a separate process (`stop_guard`) kills this one, whatever
+it is doing.
 """
 
 from __future__ import annotations
@@ -28,35 +28,31 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
 STOP_S: Final = 10.0
-"""Default seconds from a signal to the end of the process."""
 PR_SET_CHILD_SUBREAPER: Final = 36
-"""Option of Linux's `prctl`."""
 FORCED_EXIT_SHARE: Final = 0.8
-"""Fraction of the limit after which only the recording is closed before exiting."""
+"""Fraction of the limit after which the process only closes the recording and exits."""
 
 
 class Stopping:
-    """Signal handler and the objects that it stops, which are set as they are created."""
+    """Signal handler, with the objects that it stops. They are set once they exist."""
 
     def __init__(self, limit_s: float) -> None:
         self.was_loading = False
-        """Whether the signal came before the engine was loaded."""
         self._service: EngineService | None = None
         self._recorder: EngineRecorder | None = None
         self._limit_s = limit_s
-        self._is_asked = False
+        self._is_requested = False
 
-    def records(self, recorder: EngineRecorder | None) -> None:
-        """Set the recorder, which is closed even if nothing else can be."""
+    def set_recorder(self, recorder: EngineRecorder | None) -> None:
         self._recorder = recorder
 
-    def serves(self, service: EngineService) -> None:
+    def set_service(self, service: EngineService) -> None:
         self._service = service
 
-    def ask(self, number: int, frame: FrameType | None) -> None:
-        if not self._is_asked:
-            self._is_asked = True
-            last_resort = threading.Timer(self._limit_s * FORCED_EXIT_SHARE, self._leave)
+    def request_stop(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_requested:
+            self._is_requested = True
+            last_resort = threading.Timer(self._limit_s * FORCED_EXIT_SHARE, self._force_exit)
             last_resort.daemon = True
             with contextlib.suppress(RuntimeError):  # no memory for a thread: `stop_guard` ends the process later
                 last_resort.start()
@@ -66,7 +62,7 @@ class Stopping:
             self.was_loading = True
             raise Interrupted
 
-    def _leave(self) -> None:
+    def _force_exit(self) -> None:
         if self._recorder is not None:
             with contextlib.suppress(Exception):  # as far as possible
                 self._recorder.close()
@@ -82,9 +78,9 @@ def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
     """
     stopping = Stopping(limit_s)
     _adopt_orphans()
-    with handling_signals(stopping.ask):
+    with handling_signals(stopping.request_stop):
         try:
-            with contextlib.suppress(Interrupted), _guarded(limit_s):
+            with contextlib.suppress(Interrupted), _stop_guard(limit_s):
                 yield stopping
         finally:
             if stopping.was_loading:
@@ -97,21 +93,21 @@ def _adopt_orphans() -> None:
 
 
 @contextmanager
-def _guarded(limit_s: float) -> Iterator[None]:
-    """Run a process that kills this one if it does not end within `limit_s` of a signal."""
-    theirs, ours = os.pipe()
-    os.set_blocking(ours, False)
-    words = [sys.executable, "-I", "-S", stop_guard.__file__, str(theirs), str(limit_s)]
+def _stop_guard(limit_s: float) -> Iterator[None]:
+    """Start a process that kills this one unless it ends within `limit_s` of a signal."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    command = [sys.executable, "-I", "-S", stop_guard.__file__, str(read_fd), str(limit_s)]
     try:
-        guard = subprocess.Popen(words, pass_fds=[theirs], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+        guard = subprocess.Popen(command, pass_fds=[read_fd], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        previous_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         try:
             yield
         finally:
-            signal.set_wakeup_fd(before)
-            os.close(ours)
+            signal.set_wakeup_fd(previous_fd)
+            os.close(write_fd)
             guard.wait()
     finally:
         # Open until here: were the guard killed and this the only reader, Python would print a BrokenPipeError for
         # each signal.
-        os.close(theirs)
+        os.close(read_fd)

@@ -1,6 +1,6 @@
-"""Command `kvscope-engine simulate WORKLOAD`: runs scheduler and block pool without a model, and compares policies.
+"""Command `kvscope-engine simulate WORKLOAD`: runs scheduler and block pool without a model, and compares allocators.
 
-Owns running and printing. Nothing is printed before all policies have run.
+Nothing is printed before all simulations have run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from kvscope_telemetry.printable import print_text
 from kvscope_telemetry.recordings.sample import path_of
 
 if TYPE_CHECKING:
-    from kvscope_engine.simulator.simulation import Setup, Simulation
-    from kvscope_engine.simulator.simulation_report import Report
+    from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
+    from kvscope_engine.simulator.simulation_report import SimulationReport
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -64,8 +64,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 def run(args: argparse.Namespace) -> int:
     from kvscope_engine.simulator.simulation import Simulation
-    from kvscope_engine.simulator.simulation_report import report
-    from kvscope_engine.simulator.simulation_report_text import text
+    from kvscope_engine.simulator.simulation_report import make_report
+    from kvscope_engine.simulator.simulation_report_text import report_text
 
     recording = chosen_recording(args)
     model, preset, note = chosen_preset(args, recording)
@@ -83,22 +83,23 @@ def run(args: argparse.Namespace) -> int:
     setups = [simulation.setup for simulation in simulations]
     paths: Sequence[Path | None] = recording_paths(args, [setup.label for setup in setups]) or [None] * len(setups)
     _run_all([_Run(*one) for one in zip(setups, simulations, paths, strict=True)], args.model or model)
-    reports = [report(simulation) for simulation in simulations]
+    reports = [make_report(simulation) for simulation in simulations]
     if not any(one.num_finished for one in reports):
         raise BadInput(f"no request of {workload.name!r} can be served: {reports[0].first_refusal}")
-    print_text(_json(setups[0], reports, notes) if args.json else text(workload, setups[0].limits, reports, notes))
+    print_text(
+        _json(setups[0], reports, notes) if args.json else report_text(workload, setups[0].limits, reports, notes)
+    )
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    setup: Setup
+    setup: SimulationSetup
     simulation: Simulation
     recording: Path | None
 
 
 def _run_all(runs: Sequence[_Run], model: str) -> None:
-    """Run the simulations one after the other, each with a progress bar on a terminal."""
     from kvscope_engine.model.loader.download.progress import Meter, TerminalProgress
 
     bar = TerminalProgress()
@@ -107,7 +108,7 @@ def _run_all(runs: Sequence[_Run], model: str) -> None:
             simulation, total = run.simulation, run.simulation.num_requests
             with (
                 Meter(bar, "simulate", simulation.allocator, total, "requests") as meter,
-                _recorded(run, model),
+                _recording_context(run, model),
             ):
                 while simulation.advance():
                     meter.reach(simulation.tally.num_ended, total)
@@ -115,7 +116,7 @@ def _run_all(runs: Sequence[_Run], model: str) -> None:
         bar.close()
 
 
-def _recorded(run: _Run, model: str) -> AbstractContextManager[object]:
+def _recording_context(run: _Run, model: str) -> AbstractContextManager[object]:
     if run.recording is None:
         return nullcontext()
     from kvscope_engine.simulator.simulation_recording import SimulationRecording
@@ -123,7 +124,7 @@ def _recorded(run: _Run, model: str) -> AbstractContextManager[object]:
     return SimulationRecording(run.simulation, run.setup, run.recording, model)
 
 
-def _json(setup: Setup, reports: list[Report], notes: list[str]) -> str:
+def _json(setup: SimulationSetup, reports: list[SimulationReport], notes: list[str]) -> str:
     workload = setup.workload
     return msgspec.json.encode(
         {

@@ -16,7 +16,10 @@ import time
 
 
 def main(descriptor: int, limit_s: float) -> None:
-    """Wait until the engine has ended by itself, or kill it `limit_s` seconds after it got a signal."""
+    """Wait until the engine has ended, or kill it `limit_s` seconds after it received a signal.
+
+    `descriptor`: end of a pipe from which signal numbers are read.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     engine = os.getppid()
@@ -36,33 +39,33 @@ def main(descriptor: int, limit_s: float) -> None:
 
 
 def kill_children() -> None:
-    """Kill all descendants of this process, including its guard, because it is about to exit."""
+    """Kill all descendants of this process, including its guard, because this process is about to exit."""
     _kill(_descendants(os.getpid()))
 
 
 def _descendants(pid: int) -> list[int]:
-    """Return the descendants of all threads of a process, parents first, without this process."""
-    found = _children(pid)
-    return found + [one for child in found for one in _descendants(child)]
+    """Return the descendants of all threads of a process, parents before children, without this process."""
+    children = _children(pid)
+    return children + [one for child in children for one in _descendants(child)]
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                found += map(int, file.read().split())
+                children += map(int, file.read().split())
     except OSError:
         pass
-    return [child for child in found if child != os.getpid()]
+    return [child for child in children if child != os.getpid()]
 
 
 def _kill(pids: list[int]) -> None:
-    """Kill processes, with their process group if they lead one: a compiler driver starts compilers."""
+    """Kill processes. If one leads a process group, kill the group: a compiler driver starts compilers."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            leads = os.getpgid(pid) == pid
-            (os.killpg if leads else os.kill)(pid, signal.SIGKILL)
+            is_group_leader = os.getpgid(pid) == pid
+            (os.killpg if is_group_leader else os.kill)(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 from typing import Any, Final
 
 _NICENESS: Final = 10
-"""Low priority, because the engine whose requests these are may run on the same cores."""
+"""Low priority, because the observed engine may run on the same cores."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -26,8 +26,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvscope_engine.simulator.what_if.conversation import converse
+    from kvscope_engine.simulator.what_if.conversation import answer_lines
 
     os.nice(_NICENESS)
-    converse(sys.stdin.buffer, sys.stdout.buffer)
+    answer_lines(sys.stdin.buffer, sys.stdout.buffer)
     return 0

@@ -20,8 +20,6 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Limits on the connections, requests and memory that clients may use in this process."""
-
     max_connections: int = 16_384
     """Maximum number of open connections, active or idle. Lowered to the process's limit on open files; further
     connections get HTTP status 503.
@@ -36,9 +34,7 @@ class HttpLimits:
     header_s: float = 15.0
     """Maximum seconds to receive a request's headers, counted from the connection or the request's first byte."""
     chunk_s: float = 10.0
-    """Maximum seconds between two chunks of a body."""
     body_s: float = 120.0
-    """Maximum seconds to receive a whole body."""
     write_s: float = 60.0
     """Maximum seconds that a client may leave a full send buffer unread."""
     keep_alive_s: float = 75.0
@@ -65,7 +61,6 @@ class HttpSettings:
     """Format in which the model writes tool calls; empty: detected from its chat template."""
     limits: HttpLimits = HttpLimits()
     open_paths: frozenset[str] = frozenset()
-    """Mounted paths that need no API key."""
 
 
 def api_keys(text: str) -> list[str]:

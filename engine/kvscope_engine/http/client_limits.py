@@ -17,7 +17,7 @@ from kvscope_engine.http.schemas.api_errors import ApiError
 
 FEW_REQUESTS: Final = 8
 """Clients with fewer requests than this may use the spare slots when all others are occupied."""
-SPARE: Final = 8
+SPARE_SLOT_DIVISOR: Final = 8
 """Divisor of `max_requests` that yields the number of spare slots in addition to it."""
 
 
@@ -50,8 +50,6 @@ def _hashed(text: str) -> str:
 
 @dataclass(slots=True)
 class ClientUsage:
-    """Requests, body bytes and choices that one client, or all clients together, occupy."""
-
     requests: int = 0
     body_bytes: int = 0
     choices: int = 0
@@ -74,7 +72,6 @@ class ClientLimiter:
         return self._by_name.get(name, ClientUsage())
 
     def count(self, name: str, requests: int = 0, body_bytes: int = 0, choices: int = 0) -> None:
-        """Add to a client's counts and to the total. Negative numbers subtract."""
         for usage in (self.all, self._by_name.setdefault(name, ClientUsage())):
             usage.requests += requests
             usage.body_bytes += body_bytes
@@ -84,8 +81,6 @@ class ClientLimiter:
 
 
 class RequestSlot:
-    """Counts of one request, from arrival to end."""
-
     def __init__(self, clients: ClientLimiter, name: str) -> None:
         self.client = name
         self._clients = clients
@@ -101,7 +96,7 @@ class RequestSlot:
         """Count the request as in progress. Raises ApiError with 429 if a limit is reached."""
         max_requests, num_requests = self._limits.max_requests, self._clients.all.requests
         is_few = self._clients.usage_of(self.client).requests < FEW_REQUESTS
-        if num_requests >= max_requests + (max_requests // SPARE if is_few else 0):
+        if num_requests >= max_requests + (max_requests // SPARE_SLOT_DIVISOR if is_few else 0):
             raise _busy(f"{num_requests} requests are in progress already: try again later")
         self._count(requests=1)
 
@@ -119,7 +114,6 @@ class RequestSlot:
             raise _busy("too many concurrent request bodies from this client")
 
     def release_body(self) -> None:
-        """Stop counting the body's bytes, because the body was tokenized."""
         self._count(body_bytes=-self._usage.body_bytes)
 
     def count_choices(self, count: int, param: str = "n") -> None:

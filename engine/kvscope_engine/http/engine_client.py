@@ -43,14 +43,13 @@ from kvscope_telemetry.transport.connections import key_for
 EngineReply: TypeAlias = Accepted | Refused | Tokens | Finished
 
 MAX_REPLIES: Final = 4_096
-"""Maximum number of replies read at a time."""
 BATCHING_DELAY_S: Final = 0.001
 """Seconds to sleep before reading replies while several requests are open.
 
 The replies of a whole step then arrive together, and the event loop is woken once for all of them.
 """
 TICK_MS: Final = 250
-OWN_TAGS: Final = 2
+MIN_QUERY_TAG: Final = 2
 """Tags below this number are used by the thread itself."""
 READY_POLL_S: Final = 5.0
 STARTING_POLL_S: Final = 0.25
@@ -63,7 +62,6 @@ LOST_TOKENS: Final = "the connection broke, and a part of the answer was not kep
 MAX_STREAM_BYTES: Final = 4 << 20
 """Maximum bytes queued for a client that reads slowly; beyond it, the request ends."""
 MAX_WHOLE_BYTES: Final = 64 << 20
-"""Maximum bytes of an answer that is not streamed."""
 REPLY_OVERHEAD_BYTES: Final = 200
 
 
@@ -73,7 +71,6 @@ class _OpenRequest:
     prompt: int
     num_left: int
     abort: Abort
-    """Command to send if the request is abandoned."""
 
 
 class EngineClient:
@@ -86,15 +83,13 @@ class EngineClient:
         self.status: Status | None = None
         """Latest status of the engine; None while disconnected."""
         self.status_received_s = 0.0
-        """Monotonic time at which `status` was received."""
         self.refusal = ""
-        """Reason why the engine refuses the connection; empty if it does not."""
         self._endpoint = endpoint
         self._sockets = ClientSockets(endpoint, key=key_for(endpoint, key), subscribes=False)
         self._outgoing = Outgoing()
         self._open: dict[str, _OpenRequest] = {}
         self._pending_queries: dict[int, asyncio.Future[Reply]] = {}
-        self._next_tag = OWN_TAGS
+        self._next_tag = MIN_QUERY_TAG
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kvscope-engine-line", daemon=True)
@@ -146,7 +141,6 @@ class EngineClient:
         return reply
 
     async def refresh(self) -> None:
-        """Query the engine and update `status`. Raises EngineDead if there is no engine."""
         await self._query(GetStatus())
 
     async def _query(self, command: LoadAdapter | UnloadAdapter | GetStatus) -> Reply:
@@ -204,10 +198,9 @@ class EngineClient:
         request.inbox.push(request.prompt, reply, num_bytes)
 
     def _fail_all(self, refusal: str) -> None:
-        """End all requests with an error, because the engine is gone."""
         self.status, self.refusal = None, refusal
-        lost, self._open = self._open, {}
-        for request_id, request in lost.items():
+        lost_requests, self._open = self._open, {}
+        for request_id, request in lost_requests.items():
             request.inbox.push(request.prompt, _error_reply(request_id, CONNECTION_LOST), 0)
         self._fail_queries()
 
@@ -251,7 +244,6 @@ class EngineClient:
                 self._loop.call_soon_threadsafe(self._deliver, replies)
 
     def _maintain(self, now_s: float) -> None:
-        """Maintain the connection: introduce the session, poll the status, and send queued commands."""
         if not self._sockets.is_connected:
             self._check_disconnected(now_s)
             return
@@ -264,7 +256,6 @@ class EngineClient:
         self._outgoing.send_all(self._sockets.send, self._awaited.sent)
 
     def _check_disconnected(self, now_s: float) -> None:
-        """End the session and its requests if the connection has been missing for too long."""
         if self._disconnected_s is None:
             self._disconnected_s = now_s
         timeout_s = 0.0 if self._sockets.is_ipc else RECONNECT_TIMEOUT_S
@@ -299,7 +290,6 @@ class EngineClient:
 
 
 def _error_reply(request_id: str, why: str) -> Finished:
-    """Return the last message of a request that the engine will not answer."""
     return Finished(request_id=request_id, finish_reason="error", usage=Usage(), timing=RequestTiming(), error=why)
 
 
@@ -330,7 +320,6 @@ class ReplyInbox:
             self._wake()
 
     async def pop_all(self) -> list[tuple[int, EngineReply]]:
-        """Wait for replies and return all of them, oldest first."""
         while not self._waiting and not self.overflowed:
             self._waiter = asyncio.get_running_loop().create_future()
             try:

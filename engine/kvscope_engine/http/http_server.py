@@ -26,7 +26,7 @@ from starlette.routing import BaseRoute, Route
 from kvscope_engine.http.adapter_endpoints import load_adapter, unload_adapter
 from kvscope_engine.http.api_state import Api, HttpLimits, HttpSettings, api_keys
 from kvscope_engine.http.completions import chat, completions
-from kvscope_engine.http.http_connection import MAX_HEAD_BYTES, bounded
+from kvscope_engine.http.http_connection import MAX_HEAD_BYTES, bounded_connection_class
 from kvscope_engine.http.info_endpoints import detokenize, health, model, models, tokenize, version
 from kvscope_engine.http.listen_address import is_loopback
 from kvscope_engine.http.middleware import AccessMiddleware
@@ -58,7 +58,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 self.app,
-                http=bounded(limits, max_connections(limits)),
+                http=bounded_connection_class(limits, max_connections(limits)),
                 ws="none",
                 lifespan="on",
                 log_level="critical",
@@ -172,6 +172,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    """Print the traceback of an unexpected exception to standard error, and send one line to the client."""
     traceback.print_exception(error, file=sys.stderr)
     return error_response(ApiError(500, f"the server failed on this request: {type(error).__name__}"))

@@ -23,7 +23,7 @@ SIZE_LIMITS: Final = {
 """Upper limits for sizes, above those of any existing model. Building a larger model takes very long before it fails
 for lack of memory."""
 FLOAT_KEY: Final = "__float__"
-ODD_FLOATS: Final = ("Infinity", "-Infinity", "NaN")
+NON_JSON_FLOATS: Final = ("Infinity", "-Infinity", "NaN")
 FIRST_POSITION: Final = "kvscope_first_position"
 """Attribute set on a configuration whose model's positions start above 0: the first position. Not read from a file."""
 EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -38,10 +38,11 @@ _LENGTH_NAMES: Final = (
 
 
 def read_config(path: Path) -> PretrainedConfig:
-    """Return the configuration in the file `path`.
+    """Return the configuration in the file `path`. Code that comes with a model is never run.
 
-    Raises BadInput, naming the file, if it cannot be read, has absurd sizes, or names an architecture that transformers
-    does not know. Code that comes with a model is never run.
+    Raises:
+        BadInput: The file cannot be read, has a size above `SIZE_LIMITS`, or names an architecture unknown to
+            transformers.
     """
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -83,7 +84,8 @@ def head_dim(config: Any) -> int:
 
 
 def position_limit(config: Any) -> int | None:
-    """Return the maximum number of tokens the model was made for; None if its configuration does not specify it."""
+    """Return the maximum number of tokens for which the model was trained; None if its configuration does not give
+    it."""
     for name in _LENGTH_NAMES:
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
@@ -121,13 +123,12 @@ def _layers(config: Any) -> list[Any]:
 
 
 def _with_floats(value: Any) -> Any:
-    """Convert the objects that transformers writes for floats that JSON cannot represent (infinities, NaN) back to
-    floats."""
+    """Convert transformers' objects for floats that JSON cannot represent (infinities, NaN) back to floats."""
     if isinstance(value, list):
         return [_with_floats(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if value.keys() == {FLOAT_KEY} and value[FLOAT_KEY] in ODD_FLOATS:
+    if value.keys() == {FLOAT_KEY} and value[FLOAT_KEY] in NON_JSON_FLOATS:
         return float(value[FLOAT_KEY])
     return {key: _with_floats(item) for key, item in value.items()}
 

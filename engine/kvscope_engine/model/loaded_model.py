@@ -1,4 +1,4 @@
-"""A model on its device, as the loader returns it and the other components receive it."""
+"""Defines `LoadedModel`, the loader's result."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run: in evaluation mode, weights fixed, every attention layer calling this engine's
-    attention."""
+    """A model ready to run on its device: in evaluation mode, with fixed weights and kvscope's attention in every
+    layer.
+    """
 
     module: torch.nn.Module
     hf_config: PretrainedConfig
@@ -58,5 +59,4 @@ class LoadedModel:
 
     @property
     def head_dim(self) -> int:
-        """Number of elements of one head's key, and of its value."""
         return self.info.head_dim

@@ -1,4 +1,5 @@
-"""Tensors of safetensors files that are read on request and record whether they were."""
+"""Stand-ins for tensors of safetensors files: data is read on request, and each stand-in records whether it was
+read."""
 
 from __future__ import annotations
 
@@ -14,54 +15,54 @@ import torch
 
 @dataclass(slots=True)
 class StoredTensor:
-    """Stands in for a tensor while transformers loads weights; indexing it with `[...]` reads the data."""
+    """Stand-in for a tensor while transformers loads weights; indexing it with `[...]` reads the data."""
 
     name: str
     dtype: str
     """Name of the dtype in the file, such as BF16."""
     num_bytes: int
     shape: tuple[int, ...]
-    part: Any
-    """View of the file by safetensors: memory-mapped, not read."""
+    file_slice: Any
+    """safetensors' view of the tensor in the memory-mapped file; creating it reads no data."""
     was_read: bool = False
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         self.was_read = True
-        found: torch.Tensor = self.part[index]
-        return found
+        tensor: torch.Tensor = self.file_slice[index]
+        return tensor
 
     def read(self) -> torch.Tensor:
         return self[...]
 
 
 @dataclass(slots=True)
-class MadeTensor:
-    """A stand-in like `StoredTensor` for a tensor computed from others."""
+class ComputedTensor:
+    """Stand-in like `StoredTensor` whose data is computed from other tensors."""
 
-    make: Callable[[], torch.Tensor]
+    compute: Callable[[], torch.Tensor]
     was_read: bool = False
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         self.was_read = True
-        return self.make()[index]
+        return self.compute()[index]
 
 
 def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
     """Return the tensors of all `files` by name. The files must have been validated."""
     from safetensors import safe_open
 
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for path in files:
         file: Any = safe_open(path, framework="pt")
         for name, entry in _entries(path).items():
-            begin, end = entry["data_offsets"]
+            start, end = entry["data_offsets"]
             shape = tuple(entry["shape"])
-            found[name] = StoredTensor(name, entry["dtype"], end - begin, shape, file.get_slice(name))
-    return found
+            tensors[name] = StoredTensor(name, entry["dtype"], end - start, shape, file.get_slice(name))
+    return tensors
 
 
 def _entries(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the file's header entry of each tensor. A file begins with the length of its JSON header."""
+    """Return the header entry of each tensor by name. A safetensors file begins with the length of its JSON header."""
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header: dict[str, Any] = json.loads(file.read(length))

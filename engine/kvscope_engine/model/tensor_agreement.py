@@ -1,7 +1,7 @@
-"""Measures how far two results differ. Only these functions copy numbers to the host in the checks at load.
+"""Measures the difference between a result and the expected result, for the checks at load.
 
-Owns the measures, each relative to the expected result. They are NaN if either result contains NaN, which fails every
-bound.
+Each measure is relative to the expected result. It is NaN if either result contains NaN, and NaN fails every bound. In
+the checks at load, only these functions copy numbers to the host.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Difference:
     """Root mean square of the difference divided by that of the expected result."""
     worst_row: float
     """Relative difference of the row that differs most."""
-    three_quarters: float
-    """Upper quartile of the rows' relative differences. It ignores tokens that were routed to another expert, which is
-    not an error."""
+    upper_quartile: float
+    """Upper quartile of the rows' relative differences. Tokens that were routed to another expert, which is not an
+    error, do not affect it if they are few.
+    """
 
     @property
     def is_number(self) -> bool:
@@ -44,23 +45,22 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> Difference:
     overall = (error.mean() / size.mean().clamp_min(1e-30)).sqrt()
     rows = error.sqrt() / torch.maximum(size.sqrt(), ROW_FLOOR * size.mean().sqrt()).clamp_min(1e-15)
     ordered = rows.sort().values
-    found = torch.stack((overall, rows.amax(), ordered[(3 * len(ordered)) // 4])).tolist()
-    return Difference(*found)
+    measures = torch.stack((overall, rows.amax(), ordered[(3 * len(ordered)) // 4])).tolist()
+    return Difference(*measures)
 
 
 def share_of_spread(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the root mean square of the difference divided by that of `expected`."""
     error = (actual.float() - expected.float()).square().mean().sqrt()
     size = expected.float().square().mean().sqrt()
-    apart = float(error)
-    return 0.0 if apart == 0.0 else apart / max(float(size), 1e-30)
+    error_rms = float(error)
+    return 0.0 if error_rms == 0.0 else error_rms / max(float(size), 1e-30)
 
 
 def is_close(actual: Any, expected: Any, tolerance: float | None = None) -> bool:
-    """Whether two results are equal except for rounding: tensors, None, or tuples of them.
+    """Whether two results (tensors, None, or tuples of them) are equal except for rounding.
 
-    `tolerance` is the root mean square of the difference divided by that of `expected`; the default depends on the
-    dtype.
+    `tolerance` limits `share_of_spread`; the default depends on the dtype.
     """
     if isinstance(expected, tuple | list):
         same_length = isinstance(actual, tuple | list) and len(actual) == len(expected)

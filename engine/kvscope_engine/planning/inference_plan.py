@@ -1,9 +1,9 @@
 """Memory that serving a model takes on each GPU, and how many tokens and requests fit into the rest.
 
-The sum is the engine's own (`model/device_memory/memory_plan.py`), with the same reserves; what the engine measures at
-its start is estimated here. Weights: parameters times their bytes. KV: two vectors per head, layer and token, and a
-float32 scale for each if they have 8 bits; blocks by KV group, as in the engine, of which layers with a window hold
-few. Activations: transformers' forward pass of the largest step, run without data.
+The sum is the engine's own (`model/device_memory/memory_plan.py`), with the same reserves; quantities that the engine
+measures at its start are estimated here. Weights: parameters times their bytes. KV: two vectors per head, layer and
+token, each with a float32 scale if stored in 8 bits; blocks by KV group, as in the engine, where layers with a window
+hold few. Activations: transformers' forward pass of the largest step, run without data.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from kvscope_engine.model.runner.step_memory import (
 )
 from kvscope_engine.model.verification.hook_check import LayerCall, record_calls
 from kvscope_engine.planning.live_memory import LiveMemory
-from kvscope_engine.planning.shards import PipelineStage, check_divisible, stages
-from kvscope_engine.planning.skeleton import Skeleton, build
+from kvscope_engine.planning.shards import PipelineStage, check_divisible, pipeline_stages
+from kvscope_engine.planning.skeleton import Skeleton, build_model
 from kvscope_engine.policy.block_needs import BlockNeeds, num_blocks_for
 from kvscope_engine.policy.state_slots import MIN_SLOTS, host_slots, slots_and_blocks
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -59,24 +59,25 @@ if TYPE_CHECKING:
 
 CONTEXT_BYTES: Final = 800 << 20
 """Bytes of the driver, CUDA's context and libraries: 0.8 GiB as measured on H100 and H200."""
-PROCESSORS: Final = Processors(num_multiprocessors=132, capability=90)
+ASSUMED_PROCESSORS: Final = Processors(num_multiprocessors=132, capability=90)
 """Processors of an H100, assumed for the partial results of split attention, which are small."""
-SCALED: Final = {"int8": 128, "fp8": 4096, "int4": 128}
-"""Number of quantized weights per scale: a group's; for FP8 about the minimum of a row."""
+WEIGHTS_PER_SCALE: Final = {"int8": 128, "fp8": 4096, "int4": 128}
+"""Number of quantized weights per scale: the size of a group; for FP8, roughly the smallest row."""
 RECURRENT_TOKENS: Final = 256
-"""Maximum number of tokens run without data if some layers take them one by one; the rest is extrapolated."""
+"""Maximum number of tokens run without data if some layers process tokens one by one; larger counts are
+extrapolated.
+"""
 SCALE_BYTES: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceQuestion:
-    """Options of a plan, named as the engine's."""
+    """Options of a plan, named like the engine's."""
 
     gpu_memory: int
-    """Bytes of one GPU."""
     gpu_memory_utilization: float = 0.9
     dtype: str = "bfloat16"
-    """Type of the weights; quantized ones compute in bfloat16."""
+    """Type of the weights. Quantized ones compute in bfloat16."""
     kv_cache_dtype: str = "auto"
     block_size: int = 16
     max_model_len: int | None = None
@@ -88,7 +89,7 @@ class InferenceQuestion:
     pipeline_parallel: int = 1
     kv_host_memory: int = 0
     weights_on_host: int = 0
-    """Bytes of weights per GPU that stay in host memory and are read over the bus in each step."""
+    """Bytes of weights per GPU that stay in host memory and are transferred in each step."""
     others: int = CONTEXT_BYTES
 
     def __post_init__(self) -> None:
@@ -120,36 +121,36 @@ class StagePlan:
     memory: MemoryPlan
     block_bytes: int
     num_blocks: int
-    """Number of blocks that fit; 0 if nothing fits."""
+    """Number of blocks that fit; 0 if none does."""
     num_host_blocks: int
     groups: tuple[LayerGroup, ...]
-    """KV groups of the stage's layers."""
     needs: BlockNeeds
-    """Blocks of a request in all groups, once its prompt is computed."""
+    """Number of blocks that a request needs in all groups, once its prompt is computed."""
     num_states: int = 0
-    """Number of slots for states of recurrent layers, of running requests and of prefixes."""
+    """Number of slots for recurrent states, of running requests and of prefixes."""
     state_bytes: int = 0
-    """Bytes of all these slots."""
+    """Bytes of all state slots on the GPU."""
     num_host_states: int = 0
     """Number of state slots in host memory, for swapped-out requests and for prefixes."""
     host_state_bytes: int = 0
-    """Bytes of all state slots in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferencePlan:
-    """Result of a plan. Every GPU of a stage is as in `stages`; the stage with the fewest blocks limits all."""
+    """Result of a plan. `stages` describes one GPU of each pipeline stage; the stage with the fewest blocks limits
+    all.
+    """
 
     question: InferenceQuestion
     skeleton: Skeleton
     max_model_len: int
     stages: tuple[StagePlan, ...]
-    expanded_times: float = 1.0
-    """Factor by which the KV of a model with latents (MLA) would grow as keys and values."""
-    why_own: str = ""
-    """Why the engine runs the model with transformers' own code; empty if it does not."""
+    expansion_factor: float = 1.0
+    """Factor by which the KV of a model with latents (MLA) would grow if keys and values were stored."""
+    own_forward_reason: str = ""
+    """Why the engine runs the model with transformers' own code; "" if it does not."""
     index_bytes: int = 0
-    """Bytes per token that indexers (sparse attention) store."""
+    """Bytes per token stored by indexers (sparse attention)."""
 
     @property
     def tightest(self) -> StagePlan:
@@ -161,9 +162,8 @@ class InferencePlan:
 
     @property
     def num_tokens(self) -> int:
-        """Maximum number of tokens of all requests in the KV cache.
-
-        If layers have a window, for requests of the maximum length.
+        """Maximum number of tokens in the KV cache, over all requests. If layers have a window: for requests of the
+        maximum length.
         """
         if not self.has_windows:
             return self.num_blocks * self.question.block_size
@@ -171,35 +171,37 @@ class InferencePlan:
 
     @property
     def has_windows(self) -> bool:
-        """Whether any layers have a window that a request outgrows, so that blocks are freed while it runs."""
+        """Whether some layers have a window that requests outgrow, so that blocks are freed while requests run."""
         return any(group.rule.window for stage in self.stages for group in stage.groups)
 
     def request_bytes(self, length: int) -> int:
         """Return the KV bytes of one request of `length` tokens, summed over all GPUs."""
-        each = sum(stage.needs.max_blocks(length) * stage.block_bytes for stage in self.stages)
-        return each * self.question.tensor_parallel
+        rank_bytes = sum(stage.needs.max_blocks(length) * stage.block_bytes for stage in self.stages)
+        return rank_bytes * self.question.tensor_parallel
 
-    def kept_bytes(self, length: int) -> int:
+    def unfreed_bytes(self, length: int) -> int:
         """Return the KV bytes of one request of `length` tokens if no blocks were freed, summed over all GPUs."""
         dtype = storage_dtype(self.question.kv_cache_dtype, self.question.activations)
         one_block = sum(block_bytes(stage.stage.kv, self.question.block_size, dtype) for stage in self.stages)
         return num_blocks_for(length, self.question.block_size) * one_block * self.question.tensor_parallel
 
-    def requests_if(self, held_bytes: float) -> int:
-        """Return how many requests would fit that hold `held_bytes` each, summed over all GPUs."""
-        room = sum(stage.num_blocks * stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
-        return int(room // held_bytes) if held_bytes else 0
+    def num_requests_of(self, request_bytes: float) -> int:
+        """Return how many requests that hold `request_bytes` each, summed over all GPUs, would fit."""
+        available_bytes = (
+            sum(stage.num_blocks * stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
+        )
+        return int(available_bytes // request_bytes) if request_bytes else 0
 
     @property
     def kv_bytes_a_token(self) -> float:
-        """KV bytes per token, summed over all GPUs, with replicated KV heads counted on each.
+        """KV bytes per token, summed over all GPUs; replicated KV heads count on each.
 
         If layers have a window, the mean over a request of the maximum length.
         """
         if self.has_windows:
             return self.request_bytes(self.max_model_len) / self.max_model_len
-        whole = sum(stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
-        return whole / self.question.block_size
+        block_bytes = sum(stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
+        return block_bytes / self.question.block_size
 
     @property
     def fits(self) -> bool:
@@ -212,7 +214,9 @@ class InferencePlan:
         return self.fits and self.requests(self.max_model_len) >= 1
 
     def requests(self, length: int) -> int:
-        """Return how many requests of `length` tokens, prompt and output, may run concurrently, sharing nothing."""
+        """Return how many requests of `length` tokens, prompt and output, can run concurrently without sharing
+        blocks.
+        """
         fitting = min(stage.num_blocks // max(1, stage.needs.max_blocks(length)) for stage in self.stages)
         return min(fitting, max(0, self.tightest.num_states - 1)) if self.tightest.num_states else fitting
 
@@ -220,31 +224,32 @@ class InferencePlan:
 def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> InferencePlan:
     """Plan the memory of each GPU.
 
-    Raises BadInput for a length that the model does not support, heads or layers that cannot be divided, or a model
-    that is not served.
+    Raises:
+        BadInput: for a length that the model does not support, heads or layers that cannot be divided, or a model that
+            the engine does not serve.
     """
-    length = _length(skeleton, question)
+    length = _checked_length(skeleton, question)
     tokens = min(question.max_num_batched_tokens, length * question.max_num_seqs)
     shape = forward_shape(skeleton, question.activations, tokens, length)
     if shape.states and question.tensor_parallel * question.pipeline_parallel > 1:
         raise BadInput(f"model {skeleton.name!r} has recurrent layers, which run on one GPU alone")
-    if shape.why_own:
-        _check_own(skeleton.name, shape, question)
+    if shape.own_forward_reason:
+        _check_own_forward(skeleton.name, shape, question)
     if shape.calls:
         check_divisible(shape.calls[0].num_query_heads, question.tensor_parallel)
     layers = tuple(shape.layers)
-    divided = stages(skeleton, layers, question.tensor_parallel, question.pipeline_parallel)
-    made = tuple(_stage_plan(skeleton, stage, shape, question, length, tokens) for stage in divided)
+    divided = pipeline_stages(skeleton, layers, question.tensor_parallel, question.pipeline_parallel)
+    stage_plans = tuple(_stage_plan(skeleton, stage, shape, question, length, tokens) for stage in divided)
     dtype = storage_dtype(question.kv_cache_dtype, question.activations)
     index_bytes = sum(layer.index_bytes(dtype) for layer in layers)
-    times = _expanded_times(shape.calls, question.tensor_parallel)
-    return InferencePlan(question, skeleton, length, made, times, shape.why_own, index_bytes)
+    expansion = _expansion(shape.calls, question.tensor_parallel)
+    return InferencePlan(question, skeleton, length, stage_plans, expansion, shape.own_forward_reason, index_bytes)
 
 
-def _check_own(name: str, shape: ForwardShape, question: InferenceQuestion) -> None:
-    """Raise BadInput for options that are not supported if the model is run by transformers' own code.
+def _check_own_forward(name: str, shape: ForwardShape, question: InferenceQuestion) -> None:
+    """Raise BadInput for options that are not supported for a model run by transformers' own code.
 
-    Tensor parallelism is accepted if all layers hold latents, which vLLM and SGLang replicate on each GPU.
+    Tensor parallelism is accepted if all layers store latents, which vLLM and SGLang replicate on each GPU.
     """
     if question.kv_cache_dtype != "auto":
         raise BadInput(
@@ -255,22 +260,24 @@ def _check_own(name: str, shape: ForwardShape, question: InferenceQuestion) -> N
         raise BadInput(f"model {name!r} is run by transformers' own code, on one GPU alone")
 
 
-def _expanded_times(calls: Sequence[LayerCall], num_ranks: int) -> float:
-    """Return the factor by which the KV would grow as keys and values: latents are replicated, heads are divided among
-    ranks.
+def _expansion(calls: Sequence[LayerCall], num_ranks: int) -> float:
+    """Return the factor by which the KV would grow if keys and values were stored. Latents are replicated; heads are
+    divided among ranks.
     """
-    numbers = sum(call.shape.numbers / (1 if call.shape.latent_dim else num_ranks) for call in calls)
-    return sum(shape.numbers / num_ranks for shape in expanded_layers(calls)) / numbers if numbers else 1.0
+    num_elements = sum(call.shape.num_elements / (1 if call.shape.latent_dim else num_ranks) for call in calls)
+    return (
+        sum(shape.num_elements / num_ranks for shape in expanded_layers(calls)) / num_elements if num_elements else 1.0
+    )
 
 
 def weight_bytes(stage: PipelineStage, dtype: str) -> int:
-    each = wide = WEIGHT_BYTES[dtype]
-    if dtype in SCALED:
-        each, wide = each + SCALE_BYTES / SCALED[dtype], 2.0
-    return round(stage.layers.matrices * each + (stage.layers.vectors + stage.embedding.number) * wide)
+    matrix_bytes = vector_bytes = WEIGHT_BYTES[dtype]
+    if dtype in WEIGHTS_PER_SCALE:
+        matrix_bytes, vector_bytes = matrix_bytes + SCALE_BYTES / WEIGHTS_PER_SCALE[dtype], 2.0
+    return round(stage.layers.matrices * matrix_bytes + (stage.layers.vectors + stage.embedding.total) * vector_bytes)
 
 
-def _length(skeleton: Skeleton, question: InferenceQuestion) -> int:
+def _checked_length(skeleton: Skeleton, question: InferenceQuestion) -> int:
     limit = position_limit(skeleton.config)
     if question.max_model_len is None:
         if limit is None:
@@ -291,7 +298,7 @@ def _stage_plan(
     groups = group_layers(rules[: len(stage.kv)], stage.kv, length)
     one_block = block_bytes(stage.kv, question.block_size, dtype, [group.layers for group in groups])
     needs = BlockNeeds([group.rule for group in groups], question.block_size, 1)
-    num_pads = int(bool(shape.states) and not question.enforce_eager and not shape.why_own)
+    num_pads = int(bool(shape.states) and not question.enforce_eager and not shape.own_forward_reason)
     memory = drop_large_piecewise_graphs(
         MemoryPlan(
             total=question.gpu_memory,
@@ -305,26 +312,28 @@ def _stage_plan(
             kv_min=one_block + (MIN_SLOTS + num_pads) * shape.state_bytes,
         )
     )
-    room = max(0, memory.kv) if memory.fits else 0
+    available_bytes = max(0, memory.kv) if memory.fits else 0
     if not shape.states:
         return StagePlan(
-            stage, memory, one_block, room // one_block, question.kv_host_memory // one_block, groups, needs
+            stage, memory, one_block, available_bytes // one_block, question.kv_host_memory // one_block, groups, needs
         )
-    longest = num_blocks_for(length, question.block_size)
-    wanted = 2 * question.max_num_seqs
-    slots, blocks = slots_and_blocks(room, one_block, shape.state_bytes, wanted, longest, num_pads)
-    below = host_slots(question.kv_host_memory, one_block, shape.state_bytes, wanted)
-    taken = below * shape.state_bytes
-    blocks_below = (question.kv_host_memory - taken) // one_block if one_block else 0
-    states = (slots, (slots + num_pads) * shape.state_bytes, below, taken)
-    return StagePlan(stage, memory, one_block, blocks, blocks_below, groups, needs, *states)
+    request_blocks = num_blocks_for(length, question.block_size)
+    wanted_slots = 2 * question.max_num_seqs
+    slots, blocks = slots_and_blocks(
+        available_bytes, one_block, shape.state_bytes, wanted_slots, request_blocks, num_pads
+    )
+    num_host_states = host_slots(question.kv_host_memory, one_block, shape.state_bytes, wanted_slots)
+    host_state_bytes = num_host_states * shape.state_bytes
+    num_host_blocks = (question.kv_host_memory - host_state_bytes) // one_block if one_block else 0
+    states = (slots, (slots + num_pads) * shape.state_bytes, num_host_states, host_state_bytes)
+    return StagePlan(stage, memory, one_block, blocks, num_host_blocks, groups, needs, *states)
 
 
 def _activations(skeleton: Skeleton, shape: ForwardShape, question: InferenceQuestion, tokens: int) -> int:
     """Return the activation bytes of the largest step.
 
-    Tensor parallelism divides all but the stream between layers, before and after each. For 16-bit models the engine
-    keeps that stream in float32.
+    Tensor parallelism divides everything but the residual stream before and after each layer. For 16-bit models the
+    engine stores that stream in float32.
     """
     itemsize = question.activations.itemsize
     numbers = 2 * tokens * int(skeleton.config.hidden_size)
@@ -355,10 +364,10 @@ def _reserves(
         num_ranks=question.tensor_parallel,
     )
     vocab = int(skeleton.config.vocab_size) if stage.has_head else 0
-    is_eager = question.enforce_eager or bool(shape.why_own)
+    is_eager = question.enforce_eager or bool(shape.own_forward_reason)
     graphs = 0 if is_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
     return StepReserves(
-        attention_partials=split_partials_bytes(limits, heads, PROCESSORS) + latent_bytes(limits, heads),
+        attention_partials=split_partials_bytes(limits, heads, ASSUMED_PROCESSORS) + latent_bytes(limits, heads),
         graphs=graphs + step_buffer_bytes(limits, vocab),
         piecewise_graphs=0 if is_eager or shape.states else piecewise_bytes(limits, heads),
         sampling=sampling_bytes(limits, vocab),
@@ -367,22 +376,19 @@ def _reserves(
 
 @dataclass(frozen=True, slots=True)
 class ForwardShape:
-    """Peak memory of a model's forward pass over some tokens, and what its layers store: transformers' own code, run on
-    tensors without data.
+    """Peak memory of a model's forward pass over some tokens, and what its layers store. Measured by running
+    transformers' own code on tensors without data.
     """
 
     calls: tuple[LayerCall, ...]
-    """How each layer calls its attention."""
     activations: int
-    """Bytes at the peak, without the head."""
+    """Peak bytes of activations, without the output head."""
     states: tuple[LayerState, ...] = ()
-    """State that each recurrent layer stores per request."""
-    why_own: str = ""
-    """Why it is run by transformers' own code; empty if kvscope's attention is used."""
+    own_forward_reason: str = ""
+    """Why the model is run by transformers' own code; "" if kvscope's attention is used."""
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all recurrent states of one request."""
         return state_bytes(self.states)
 
     @property
@@ -392,20 +398,20 @@ class ForwardShape:
 
 @lru_cache(maxsize=16)
 def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int, length: int = 0) -> ForwardShape:
-    """Run `num_tokens` tokens of requests of up to `length` tokens (0: as many) through a model without data.
+    """Run `num_tokens` tokens, of requests of up to `length` tokens (0: `num_tokens`), through a model without data.
 
     Raises BadInput if the engine would refuse the model.
     """
     register_attention()
     with FakeTensorMode(), torch.inference_mode():
-        module = build(skeleton.whole, dtype, torch.device("cpu")).eval()
+        module = build_model(skeleton.whole, dtype, torch.device("cpu")).eval()
         try:
             calls = record_calls(module)
             states, own = tuple(states_of(module)), own_forward(module)
             num_run = min(num_tokens, RECURRENT_TOKENS) if states and own is None else num_tokens
             ids = torch.zeros(num_run, dtype=torch.int64)
             with LiveMemory() as memory:
-                memory.name("weights", [*module.parameters(), *module.buffers()])
+                memory.assign("weights", [*module.parameters(), *module.buffers()])
                 memory.reset_peak()
                 Forward(module).fill(ids, ids, NoAttention(length))
         except KvscopeError as error:

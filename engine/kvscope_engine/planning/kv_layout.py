@@ -1,4 +1,4 @@
-"""The KV groups and states of a model as in its engine, from its configuration alone, for the simulator."""
+"""KV groups and recurrent states of a model, from its configuration alone, for the simulator."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from kvscope_engine.planning.skeleton import read_skeleton
 from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_engine.simulator.kv_layout import KVLayout, SimulatedGroup
 
-_FEW_TOKENS = 16
-"""Number of tokens of the forward pass that shows how each layer calls its attention."""
+_PROBE_TOKENS = 16
+"""Number of tokens of the forward pass that records how each layer calls its attention."""
 
 
 def model_layout(model: str, max_tokens: int, block_size: int, kv_cache_dtype: str = "auto") -> KVLayout:
-    """Return the layout of `model`, named as for `plan`, for requests of up to `max_tokens` tokens.
+    """Return the layout of `model`, named as for the command `plan`, for requests of up to `max_tokens` tokens.
 
     Raises BadInput for a model that the engine does not serve.
     """
-    shape = forward_shape(read_skeleton(model), torch.bfloat16, _FEW_TOKENS)
-    layers, wide = list(shape.layers), expanded_layers(shape.calls)
+    shape = forward_shape(read_skeleton(model), torch.bfloat16, _PROBE_TOKENS)
+    layers, expanded_shapes = list(shape.layers), expanded_layers(shape.calls)
     dtype = storage_dtype(kv_cache_dtype, torch.bfloat16)
 
-    def made(group: LayerGroup) -> SimulatedGroup:
+    def simulated_group(group: LayerGroup) -> SimulatedGroup:
         own, rule = [layers[number] for number in group.layers], group.rule
         is_latent = bool(own) and all(layer.latent_dim for layer in own)
-        expanded = [wide[number] for number in group.layers] if is_latent else []
+        expanded = [expanded_shapes[number] for number in group.layers] if is_latent else []
         kind = "latent" if is_latent else "full"
         return SimulatedGroup(
             kind="chunked" if rule.is_chunked else "window" if rule.window else kind,
@@ -38,5 +38,5 @@ def model_layout(model: str, max_tokens: int, block_size: int, kv_cache_dtype: s
             expanded_bytes=block_bytes(expanded, block_size, dtype) / block_size,
         )
 
-    groups = tuple(map(made, group_layers(rules_of(shape.calls), layers, max_tokens))) if layers else ()
+    groups = tuple(map(simulated_group, group_layers(rules_of(shape.calls), layers, max_tokens))) if layers else ()
     return KVLayout(groups or (SimulatedGroup("full", GroupRule(), 0, 0.0),), shape.state_bytes)

@@ -1,6 +1,5 @@
-"""Converts a plan to the answer that is shown: parts that add up, numbers of requests by length, and suggested changes.
-
-Owns the texts.
+"""Converts a plan to the answer that is shown: memory by part, numbers of requests by length, and suggested changes.
+Defines their texts.
 """
 
 from __future__ import annotations
@@ -10,7 +9,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kvscope_engine.model.device_memory.memory_plan import gib
-from kvscope_engine.planning.inference_plan import SCALED, InferencePlan, InferenceQuestion, StagePlan, plan_inference
+from kvscope_engine.planning.inference_plan import (
+    WEIGHTS_PER_SCALE,
+    InferencePlan,
+    InferenceQuestion,
+    StagePlan,
+    plan_inference,
+)
 from kvscope_engine.planning.live_memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 from kvscope_engine.planning.skeleton import Skeleton
 from kvscope_engine.planning.training_plan import MASTER_BYTES, TrainingPlan, TrainingQuestion, plan_training
@@ -26,17 +31,15 @@ from kvscope_telemetry.messages.memory_plan import (
     TrainingAnswer,
 )
 
-FEWER_TOKENS: Final = 2048
-"""Suggested `max_num_batched_tokens` if the current value is higher.
-
-Prompts are then computed in smaller chunks, which saves memory for activations.
+SUGGESTED_BATCHED_TOKENS: Final = 2048
+"""Suggested `max_num_batched_tokens` if the current value is higher. Smaller prefill chunks need less memory for
+activations.
 """
 GPU_SIZES_GIB: Final = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 GIB: Final = 1 << 30
 MIN_GAIN: Final = 1.02
-"""Minimum factor by which a change must improve a plan to be suggested."""
 BUS_BYTES_A_SECOND: Final = 25e9
-"""Bandwidth of PCIe 4.0 x16 that is reached in practice, in bytes/s."""
+"""Practical bandwidth of PCIe 4.0 x16 in bytes/s."""
 DEFAULT_LENGTHS: Final = (1024, 4096, 16384)
 _MOMENTS: Final = {
     "forward": "in the forward pass",
@@ -45,7 +48,7 @@ _MOMENTS: Final = {
 }
 
 
-def answer(
+def build_answer(
     skeleton: Skeleton,
     plan: InferencePlan,
     lengths: Sequence[int],
@@ -58,7 +61,7 @@ def answer(
     Lengths beyond the longest request are left out, and the length of the longest request is added.
 
     Args:
-        lengths: Tokens of a request for which to show how many requests fit.
+        lengths: Tokens of a request for which to compute how many requests fit.
         is_first: Omit the suggested changes, each of which takes another plan.
     """
     return PlanAnswer(
@@ -66,7 +69,7 @@ def answer(
         architecture=skeleton.architecture,
         num_parameters=skeleton.num_parameters,
         modules=skeleton.by_module,
-        inference=_inference(skeleton, plan, lengths, () if is_first else better_serving(skeleton, plan)),
+        inference=_inference(skeleton, plan, lengths, () if is_first else serving_improvements(skeleton, plan)),
         training=None if training is None else _training(skeleton, training, plan.question.gpu_memory),
         is_first=is_first,
     )
@@ -76,7 +79,7 @@ def _inference(
     skeleton: Skeleton, plan: InferencePlan, lengths: Sequence[int], changes: tuple[Change, ...]
 ) -> InferenceAnswer:
     question, tightest = plan.question, plan.tightest
-    shown = sorted({length for length in lengths if length < plan.max_model_len} | {plan.max_model_len})
+    shown_lengths = sorted({length for length in lengths if length < plan.max_model_len} | {plan.max_model_len})
     return InferenceAnswer(
         gpu_bytes=question.gpu_memory,
         allowed_bytes=tightest.memory.allowed,
@@ -92,7 +95,7 @@ def _inference(
         num_host_states=tightest.num_host_states,
         host_state_bytes=tightest.host_state_bytes,
         num_tokens=plan.num_tokens,
-        rooms=tuple(Headroom(num_tokens=length, num_requests=plan.requests(length)) for length in shown),
+        rooms=tuple(Headroom(num_tokens=length, num_requests=plan.requests(length)) for length in shown_lengths),
         stages=tuple(_stage(stage, plan) for stage in plan.stages),
         changes=changes,
         notes=_serving_notes(plan),
@@ -129,28 +132,29 @@ def _stage(stage: StagePlan, plan: InferencePlan) -> StageUse:
 def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
     question, notes = plan.question, list[str]()
     length = plan.max_model_len
-    if plan.expanded_times > 1:
-        wide = plan.requests_if(plan.request_bytes(length) * plan.expanded_times)
+    if plan.expansion_factor > 1:
+        num_expanded = plan.num_requests_of(plan.request_bytes(length) * plan.expansion_factor)
         notes.append(
             "the KV cache holds latents and rotary keys (MLA); with MLA expanded, as keys and values of each head, it"
-            f" would be {plan.expanded_times:,.1f} times as large: {_at_once(plan, length, wide)}"
+            f" would be {plan.expansion_factor:,.1f} times as large: {_comparison_text(plan, length, num_expanded)}"
         )
     if plan.index_bytes:
         share = plan.index_bytes / plan.kv_bytes_a_token
         notes.append(f"{share:.0%} of the KV cache, {plan.index_bytes:,} bytes a token, are keys of indexers")
-    if plan.why_own:
+    if plan.own_forward_reason:
         notes.append(
             "kvscope's engine runs this model by transformers' own code, prompts one after the other in each step,"
-            f" without CUDA graphs, an 8-bit KV cache or several GPUs ({plan.why_own:.120})"
+            f" without CUDA graphs, an 8-bit KV cache or several GPUs ({plan.own_forward_reason:.120})"
         )
     if plan.has_windows:
         groups = plan.tightest.groups
-        held, kept = plan.request_bytes(length), plan.kept_bytes(length)
+        held_bytes, unfreed_bytes = plan.request_bytes(length), plan.unfreed_bytes(length)
         windows = " and ".join(str(window) for window in sorted({group.rule.window for group in groups} - {0}))
         notes.append(
-            f"a request of {length:,} tokens holds {gib(held)}: layers with a window of {windows} tokens let go of what"
-            f" is behind it; without freeing {gib(kept)}, {kept / held:.1f} times as much:"
-            f" {_at_once(plan, length, plan.requests_if(kept))}"
+            f"a request of {length:,} tokens holds {gib(held_bytes)}: layers with a window of {windows} tokens let go"
+            f" of what is behind it; without freeing {gib(unfreed_bytes)},"
+            f" {unfreed_bytes / held_bytes:.1f} times as much:"
+            f" {_comparison_text(plan, length, plan.num_requests_of(unfreed_bytes))}"
         )
     if question.tensor_parallel * question.pipeline_parallel > 1:
         notes.append("kvscope's engine runs on one GPU; vLLM and SGLang run on several, and kvscope watches them")
@@ -168,8 +172,8 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _at_once(plan: InferencePlan, length: int, others: int) -> str:
-    return f"{others:,} requests of {length:,} tokens at once, not {plan.requests(length):,}"
+def _comparison_text(plan: InferencePlan, length: int, num_others: int) -> str:
+    return f"{num_others:,} requests of {length:,} tokens at once, not {plan.requests(length):,}"
 
 
 def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> TrainingAnswer:
@@ -181,14 +185,14 @@ def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> Traini
         if question.precision == "mixed"
         else f"as torch's {question.optimizer} makes them"
     )
-    kept = "layers' inputs alone (arXiv:1604.06174)" if question.checkpointing else "what autograd keeps"
-    held, moment = plan.at_worst, _MOMENTS[plan.worst]
+    activations_text = "layers' inputs alone (arXiv:1604.06174)" if question.checkpointing else "what autograd keeps"
+    held_bytes, moment = plan.at_worst, _MOMENTS[plan.worst]
     tokens = f"{question.batch_size} x {question.length:,} tokens"
     parts = [
-        ("weights", held[WEIGHTS], f"{question.precision}{divided if question.zero >= 3 else ''}"),
-        ("gradients", held[GRADIENTS], f"one a parameter{divided if question.zero >= 2 else ''}"),
-        ("optimizer states", held[OPTIMIZER], states + divided),
-        ("activations", held[ACTIVATIONS] - plan.temporary, f"{tokens}: {kept}, and the loss"),
+        ("weights", held_bytes[WEIGHTS], f"{question.precision}{divided if question.zero >= 3 else ''}"),
+        ("gradients", held_bytes[GRADIENTS], f"one a parameter{divided if question.zero >= 2 else ''}"),
+        ("optimizer states", held_bytes[OPTIMIZER], states + divided),
+        ("activations", held_bytes[ACTIVATIONS] - plan.temporary, f"{tokens}: {activations_text}, and the loss"),
         ("temporary buffers", plan.temporary, f"results of the operations that run {moment}"),
         ("gathered weights", plan.gathered, "of the largest layer, and the next (arXiv:1910.02054, 5.3)"),
         ("context", plan.others, "the driver's, as measured on H100 and H200"),
@@ -199,52 +203,54 @@ def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> Traini
         parts=tuple(PlanPart(name=name, num_bytes=size, how=how) for name, size, how in parts if size),
         peak_bytes=plan.needed,
         worst=plan.worst,
-        changes=better_training(skeleton, plan, gpu_memory),
+        changes=training_improvements(skeleton, plan, gpu_memory),
         notes=(_gradients_note(plan, moment),),
     )
 
 
 def _gradients_note(plan: TrainingPlan, moment: str) -> str:
-    there, in_all = plan.at_worst[GRADIENTS], gib(plan.gradients)
-    if there >= plan.gradients:
+    held_bytes, total = plan.at_worst[GRADIENTS], gib(plan.gradients)
+    if held_bytes >= plan.gradients:
         return f"parts are of the worst moment, {moment}, when all gradients are there"
-    some = f"{gib(there)} of {in_all}" if there else f"none of the {in_all}"
-    return f"parts are of the worst moment, {moment}, when {some} of gradients are there"
+    held = f"{gib(held_bytes)} of {total}" if held_bytes else f"none of the {total}"
+    return f"parts are of the worst moment, {moment}, when {held} of gradients are there"
 
 
 # Suggested changes: options are tried one at a time, and only those that help are returned.
-def better_serving(skeleton: Skeleton, plan: InferencePlan) -> tuple[Change, ...]:
-    """Return changes that let more tokens into the KV cache.
+def serving_improvements(skeleton: Skeleton, plan: InferencePlan) -> tuple[Change, ...]:
+    """Return changes with which more tokens fit in the KV cache.
 
-    Changes after which the longest request fits come first, then those with the most tokens.
+    Changes with which the longest request fits come first, then those with the most tokens.
     """
-    found = []
+    changes = []
     for options, note, question in _serving_changes(skeleton, plan):
         try:
-            other = plan_inference(skeleton, question)
+            changed_plan = plan_inference(skeleton, question)
         except BadInput:
             continue  # for example, the number of heads is not divisible
-        if other.num_tokens > max(plan.num_tokens * MIN_GAIN, 0) or (other.holds_longest and not plan.holds_longest):
-            found.append((other, _change(options, note, other)))
-    found.sort(key=lambda one: (not one[0].holds_longest, -one[0].num_tokens))
-    return tuple(change for _, change in found)
+        if changed_plan.num_tokens > max(plan.num_tokens * MIN_GAIN, 0) or (
+            changed_plan.holds_longest and not plan.holds_longest
+        ):
+            changes.append((changed_plan, _change(options, note, changed_plan)))
+    changes.sort(key=lambda one: (not one[0].holds_longest, -one[0].num_tokens))
+    return tuple(change for _, change in changes)
 
 
-def better_training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> tuple[Change, ...]:
-    """Return changes that make a training step smaller, smallest first; none if it fits."""
+def training_improvements(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> tuple[Change, ...]:
+    """Return changes that reduce the memory of a training step, smallest result first; empty if the step fits."""
     if plan.needed <= gpu_memory:
         return ()
-    found = []
+    changes = []
     for options, question in _training_changes(plan.question):
         try:
-            other = plan_training(skeleton, question)
+            changed_plan = plan_training(skeleton, question)
         except BadInput:
             continue
-        if other.needed * MIN_GAIN < plan.needed:
-            found.append((other.needed, options))
+        if changed_plan.needed * MIN_GAIN < plan.needed:
+            changes.append((changed_plan.needed, options))
     return tuple(
         Change(options=options, num_tokens=0, num_requests=0, fits=needed <= gpu_memory, note=f"needs {gib(needed)}")
-        for needed, options in sorted(found)
+        for needed, options in sorted(changes)
     )
 
 
@@ -262,15 +268,15 @@ def _serving_changes(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[
     question = plan.question
     if question.kv_cache_dtype == "auto":
         yield "--kv-cache-dtype fp8", "8 bits a number, and a scale a vector", replace(question, kv_cache_dtype="fp8")
-    if question.max_num_batched_tokens > FEWER_TOKENS:
-        fewer = replace(question, max_num_batched_tokens=FEWER_TOKENS)
-        yield f"--max-num-batched-tokens {FEWER_TOKENS}", "long prompts take more steps", fewer
+    if question.max_num_batched_tokens > SUGGESTED_BATCHED_TOKENS:
+        changed_question = replace(question, max_num_batched_tokens=SUGGESTED_BATCHED_TOKENS)
+        yield f"--max-num-batched-tokens {SUGGESTED_BATCHED_TOKENS}", "long prompts take more steps", changed_question
     if question.gpu_memory_utilization < 0.95:
-        more = replace(question, gpu_memory_utilization=0.95)
-        yield "--gpu-memory-utilization 0.95", "less is left for other programs", more
+        higher_utilization = replace(question, gpu_memory_utilization=0.95)
+        yield "--gpu-memory-utilization 0.95", "less is left for other programs", higher_utilization
     if not question.enforce_eager:
         yield "--enforce-eager", "no CUDA graphs: small batches are slower", replace(question, enforce_eager=True)
-    for dtype in SCALED if question.dtype not in SCALED else ():
+    for dtype in WEIGHTS_PER_SCALE if question.dtype not in WEIGHTS_PER_SCALE else ():
         yield f"--dtype {dtype}", "weights quantized, as vLLM and SGLang can", replace(question, dtype=dtype)
     for number in (2, 4, 8):
         if number > question.tensor_parallel:
@@ -283,7 +289,7 @@ def _serving_changes(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[
 
 
 def _larger_gpus(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[str, str, InferenceQuestion]]:
-    """Yield the smallest GPU that holds the longest request, if the present one does not."""
+    """Yield the smallest GPU that holds the longest request, if the current one does not."""
     if plan.holds_longest:
         return
     for size in GPU_SIZES_GIB:
@@ -294,8 +300,8 @@ def _larger_gpus(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[str,
 
 
 def _training_changes(question: TrainingQuestion) -> Iterator[tuple[str, TrainingQuestion]]:
-    def changed(**what: Any) -> TrainingQuestion:
-        return replace(question, **what)
+    def changed(**fields: Any) -> TrainingQuestion:
+        return replace(question, **fields)
 
     if not question.checkpointing:
         yield "--gradient-checkpointing", changed(checkpointing=True)

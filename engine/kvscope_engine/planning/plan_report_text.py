@@ -16,7 +16,7 @@ from kvscope_telemetry.messages.memory_plan import (
 )
 
 
-def text(plan: PlanAnswer) -> str:
+def plan_text(plan: PlanAnswer) -> str:
     modules = ", ".join(
         f"{name} {_number(count)}" for name, count in plan.modules if count >= plan.num_parameters // 200
     )
@@ -46,9 +46,9 @@ def _serving(plan: InferenceAnswer) -> list[str]:
 
 
 def _in_host_memory(plan: InferenceAnswer) -> str:
-    kept = [f"{plan.num_host_blocks:,} blocks"] if plan.num_host_blocks else []
-    kept += [f"{plan.num_host_states:,} states ({gib(plan.host_state_bytes)})"] if plan.num_host_states else []
-    return f"; {' and '.join(kept)} in host memory" if kept else ""
+    parts = [f"{plan.num_host_blocks:,} blocks"] if plan.num_host_blocks else []
+    parts += [f"{plan.num_host_states:,} states ({gib(plan.host_state_bytes)})"] if plan.num_host_states else []
+    return f"; {' and '.join(parts)} in host memory" if parts else ""
 
 
 def _verdict(plan: InferenceAnswer) -> str:

@@ -1,7 +1,7 @@
-"""How a model is divided among GPUs: matrices by tensor parallelism, consecutive layers by pipeline parallelism.
+"""Divides a model among GPUs: matrices by tensor parallelism, consecutive layers by pipeline parallelism.
 
 As in vLLM, after Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): matrices are divided equally, vectors are
-replicated, and KV heads are replicated if there are too few. Owns no dtype and no memory.
+replicated, and KV heads are replicated if there are fewer heads than ranks. Independent of dtypes and of memory.
 """
 
 from __future__ import annotations
@@ -15,64 +15,62 @@ from kvscope_telemetry.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """Part of the model on one GPU of a pipeline stage: numbers of parameters, and the KV cache's layers."""
+    """Part of the model on one GPU of a pipeline stage: its parameters, and the KV cache of its layers."""
 
     number: int
     first_layer: int
     layers: Parameters
     embedding: Parameters
-    """Parameters of embedding and head. Their products stay in the activations' type when the layers' are quantized."""
+    """Parameters of the embedding and the head, which are not quantized when the layers are."""
     kv: tuple[LayerShape, ...]
     has_head: bool
 
 
 def check_divisible(num_query_heads: int, tensor_parallel: int) -> None:
-    """Raise BadInput if the query heads cannot be divided evenly."""
     if num_query_heads % tensor_parallel:
         raise BadInput(
             f"tensor_parallel={tensor_parallel} is not accepted: {num_query_heads} query heads are not divisible by it"
         )
 
 
-def stages(
+def pipeline_stages(
     skeleton: Skeleton, kv: tuple[LayerShape, ...], tensor_parallel: int, pipeline_parallel: int
 ) -> tuple[PipelineStage, ...]:
-    """Return what a GPU of each stage holds, first to last. Raises BadInput for more stages than layers."""
+    """Return the part on one GPU of each stage, first to last. Raises BadInput for more stages than layers."""
     if pipeline_parallel > skeleton.num_layers:
         raise BadInput(
             f"pipeline_parallel={pipeline_parallel} is not accepted: the model has {skeleton.num_layers} layers"
         )
-    made, first = [], 0
+    result, first = [], 0
     for number, count in enumerate(_layer_counts(skeleton.num_layers, pipeline_parallel)):
         is_last = number == pipeline_parallel - 1
-        ends = Parameters()
+        end_parameters = Parameters()
         if number == 0 or (is_last and not skeleton.head.matrices):
-            ends += skeleton.embedding  # tied weights: the stage with the head needs the embedding as well
+            end_parameters += skeleton.embedding  # tied weights: the stage with the head needs the embedding as well
         if is_last:
-            ends += skeleton.head
-        own = sum(skeleton.layers[first : first + count], Parameters())
-        made.append(
+            end_parameters += skeleton.head
+        layer_parameters = sum(skeleton.layers[first : first + count], Parameters())
+        result.append(
             PipelineStage(
                 number,
                 first,
-                _divided(own, tensor_parallel),
-                _divided(ends, tensor_parallel),
+                _divided(layer_parameters, tensor_parallel),
+                _divided(end_parameters, tensor_parallel),
                 tuple(_kv_part(layer, tensor_parallel, first) for layer in kv[first : first + count]),
                 is_last,
             )
         )
         first += count
-    return tuple(made)
+    return tuple(result)
 
 
 def _layer_counts(num_layers: int, num_stages: int) -> list[int]:
-    """Return the layers of each stage, as even as possible.
-
-    Extra layers go to stages before the last, which has the head.
+    """Return the number of layers of each stage, as even as possible. Extra layers are assigned to stages before the
+    last, which has the head.
     """
-    each, over = divmod(num_layers, num_stages)
-    counts = [each] * num_stages
-    for index in range(over):
+    base, num_extra = divmod(num_layers, num_stages)
+    counts = [base] * num_stages
+    for index in range(num_extra):
         counts[-2 - index if num_stages > 1 else 0] += 1
     return counts
 
@@ -82,9 +80,9 @@ def _divided(parameters: Parameters, parts: int) -> Parameters:
 
 
 def _kv_part(layer: LayerShape, parts: int, first: int) -> LayerShape:
-    """Return one GPU's part of a layer, in the stage that starts with layer `first`.
+    """Return one GPU's part of a layer, in a stage that starts with layer `first`.
 
-    If the layer shares the KV of a layer of an earlier stage, the stage stores it itself.
+    A layer that shares the KV of a layer in an earlier stage gets its own KV in this stage.
     """
     source = layer.shares_with
     own = None if source is None or source < first else source - first

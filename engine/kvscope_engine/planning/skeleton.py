@@ -1,6 +1,6 @@
-"""A model without memory: its configuration, its modules with only shapes, and the location of its parameters.
+"""A model without memory: its configuration, its modules with only shapes, and its parameters by layer.
 
-Owns how a name is resolved to a configuration without downloading anything else.
+Resolves a name to a configuration without downloading anything else.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ class Parameters:
         return Parameters(self.matrices + other.matrices, self.vectors + other.vectors)
 
     @property
-    def number(self) -> int:
+    def total(self) -> int:
         return self.matrices + self.vectors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skeleton:
-    """Properties of a model that a plan needs. Compared by identity: two with the same name are not equal."""
+    """Properties of a model that a plan needs. Compared by identity."""
 
     name: str
     architecture: str
     config: PretrainedConfig
-    """Configuration of the part that reads and writes text."""
+    """Configuration of the text part of the model."""
     whole: PretrainedConfig
-    """Configuration of the whole model, as `build` takes it."""
+    """Configuration of the whole model, the argument of `build_model`."""
     layers: tuple[Parameters, ...]
     embedding: Parameters
-    """Parameters of the input embedding; if weights are tied, the head uses them, too."""
+    """Parameters of the input embedding. If weights are tied, the head uses them as well."""
     head: Parameters
-    """Parameters of the final projection and the norm before it. Without the matrix if weights are tied."""
+    """Parameters of the final projection (0 if weights are tied) and the norm before it."""
     by_module: tuple[tuple[str, int], ...]
-    """Parameters of each kind of module, such as "self_attn" and "mlp", over all layers; largest first."""
+    """Parameters by kind of module, such as "self_attn" and "mlp", summed over all layers; largest first."""
 
     @property
     def num_parameters(self) -> int:
-        return self.embedding.number + self.head.number + sum(layer.number for layer in self.layers)
+        return self.embedding.total + self.head.total + sum(layer.total for layer in self.layers)
 
     @property
     def num_layers(self) -> int:
@@ -79,21 +79,21 @@ def read_skeleton(model: str) -> Skeleton:
     config = _config(model)
     take_recipe(config, model)  # --dtype, not the checkpoint, determines the type of planned quantized layers
     plan = blueprint(config, model)
-    module = build(config, torch.bfloat16, torch.device("meta"))
+    module = build_model(config, torch.bfloat16, torch.device("meta"))
     layers: dict[int, Parameters] = {}
-    embedding, rest = Parameters(), Parameters()
+    embedding, head = Parameters(), Parameters()
     modules: dict[str, int] = {}
     inputs: Any = module.get_input_embeddings()
     for name, parameter in module.named_parameters():
-        one = Parameters(parameter.numel(), 0) if parameter.dim() > 1 else Parameters(0, parameter.numel())
+        count = Parameters(parameter.numel(), 0) if parameter.dim() > 1 else Parameters(0, parameter.numel())
         match = _LAYER.search(name)
         if match:
-            layers[int(match[1])] = layers.get(int(match[1]), Parameters()) + one
+            layers[int(match[1])] = layers.get(int(match[1]), Parameters()) + count
         elif parameter is inputs.weight:
-            embedding += one
+            embedding += count
         else:
-            rest += one
-        kind = _kind(name, match)
+            head += count
+        kind = _module_kind(name, match)
         modules[kind] = modules.get(kind, 0) + parameter.numel()
     return Skeleton(
         name=model,
@@ -102,21 +102,21 @@ def read_skeleton(model: str) -> Skeleton:
         whole=config,
         layers=tuple(layers[number] for number in sorted(layers)),
         embedding=embedding,
-        head=rest,
+        head=head,
         by_module=tuple(sorted(modules.items(), key=lambda item: -item[1])),
     )
 
 
-def build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str = "eager") -> Any:
-    """Return the causal language model of `config`, without values on the device "meta" or inside a fake
-    tensor mode.
+def build_model(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str = "eager") -> Any:
+    """Return the causal language model of `config`. Its tensors have no data on the device "meta" or in a fake tensor
+    mode.
     """
     with device:
         return make_model(config, dtype, attention)
 
 
-def _kind(name: str, match: re.Match[str] | None) -> str:
-    """Return the first part of a parameter's name below its layer; without a layer, the module that holds it."""
+def _module_kind(name: str, match: re.Match[str] | None) -> str:
+    """Return the first part of a parameter's name within its layer; outside layers, the top-level module."""
     parts = (name[match.end() :] if match else name.removeprefix("model.")).split(".")
     return parts[0]
 
@@ -128,20 +128,20 @@ def _config(model: str) -> PretrainedConfig:
     if name.kind == "dummy":
         return read_config(name.path)
     if name.kind == "folder":
-        return read_config(_there(name.path / "config.json", model))
+        return read_config(_existing_file(name.path / "config.json", model))
     if name.kind == "hub":
         return read_config(hub_file(name.text, "config.json"))
     return _gguf_config(name.path if name.kind == "gguf" else None)
 
 
-def _there(path: Path, model: str) -> Path:
+def _existing_file(path: Path, model: str) -> Path:
     if not path.is_file():
         raise BadInput(f"model {model!r} is not accepted: the folder has no config.json")
     return path
 
 
 def _gguf_config(path: Path | None) -> PretrainedConfig:
-    """Return the configuration of a GGUF file from its header alone; of the default model if `path` is None."""
+    """Return the configuration of a GGUF file, read from its header; of the default model if `path` is None."""
     from kvscope_engine.model.loader.download.default_model import default_gguf
     from kvscope_engine.model.loader.download.progress import TerminalProgress
     from kvscope_engine.model.loader.gguf.gguf_cache import entry_folder

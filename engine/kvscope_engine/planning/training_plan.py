@@ -1,16 +1,16 @@
 """Memory that training a model takes on each GPU: one step is run on tensors without data, and divided as by ZeRO.
 
-Weights, gradients and the optimizer's states are counted as torch creates them; activations are what autograd retains
+Weights, gradients and the optimizer's states are counted as torch creates them. Activations are what autograd retains
 of transformers' own forward pass, with the loss's float32 logits, at the worst moment of forward, backward and the
-optimizer's step. Sources of what is computed:
+optimizer's step. Sources:
 
 - `mixed`: 16-bit weights and gradients, plus float32 master weights and Adam's two moments, 2 + 2 + 12 bytes per
   parameter: Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054, section 3.1.
 - ZeRO's stages divide among N data-parallel ranks: 1 the optimizer's states, 2 also gradients, 3 also weights, where
-  each rank gathers one layer at a time: the same, section 5 and figure 1.
+  each rank gathers one layer at a time: the same paper, section 5 and figure 1.
 - Gradient checkpointing keeps each layer's input and recomputes the rest: Chen et al. 2016, arXiv:1604.06174.
-- For GPT's layers with dropout, s*b*h*(34 + 5*a*s/h) bytes per layer are retained without it: Korthikanti et al. 2022,
-  arXiv:2205.05198, equation 2; here they are counted, since today's layers differ.
+- GPT's layers with dropout retain s*b*h*(34 + 5*a*s/h) bytes per layer without checkpointing: Korthikanti et al. 2022,
+  arXiv:2205.05198, equation 2. Here they are counted, because today's layers differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kvscope_engine.model.hf_config import position_limit
 from kvscope_engine.planning.inference_plan import CONTEXT_BYTES
 from kvscope_engine.planning.live_memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, LiveMemory
-from kvscope_engine.planning.skeleton import Skeleton, build
+from kvscope_engine.planning.skeleton import Skeleton, build_model
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PRECISIONS: Final = ("mixed", "autocast", "bfloat16", "float32")
 OPTIMIZERS: Final = ("adamw", "sgd")
 MASTER_BYTES: Final = 12
-"""Bytes per parameter in `mixed`: a float32 copy and Adam's two moments; without Adam only the copy, 4 bytes."""
+"""Bytes per parameter in `mixed`: a float32 copy and Adam's two moments. Without Adam, only the copy: 4 bytes."""
 ZERO_STAGES: Final = (0, 1, 2, 3)
 DEFAULT_LENGTH: Final = 2048
 
@@ -44,29 +44,29 @@ DEFAULT_LENGTH: Final = 2048
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingQuestion:
     batch_size: int = 1
-    """Sequences per forward pass on one GPU (micro batch)."""
+    """Sequences per forward pass on each GPU (micro batch)."""
     length: int | None = None
     """Tokens per sequence; None: 2,048, or the model's limit if that is less."""
     precision: str = "mixed"
-    """Number formats. `mixed`: 16-bit weights with float32 master weights; `autocast`: torch's, float32 weights with
-    products in bfloat16; `bfloat16` and `float32`: all in one type."""
+    """Data types. `mixed`: 16-bit weights with float32 master weights; `autocast`: torch's, float32 weights with
+    products in bfloat16; `bfloat16` and `float32`: everything in one type.
+    """
     optimizer: str = "adamw"
     checkpointing: bool = False
-    """Whether gradient checkpointing is used."""
     zero: int = 0
-    """Stage of ZeRO, 0 to 3; 0: not used."""
+    """ZeRO stage, 0 to 3; 0: not used."""
     data_parallel: int = 1
     """Number of data-parallel ranks, among which ZeRO divides the training state."""
 
     def __post_init__(self) -> None:
         for name, accepted in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("zero", ZERO_STAGES)):
             if getattr(self, name) not in accepted:
-                words = ", ".join(map(str, accepted))
-                raise BadInput(f"{name}={getattr(self, name)!r} is not accepted: one of {words}")
-        for name, most in (("batch_size", 1 << 16), ("length", 1 << 22), ("data_parallel", 1 << 20)):
+                choices = ", ".join(map(str, accepted))
+                raise BadInput(f"{name}={getattr(self, name)!r} is not accepted: one of {choices}")
+        for name, maximum in (("batch_size", 1 << 16), ("length", 1 << 22), ("data_parallel", 1 << 20)):
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= most:
-                raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {most}")
+            if value is not None and not 1 <= value <= maximum:
+                raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {maximum}")
 
     @property
     def weights_dtype(self) -> torch.dtype:
@@ -74,7 +74,7 @@ class TrainingQuestion:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Fraction of each kind of memory that a rank holds."""
+        """Fraction of each kind of memory that one rank stores; kinds that are missing are stored whole."""
         part = 1.0 / self.data_parallel
         return {
             OPTIMIZER: part if self.zero >= 1 else 1.0,
@@ -85,26 +85,24 @@ class TrainingQuestion:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Bytes of one GPU at the worst moment of a step."""
+    """Memory of one GPU in bytes, at the moment of a step when most is used."""
 
     question: TrainingQuestion
     weights: int
     gradients: int
-    """Bytes of all gradients when the optimizer starts."""
     optimizer: int
     activations: int
-    """Bytes at the end of the forward pass: what backward needs, and the loss."""
+    """Bytes at the end of the forward pass: what the backward pass needs, and the loss."""
     worst: str
-    """Moment when most is held: "forward", "backward" or "optimizer"."""
+    """Moment with the most memory in use: "forward", "backward" or "optimizer"."""
     at_worst: Mapping[str, int]
-    """Bytes held at that moment, by kind."""
     gathered: int
-    """Bytes of weights that ZeRO stage 3 has gathered at that moment: the largest layer, twice."""
+    """Bytes of weights that ZeRO stage 3 has gathered at that moment: twice the largest layer."""
     others: int = CONTEXT_BYTES
 
     @property
     def temporary(self) -> int:
-        """Activations at the worst moment that the forward pass did not retain: results of the operations that run
+        """Bytes of activations at the worst moment that the forward pass did not retain: results of operations that run
         then.
         """
         return max(0, self.at_worst[ACTIVATIONS] - self.activations)
@@ -120,14 +118,14 @@ class TrainingPlan:
 
 
 def plan_training(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPlan:
-    """Plan a step of training, run on tensors without data.
+    """Plan a training step by running it on tensors without data.
 
-    Raises BadInput if the model does not support the length, or its code cannot be run without data.
+    Raises BadInput if the model does not support the length, or its code cannot run without data.
     """
-    question = replace(question, length=_length(skeleton, question.length))
+    question = replace(question, length=_checked_length(skeleton, question.length))
     try:
         with FakeTensorMode():
-            return measured_step(skeleton, question)
+            return measure_step(skeleton, question)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # external model code may raise these
         line = " ".join(str(error).split())
         raise BadInput(
@@ -135,67 +133,69 @@ def plan_training(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
         ) from error
 
 
-def _length(skeleton: Skeleton, asked: int | None) -> int:
+def _checked_length(skeleton: Skeleton, length: int | None) -> int:
     limit = position_limit(skeleton.config)
-    if asked is None:
+    if length is None:
         return min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
-    if limit is not None and asked > limit:
-        raise BadInput(f"length={asked} is not accepted: model {skeleton.name!r} can do {limit}")
-    return asked
+    if limit is not None and length > limit:
+        raise BadInput(f"length={length} is not accepted: model {skeleton.name!r} can do {limit}")
+    return length
 
 
-def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPlan:
-    """Build the model, on a CPU or in the caller's fake tensor mode, train a step, and return its memory."""
-    module = _trainable(skeleton, question)
+def measure_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPlan:
+    """Build the model, train one step, and return its memory. Runs on a CPU, or without data in the caller's fake
+    tensor mode.
+    """
+    module = _build_trainable_model(skeleton, question)
     parameters = list(module.parameters())
     memory = LiveMemory(question.shares)
     peaks: dict[str, dict[str, float]] = {}
     with memory:
-        memory.name(WEIGHTS, [*parameters, *module.buffers()])
+        memory.assign(WEIGHTS, [*parameters, *module.buffers()])
         optimizer = _optimizer(question, module, parameters)
-        master = _master(question, parameters)
-        memory.name(OPTIMIZER, master)
+        master = _master_weights(question, parameters)
+        memory.assign(OPTIMIZER, master)
         for parameter in parameters:
             hooked: Any = parameter
-            hooked.register_post_accumulate_grad_hook(lambda p: memory.name(GRADIENTS, [p.grad]))
-        _have_states(optimizer, parameters, memory)
+            hooked.register_post_accumulate_grad_hook(lambda p: memory.assign(GRADIENTS, [p.grad]))
+        _create_optimizer_states(optimizer, parameters, memory)
         memory.reset_peak()
         loss = _forward(module, question)
-        kept = memory.now[ACTIVATIONS]
+        retained = memory.live_bytes[ACTIVATIONS]
         peaks["forward"] = memory.peak
         memory.reset_peak()
         loss.backward()  # type: ignore[no-untyped-call]
         del loss
         peaks["backward"] = memory.peak
         memory.reset_peak()
-        gradients = memory.now[GRADIENTS]
+        gradients = memory.live_bytes[GRADIENTS]
         if optimizer is not None:
             optimizer.step()
         peaks["optimizer"] = memory.peak
-    gathered = {name: 0 if name == "optimizer" else _gathered(skeleton, question) for name in peaks}
+    gathered = {name: 0 if name == "optimizer" else _gathered_bytes(skeleton, question) for name in peaks}
     worst = max(peaks, key=lambda name: sum(peaks[name].values()) + gathered[name])
-    held = memory.now
+    final_bytes = memory.live_bytes
     return TrainingPlan(
         question=question,
-        weights=round(held[WEIGHTS]),
+        weights=round(final_bytes[WEIGHTS]),
         gradients=round(gradients),
-        optimizer=round(held[OPTIMIZER]),
-        activations=round(kept),
+        optimizer=round(final_bytes[OPTIMIZER]),
+        activations=round(retained),
         worst=worst,
         at_worst={kind: round(size) for kind, size in peaks[worst].items()},
         gathered=gathered[worst],
     )
 
 
-def _trainable(skeleton: Skeleton, question: TrainingQuestion) -> nn.Module:
-    """Return the model with the attention that training would use: torch's SDPA if supported, else
-    transformers' eager.
+def _build_trainable_model(skeleton: Skeleton, question: TrainingQuestion) -> nn.Module:
+    """Return the model with the attention that training would use: torch's SDPA if the model supports it, else
+    eager.
     """
     dtype, cpu = question.weights_dtype, torch.device("cpu")
     try:
-        module = build(skeleton.whole, dtype, cpu, "sdpa")
+        module = build_model(skeleton.whole, dtype, cpu, "sdpa")
     except ValueError:
-        module = build(skeleton.whole, dtype, cpu, "eager")
+        module = build_model(skeleton.whole, dtype, cpu, "eager")
     module.train()
     if question.checkpointing:
         enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
@@ -208,17 +208,17 @@ def _trainable(skeleton: Skeleton, question: TrainingQuestion) -> nn.Module:
 def _forward(module: Any, question: TrainingQuestion) -> torch.Tensor:
     assert question.length is not None, "resolved before"
     ids = torch.zeros(question.batch_size, question.length, dtype=torch.int64)
-    numbers: AbstractContextManager[Any] = nullcontext()
+    autocast: AbstractContextManager[Any] = nullcontext()
     if question.precision == "autocast":
-        numbers = torch.autocast("cpu", torch.bfloat16)
-    with numbers, warnings.catch_warnings():
+        autocast = torch.autocast("cpu", torch.bfloat16)
+    with autocast, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers warns about options that are not set here
         loss: torch.Tensor = module(input_ids=ids, labels=ids, use_cache=False).loss
     return loss
 
 
 def _optimizer(question: TrainingQuestion, module: nn.Module, parameters: list[nn.Parameter]) -> Any:
-    """Return torch's optimizer of the weights; None in `mixed`, whose master weights `_master` accounts for."""
+    """Return torch's optimizer of the weights; None in `mixed`, where `_master_weights` stands for its states."""
     if question.precision == "mixed":
         return None
     if question.optimizer == "adamw":
@@ -226,16 +226,16 @@ def _optimizer(question: TrainingQuestion, module: nn.Module, parameters: list[n
     return torch.optim.SGD(parameters, foreach=False)
 
 
-def _master(question: TrainingQuestion, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    """Return the float32 tensors that the optimizer holds in `mixed`; otherwise none."""
+def _master_weights(question: TrainingQuestion, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    """Return the float32 tensors that the optimizer holds in `mixed`; empty for other precisions."""
     if question.precision != "mixed":
         return []
     copies = 3 if question.optimizer == "adamw" else 1
     return [torch.empty(parameter.shape, dtype=torch.float32) for parameter in parameters for _ in range(copies)]
 
 
-def _have_states(optimizer: Any, parameters: list[nn.Parameter], memory: LiveMemory) -> None:
-    """Run a step, because an optimizer only creates its states then."""
+def _create_optimizer_states(optimizer: Any, parameters: list[nn.Parameter], memory: LiveMemory) -> None:
+    """Run an optimizer step, because optimizers create their states only then."""
     if optimizer is None:
         return
     for parameter in parameters:
@@ -243,12 +243,12 @@ def _have_states(optimizer: Any, parameters: list[nn.Parameter], memory: LiveMem
     optimizer.step()
     optimizer.zero_grad()
     states = [value for state in optimizer.state.values() for value in state.values()]
-    memory.name(OPTIMIZER, [value for value in states if isinstance(value, torch.Tensor)])
+    memory.assign(OPTIMIZER, [value for value in states if isinstance(value, torch.Tensor)])
 
 
-def _gathered(skeleton: Skeleton, question: TrainingQuestion) -> int:
-    """Return the bytes of gathered weights: one layer in use and the next being fetched."""
+def _gathered_bytes(skeleton: Skeleton, question: TrainingQuestion) -> int:
+    """Return the bytes of gathered weights: of the layer in use, and of the next, which is being fetched."""
     if question.zero < 3 or question.data_parallel == 1:
         return 0
-    largest = max(*(layer.number for layer in skeleton.layers), skeleton.embedding.number)
+    largest = max(*(layer.total for layer in skeleton.layers), skeleton.embedding.total)
     return round(2 * largest * question.weights_dtype.itemsize * (1 - 1 / question.data_parallel))

@@ -1,7 +1,7 @@
 """Measured limits of a device: memory read bandwidth (bytes/s) and matrix product throughput (FLOP/s).
 
 A measurement takes about 0.1 s and is cached on disk for a day, by device, number of threads, dtype and torch version.
-The figures are only displayed, so that any failure makes them unknown (0) and is not reported.
+The figures are only displayed, so any failure makes them unknown (0) and is not reported.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from kvscope_engine.cache_folder import cache_folder
 from kvscope_telemetry.errors import KvscopeError
 
 _FILE: Final = "device_limits.json"
-_KEPT_S: Final = 24 * 3600.0
+_CACHE_TTL_S: Final = 24 * 3600.0
 """Seconds for which a measurement is reused. It expires because other load may have distorted it."""
 _BUDGET_S: Final = 0.04
-"""Time budget in seconds of each of the two measurements, after warm-up."""
-_LEAST_RUNS, _MOST_RUNS = 8, 20
-"""Minimum and maximum number of runs. The fastest counts, because other processes on the same cores slow some of them
-down.
-"""
+_MIN_RUNS, _MAX_RUNS = 8, 20
+"""Bounds of the number of runs. The fastest counts, because other processes on the same cores slow down some."""
 _CPU_BYTES: Final = 64 << 20
-"""Size of the array read on a CPU: larger than its caches."""
+"""Size of the array that is read on a CPU, larger than the caches."""
 _GPU_BYTES: Final = 256 << 20
 _CPU_SIDE, _GPU_SIDE = 512, 4096
 
@@ -42,8 +39,8 @@ class DeviceLimits(NamedTuple):
 
 
 def device_limits(device: torch.device, name: str, dtype: torch.dtype) -> DeviceLimits:
-    """Return the limits of `device` for products in `dtype`, measured unless the cache has figures of the last 24
-    hours. `name` is the device's model name.
+    """Return the limits of `device` for products in `dtype`, from the cache if it has figures of the last 24 hours,
+    else measured. `name` is the device's model name.
     """
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     return _limits(str(device), f"{name}|{threads}|{dtype}|{torch.__version__}")
@@ -51,28 +48,28 @@ def device_limits(device: torch.device, name: str, dtype: torch.dtype) -> Device
 
 @cache
 def _limits(device: str, key: str) -> DeviceLimits:
-    kept = _read_cached().get(key)
-    if isinstance(kept, list) and len(kept) == 3 and 0 <= time.time() - kept[2] < _KEPT_S:
-        return DeviceLimits(int(kept[0]), int(kept[1]))
+    cached = _read_cached().get(key)
+    if isinstance(cached, list) and len(cached) == 3 and 0 <= time.time() - cached[2] < _CACHE_TTL_S:
+        return DeviceLimits(int(cached[0]), int(cached[1]))
     dtype: torch.dtype = getattr(torch, key.split("|")[2].removeprefix("torch."))
     try:
-        found = measure(torch.device(device), dtype)
+        limits = measure_limits(torch.device(device), dtype)
     except Exception:  # figures for display must not prevent a start
         return DeviceLimits()
-    _write_cached(key, found)
-    return found
+    _write_cached(key, limits)
+    return limits
 
 
 @torch.inference_mode()
-def measure(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
-    """Measure both limits now. Raises what torch raises if memory is short.
+def measure_limits(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
+    """Measure both limits. Raises torch's error if memory is short.
 
-    On a CPU, products are measured in float32 too, and the faster counts: a CPU without instructions for `dtype` is
-    slower in it, but operations that widen to float32 are not limited by that.
+    On a CPU, products are also measured in float32, and the faster type counts: a CPU without instructions for `dtype`
+    is slower in it, but operations that widen to float32 are not limited by that.
     """
     is_gpu = device.type == "cuda"
     large = torch.ones((_GPU_BYTES if is_gpu else _CPU_BYTES) // 4, dtype=torch.float32, device=device)
-    read_s = _best_s(device, large.clone if is_gpu else large.sum)
+    read_s = _min_run_s(device, large.clone if is_gpu else large.sum)
     num_bytes = large.nbytes * (2 if is_gpu else 1)
     del large
     side = _GPU_SIDE if is_gpu else _CPU_SIDE
@@ -83,16 +80,14 @@ def measure(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
 
 
 def measured_product_s(device: torch.device, side: int, dtype: torch.dtype) -> float:
-    """Return the seconds of the product of two square matrices with `side` rows."""
     left, right = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
-    return _best_s(device, lambda: left @ right)
+    return _min_run_s(device, lambda: left @ right)
 
 
-def _best_s(device: torch.device, run: Callable[[], object]) -> float:
-    """Return the time of the fastest of several runs after a warm-up, in seconds."""
+def _min_run_s(device: torch.device, run: Callable[[], object]) -> float:
     run()
     times: list[float] = []
-    while len(times) < _LEAST_RUNS or (sum(times) < _BUDGET_S and len(times) < _MOST_RUNS):
+    while len(times) < _MIN_RUNS or (sum(times) < _BUDGET_S and len(times) < _MAX_RUNS):
         times.append(max(_seconds(device, run), 1e-9))
     return min(times)
 
@@ -112,15 +107,15 @@ def _seconds(device: torch.device, run: Callable[[], object]) -> float:
 
 def _read_cached() -> dict[str, object]:
     try:
-        kept = json.loads((cache_folder() / _FILE).read_text("utf-8"))
+        cached = json.loads((cache_folder() / _FILE).read_text("utf-8"))
     except (OSError, ValueError, KvscopeError):
         return {}
-    return kept if isinstance(kept, dict) else {}
+    return cached if isinstance(cached, dict) else {}
 
 
-def _write_cached(key: str, found: DeviceLimits) -> None:
+def _write_cached(key: str, limits: DeviceLimits) -> None:
     with contextlib.suppress(OSError, KvscopeError):
-        place = cache_folder() / _FILE
-        new = place.with_name(f"{_FILE}.{os.getpid()}")
-        new.write_text(json.dumps({**_read_cached(), key: [*found, time.time()]}), "utf-8")
-        os.replace(new, place)
+        path = cache_folder() / _FILE
+        temporary = path.with_name(f"{_FILE}.{os.getpid()}")
+        temporary.write_text(json.dumps({**_read_cached(), key: [*limits, time.time()]}), "utf-8")
+        os.replace(temporary, path)

@@ -30,26 +30,26 @@ _LOGIT_BYTES = 2 * 4
 
 
 class LayerKind(NamedTuple):
-    """Attention of one layer, as far as it determines the work."""
+    """Properties of a layer's attention that determine its work."""
 
     window: int
     """Number of positions that a token attends to, itself included; 0: all positions up to its own."""
     kv_bytes: int
-    """Bytes of the keys and values of one token."""
+    """Bytes of the keys and values of one token in this layer."""
     flops_per_pair: int
     attended: Callable[[int], int] | None = None
-    """With sparse decode: maps a context length to the tokens' worth of KV that one decode reads; else None."""
+    """With sparse decode: maps a context length to the number of tokens whose KV one decode reads; else None."""
     is_chunked: bool = False
-    """Whether attention is chunked: tokens attend only within their own chunk of `window` positions."""
+    """Whether tokens attend only within their own chunk of `window` positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWork:
-    """Figures of a model from which `of` computes the work of a step."""
+    """Figures of a model from which `work_of_plan` computes the work of a step."""
 
     kinds: Mapping[LayerKind, int]
     weights_bytes: int
-    """Bytes of the weights that every step reads, without the output head and the experts."""
+    """Bytes of weights that every step reads, without the output head and the experts."""
     head_bytes: int = 0
     expert_bytes: int = 0
     expert_share: float = 1.0
@@ -59,19 +59,18 @@ class ModelWork:
     head_flops: int = 0
     """FLOPs of the output head per sampled row."""
     token_bytes: int = 0
-    """Bytes of activations per token, over all layers."""
+    """Bytes of activations that linear layers read and write per token, over all layers."""
     vocab_size: int = 0
     streamed_bytes: int = 0
     """Bytes of weights that each step transfers from host memory."""
 
     def work_of_plan(self, plan: StepPlan) -> Work:
-        """Return the work of a step, without its timings."""
         if not plan.scheduled:
             return Work()
-        _, starts, nums, samples, drafts = zip(
+        _, starts, counts, samples, drafts = zip(
             *plan.scheduled, strict=True
         )  # zip runs in C: there may be hundreds of sequences
-        num_tokens, num_samples = sum(nums), sum(samples) + sum(map(len, drafts))
+        num_tokens, num_samples = sum(counts), sum(samples) + sum(map(len, drafts))
         decodes, chunks = starts[: plan.num_single_token], plan.scheduled[plan.num_single_token :]
         kv_read = kv_written = attention = 0
         for kind, count in self.kinds.items():
@@ -95,11 +94,12 @@ class ModelWork:
 
 
 def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKind) -> tuple[int, int]:
-    """Return the positions read, and the pairs of positions attended, by one layer. `decodes` are the positions of
-    single-token sequences.
+    """Return the positions read, and the pairs of positions attended, by one layer.
+
+    `decodes`: start positions of single-token sequences.
     """
     window, attended = kind.window, kind.attended
-    read = sum([attended(start + 1) for start in decodes]) if attended is not None else _seen(decodes, kind)
+    read = sum([attended(start + 1) for start in decodes]) if attended is not None else _positions_read(decodes, kind)
     pairs = read
     for item in chunks:
         start, num = item.start, item.num_tokens
@@ -119,12 +119,12 @@ def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKi
 
 
 def _pairs_in_chunks(num_tokens: int, chunk: int) -> int:
-    """Return the attended pairs within chunks of the first `num_tokens` tokens of a sequence."""
-    whole, rest = divmod(num_tokens, chunk)
-    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
+    """Return the number of attended pairs within chunks, over the first `num_tokens` tokens of a sequence."""
+    whole, remainder = divmod(num_tokens, chunk)
+    return whole * (chunk * (chunk + 1) // 2) + remainder * (remainder + 1) // 2
 
 
-def _seen(decodes: Sequence[int], kind: LayerKind) -> int:
+def _positions_read(decodes: Sequence[int], kind: LayerKind) -> int:
     window = kind.window
     if kind.is_chunked:
         return sum([start % window + 1 for start in decodes])

@@ -1,4 +1,4 @@
-"""Builds the status line that describes how a model's weights are held, and how many bytes of them a step reads."""
+"""Builds the status line that describes how a model's weights are stored, and how many bytes of them a step reads."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ _GB: Final = 1_000_000_000
 
 
 def weights_line(loaded: LoadedModel, fused: FusedCounts, work: ModelWork | None) -> str:
-    """Return a line such as `weights: the file's own 4 bits (Q4_1), 98 MB read a step`, for a step of one token, per
+    """Return a line such as `weights: the file's own 4 bits (Q4_1), 98 MB read a step`, for a step of one token on each
     rank.
     """
-    held = _held(loaded, fused)
-    return f"weights: {held}" if work is None else f"weights: {held}, {size(work.weights_read(1, 1))} read a step"
+    text = _weights_text(loaded, fused)
+    return (
+        f"weights: {text}" if work is None else f"weights: {text}, {format_size(work.weights_read(1, 1))} read a step"
+    )
 
 
-def own_bits(bits: int, name: str) -> str:
-    """Describe weights that are kept in the format of their file; `name` is the file's name for the format."""
+def file_bits_text(bits: int, name: str) -> str:
+    """Describe weights that keep their file's format. `name`: the file's name for the format; "" if unknown."""
     return f"the file's own {bits} bits{f' ({name})' if name else ''}"
 
 
-def size(num_bytes: int) -> str:
+def format_size(num_bytes: int) -> str:
     """Format a size in decimal MB or GB."""
     if num_bytes >= _GB:
         return f"{num_bytes / _GB:.1f} GB"
     return f"{num_bytes / 1e6:.{0 if num_bytes >= 10_000_000 else 1}f} MB"
 
 
-def _held(loaded: LoadedModel, fused: FusedCounts) -> str:
-    filed, activations = filed_format(loaded.module), ""
+def _weights_text(loaded: LoadedModel, fused: FusedCounts) -> str:
+    file_format, activations = filed_format(loaded.module), ""
     if loaded.device.type == "cpu" and loaded.quantization not in (FILED, "none"):
         activations = ", 8-bit activations"
     if fused.int4 or fused.int8:
@@ -43,7 +45,7 @@ def _held(loaded: LoadedModel, fused: FusedCounts) -> str:
         if loaded.quantization == "fp8":
             return "8 bits (fp8, as asked for), 8-bit activations"
         is_own = loaded.quantization in (FILED, FILED_A8)
-        return (own_bits(bits, filed) if is_own else f"{bits} bits (int{bits}, as asked for)") + activations
+        return (file_bits_text(bits, file_format) if is_own else f"{bits} bits (int{bits}, as asked for)") + activations
     if fused.packed_experts:
-        return f"{dtype_name(loaded.dtype)}, experts in {own_bits(4, filed)}"
-    return f"{dtype_name(loaded.dtype)}{f', widened from the file ({filed})' if filed else ''}"
+        return f"{dtype_name(loaded.dtype)}, experts in {file_bits_text(4, file_format)}"
+    return f"{dtype_name(loaded.dtype)}{f', widened from the file ({file_format})' if file_format else ''}"

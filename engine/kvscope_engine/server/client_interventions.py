@@ -72,10 +72,9 @@ class ClientInterventions:
         return self._pins.clients
 
     def execute(self, client: bytes, command: Intervention) -> Reply:
-        """Carry out `command` and return what was done. Raises BadInput, with the reason, if that is impossible."""
-        what = self._carry_out(client, command)
+        outcome = self._carry_out(client, command)
         self._publish()
-        return Done(tag=command.tag, what=what)
+        return Done(tag=command.tag, what=outcome)
 
     def step(self, client: bytes, command: Control) -> Reply | None:
         """Queue single steps of a paused engine. Returns None if the reply follows after the steps."""
@@ -88,7 +87,6 @@ class ClientInterventions:
 
     @property
     def requested_by(self) -> str:
-        """Display name of the client whose single step runs next; empty if none is queued."""
         return "" if self.steps.first is None else self._name_of(self.steps.first)
 
     def step_completed(self) -> None:
@@ -99,7 +97,6 @@ class ClientInterventions:
             self.steps.cancel_all(self._engine.step_count, "no unfinished request left")
 
     def end_steps_if_resumed(self) -> None:
-        """End pending single steps if the engine is no longer paused."""
         if not self._pauses.is_paused and self.steps.has_pending:
             self.steps.cancel_all(self._engine.step_count, "engine resumed")
 
@@ -109,7 +106,6 @@ class ClientInterventions:
         self._publish()
 
     def disconnect(self, client: bytes) -> None:
-        """Drop the single steps and pins of a disconnected client."""
         self.steps.remove_client(client)
         name = self._pins.name(client)
         _, blocks = self._pins.remove(client)
@@ -172,7 +168,6 @@ class ClientPins:
 
     @property
     def names(self) -> str:
-        """Display names of all clients that pin blocks, separated by commas; empty if there are none."""
         return ", ".join(dict.fromkeys(self._names.values()))
 
     @property
@@ -229,15 +224,12 @@ class SingleSteps:
 
     @property
     def first(self) -> bytes | None:
-        """The client whose steps run next."""
         return self._requests[0].client if self._requests else None
 
     def request(self, client: bytes, tag: int, num_steps: int) -> None:
-        """Queue `num_steps` steps behind those of earlier requests."""
         self._requests.append(_StepRequest(client, tag, num_steps))
 
     def record_step(self, step: int) -> None:
-        """Count step number `step`; no effect if no single step was requested."""
         if self._requests:
             first = self._requests[0]
             first.num_run += 1
@@ -255,10 +247,10 @@ class SingleSteps:
 
     def _answer(self, request: _StepRequest, step: int, why: str = "") -> None:
         if request.num_run > 1:
-            what = f"steps {step - request.num_run + 1} to {step} ran"
+            outcome = f"steps {step - request.num_run + 1} to {step} ran"
         else:
-            what = f"step {step} ran" if request.num_run else "no step ran"
-        self._reply(request.client, Done(tag=request.tag, what=f"{what}: {why}" if why else what))
+            outcome = f"step {step} ran" if request.num_run else "no step ran"
+        self._reply(request.client, Done(tag=request.tag, what=f"{outcome}: {why}" if why else outcome))
 
 
 @dataclass(slots=True)
@@ -277,7 +269,6 @@ class Pauses:
 
     def __init__(self) -> None:
         self.names = ""
-        """Display names of all clients that paused the engine, separated by commas; empty if there are none."""
         self._pauses: dict[bytes, _Pause] = {}
         self._since_ns = 0
         """Monotonic time at which the current pause began; 0 if the engine is not paused."""
@@ -301,7 +292,6 @@ class Pauses:
         self._update_names()
 
     def renew(self, client: bytes) -> None:
-        """Restart the lease of a client, which sent a message."""
         pause = self._pauses.get(client)
         if pause is not None:
             pause.last_message_ns = time.monotonic_ns()

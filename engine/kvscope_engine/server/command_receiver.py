@@ -78,7 +78,6 @@ class CommandReceiver:
 
     def __init__(self, stop: Callable[[], None], limits: ServiceLimits | None = None) -> None:
         self.tasks: CommandQueue[Task] = CommandQueue(limits or ServiceLimits())
-        """Tasks for the engine's thread."""
         self.telemetry_endpoint = ""
         self.pauses = Pauses()
         self.facts = HeartbeatFacts()
@@ -92,7 +91,6 @@ class CommandReceiver:
         self.hello: Hello | None = None
         self.reason = ""
         self.has_received_commands = False
-        """Whether any client has sent a command."""
         self._stop = stop
         self._sockets: ServerSockets | None = None
         self._has_sockets = threading.Event()
@@ -106,7 +104,6 @@ class CommandReceiver:
     # Called on the I/O thread.
 
     def receive(self, client: bytes, command: Command) -> None:
-        """Handle a command that its client is authorized to send."""
         self._has_sockets.wait()
         sockets = self._sockets
         assert sockets is not None, "set before the event"
@@ -124,7 +121,6 @@ class CommandReceiver:
                 sockets.reply(client, refusal)
 
     def answer(self, client: bytes, command: Command) -> Reply | None:
-        """Return the immediate answer; None if the engine's thread answers later."""
         self.has_received_commands = True
         self.pauses.renew(client)
         if isinstance(command, GetStatus):
@@ -148,7 +144,6 @@ class CommandReceiver:
         return refuse(command, refusal_text(reason)) if reason else None
 
     def report_lost(self, client: bytes) -> None:
-        """Report a client that disconnected or does not read. Handled before the client's other tasks."""
         self.tasks.prepend(client, ClientLost())
 
     def tick(self) -> None:
@@ -166,7 +161,6 @@ class CommandReceiver:
         return [refuse(command, "the client does not read its answers") for command in dropped if command is not None]
 
     def move(self, previous: bytes, client: bytes) -> None:
-        """Move the tasks of a client's previous connection to its new one, ahead of the new one's tasks."""
         self.tasks.remove_if(previous, lambda task: isinstance(task, ClientLost))  # it concerns the previous connection
         self.tasks.move(previous, client)
 
@@ -193,7 +187,6 @@ class CommandReceiver:
         self.phase = "ready"
 
     def fail(self, reason: str) -> None:
-        """Enter the phase "failed": the engine could not be loaded, or has ended."""
         self.reason = reason
         self.phase = "failed"
 
@@ -414,7 +407,6 @@ class CommandQueue(Generic[_Task]):
             self._clients[client] = earlier
 
     def stop(self) -> None:
-        """End all current and future waiting."""
         self.is_stopped = True
         self._wakeups.put(None)
 

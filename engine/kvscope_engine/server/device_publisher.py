@@ -88,7 +88,6 @@ class DevicePublisher:
 
     @property
     def telemetry_endpoint(self) -> str:
-        """Endpoint to which a desktop attaches."""
         return self._sockets.telemetry_endpoint
 
     def close(self) -> None:

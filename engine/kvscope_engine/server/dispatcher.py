@@ -95,7 +95,6 @@ class Dispatcher:
         self._attempt(client, command, lambda: self._execute(client, command))
 
     def step(self) -> None:
-        """Run one step of the engine and send its outputs to the clients."""
         self.needs_step = False
         is_single = self._receiver.pauses.is_paused and self._interventions.steps.has_pending
         with (
@@ -106,7 +105,6 @@ class Dispatcher:
         self._snapshots.tick()
 
     def route(self, outputs: Iterable[Tokens | Finished]) -> None:
-        """Send each output to the client of its request. Outputs for lost clients are dropped."""
         for output in outputs:
             client = self._open_requests.client_of(output)
             if client is not None:
@@ -350,7 +348,9 @@ class PendingSubmits:
         on_prepared: Callable[[bytes, Prepared], None],
         limits: ServiceLimits,
     ) -> None:
-        self._preparation = Preparation(token_ids_of, has_grammar, lambda done: on_prepared(done.client, done), limits)
+        self._preparation = Preparation(
+            token_ids_of, has_grammar, lambda prepared: on_prepared(prepared.client, prepared), limits
+        )
         self._pending: dict[str, Prepared] = {}
 
     def __contains__(self, request_id: str) -> bool:

@@ -23,7 +23,6 @@ class FairQueue(Generic[_Work]):
         return self._count
 
     def __iter__(self) -> Iterator[_Work]:
-        """Iterate over all work, grouped by client and batch. Each batch is in order."""
         for batches in self._clients.values():
             for waiting in batches.values():
                 yield from waiting

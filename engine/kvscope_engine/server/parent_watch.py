@@ -14,7 +14,6 @@ import time
 from typing import Final
 
 STOP_TIMEOUT_S: Final = 5.0
-"""Seconds that an orderly stop may take before the process exits without one."""
 POLL_S: Final = 0.5
 
 

@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit,
 from kvscope_telemetry.messages.structured import Structured
 
 _QueueKey: TypeAlias = tuple[bytes, str, Structured | None]
-"""A client, for whom it acts ("" for itself), and the grammar of the answers (None without one)."""
+"""Client, the client for which it acts ("" for itself), and the grammar of the answers (None without one)."""
 TokenIdsOf: TypeAlias = Callable[[Submit, Callable[[], bool]], list[int]]
 """Function that tokenizes a submission. Its second argument returns whether the result is still wanted."""
 _Client: TypeAlias = tuple[bytes, str]
@@ -34,7 +34,6 @@ MAX_COMPILING_PER_CLIENT: Final = 2
 """Maximum number of grammars compiled concurrently for one client, which leaves threads for other clients."""
 SMALL_BYTES: Final = 64 << 10
 MAX_REMEMBERED_CLIENTS: Final = 4096
-"""Maximum number of clients whose last turn is remembered."""
 LONG_WORK_S: Final = 0.01
 """After work of more than this many seconds, the thread sleeps for as long as the work took, up to `MAX_SLEEP_S`."""
 MAX_SLEEP_S: Final = 1.0
@@ -50,7 +49,6 @@ class Prepared:
         self.token_ids: Future[list[int]] = Future()
         self._arrival_s = time.monotonic()
         self.is_wanted = True
-        """False once the submission is cancelled."""
 
     @property
     def is_small(self) -> bool:
@@ -107,9 +105,7 @@ class Preparation:
         self._waiting: OrderedDict[_QueueKey, deque[Prepared]] = OrderedDict()
         self._busy: set[Prepared] = set()
         self._compiling: dict[Prepared, _Client] = {}
-        """Submissions in progress whose grammars are being compiled, with their clients."""
         self._recent_compilers: OrderedDict[_Client, None] = OrderedDict()
-        """Clients whose grammars were compiled, least recent first."""
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._threads = [
@@ -128,7 +124,6 @@ class Preparation:
             return reason
 
     def cancel(self, prepared: Prepared) -> None:
-        """Remove a submission from the queue, or abandon it if it is in progress."""
         prepared.is_wanted = False
         prepared.token_ids.cancel()
         with self._changed:
@@ -167,7 +162,7 @@ class Preparation:
     def _run(self, kind: _Kind) -> None:
         while (prepared := self._next(kind)) is not None:
             started = time.monotonic()
-            self._prepare(prepared)
+            self._tokenize(prepared)
             worked_s = time.monotonic() - started
             if worked_s > LONG_WORK_S and kind != "grammar":  # grammars are compiled in other processes
                 self._closing.wait(min(worked_s, MAX_SLEEP_S))
@@ -222,7 +217,7 @@ class Preparation:
             del self._waiting[queue_key]
         return prepared
 
-    def _prepare(self, prepared: Prepared) -> None:
+    def _tokenize(self, prepared: Prepared) -> None:
         future = prepared.token_ids
         if future.set_running_or_notify_cancel():
             try:

@@ -1,4 +1,7 @@
-"""Interface that the server needs of an engine: `kvscope_engine.engine.Engine` in service, a small fake in tests."""
+"""Interface that the server needs of an engine: `kvscope_engine.engine.Engine` in service, a small fake in tests.
+
+Methods without a docstring are described there and in `kvscope_engine.interventions`.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,7 @@ class ServedInterventions(Protocol):
     """
 
     @property
-    def limits(self) -> tuple[int, int]:
-        """`max_num_seqs` and `max_num_batched_tokens`."""
+    def limits(self) -> tuple[int, int]: ...
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...]: ...
@@ -40,38 +42,30 @@ class ServedInterventions(Protocol):
         """Whether adapters can be loaded and unloaded at runtime."""
 
     @property
-    def pinned(self) -> list[int]:
-        """Ids of the pinned blocks, ascending."""
+    def pinned(self) -> list[int]: ...
 
-    def preempt(self, number: int, how: str, by: str) -> str:
-        """Preempt a running request. `how`: "swap", "recompute", or "" to let the engine choose."""
+    def preempt(self, number: int, how: str, by: str) -> str: ...
 
-    def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
-        """Protect cached blocks from eviction. Returns the protected blocks, including those pinned already."""
+    def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]: ...
 
     def unpin(self, blocks: Sequence[int], by: str) -> None:
         """Allow eviction of these blocks again. Blocks that are not pinned are ignored."""
 
     def evict(self, blocks: Sequence[int], by: str) -> str: ...
 
-    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
-        """Change the limits of the following steps; 0 keeps a limit."""
+    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str: ...
 
     def load_adapter(self, name: str, path: str, by: str) -> str: ...
 
-    def unload_adapter(self, name: str, by: str) -> str:
-        """Unload a LoRA adapter. Unfinished requests that use the adapter continue."""
+    def unload_adapter(self, name: str, by: str) -> str: ...
 
 
 class ServedPauses(Protocol):
-    """Pauses and suspensions of the engine, published as events."""
-
     def pause(self, by: str) -> None: ...
 
     def resume(self, why: str) -> None: ...
 
-    def single_step(self, by: str) -> AbstractContextManager[None]:
-        """Context in which a paused engine runs a step requested by `by`. Its time counts as running time."""
+    def single_step(self, by: str) -> AbstractContextManager[None]: ...
 
     def beat(self) -> bool:
         """Record a heartbeat of the process. Called every half second, on any thread. Returns whether suspensions are
@@ -98,8 +92,7 @@ class ServedEngine(Protocol):
     def pauses(self) -> ServedPauses: ...
 
     @property
-    def failure(self) -> str:
-        """Reason why the engine cannot continue, in one line; empty if it can."""
+    def failure(self) -> str: ...
 
     @property
     def has_unfinished(self) -> bool:
@@ -116,16 +109,14 @@ class ServedEngine(Protocol):
         """Monotonic time at which the current step began; 0 between steps."""
 
     @property
-    def last_seq(self) -> int:
-        """Number of the last published frame."""
+    def last_seq(self) -> int: ...
 
     def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool]) -> list[int]:
         """Return the prompt's token ids. May be slow, and may end early once `is_wanted` returns False. Raises
         BadInput.
         """
 
-    def has_grammar(self, submit: Submit) -> bool:
-        """Whether the grammar of the answers is already compiled, or none is needed."""
+    def has_grammar(self, submit: Submit) -> bool: ...
 
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
         """Queue a request. Raises BadInput, and queues nothing, if it is not accepted.
@@ -133,11 +124,9 @@ class ServedEngine(Protocol):
         `token_ids` returns the earlier result of `prompt_token_ids`, or raises its error.
         """
 
-    def abort(self, request_id: str) -> None:
-        """Abort a request. Unknown and finished ones are ignored."""
+    def abort(self, request_id: str) -> None: ...
 
-    def record_aborted(self, submit: Submit) -> None:
-        """List a request in telemetry that was aborted before its prompt was tokenized."""
+    def record_aborted(self, submit: Submit) -> None: ...
 
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
         """Run one step and return its outputs; empty if nothing can run.
@@ -150,23 +139,17 @@ class ServedEngine(Protocol):
         while.
         """
 
-    def finish_in_flight(self) -> list[Tokens | Finished]:
-        """Wait for the step in flight, if there is one, and return its outputs."""
+    def finish_in_flight(self) -> list[Tokens | Finished]: ...
 
-    def snapshot(self, tag: int) -> Snapshot:
-        """Return the whole state as of the last frame."""
+    def snapshot(self, tag: int) -> Snapshot: ...
 
-    def drain_ended(self) -> list[RecordedText]:
-        """Return the requests that ended since the last call, with all tokens. The first call returns none."""
+    def drain_ended(self) -> list[RecordedText]: ...
 
-    def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
-        """Return the contents of the blocks. Ids outside the pool are returned as empty blocks."""
+    def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]: ...
 
-    def allocator_map(self, tag: int) -> AllocatorMap:
-        """Return how torch's allocator divides the GPU's memory. Raises BadInput on a device without one."""
+    def allocator_map(self, tag: int) -> AllocatorMap: ...
 
-    def reset_prefix_cache(self) -> None:
-        """Drop all cached blocks that no request uses."""
+    def reset_prefix_cache(self) -> None: ...
 
     def memory(self) -> MemoryBreakdown: ...
 

@@ -96,7 +96,6 @@ class EngineService:
 
     @property
     def telemetry_endpoint(self) -> str:
-        """Endpoint to which a desktop attaches."""
         return self.sockets.telemetry_endpoint
 
     def stop(self) -> None:
@@ -115,7 +114,7 @@ class EngineService:
             if dispatcher is not None:
                 self._serve(dispatcher)
         except Exception as error:
-            reason = one_line(error)
+            reason = error_line(error)
             raise
         finally:
             self.is_loading = False
@@ -157,7 +156,7 @@ class EngineService:
             if was_any_open or dispatcher.stopping:
                 time.sleep(CLOSE_DELAY_S)
         except Exception as error:
-            reason = engine.failure or f"the engine died in a step: {one_line(error)}"
+            reason = engine.failure or f"the engine died in a step: {error_line(error)}"
             dispatcher.end_all("error", reason)
             self._fail(reason)
             raise EngineDead(reason) from error
@@ -193,7 +192,6 @@ class EngineService:
             self._recorder.add_requests(self._engine.drain_ended())
 
     def _fail(self, reason: str) -> None:
-        """Refuse all queued and future commands with the reason."""
         self.receiver.fail(reason)
         for client, reply in self.receiver.refuse_waiting():
             self.sockets.reply(client, reply)
@@ -239,7 +237,7 @@ class EngineService:
         )
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return the text of an error in one line: the message of a KvscopeError, type and message of others."""
     text = " ".join(str(error).split())[:500]
     if isinstance(error, KvscopeError) and text:

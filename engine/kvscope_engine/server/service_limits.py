@@ -26,10 +26,8 @@ class ServiceLimits:
     """Limits of what the engine's process stores for its clients. Bytes are measured by `command_bytes`."""
 
     client_commands: Bound = Bound(4_096, 32 * MIB)
-    """Queued commands of one client."""
     all_commands: Bound = Bound(16_384, 128 * MIB)
     client_prompts: Bound = Bound(2_048, 64 * MIB)
-    """Submissions of one client whose prompts are being tokenized."""
     all_prompts: Bound = Bound(8_192, 256 * MIB)
     client_requests: Bound = Bound(8_192, 256 * MIB)
     """Waiting and running completions of one client, including their prompts' tokens."""
@@ -71,13 +69,12 @@ class Allowance:
         self._change_usage(client, self._usage[client], -count, -num_bytes)
 
     def move(self, previous: Hashable, client: Hashable) -> None:
-        """Move the counts of `before` to `client`, even if their sum exceeds a bound."""
+        """Move the counts of `previous` to `client`, even if their sum exceeds a bound."""
         count, num_bytes = self._usage.pop(previous, (0, 0))
         self._total = (self._total[0] - count, self._total[1] - num_bytes)
         self._change_usage(client, self.usage(client), count, num_bytes)
 
     def usage(self, client: Hashable) -> tuple[int, int]:
-        """Return the count and bytes of one client."""
         return self._usage.get(client, (0, 0))
 
     @property

@@ -56,8 +56,6 @@ class _RetainedReply:
 
 @dataclass(slots=True)
 class ClientSession:
-    """State of one client across its connections."""
-
     token: str
     owner: str
     """Public key with which the session was opened."""
@@ -72,8 +70,6 @@ class ClientSession:
 
 
 class ClientSessions:
-    """All sessions, by token and by current or last connection."""
-
     def __init__(self) -> None:
         self._by_token: dict[str, ClientSession] = {}
         self._by_client: dict[bytes, ClientSession] = {}
@@ -81,7 +77,6 @@ class ClientSessions:
 
     @property
     def any_away(self) -> bool:
-        """Whether a disconnected client may still return."""
         return any(s.away_since_s is not None and not s.is_expired for s in self._by_client.values())
 
     def connect(self, client: bytes, token: str, owner: str) -> bytes | None:
@@ -146,18 +141,18 @@ class ClientSessions:
         Unknown requests are answered with their last messages.
         """
         session = self._by_client.get(client)
-        wanted = {awaited_request.request_id: awaited_request for awaited_request in awaited}
+        awaited_by_id = {awaited_request.request_id: awaited_request for awaited_request in awaited}
         known_ids: set[str] = set()
         replies: list[SessionReply] = []
         counted: set[tuple[str, int]] = set()
         for retained in session.replies if session is not None else ():
-            awaited_request = wanted.get(retained.reply.request_id)
+            awaited_request = awaited_by_id.get(retained.reply.request_id)
             if awaited_request is not None:
                 known_ids.add(awaited_request.request_id)
                 replies += _replies_if_missed(awaited_request, retained, counted)
         open_ids = {request_id for request_id, _ in session.counts} if session is not None else set()
-        for request_id in wanted.keys() - known_ids - open_ids:
-            replies += _final_messages(wanted[request_id])
+        for request_id in awaited_by_id.keys() - known_ids - open_ids:
+            replies += _final_messages(awaited_by_id[request_id])
         return replies
 
     def _evict_sessions(self) -> None:
@@ -213,24 +208,24 @@ def _replies_if_missed(
         if not awaited_request.heard:
             yield reply
         return
-    heard = awaited_request.heard[reply.index] if reply.index < len(awaited_request.heard) else 0
-    if heard == ENDED:
+    num_received = awaited_request.heard[reply.index] if reply.index < len(awaited_request.heard) else 0
+    if num_received == ENDED:
         return
     if isinstance(reply, Finished):
         yield reply
         return
     key = (reply.request_id, reply.index)
-    missed = 0 if key in counted else max(0, retained.number - heard)
+    missed = 0 if key in counted else max(0, retained.number - num_received)
     counted.add(key)
-    if retained.number >= heard:
+    if retained.number >= num_received:
         yield msgspec.structs.replace(reply, num_missed=missed) if missed else reply
 
 
 def _final_messages(awaited_request: Awaited) -> Iterator[SessionReply]:
     if not awaited_request.heard:
         yield Refused(request_id=awaited_request.request_id, reason=NEVER_RECEIVED)
-    for index, heard in enumerate(awaited_request.heard):
-        if heard != ENDED:
+    for index, num_received in enumerate(awaited_request.heard):
+        if num_received != ENDED:
             yield Finished(
                 request_id=awaited_request.request_id,
                 index=index,
@@ -247,8 +242,6 @@ def _away_s(session: ClientSession, now_s: float) -> float:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """An accepted request with unfinished completions."""
-
     client: bytes
     on_behalf_of: str
     """For whom the client acts, as in `Submit.client`; "" for itself."""
@@ -258,7 +251,6 @@ class OpenRequest:
     """Number of tokens so far of each unfinished completion, by the completion's index."""
     num_bytes: int = 0
     count: int = 1
-    """Number of completions counted against the client's allowance."""
     arrival_ns: int = field(default_factory=time.monotonic_ns)
 
     def final_messages(self, reason: FinishReason, error: str) -> list[Finished]:
@@ -332,7 +324,6 @@ class OpenRequests:
         return request is not None and request.client == client
 
     def move(self, previous: bytes, client: bytes) -> None:
-        """Move a client's requests to its new connection."""
         ids = self._ids_by_client.pop(previous, {})
         for request_id in ids:
             self._requests[request_id].client = client
@@ -372,6 +363,5 @@ class OpenRequests:
 
 
 def _num_bytes(submit: Submit, num_prompt_tokens: int) -> int:
-    """Return the bytes counted for an open request: its prompt's tokens, its id and its sampling parameters."""
     other_bytes = sys.getsizeof(submit.request_id) + sampling_bytes(submit.sampling)
     return COMMAND_BYTES + NUMBER_BYTES * num_prompt_tokens + other_bytes

@@ -23,8 +23,6 @@ MIN_INTERVAL_FACTOR: Final = 4
 
 
 class SharedSnapshots:
-    """Answers snapshot queries to one engine through `reply`, immediately or in `tick`."""
-
     def __init__(
         self,
         engine: ServedEngine,
@@ -43,7 +41,6 @@ class SharedSnapshots:
         self._next_packing_s = 0.0
 
     def request(self, client: bytes, tag: int) -> None:
-        """Send `client` a snapshot with `tag`, immediately or at a later tick."""
         if self._is_fresh or self._may_pack:
             self._send(client, self._current_snapshot(), tag)
             return
@@ -63,7 +60,6 @@ class SharedSnapshots:
                     self._send(client, snapshot, tag)
 
     def remove_client(self, client: bytes) -> None:
-        """Drop the queries of a disconnected client."""
         self._waiting.pop(client, None)
 
     def refuse_all(self, reason: str) -> None:

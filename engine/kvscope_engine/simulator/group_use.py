@@ -1,4 +1,4 @@
-"""Number of blocks that each KV group held in a run: sums and result. Knows neither requests nor time."""
+"""Number of blocks that each KV group held in a run: sums and result."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from kvscope_telemetry.ledger import BlockState
 
 
 class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of one KV group that requests held, over all steps."""
-
     kind: str
     window: int
-    """Window in tokens; 0: none."""
+    """Window in tokens; 0: no window."""
     num_layers: int
     token_bytes: float
     mean_blocks: float
@@ -31,10 +29,10 @@ class GroupTally:
 
     def add(self, pool: BlockPool) -> None:
         ledger = pool.ledger.part(0, pool.num_blocks)
-        held = np.bincount(ledger.group[ledger.state == BlockState.ACTIVE], minlength=len(self._sums))
+        held_blocks = np.bincount(ledger.group[ledger.state == BlockState.ACTIVE], minlength=len(self._sums))
         self._num_steps += 1
-        self._sums += held
-        np.maximum(self._max, held, out=self._max)
+        self._sums += held_blocks
+        np.maximum(self._max, held_blocks, out=self._max)
 
     def uses(self) -> tuple[GroupUse, ...]:
         return tuple(
@@ -44,7 +42,7 @@ class GroupTally:
                 num_layers=group.num_layers,
                 token_bytes=group.token_bytes,
                 mean_blocks=total / max(1, self._num_steps),
-                most_blocks=most,
+                most_blocks=maximum,
             )
-            for group, total, most in zip(self._layout.groups, self._sums.tolist(), self._max.tolist(), strict=True)
+            for group, total, maximum in zip(self._layout.groups, self._sums.tolist(), self._max.tolist(), strict=True)
         )

@@ -1,4 +1,4 @@
-"""Memory that a simulated model takes per request, as in an engine: KV groups, and states of recurrent layers."""
+"""Memory that a simulated model takes per request, as in an engine: KV groups, and recurrent states."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class SimulatedGroup:
     """Layers that share a block table."""
 
     kind: str
-    """One of the values of `KVGroup.kind`."""
+    """A value of `KVGroup.kind`."""
     rule: GroupRule
     num_layers: int
     token_bytes: float
-    """Bytes per token, over the group's layers."""
+    """Bytes per token, summed over the group's layers."""
     expanded_bytes: float = 0.0
-    """Bytes per token if latents (MLA) were stored as keys and values; 0: no latents, or unknown."""
+    """Bytes per token if keys and values were stored instead of latents (MLA); 0: no latents, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """KV groups and states of a model. Blocks of all groups have the same size in bytes."""
+    """KV groups and recurrent states of a model. Blocks of all groups have the same size in bytes."""
 
     groups: tuple[SimulatedGroup, ...]
     state_bytes: int = 0
-    """Bytes per request of the states of all recurrent layers; 0: there are none."""
+    """Bytes of recurrent states per request, over all layers; 0: the model has none."""
 
     @property
     def token_bytes(self) -> float:
-        """Bytes of a token that all layers hold."""
+        """Bytes of KV per token, summed over all layers."""
         return sum(group.token_bytes for group in self.groups)
 
     @property
@@ -53,22 +53,22 @@ class KVLayout:
 
     @property
     def has_windows(self) -> bool:
-        """Whether any layers have a window or chunks, so that blocks are freed while their request runs."""
+        """Whether some layers have a window or chunks, so that blocks are freed while their request runs."""
         return any(rule.window for rule in self.rules)
 
     @property
     def why_not_expanded(self) -> str:
-        """Why keys and values in place of latents cannot be simulated; empty if they can."""
+        """Why keys and values instead of latents cannot be simulated; "" if they can."""
         latents = [group for group in self.groups if group.kind == "latent"]
         if not latents:
             return "no layer holds latents"
         return "" if all(group.expanded_bytes for group in latents) else "the recording does not tell their size"
 
     def block_bytes(self, block_size: int) -> int:
-        """Return the bytes of a block of the pool, which the largest group determines."""
+        """Return the bytes of a block of the pool, which are determined by the largest group."""
         return round(max(group.token_bytes for group in self.groups) * block_size)
 
-    def whole(self) -> KVLayout:
+    def merged(self) -> KVLayout:
         """Return a layout with all layers in one group without a window."""
         return replace(self, groups=(SimulatedGroup("full", GroupRule(), self.num_layers, self.token_bytes),))
 
@@ -80,9 +80,9 @@ class KVLayout:
         return replace(self, groups=tuple(wide))
 
     def read_bytes(self, scheduled: Iterable[Scheduled]) -> float:
-        """Return the bytes that a step reads in attention, as far as each group's layers look back.
+        """Return the bytes that attention reads in a step, limited by each group's window.
 
-        The states of recurrent layers are included twice, since they are read and written.
+        Recurrent states count twice, because they are read and written.
         """
         total = 0.0
         for item in scheduled:
@@ -91,38 +91,38 @@ class KVLayout:
             total += 2 * self.state_bytes
         return total
 
-    def share_of_pairs(self, scheduled: Iterable[Scheduled]) -> float:
-        """Return the number of pairs of a token and one it attends to, as the mean over layers."""
+    def mean_pairs(self, scheduled: Iterable[Scheduled]) -> float:
+        """Return the number of pairs of a token and one that it attends to, as the mean over layers."""
         shares = [(group.rule, group.num_layers / max(1, self.num_layers)) for group in self.groups]
         return sum(
-            share * (_pairs(rule, item.start + item.num_tokens) - _pairs(rule, item.start))
+            share * (_num_pairs(rule, item.start + item.num_tokens) - _num_pairs(rule, item.start))
             for item in scheduled
             for rule, share in shares
         )
 
 
 def recorded_layout(cache: CacheInfo) -> KVLayout | None:
-    """Return the layout of a recorded engine; None if it names no KV groups, or not their sizes.
+    """Return the layout of a recorded engine; None if the recording names no KV groups or not their sizes.
 
-    Groups with blocks of different sizes are split into groups of equally many layers, the greatest common divisor.
+    Groups with separate pools are split into groups of equally many layers (the greatest common divisor).
     """
     block_groups = [group for group in cache.groups if group.kind not in _SEPARATE_KINDS]
     states = [group.block_bytes for group in cache.groups if group.kind == "state"]
     if not block_groups or not all(group.block_bytes and group.num_layers for group in block_groups):
         return None
-    groups = [_recorded(group, cache.block_size) for group in block_groups]
+    groups = [_recorded_group(group, cache.block_size) for group in block_groups]
     if any(group.num_blocks for group in block_groups):
-        groups = _cut(groups)
+        groups = _split_equally(groups)
     return KVLayout(tuple(groups), sum(states))
 
 
 def recorded_token_bytes(cache: CacheInfo) -> float:
-    """Return the KV bytes per token over all layers of an engine whose blocks hold all layers; 0: unknown."""
+    """Return the KV bytes per token, over all layers, of an engine whose blocks hold all layers; 0: unknown."""
     return cache.block_bytes / cache.block_size if cache.block_size else 0.0
 
 
 def recorded_slots(cache: CacheInfo) -> int:
-    """Return the number of tokens that a recorded pool holds; 0: unknown."""
+    """Return the capacity of a recorded pool in tokens; 0: unknown."""
     return cache.pool_tokens or (cache.num_physical_blocks or cache.num_blocks) * cache.block_size
 
 
@@ -133,17 +133,17 @@ def recorded_pool_bytes(cache: CacheInfo) -> float:
 
 
 def recorded_tiers(cache: CacheInfo) -> tuple[int, int]:
-    """Return the bytes of host memory and disk below a recorded pool; 0: no such tier, or unknown."""
+    """Return the bytes of host memory and of disk below a recorded pool; 0: no such tier, or unknown."""
     return cache.host_tier_bytes, cache.num_disk_blocks * cache.block_bytes
 
 
-def _recorded(group: KVGroup, block_size: int) -> SimulatedGroup:
+def _recorded_group(group: KVGroup, block_size: int) -> SimulatedGroup:
     tokens = group.block_size or block_size
     rule = GroupRule(group.window, group.kind == "chunked")
     return SimulatedGroup(group.kind, rule, group.num_layers, group.block_bytes / tokens, group.expanded_bytes / tokens)
 
 
-def _cut(groups: Sequence[SimulatedGroup]) -> list[SimulatedGroup]:
+def _split_equally(groups: Sequence[SimulatedGroup]) -> list[SimulatedGroup]:
     size = gcd(*(group.num_layers for group in groups))
     parts = [
         replace(
@@ -158,12 +158,14 @@ def _cut(groups: Sequence[SimulatedGroup]) -> list[SimulatedGroup]:
     return parts if len(parts) <= _MAX_GROUPS else list(groups)
 
 
-def _pairs(rule: GroupRule, num_tokens: int) -> int:
-    """Return the number of pairs of a token and one it attends to, over the first `num_tokens` tokens of a text."""
+def _num_pairs(rule: GroupRule, num_tokens: int) -> int:
+    """Return the number of pairs of a token and one that it attends to, over the first `num_tokens` tokens of a
+    text.
+    """
     window = rule.window or num_tokens
     if rule.is_chunked:
-        chunks, rest = divmod(num_tokens, window)
-        return chunks * _triangle(window) + _triangle(rest)
+        chunks, remainder = divmod(num_tokens, window)
+        return chunks * _triangle(window) + _triangle(remainder)
     return _triangle(min(num_tokens, window)) + max(0, num_tokens - window) * window
 
 

@@ -3,14 +3,14 @@
 A sample is taken in every step that leaves requests waiting, after the step's tokens were written and before finished
 requests leave. It assigns each slot of the pool to one class, as `policy.allocation.fragmentation` counts them:
 
-- states: holds the KV of a token of a running request (counted once if several share it);
+- states: contains the KV of a token of a running request (counted once if several requests share it);
 - reserved: reserved for a token that its request will still compute;
-- internal: reserved for a request that will never use it, or the rest of a last block;
-- external and others: free, or held only because an allocator has only powers of two;
-- cached: kept for a later prompt, held by no request. The paper's cache has none.
+- internal: reserved for a request that will never use it, or the unused part of a last block;
+- external and others: free, or allocated only because an allocator has only powers of two;
+- cached: kept for a later prompt, used by no request. The paper's cache has none.
 
-A share is the mean over these samples, with equal weights, of slots over all slots of the pool; the five add up to 1.
-Without a sample they are unknown.
+A share is the mean over these samples, equally weighted, of slots divided by all slots of the pool; the five shares add
+up to 1. Without a sample they are unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvscope_engine.policy.allocation.fragmentation import KVUse
 
 
 class MemoryShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of all KV slots, from 0 to 1, under load."""
+    """Shares of all KV slots under load, from 0 to 1."""
 
     states: float
     reserved: float
@@ -33,8 +33,6 @@ class MemoryShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryUse:
-    """Running means of the shares. `add` takes a sample."""
-
     __slots__ = ("_sums", "num_samples")
 
     def __init__(self) -> None:
@@ -53,7 +51,6 @@ class MemoryUse:
         sums[5] += use.external_fragmentation
 
     def shares(self) -> MemoryShares | None:
-        """Return the means; None if no step was under load."""
         if not self.num_samples:
             return None
         states, reserved, internal, external, cached, fragmentation = (value / self.num_samples for value in self._sums)

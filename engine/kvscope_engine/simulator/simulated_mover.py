@@ -1,9 +1,10 @@
-"""A mover that copies nothing: it counts blocks and computes how long the run waits for them (`policy.kv_offload`).
+"""A block mover that copies nothing: it counts blocks and computes how long the run waits for them
+(`policy.kv_offload`).
 
-Its timing is that of the engine's mover on a GPU. Copies to and from host memory share one link, one after the other.
-The forward pass overlaps with saves, except those that exceed the staging buffers, and waits for loads. Writes to disk
-happen in the background while the queue has capacity; reads from disk are waited for, and do not slow down writes. Owns
-what is in progress on link and disk; the clock is the run's, which sets it (`begin`).
+The timing is that of the engine's mover on a GPU. Copies to and from host memory share one link, one after another. The
+forward pass overlaps with saves, except those that exceed the staging buffers, and waits for loads. Writes to disk
+happen in the background while the queue has capacity. Reads from disk are waited for, and do not slow down writes. Owns
+the transfers in progress; the run sets the clock (`start_step`).
 """
 
 from __future__ import annotations
@@ -17,23 +18,20 @@ from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_telemetry.ledger import Tier
 
 STAGING_BYTES: Final = 64 << 20
-"""Maximum size of saves that overlap with the forward pass: the engine's two staging buffers."""
+"""Maximum size of saves that overlap with the forward pass: that of the engine's two staging buffers."""
 QUEUE_BYTES: Final = 256 << 20
 """Capacity of the queue of blocks to be written to disk, as in the engine."""
 
 
 @dataclass(slots=True)
 class MoveTotals:
-    """Blocks moved since the start, and the time that the run waited for them."""
-
     saved_blocks: int = 0
     """Blocks copied to host memory."""
     loaded_blocks: int = 0
-    """Blocks copied to the pool, from any tier."""
     offloaded_blocks: int = 0
     """Blocks copied from host memory to disk."""
     loaded_disk_blocks: int = 0
-    """Blocks read from disk to host memory in order to be loaded."""
+    """Blocks read from disk to host memory, in order to be loaded."""
     save_ns: int = 0
     load_ns: int = 0
     offload_ns: int = 0
@@ -41,18 +39,15 @@ class MoveTotals:
 
 
 class SimulatedMover:
-    """Moves blocks of `block_bytes` at the rates of `cost`."""
-
     failure: Final = ""
     """Always empty: the simulated disk never fails."""
 
     def __init__(self, cost: CostModel, block_bytes: int, *, has_disk: bool) -> None:
         self.has_disk: Final = has_disk
         self.now_ns = 0
-        """Clock, advanced by the time waited."""
         self.moved = MoveTotals()
         self.origins: dict[int, Tier] = {}
-        """Tier from which blocks of the pool were loaded in this step, by block."""
+        """Tiers from which blocks of the pool were loaded in this step, by block."""
         self._link = _Lane(cost.host_bandwidth / block_bytes)
         self._reading = _Lane(cost.disk_bandwidth / block_bytes)
         self._writing = _Lane(cost.disk_write_bandwidth / block_bytes)
@@ -97,7 +92,7 @@ class SimulatedMover:
         return [True] * len(slots)
 
     def flush(self) -> None:
-        """Put all requested copies on the link, and wait for what the step needs."""
+        """Start all requested copies on the link, and wait for those that the step needs."""
         saves, loads = self._num_to_save, self._num_to_load
         self._num_to_save = self._num_to_load = 0
         moved = self.moved
@@ -117,21 +112,19 @@ class SimulatedMover:
         return num_blocks / self._link.blocks_per_s + num_from_disk / self._reading.blocks_per_s
 
     def forget_prefixes(self) -> None:
-        """Do nothing: a simulated disk is never used again."""
+        """Do nothing: a simulated disk is never read by a later run."""
 
     def recovered(self) -> list[tuple[int, Prefix]]:
         return []
 
-    def _wait(self, lane: _Lane, ahead: float = 0.0) -> int:
-        """Advance the clock until at most `ahead` blocks are left on the lane. Returns the time waited."""
-        waited_ns = max(0, lane.free_ns - round(ahead / lane.blocks_per_s * 1e9) - self.now_ns)
+    def _wait(self, lane: _Lane, max_left: float = 0.0) -> int:
+        """Advance the clock until the lane has at most `max_left` blocks left. Returns the time waited, in ns."""
+        waited_ns = max(0, lane.free_ns - round(max_left / lane.blocks_per_s * 1e9) - self.now_ns)
         self.now_ns += waited_ns
         return waited_ns
 
 
 class _Lane:
-    """A device that works through transfers one after the other, concurrently with the run."""
-
     def __init__(self, blocks_per_s: float) -> None:
         self.blocks_per_s = blocks_per_s
         self.free_ns = 0

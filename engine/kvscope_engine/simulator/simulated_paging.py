@@ -1,4 +1,4 @@
-"""Memory in pages, for the policy `virtual`: how a simulated cache is divided into them. Knows nothing of the run."""
+"""Division of a simulated cache into physical pages, for the allocator `virtual`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MAX_PAGE_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Paging:
-    """Pages of a cache with one tensor of keys and values per layer. Raises BadInput for values out of range."""
+class SimulatedPaging:
+    """Pages of a cache that has one tensor of keys and values per layer. Raises BadInput for values out of range."""
 
     num_layers: int = 1
     page_bytes: int = 2 * MIB
-    """Bytes per page. The default is the minimum that CUDA's driver maps."""
+    """Default: the smallest page that CUDA's driver maps."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_layers <= MAX_LAYERS:
@@ -32,7 +32,7 @@ class Paging:
             )
 
     def space(self, limits: SimulatedLimits, kv_bytes_per_token: float) -> AddressSpace:
-        """Return addresses and page groups for a pool of these limits. Raises BadInput if it is too small for pages."""
+        """Return the address space of a pool with these limits. Raises BadInput if the pool is too small for pages."""
         layer_bytes = max(1, round(kv_bytes_per_token / self.num_layers * limits.block_size))
         return address_space(
             block_bytes=(layer_bytes,) * self.num_layers,

@@ -1,4 +1,4 @@
-"""The lower tiers of a simulated engine: their sizes, and how requests are preempted. Values."""
+"""Lower tiers of a simulated engine: their sizes, and how requests are preempted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_TIER_BLOCKS: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiers:
+class SimulatedTiers:
     """Sizes of the lower tiers.
 
     Raises BadInput for a value out of range, and for a disk or swapping without host memory.
@@ -22,7 +22,7 @@ class Tiers:
     kv_host_memory: int = 0
     """Bytes of host memory below the pool; 0: no lower tier."""
     kv_disk: int = 0
-    """Bytes of the disk below host memory; 0: none."""
+    """Bytes of disk below host memory; 0: none."""
     preemption: str = "auto"
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Tiers:
     def num_tier_blocks(self, block_bytes: int) -> tuple[int, int]:
         """Return the number of blocks that fit in host memory and on disk.
 
-        Raises BadInput for a tier that holds none or too many.
+        Raises BadInput for a tier that would hold none or too many.
         """
         return (
             _num_blocks("kv_host_memory", self.kv_host_memory, block_bytes),

@@ -1,6 +1,6 @@
-"""One run: a workload through the scheduler under one allocation policy, on a clock that the cost model advances.
+"""Runs a workload through the scheduler with one allocator, on a clock that the cost model advances.
 
-Owns the clock, and plays the engine's part: adds requests when they arrive, makes up the sampled tokens and ends
+Owns the clock, and takes the engine's part: adds requests when they arrive, makes up the sampled tokens and ends
 requests at their length. Scheduling and block allocation are the engine's own code.
 """
 
@@ -21,8 +21,8 @@ from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.group_use import GroupTally
 from kvscope_engine.simulator.kv_layout import KVLayout
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
-from kvscope_engine.simulator.simulated_paging import Paging
-from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulated_paging import SimulatedPaging
+from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.simulation_tally import SimulationTally
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
@@ -36,23 +36,23 @@ SALT: Final = b"simulation"
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SimulationSetup:
     """Configuration of a simulation. `allocator` is a name that `make_allocation` accepts."""
 
     workload: Workload
     limits: SimulatedLimits
     cost: CostModel
     allocator: str
-    paging: Paging = field(default_factory=Paging)
-    """Sizes of physical pages; used only by the allocator `virtual`."""
-    tiers: Tiers = field(default_factory=Tiers)
-    """Lower tiers; used only by the allocator `paged`, because the others support none."""
+    paging: SimulatedPaging = field(default_factory=SimulatedPaging)
+    """Sizes of physical pages. Used only by the allocator `virtual`."""
+    tiers: SimulatedTiers = field(default_factory=SimulatedTiers)
+    """Lower tiers. Used only by the allocator `paged`; the others support none."""
     layout: KVLayout | None = None
-    """KV groups and states of the model; None: one group, with the bytes per token of the cost model."""
+    """KV groups and recurrent states of the model; None: a single group with the cost model's bytes per token."""
     question: str = ""
-    """Scenario that differs from the engine: `NOT_FREED`, `EXPANDED`, or empty."""
+    """Scenario that differs from the engine: `NOT_FREED`, `EXPANDED`, or "" for none."""
     num_states: int = 0
-    """Number of slots for states of recurrent layers, needed by a layout with states."""
+    """Number of slots for recurrent states, which a layout with states needs."""
     state_interval: int = 512
     """Tokens between two checkpoints of a recurrent state."""
 
@@ -62,14 +62,14 @@ class Setup:
 
     @property
     def block_layout(self) -> KVLayout | None:
-        """Layout for which blocks are allocated; None: one KV group with full attention.
+        """Layout for which blocks are allocated; None: a single KV group with full attention.
 
-        Allocators other than `paged` have a single group, which frees no block while a request runs.
+        Allocators other than `paged` have a single group, and free no block while its request runs.
         """
         if self.layout is None:
             return None
         layout = self.layout.expanded() if self.question == EXPANDED else self.layout
-        return layout.whole() if self.question == NOT_FREED or self.allocator != "paged" else layout
+        return layout.merged() if self.question == NOT_FREED or self.allocator != "paged" else layout
 
     @property
     def attention_layout(self) -> KVLayout | None:
@@ -78,43 +78,48 @@ class Setup:
 
     @property
     def token_bytes(self) -> float:
-        """KV bytes per token over all layers."""
         return self.cost.kv_bytes_per_token if self.block_layout is None else self.block_layout.token_bytes
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of the pool, keys and values."""
         if self.block_layout is not None:
             return self.block_layout.block_bytes(self.limits.block_size)
         return round(self.cost.kv_bytes_per_token * self.limits.block_size)
 
-    def sized(self, kv_bytes: float, state_checkpoints: int | None = None, *, for_blocks: bool = False) -> Setup:
-        """Return a setup with the blocks and state slots that fit into a memory of `kv_bytes`, divided as by the
-        engine.
+    def sized(
+        self, kv_bytes: float, state_checkpoints: int | None = None, *, for_blocks: bool = False
+    ) -> SimulationSetup:
+        """Return a setup with the blocks and state slots that fit into `kv_bytes`, divided as by the engine.
 
-        There are state slots for requests and for `state_checkpoints` prefixes (by default, as many as requests). With
-        `for_blocks`, all of `kv_bytes` is for blocks, and states are in addition. Raises BadInput if not one block
-        fits.
+        There are state slots for requests and for `state_checkpoints` prefixes (default: as many as requests). With
+        `for_blocks`, `kv_bytes` is for blocks alone, and states need memory in addition. Raises BadInput if not one
+        block fits.
         """
         limits = self.limits
         if self.layout is None or not self.layout.state_bytes:
             return replace(self, limits=limits.with_num_blocks(int(kv_bytes) // max(1, self.block_bytes)))
         for_prefixes = limits.max_num_seqs if state_checkpoints is None else state_checkpoints
-        wanted, longest = limits.max_num_seqs + for_prefixes, -(-limits.max_model_len // limits.block_size)
+        num_slots_wanted, longest = limits.max_num_seqs + for_prefixes, -(-limits.max_model_len // limits.block_size)
         if for_blocks:
             return replace(
-                self, limits=limits.with_num_blocks(int(kv_bytes) // max(1, self.block_bytes)), num_states=wanted + 1
+                self,
+                limits=limits.with_num_blocks(int(kv_bytes) // max(1, self.block_bytes)),
+                num_states=num_slots_wanted + 1,
             )
-        slots, blocks = slots_and_blocks(int(kv_bytes), self.block_bytes, self.layout.state_bytes, wanted, longest)
+        slots, blocks = slots_and_blocks(
+            int(kv_bytes), self.block_bytes, self.layout.state_bytes, num_slots_wanted, longest
+        )
         return replace(self, limits=limits.with_num_blocks(blocks), num_states=slots)
 
     @property
     def num_tier_blocks(self) -> tuple[int, int]:
-        """Numbers of blocks that fit in host memory and on disk. Raises BadInput as `Tiers` does."""
+        """Number of blocks that fit in host memory and on disk. Raises BadInput as `SimulatedTiers` does."""
         if self.allocator != "paged":
             return 0, 0
-        taken = self.num_host_states * self._state_bytes
-        return replace(self.tiers, kv_host_memory=self.tiers.kv_host_memory - taken).num_tier_blocks(self.block_bytes)
+        host_state_bytes = self.num_host_states * self._state_bytes
+        return replace(self.tiers, kv_host_memory=self.tiers.kv_host_memory - host_state_bytes).num_tier_blocks(
+            self.block_bytes
+        )
 
     @property
     def num_host_states(self) -> int:
@@ -124,7 +129,6 @@ class Setup:
 
     @property
     def state_copy_seconds(self) -> float:
-        """Time to copy a state to host memory or back."""
         return self._state_bytes / self.cost.host_bandwidth
 
     @property
@@ -133,33 +137,32 @@ class Setup:
 
 
 class StepObserver(Protocol):
-    """Observer of each step. It drains the scheduler's changes, which the simulation otherwise does."""
+    """Observer of each step. It must drain the scheduler's changes, which the simulation does otherwise."""
 
     def step(self, plan: StepPlan, result: StepResult, waited_ns: int) -> None:
-        """Observe a step that ended: its tokens are in the requests, and finished requests have ended.
+        """Called after a step: its tokens are in the requests, and finished requests have ended.
 
-        The step waited `waited_ns` for lower tiers before its forward pass.
+        `waited_ns`: time that the step waited for lower tiers before its forward pass.
         """
 
-    def end(self) -> None:
-        """Observe that the last request has ended."""
+    def end(self) -> None: ...
 
 
 class Simulation:
     """A pool, a scheduler, and a clock that starts at 0 ns. Deterministic: equal setups give equal runs.
 
-    Raises BadInput for an allocator that does not exist or cannot serve such a pool.
+    Raises BadInput for an allocator that does not exist or cannot manage such a pool.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SimulationSetup) -> None:
         limits = setup.limits
         self._workload = setup.workload
         self._num_blocks = limits.num_blocks
         self._cost = setup.cost
         self.allocator = setup.allocator
         self.setup = setup
-        self._attention_layout, held = setup.attention_layout, setup.block_layout
-        caching = limits.enable_prefix_caching and setup.allocator == "paged"
+        self._attention_layout, block_layout = setup.attention_layout, setup.block_layout
+        has_prefix_cache = limits.enable_prefix_caching and setup.allocator == "paged"
         is_virtual = setup.allocator == "virtual"
         space = setup.paging.space(limits, setup.token_bytes) if is_virtual else None
         num_host, num_disk = setup.num_tier_blocks
@@ -168,7 +171,7 @@ class Simulation:
             setup.allocator,
             limits.num_blocks,
             limits.block_size,
-            prefix_caching=caching,
+            prefix_caching=has_prefix_cache,
             salt=SALT,
             other_tiers={
                 Tier.HOST: num_host,
@@ -177,7 +180,7 @@ class Simulation:
                 Tier.HOST_STATES: setup.num_host_states,
             },
             space=space,
-            groups=ONE_GROUP if held is None else held.rules,
+            groups=ONE_GROUP if block_layout is None else block_layout.rules,
         )
         self.states = None
         """Slots for recurrent states; None if the model has none."""
@@ -186,7 +189,7 @@ class Simulation:
                 self.pool,
                 setup.state_interval,
                 max_recorded_tokens(limits.max_model_len),
-                keeps_checkpoints=caching,
+                keeps_checkpoints=has_prefix_cache,
                 copy_seconds=setup.state_copy_seconds,
             )
         self.scheduler = Scheduler(
@@ -209,11 +212,10 @@ class Simulation:
         self._num_added = 0
         self.now_ns = 0
         self.step_count = 0
-        self.tally = SimulationTally(None if held is None else GroupTally(held))
+        self.tally = SimulationTally(None if block_layout is None else GroupTally(block_layout))
         self._observer: StepObserver | None = None
 
     def observe(self, observer: StepObserver) -> None:
-        """Notify `observer` of each step from now on."""
         self._observer = observer
 
     @property
@@ -221,7 +223,7 @@ class Simulation:
         return len(self._workload.requests)
 
     def run(self) -> None:
-        """Run until the last request has ended. Raises KvscopeError if the policy can never schedule a request."""
+        """Run until the last request has ended. Raises KvscopeError if the allocator can never place a request."""
         while self.advance():
             pass
 
@@ -243,7 +245,7 @@ class Simulation:
         return True
 
     def _schedule(self) -> StepPlan:
-        """Plan the next step, and advance the clock by the time it waits for lower tiers."""
+        """Plan the next step, and advance the clock by the time that the step waits for lower tiers."""
         if self.mover is None:
             return self.scheduler.schedule(self.step_count + 1, self.now_ns)
         self.mover.start_step(self.now_ns)
@@ -259,7 +261,7 @@ class Simulation:
         self.scheduler.commit(plan, self.step_count, self.now_ns)
         self.tally.step(plan, self.scheduler, self.pool)
         if self.mover is not None and self.mover.origins:
-            self.tally.loaded(plan, self.pool.block_size, self.mover.origins)
+            self.tally.record_loaded(plan, self.pool.block_size, self.mover.origins)
         for item in plan.scheduled:
             if item.samples:
                 self._sample(item.request)
@@ -270,7 +272,7 @@ class Simulation:
             self._observer.step(plan, StepResult(tokens, forward_ns=elapsed_ns), waited_ns)
 
     def _sample(self, request: Request) -> None:
-        """Append the token `-number` to request `number`; no other request's text contains it."""
+        """Append the token `-number` to request `number`. No other request's text contains this token."""
         output = request.output_token_ids
         output.append(-request.number)
         if request.first_token_ns is None:
@@ -302,7 +304,7 @@ class Simulation:
         try:
             self.scheduler.add_request(request)
         except BadInput as refusal:
-            self.tally.refuse(str(refusal))
+            self.tally.record_refusal(str(refusal))
 
     def _stuck_error(self) -> KvscopeError:
         request = next(iter(self.scheduler.requests.values()))

@@ -1,4 +1,4 @@
-"""The sizes of a simulated engine, with vLLM's names."""
+"""Sizes of a simulated engine, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ class SimulatedLimits:
     block_size: int = 16
     """Token slots per block."""
     max_num_seqs: int = 256
-    """Maximum number of requests per step."""
     max_num_batched_tokens: int = 2048
-    """Maximum number of tokens per step."""
     max_model_len: int = 2048
-    """Maximum number of tokens of a request, prompt and output."""
     enable_prefix_caching: bool = True
-    """Whether prefixes are cached under `paged`; no other policy shares blocks."""
+    """Whether prefixes are cached under the allocator `paged`; no other allocator shares blocks."""
 
     def with_num_blocks(self, num_blocks: int) -> SimulatedLimits:
-        """Return the same limits with a pool of another size. Raises BadInput if `num_blocks` is less than 1."""
+        """Return the limits with a pool of another size, at most `MAX_BLOCKS`. Raises BadInput if `num_blocks` is less
+        than 1.
+        """
         return replace(self, num_blocks=min(num_blocks, MAX_BLOCKS))
 
     def __post_init__(self) -> None:
-        _whole("num_gpu_blocks_override", self.num_blocks, MAX_BLOCKS)
-        _whole("block_size", self.block_size, 1024)
-        _whole("max_num_seqs", self.max_num_seqs, 1 << 16)
-        _whole("max_num_batched_tokens", self.max_num_batched_tokens, 1 << 31)
-        _whole("max_model_len", self.max_model_len, 1 << 31)
+        _check_count("num_gpu_blocks_override", self.num_blocks, MAX_BLOCKS)
+        _check_count("block_size", self.block_size, 1024)
+        _check_count("max_num_seqs", self.max_num_seqs, 1 << 16)
+        _check_count("max_num_batched_tokens", self.max_num_batched_tokens, 1 << 31)
+        _check_count("max_model_len", self.max_model_len, 1 << 31)
 
 
-def _whole(name: str, value: int, high: int) -> None:
+def _check_count(name: str, value: int, high: int) -> None:
     if not 1 <= value <= high:
         raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {high}")

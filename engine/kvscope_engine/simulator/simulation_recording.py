@@ -1,6 +1,6 @@
 """Recording of a simulation: the output of the engine's own step recorder, at simulated time.
 
-Owns the hello message, which describes an engine that does not exist, and the file. The desktop plays it like any other
+Owns the file, and builds the hello message of an engine that does not exist. The desktop plays the file like any other
 recording.
 """
 
@@ -16,7 +16,7 @@ from typing import Self
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.policy.state_pool import max_recorded_tokens
 from kvscope_engine.policy.step_plan import StepPlan, StepResult
-from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.step_recorder import StepRecorder
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
@@ -35,12 +35,13 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 
 
 class SimulationRecording:
-    """Records `simulation`, created from `setup` and not started; `model` names what the cost model represents.
+    """Records `simulation`, created from `setup` and not started yet. `model` is the name of what the cost model
+    represents.
 
-    Raises BadInput for an unsuitable path. Leaving the context raises KvscopeError if the file could not be written.
+    Raises BadInput for an unsuitable path, and KvscopeError on exit if the file could not be written.
     """
 
-    def __init__(self, simulation: Simulation, setup: Setup, path: Path, model: str) -> None:
+    def __init__(self, simulation: Simulation, setup: SimulationSetup, path: Path, model: str) -> None:
         self._simulation = simulation
         self._hello = _hello(setup, simulation, model)
         self._memory = _memory(setup, self._hello)
@@ -67,7 +68,7 @@ class SimulationRecording:
         self._step_recorder.record(plan, result, timings, simulation.step_count, simulation.now_ns)
 
     def end(self) -> None:
-        """Record the changes after the last step, and the end."""
+        """Record the changes after the last step, and the goodbye."""
         self._step_recorder.record_idle(self._simulation.step_count, self._simulation.now_ns)
         self._writer.write(Goodbye(epoch=self._hello.epoch), wait=True)
 
@@ -75,7 +76,7 @@ class SimulationRecording:
         self._writer.write(frame, wait=True)  # a simulation may wait for the disk
 
 
-def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
+def _hello(setup: SimulationSetup, simulation: Simulation, model: str) -> Hello:
     limits, cost = setup.limits, setup.cost
     pages = page_slots_of(simulation.pool)
     num_host, num_disk = setup.num_tier_blocks
@@ -117,13 +118,13 @@ def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
     )
 
 
-def _groups(setup: Setup) -> tuple[KVGroup, ...]:
-    """Return the KV groups as the engine publishes them: none for a single group with full attention and no states."""
+def _groups(setup: SimulationSetup) -> tuple[KVGroup, ...]:
+    """Return the KV groups as the engine publishes them: empty for a single group with full attention and no states."""
     groups = () if setup.block_layout is None else setup.block_layout.groups
     if len(groups) == 1 and groups[0].kind == "full" and not setup.num_states:
         return ()
     size = setup.limits.block_size
-    told = tuple(
+    published = tuple(
         KVGroup(
             kind=group.kind,
             num_layers=group.num_layers,
@@ -134,12 +135,12 @@ def _groups(setup: Setup) -> tuple[KVGroup, ...]:
         for group in groups
     )
     if setup.layout is None or not setup.num_states:
-        return told
+        return published
     longest = max_recorded_tokens(setup.limits.max_model_len)
-    return (*told, KVGroup(kind="state", block_size=longest, block_bytes=setup.layout.state_bytes))
+    return (*published, KVGroup(kind="state", block_size=longest, block_bytes=setup.layout.state_bytes))
 
 
-def _memory(setup: Setup, hello: Hello) -> MemoryBreakdown:
+def _memory(setup: SimulationSetup, hello: Hello) -> MemoryBreakdown:
     kv_bytes = setup.block_bytes * setup.limits.num_blocks
     return MemoryBreakdown(
         epoch=hello.epoch,

@@ -1,4 +1,4 @@
-"""The result of a run under one policy, as values for a table or JSON. Frozen; derived from the run alone."""
+"""Result of a run with one allocator, as values for a table or JSON."""
 
 from __future__ import annotations
 
@@ -15,73 +15,69 @@ from kvscope_engine.simulator.tier_use import TierUse, tier_use
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Percentiles over finished requests, in seconds, interpolated linearly as by numpy."""
+    """Percentiles over finished requests in seconds, interpolated linearly as by numpy."""
 
     p50: float
     p90: float
     p99: float
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Result for one policy. Rates are over `simulated_s`, from the first arrival to the end of the last request.
+class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Result for one allocator. Rates are over `simulated_s`, from the first arrival to the end of the last request.
 
-    Values that need a finished request are None without one; values that need a step under load (one that left requests
+    Values that need a finished request are None without one. Values that need a step under load (one that left requests
     waiting) are None without one.
     """
 
     allocator: str
     question: str
-    """Scenario that differs from the engine in addition to the policy; empty if there is none."""
+    """Scenario that differs from the engine, apart from the allocator; "" if there is none."""
     num_blocks: int
     block_bytes: int
     num_finished: int
     num_refused: int
-    """Number of requests that could not run even alone. No other number of this report includes them."""
+    """Number of requests that could not run even alone. All other numbers of this report exclude them."""
     first_refusal: str
-    """Reason of the first refusal; empty if there was none."""
     num_steps: int
     num_steps_under_load: int
     simulated_s: float
     memory: MemoryShares | None
-    """Effective memory use, as `memory_use` defines it."""
     mean_batch: float | None
-    """Mean number of requests per step, over all steps."""
     mean_batch_under_load: float | None
     """Mean number of requests per step, over steps under load."""
     requests_per_s: float | None
     output_tokens_per_s: float | None
     tokens_per_page_group: float | None
-    """Tokens that one page of each layer holds; a request wastes less than this. Only set under `virtual`."""
+    """Number of tokens in one page of each layer, which is more than a request can waste. None for allocators other
+    than `virtual`.
+    """
     num_preemptions: int
     num_preempted_requests: int
     num_recomputed_tokens: int
-    """Tokens computed again after a preemption."""
     num_evicted_blocks: int
     prefix_hit_rate: float | None
-    """Share of the prompts' tokens that was found in the prefix cache at the first admission, 0 to 1."""
+    """Share of the prompts' tokens found in the prefix cache at the first admission, 0 to 1."""
     groups: tuple[GroupUse, ...]
     """Blocks held in each KV group; empty if the groups are unknown."""
     num_states: int
-    """Number of slots for states of recurrent layers. The next three count prefix checkpoints: kept, restored,
-    evicted."""
+    """Number of slots for recurrent states. The following three count prefix checkpoints that were kept, restored,
+    evicted.
+    """
     num_states_kept: int
     num_states_restored: int
     num_states_evicted: int
     tiers: TierUse | None
-    """Use of lower tiers, which only `paged` has; None without them."""
+    """Use of lower tiers; None without lower tiers, which only `paged` supports."""
     ttft_s: Percentiles | None
-    """Time from a request's arrival to its first token."""
     latency_s: Percentiles | None
-    """Time from a request's arrival to its last token."""
     normalized_latency_s: Percentiles | None
     """Latency divided by the number of output tokens."""
 
 
-def report(simulation: Simulation) -> Report:
-    """Return the report of a run that has ended."""
+def make_report(simulation: Simulation) -> SimulationReport:
     tally, seconds = simulation.tally, simulation.now_ns / 1e9
     samples, states = tally.memory.num_samples, simulation.states
-    return Report(
+    return SimulationReport(
         allocator=simulation.allocator,
         question=simulation.setup.question,
         num_blocks=simulation.pool.num_blocks,

@@ -5,29 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
-from kvscope_engine.simulator.simulation_report import Percentiles, Report
+from kvscope_engine.simulator.simulation_report import Percentiles, SimulationReport
 from kvscope_engine.simulator.tier_use import TierUse
 from kvscope_engine.simulator.workloads.workload import Workload
 from kvscope_engine.text_table import table
 
-NOT_KNOWN = "–"
+UNKNOWN_TEXT = "–"
 MIB = 1 << 20
 
 
-def text(workload: Workload, limits: SimulatedLimits, reports: Sequence[Report], notes: Sequence[str] = ()) -> str:
-    """Describe the run, with `notes`, and append tables for memory, throughput and latency, with a row per policy."""
+def report_text(
+    workload: Workload, limits: SimulatedLimits, reports: Sequence[SimulationReport], notes: Sequence[str] = ()
+) -> str:
+    """Describe the run, with `notes`, and append tables of memory, throughput and latency with a row per allocator."""
     sections = [
         "\n".join([_setup(workload, limits), *notes]),
         "KV slots under load (mean over steps with waiting requests), % of all\n" + _memory(reports),
         "Throughput (recomputed: tokens computed again after a preemption)\n" + _throughput(reports),
         "Latency, s (p50 / p90 / p99)\n" + _latency(reports),
     ]
-    parts = (_groups(reports), _states(reports), tier_lines(reports), _pages(reports), _refusals(reports))
+    parts = (_groups(reports), _states(reports), tier_tables(reports), _pages(reports), _refusals(reports))
     return "\n\n".join([*sections, *(line for lines in parts for line in lines)])
 
 
-def label(report: Report) -> str:
-    """Return the name of the policy, with the question."""
+def policy_label(report: SimulationReport) -> str:
     return f"{report.allocator}, {report.question}" if report.question else report.allocator
 
 
@@ -39,20 +40,22 @@ def _setup(workload: Workload, limits: SimulatedLimits) -> str:
     )
 
 
-def _memory(reports: Sequence[Report]) -> str:
+def _memory(reports: Sequence[SimulationReport]) -> str:
     header = ["policy", "token states", "reserved", "internal", "external, others", "cached", "steps"]
-    return table(header, [[label(one), *_shares(one), str(one.num_steps_under_load)] for one in reports])
+    return table(
+        header, [[policy_label(report), *_shares(report), str(report.num_steps_under_load)] for report in reports]
+    )
 
 
-def _shares(report: Report) -> list[str]:
+def _shares(report: SimulationReport) -> list[str]:
     memory = report.memory
     if memory is None:
-        return [NOT_KNOWN] * 5
+        return [UNKNOWN_TEXT] * 5
     parts = (memory.states, memory.reserved, memory.internal, memory.external_and_others, memory.cached)
     return [f"{100 * part:.1f}" for part in parts]
 
 
-def _throughput(reports: Sequence[Report]) -> str:
+def _throughput(reports: Sequence[SimulationReport]) -> str:
     header = [
         "policy",
         "batch",
@@ -67,95 +70,108 @@ def _throughput(reports: Sequence[Report]) -> str:
     ]
     rows = [
         [
-            label(one),
-            _number(one.mean_batch, 2),
-            _number(one.mean_batch_under_load, 2),
-            _number(one.requests_per_s, 3),
-            _number(one.output_tokens_per_s, 1),
-            str(one.num_preemptions),
-            str(one.num_recomputed_tokens),
-            str(one.num_evicted_blocks),
-            _number(None if one.prefix_hit_rate is None else 100 * one.prefix_hit_rate, 1),
-            f"{one.simulated_s:.1f}",
+            policy_label(report),
+            _number(report.mean_batch, 2),
+            _number(report.mean_batch_under_load, 2),
+            _number(report.requests_per_s, 3),
+            _number(report.output_tokens_per_s, 1),
+            str(report.num_preemptions),
+            str(report.num_recomputed_tokens),
+            str(report.num_evicted_blocks),
+            _number(None if report.prefix_hit_rate is None else 100 * report.prefix_hit_rate, 1),
+            f"{report.simulated_s:.1f}",
         ]
-        for one in reports
+        for report in reports
     ]
     return table(header, rows)
 
 
-def _latency(reports: Sequence[Report]) -> str:
+def _latency(reports: Sequence[SimulationReport]) -> str:
     header = ["policy", "first token", "whole request", "per output token"]
     rows = [
-        [label(one), *(_percentiles(found) for found in (one.ttft_s, one.latency_s, one.normalized_latency_s))]
-        for one in reports
+        [
+            policy_label(report),
+            *(
+                _percentiles(percentiles)
+                for percentiles in (report.ttft_s, report.latency_s, report.normalized_latency_s)
+            ),
+        ]
+        for report in reports
     ]
     return table(header, rows)
 
 
-def _groups(reports: Sequence[Report]) -> Iterator[str]:
-    """Yield the table of the blocks of each KV group; nothing if no groups are known."""
+def _groups(reports: Sequence[SimulationReport]) -> Iterator[str]:
     rows = [
         [
-            f"{label(one)} ({one.num_blocks})",
+            f"{policy_label(report)} ({report.num_blocks})",
             f"{group.kind} of {group.window}" if group.window else group.kind,
             str(group.num_layers),
             f"{group.token_bytes:.0f}",
             f"{group.mean_blocks:.1f}",
             str(group.most_blocks),
-            f"{group.most_blocks * one.block_bytes / MIB:.1f}",
+            f"{group.most_blocks * report.block_bytes / MIB:.1f}",
         ]
-        for one in reports
-        for group in one.groups
+        for report in reports
+        for group in report.groups
     ]
     if rows:
         header = ["policy (blocks)", "group", "layers", "bytes/token", "mean", "most", "most, MiB"]
         yield "KV groups, blocks that requests held\n" + table(header, rows, left_aligned=(0, 1))
 
 
-def _states(reports: Sequence[Report]) -> Iterator[str]:
-    """Yield the table of slots for states of recurrent layers; nothing if there are none."""
+def _states(reports: Sequence[SimulationReport]) -> Iterator[str]:
     rows = [
-        [label(one), *map(str, (one.num_states, one.num_states_kept, one.num_states_restored, one.num_states_evicted))]
-        for one in reports
-        if one.num_states
+        [
+            policy_label(report),
+            *map(
+                str, (report.num_states, report.num_states_kept, report.num_states_restored, report.num_states_evicted)
+            ),
+        ]
+        for report in reports
+        if report.num_states
     ]
     if rows:
         yield "States of recurrent layers\n" + table(["policy", "slots", "kept", "gone on from", "evicted"], rows)
 
 
-def _pages(reports: Sequence[Report]) -> list[str]:
+def _pages(reports: Sequence[SimulationReport]) -> list[str]:
     return [
-        f"{label(one)}: a page in each layer holds {one.tokens_per_page_group:.1f} tokens; a request's last is never"
-        " full but by chance"
-        for one in reports
-        if one.tokens_per_page_group is not None
+        f"{policy_label(report)}: a page in each layer holds {report.tokens_per_page_group:.1f} tokens;"
+        " a request's last is never full but by chance"
+        for report in reports
+        if report.tokens_per_page_group is not None
     ]
 
 
-def _refusals(reports: Sequence[Report]) -> list[str]:
+def _refusals(reports: Sequence[SimulationReport]) -> list[str]:
     return [
-        f"{label(one)}: {one.num_refused} requests refused; the first: {one.first_refusal}"
-        for one in reports
-        if one.num_refused
+        f"{policy_label(report)}: {report.num_refused} requests refused; the first: {report.first_refusal}"
+        for report in reports
+        if report.num_refused
     ]
 
 
 def _number(value: float | None, digits: int) -> str:
-    return NOT_KNOWN if value is None else f"{value:.{digits}f}"
+    return UNKNOWN_TEXT if value is None else f"{value:.{digits}f}"
 
 
-def _percentiles(found: Percentiles | None) -> str:
-    return NOT_KNOWN if found is None else f"{found.p50:.3f} / {found.p90:.3f} / {found.p99:.3f}"
+def _percentiles(percentiles: Percentiles | None) -> str:
+    return (
+        UNKNOWN_TEXT
+        if percentiles is None
+        else f"{percentiles.p50:.3f} / {percentiles.p90:.3f} / {percentiles.p99:.3f}"
+    )
 
 
-def tier_lines(reports: Sequence[Report]) -> Iterator[str]:
-    """Yield two tables about the lower tiers, and the policies without; nothing if no policy has any."""
-    uses = [(label(one), one.tiers) for one in reports if one.tiers is not None]
+def tier_tables(reports: Sequence[SimulationReport]) -> Iterator[str]:
+    """Yield two tables on the lower tiers, and the allocators without any; nothing if no allocator has lower tiers."""
+    uses = [(policy_label(report), report.tiers) for report in reports if report.tiers is not None]
     if not uses:
         return
     yield "Lower tiers, blocks\n" + _blocks(uses)
     yield "Lower tiers, % of prompt tokens found in each, and s that the run stood still\n" + _times(uses)
-    without = [label(one) for one in reports if one.tiers is None]
+    without = [policy_label(report) for report in reports if report.tiers is None]
     if without:
         yield f"{', '.join(without)}: ran without lower tiers, which only paged has"
 

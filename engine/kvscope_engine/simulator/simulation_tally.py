@@ -16,32 +16,33 @@ from kvscope_telemetry.ledger import Tier
 
 
 class SimulationTally:
-    """Sums over steps, and values of finished requests in the order they ended. Times in ns on the run's clock."""
+    """Sums over steps, and values of finished requests in the order in which they ended. Times are in ns on the run's
+    clock.
+    """
 
     def __init__(self, groups: GroupTally | None = None) -> None:
         self.groups = groups
         """Use of KV groups; None if the groups are unknown."""
         self.num_steps = 0
         self.num_scheduled = 0
-        """Number of scheduled requests, summed over all steps."""
         self.num_scheduled_under_load = 0
-        """Number of scheduled requests, summed over the steps that left requests waiting, which `memory` samples."""
+        """Number of scheduled requests, summed over the steps that left requests waiting, which are those that `memory`
+        samples.
+        """
         self.memory = MemoryUse()
         self.num_refused = 0
         self.first_refusal = ""
         self.num_prompt_tokens = 0
-        """Prompt tokens of finished requests."""
         self.num_cached_tokens = 0
         """Number of `num_prompt_tokens` found in the prefix cache at the first admission."""
         self.num_loaded_tokens = {Tier.HOST: 0, Tier.DISK: 0}
-        """Number of `num_cached_tokens` that came from each lower tier."""
+        """Number of `num_cached_tokens` that were loaded from each lower tier."""
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
         """Tokens computed in all steps, including those of unfinished requests."""
         self.num_needed_tokens = 0
-        """Tokens that finished requests would have computed without preemptions."""
+        """Tokens that the finished requests would have computed without preemptions."""
         self.num_preempted = 0
-        """Number of finished requests that were preempted at least once."""
         self.ttft_ns = array("d")
         self.total_ns = array("d")
         self.per_token_ns = array("d")
@@ -60,7 +61,7 @@ class SimulationTally:
         return self.num_finished + self.num_refused
 
     def step(self, plan: StepPlan, scheduler: Scheduler, pool: BlockPool) -> None:
-        """Count a step that was committed, and whose requests have not been ended yet."""
+        """Count a step that was committed, before its finished requests are ended."""
         batch = len(plan.scheduled)
         self.num_steps += 1
         self.num_scheduled += batch
@@ -71,11 +72,11 @@ class SimulationTally:
             self.num_scheduled_under_load += batch
             self.memory.add(kv_use(pool, _holders(plan, scheduler)))
 
-    def loaded(self, plan: StepPlan, block_size: int, origins: MutableMapping[int, Tier]) -> None:
+    def record_loaded(self, plan: StepPlan, block_size: int, origins: MutableMapping[int, Tier]) -> None:
         """Count and remove the blocks in `origins`, which maps blocks loaded in this step to their tiers.
 
-        A block shared by several requests of the plan counts as a pool hit for all but the first. Blocks loaded for
-        preempted requests do not count: they are no hits of the prefix cache.
+        If several requests of the plan share a block, it counts as a pool hit for all but the first. Blocks loaded for
+        preempted requests do not count, because they are no hits of the prefix cache.
         """
         for item in plan.scheduled:
             request = item.request
@@ -86,7 +87,7 @@ class SimulationTally:
                         self.num_loaded_tokens[tier] += block_size
 
     def finish(self, request: Request) -> None:
-        """Count a finished request, whose first and last token have their times."""
+        """Count a finished request. The times of its first and last token must be set."""
         assert request.first_token_ns is not None, f"request {request.number} ended without a token"
         assert request.last_token_ns is not None, f"request {request.number} has no end"
         num_output_tokens = len(request.output_token_ids)
@@ -101,16 +102,17 @@ class SimulationTally:
         self.num_needed_tokens += request.num_prompt_tokens - request.num_cached_tokens + num_output_tokens - 1
         self.num_preempted += request.num_preemptions > 0
 
-    def refuse(self, cause: str) -> None:
+    def record_refusal(self, cause: str) -> None:
         """Count a request that could not run even alone."""
         self.num_refused += 1
         self.first_refusal = self.first_refusal or cause
 
 
 def _holders(plan: StepPlan, scheduler: Scheduler) -> Iterable[Request]:
-    """Return requests among which are all that hold blocks.
+    """Return a superset of the requests that hold blocks.
 
-    These are the plan's requests if all running requests are in it, else all unfinished ones, which are more.
+    If the plan contains all running requests, they are those of the plan; otherwise all unfinished requests, which are
+    more.
     """
     if len(plan.scheduled) == scheduler.num_running:
         return [item.request for item in plan.scheduled]

@@ -1,4 +1,4 @@
-"""Use of the lower tiers in a run, as values for a table or JSON. Frozen."""
+"""Use of the lower tiers in a run, as values for a table or JSON."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ class TierUse(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of blocks, and times for which the run waited. Hit rates are shares of the prompts' tokens."""
 
     num_host_blocks: int
-    """Capacity of host memory; `num_disk_blocks` is that of the disk."""
+    """Capacity of host memory. `num_disk_blocks` is that of the disk."""
     num_disk_blocks: int
     swapped_blocks: int
     """Blocks of preempted requests, copied to host memory."""
     offloaded_blocks: int
     """Blocks evicted from the pool, copied to host memory."""
     disk_blocks: int
-    """Blocks copied from host memory to disk."""
     loaded_blocks: int
     """Swapped or offloaded blocks that were loaded to the pool."""
     loaded_from_disk_blocks: int
-    """Number of `loaded_blocks` that came from disk."""
+    """Number of `loaded_blocks` that were read from disk."""
     pool_hit_rate: float | None
-    """Share found in the pool. This and the next two rates add up to the prefix hit rate."""
+    """Share found in the pool. This and the following two rates add up to the prefix hit rate."""
     host_hit_rate: float | None
     disk_hit_rate: float | None
     load_s: float
-    """Time waited for loads from host memory to the pool."""
+    """Seconds waited for loads from host memory to the pool."""
     disk_read_s: float
-    """Time waited for reads from disk to host memory."""
+    """Seconds waited for reads from disk to host memory."""
     save_s: float
-    """Time waited for copies to host memory, which otherwise overlap with the forward pass."""
+    """Seconds waited for copies to host memory that did not overlap with the forward pass."""
     disk_write_s: float
-    """Time waited for the disk to accept offloaded blocks."""
+    """Seconds waited until the disk accepted offloaded blocks."""
 
 
 def tier_use(simulation: Simulation) -> TierUse | None:
-    """Return the use of lower tiers in a run that has ended; None for one without lower tiers."""
+    """Return the use of lower tiers in a run that has ended; None if it had none."""
     mover, pool, totals = simulation.mover, simulation.pool, simulation.scheduler.totals
     if mover is None:
         return None

@@ -1,4 +1,4 @@
-"""Publishes the pages that HiCache keeps in host memory, as ledger rows below all pools.
+"""Publishes the pages that HiCache stores in host memory, as ledger rows after those of all pools.
 
 Determines which contents were copied from the pool; these are known only after the requests' pages were read. Used on
 the publishing thread only.
@@ -18,60 +18,62 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 
 class PageContent(NamedTuple):
-    """Contents of pages of the pool."""
+    """Ledger columns of pages of the pool; all arrays have one value per page."""
 
     hash: npt.NDArray[np.uint64]
     parent: npt.NDArray[np.uint64]
     owner: npt.NDArray[np.int32]
-    place: npt.NDArray[np.int32]
+    position: npt.NDArray[np.int32]
 
 
-def _either(is_first: npt.NDArray[np.bool_], first: PageContent, second: PageContent) -> PageContent:
+def _select(is_first: npt.NDArray[np.bool_], first: PageContent, second: PageContent) -> PageContent:
     return PageContent(
         np.where(is_first, first.hash, second.hash),
         np.where(is_first, first.parent, second.parent),
         np.where(is_first, first.owner, second.owner),
-        np.where(is_first, first.place, second.place),
+        np.where(is_first, first.position, second.position),
     )
 
 
 class HostRows:
-    """Ledger rows of host pages. `positions`: index of each row's page in its owner's text."""
+    """Ledger rows of host pages. `positions`: index of each ledger row's page in its owner's text."""
 
     def __init__(self, state: CacheState, positions: npt.NDArray[np.int32]) -> None:
-        self._state, self._places, self._size = state, positions, state.hello.cache.block_size
+        self._state, self._positions, self._size = state, positions, state.hello.cache.block_size
         self._tier = LowerTierRows(state)
         self._loading: dict[int, Ids] = {}
-        """Node of the tree -> rows that are being copied into the pool."""
+        """Node of the radix tree -> rows that are being copied into the pool."""
 
     def content(self, pages: Ids) -> PageContent:
-        """Return the contents of the pool's pages as known now."""
+        """Return the contents of pages of the pool as in the ledger now."""
         ledger = self._state.ledger
-        return PageContent(ledger.hash[pages], ledger.parent[pages], ledger.owner[pages], self._places[pages])
+        return PageContent(ledger.hash[pages], ledger.parent[pages], ledger.owner[pages], self._positions[pages])
 
-    def moved(self, step: int, moved: HostPageEvent, of_pool: Ids, before: PageContent, between: PageContent) -> Ids:
-        """Publish an event. Returns the rows that held something and are free now.
+    def apply_event(
+        self, step: int, event: HostPageEvent, pool_pages: Ids, before: PageContent, between: PageContent
+    ) -> Ids:
+        """Publish an event of host pages. Returns the rows that were not free and that the caller must free.
 
         Args:
-            of_pool: Pages of the pool that the host pages were copied from or to.
+            pool_pages: Pages of the pool that the host pages were copied from or to.
             before: Their contents before tables were read.
             between: Their contents after the tables of requests that released their row were read.
         """
-        rows = moved.pages + self._tier.first
-        if moved.kind == "saves":
-            content = self._copied(moved, of_pool, before, between)
-            self._places[rows] = content.place
+        rows = event.pages + self._tier.first
+        if event.kind == "saves":
+            content = self._copied_content(event, pool_pages, before, between)
+            self._positions[rows] = content.position
             blocks = StoredBlocks(rows, content.hash, content.parent, content.owner, self._size)
-            self._tier.begin_store(moved.node, blocks, step)
-        elif moved.kind == "saved":
-            self._tier.end_store(moved.node, step)
-        elif moved.kind == "loads":
-            self._loading[moved.node] = self._tier.begin_load(rows, step)
-            self._state.add_moves("loaded", of_pool.tolist())
-            self._state.count(loaded_blocks=of_pool.size)
-        elif moved.kind == "was read":
-            self._tier.end_load(self._loading.pop(moved.node, rows[:0]), step)
-        elif moved.kind == "frees":
+            self._tier.begin_store(event.node, blocks, step)
+        elif event.kind == "saved":
+            self._tier.end_store(event.node, step)
+        elif event.kind == "loads":
+            self._loading[event.node] = self._tier.begin_load(rows, step)
+            self._state.add_moves("loaded", pool_pages.tolist())
+            self._state.count(loaded_blocks=pool_pages.size)
+        elif event.kind == "was read":
+            self._tier.end_load(self._loading.pop(event.node, rows[:0]), step)
+        elif event.kind == "frees":
             return self._tier.non_free(rows)
         return rows[:0]
 
@@ -79,16 +81,18 @@ class HostRows:
         self._tier.clear()
         self._loading.clear()
 
-    def _copied(self, moved: HostPageEvent, pages: Ids, before: PageContent, between: PageContent) -> PageContent:
-        """Return which of the three contents was copied.
+    def _copied_content(
+        self, event: HostPageEvent, pages: Ids, before: PageContent, between: PageContent
+    ) -> PageContent:
+        """Return which of the three contents (`before`, `between`, current) was copied.
 
-        A request that released its pages wrote them before, and other requests may have them now.
+        A request that released its pages wrote them before, and other requests may use them now.
         """
         if not pages.size:  # too many at once
-            count = moved.pages.size
+            count = event.pages.size
             none = np.zeros(count, np.uint64)
             return PageContent(none, none, np.full(count, NO_OWNER, np.int32), np.zeros(count, np.int32))
-        now = self.content(pages)
-        was_given_back = (between.hash != before.hash) & (between.hash != 0)
-        now = _either(was_given_back | (now.hash == 0), between, now)
-        return _either(before.hash != 0, before, now) if moved.is_unchanged else now
+        current = self.content(pages)
+        was_released = (between.hash != before.hash) & (between.hash != 0)
+        current = _select(was_released | (current.hash == 0), between, current)
+        return _select(before.hash != 0, before, current) if event.is_unchanged else current

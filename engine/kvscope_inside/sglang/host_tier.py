@@ -1,7 +1,7 @@
-"""Finds the pages that SGLang's HiCache keeps in host memory, and records what happens to them.
+"""Finds the pages that SGLang's HiCache stores in host memory, and reports events of them.
 
-Ids of host pages are known on the host. The pages of the pool that they are copied from or to are on the device, and
-become known with the next copy of page tables (`pages`).
+Ids of host pages are available on the host. The pages of the pool that they are copied from or to are on the device,
+and arrive with the next copy of page tables (`pages`).
 """
 
 from __future__ import annotations
@@ -30,28 +30,33 @@ class HostTier(NamedTuple):
 
 
 class HostPageEvent(NamedTuple):
-    """An event of host pages."""
+    """What happened to host pages."""
 
     kind: str
-    """One of "saves", "saved", "loads", "was read", "frees" and "nothing"."""
+    """One of "saves", "saved", "loads", "was read", "frees" and "nothing".
+
+    "saves" and "loads" mark the start of a copy, "saved" and "was read" its end. "nothing" marks a dropped event.
+    """
     node: int
-    """Node of the radix tree, whose pages are copied together."""
+    """Id of the radix tree's node whose pages are copied together; -1 if there is none."""
     pages: Ids
     num_entries: int = 0
-    """Number of ids of the pool's pages in the copy of page tables: the source or destination of these host pages."""
+    """Number of page ids in the copy of page tables: the source or destination of these host pages."""
     is_unchanged: bool = False
-    """Whether the contents last published for the source pages are those that were copied.
+    """Whether the contents last published for the source pages are the copied ones.
 
-    This is so if no page was evicted since then, or if the event itself evicts these pages.
+    They are if no page was evicted since they were published, or if the event itself evicts these pages.
     """
 
     def dropped(self) -> HostPageEvent:
-        """Return an event of kind "nothing", whose ids are ignored, because the cache was emptied."""
+        """Return an event of kind "nothing" with the same number of ids, which are ignored because the cache was
+        emptied.
+        """
         return self._replace(kind="nothing")
 
 
 def host_tier_of(scheduler: Any) -> HostTier | None:
-    """Return the scheduler's host tier; None if there is none, or it only passes pages on to a lower tier."""
+    """Return the scheduler's host tier; None without one, or if it only passes pages on to a lower tier."""
     cache = scheduler.tree_cache
     controller = getattr(cache, "cache_controller", None)
     pool = getattr(getattr(getattr(controller, "mem_pool_host", None), "anchor_entry", None), "host_pool", None)
@@ -67,45 +72,46 @@ def host_tier_of(scheduler: Any) -> HostTier | None:
 def hook_host_tier(hooks: Hooks, tier: HostTier, on_event: Callable[[HostPageEvent, Any], None]) -> None:
     """Install hooks on the tier.
 
-    `on_event` is called with the event, and the tensor of the pool's slots that belong to it, or None.
+    `on_event` is called with an event and the tensor of the pool's slots that are copied; None if the event copies
+    none.
     """
 
-    def writes(result: Any, device_indices: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
-        copies("saves", node_id, result, device_indices)
+    def after_write(result: Any, device_indices: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
+        report_copy("saves", node_id, result, device_indices)
 
-    def loads(result: Any, host_indices: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
-        copies("loads", node_id, host_indices, result)
+    def after_load(result: Any, host_indices: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
+        report_copy("loads", node_id, host_indices, result)
 
-    def copies(kind: str, node: int, host: Any, device: Any) -> None:
+    def report_copy(kind: str, node: int, host: Any, device: Any) -> None:
         if host is not None and device is not None and len(host):
             pages = _pages(host, tier.page_size)
             on_event(
                 HostPageEvent(kind, node, pages, len(pages), bool(getattr(tier.cache, "is_write_back", False))), device
             )
 
-    def saved(_: Any, node: int, *__: Any, **___: Any) -> None:
-        on_event(HostPageEvent("saved", node, _NONE), None)
+    def after_save(_: Any, node: int, *__: Any, **___: Any) -> None:
+        on_event(HostPageEvent("saved", node, _NO_PAGES), None)
 
-    def loading(*_: Any, **__: Any) -> list[int]:
+    def list_loading(*_: Any, **__: Any) -> list[int]:
         return list(tier.cache.ongoing_load_back)
 
-    def loaded(before: list[int] | None, *_: Any, **__: Any) -> None:
+    def report_loaded(before: list[int] | None, *_: Any, **__: Any) -> None:
         for node in before or ():
             if node not in tier.cache.ongoing_load_back:
-                on_event(HostPageEvent("was read", node, _NONE), None)
+                on_event(HostPageEvent("was read", node, _NO_PAGES), None)
 
-    def frees(indices: Any, *_: Any, **__: Any) -> None:
+    def before_free(indices: Any, *_: Any, **__: Any) -> None:
         if len(indices):
             on_event(HostPageEvent("frees", -1, _pages(indices, tier.page_size)), None)
 
-    hooks.after(tier.controller, "write", writes)
-    hooks.after(tier.controller, "load", loads)
-    hooks.after(tier.cache, "_finish_write_through_ack", saved)
-    hooks.around(tier.cache, "loading_check", loading, loaded)
-    hooks.before(tier.pool, "free", frees)
+    hooks.after(tier.controller, "write", after_write)
+    hooks.after(tier.controller, "load", after_load)
+    hooks.after(tier.cache, "_finish_write_through_ack", after_save)
+    hooks.around(tier.cache, "loading_check", list_loading, report_loaded)
+    hooks.before(tier.pool, "free", before_free)
 
 
-_NONE: Final[Ids] = np.empty(0, np.int64)
+_NO_PAGES: Final[Ids] = np.empty(0, np.int64)
 
 
 def _pages(slots: Any, page_size: int) -> Ids:

@@ -1,6 +1,6 @@
 """Ledger rows of pages of sliding windows and of recurrent states, which exist in addition to full attention's pages.
 
-Each is recomputed from every copy of page tables, and only differences are written. Used on the publishing thread only.
+All are recomputed from each copy of page tables, and only differences are written. Used on the publishing thread only.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.producer.cache_state import CacheState, KnownRequest
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
-"""Distinguishes the hashes of the same text in different groups."""
+"""Value that makes the hashes of the same text differ between KV groups."""
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 
 class Holder(NamedTuple):
-    """A request that holds pages, as of the last copy."""
+    """A request with a page table, as of the last copy."""
 
     known: KnownRequest
     pages: Ids
@@ -40,15 +40,16 @@ class LostPrefixes(NamedTuple):
 
 
 def hashes_of_windows(hashes: Hashes) -> Hashes:
-    """Return the hashes of window pages for the texts with these hashes in full attention."""
+    """Return the hashes of window pages, given the hashes of the same texts' pages of full attention (0: none)."""
     return np.where(hashes != 0, (hashes ^ _MIX) | np.uint64(1), np.uint64(0))
 
 
 class WindowRows:
     """Ledger rows of window pages.
 
-    A page is held by requests whose window still reaches it or that own it alone. It is cached as long as the tree has
-    it, which may be shorter than for the corresponding page of full attention.
+    A page is referenced by each request whose window still reaches it, or whose page is not in the radix tree yet. It
+    remains cached as long as the tree refers to it, which may be shorter than for the corresponding page of full
+    attention.
     """
 
     GROUP: Final = 1
@@ -58,13 +59,13 @@ class WindowRows:
         self._state, self._size, self._window = state, pools.page_size, pools.windows.num_tokens
         self._first, self._num_pages = pools.first_window, pools.windows.num_pages
         self._used = np.zeros(self._num_pages + 1, bool)
-        """Whether each page is in use."""
+        """Whether each window page was in use in the last copy, by page id."""
         self._tables: dict[int, tuple[int, Ids]] = {}
-        """Request number -> (page at which its window begins, its table from there on)."""
+        """Request number -> (page at which its window begins, its table from that page on)."""
         self._mapping = np.empty(0, np.int64)
-        self.empty()
+        self.reset()
 
-    def empty(self) -> None:
+    def reset(self) -> None:
         """Reset to an empty cache without requests."""
         rows = np.arange(self._first + 1, self._first + self._num_pages + 1)
         self._state.ledger.group[rows] = self.GROUP
@@ -78,11 +79,11 @@ class WindowRows:
         self._mapping = mapping
         ledger, rows_of = self._state.ledger, np.where(mapping > 0, mapping + self._first, 0)
         numbers: set[int] = set()
-        held_by: list[Ids] = []
+        held_rows: list[Ids] = []
         for holder in holders:
             start = min(max(0, holder.num_tokens - self._window) // self._size, holder.num_published)
             entries = rows_of[holder.pages[start:]]
-            held_by.append(entries)
+            held_rows.append(entries)
             if holder.known.state == RequestState.RUNNING:
                 self._update_table(holder.known, start, entries)
                 numbers.add(holder.known.number)
@@ -90,13 +91,13 @@ class WindowRows:
         pages = np.flatnonzero(rows_of)
         pages = pages[ledger.state[pages] != BlockState.FREE]
         rows = rows_of[pages]
-        held = np.bincount(np.concatenate([*held_by, rows[:0]]), minlength=ledger.num_blocks)[rows]
+        num_holders = np.bincount(np.concatenate([*held_rows, rows[:0]]), minlength=ledger.num_blocks)[rows]
         lost = self._free(rows)
         self._write(
             step,
             rows,
-            state=np.where(held > 0, BlockState.ACTIVE, BlockState.CACHED),
-            ref_count=held,
+            state=np.where(num_holders > 0, BlockState.ACTIVE, BlockState.CACHED),
+            ref_count=num_holders,
             filled=ledger.filled[pages],
             owner=ledger.owner[pages],
             hash=hashes_of_windows(ledger.hash[pages]),
@@ -106,37 +107,37 @@ class WindowRows:
         return lost
 
     def page_of(self, row: int) -> int | None:
-        """Return the page of full attention with the same tokens; None if there is none."""
+        """Return the page of full attention with the same tokens as the window page in `row`; None if there is none."""
         found = np.flatnonzero(self._mapping == row - self._first)
         return int(found[0]) if found.size else None
 
     def _update_table(self, known: KnownRequest, first: int, entries: Ids) -> None:
         """Publish a request's table from the first changed entry on. Entries before the window are 0."""
-        before, had = self._tables.get(known.number, (0, entries[:0]))
+        old_first, old_entries = self._tables.get(known.number, (0, entries[:0]))
         table = known.tables[self.GROUP]
         self._tables[known.number] = first, entries
-        start = min(first, before)
-        old = np.concatenate((np.zeros(before - start, np.int64), had))
+        start = min(first, old_first)
+        old = np.concatenate((np.zeros(old_first - start, np.int64), old_entries))
         new = np.concatenate((np.zeros(first - start, np.int64), entries))
         common = min(old.size, new.size, max(0, len(table) - start))
         differ = np.flatnonzero(old[:common] != new[:common])
-        same = int(differ[0]) if differ.size else common
-        if same < new.size or start + new.size != len(table):
-            if start + same > len(table):  # the first time, or after `empty`
+        first_changed = int(differ[0]) if differ.size else common
+        if first_changed < new.size or start + new.size != len(table):
+            if start + first_changed > len(table):  # the first time, or after `reset`
                 known.set_table([0] * start + new.tolist(), self.GROUP)
             else:
-                known.set_table(new[same:].tolist(), self.GROUP, start + same)
+                known.set_table(new[first_changed:].tolist(), self.GROUP, start + first_changed)
             self._state.touch(known)
 
     def _free(self, rows: Ids) -> LostPrefixes:
         ledger, used = self._state.ledger, np.zeros_like(self._used)
         used[rows - self._first] = True
-        gone = np.flatnonzero(self._used & ~used) + self._first
+        freed = np.flatnonzero(self._used & ~used) + self._first
         self._used = used
-        hashes = ledger.hash[gone]
-        self._state.free_blocks(gone)
-        self._state.set_blocks(gone, group=self.GROUP)
-        return LostPrefixes(gone[hashes != 0], hashes[hashes != 0])
+        hashes = ledger.hash[freed]
+        self._state.free_blocks(freed)
+        self._state.set_blocks(freed, group=self.GROUP)
+        return LostPrefixes(freed[hashes != 0], hashes[hashes != 0])
 
     def _write(self, step: int, rows: Ids, **columns: Any) -> None:
         _write_changes(self._state, step, rows, self.GROUP, columns)
@@ -145,21 +146,21 @@ class WindowRows:
 class StateRows:
     """Ledger rows of recurrent states.
 
-    A state is held by its request, and cached if no request has it and it is not free. Its text is unknown, because
-    only the tree knows it.
+    A state in use is active if a request has it, and otherwise cached by the radix tree. The text of a cached state is
+    unknown, because only the tree maps states to texts.
     """
 
     def __init__(self, state: CacheState, pools: Pools) -> None:
         assert pools.states is not None, "there are states"
         self._state, self._num_states = state, pools.states.num_states
         self._before = state.hello.cache.first_state - 1
-        """Offset of a state's row. State 0, to which padding is written, has no row."""
+        """Difference between a state's ledger row and its id. State 0, to which padding is written, has no row."""
         self._group = 1 + (pools.windows is not None)
         self._size = state.hello.cache.block_sizes[self._group]
         self._owners = np.full(self._num_states + 1, NO_OWNER)
-        self.empty()
+        self.reset()
 
-    def empty(self) -> None:
+    def reset(self) -> None:
         """Reset to an empty cache without requests."""
         rows = np.arange(1, self._num_states + 1) + self._before
         self._state.ledger.group[rows] = self._group
@@ -175,15 +176,15 @@ class StateRows:
         """Publish the states. Returns the rows that were cached and are free now.
 
         Args:
-            free: Whether each state is free.
-            columns: States of each table row's request.
+            free: Whether each state is free, by id.
+            columns: Arrays of shape (table rows, columns) with the states of each table row's request.
             holders: Requests with their table row.
         """
-        refs, filled = np.zeros(self._num_states + 1, np.int32), np.zeros(self._num_states + 1, np.int64)
+        ref_counts, filled = np.zeros(self._num_states + 1, np.int32), np.zeros(self._num_states + 1, np.int64)
         for holder, row in holders:
             ids = np.concatenate([each[row] for each in columns])
             ids = ids[(ids > 0) & ~free[np.clip(ids, 0, self._num_states)]]
-            refs[ids] += 1
+            ref_counts[ids] += 1
             self._owners[ids] = holder.known.number
             filled[ids[:1]] = min(holder.num_tokens, self._size)
             if holder.known.state == RequestState.RUNNING:
@@ -192,7 +193,7 @@ class StateRows:
                     holder.known.set_table(table, self._group)
                     self._state.touch(holder.known)
         ledger, ids = self._state.ledger, np.arange(1, self._num_states + 1)
-        is_free = free[ids] & (refs[ids] == 0)
+        is_free = free[ids] & (ref_counts[ids] == 0)
         freed = ids[is_free] + self._before
         freed = freed[ledger.state[freed] != BlockState.FREE]
         lost: Ids = freed[ledger.state[freed] == BlockState.CACHED]
@@ -201,8 +202,8 @@ class StateRows:
         self._state.set_blocks(freed, group=self._group)
         ids = ids[~is_free]
         columns_of = {
-            "state": np.where(refs[ids] > 0, BlockState.ACTIVE, BlockState.CACHED),
-            "ref_count": refs[ids],
+            "state": np.where(ref_counts[ids] > 0, BlockState.ACTIVE, BlockState.CACHED),
+            "ref_count": ref_counts[ids],
             "owner": self._owners[ids],
             "filled": filled[ids],
         }

@@ -1,7 +1,7 @@
 """Publishes each copy of SGLang's page tables: rows of the ledger and block tables of requests.
 
-Owns the last copied tables, the number of tables that contain each page, and which request wrote it. Used on the
-publishing thread only.
+Owns the last copied tables, the number of tables that contain each page, and the request that wrote each page. Used on
+the publishing thread only.
 """
 
 from __future__ import annotations
@@ -36,17 +36,14 @@ class SglangRequest(HostRequest):
     num_retractions: int = 0
     has_ended: bool = False
     num_hits: int = 0
-    """Number of its leading pages that were found cached.
-
-    `num_hits_counted` is how many of these were counted as hits.
-    """
+    """Number of leading pages that were found cached. Of these, `num_hits_counted` were counted as hits."""
     num_hits_counted: int = 0
     num_filled: int = 0
-    """Number of tokens in its pages, as of the last copy."""
+    """Number of tokens in the request's pages, as of the last copy."""
     num_published: int = 0
     """Number of leading pages in the radix tree, as of the last copy."""
     table: Ids = field(default_factory=lambda: np.empty(64, np.int64))
-    """Buffer of the table; `num_pages` entries are in use."""
+    """Buffer of page ids, of which the first `num_pages` are in use."""
     num_pages: int = 0
     sums: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
     """`text_sums` at the end of each page."""
@@ -57,11 +54,11 @@ class SglangRequest(HostRequest):
 
     @property
     def holder(self) -> Holder:
-        """The request in the form that rows of other pools need."""
+        """The request in the form that `WindowRows` and `StateRows` need."""
         return Holder(self.known, self.pages, self.num_published, self.num_filled)
 
     def set_pages(self, first: int, ids: Ids) -> None:
-        """Replace the table from entry `first` on by `ids`, if the entries before it are known."""
+        """Replace the table from entry `first` on by `ids`. Does nothing if entries before `first` are unknown."""
         if first > self.num_pages:
             return
         self.num_pages = first + ids.size
@@ -74,26 +71,26 @@ class SglangRequest(HostRequest):
         self.num_pages = self.num_filled = self.num_published = 0
 
     def hashes(self, num_pages: int, page_size: int) -> Hashes:
-        """Return the hashes of the first pages of its text; 0 for those that are not full yet."""
-        have = self.sums.size
-        if have < num_pages:
-            start, end = have * page_size, num_pages * page_size
+        """Return the hashes of the first pages of the request's text; 0 for pages that are not full yet."""
+        num_known = self.sums.size
+        if num_known < num_pages:
+            start, end = num_known * page_size, num_pages * page_size
             tokens = tokens_of(self.host, start, end)
-            whole = tokens.size // page_size * page_size
-            before = int(self.sums[-1]) if have else self.key.seed
-            sums = text_sums(tokens[:whole], start, before)[page_size - 1 :: page_size]
+            num_whole = tokens.size // page_size * page_size
+            last_sum = int(self.sums[-1]) if num_known else self.key.seed
+            sums = text_sums(tokens[:num_whole], start, last_sum)[page_size - 1 :: page_size]
             self.sums = np.concatenate((self.sums, sums))
         hashes = np.zeros(num_pages, np.uint64)
-        found = hashes_of(self.sums[:num_pages])
-        hashes[: found.size] = found
+        known_hashes = hashes_of(self.sums[:num_pages])
+        hashes[: known_hashes.size] = known_hashes
         return hashes
 
 
 class PageRows:
     """Ledger rows of all pools.
 
-    `find` returns the request for one of SGLang's. `ended` is called with a request that released its row for the last
-    time.
+    `find` returns the request for SGLang's object, or None. `ended` is called when an ended request has released its
+    last table row.
     """
 
     def __init__(
@@ -101,19 +98,19 @@ class PageRows:
         translator: Translator[SglangRequest],
         pools: Pools,
         find: Callable[[Any], SglangRequest | None],
-        ended: Callable[[SglangRequest], None],
+        on_ended: Callable[[SglangRequest], None],
     ) -> None:
         state = translator.state
         self._translator, self._state, self._size = translator, state, translator.block_size
-        self._find, self._request_ended = find, ended
+        self._find, self._on_ended = find, on_ended
         self.num_rows = pools.num_pages + 1
-        """Number of rows of full attention; padding is written to the first."""
+        """Number of ledger rows of full attention, including row 0, to which padding is written."""
         self.windows = WindowRows(state, pools) if pools.windows is not None else None
         self.recurrent_states = StateRows(state, pools) if pools.states is not None else None
         self.positions = np.zeros(state.hello.cache.num_rows, np.int32)
         """Index of each row's page in its owner's text."""
         self.evicted_at = 0
-        """Step of the last eviction since pages were read; 0 without one."""
+        """Step of the last eviction since pages were read; 0 if there was none."""
         self._host = HostRows(state, self.positions)
         self._refs = np.zeros(self.num_rows, np.int32)
         """Number of tables that contain each page."""
@@ -121,11 +118,10 @@ class PageRows:
         """Whether each page was free in the last copy."""
         self._undecided: Ids = np.empty(0, np.int64)
         """Pages that are neither free nor in a table that was read so far."""
-        self._used: list[Ids] = []
+        self._changed_pages: list[Ids] = []
         """Pages of tables that changed in the current copy."""
 
     def release(self, request: SglangRequest) -> None:
-        """Release the pages of a request."""
         self._refs[request.pages] -= 1
 
     def clear(self) -> None:
@@ -135,28 +131,27 @@ class PageRows:
         state.free_blocks(np.flatnonzero(state.ledger.state[1:] != BlockState.FREE) + 1)
         for pool in (self.windows, self.recurrent_states):
             if pool is not None:
-                pool.empty()
+                pool.reset()
         self._host.clear()
 
     def read(self, pages: Pages) -> None:
-        """Publish a copy of page tables."""
-        self._used = []
+        self._changed_pages = []
         entries, free = pages.copy.entries(), pages.copy.free()
         windows, states = pages.copy.windows(), pages.copy.states()
         pages.copy.done()
-        ends = np.cumsum([each.num_entries for each in (*pages.released, *pages.rows)], dtype=np.int64)
+        ends = np.cumsum([event.num_entries for event in (*pages.released, *pages.rows)], dtype=np.int64)
         spans = iter(np.split(entries, ends)[: len(ends)])
-        moved: list[tuple[HostPageEvent, Ids, PageContent]] = []
+        host_events: list[tuple[HostPageEvent, Ids, PageContent]] = []
         for row in pages.released:
             ids = next(spans)
             if isinstance(row, HostPageEvent):
-                moved.append((row, ids, self._host.content(ids)))
+                host_events.append((row, ids, self._host.content(ids)))
                 continue
             request = self._find(row.request)
             if request is not None:
                 self._add_entries([(request, row)], ids)
                 self._release(request, row.is_last)
-        between = [self._host.content(ids) for _, ids, _ in moved]
+        contents_between = [self._host.content(ids) for _, ids, _ in host_events]
         found = [(self._find(row.request), row, ids) for row, ids in zip(pages.rows, spans, strict=True)]
         held = [(request, row) for request, row, _ in found if request is not None]
         self._add_entries(
@@ -165,8 +160,8 @@ class PageRows:
         self._fill(held)
         for request, row in held:
             request.num_published = row.published
-        for (each, ids, before), after_gone in zip(moved, between, strict=True):
-            freed = self._host.moved(self._translator.step.number, each, ids, before, after_gone)
+        for (event, ids, before), between in zip(host_events, contents_between, strict=True):
+            freed = self._host.apply_event(self._translator.step.number, event, ids, before, between)
             self._discard_cached(freed)
             self._state.free_blocks(freed)
         self._write_states(free, pages.is_whole)
@@ -175,7 +170,10 @@ class PageRows:
             self.evicted_at = 0
 
     def _add_entries(self, held: Sequence[tuple[SglangRequest, Row]], entries: Ids) -> None:
-        """Publish table entries from `first` of each row on, and which of them are in the radix tree."""
+        """Publish table entries from `first` of each row on, with the hashes of those in the radix tree.
+
+        `entries` has the page ids of all rows, concatenated.
+        """
         if not held:
             return
         ledger = self._state.ledger
@@ -183,35 +181,35 @@ class PageRows:
         firsts = np.array([row.first for _, row in held])
         starts = np.cumsum(counts) - counts
         positions = np.arange(entries.size) - np.repeat(starts - firsts, counts)
-        own, parents = np.zeros(entries.size, np.uint64), np.zeros(entries.size, np.uint64)
+        hashes_of_entries, parents = np.zeros(entries.size, np.uint64), np.zeros(entries.size, np.uint64)
         tails: list[Ids] = []
-        texts, starts_at = entries.tolist(), starts.tolist()
+        entry_list, starts_at = entries.tolist(), starts.tolist()
         for (request, row), begin, count in zip(held, starts_at, counts.tolist(), strict=True):
             end = begin + count
             if row.first < request.num_pages:
                 tails.append(request.table[row.first : request.num_pages].copy())
             request.set_pages(row.first, entries[begin:end])
             if not request.has_ended and request.is_running:
-                self._translator.blocks.set_table(request, texts[begin:end], start=row.first)
+                self._translator.blocks.set_table(request, entry_list[begin:end], start=row.first)
             num_published = min(row.published, row.end) - row.first
             if num_published > 0:
                 hashes = request.hashes(row.published, self._size)
-                own[begin : begin + num_published] = hashes[row.first : row.first + num_published]
+                hashes_of_entries[begin : begin + num_published] = hashes[row.first : row.first + num_published]
                 before = hashes[max(0, row.first - 1) : row.first + num_published - 1]
                 parents[begin + num_published - before.size : begin + num_published] = before
         np.add.at(self._refs, entries, 1)
         if tails:
             np.subtract.at(self._refs, np.concatenate(tails), 1)
-        self._used += [*tails, entries]
-        had = ledger.hash[entries]
-        self._discard_prefixes(entries[(had != 0) & (had != own)])
-        are_new = (own == 0) | (had != own) | (ledger.owner[entries] == NO_OWNER)
-        new = entries[are_new]
-        self.positions[new] = positions[are_new]
+        self._changed_pages += [*tails, entries]
+        old_hashes = ledger.hash[entries]
+        self._discard_prefixes(entries[(old_hashes != 0) & (old_hashes != hashes_of_entries)])
+        is_new = (hashes_of_entries == 0) | (old_hashes != hashes_of_entries) | (ledger.owner[entries] == NO_OWNER)
+        new = entries[is_new]
+        self.positions[new] = positions[is_new]
         numbers = np.repeat([request.known.number for request, _ in held], counts)
-        self._state.set_blocks(new, owner=numbers[are_new], prefix_hits=0)
-        self._state.set_blocks(entries, hash=own, parent=parents)
-        self._state.set_blocks(entries[own != 0], filled=self._size)
+        self._state.set_blocks(new, owner=numbers[is_new], prefix_hits=0)
+        self._state.set_blocks(entries, hash=hashes_of_entries, parent=parents)
+        self._state.set_blocks(entries[hashes_of_entries != 0], filled=self._size)
         for request, _ in held:
             if request.num_hits > request.num_hits_counted:
                 self._count_hits(request)
@@ -222,10 +220,9 @@ class PageRows:
         self._state.set_blocks(ids, prefix_hits=self._state.more_hits(ids))
 
     def _release(self, request: SglangRequest, is_last: bool) -> None:
-        """Release the pages of a request that released its table row."""
-        self._used.append(request.pages.copy())
+        self._changed_pages.append(request.pages.copy())
         if request.has_ended and is_last:
-            self._request_ended(request)
+            self._on_ended(request)
         else:
             self.release(request)
             request.forget_pages()
@@ -250,7 +247,7 @@ class PageRows:
     def _write_states(self, free: npt.NDArray[np.bool_] | None, is_whole: bool) -> None:
         """Set the states of pages that were freed or allocated since the last copy, and of those in changed tables."""
         ledger = self._state.ledger
-        changed = [*self._used, self._undecided]
+        changed = [*self._changed_pages, self._undecided]
         if free is None:
             free = ledger.hash[: self.num_rows] == 0
         changed.append(np.flatnonzero(free != self._free))
@@ -282,19 +279,18 @@ class PageRows:
             lost = self.windows.read(step.number, windows, holders)
             self._record_evicted(lost.rows, lost.hashes)
         if self.recurrent_states is not None and states is not None:
-            found = [(self._find(host), row) for host, row in pages.table_rows]
-            of_rows = [(request.holder, row) for request, row in found if request is not None]
-            step.evicted += self.recurrent_states.read(step.number, *states, of_rows).tolist()
+            requests_of_rows = [(self._find(host), row) for host, row in pages.table_rows]
+            holders_of_rows = [(request.holder, row) for request, row in requests_of_rows if request is not None]
+            step.evicted += self.recurrent_states.read(step.number, *states, holders_of_rows).tolist()
 
     def _discard_cached(self, rows: Ids) -> None:
-        """Record that cached prefixes in these rows are lost. Rows without one are skipped."""
+        """Record that cached prefixes in these rows are lost. Rows without a cached prefix are skipped."""
         self._discard_prefixes(rows[self._state.ledger.hash[rows] != 0])
 
     def _discard_prefixes(self, rows: Ids) -> None:
         self._record_evicted(rows, self._state.ledger.hash[rows])
 
     def _record_evicted(self, rows: Ids, hashes: Hashes) -> None:
-        """Record that cached prefixes with these hashes are lost."""
         step = self._translator.step
         step.evicted += rows.tolist()
         self._translator.evicted_hashes.record(hashes[-MAX_HASHES:].tolist(), self.evicted_at or step.number)

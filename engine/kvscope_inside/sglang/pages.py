@@ -2,8 +2,8 @@
 
 Reads entries of the table of requests' tokens, the list of free pages and, with other pools, the window page of each
 page and the recurrent states of each request. On a device, entries are gathered in the order of the scheduler's own
-stream and copied on a separate stream to pinned memory; another thread reads them once they have arrived. On a CPU both
-are accessible immediately.
+stream and copied on a separate stream to pinned memory; another thread reads them once they have arrived. On a CPU,
+they can be read immediately.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_inside.sglang.pools import Pools, knows_free
+from kvscope_inside.sglang.pools import Pools, has_free_list
 
 MAX_ENTRIES: Final = 1 << 20
-"""Maximum number of table entries per copy; more are left to the next one."""
+"""Maximum number of table entries per copy. Further entries wait for the next copy."""
 Ids = npt.NDArray[np.int64]
 
 
@@ -38,22 +38,22 @@ class Copy(Protocol):
     def entries(self) -> Ids:
         """Return the page ids of all gathered spans, concatenated.
 
-        Call it, as the other methods, once the copy has arrived.
+        This method and those below may be called only once the copy has arrived.
         """
 
     def free(self) -> npt.NDArray[np.bool_] | None:
-        """Return whether each page is free; None if the allocator has no list of free pages."""
+        """Return a mask of free pages, by page id; None if the allocator has no list of free pages."""
 
     def windows(self) -> Ids | None:
-        """Return for each page of full attention the window page of the same tokens (0: none); None without such a
-        pool.
+        """Return for each page of full attention the window page of the same tokens (0: none); None without sliding
+        windows.
         """
 
     def states(self) -> tuple[npt.NDArray[np.bool_], list[Ids]] | None:
-        """Return whether each state is free, and arrays of shape (table rows, columns) of the states of each row's
+        """Return a mask of free states, and arrays of shape (table rows, columns) with the states of each row's
         request.
 
-        None without such a pool.
+        None without recurrent states.
         """
 
     def done(self) -> None:
@@ -61,7 +61,7 @@ class Copy(Protocol):
 
 
 class Reader(Protocol):
-    """Reads the pools of one scheduler. All methods are called on the scheduler's thread."""
+    """Reads the pools of one scheduler, on the scheduler's thread."""
 
     def gather(self, spans: Sequence[PageSpan]) -> None:
         """Gather table entries as they are now, for the next copy."""
@@ -70,24 +70,24 @@ class Reader(Protocol):
         """Gather the pages of a tensor of slots, in order, for the next copy."""
 
     def num_entries_left(self) -> int:
-        """Return the number of entries that the next copy can still take."""
+        """Return the number of entries that can still be gathered for the next copy."""
 
     def can_copy(self) -> bool:
-        """Whether the list of free pages is complete now, and no copy is in progress."""
+        """Whether a copy can be started: none is in progress, and the list of free pages is complete."""
 
     def copy(self) -> Copy:
-        """Start copying everything gathered, and the free pages as they are now."""
+        """Start a copy of everything gathered, and of the current free pages."""
 
 
 def reader_of(table: Any, pools: Pools) -> Reader:
-    """Return a reader for the table `req_to_token` and its pools."""
+    """Return a reader for SGLang's table `req_to_token` and its pools."""
     kind = HostPoolReader if str(table.device).startswith("cpu") else DeviceReader
     return kind(table, pools)
 
 
 def _free_lists(allocator: Any) -> list[Any]:
-    """Return the tensors of free pages' ids. Allocators replace and never modify them, so no copy is needed."""
-    if not knows_free(allocator):
+    """Return the tensors of free pages' ids. Allocators replace them and never modify them, so no copy is needed."""
+    if not has_free_list(allocator):
         return []
     staged = getattr(allocator, "staged_pages", None)
     lists = [allocator.free_pages, *(staged or ())]
@@ -96,13 +96,13 @@ def _free_lists(allocator: Any) -> list[Any]:
 
 
 def _slots(spans: Sequence[PageSpan], num_columns: int, page_size: int) -> Ids:
-    """Return the indices in the flat table of the first token of each page."""
+    """Return the index of each page's first token in the flat table."""
     spans_of = np.array(spans, np.int64).reshape(-1, 3)
     counts = spans_of[:, 2] - spans_of[:, 1]
     ends = np.cumsum(counts)
-    places = np.arange(int(ends[-1]) if len(spans) else 0) - np.repeat(ends - counts, counts)
+    page_offsets = np.arange(int(ends[-1]) if len(spans) else 0) - np.repeat(ends - counts, counts)
     starts = spans_of[:, 0] * num_columns + spans_of[:, 1] * page_size
-    slots: Ids = np.repeat(starts, counts) + places * page_size
+    slots: Ids = np.repeat(starts, counts) + page_offsets * page_size
     return slots
 
 
@@ -135,8 +135,8 @@ class _HostCopy:
     def states(self) -> tuple[npt.NDArray[np.bool_], list[Ids]] | None:
         if self._states is None:
             return None
-        free, num_rows, of_rows = self._states
-        return _mask([free], num_rows), of_rows
+        free, num_rows, row_tensors = self._states
+        return _mask([free], num_rows), row_tensors
 
     def done(self) -> None:
         self._free = []
@@ -180,20 +180,24 @@ class HostPoolReader:
             _free_lists(self._allocator),
             self._num_rows,
             _pages_of(windows.mapping.numpy()[: self._num_rows * size : size], size) if windows is not None else None,
-            (states.allocator.free_slots, states.num_states + 1, [_columns(each.numpy()) for each in states.of_rows])
+            (
+                states.allocator.free_slots,
+                states.num_states + 1,
+                [_columns(each.numpy()) for each in states.row_tensors],
+            )
             if states is not None
             else None,
         )
 
 
 def _pages_of(slots: Ids, page_size: int) -> Ids:
-    """Return the pages of slots, as a copy. For pages of one token, a division would only cost time."""
+    """Return the pages of slots, as a copy. The division is skipped for pages of one token."""
     return slots.copy() if page_size == 1 else slots // page_size
 
 
-def _columns(of_rows: npt.NDArray[Any]) -> Ids:
+def _columns(states: npt.NDArray[Any]) -> Ids:
     """Return a copy of shape (rows, columns)."""
-    return of_rows.astype(np.int64).reshape(of_rows.shape[0], -1)
+    return states.astype(np.int64).reshape(states.shape[0], -1)
 
 
 class _DeviceCopy:
@@ -203,7 +207,7 @@ class _DeviceCopy:
         """Tensors that the copy reads. The references keep torch's allocator from reusing their memory too early."""
 
     def has_arrived(self) -> bool:
-        return bool(self._reader.sent.query())
+        return bool(self._reader.copied.query())
 
     def entries(self) -> Ids:
         reader = self._reader
@@ -239,12 +243,11 @@ class DeviceReader:
         self._pools, self._allocator, self.page_size = pools, pools.full, pools.page_size
         num_rows = pools.num_pages + 1
         self._stream = self._module.Stream(device=table.device)
-        self._started, self.sent = self._module.Event(), self._module.Event()
+        self._started, self.copied = self._module.Event(), self._module.Event()
         self._slots = torch.empty(2 * MAX_ENTRIES, dtype=torch.int64, pin_memory=True)
         self._half = 0
-        """Offset of the half of `_slots` that is written next.
-
-        The device may still read the other for the current copy.
+        """Offset of the half of `_slots` that is written next. The device may still read the other half for the current
+        copy.
         """
         self._entries = torch.empty(MAX_ENTRIES, dtype=table.dtype, pin_memory=True)
         self._free = torch.empty(num_rows, dtype=torch.uint8, device=table.device)
@@ -268,7 +271,7 @@ class DeviceReader:
             self._free_states = torch.empty(states.num_states + 1, dtype=torch.uint8, device=table.device)
             self._host_free_states_buffer = torch.empty(states.num_states + 1, dtype=torch.uint8, pin_memory=True)
             self._host_states_buffers = [
-                torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in states.of_rows
+                torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in states.row_tensors
             ]
             self.host_free_states = self._host_free_states_buffer.numpy()
             self.host_states = [each.numpy() for each in self._host_states_buffers]
@@ -278,8 +281,8 @@ class DeviceReader:
         first = self._half + self._num_gathered
         end = first + len(slots)
         self._host_slots[first:end] = slots
-        at = self._slots[first:end].to(self._device, non_blocking=True)
-        self._gathered.append(self._table.index_select(0, at))
+        indices = self._slots[first:end].to(self._device, non_blocking=True)
+        self._gathered.append(self._table.index_select(0, indices))
         self._num_gathered += len(slots)
 
     def gather_slots(self, slots: Any) -> None:
@@ -303,9 +306,9 @@ class DeviceReader:
         with self._module.stream(self._stream):
             self._stream.wait_event(self._started)
             if gathered:
-                joined = torch.cat(gathered)
-                self._entries[:num_entries].copy_(joined, non_blocking=True)
-                gathered.append(joined)
+                concatenated = torch.cat(gathered)
+                self._entries[:num_entries].copy_(concatenated, non_blocking=True)
+                gathered.append(concatenated)
             if free:
                 self._free.zero_()
                 for ids in free:
@@ -319,7 +322,7 @@ class DeviceReader:
                 self._free_states.index_fill_(0, free_states, 1)
                 self._host_free_states_buffer.copy_(self._free_states, non_blocking=True)
                 others.append((self._host_free_states_buffer, free_states))
-            self.sent.record(self._stream)
+            self.copied.record(self._stream)
         return _DeviceCopy(self, num_entries, [*gathered, *free, *others], bool(free))
 
     def _copy_other_pools(self) -> list[tuple[Any, Any]]:
@@ -330,10 +333,10 @@ class DeviceReader:
         windows, states, size = self._pools.windows, self._pools.states, self.page_size
         others: list[tuple[Any, Any]] = []
         if windows is not None:
-            of_pages = windows.mapping[: self._free.shape[0] * size : size]
-            others.append((self._host_windows_buffer, (of_pages // size).to(self._torch.int32)))
+            window_slots = windows.mapping[: self._free.shape[0] * size : size]
+            others.append((self._host_windows_buffer, (window_slots // size).to(self._torch.int32)))
         if states is not None:
             others += [
-                (host, each.clone()) for host, each in zip(self._host_states_buffers, states.of_rows, strict=True)
+                (host, each.clone()) for host, each in zip(self._host_states_buffers, states.row_tensors, strict=True)
             ]
         return others

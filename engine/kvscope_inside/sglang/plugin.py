@@ -1,6 +1,6 @@
 """Plugin that SGLang loads in each of its processes (entry point `sglang.srt.plugins`).
 
-Only acts in a scheduler, and only if `KVSCOPE_INSIDE` is set. The rest of kvscope is imported then, not before.
+Acts only in a scheduler, and only if `KVSCOPE_INSIDE` is set. The remaining modules of kvscope are imported only then.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def load() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(SCHEDULER, made, HookType.AFTER)
+    HookRegistry.register(SCHEDULER, watch_scheduler, HookType.AFTER)
 
 
-def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+def watch_scheduler(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     try:
         from kvscope_inside.sglang.sglang_watch import watch
 

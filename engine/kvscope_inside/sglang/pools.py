@@ -19,29 +19,27 @@ class Windows(NamedTuple):
     allocator: Any
     num_pages: int
     num_tokens: int
-    """Window size in tokens, as far as SGLang keeps it."""
+    """Number of tokens in the window for which SGLang retains KV."""
 
 
 class States(NamedTuple):
-    """Pool of the recurrent layers' states."""
-
     table: Any
-    """SGLang's table of requests, with two tensors of the states of each row."""
+    """SGLang's `req_to_token_pool`, with two tensors of the states of each row."""
     allocator: Any
     num_states: int
     """Number of states without state 0, which is padding."""
 
     @property
-    def of_rows(self) -> list[Any]:
-        """Tensors with one row per request: the state that it writes, and those kept for the radix tree."""
+    def row_tensors(self) -> list[Any]:
+        """Tensors with one row per request: the state that the request writes, and those retained for the radix
+        tree.
+        """
         tracked = getattr(self.table, "req_index_to_mamba_ping_pong_track_buffer_mapping", None)
         own = self.table.req_index_to_mamba_index_mapping
         return [own] if tracked is None else [own, tracked]
 
 
 class Pools(NamedTuple):
-    """Pools of one scheduler."""
-
     full: Any
     """Allocator of full attention's pages."""
     page_size: int
@@ -57,7 +55,7 @@ class Pools(NamedTuple):
 
     @property
     def first_window(self) -> int:
-        """Offset of a window page's row."""
+        """Difference between a window page's ledger row and its id."""
         return self.num_pages
 
 
@@ -85,18 +83,23 @@ def num_pages_of(allocator: Any) -> int:
     return int(getattr(allocator, "num_pages", 0) or int(allocator.size) // int(allocator.page_size))
 
 
-def knows_free(allocator: Any) -> bool:
+def has_free_list(allocator: Any) -> bool:
     return getattr(allocator, "free_pages", None) is not None
 
 
 def _windows_of(scheduler: Any) -> Windows | None:
     allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
-    own, mapping = getattr(allocator, "swa_attn_allocator", None), getattr(allocator, "full_to_swa_index_mapping", None)
-    is_apart = own is not None and mapping is not None and own is not full_allocator(scheduler)
-    if not is_apart or getattr(allocator, "swa_req_ring", False) or not knows_free(own):
+    window_allocator, mapping = (
+        getattr(allocator, "swa_attn_allocator", None),
+        getattr(allocator, "full_to_swa_index_mapping", None),
+    )
+    is_separate = (
+        window_allocator is not None and mapping is not None and window_allocator is not full_allocator(scheduler)
+    )
+    if not is_separate or getattr(allocator, "swa_req_ring", False) or not has_free_list(window_allocator):
         return None
-    looks_back = getattr(cache, "swa_retain_window", None) or getattr(cache, "sliding_window_size", None)
-    return Windows(mapping, own, num_pages_of(own), int(looks_back or 0))
+    window_size = getattr(cache, "swa_retain_window", None) or getattr(cache, "sliding_window_size", None)
+    return Windows(mapping, window_allocator, num_pages_of(window_allocator), int(window_size or 0))
 
 
 def _states_of(scheduler: Any) -> States | None:

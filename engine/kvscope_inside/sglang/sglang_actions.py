@@ -1,4 +1,4 @@
-"""Operators' commands to SGLang, carried out on its scheduler's own thread before it polls for requests.
+"""Executes operators' commands to SGLang on its scheduler's own thread, before the scheduler polls for requests.
 
 Owns the queue of commands. SGLang itself notifies the clients of aborted requests.
 """
@@ -16,27 +16,27 @@ CANNOT_ALONE = "the ranks of this model must all do the same: SGLang is asked by
 
 
 class SglangActions:
-    """Carries out commands on one scheduler. Refuses all if there are several ranks, which must stay synchronous."""
+    """Executes commands on one scheduler. Refuses all if the model has several ranks, which must stay synchronous."""
 
     def __init__(self, scheduler: Any, num_ranks: int) -> None:
         self.paused_by = ""
         self._scheduler, self._is_alone = scheduler, num_ranks == 1
-        self._waiting: deque[tuple[Action, Answer]] = deque()
+        self._commands: deque[tuple[Action, Answer]] = deque()
 
     # Called on the sockets' thread.
 
     def record_activity(self, client: bytes) -> None:
-        """Do nothing, because pauses of SGLang have no leases that a client's activity would renew."""
+        """Do nothing: pauses of SGLang have no lease that a client's activity could renew."""
 
     def submit(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
-        """Queue a command, which the scheduler's loop carries out soon."""
-        self._waiting.append((command, answer))
+        """Queue a command, to be executed in the scheduler's loop."""
+        self._commands.append((command, answer))
 
     # Called on the scheduler's thread.
 
     def run(self) -> None:
-        while self._waiting:
-            command, answer = self._waiting.popleft()
+        while self._commands:
+            command, answer = self._commands.popleft()
             try:
                 reply = self._execute(command)
             except Exception as error:
@@ -56,12 +56,12 @@ class SglangActions:
 
     def _abort(self, command: Abort) -> Any:
         scheduler, request_id = self._scheduler, command.request_id
-        known = {str(each.rid) for each in (*scheduler.waiting_queue, *scheduler.collect_inflight_reqs())}
+        known_ids = {str(other.rid) for other in (*scheduler.waiting_queue, *scheduler.collect_inflight_reqs())}
         if getattr(scheduler, "chunked_req", None) is not None:
-            known.add(str(scheduler.chunked_req.rid))
-        if request_id not in known:
+            known_ids.add(str(scheduler.chunked_req.rid))
+        if request_id not in known_ids:
             return refuse(command, f"SGLang has no request {request_id}")
-        if any(each != request_id and each.startswith(request_id) for each in known):
+        if any(other != request_id and other.startswith(request_id) for other in known_ids):
             return refuse(command, "the names of other requests begin with its name: SGLang would abort them, too")
         from sglang.srt.managers.io_struct import AbortReq
 

@@ -1,6 +1,6 @@
-"""Builds the `Hello` of a SGLang scheduler from its configuration: model, pools, device, rank.
+"""Builds the `Hello` of an SGLang scheduler from its configuration: model, pools, device, rank.
 
-Reads SGLang's objects and changes none.
+Only reads SGLang's objects.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ class SchedulerRank(NamedTuple):
 
     data_parallel: int
     is_first: bool
-    """Whether it is the first of the ranks that hold parts of one model and do the same."""
+    """Whether it is the first of the ranks that run parts of the same model in lockstep."""
     num_ranks: int
     """Number of processes among which the model is partitioned."""
 
 
 def drafts_per_step(scheduler: Any) -> int:
-    """Return the number of draft tokens per request and step; 0 without drafts, or if it varies."""
+    """Return the number of draft tokens per request and step; 0 without speculative decoding, or if the number
+    varies.
+    """
     args = scheduler.server_args
     is_steady = getattr(args, "speculative_algorithm", None) and not getattr(args, "speculative_adaptive", False)
     return max(0, int(getattr(args, "speculative_num_draft_tokens", 0) or 0) - 1) if is_steady else 0
 
 
 def adapter_names(scheduler: Any) -> Callable[[str], str | None]:
-    """Return a function from SGLang's adapter id to the adapter's name."""
-    found = getattr(getattr(scheduler, "kv_event_lora_names", None), "resolve", None)
-    named = {each.lora_id: each.lora_name for each in getattr(scheduler.server_args, "lora_paths", None) or ()}
-    return lambda adapter: named.get(adapter) or (found(adapter) if found is not None else None)
+    """Return a function from SGLang's adapter id to the adapter's name, or None if unknown."""
+    resolve = getattr(getattr(scheduler, "kv_event_lora_names", None), "resolve", None)
+    names = {each.lora_id: each.lora_name for each in getattr(scheduler.server_args, "lora_paths", None) or ()}
+    return lambda adapter: names.get(adapter) or (resolve(adapter) if resolve is not None else None)
 
 
 def rank_of(scheduler: Any) -> SchedulerRank:
@@ -65,11 +67,11 @@ def _number(parallel: Any, name: str) -> int:
         return 0
 
 
-def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool = True) -> Hello:
-    """Return the hello for the scheduler's pools. The first row is the page to which padding is written."""
+def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, has_free_list: bool = True) -> Hello:
+    """Return the hello for the scheduler's pools. The first ledger row is the page to which padding is written."""
     pools = pools_of(scheduler)
     groups = _groups(scheduler, pools)
-    api = api_of("sglang", said=_api_description(scheduler.server_args))
+    api = api_of("sglang", engine_address=_api_description(scheduler.server_args))
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -99,7 +101,7 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
             completions=bool(api),
             aborts=True,
             allocator_map=False,
-            free_rows=knows_free,
+            free_rows=has_free_list,
             groups=len(groups) > 1,
         ),
         num_ranks=num_ranks,
@@ -108,13 +110,13 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
 
 
 def kv_bytes(pools: Pools) -> int:
-    """Return the bytes of all pages and states, over all layers; 0 if unknown."""
+    """Return the bytes of all pages and states, summed over all layers; 0 if unknown."""
     num_bytes = _page_bytes(pools)
     return num_bytes + _state_bytes(pools) if num_bytes else 0
 
 
 def _page_bytes(pools: Pools) -> int:
-    """Return the bytes of all pages, over all layers; 0 if unknown."""
+    """Return the bytes of all pages, summed over all layers; 0 if unknown."""
     parts = [_bytes_of(pools.full)]
     parts += [_bytes_of(pools.windows.allocator)] if pools.windows is not None else []
     return sum(parts) if all(parts) else 0
@@ -129,23 +131,23 @@ def _api_description(args: Any) -> str:
 
 def _bytes_of(allocator: Any) -> int:
     """Return the bytes of an allocator's pages, keys and values; 0 if unknown."""
-    read = getattr(_pool_of(allocator), "get_kv_size_bytes", None)
-    if read is None:
+    get_bytes = getattr(_pool_of(allocator), "get_kv_size_bytes", None)
+    if get_bytes is None:
         return 0
-    said = read()
-    return sum(map(int, said)) if isinstance(said, tuple) else int(said)
+    sizes = get_bytes()
+    return sum(map(int, sizes)) if isinstance(sizes, tuple) else int(sizes)
 
 
 def _pool_of(allocator: Any) -> Any:
-    """Return the pool of pages, which may be part of a pool that also has states."""
+    """Return the pool of pages. In hybrid models, it is a part of the KV cache that `get_kvcache` returns."""
     pool = allocator.get_kvcache()
     return getattr(pool, "full_kv_pool", pool)
 
 
 def _state_bytes(pools: Pools) -> int:
-    """Return the bytes of all states, over their layers; 0 if unknown or without states."""
-    read = getattr(getattr(pools.states and pools.states.table, "mamba_pool", None), "get_kv_size_bytes", None)
-    return int(read()) if read is not None else 0
+    """Return the bytes of all states, summed over their layers; 0 if unknown or without states."""
+    get_bytes = getattr(getattr(pools.states and pools.states.table, "mamba_pool", None), "get_kv_size_bytes", None)
+    return int(get_bytes()) if get_bytes is not None else 0
 
 
 def _groups(scheduler: Any, pools: Pools) -> tuple[KVGroup, ...]:

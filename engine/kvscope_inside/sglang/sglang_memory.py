@@ -1,6 +1,6 @@
 """Memory use of SGLang's scheduler process, which also runs the model: weights by part, pools, and torch's allocator.
 
-Reads the allocator's statistics on the host and never a device. Weights and pools are measured once.
+Reads the allocator's statistics on the host, never a device. Weights and pools are measured once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 
 class SchedulerMemory:
-    """Memory of one scheduler's process, measured from its creation on."""
+    """Memory of one scheduler's process. Weights, pools and graphs are measured on construction."""
 
     def __init__(self, scheduler: Any, hello: Hello) -> None:
         self._hello = hello
@@ -64,7 +64,7 @@ def _graph_bytes(runner: Any) -> int:
 def _torch_stats(device: str, index: int) -> dict[str, int]:
     """Return statistics of torch's allocator; empty on a CPU.
 
-    The device's index is passed explicitly, because this thread's current device is not SGLang's.
+    `index`: index of SGLang's device, which is not the current device of this thread.
     """
     if not device.startswith("cuda"):
         return {}

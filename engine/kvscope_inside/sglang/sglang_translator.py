@@ -1,8 +1,7 @@
 """Translates the records of SGLang's hooks.
 
-Owns the texts of ended requests of which pages are left, and for which request something was evicted. `page_rows`
-publishes where pages are. Used on the publishing thread only; of SGLang's objects it reads only what never changes
-again, or only grows.
+Owns the texts of ended requests that still have pages, and attributes evictions to requests. `page_rows` publishes the
+pages. Runs on the publishing thread, so it reads only SGLang objects that are immutable or append-only.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from kvscope_inside.cached_texts import BlockNotes
-from kvscope_inside.sglang.eviction_beneficiary import Evicted
+from kvscope_inside.sglang.eviction_beneficiary import EvictedCounts
 from kvscope_inside.sglang.other_pools import hashes_of_windows
 from kvscope_inside.sglang.page_rows import PageRows, SglangRequest
 from kvscope_inside.sglang.pools import Pools
@@ -29,9 +28,9 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.producer.cache_state import CacheState
 
 MAX_ENDED_REQUESTS: Final = 1_000
-"""Maximum number of ended requests whose pages were not read yet."""
+"""Maximum number of ended requests with pages that were not read yet."""
 TEXT_CLEANUP_INTERVAL: Final = 256
-"""Number of ended requests after which texts without remaining pages are dropped."""
+"""Number of requests that end between two cleanups of texts without pages."""
 _ABORTED: Final = "FINISH_ABORT"
 _REASONS: Final = {
     "FINISH_MATCHED_TOKEN": "stop",
@@ -47,10 +46,10 @@ class SglangTranslator(Translator[SglangRequest]):
     """Translator for one scheduler with `pools`.
 
     Args:
-        by_priority: Whether requests are retracted by priority; otherwise those with the fewest generated tokens are.
+        by_priority: Whether SGLang retracts requests by priority; otherwise those with the fewest generated tokens.
         policy: Eviction policy of cached pages.
-        drafts_per_step: Number of draft tokens per step; 0 if it varies.
-        name_of: Returns an adapter's name by SGLang's id.
+        drafts_per_step: Number of draft tokens per request and step; 0 if it varies.
+        name_of: Returns an adapter's name for SGLang's id.
     """
 
     def __init__(
@@ -78,18 +77,18 @@ class SglangTranslator(Translator[SglangRequest]):
         self._ended: OrderedDict[int, SglangRequest] = OrderedDict()
         """Ended requests that still have their table row, by the same key as in `requests`."""
         self._ended_texts: dict[int, tuple[Any, TextKey, list[tuple[str, int, int]]]] = {}
-        """Request number -> tokens, key and media of ended requests of which pages are left."""
+        """Request number -> (tokens, key, media) of ended requests that still have pages."""
         self._num_ended = 0
         self._evictions: dict[int, list[int]] = {}
-        """Evictions in the current step: number of the request they were for (0: unknown) -> blocks of full
-        attention, window blocks, and states.
+        """Evictions in the current step: number of the request that needed the space (0: unknown) -> numbers of blocks
+        of full attention, of window blocks and of states.
         """
 
     def convert(self, record: SglangRecord) -> StepCounts:
         self._evictions = {}
-        self.dispatch(record.happened)
+        self.dispatch(record.events)
         self._report_evictions()
-        decoding = self._decoding(record)
+        decoding = self._decoding_numbers(record)
         batch = self._update_progress(record)
         for host, reason in record.ended:
             self._finished(host, type(reason).__name__)
@@ -105,17 +104,17 @@ class SglangTranslator(Translator[SglangRequest]):
         return tokens
 
     def missed_block(self, request: SglangRequest, token: int) -> MissedBlock | None:
-        """Return a page by the hash that kvscope computes."""
+        """Return a page by kvscope's hash of its text, because SGLang has no hashes without KV events."""
         index = token // self.block_size
         hashes = request.hashes(index + 1, self.block_size)
-        own = [int(hashes[index])]
+        hash_values = [int(hashes[index])]
         if self.pages.windows is not None:
-            own.append(int(hashes_of_windows(hashes[index : index + 1])[0]))
+            hash_values.append(int(hashes_of_windows(hashes[index : index + 1])[0]))
         is_cached = bool((self.state.ledger.hash[: self.pages.num_rows] == hashes[index]).any())
-        return MissedBlock(tuple(own), int(hashes[index - 1]) if index else 0, is_cached)
+        return MissedBlock(tuple(hash_values), int(hashes[index - 1]) if index else 0, is_cached)
 
     def miss_at_start(self, request: SglangRequest) -> str:
-        """Search for texts that begin with the same tokens under other keys."""
+        """Return why the first page missed, by searching for texts that begin with the same tokens under other keys."""
         plain = int(hashes_of(text_sums(tokens_of(request.host, 0, self.block_size), 0, 0)[-1:])[0])
         hashes = self.state.ledger.hash
         missed = self._beginnings.explain_miss(plain, request.key, lambda value: bool((hashes == value).any()))
@@ -123,7 +122,7 @@ class SglangTranslator(Translator[SglangRequest]):
         return missed
 
     def block_content(self, block: int) -> BlockContent:
-        """Return the contents of a page, from the request that wrote it."""
+        """Return the contents of a page, from the text of the request that wrote it."""
         ledger, cache, windows = self.state.ledger, self.state.hello.cache, self.pages.windows
         number = int(ledger.owner[block]) if block < cache.first_state else NO_OWNER
         is_of_windows = self.pages.num_rows <= block < cache.num_blocks
@@ -141,7 +140,9 @@ class SglangTranslator(Translator[SglangRequest]):
         return BlockContent(block=block, number=number, start=start, token_ids=tokens, notes=notes)
 
     def _find(self, host: Any) -> SglangRequest | None:
-        """Return the request for one of SGLang's objects, whose `id()` may have been reused; None if unknown."""
+        """Return the request for one of SGLang's objects; None if unknown, for example if the object's `id()` was
+        reused.
+        """
         request = self.requests.get(id(host))
         return request if request is not None and request.host is host else None
 
@@ -211,7 +212,7 @@ class SglangTranslator(Translator[SglangRequest]):
     def _aborted(self, host: Any, num_outputs: int) -> None:
         self._finished(host, _ABORTED)
 
-    def _evicted(self, evicted: Evicted) -> None:
+    def _evicted(self, evicted: EvictedCounts) -> None:
         size = self.block_size
         counts = [-(-evicted.num_tokens // size), -(-evicted.num_window_tokens // size), evicted.num_states]
         before = self._evictions.get(number := self._number(evicted.request), [0] * len(counts))
@@ -251,8 +252,8 @@ class SglangTranslator(Translator[SglangRequest]):
             return
         request.has_ended = True
         num_blocks = len(request.known.tables[0])
-        why = _REASONS.get(reason, reason.lower())
-        self.finish_request(request, why, num_blocks, is_aborted=reason == _ABORTED)
+        finish_reason = _REASONS.get(reason, reason.lower())
+        self.finish_request(request, finish_reason, num_blocks, is_aborted=reason == _ABORTED)
         if not request.was_admitted:
             self._drop(request)
             return
@@ -271,7 +272,7 @@ class SglangTranslator(Translator[SglangRequest]):
         self._ended_texts = {number: text for number, text in self._ended_texts.items() if number in needed}
 
     def _drop(self, request: SglangRequest) -> None:
-        """Drop a request that ended and has released its row."""
+        """Drop an ended request that has released its table row."""
         key = id(request.host)
         self._ended.pop(key, None)
         if self.requests.pop(key, None) is not None:
@@ -279,19 +280,19 @@ class SglangTranslator(Translator[SglangRequest]):
 
     # State after the step.
 
-    def _decoding(self, record: SglangRecord) -> list[int]:
+    def _decoding_numbers(self, record: SglangRecord) -> list[int]:
         """Return the numbers of requests that decode in the step."""
         if record.ran is None:
             return []
-        found = [self._find(host) for host in record.ran.requests]
+        requests = [self._find(host) for host in record.ran.requests]
         return [
             request.known.number
-            for request, num_tokens in zip(found, record.ran.num_tokens, strict=True)
+            for request, num_tokens in zip(requests, record.ran.num_tokens, strict=True)
             if request is not None and request.known.num_output_tokens and num_tokens == 1
         ]
 
     def _update_progress(self, record: SglangRecord) -> dict[int, int]:
-        """Publish the progress of each request that ran. Returns the tokens that each ran, by request number."""
+        """Publish the progress of each request that ran. Returns request number -> tokens run in the step."""
         batch: dict[int, int] = {}
         if record.ran is None:
             return batch
@@ -303,14 +304,14 @@ class SglangTranslator(Translator[SglangRequest]):
             if request.is_running:
                 request.known.num_computed_tokens = record.computed[index]
             batch[request.known.number] = num_tokens
-            if record.guessed and self._drafts_per_step:
-                num_steps, num_accepted = record.guessed[index]
+            if record.draft_counts and self._drafts_per_step:
+                num_steps, num_accepted = record.draft_counts[index]
                 self.count_drafts(request, num_steps * self._drafts_per_step, num_accepted)
             self.state.touch(request.known)
         return batch
 
 
 def _block_notes(key: TextKey, media: Sequence[tuple[str, int, int]], start: int, count: int) -> BlockNotes:
-    """Return further facts about `count` tokens of a text from `start` on."""
-    here = [each for each in media if each[1] < start + count and start <= each[2]]
-    return (*key.notes(), *((kind, f"tokens {first} to {last} of the prompt") for kind, first, last in here))
+    """Return the key and media, as names and values, of `count` tokens of a text from `start` on."""
+    overlapping = [item for item in media if item[1] < start + count and start <= item[2]]
+    return (*key.notes(), *((kind, f"tokens {first} to {last} of the prompt") for kind, first, last in overlapping))

@@ -1,6 +1,6 @@
 """Watches one SGLang scheduler: composes hooks, publishing thread and sockets, and limits how often pages are copied.
 
-Their lifetime is managed by `PublishingThread`.
+`PublishingThread` manages their lifetime.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvscope_inside.metrics_process import MetricsProcess
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.publishing_thread import PublishingThread
 from kvscope_inside.sglang.pages import reader_of
-from kvscope_inside.sglang.pools import knows_free, pools_of
+from kvscope_inside.sglang.pools import has_free_list, pools_of
 from kvscope_inside.sglang.sglang_actions import SglangActions
 from kvscope_inside.sglang.sglang_facts import adapter_names, drafts_per_step, hello_of, rank_of
 from kvscope_inside.sglang.sglang_memory import SchedulerMemory
@@ -27,13 +27,14 @@ from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.producer.cache_state import CacheState
 
 MIN_COPY_PAUSE_FACTOR: Final = 9
-"""Minimum time between publishing a copy and making the next one, as a multiple of the time that publishing took."""
+"""Minimum time between the end of publishing a copy and the next copy, as a multiple of the time that publishing took.
+"""
 
 
 def watch(scheduler: Any, endpoint: str, record: str | None = None) -> SglangWatch | None:
-    """Publish what a scheduler does on `endpoint`, or the corresponding endpoint of its data-parallel rank.
+    """Publish what a scheduler does on `endpoint`, or on the endpoint of its data-parallel rank derived from it.
 
-    Returns None for a rank that duplicates the work of another.
+    Returns None for a rank that runs the same schedule as the first rank of its model.
     """
     rank = rank_of(scheduler)
     if not rank.is_first:
@@ -53,7 +54,7 @@ class SglangWatch:
         hooks = self._thread.hooks
         pools, args = pools_of(scheduler), scheduler.server_args
         state = CacheState(
-            hello_of(scheduler, secrets.randbits(48), num_ranks=num_ranks, knows_free=knows_free(pools.full))
+            hello_of(scheduler, secrets.randbits(48), num_ranks=num_ranks, has_free_list=has_free_list(pools.full))
         )
         table = scheduler.req_to_token_pool.req_to_token
         reader = reader_of(table, pools)

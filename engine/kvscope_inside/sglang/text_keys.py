@@ -1,7 +1,7 @@
 """Keys that distinguish texts of SGLang with equal tokens (adapter, cache salt, extra key of the radix tree), and
 media.
 
-Reads of SGLang's requests only what never changes again.
+Reads only attributes of SGLang's requests that are immutable.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 from kvscope_inside.cached_texts import BlockNotes
 
 MAX_BEGINNINGS: Final = 10_000
-"""Maximum number of text beginnings that are remembered, the newest."""
+"""Maximum number of recorded text beginnings; the oldest are dropped first."""
 NameOf = Callable[[str], str | None]
-"""Function that returns an adapter's name for SGLang's id of it; None if unknown."""
+"""Function that returns an adapter's name for SGLang's adapter id; None if unknown."""
 
 
 class TextKey(NamedTuple):
-    """Key that is part of a text's hashes: equal tokens with different keys share no pages."""
+    """Part of a text's hashes in addition to its tokens. Equal tokens with different keys share no pages."""
 
     adapter: str = ""
     salt: str = ""
@@ -28,7 +28,7 @@ class TextKey(NamedTuple):
 
     @property
     def seed(self) -> int:
-        """Initial value of the running sums of a text (`text_sums`)."""
+        """Initial value of the running sums of a text (`text_sums`); 0 without a key."""
         if not any(self):
             return 0
         return int.from_bytes(hashlib.blake2b(repr(tuple(self)).encode(), digest_size=8).digest(), "little")
@@ -48,29 +48,29 @@ def key_of(request: Any, name_of: NameOf = lambda _: None) -> TextKey:
 def media_of(request: Any) -> list[tuple[str, int, int]]:
     """Return (kind, first token, last token) of each image or audio in the prompt."""
     items = getattr(getattr(request, "multimodal_inputs", None), "mm_items", None) or ()
-    found = []
+    media = []
     for item in items:
         kind = str(getattr(getattr(item, "modality", None), "name", "") or "image").capitalize()
-        found += [(kind, int(first), int(last)) for first, last in getattr(item, "offsets", None) or ()]
-    return found
+        media += [(kind, int(first), int(last)) for first, last in getattr(item, "offsets", None) or ()]
+    return media
 
 
 class TextBeginnings:
     """Keys under which texts with equal first pages are cached. Used on the publishing thread only."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, dict[TextKey, int]] = OrderedDict()
+        self._hashes_by_key: OrderedDict[int, dict[TextKey, int]] = OrderedDict()
 
     def record(self, plain: int, key: TextKey, own: int) -> None:
-        """Record a text whose first page has the hash `plain` without its key and `own` with it."""
-        self._known.setdefault(plain, {})[key] = own
-        self._known.move_to_end(plain)
-        while len(self._known) > MAX_BEGINNINGS:
-            self._known.popitem(last=False)
+        """Record a text with the hash `plain` of its first page without the key, and `own` with it."""
+        self._hashes_by_key.setdefault(plain, {})[key] = own
+        self._hashes_by_key.move_to_end(plain)
+        while len(self._hashes_by_key) > MAX_BEGINNINGS:
+            self._hashes_by_key.popitem(last=False)
 
     def explain_miss(self, plain: int, key: TextKey, is_cached: Callable[[int], bool]) -> str:
         """Return why a text's first page is not cached: "adapter", "salt", or "new"."""
-        others = self._known.get(plain, {})
+        others = self._hashes_by_key.get(plain, {})
         for other, own in others.items():
             if other != key and is_cached(own):
                 return "adapter" if other.adapter != key.adapter else "salt" if other.salt != key.salt else "new"

@@ -1,6 +1,7 @@
-"""Builds the `Hello` of transformers' continuous batching: model, pool, KV groups, device; and maps blocks to rows.
+"""Builds the `Hello` of transformers' continuous batching (model, pool, KV groups, device), and maps blocks to ledger
+rows.
 
-Reads transformers' objects and changes none.
+Only reads transformers' objects.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from kvscope_telemetry.transport.host_id import host_id
 
 _KINDS: Final = {"full_attention": "full", "sliding_attention": "window"}
 RESERVED_SECTORS: Final = 2
-"""Number of reserved sectors, the first ones, which padding is read from and written to."""
+"""Number of sectors at the start that are reserved, because padding is read from and written to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRows:
-    """Maps blocks of each group to rows of the ledger.
+    """Maps blocks of each KV group to rows of the ledger.
 
-    transformers divides its memory into sectors and assigns each to one group while needed; a group has as many blocks
-    in a sector as fit. A sector has `per_sector` rows, in memory order: the number of blocks of the group with the
-    most. A group with larger blocks uses the first rows of its sectors; the others have no memory of their own.
+    transformers divides its memory into sectors and assigns each to one group while needed. Of each group, as many
+    blocks as fit are in a sector. A sector has `per_sector` rows, in memory order: the number of blocks of the group
+    with the most. A group with larger blocks uses the first rows of its sectors; no block corresponds to the others.
     """
 
     blocks_per_sector: tuple[int, ...]
     """Number of blocks per sector, by group."""
     per_sector: int
     num_sectors: int
-    """Number of sectors, including reserved ones."""
+    """Number of sectors, including the reserved ones."""
 
     @classmethod
     def of(cls, cache: Any) -> Self:
@@ -55,7 +56,7 @@ class LedgerRows:
         return cls(blocks, max(blocks), int(cache.num_sectors) + RESERVED_SECTORS)
 
     def of_blocks(self, group: int, blocks: Sequence[int]) -> list[int]:
-        """Return the rows of blocks given by transformers' ids."""
+        """Return the ledger rows of blocks, given transformers' block ids."""
         count = self.blocks_per_sector[group]
         if count == self.per_sector:
             return list(blocks)
@@ -63,8 +64,8 @@ class LedgerRows:
 
     def unused(self, group: int, sectors: Sequence[int]) -> list[int]:
         """Return the ledger rows in a KV group's sectors that correspond to no block."""
-        places = range(self.blocks_per_sector[group], self.per_sector)
-        return [sector * self.per_sector + place for sector in sectors for place in places]
+        offsets = range(self.blocks_per_sector[group], self.per_sector)
+        return [sector * self.per_sector + offset for sector in sectors for offset in offsets]
 
 
 def hello_of(manager: Any, processor: Any, epoch: int) -> Hello:
@@ -143,7 +144,7 @@ def _model(model: Any) -> ModelInfo:
 
 
 def _name(name: str, architecture: str) -> str:
-    """Return the model's name; for an absolute path the folder's name."""
+    """Return the model's name: the folder's name if it is an absolute path, or the architecture if it is empty."""
     return Path(name).name if Path(name).is_absolute() else name or architecture
 
 

@@ -1,8 +1,9 @@
 """Records what transformers' continuous batching does, on the generating thread.
 
 A record contains a tuple for each event of a step and, at its end, the state of the blocks that were touched. Owns the
-hooks and what is read of transformers' objects. It copies a block table only where transformers itself iterates over
-one, reads no device and does not block; another thread (`transformers_translator`) does everything else.
+hooks, and decides what is read of transformers' objects. It copies a block table only where transformers itself
+iterates over one, reads no device and does not block; the publishing thread (`transformers_translator`) does everything
+else.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from typing import Any, NamedTuple
 from kvscope_inside.hooks import Hooks
 from kvscope_telemetry.messages.telemetry import Timings
 
-Happened = tuple[Any, ...]
-"""An event: its kind and arguments, such as ("added", state) or ("gave", group, ...)."""
+HostEvent = tuple[Any, ...]
+"""An event: its kind and the arguments of its handler, such as ("added", state) or ("gave", group, ...)."""
 
 
 class BatchEntry(NamedTuple):
-    """A request in a batch, with the number of its tokens."""
-
     request_id: str
     num_tokens: int
     is_decode: bool
 
 
 class Touched(NamedTuple):
-    """Touched blocks of a group. The last entry of each counts; blocks may have been freed since."""
+    """State of the blocks of a group that were touched.
+
+    A block may occur several times, with the last entry valid, and may have been freed since.
+    """
 
     blocks: list[int]
     ref_counts: list[int]
@@ -40,14 +42,16 @@ class TransformersRecord(NamedTuple):
 
     time_ns: int
     began_ns: int
-    """Start of the step, or of the events between two steps."""
-    happened: list[Happened]
+    """Monotonic time at which the step started, or the first event between two steps occurred."""
+    events: list[HostEvent]
     batch: list[BatchEntry] | None
     """None between two steps."""
     active: list[Any]
     """transformers' RequestState of each running request."""
     computed: list[int]
-    """Tokens of each running request whose KV is, or (asynchronous batching) soon will be, in blocks."""
+    """Number of tokens of each running request whose KV is in blocks, or with asynchronous batching will be after the
+    step in flight.
+    """
     num_generated: list[int]
     num_waiting: int
     touched: list[Touched]
@@ -57,7 +61,7 @@ class TransformersRecord(NamedTuple):
 
 
 class TransformersRecorder:
-    """Hooks on one batch processor, installed on construction. Another thread pops from `records`.
+    """Hooks on one batch processor, installed on construction. The publishing thread pops from `records`.
 
     The first record describes the state before the hooks were installed.
     """
@@ -68,163 +72,164 @@ class TransformersRecorder:
         self._scheduler = processor.scheduler
         self._cache = processor.cache
         self._allocators = list(processor.cache.cache_allocators.values())
-        self._happened: list[Happened] = []
+        self._events: list[HostEvent] = []
         self._touched: list[list[int]] = [[] for _ in self._allocators]
         self._batch: list[BatchEntry] = []
         self._is_offloading = False
-        self._began_ns = self._scheduled_ns = self._commits_ns = self._recording_ns = 0
-        self._began_with()
+        self._prepare_started_ns = self._scheduled_ns = self._commit_started_ns = self._recording_ns = 0
+        self._record_initial_state()
         self._install_hooks(processor, hooks)
 
     def flush(self) -> None:
-        """Append a record of what happened between two steps."""
-        if self._happened or any(self._touched):
+        """Append a record of the events between two steps, if there are any."""
+        if self._events or any(self._touched):
             self._record(None, time.monotonic_ns())
 
-    def _began_with(self) -> None:
-        """Record everything that existed before the hooks were installed."""
+    def _record_initial_state(self) -> None:
+        """Record the requests, tables and cached blocks that existed before the hooks were installed."""
         for group, allocator in enumerate(self._allocators):
             free = self._cache.pool._free_blocks[group].trees
             held = {block for table in allocator.block_table.values() for block in table}
             in_use = held | set(allocator.ledger.cached_blocks)
             sectors = {block // allocator.blocks_per_sector for block in in_use} | set(free)
-            self._happened.append(("sectors", group, sorted(sectors)))
+            self._events.append(("sectors", group, sorted(sectors)))
         for state in (*self._scheduler.waiting_requests.values(), *self._scheduler.active_requests.values()):
-            self._happened.append(("added", state))
-        self._happened += [("ran before", request_id) for request_id in self._scheduler.active_requests]
+            self._events.append(("added", state))
+        self._events += [("ran before", request_id) for request_id in self._scheduler.active_requests]
         for group, allocator in enumerate(self._allocators):
             for request_id, table in allocator.block_table.items():
-                self._happened.append(("gave", group, request_id, 0, table[:]))
-                self._happened.append(self._hashes_of(group, request_id, 0, table))
+                self._events.append(("gave", group, request_id, 0, table[:]))
+                self._events.append(self._hashes_of(group, request_id, 0, table))
             cached = list(allocator.ledger.cached_blocks)
-            self._happened.append(("had cached", group, cached))
+            self._events.append(("had cached", group, cached))
             self._touched[group] += [block for table in allocator.block_table.values() for block in table]
             self._touched[group] += cached
         self.flush()
 
     def _install_hooks(self, processor: Any, hooks: Hooks) -> None:
         scheduler, cache, pool = self._scheduler, self._cache, self._cache.pool
-        hooks.before(processor, "prepare_next_batch", self._begins)
-        hooks.after(processor, "prepare_next_batch", self._prepared)
-        hooks.before(processor, "update_batch", self._commits)
-        hooks.after(processor, "update_batch", self._committed)
+        hooks.before(processor, "prepare_next_batch", self._before_prepare)
+        hooks.after(processor, "prepare_next_batch", self._after_prepare)
+        hooks.before(processor, "update_batch", self._before_update)
+        hooks.after(processor, "update_batch", self._after_update)
         hooks.after(processor, "_handle_request_error", self._failed)
         hooks.after(processor, "fail_all_requests", lambda *_, **__: self.flush())
-        hooks.after(processor, "reset", self._was_reset)
-        hooks.after(processor.inputs_and_outputs, "prepare_batch_update", self._ran)
-        hooks.after(scheduler, "add_waiting_request", lambda _, state: self._happened.append(("added", state)))
+        hooks.after(processor, "reset", self._after_reset)
+        hooks.after(processor.inputs_and_outputs, "prepare_batch_update", self._record_batch)
+        hooks.after(scheduler, "add_waiting_request", lambda _, state: self._events.append(("added", state)))
         hooks.after(scheduler, "schedule_batch", self._scheduled)
         hooks.around(scheduler, "finish_request", lambda name: scheduler.active_requests.get(name), self._ended)
         hooks.after(scheduler, "clear_cancelled_requests", self._cancelled)
-        hooks.around(processor.offloading_manager, "offload_requests", self._offloads, self._offloaded)
+        hooks.around(processor.offloading_manager, "offload_requests", self._before_offload, self._after_offload)
         hooks.after(cache, "prepare_fork_request", self._forked)
         hooks.around(pool, "allocate_sector", lambda index: pool.free_sectors[-1:], self._got_sector)
         hooks.around(pool, "try_to_free_sectors", lambda: len(pool.free_sectors), self._freed_sectors)
         hooks.after(pool, "free_blocks", self._freed)
-        hooks.after(pool, "reset", lambda *_, **__: self._happened.append(("emptied",)))
+        hooks.after(pool, "reset", lambda *_, **__: self._events.append(("emptied",)))
         for group, allocator in enumerate(self._allocators):
             _GroupRecorder(self, group, allocator, hooks)
 
     # Called on the generating thread, within its steps.
 
-    def _begins(self, *_: Any, **__: Any) -> None:
-        self._began_ns = self._scheduled_ns = time.monotonic_ns()
+    def _before_prepare(self, *_: Any, **__: Any) -> None:
+        self._prepare_started_ns = self._scheduled_ns = time.monotonic_ns()
 
-    def _prepared(self, has_batch: bool, *_: Any, **__: Any) -> None:
+    def _after_prepare(self, has_batch: bool, *_: Any, **__: Any) -> None:
         self._scheduled_ns = time.monotonic_ns()
         if has_batch:
-            self.step_started_ns = self._began_ns
+            self.step_started_ns = self._prepare_started_ns
         else:
             self.flush()
 
-    def _commits(self, *_: Any, **__: Any) -> None:
-        self._commits_ns = time.monotonic_ns()
+    def _before_update(self, *_: Any, **__: Any) -> None:
+        self._commit_started_ns = time.monotonic_ns()
 
-    def _ran(self, result: Any, *_: Any, **__: Any) -> None:
+    def _record_batch(self, result: Any, *_: Any, **__: Any) -> None:
         self._batch = [
             BatchEntry(each.state.request_id, each.query_length, bool(each.state.generated_tokens))
             for each in result[0]
         ]
 
-    def _committed(self, *_: Any, **__: Any) -> None:
-        self._record(self._batch, self._began_ns)
+    def _after_update(self, *_: Any, **__: Any) -> None:
+        self._record(self._batch, self._prepare_started_ns)
 
     def _scheduled(self, result: Any, *_: Any, **__: Any) -> None:
         if result[0]:
             states = [each.state for each in result[0]]
-            self._happened.append(("scheduled", states, [state.position_offset for state in states]))
+            self._events.append(("scheduled", states, [state.position_offset for state in states]))
 
     def _ended(self, state: Any, *_: Any, **__: Any) -> None:
         if state is None:
             return
         if self._is_offloading:
-            self._happened.append(("preempted", state, state.is_cpu_offloaded, state.position_offset))
+            self._events.append(("preempted", state, state.is_cpu_offloaded, state.position_offset))
         else:
-            self._happened.append(
+            self._events.append(
                 ("ended", state.request_id, state.status.name, state.error, len(state.generated_tokens))
             )
 
     def _cancelled(self, states: list[Any], *_: Any, **__: Any) -> None:
-        self._happened += [("ended", each.request_id, "", None, len(each.generated_tokens)) for each in states]
+        self._events += [("ended", each.request_id, "", None, len(each.generated_tokens)) for each in states]
 
     def _failed(self, result: Any, error: Any, state: Any) -> None:
-        self._happened.append(("ended", state.request_id, "FAILED", str(error), len(state.generated_tokens)))
+        self._events.append(("ended", state.request_id, "FAILED", str(error), len(state.generated_tokens)))
 
-    def _was_reset(self, *_: Any, **__: Any) -> None:
-        self._happened.append(("forgot requests",))
+    def _after_reset(self, *_: Any, **__: Any) -> None:
+        self._events.append(("forgot requests",))
         self.flush()
 
-    def _offloads(self, *_: Any, **__: Any) -> int:
+    def _before_offload(self, *_: Any, **__: Any) -> int:
         """Return the number of free blocks before requests are preempted."""
         self._is_offloading = True
         starved = self._scheduler.starved_requests
-        self._happened.append(("starved", starved[0][0].request_id if starved else ""))
+        self._events.append(("starved", starved[0][0].request_id if starved else ""))
         pool = self._cache.pool
         return sum(
             pool.count_free_blocks(group) + pool.num_free_sectors * allocator.blocks_per_sector
             for group, allocator in enumerate(self._allocators)
         )
 
-    def _offloaded(self, num_free: int, *_: Any, **__: Any) -> None:
+    def _after_offload(self, num_free: int, *_: Any, **__: Any) -> None:
         self._is_offloading = False
         starved = self._scheduler.starved_requests
-        self._happened.append(("offloaded", starved[0][0].request_id if starved else "", num_free))
+        self._events.append(("offloaded", starved[0][0].request_id if starved else "", num_free))
 
     def _forked(self, request_ids: list[str], parent: Any, *_: Any, **__: Any) -> None:
-        for place, request_id in enumerate(request_ids, 1):
-            self._happened.append(("forked", parent, request_id, place, parent.position_offset))
+        for index, request_id in enumerate(request_ids, 1):
+            self._events.append(("forked", parent, request_id, index, parent.position_offset))
 
     def _got_sector(self, sectors: list[int], result: None, index: int) -> None:
-        self._happened.append(("sectors", index, sectors))
+        self._events.append(("sectors", index, sectors))
 
     def _freed_sectors(self, num_free: int, *_: Any, **__: Any) -> None:
         sectors = self._cache.pool.free_sectors[num_free:]
         if sectors:
-            self._happened.append(("freed sectors", sectors))
+            self._events.append(("freed sectors", sectors))
 
     def _freed(self, result: None, index: int, block_ids: list[int]) -> None:
         if block_ids:
-            self._happened.append(("freed", index, block_ids))
+            self._events.append(("freed", index, block_ids))
 
-    def touch(self, group: int, blocks: list[int], *happened: Any) -> None:
+    def touch(self, group: int, blocks: list[int], *events: Any) -> None:
         """Record an event, and the blocks that it concerns."""
         self._touched[group] += blocks
-        self._happened.append(happened)
+        self._events.append(events)
 
     def complete(self, group: int, request_id: str, first: int, before: list[int]) -> None:
-        """Record the hashes of blocks in a table from entry `first` on; `before` is the table's previous content
-        there.
+        """Record the hashes of blocks in a table from entry `first` on.
+
+        `before`: the table's previous blocks from that entry on.
         """
         table = self._allocators[group].block_table[request_id]
         self._touched[group] += before
         self._touched[group] += table[first : first + len(before)]
-        self._happened.append(self._hashes_of(group, request_id, first, table[: first + len(before)]))
+        self._events.append(self._hashes_of(group, request_id, first, table[: first + len(before)]))
 
     def evict(self, group: int, blocks: list[int]) -> None:
         """Record that the cache evicted all blocks that no request uses."""
         self.touch(group, blocks, "evicted", group, blocks, self._is_offloading)
 
-    def _hashes_of(self, group: int, request_id: str, first: int, table: list[int]) -> Happened:
+    def _hashes_of(self, group: int, request_id: str, first: int, table: list[int]) -> HostEvent:
         hash_of = self._allocators[group].ledger.block_to_hash.get
         parent = hash_of(table[first - 1], 0) if first else 0
         blocks = table[first:]
@@ -232,14 +237,14 @@ class TransformersRecorder:
 
     def _record(self, batch: list[BatchEntry] | None, began_ns: int) -> None:
         now_ns = time.monotonic_ns()
-        happened, self._happened = self._happened, []
+        events, self._events = self._events, []
         touched, self._touched = self._touched, [[] for _ in self._allocators]
         active = list(self._scheduler.active_requests.values())
         self.records.append(
             TransformersRecord(
                 now_ns,
                 began_ns,
-                happened,
+                events,
                 batch,
                 active,
                 [state.position_offset for state in active],
@@ -254,8 +259,14 @@ class TransformersRecorder:
         self._recording_ns = time.monotonic_ns() - now_ns
 
     def _timings(self, now_ns: int) -> Timings:
-        run_ns = max(0, self._commits_ns - self._scheduled_ns)
-        return Timings(self._scheduled_ns - self._began_ns, run_ns, 0, now_ns - self._commits_ns, self._recording_ns)
+        run_ns = max(0, self._commit_started_ns - self._scheduled_ns)
+        return Timings(
+            self._scheduled_ns - self._prepare_started_ns,
+            run_ns,
+            0,
+            now_ns - self._commit_started_ns,
+            self._recording_ns,
+        )
 
 
 class _GroupRecorder:
@@ -267,7 +278,7 @@ class _GroupRecorder:
         self._hash_of: dict[int, int] = allocator.ledger.block_to_hash
         hooks.around(allocator, "allocate_cache_to_request", self._num_blocks, self._allocated)
         hooks.around(allocator, "mark_complete_blocks", self._table, self._completed)
-        hooks.before(allocator, "free_blocks", self._releases)
+        hooks.before(allocator, "free_blocks", self._before_free)
         hooks.after(allocator, "acquire_prefix_blocks", self._hit)
         hooks.after(allocator, "fork_blocks", self._forked)
         hooks.after(allocator.ledger, "evict_cached_blocks", self._evicted)
@@ -291,7 +302,7 @@ class _GroupRecorder:
         first = max(0, end - new_new_blocks)
         self._recorder.complete(self._group, request_id, first, before[first:end])
 
-    def _releases(self, request_id: str, *_: Any, **__: Any) -> None:
+    def _before_free(self, request_id: str, *_: Any, **__: Any) -> None:
         table = self._tables.get(request_id)
         if table is not None:
             self._recorder.touch(self._group, table[:], "released", self._group, request_id)
@@ -310,7 +321,7 @@ class _GroupRecorder:
 
 
 def _rows(ledger: Any, blocks: list[int]) -> Touched:
-    """Return the state of blocks. transformers counts references only of blocks with two or more."""
+    """Return the state of blocks. transformers counts references only for blocks with at least two."""
     cached, shared, hash_of = ledger.cached_blocks, ledger.shared_ref_counts.get, ledger.block_to_hash.get
     ref_counts = [0 if block in cached else shared(block, 1) for block in blocks]
     return Touched(blocks, ref_counts, [hash_of(block, 0) for block in blocks])

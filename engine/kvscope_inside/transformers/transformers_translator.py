@@ -28,30 +28,30 @@ from kvscope_telemetry.producer.cache_state import CacheState
 class TransformersRequest(HostRequest):
     """A request of transformers.
 
-    `host` is its RequestState, which is replaced after a soft reset; None for a fork that was not seen running yet.
+    `host` is its RequestState, which is replaced after a soft reset; None for a fork before its first step.
     """
 
     has_started: bool = False
-    """Whether it started since it last began to wait."""
+    """Whether the request was scheduled since its arrival or last preemption."""
     num_hit_tokens: int = 0
-    """Tokens found in the prefix cache since it last began to wait."""
+    """Tokens found in the prefix cache since its arrival or last preemption."""
     num_released: int = 0
-    """Number of blocks in its last release."""
+    """Number of blocks that the request released last."""
 
     @property
     def num_earlier_tokens(self) -> int:
-        """Number of generated tokens that a soft reset moved to its prompt."""
+        """Number of generated tokens that a soft reset moved to the prompt."""
         if self.host is None:
             return 0
-        true = self.host._true_initial_tokens
-        return len(self.host.initial_tokens) - true if true else 0
+        num_prompt_tokens = self.host._true_initial_tokens
+        return len(self.host.initial_tokens) - num_prompt_tokens if num_prompt_tokens else 0
 
 
 class TransformersTranslator(Translator[TransformersRequest]):
     """Translator for one paged cache.
 
-    `rows` maps blocks to rows. `hash_of` computes a block's hash from the preceding hash and its tokens, as
-    transformers does.
+    `rows` maps blocks to ledger rows. `hash_of` computes a block's hash from the preceding block's hash and its tokens,
+    as transformers does.
     """
 
     def __init__(self, state: CacheState, rows: LedgerRows, hash_of: Callable[[int | None, list[int]], int]) -> None:
@@ -60,47 +60,47 @@ class TransformersTranslator(Translator[TransformersRequest]):
             "added": self._added,
             "ran before": self._ran_before,
             "sectors": self._sectors,
-            "freed sectors": self._freed_sectors,
+            "freed sectors": self._sectors_freed,
             "emptied": self._emptied,
             "had cached": self._had_cached,
             "gave": self._allocated,
             "hit": self._hit,
             "scheduled": self._scheduled,
-            "shared": self._shared,
+            "shared": self._fork_table,
             "forked": self._forked,
             "hashed": self._hashed,
             "released": self._released,
             "freed": self._freed,
             "evicted": self._evicted,
-            "starved": self._could_not_allocate,
+            "starved": self._starved_request,
             "preempted": self._preempted,
             "offloaded": self._offloaded,
             "ended": self._ended,
             "forgot requests": self._forgot_requests,
         }
-        self._rows, self._hash = rows, hash_of
+        self._rows, self._hash_of = rows, hash_of
         self._windows = tuple(group.window for group in state.hello.cache.groups)
         # State of the step that is being translated:
         self._began_ns = 0
         self._preemptions: list[tuple[TransformersRequest, int, bool]] = []
-        """Preempted requests, with their number of tokens and whether their blocks are kept in host memory."""
+        """Preempted requests, with their number of tokens and whether their blocks were swapped to host memory."""
         self._starved = ""
-        """Id of the request that got no block, for which others are preempted."""
+        """Id of the request that got no block and for which others are preempted; empty if there is none."""
         self._ended_numbers: dict[str, int] = {}
 
     def convert(self, record: TransformersRecord) -> StepCounts:
         self._began_ns, self._preemptions, self._starved, self._ended_numbers = record.began_ns, [], "", {}
-        self.dispatch(record.happened)
+        self.dispatch(record.events)
         self.update_progress(self._running(record))
         self._update_rows(record)
         batch: dict[int, int] = {}
         num_decode_tokens = 0
-        for each in record.batch or ():
-            request = self.requests.get(each.request_id)
-            number = request.known.number if request is not None else self._ended_numbers.get(each.request_id)
+        for entry in record.batch or ():
+            request = self.requests.get(entry.request_id)
+            number = request.known.number if request is not None else self._ended_numbers.get(entry.request_id)
             if number is not None:
-                batch[number] = each.num_tokens
-                num_decode_tokens += each.num_tokens if each.is_decode else 0
+                batch[number] = entry.num_tokens
+                num_decode_tokens += entry.num_tokens if entry.is_decode else 0
         return StepCounts(len(record.active), record.num_waiting, batch, num_decode_tokens)
 
     def request_tokens(self, request: TransformersRequest, start: int, end: int) -> list[int]:
@@ -109,45 +109,46 @@ class TransformersTranslator(Translator[TransformersRequest]):
         return list(prompt[start:end]) + list(generated[max(0, start - size) : max(0, end - size)])
 
     def request_by_number(self, number: int) -> TransformersRequest | None:
-        """Return a request; also None for a fork that was not seen running yet, which has no tokens."""
+        """Return a request; None if it has ended, or is a fork before its first step, whose tokens are unknown."""
         request = super().request_by_number(number)
         return request if request is not None and request.host is not None else None
 
     def block_span(self, request: TransformersRequest, group: int, entry: int, row: int) -> tuple[int, int]:
-        """Return the span of a block; empty for a window's block that is being overwritten and holds tokens of two
-        spans.
+        """Return the token positions at which a block begins and ends.
+
+        Returns (0, 0) for a block of a sliding window that is being overwritten, because it has tokens of two spans.
         """
         window, start, num_computed = self._windows[group], entry * self.block_size, request.known.num_computed_tokens
         if not window or num_computed <= window:
             return start, min(start + self.block_size, num_computed)
-        lap, end = (num_computed - 1) // window * window, min(start + self.block_size, window)
-        if lap + end <= num_computed:
-            return lap + start, lap + end
-        return (lap - window + start, lap - window + end) if lap + start >= num_computed else (0, 0)
+        lap_start, end = (num_computed - 1) // window * window, min(start + self.block_size, window)
+        if lap_start + end <= num_computed:
+            return lap_start + start, lap_start + end
+        return (lap_start - window + start, lap_start - window + end) if lap_start + start >= num_computed else (0, 0)
 
-    def blocks_written(self, request: TransformersRequest, before: int, now: int) -> Iterator[tuple[int, int]]:
+    def blocks_written(self, request: TransformersRequest, before: int, after: int) -> Iterator[tuple[int, int]]:
         """Yield written blocks; a window's table is a ring buffer."""
-        size, (low, high) = self.block_size, sorted((before, now))
+        size, (low, high) = self.block_size, sorted((before, after))
         for table, window in zip(request.known.tables, self._windows, strict=True):
             if window:
-                entries = sorted({at % window // size for at in range(max(low, high - window), high)})
+                entries = sorted({position % window // size for position in range(max(low, high - window), high)})
             else:
                 entries = list(range(low // size, -(-high // size)))
-            most = min(now, window or now)
+            num_tokens = min(after, window or after)
             for entry in entries:
                 if entry < len(table):
-                    yield table[entry], min(max(most - entry * size, 0), size)
+                    yield table[entry], min(max(num_tokens - entry * size, 0), size)
 
     def missed_block(self, request: TransformersRequest, token: int) -> MissedBlock | None:
-        """Return the block by transformers' hash of its tokens and of the preceding hash."""
+        """Return the block by transformers' hash of its tokens and the preceding block's hash."""
         if not self.state.hello.cache.prefix_caching or request.host is None:
             return None
         table, entry = request.known.tables[0], token // self.block_size
         parent = int(self.state.ledger.hash[table[entry - 1]]) if token else None
         if parent == 0:
             return None
-        own = self._hash(parent, self.request_tokens(request, token, token + self.block_size))
-        return MissedBlock((own,), parent or 0)
+        hash_value = self._hash_of(parent, self.request_tokens(request, token, token + self.block_size))
+        return MissedBlock((hash_value,), parent or 0)
 
     # What happened.
 
@@ -168,7 +169,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
         self.state.set_earlier_tokens(known, num_outputs, self.step.time_ns)
 
     def _ran_before(self, request_id: str) -> None:
-        """Mark a request that was running when watching began."""
+        """Mark a request that was running before the hooks were installed."""
         request = self.requests[request_id]
         request.has_started = request.was_admitted = True
 
@@ -176,7 +177,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
         """Publish sectors that were assigned to a group."""
         self.state.set_blocks(self._rows.unused(group, sectors), state=BlockState.UNMAPPED)
 
-    def _freed_sectors(self, sectors: list[int]) -> None:
+    def _sectors_freed(self, sectors: list[int]) -> None:
         size = self._rows.per_sector
         self.state.free_blocks([row for sector in sectors for row in range(sector * size, (sector + 1) * size)])
 
@@ -221,18 +222,20 @@ class TransformersTranslator(Translator[TransformersRequest]):
         )
         request.has_started = True
 
-    def _shared(self, group: int, request_id: str, blocks: list[int], copied: list[int]) -> None:
-        """Publish the table of a fork, whose last blocks are copies of its own."""
+    def _fork_table(self, group: int, request_id: str, blocks: list[int], copied: list[int]) -> None:
+        """Publish the table of a fork. The blocks `copied` at its end are the fork's own."""
         request = self._fork(request_id)
-        rows, own = self._rows.of_blocks(group, blocks), self._rows.of_blocks(group, copied)
-        self.blocks.allocate(request, own, group=group)
+        rows, own_rows = self._rows.of_blocks(group, blocks), self._rows.of_blocks(group, copied)
+        self.blocks.allocate(request, own_rows, group=group)
         self.blocks.set_table(request, rows, group=group)
         self.step.used.update(rows)
-        self.state.add_moves("copied", own)
-        self.state.count(copied_blocks=len(own))
+        self.state.add_moves("copied", own_rows)
+        self.state.count(copied_blocks=len(own_rows))
 
     def _fork(self, request_id: str) -> TransformersRequest:
-        """Return the fork with this id, adding it if necessary: its blocks are recorded before the fork itself."""
+        """Return the fork with this id. It is added if necessary, because its blocks are recorded before the fork
+        itself.
+        """
         request = self.requests.get(request_id)
         if request is None:
             parent = self.requests[request_id.rpartition("__child#")[0]].known
@@ -266,15 +269,16 @@ class TransformersTranslator(Translator[TransformersRequest]):
     ) -> None:
         """Publish table entries from `first` on after full blocks got their hashes.
 
-        A block whose contents are cached already is replaced by the cached block.
+        A block with contents that were cached already was replaced by the cached block. `parent`: hash of the block
+        before entry `first`.
         """
         request, rows = self.requests.get(request_id), self._rows.of_blocks(group, blocks)
-        for entry, (row, own, before) in enumerate(zip(rows, hashes, [parent, *hashes][:-1], strict=True), first):
+        for entry, (row, own, parent_hash) in enumerate(zip(rows, hashes, [parent, *hashes][:-1], strict=True), first):
             if request is not None and request.known.tables[group][entry] != row:
                 request.known.set_entry(entry, row, group)
                 self.state.touch(request.known)
             if own:
-                self.blocks.cache(row, hash_value=own, parent=before, filled=self.block_size, group=group)
+                self.blocks.cache(row, hash_value=own, parent=parent_hash, filled=self.block_size, group=group)
                 self.step.used.add(row)
                 if request is not None and row not in self.texts:
                     self.texts.set(row, self.text_of(request, entry * self.block_size, self.block_size))
@@ -293,17 +297,17 @@ class TransformersTranslator(Translator[TransformersRequest]):
         self.blocks.discard_prefixes(rows)
         self.state.free_blocks(rows)
 
-    def _evicted(self, group: int, blocks: list[int], for_starved: bool) -> None:
+    def _evicted(self, group: int, blocks: list[int], is_for_starved: bool) -> None:
         rows = self._rows.of_blocks(group, blocks)
         self.blocks.evict(rows)
         self.state.set_blocks(rows, hash=0, parent=0)
-        other = self.requests.get(self._starved) if for_starved else None
-        why = "a request could get no block" if for_starved else "too little of the pool was free (safety_margin)"
-        cause = evicted_text(why, [(len(rows), "cached block")], order="all that was cached")
+        other = self.requests.get(self._starved) if is_for_starved else None
+        reason = "a request could get no block" if is_for_starved else "too little of the pool was free (safety_margin)"
+        cause = evicted_text(reason, [(len(rows), "cached block")], order="all that was cached")
         number = other.known.number if other is not None else 0
         self.events.report("evicted", time_ns=self._began_ns, other=number, num_blocks=len(rows), cause=cause)
 
-    def _could_not_allocate(self, request_id: str) -> None:
+    def _starved_request(self, request_id: str) -> None:
         self._starved = request_id
 
     def _preempted(self, host: Any, is_swapped: bool, num_tokens: int) -> None:
@@ -316,7 +320,9 @@ class TransformersTranslator(Translator[TransformersRequest]):
         self.state.count(swapped_blocks=request.num_released if is_swapped else 0)
 
     def _offloaded(self, request_id: str, num_free: int) -> None:
-        """Report preemptions, once the request that caused them is known: the first that got no block and remains."""
+        """Report the recorded preemptions. `request_id`: the request that caused them, the first that still gets no
+        block.
+        """
         other = self.requests.get(request_id)
         for request, num_tokens, is_swapped in self._preemptions:
             choice = "itself" if other is None or other is request else "newest"
@@ -365,8 +371,8 @@ class TransformersTranslator(Translator[TransformersRequest]):
         for group, (blocks, ref_counts, hashes) in enumerate(record.touched):
             rows = np.array(self._rows.of_blocks(group, blocks), np.uint32)
             is_held = (ledger.state[rows] != BlockState.FREE) & (ledger.group[rows] == group)
-            refs, own = np.array(ref_counts)[is_held], np.array(hashes, np.uint64)[is_held]
-            self.blocks.set_ref_counts(rows[is_held], refs, own)
+            refs, hash_values = np.array(ref_counts)[is_held], np.array(hashes, np.uint64)[is_held]
+            self.blocks.set_ref_counts(rows[is_held], refs, hash_values)
         self.blocks.mark_used()
 
 

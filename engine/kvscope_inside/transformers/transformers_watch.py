@@ -5,7 +5,7 @@
         ...
 
 Owns their lifetime. A manager creates a cache when its loop starts and drops it when stopped. Each cache is published
-as a separate engine, from its creation, or from its current state when watching begins.
+as a separate engine, from its creation on, or from its current state if it exists when watching begins.
 """
 
 from __future__ import annotations
@@ -30,16 +30,20 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.producer.cache_state import CacheState
 from kvscope_telemetry.transport.bind_address import default_endpoint, parse_bind_address
 
-_NEEDED: Final = ("_create_batch_processor", "_generation_loop_body", "stop", "join")
+_REQUIRED_METHODS: Final = ("_create_batch_processor", "_generation_loop_body", "stop", "join")
 
 
 def watch(manager: Any, endpoint: str = "", record: str | os.PathLike[str] | None = None) -> TransformersWatch:
-    """Publish what a `ContinuousBatchingManager` of transformers does, until `close`. Also a context manager.
+    """Publish the telemetry of a transformers `ContinuousBatchingManager` until `close`.
 
     Args:
         manager: The manager; running or not.
-        endpoint: Default: the variable KVSCOPE_INSIDE, or else the endpoint to which a desktop attaches by default.
+        endpoint: Endpoint to serve. Default: that in the variable KVSCOPE_INSIDE, or else the one to which a desktop
+            attaches by default.
         record: File to record in addition.
+
+    Returns:
+        The watch, which is also a context manager.
 
     Raises:
         BadInput: for another object, or an endpoint that cannot be used.
@@ -47,7 +51,7 @@ def watch(manager: Any, endpoint: str = "", record: str | os.PathLike[str] | Non
     """
     address = endpoint or os.environ.get(ENDPOINT) or default_endpoint()
     parse_bind_address(address)
-    if not all(hasattr(manager, name) for name in _NEEDED):
+    if not all(hasattr(manager, name) for name in _REQUIRED_METHODS):
         raise BadInput(f"{type(manager).__name__} is not watched: a ContinuousBatchingManager of transformers 5.23 is")
     return TransformersWatch(manager, address, Path(record) if record else None)
 
@@ -65,7 +69,7 @@ class TransformersWatch:
         hooks = self._hooks
         hooks.after(manager, "_create_batch_processor", lambda processor: self._created_processor(processor))
         self._stop_signature = inspect.signature(manager.stop)
-        hooks.before(manager, "stop", self._stops)
+        hooks.before(manager, "stop", self._before_stop)
         hooks.after(manager, "join", lambda *_, **__: self._release_cache())
         hooks.after(manager, "stop", lambda *_, **__: self._release_cache())
         processor = manager.batch_processor
@@ -99,7 +103,7 @@ class TransformersWatch:
     # Called on the manager's threads.
 
     def _created_processor(self, processor: Any) -> None:
-        """Begin to watch the processor's cache unless it is watched already."""
+        """Begin to watch the processor's cache, unless it is being watched."""
         if self._cache is None or not self._cache.watches(processor):
             self._start(processor)
 
@@ -109,19 +113,19 @@ class TransformersWatch:
         record = None if self._record is None else free_file(self._record)
         self._cache = _CacheWatcher(self._manager, processor, self.endpoint, record, self._fail)
 
-    def _stops(self, *args: Any, **kwargs: Any) -> None:
+    def _before_stop(self, *args: Any, **kwargs: Any) -> None:
         self._is_cache_reused = bool(self._stop_signature.bind(*args, **kwargs).arguments.get("keep_for_next_session"))
 
     def _release_cache(self) -> None:
-        """Drop references to a stopped manager's cache, so that its memory is freed, unless it is kept for the next
-        session.
+        """Drop references to a stopped manager's cache, so that its memory is freed. A cache kept for the next session
+        remains.
         """
         if self._cache is not None and not self._is_cache_reused and not self._manager.is_running():
             self._cache.close()
             self._cache = None
 
     def _fail(self, name: str, error: Exception) -> None:
-        """Log the failure and close. Called on the thread where it happened, which may be the generating one."""
+        """Log the failure and close. Called on the thread that failed, which may be the generating thread."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -129,7 +133,7 @@ class TransformersWatch:
 
 
 class _CacheWatcher:
-    """Watches one batch processor and its cache."""
+    """Publishes one batch processor and its cache."""
 
     def __init__(self, manager: Any, processor: Any, endpoint: str, record: Path | None, fail: Any) -> None:
         self._processor = processor

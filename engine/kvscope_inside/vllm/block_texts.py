@@ -1,6 +1,6 @@
 """Block hashes of vLLM in the ledger's format, and the adapter, cache salt and media that they depend on.
 
-Reads of vLLM's requests only what never changes again, or only grows.
+Reads only attributes of vLLM's requests that are immutable or append-only.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ from kvscope_inside.cached_texts import BlockNotes
 
 _U8: Final = (1 << 64) - 1
 _GROUP_MIX: Final = 0x9E3779B97F4A7C15
-"""Distinguishes the hashes of the same text in different KV groups."""
+"""Factor that makes the hashes of the same text differ between KV groups."""
 
 
 def key_of(request: Any) -> tuple[str, str]:
-    """Return the adapter and the cache salt, which are part of the hashes of the request's blocks."""
     adapter = getattr(request, "lora_request", None)
     return "" if adapter is None else str(adapter.lora_name), str(getattr(request, "cache_salt", None) or "")
 
 
 def notes_of(request: Any, start: int, count: int) -> BlockNotes:
-    """Return facts about `count` tokens from `start` on: adapter, salt, and the images and audio that they
-    represent.
+    """Return names and values that describe `count` tokens from `start` on: adapter, cache salt, and images or
+    audio.
     """
     adapter, salt = key_of(request)
-    notes = [(name, words) for name, words in (("LoRA", adapter), ("Cache salt", salt)) if words]
+    notes = [(name, value) for name, value in (("LoRA", adapter), ("Cache salt", salt)) if value]
     for part in getattr(request, "mm_features", None) or ():
         begin = part.mm_position.offset
         end = begin + part.mm_position.length
@@ -41,8 +40,5 @@ def low_bits(value: Any, group: int) -> int:
 
 
 def hash_of_row(value: Any) -> int:
-    """Return the ledger's hash of a block in vLLM's pool; 0 without one.
-
-    vLLM's hash ends with the group's number in four bytes.
-    """
+    """Return the ledger's hash for a block hash of vLLM's pool, which ends with the group in four bytes; 0 for None."""
     return 0 if value is None else low_bits(value[:-4], int.from_bytes(value[-4:], "big"))

@@ -1,8 +1,8 @@
 """Publishes the blocks that vLLM offloads to host memory, as ledger rows below the pool.
 
 A slot is vLLM's unit of offloading, a chunk of one or more blocks, which have consecutive rows. Owns the contents of
-each slot, and the list of recently ended requests, whose last blocks vLLM may still offload. Used on the publishing
-thread only.
+each slot, and the list of recently ended requests, because vLLM may still offload their last blocks. Used on the
+publishing thread only.
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.event_kinds import displaced_text
 
 MAX_TEXTS: Final = 500_000
-"""Maximum number of blocks, in all tiers, whose tokens are kept (some 400 bytes each).
+"""Maximum number of blocks in all tiers for which tokens are stored, with about 400 bytes each.
 
 Tokens of further offloaded blocks are unknown.
 """
 _OFFLOADED_WITHIN: Final = 16
-"""Steps after the end of a request within which vLLM may still offload its last blocks."""
+"""Number of steps after the end of a request in which vLLM may still offload its last blocks."""
 
 
 @dataclass(slots=True)
 class VllmRequest(HostRequest):
-    """A request of vLLM."""
-
     num_loaded_tokens: int = 0
-    """Tokens loaded, or being loaded, from outside the pool for its last start."""
+    """Number of tokens that are or were loaded from outside the pool when the request last started."""
     indices: dict[bytes, int] = field(default_factory=dict)
-    """Indices of the block hashes that were searched so far."""
+    """Block hash -> index in the request, for the hashes that `index_of` has searched."""
 
     def index_of(self, value: bytes) -> int | None:
-        """Return the index of this block hash; None if it is not one of the request's."""
+        """Return the index of a block hash; None if it is not a hash of this request."""
         hashes = self.host.block_hashes
         for index in range(len(self.indices), len(hashes)):
             self.indices.setdefault(hashes[index], index)
@@ -49,7 +47,7 @@ class VllmRequest(HostRequest):
 
 @dataclass(slots=True)
 class _Copy:
-    """A place that is being written: lists with one value per row, in order."""
+    """A slot that is being written. The lists have one value per row, in order."""
 
     rows: range
     group: int
@@ -61,7 +59,7 @@ class _Copy:
 
 
 class OffloadedBlocks:
-    """Blocks in host memory. Its methods are handlers of `translator`.
+    """Blocks in host memory, by the events of vLLM's offloading manager.
 
     `blocks_per_slot`: number of blocks that are stored and evicted together.
     """
@@ -71,16 +69,18 @@ class OffloadedBlocks:
         self._tier = LowerTierRows(translator.state)
         self._hash_block_size, self._per_slot = hash_block_size, blocks_per_slot
         self._slots: dict[bytes, int] = {}
-        """Key -> place that holds, or will hold, its blocks."""
+        """Key -> slot that contains its blocks, or is being written."""
         self._copies: dict[bytes, _Copy] = {}
         self._ended: deque[tuple[int, VllmRequest]] = deque()
         """Ended requests, with the step in which they ended."""
         self._last_lookup: VllmRequest | None = None
-        """The request whose block was offloaded last: blocks of a request usually follow each other."""
+        """Request whose block was offloaded last. It is searched early, because a request's blocks are usually
+        offloaded together.
+        """
 
     @property
     def handlers(self) -> Mapping[str, Callable[..., None]]:
-        """Handlers for the events of the offloading manager."""
+        """Event kind -> handler, for the events of the offloading manager."""
         return {
             "stores": self._store,
             "stored": self._stored,
@@ -91,7 +91,7 @@ class OffloadedBlocks:
         }
 
     def end_step(self, ended: Iterable[VllmRequest]) -> None:
-        """Keep requests that ended in the step, because vLLM may offload their blocks in the next few."""
+        """Retain requests that ended in the step, because vLLM may offload their blocks in the next steps."""
         step = self._translator.step.number
         while self._ended and self._ended[0][0] + _OFFLOADED_WITHIN < step:
             self._ended.popleft()
@@ -101,12 +101,12 @@ class OffloadedBlocks:
     def _store(
         self, keys: Sequence[bytes], slots: Iterable[int], evicted: Sequence[bytes], request_id: str = ""
     ) -> None:
-        """Publish that places are being written, after the blocks under the keys `evicted` were evicted."""
+        """Publish that slots are being written, after the blocks under the keys `evicted` were evicted."""
         translator = self._translator
         dropped = self._evict(evicted)
         owner = 0
         for key, slot in zip(keys, map(int, slots), strict=True):
-            copy = self._copy_of(key, self._rows_of(slot), request_id)
+            copy = self._slot_contents(key, self._rows_of(slot), request_id)
             self._slots[key], self._copies[key] = slot, copy
             owner = owner or copy.number
             blocks = StoredBlocks(
@@ -119,7 +119,7 @@ class OffloadedBlocks:
             translator.events.report("evicted", other=owner, num_blocks=len(dropped), cause=cause)
 
     def _skip(self, slots: Iterable[int], starts: Sequence[int]) -> None:
-        """For each group, mark the blocks before `starts` in the first of these places as not written."""
+        """For each group, mark the blocks before `starts` in its first slot as not written."""
         by_row = {copy.rows.start: copy for copy in self._copies.values()}
         seen: set[int] = set()
         for slot in map(int, slots):
@@ -129,7 +129,7 @@ class OffloadedBlocks:
                 copy.filled[: starts[copy.group]] = [0] * starts[copy.group]
 
     def _stored(self, keys: Iterable[bytes], is_whole: bool) -> None:
-        """Publish that places can be found, or (`is_whole` False) that writing them failed."""
+        """Publish that prompts can hit slots, or (`is_whole` False) that writing them failed."""
         texts = self._translator.texts
         for key in keys:
             copy = self._copies.pop(key, None)
@@ -164,10 +164,10 @@ class OffloadedBlocks:
         self._translator.events.report_emptied(len(rows), where="host memory")
 
     def _evict(self, keys: Iterable[bytes]) -> list[int]:
-        """Free the rows of these keys. Returns those that held something."""
+        """Free the rows of these keys. Returns the rows that were not free."""
         slots = [slot for key in keys if (slot := self._slots.pop(key, None)) is not None]
-        held, hashes = self._tier.evict([row for slot in slots for row in self._rows_of(slot)])
-        rows: list[int] = held.tolist()
+        non_free, hashes = self._tier.evict([row for slot in slots for row in self._rows_of(slot)])
+        rows: list[int] = non_free.tolist()
         for row in rows:
             self._translator.texts.discard(row)
         self._translator.evicted_hashes.record(filter(None, hashes), self._translator.step.number)
@@ -177,28 +177,28 @@ class OffloadedBlocks:
         start = self._tier.first + slot * self._per_slot
         return range(start, start + self._per_slot)
 
-    def _copy_of(self, key: bytes, rows: range, request_id: str) -> _Copy:
-        """Return what a place will hold.
+    def _slot_contents(self, key: bytes, rows: range, request_id: str) -> _Copy:
+        """Return the contents of a slot that is being written.
 
-        A key is the hash of the place's last block, followed by the group (4 bytes).
+        `key`: the hash of the slot's last block, followed by the group (4 bytes).
         """
         group = int.from_bytes(key[-4:], "big")
         copy, size = _Copy(rows, group), self._translator.block_sizes[group]
-        found = self._find(key[:-4], request_id)
-        if found is None:  # of an unknown request
+        owner_and_index = self._find(key[:-4], request_id)
+        if owner_and_index is None:  # of an unknown request
             unknown = [0] * (len(rows) - 1)
             copy.hashes, copy.parents = [*unknown, hash_of_row(key)], [*unknown, 0]
             copy.filled, copy.texts = [size] * len(rows), [None] * len(rows)
             return copy
-        request, index = found
+        request, index = owner_and_index
         hashes, copy.number = request.host.block_hashes, request.known.number
         end = (index + 1) * self._hash_block_size
-        last = (end - 1) // size * size  # start of its last block
-        for start in range(last - (len(rows) - 1) * size, last + 1, size):
-            before = start // self._hash_block_size - 1
-            own = min(start + size, end) // self._hash_block_size - 1
-            copy.hashes.append(low_bits(hashes[own], group))
-            copy.parents.append(low_bits(hashes[before], group) if before >= 0 else 0)
+        last_start = (end - 1) // size * size  # start of its last block
+        for start in range(last_start - (len(rows) - 1) * size, last_start + 1, size):
+            parent_index = start // self._hash_block_size - 1
+            hash_index = min(start + size, end) // self._hash_block_size - 1
+            copy.hashes.append(low_bits(hashes[hash_index], group))
+            copy.parents.append(low_bits(hashes[parent_index], group) if parent_index >= 0 else 0)
             copy.filled.append(min(size, end - start))
             copy.texts.append(self._translator.text_of(request, start, min(size, end - start)))
         return copy
@@ -209,8 +209,8 @@ class OffloadedBlocks:
         `request_id`: the likely request, or "".
         """
         requests = self._translator.requests
-        likely = (requests.get(request_id), self._last_lookup)
-        for request in chain(likely, requests.values(), (ended for _, ended in reversed(self._ended))):
+        likely_requests = (requests.get(request_id), self._last_lookup)
+        for request in chain(likely_requests, requests.values(), (ended for _, ended in reversed(self._ended))):
             index = None if request is None else request.index_of(value)
             if request is not None and index is not None:
                 self._last_lookup = request

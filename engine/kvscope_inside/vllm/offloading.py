@@ -1,7 +1,7 @@
-"""Finds vLLM's OffloadingConnector on the scheduler's side, and records what it keeps in host memory.
+"""Finds vLLM's OffloadingConnector on the scheduler's side, and records the blocks that it keeps in host memory.
 
-Finds the tier in the objects of each supported version of vLLM. A slot is the unit that vLLM's manager allocates: one
-block of the pool, or a chunk of several.
+Supports the objects of several versions of vLLM. A slot is the unit that vLLM's manager allocates: one block of the
+pool, or a chunk of several.
 """
 
 from __future__ import annotations
@@ -17,50 +17,50 @@ _METHODS: Final = ("prepare_store", "complete_store", "prepare_load", "complete_
 
 
 class Offloading(NamedTuple):
-    """The tier in host memory."""
+    """vLLM's tier in host memory."""
 
     side: Any
-    """Scheduler side of the connector."""
+    """The connector's part in the scheduler (`connector_scheduler`)."""
     manager: Any
-    """Manager that allocates the slots."""
     num_slots: int
     blocks_per_slot: int
 
     @property
     def num_blocks(self) -> int:
-        """Capacity in blocks of the pool."""
         return self.num_slots * self.blocks_per_slot
 
 
 def offloading_of(scheduler: Any) -> Offloading | None:
-    """Return the scheduler's tier in host memory; None if it has none, or none of a known kind."""
+    """Return the scheduler's tier in host memory; None without one, or if its structure is unknown."""
     for connector in _connectors(getattr(scheduler, "connector", None)):
         side = getattr(connector, "connector_scheduler", None)
         manager = _host_memory_manager(getattr(side, "manager", None))
-        found = Offloading(side, manager, _num_slots(manager), _blocks_per_slot(getattr(side, "config", None)))
-        if all(hasattr(manager, name) for name in _METHODS) and 0 < found.num_blocks <= MAX_BLOCKS:
-            return found
+        offloading = Offloading(side, manager, _num_slots(manager), _blocks_per_slot(getattr(side, "config", None)))
+        if all(hasattr(manager, name) for name in _METHODS) and 0 < offloading.num_blocks <= MAX_BLOCKS:
+            return offloading
     return None
 
 
 def second_pool(scheduler: Any) -> SecondPool | None:
-    """Return the second pool of the scheduler's connectors; None if it has none, or another tier is published."""
+    """Return the second pool of the scheduler's connectors; None without one, or if the offloading tier is
+    published.
+    """
     if offloading_of(scheduler) is not None:
         return None
     return second_pool_of(_connectors(getattr(scheduler, "connector", None)))
 
 
 def unpublished_connectors(scheduler: Any) -> str:
-    """Return a line that names the connectors whose blocks are not published; empty if all are."""
+    """Return a line that names the connectors whose blocks are not published; empty if there are none."""
     offloading, second = offloading_of(scheduler), second_pool(scheduler)
     names = []
     for connector in _connectors(getattr(scheduler, "connector", None)):
         manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
-        below = [type(tier).__name__ for tier in getattr(manager, "secondary_tiers", None) or ()]
+        lower_tiers = [type(tier).__name__ for tier in getattr(manager, "secondary_tiers", None) or ()]
         is_published = offloading is not None and _host_memory_manager(manager) is offloading.manager
         if second is not None and second_pool_of([connector]) == second:
             continue
-        names += below if is_published else [type(connector).__name__]
+        names += lower_tiers if is_published else [type(connector).__name__]
     return f"blocks that {', '.join(names)} may keep outside the pool are not shown" if names else ""
 
 
@@ -69,22 +69,22 @@ def hook_offloading(hooks: Hooks, offloading: Offloading, record_event: Callable
     thread.
     """
 
-    def stores(result: Any, keys: Any, context: Any = None, *_: Any, **named: Any) -> None:
+    def on_store(result: Any, keys: Any, context: Any = None, *_: Any, **kwargs: Any) -> None:
         if result is not None and result.keys_to_store:
-            request_id = getattr(named.get("req_context", context), "req_id", "")
-            places = result.store_spec.block_ids
-            record_event("stores", tuple(result.keys_to_store), places, tuple(result.evicted_keys), request_id)
+            request_id = getattr(kwargs.get("req_context", context), "req_id", "")
+            slots = result.store_spec.block_ids
+            record_event("stores", tuple(result.keys_to_store), slots, tuple(result.evicted_keys), request_id)
 
-    def stored(result: Any, keys: Iterable[bytes], *more: Any, success: bool = True, **_: Any) -> None:
-        record_event("stored", tuple(keys), success and not any(each is False for each in more))
+    def on_stored(result: Any, keys: Iterable[bytes], *flags: Any, success: bool = True, **_: Any) -> None:
+        record_event("stored", tuple(keys), success and not any(each is False for each in flags))
 
-    def reads(result: Any, *_: Any, **__: Any) -> None:
+    def on_load(result: Any, *_: Any, **__: Any) -> None:
         record_event("reads", result.block_ids)
 
-    def was_read(keys: Iterable[bytes], *_: Any, **__: Any) -> None:
+    def on_loaded(keys: Iterable[bytes], *_: Any, **__: Any) -> None:
         record_event("was read", tuple(keys))
 
-    def skips(result: Any, *_: Any, **__: Any) -> None:
+    def on_metadata(result: Any, *_: Any, **__: Any) -> None:
         for job in getattr(result, "store_jobs", {}).values():
             starts = [start % offloading.blocks_per_slot for start in job.src_spec.block_indices]
             if any(starts):
@@ -92,16 +92,16 @@ def hook_offloading(hooks: Hooks, offloading: Offloading, record_event: Callable
 
     manager = offloading.manager
     if offloading.blocks_per_slot > 1 and hasattr(offloading.side, "build_connector_meta"):
-        hooks.after(offloading.side, "build_connector_meta", skips)
+        hooks.after(offloading.side, "build_connector_meta", on_metadata)
     # Lower tiers call the same methods by other names.
     for name in _existing(manager, "prepare_store", "prepare_write"):
-        hooks.after(manager, name, stores)
+        hooks.after(manager, name, on_store)
     for name in _existing(manager, "complete_store", "complete_write"):
-        hooks.after(manager, name, stored)
+        hooks.after(manager, name, on_stored)
     for name in _existing(manager, "prepare_load", "prepare_read"):
-        hooks.after(manager, name, reads)
+        hooks.after(manager, name, on_load)
     for name in _existing(manager, "complete_load", "complete_read"):
-        hooks.before(manager, name, was_read)
+        hooks.before(manager, name, on_loaded)
     for name in _existing(manager, "reset_cache"):
         hooks.after(manager, name, lambda *_, **__: record_event("emptied"))
 
@@ -111,7 +111,7 @@ def _existing(owner: Any, *names: str) -> list[str]:
 
 
 def _connectors(connector: Any) -> Iterator[Any]:
-    """Yield the connectors within a MultiConnector, or the only one."""
+    """Yield the connectors within a MultiConnector, or the connector itself."""
     inner = getattr(connector, "_connectors", None)
     if inner:
         for each in inner:

@@ -1,6 +1,7 @@
 """Plugin that vLLM loads in each of its processes (entry point `vllm.general_plugins`).
 
-Only acts in an engine core, and only if `KVSCOPE_INSIDE` is set. The rest of kvscope is imported then, not before.
+Acts only in an engine core, and only if `KVSCOPE_INSIDE` is set. The remaining modules of kvscope are imported only
+then.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def load() -> None:
     announce(os.environ[ENDPOINT])
     original = Scheduler.__init__
 
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init_and_watch(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         try:
             from kvscope_inside.vllm.vllm_watch import watch
@@ -40,7 +41,7 @@ def load() -> None:
         except Exception as error:
             engine_log("vllm").error("kvscope: cannot watch this engine: %s", error)
 
-    Scheduler.__init__ = made
+    Scheduler.__init__ = init_and_watch
 
 
 def _hook_engine_config() -> None:
@@ -48,9 +49,9 @@ def _hook_engine_config() -> None:
 
     At that time the server has bound its port, and no engine core has been started.
     """
-    kind = getattr(sys.modules.get("vllm.engine.arg_utils"), "EngineArgs", None)
-    original = getattr(kind, "create_engine_config", None)
-    if kind is None or original is None:
+    engine_args = getattr(sys.modules.get("vllm.engine.arg_utils"), "EngineArgs", None)
+    original = getattr(engine_args, "create_engine_config", None)
+    if engine_args is None or original is None:
         return
 
     @functools.wraps(original)
@@ -59,4 +60,4 @@ def _hook_engine_config() -> None:
             hook_api_server()
         return original(*args, **kwargs)
 
-    kind.create_engine_config = create_engine_config
+    engine_args.create_engine_config = create_engine_config

@@ -1,6 +1,7 @@
-"""The second pool of vLLM's SimpleCPUOffloadConnector, in host memory or on disk, published as rows below the first.
+"""The second pool of vLLM's SimpleCPUOffloadConnector, in host memory or on disk, published as rows below the first
+pool.
 
-Its blocks are of the same kind as the first pool's, and their contents and hashes were copied from there.
+Its blocks are of the same kind as the first pool's, from which their contents and hashes were copied.
 `hook_second_pool` is used on the engine core's thread, `SecondPoolRows` on the publishing thread.
 """
 
@@ -22,8 +23,6 @@ _COPIED = ("parent", "owner", "group", "filled")
 
 
 class SecondPool(NamedTuple):
-    """Second pool of a scheduler's connector."""
-
     pool: Any
     is_on_disk: bool
 
@@ -34,7 +33,7 @@ class SecondPool(NamedTuple):
 
 
 def second_pool_of(connectors: Iterable[Any]) -> SecondPool | None:
-    """Return the second pool of the first connector that has one; None without any."""
+    """Return the second pool of the first connector that has one, or None."""
     for connector in connectors:
         manager = getattr(connector, "scheduler_manager", None)
         pool = getattr(manager, "cpu_block_pool", None)
@@ -43,21 +42,24 @@ def second_pool_of(connectors: Iterable[Any]) -> SecondPool | None:
     return None
 
 
-def hook_second_pool(hooks: Hooks, pool: Any, touched: list[Any], free: Callable[[str], None]) -> None:
+def hook_second_pool(hooks: Hooks, pool: Any, touched: list[Any], hook_free: Callable[[str], None]) -> None:
     """Install hooks that append changed blocks to `touched`.
 
-    `free` hooks a method whose argument may be an iterator.
+    `free` hooks the method with the given name, whose argument may be an iterator.
     """
     hooks.after(pool, "get_new_blocks", lambda blocks, *_, **__: touched.extend(blocks))
     hooks.after(pool, "touch", lambda _, blocks, *__, **___: touched.extend(blocks))
     hooks.after(
         pool, "reset_prefix_cache", lambda was_reset, *_, **__: touched.extend(pool.blocks if was_reset else ())
     )
-    free("free_blocks")
+    hook_free("free_blocks")
 
 
 class SecondPoolRows:
-    """Ledger rows of the second pool, which follow those of the first. `texts` has the tokens of both."""
+    """Ledger rows of the second pool, which follow those of the first.
+
+    `texts`: tokens of the blocks of both pools, at most `max_texts` blocks.
+    """
 
     def __init__(self, state: CacheState, texts: CachedTexts, max_texts: int) -> None:
         self._state, self._texts, self._max_texts = state, texts, max_texts
@@ -65,9 +67,9 @@ class SecondPoolRows:
         state.set_blocks([self._first], state=BlockState.UNMAPPED)  # its null block
 
     def update(self, step: int, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> list[int]:
-        """Publish the state of blocks after a step (the last entry of each counts).
+        """Publish the state of blocks after a step; the last entry for each block is valid.
 
-        Returns the hashes of evicted ones.
+        Returns the hashes of evicted blocks.
         """
         last = {block: index for index, block in enumerate(ids) if block}
         if not last:
@@ -75,20 +77,20 @@ class SecondPoolRows:
         state, ledger, indices = self._state, self._state.ledger, list(last.values())
         rows = self._first + np.array(list(last), np.int64)
         refs = np.array([ref_counts[index] for index in indices], np.int32)
-        now = np.array([hash_of_row(hashes[index]) for index in indices], np.uint64)
-        before, refs_before = ledger.hash[rows].copy(), ledger.ref_count[rows].copy()
-        lost, added = (before != 0) & (before != now), (now != 0) & (before != now)
-        is_hit = (now != 0) & (before == now) & (refs > refs_before)
-        hits = np.where(lost, 0, state.more_hits(rows, is_hit))
-        kind = np.where(refs > 0, BlockState.ACTIVE, np.where(now != 0, BlockState.CACHED, BlockState.FREE))
-        self._clear(rows[lost])
-        state.set_blocks(rows, state=kind, ref_count=refs, hash=now, prefix_hits=hits, last_used_step=step)
-        self._copy(rows[added], now[added])
-        state.free_blocks(rows[kind == BlockState.FREE])
-        state.add_moves("evicted", rows[lost].tolist())
-        state.add_moves("saved", rows[added].tolist())
-        state.count(offloaded_blocks=int(added.sum()))
-        return [int(value) for value in before[lost]]
+        hash_now = np.array([hash_of_row(hashes[index]) for index in indices], np.uint64)
+        hash_before, refs_before = ledger.hash[rows].copy(), ledger.ref_count[rows].copy()
+        is_lost, is_added = (hash_before != 0) & (hash_before != hash_now), (hash_now != 0) & (hash_before != hash_now)
+        is_hit = (hash_now != 0) & (hash_before == hash_now) & (refs > refs_before)
+        hits = np.where(is_lost, 0, state.more_hits(rows, is_hit))
+        block_state = np.where(refs > 0, BlockState.ACTIVE, np.where(hash_now != 0, BlockState.CACHED, BlockState.FREE))
+        self._clear(rows[is_lost])
+        state.set_blocks(rows, state=block_state, ref_count=refs, hash=hash_now, prefix_hits=hits, last_used_step=step)
+        self._copy(rows[is_added], hash_now[is_added])
+        state.free_blocks(rows[block_state == BlockState.FREE])
+        state.add_moves("evicted", rows[is_lost].tolist())
+        state.add_moves("saved", rows[is_added].tolist())
+        state.count(offloaded_blocks=int(is_added.sum()))
+        return [int(value) for value in hash_before[is_lost]]
 
     def _clear(self, rows: Any) -> None:
         for row in rows.tolist():
@@ -96,10 +98,10 @@ class SecondPoolRows:
         self._state.set_blocks(rows, filled=0, parent=0, owner=NO_OWNER, group=0, prefix_hits=0)
 
     def _copy(self, rows: Any, hashes: Any) -> None:
-        """Copy the contents of the first pool's blocks with these hashes, as far as they are still there."""
+        """Copy the contents of the first pool's blocks with these hashes, if they are still cached there."""
         ledger = self._state.ledger
-        found = np.flatnonzero(np.isin(ledger.hash[: self._first], hashes))
-        by_hash = dict(zip(ledger.hash[found].tolist(), found.tolist(), strict=True))
+        sources = np.flatnonzero(np.isin(ledger.hash[: self._first], hashes))
+        by_hash = dict(zip(ledger.hash[sources].tolist(), sources.tolist(), strict=True))
         for row, value in zip(rows.tolist(), hashes.tolist(), strict=True):
             source = by_hash.get(value)
             if source is None:

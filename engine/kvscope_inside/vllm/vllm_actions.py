@@ -1,7 +1,7 @@
-"""Operators' commands to vLLM, carried out between two steps on the engine core's own thread.
+"""Executes operators' commands to vLLM between two steps, on the engine core's own thread.
 
-Owns the queue of commands, and a pause with its lease: it ends when its client has been silent for too long. vLLM
-itself notifies the clients of aborted requests.
+Owns the queue of commands, and a pause with its lease: the pause ends if its client sends no message for the lease's
+duration. vLLM itself notifies the clients of aborted requests.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
 Action = Abort | Control | Preempt | Evict
 MAX_LEASE_S: Final = 30.0
-"""Lease in seconds of a pause whose client requests none. Each message of the client renews it."""
+"""Lease of a pause in seconds, if its client requests none. Each message of the client renews it."""
 
 
 class VllmActions:
-    """Carries out commands on one scheduler. `serving` is called with its engine core when that begins to serve.
+    """Executes commands on one scheduler. `on_serving` is called with the scheduler's engine core when that starts to
+    serve.
 
     `submit` and `record_activity` are called on the sockets' thread, `poll` on the publishing thread, and everything
     else on the engine core's.
     """
 
-    def __init__(self, hooks: Hooks, serving: Callable[[Any], None]) -> None:
+    def __init__(self, hooks: Hooks, on_serving: Callable[[Any], None]) -> None:
         self.paused_by = ""
-        self._serving = serving
-        self._waiting: deque[tuple[bytes, Action, str, Answer]] = deque()
+        self._on_serving = on_serving
+        self._commands: deque[tuple[bytes, Action, str, Answer]] = deque()
         self._engine: Any = None
-        self._pauser = b""
+        self._pausing_client = b""
         self._lease_s = MAX_LEASE_S
         self._last_activity_s = 0.0
         self._paused_ns = 0
@@ -54,24 +55,22 @@ class VllmActions:
 
     def record_activity(self, client: bytes) -> None:
         """Renew the lease of a pause by this client."""
-        if client == self._pauser:
+        if client == self._pausing_client:
             self._last_activity_s = time.monotonic()
 
     def submit(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
-        """Queue a command, to be carried out before the next step."""
-        self._waiting.append((client, command, by, answer))
+        """Queue a command, to be executed before the next step."""
+        self._commands.append((client, command, by, answer))
         self._wake()
 
     def poll(self) -> None:
-        """End a pause whose lease has expired."""
         if self.paused_by and time.monotonic() - self._last_activity_s > self._lease_s:
             resume = Control(action="resume")
-            self._waiting.append((b"", resume, f"{self.paused_by} (connection lost)", lambda reply: None))
+            self._commands.append((b"", resume, f"{self.paused_by} (connection lost)", lambda reply: None))
             self._last_activity_s = time.monotonic()
             self._wake()
 
     def _wake(self) -> None:
-        """Wake an engine core that waits for requests."""
         if self._engine is None:
             return
         from vllm.v1.engine import EngineCoreRequestType
@@ -88,31 +87,31 @@ class VllmActions:
     def _install_hooks(self, hooks: Hooks) -> None:
         from vllm.v1.engine import core
 
-        hooks.before(core.EngineCoreProc, "_handle_client_request", self._requested)
+        hooks.before(core.EngineCoreProc, "_handle_client_request", self._before_client_request)
         for kind in (core.EngineCoreProc, getattr(core, "DPEngineCoreProc", None)):
             if kind is not None and "run_busy_loop" in vars(kind):
-                hooks.before(kind, "run_busy_loop", self._serves)
+                hooks.before(kind, "run_busy_loop", self._before_busy_loop)
 
-    def _serves(self, engine: Any, *_: Any, **__: Any) -> None:
+    def _before_busy_loop(self, engine: Any, *_: Any, **__: Any) -> None:
         if engine.scheduler is self._recorder.scheduler:
             self._engine = engine
-            self._serving(engine)
+            self._on_serving(engine)
 
-    def _requested(self, engine: Any, *_: Any, **__: Any) -> None:
+    def _before_client_request(self, engine: Any, *_: Any, **__: Any) -> None:
         if engine.scheduler is self._recorder.scheduler:
             self._engine = engine
             self.run()
             self._recorder.flush()
 
     def before_step(self) -> None:
-        """Carry out queued commands before a step, and pause again if the requested single steps are over."""
+        """Execute queued commands, and pause again if the requested single steps have run."""
         if self._step_answer is not None:
             self._count_steps()
         self.run()
 
     def run(self) -> None:
-        while self._waiting:
-            client, command, by, answer = self._waiting.popleft()
+        while self._commands:
+            client, command, by, answer = self._commands.popleft()
             try:
                 reply = self._execute(client, command, by, answer)
             except Exception as error:
@@ -149,8 +148,8 @@ class VllmActions:
         return Done(request_id=command.request_id)
 
     def _preempt(self, command: Preempt, by: str) -> Any:
-        scheduler, known = self._recorder.scheduler, self._translator.request_by_number(command.number)
-        request_id = known.host.request_id if known is not None else None
+        scheduler, known_request = self._recorder.scheduler, self._translator.request_by_number(command.number)
+        request_id = known_request.host.request_id if known_request is not None else None
         request = next((each for each in scheduler.running if each.request_id == request_id), None)
         if request is None:
             return refuse(command, f"request #{command.number} does not run")
@@ -172,9 +171,9 @@ class VllmActions:
         blocks = [pool.blocks[block] for block in set(command.blocks) if block < len(pool.blocks)]
         idle = {block.block_id for block in blocks if block.ref_cnt == 0 and block.block_hash is not None}
         pool.evict_blocks(idle)
-        left = len(set(command.blocks)) - len(idle)
+        num_other = len(set(command.blocks)) - len(idle)
         reason = "1 cached block was evicted" if len(idle) == 1 else f"{len(idle)} cached blocks were evicted"
-        return Done(tag=command.tag, what=reason + (f"; {left} hold no idle prefix" if left else ""))
+        return Done(tag=command.tag, what=reason + (f"; {num_other} hold no idle prefix" if num_other else ""))
 
     def _reset(self, command: Control) -> Any:
         if self._recorder.scheduler.reset_prefix_cache():
@@ -185,7 +184,7 @@ class VllmActions:
         if self.paused_by:
             return refuse(command, f"paused by {self.paused_by} already")
         self._set_paused(True)
-        self.paused_by, self._pauser, self._last_activity_s = by or "somebody", client, time.monotonic()
+        self.paused_by, self._pausing_client, self._last_activity_s = by or "somebody", client, time.monotonic()
         self._lease_s, self._paused_ns = command.lease_s or MAX_LEASE_S, time.monotonic_ns()
         self._recorder.record_event("paused", self.paused_by)
         return Done(tag=command.tag)
@@ -195,7 +194,7 @@ class VllmActions:
             return Done(tag=command.tag)
         self._end_steps("engine resumed")
         self._set_paused(False)
-        paused_by, self.paused_by, self._pauser = self.paused_by, "", b""
+        paused_by, self.paused_by, self._pausing_client = self.paused_by, "", b""
         self._recorder.record_event("resumed", paused_by, time.monotonic_ns() - self._paused_ns, f"resumed by {by}")
         return Done(tag=command.tag)
 
@@ -213,7 +212,7 @@ class VllmActions:
         return None
 
     def _count_steps(self) -> None:
-        """Count down the requested steps. Called before each step, and pauses when the last requested one has ended."""
+        """Count down the requested steps before each one, and pause once the last has run."""
         self._steps_left -= 1
         if self._steps_left <= 0 or not self._recorder.scheduler.requests:
             self._set_paused(True)

@@ -1,6 +1,6 @@
 """Builds the `Hello` of a vLLM engine core from its configuration: model, pool, KV groups, device.
 
-Reads vLLM's objects and changes none.
+Only reads vLLM's objects.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ _KINDS: Final = (
     ("Chunked", "chunked"),
     ("Cross", "cross"),
 )
-"""Substring of a KV cache spec's class name -> kind of group; the first match counts."""
+"""Substring of a KV cache spec's class name -> kind of KV group; the first match counts."""
 
 
 def hello_of(scheduler: Any, epoch: int) -> Hello:
-    """Return the hello of the engine core that owns `scheduler`."""
     config, cache = scheduler.vllm_config, scheduler.kv_cache_config
     times = expanded_times(config.model_config.hf_text_config, int(config.parallel_config.tensor_parallel_size))
     groups = tuple(_group(group, times) for group in cache.kv_cache_groups)
@@ -85,7 +84,7 @@ def rank_of(scheduler: Any) -> int:
 
 
 def kv_bytes(scheduler: Any) -> int:
-    """Return the bytes of all blocks, over all layers."""
+    """Return the bytes of all blocks, summed over all layers."""
     return sum(int(tensor.size) for tensor in scheduler.kv_cache_config.kv_cache_tensors)
 
 
@@ -97,18 +96,21 @@ def max_adapters(scheduler: Any) -> int:
 def _hit_tokens(scheduler: Any) -> int:
     """Return the number of tokens of which prefix hits are multiples, if there are several KV groups.
 
-    Blocks of all groups end at such multiples; it can be less if vLLM keeps recurrent states within a block. 0 for one
-    group, or a version without that attribute.
+    At such multiples, blocks of all groups end. The number can be smaller if vLLM keeps recurrent states within a
+    block. 0 for one group, or a version of vLLM without that attribute.
     """
     return int(getattr(scheduler.kv_cache_manager.coordinator, "_cache_hit_alignment_tokens", 0))
 
 
 def _group(group: Any, times: float) -> KVGroup:
-    """Return one KV group. `times`: size of expanded keys and values as a multiple of the latents' size."""
+    """Return one KV group. `times`: ratio of expanded keys and values to latents in size."""
     spec = group.kv_cache_spec
     name = type(spec).__name__
     layers = len(group.layer_names)
-    kind, num_bytes = next((kind for word, kind in _KINDS if word in name), "full"), int(spec.page_size_bytes) * layers
+    kind, num_bytes = (
+        next((kind for substring, kind in _KINDS if substring in name), "full"),
+        int(spec.page_size_bytes) * layers,
+    )
     return KVGroup(
         kind=kind,
         num_layers=layers,
@@ -132,15 +134,17 @@ def _model(config: Any) -> ModelInfo:
 
 
 def _name(model: Any) -> str:
-    """Return the served name; a folder's name in place of "default", which in kvscope means its own default model."""
+    """Return the served name. "default" is replaced by the folder's name, because it means kvscope's own default
+    model.
+    """
     served = model.served_model_name
     name = str(served[0] if isinstance(served, list | tuple) and served else served or model.model)
     return Path(str(model.model)).name if name == "default" else name
 
 
 def _cache_dtype(config: Any) -> str:
-    said = str(config.cache_config.cache_dtype)
-    return dtype_name(config.model_config.dtype) if said == "auto" else said
+    dtype = str(config.cache_config.cache_dtype)
+    return dtype_name(config.model_config.dtype) if dtype == "auto" else dtype
 
 
 def _version() -> str:

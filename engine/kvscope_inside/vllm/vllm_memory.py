@@ -21,7 +21,7 @@ REPLY_TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """Memory of one worker, in bytes; -1 if unknown."""
+    """Memory of one worker. All sizes are in bytes; -1 if unknown."""
 
     pid: int
     device: str
@@ -35,7 +35,7 @@ class WorkerMemory:
 
 
 def worker_memory(worker: Any) -> WorkerMemory:
-    """Return the memory of this process. Executed in a worker."""
+    """Return the memory of this process, a worker."""
     runner = worker.model_runner
     parts = bytes_by_part(runner.model)
     device = str(getattr(worker, "device", "cpu"))
@@ -52,19 +52,19 @@ def worker_memory(worker: Any) -> WorkerMemory:
     )
 
 
-def _weights(worker: Any, in_parameters: int) -> int:
+def _weights(worker: Any, parameter_bytes: int) -> int:
     """Return the bytes of weights, as measured by vLLM on GPUs.
 
-    Elsewhere the larger of the parameters and the rank's share of the model's files: on CPUs, some layers keep packed
-    weights outside of parameters.
+    On other devices, the larger of the parameters and the rank's share of the model's files, because on CPUs some
+    layers store packed weights outside of parameters.
     """
     measured = int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
     if measured:
         return measured
     folder = Path(str(worker.vllm_config.model_config.model))
-    in_files = sum(each.stat().st_size for each in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    file_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder.is_dir() else 0
     parallel = worker.vllm_config.parallel_config
-    return max(in_parameters, in_files // int(parallel.tensor_parallel_size * parallel.pipeline_parallel_size))
+    return max(parameter_bytes, file_bytes // int(parallel.tensor_parallel_size * parallel.pipeline_parallel_size))
 
 
 def _torch_bytes() -> dict[str, int]:
@@ -72,19 +72,19 @@ def _torch_bytes() -> dict[str, int]:
 
     stats = torch.cuda.memory_stats()
     names = {"reserved": "reserved_bytes", "allocated": "allocated_bytes"}
-    found = {name: int(stats.get(f"{stat}.all.current", -1)) for name, stat in names.items()}
-    return found | {"peak": int(stats.get("allocated_bytes.all.peak", -1))}
+    num_bytes = {name: int(stats.get(f"{stat}.all.current", -1)) for name, stat in names.items()}
+    return num_bytes | {"peak": int(stats.get("allocated_bytes.all.peak", -1))}
 
 
 class EngineMemory:
-    """Memory reported by the workers. `kv_bytes`: size of one worker's KV cache."""
+    """Memory reported by the workers of one engine core. `kv_bytes`: size of one worker's KV cache."""
 
     def __init__(self, hello: Hello, kv_bytes: int) -> None:
         self._hello, self._kv_bytes = hello, kv_bytes
         self._workers: list[WorkerMemory] = []
 
     def query(self, engine: Any) -> None:
-        """Query all workers of an engine core. Called on its own thread before it serves.
+        """Query all workers. Called on the engine core's own thread before it serves.
 
         Errors are logged, and the memory remains unknown.
         """
@@ -95,11 +95,11 @@ class EngineMemory:
 
     @property
     def pid(self) -> int:
-        """Process id of the first worker."""
+        """Process id of the first worker; of this process before the workers answered."""
         return self._workers[0].pid if self._workers else os.getpid()
 
     def breakdown(self) -> MemoryBreakdown | None:
-        """Return the memory with the current time; None before the workers answered."""
+        """Return the workers' memory; None before they answered."""
         if not self._workers:
             return None
         first = self._workers[0]

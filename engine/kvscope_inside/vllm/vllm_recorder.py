@@ -1,8 +1,8 @@
 """Records what vLLM's scheduler and block pool do, on the engine core's thread.
 
 A record contains a tuple for each event of a step and, at its end, the state of the blocks that were touched. Owns the
-hooks and what is read of vLLM's objects. It never copies a whole table or pool, reads no device and does not block;
-another thread (`vllm_translator`) does everything else.
+hooks, and decides what is read of vLLM's objects. It never copies a whole table or pool, reads no device and does not
+block; the publishing thread (`vllm_translator`) does everything else.
 """
 
 from __future__ import annotations
@@ -21,33 +21,36 @@ from kvscope_inside.vllm.second_pool import hook_second_pool
 from kvscope_telemetry.messages.telemetry import Timings
 
 MAX_NOT_READY: Final = 256
-"""Maximum number of requests per step for which it is recorded that they wait for something other than capacity."""
-Happened = tuple[Any, ...]
-"""An event: its kind and arguments, such as ("added", request) or ("scheduled", output, time)."""
+"""Maximum number of requests recorded per step that wait for something other than capacity."""
+HostEvent = tuple[Any, ...]
+"""An event: its kind and the arguments of its handler, such as ("added", request) or ("scheduled", output, time)."""
 
 
 class VllmRecord(NamedTuple):
     """Events since the previous record, in order, and the state after them."""
 
     time_ns: int
-    happened: list[Happened]
+    events: list[HostEvent]
     step: Any
     """The SchedulerOutput that was executed; None between two steps."""
     running: list[Any]
     computed: list[int]
-    """Tokens of each running request whose KV is, or (async scheduling) soon will be, in blocks."""
+    """Number of tokens of each running request whose KV is in blocks, or with async scheduling will be after the step
+    in flight.
+    """
     num_outputs: list[int]
     num_waiting: int
     first_waiting: Any
     """The next request in the queue; None if it is empty."""
     not_ready: list[tuple[str, str, int]]
-    """Requests that could not run even with free capacity: request id, vLLM's status, and the number of tokens that
-    are computed once the load from outside is complete.
+    """Requests that could not run even with free capacity: request id, vLLM's status, and number of computed tokens.
+
+    For a request whose KV is being loaded, these include the tokens that are being loaded.
     """
     num_free: int
-    """Number of blocks that can be allocated."""
     blocks: list[int]
-    """Ids of the touched blocks. The last entry of each counts."""
+    """Ids of the touched blocks, with repetitions. The last entry of each block is valid, as in the two columns below.
+    """
     ref_counts: list[int]
     hashes: list[bytes | None]
     state_tables: dict[tuple[str, int], list[int]]
@@ -57,7 +60,7 @@ class VllmRecord(NamedTuple):
 
 
 class VllmRecorder:
-    """Hooks on one scheduler, installed on construction. Another thread pops from `records`.
+    """Hooks on one scheduler, installed on construction. The publishing thread pops from `records`.
 
     `between_steps` is called on the engine core's thread before each step.
     """
@@ -66,31 +69,31 @@ class VllmRecorder:
         self.records: deque[VllmRecord] = deque()
         self.scheduler = scheduler
         self.asked_by = ""
-        """Name of the user who requested the preemptions in progress; empty if vLLM preempts."""
+        """Name of the user who requested the preemptions in progress; empty if vLLM itself preempts."""
         self.step_started_ns = 0
         self._pool = scheduler.kv_cache_manager.block_pool
         self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
         self._between_steps = between_steps
-        self._happened: list[Happened] = []
+        self._events: list[HostEvent] = []
         self._touched: list[Any] = []
-        self._touched_below: list[Any] = []
+        self._touched_second: list[Any] = []
         """Touched blocks of the second pool."""
         self._freeing_for: tuple[str, int] | None = None
-        """Request id and group from whose table a manager is freeing blocks; None otherwise."""
+        """Request id and group while a manager frees blocks of that request's table; None otherwise."""
         self._is_in_step = False
-        self._scheduled_ns = self._schedule_ns = self._commits_ns = self._recording_ns = 0
+        self._scheduled_ns = self._schedule_ns = self._commit_started_ns = self._recording_ns = 0
         self._state_groups: list[int] = []
         self._hash_of = _hash_reader(self._pool.blocks[0])
         self._not_ready = "deferred_waiting" if hasattr(scheduler, "deferred_waiting") else "skipped_waiting"
         self._install_hooks(hooks)
 
-    def record_event(self, *happened: Any) -> None:
-        """Record an event outside the scheduler and its pool. Called on the engine core's thread."""
-        self._happened.append(happened)
+    def record_event(self, *events: Any) -> None:
+        """Record an event that did not occur in the scheduler or its pool. Called on the engine core's thread."""
+        self._events.append(events)
 
     def flush(self) -> None:
-        """Append a record of what happened between two steps."""
-        if self._happened or self._touched or self._touched_below:
+        """Append a record of the events between two steps, if there are any."""
+        if self._events or self._touched or self._touched_second:
             self._record(None)
 
     def _install_hooks(self, hooks: Hooks) -> None:
@@ -102,10 +105,10 @@ class VllmRecorder:
         hooks.after(scheduler, "add_request", self._added)
         hooks.before(scheduler, "_preempt_request", self._preempted)
         hooks.after(scheduler, "_free_request", self._finished)
-        hooks.after(scheduler, "finish_requests", lambda *_, **__: self._unless_in_step())
-        hooks.after(pool, "get_new_blocks", self._got_new)
+        hooks.after(scheduler, "finish_requests", lambda *_, **__: self._flush_between_steps())
+        hooks.after(pool, "get_new_blocks", self._allocated)
         hooks.after(pool, "touch", self._hit)
-        hooks.before(pool, "evict_blocks", self._evicts)
+        hooks.before(pool, "evict_blocks", self._before_evict)
         hooks.after(pool, "reset_prefix_cache", self._reset)
         self._hook_free(hooks, "free_blocks", pool=pool)
         if hasattr(pool, "unpin_blocks"):
@@ -115,15 +118,15 @@ class VllmRecorder:
         if hasattr(queue, "prepend_n"):
             hooks.after(queue, "prepend_n", lambda _, blocks: self._record_queued("first", blocks))
         if (connector := getattr(scheduler, "connector", None)) is not None:
-            hooks.after(connector, "update_state_after_alloc", self._loads)
+            hooks.after(connector, "update_state_after_alloc", self._load_started)
         if (offloading := offloading_of(scheduler)) is not None:
             hook_offloading(hooks, offloading, self.record_event)
-            hooks.after(scheduler, "reset_prefix_cache", lambda *_, **__: self._unless_in_step())
+            hooks.after(scheduler, "reset_prefix_cache", lambda *_, **__: self._flush_between_steps())
         if (second := second_pool(scheduler)) is not None:
-            put = partial(self._hook_free, hooks, pool=second.pool, touched=self._touched_below)
-            hook_second_pool(hooks, second.pool, self._touched_below, put)
-            hooks.after(scheduler, "reset_prefix_cache", lambda *_, **__: self._unless_in_step())
-        cached = self._by_name(pool, "cache_full_blocks", self._cached)
+            hook_free = partial(self._hook_free, hooks, pool=second.pool, touched=self._touched_second)
+            hook_second_pool(hooks, second.pool, self._touched_second, hook_free)
+            hooks.after(scheduler, "reset_prefix_cache", lambda *_, **__: self._flush_between_steps())
+        cached = self._hook_with_named_arguments(pool, "cache_full_blocks", self._cached)
         if cached is not None:
             hooks.after(pool, "cache_full_blocks", cached)
         for group, manager in enumerate(self._managers):
@@ -136,14 +139,14 @@ class VllmRecorder:
     def _hook_free(self, hooks: Hooks, name: str, *, pool: Any, touched: list[Any] | None = None) -> None:
         """Hook a method whose argument may be an iterator, which can be read only once.
 
-        `touched`: list for the blocks of the second pool.
+        `touched`: list to which blocks of the second pool are appended; None for the first pool.
         """
         original = hooks.lookup(pool, name)
         if original is None:
             return
 
         def free_blocks(ordered_blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
-            if not hooks.are_on:
+            if not hooks.is_enabled:
                 return original(ordered_blocks, *args, **kwargs)
             blocks = list(ordered_blocks)
             result = original(blocks, *args, **kwargs)
@@ -152,7 +155,7 @@ class VllmRecorder:
                 return result
             self._touched += blocks
             if self._freeing_for is not None and blocks:
-                self._happened.append(("let go", *self._freeing_for, [block.block_id for block in blocks]))
+                self._events.append(("let go", *self._freeing_for, [block.block_id for block in blocks]))
             return result
 
         hooks.install(pool, name, free_blocks)
@@ -171,8 +174,10 @@ class VllmRecorder:
         hooks.install(manager, "remove_skipped_blocks", remove_skipped_blocks)
 
     @staticmethod
-    def _by_name(owner: Any, name: str, callback: Callable[[dict[str, Any]], None]) -> Callable[..., None] | None:
-        """Return a hook that calls `callback` with arguments by name, however they were passed; None without such a
+    def _hook_with_named_arguments(
+        owner: Any, name: str, callback: Callable[[dict[str, Any]], None]
+    ) -> Callable[..., None] | None:
+        """Return a hook that calls `callback` with a dict of the hooked method's arguments by name; None without such a
         method.
         """
         method = getattr(owner, name, None)
@@ -194,64 +199,67 @@ class VllmRecorder:
     def _after_schedule(self, output: Any, *_: Any, **__: Any) -> None:
         now_ns = time.monotonic_ns()
         self._schedule_ns, self._scheduled_ns = now_ns - self._scheduled_ns, now_ns
-        self._happened.append(("scheduled", output, now_ns))
+        self._events.append(("scheduled", output, now_ns))
         self._is_in_step = False
 
     def _before_update(self, step: Any, outcome: Any, *_: Any, **__: Any) -> None:
         self._is_in_step = True
-        self._commits_ns = time.monotonic_ns()
+        self._commit_started_ns = time.monotonic_ns()
         if (
             drafts := step.scheduled_spec_decode_tokens
         ):  # recorded here, because vLLM truncates the sampled tokens in place
-            places, sampled = outcome.req_id_to_index, outcome.sampled_token_ids
-            numbers = [(each, len(drafts[each]), len(sampled[places[each]])) for each in drafts if each in places]
-            self._happened.append(("guessed", numbers))
+            indices, sampled = outcome.req_id_to_index, outcome.sampled_token_ids
+            draft_counts = [
+                (request_id, len(drafts[request_id]), len(sampled[indices[request_id]]))
+                for request_id in drafts
+                if request_id in indices
+            ]
+            self._events.append(("guessed", draft_counts))
 
     def _after_update(self, result: Any, step: Any, *_: Any, **__: Any) -> None:
         self._is_in_step = False
         self._record(step)
 
-    def _unless_in_step(self) -> None:
+    def _flush_between_steps(self) -> None:
         if not self._is_in_step:
             self.flush()
 
     def _added(self, result: Any, request: Any, *_: Any, **__: Any) -> None:
         if self.scheduler.requests.get(request.request_id) is request:
-            self._happened.append(("added", request))
-            self._unless_in_step()
+            self._events.append(("added", request))
+            self._flush_between_steps()
 
     def _preempted(self, request: Any, *_: Any, **__: Any) -> None:
         num_free = self._pool.get_num_free_blocks()
         now_ns = time.monotonic_ns()
-        self._happened.append(("preempted", request, request.num_computed_tokens, num_free, self.asked_by, now_ns))
+        self._events.append(("preempted", request, request.num_computed_tokens, num_free, self.asked_by, now_ns))
 
     def _finished(self, result: Any, request: Any, *_: Any, **__: Any) -> None:
-        self._happened.append(("finished", request, request.status, request.num_output_tokens))
+        self._events.append(("finished", request, request.status, request.num_output_tokens))
 
-    def _got_new(self, blocks: list[Any], *_: Any, **__: Any) -> None:
+    def _allocated(self, blocks: list[Any], *_: Any, **__: Any) -> None:
         self._touched += blocks
-        self._happened.append(("new", [block.block_id for block in blocks]))
+        self._events.append(("new", [block.block_id for block in blocks]))
 
     def _hit(self, result: Any, blocks: Any, *_: Any, **__: Any) -> None:
         if blocks:
             self._touched += blocks
-            self._happened.append(("hit", [block.block_id for block in blocks]))
+            self._events.append(("hit", [block.block_id for block in blocks]))
 
-    def _record_queued(self, where: str, blocks: list[Any]) -> None:
-        """Record blocks queued for reuse: `where` is "last" (after all others) or "first"."""
+    def _record_queued(self, end: str, blocks: list[Any]) -> None:
+        """Record that blocks were queued for reuse: `where` is "last" (after all others) or "first"."""
         if blocks:
-            self._happened.append((where, [block.block_id for block in blocks]))
+            self._events.append((end, [block.block_id for block in blocks]))
 
-    def _loads(self, result: Any, request: Any, blocks: Any, num_tokens: int, *_: Any, **__: Any) -> None:
-        """Record that `num_tokens` of a request are being loaded into its blocks."""
+    def _load_started(self, result: Any, request: Any, blocks: Any, num_tokens: int, *_: Any, **__: Any) -> None:
         if num_tokens:
-            self._happened.append(("loads", request, blocks.get_block_ids(), num_tokens))
+            self._events.append(("loads", request, blocks.get_block_ids(), num_tokens))
 
-    def _evicts(self, ids: Iterable[int], *_: Any, **__: Any) -> None:
-        """Record explicit evictions. Allocating a block also removes its hash, which needs no hook."""
+    def _before_evict(self, ids: Iterable[int], *_: Any, **__: Any) -> None:
+        """Record explicit evictions. The hash that a block loses when it is allocated needs no hook."""
         blocks = [self._pool.blocks[block] for block in ids]
         self._touched += blocks
-        self._happened.append(("evicted", [block.block_id for block in blocks]))
+        self._events.append(("evicted", [block.block_id for block in blocks]))
 
     def _cached(self, arguments: dict[str, Any]) -> None:
         first, end = arguments["num_cached_blocks"], arguments["num_full_blocks"]
@@ -259,30 +267,30 @@ class VllmRecorder:
             blocks = arguments["blocks"][first:end]
             self._touched += blocks
             ids = [block.block_id for block in blocks]
-            self._happened.append(
+            self._events.append(
                 ("cached", arguments["request"], arguments["kv_cache_group_id"], first, ids, arguments["block_size"])
             )
 
     def _reset(self, was_reset: bool, *_: Any, **__: Any) -> None:
         if was_reset:
-            self._happened.append(("reset",))
-            self._unless_in_step()
+            self._events.append(("reset",))
+            self._flush_between_steps()
 
     def _record(self, step: Any) -> None:
         now_ns = time.monotonic_ns()
         scheduler = self.scheduler
-        if below := self._touched_below:
-            ids, refs = [block.block_id for block in below], [block.ref_cnt for block in below]
-            self._happened.append(("below", ids, refs, self._hash_of(below)))
-            below.clear()
-        happened, self._happened = self._happened, []
+        if second_blocks := self._touched_second:
+            ids, refs = [block.block_id for block in second_blocks], [block.ref_cnt for block in second_blocks]
+            self._events.append(("below", ids, refs, self._hash_of(second_blocks)))
+            second_blocks.clear()
+        events, self._events = self._events, []
         touched, self._touched = self._touched, []
         running = list(scheduler.running)
         _, num_waiting = scheduler.get_request_counts()
         self.records.append(
             VllmRecord(
                 now_ns,
-                happened,
+                events,
                 step,
                 running,
                 [request.num_computed_tokens for request in running],
@@ -306,8 +314,8 @@ class VllmRecorder:
         self._recording_ns = time.monotonic_ns() - now_ns
 
     def _timings(self, now_ns: int) -> Timings:
-        run_ns = self._commits_ns - self._scheduled_ns
-        return Timings(self._schedule_ns, run_ns, 0, now_ns - self._commits_ns, self._recording_ns)
+        run_ns = self._commit_started_ns - self._scheduled_ns
+        return Timings(self._schedule_ns, run_ns, 0, now_ns - self._commit_started_ns, self._recording_ns)
 
     def _first_waiting(self) -> Any:
         queue = self.scheduler.waiting
@@ -327,7 +335,7 @@ class VllmRecorder:
 
 
 def _hash_reader(block: Any) -> Callable[[list[Any]], list[bytes | None]]:
-    """Return a function that reads the hashes of blocks, from the field if present, which is faster than the
+    """Return a function that reads the hashes of blocks. It reads the field if present, which is faster than the
     property.
     """
     if hasattr(block, "_block_hash"):

@@ -51,7 +51,9 @@ class _Preemption:
     num_free: int
     """Number of free blocks before the preemption."""
     num_allocated: int
-    """Number of blocks allocated in the step before it. The next one goes to the request that caused it."""
+    """Number of blocks allocated in the step before the preemption. The next block is that of the request that caused
+    it.
+    """
     asked_by: str
     time_ns: int
 
@@ -60,10 +62,10 @@ class VllmTranslator(Translator[VllmRequest]):
     """Translator for one scheduler.
 
     Args:
-        hash_block_size: Tokens per block hash of a request.
-        by_priority: Whether the scheduler preempts by priority, not by arrival.
+        hash_block_size: Number of tokens per block hash of a request.
+        by_priority: Whether the scheduler preempts by priority; otherwise by arrival.
         max_adapters: Maximum number of adapters in a batch; 0 without LoRA.
-        blocks_per_place: Number of blocks that are offloaded to host memory together.
+        blocks_per_slot: Number of blocks that are offloaded to host memory together.
     """
 
     def __init__(
@@ -85,15 +87,15 @@ class VllmTranslator(Translator[VllmRequest]):
             "scheduled": self._scheduled,
             "new": self._allocated,
             "hit": self._hit,
-            "loads": self._loads,
-            "guessed": self._drafted,
+            "loads": self._load_started,
+            "guessed": self._count_drafts,
             "evicted": self.blocks.evict,
             "reset": self._reset,
             "preempted": self._preempted,
             "finished": self._finished,
             "cached": self._cached,
             "let go": self._left_window,
-            "below": self._in_second_pool,
+            "below": self._update_second_pool,
             "paused": self.events.report_pause,
             "resumed": self.events.report_resume,
             "last": self._order.append,
@@ -103,17 +105,17 @@ class VllmTranslator(Translator[VllmRequest]):
         self._second: SecondPoolRows | None = None
         """Created once blocks of a second pool are recorded."""
         # State of the step that is being translated:
-        self._new: list[int] = []
+        self._allocated_blocks: list[int] = []
         """Blocks allocated in this step, in order."""
-        self._owner_of_new: dict[int, int] = {}
-        """Allocated block -> number of the request that got it, even if it was freed within the step."""
+        self._allocated_owners: dict[int, int] = {}
+        """Allocated block -> number of its request, even if the block was freed within the step."""
         self._preemptions: list[_Preemption] = []
         self._ended: list[VllmRequest] = []
 
     def convert(self, record: VllmRecord) -> StepCounts:
-        self._new, self._owner_of_new, self._preemptions, self._ended = [], {}, [], []
-        decoding = set(self._decoding(record))
-        self.dispatch(record.happened)
+        self._allocated_blocks, self._allocated_owners, self._preemptions, self._ended = [], {}, [], []
+        decoding = set(self._decoding_numbers(record))
+        self.dispatch(record.events)
         for (request_id, group), ids in record.state_tables.items():
             request = self.requests.get(request_id)
             if request is not None and request.known.tables[group] != ids:
@@ -201,26 +203,28 @@ class VllmTranslator(Translator[VllmRequest]):
         )
 
     def _assign_blocks(self, request: VllmRequest, group: int, ids: Sequence[int], start: int) -> None:
-        """Set table entries from `start` on. Blocks without an owner were just allocated and become this request's."""
+        """Set table entries from `start` on. The request becomes the owner of blocks without one, which were just
+        allocated.
+        """
         self.blocks.set_table(request, list(ids), group=group, start=start)
         rows = np.array(ids, np.uint32)
         rows = rows[rows >= self.num_reserved]
-        own = rows[self.state.ledger.owner[rows] == NO_OWNER]
-        self.state.set_blocks(own, owner=request.known.number, group=group)
-        self._owner_of_new |= dict.fromkeys(own.tolist(), request.known.number)
+        newly_owned = rows[self.state.ledger.owner[rows] == NO_OWNER]
+        self.state.set_blocks(newly_owned, owner=request.known.number, group=group)
+        self._allocated_owners |= dict.fromkeys(newly_owned.tolist(), request.known.number)
 
     def _allocated(self, ids: list[int]) -> None:
-        """Publish allocated blocks. Their request is known once the step is scheduled."""
+        """Publish allocated blocks without an owner, which is determined once the step is scheduled."""
         self.blocks.evict(ids)
-        self._new += ids
+        self._allocated_blocks += ids
         self.step.used.update(ids)
         self.state.set_blocks(ids, filled=0, owner=NO_OWNER, prefix_hits=0, hash=0, parent=0, eviction_order=0)
 
     def _hit(self, ids: list[int]) -> None:
         self.blocks.record_hits([block for block in ids if block >= self.num_reserved], eviction_order=0)
 
-    def _loads(self, host: Any, blocks: Sequence[Sequence[int]], num_tokens: int) -> None:
-        """Publish a request that waits, holding its blocks, while KV is loaded into them."""
+    def _load_started(self, host: Any, blocks: Sequence[Sequence[int]], num_tokens: int) -> None:
+        """Publish the block table of a request that waits while KV is loaded into its blocks."""
         request = self.requests.get(host.request_id)
         if request is None:
             return
@@ -229,9 +233,11 @@ class VllmTranslator(Translator[VllmRequest]):
         request.num_loaded_tokens = num_tokens
         self.state.count(loaded_blocks=-(-num_tokens // self.block_size))
 
-    def _drafted(self, numbers: list[tuple[str, int, int]]) -> None:
-        """Count draft tokens. The number of sampled tokens is one more than that of accepted drafts."""
-        for request_id, num_drafts, num_sampled in numbers:
+    def _count_drafts(self, draft_counts: list[tuple[str, int, int]]) -> None:
+        """Count draft tokens, given (request id, drafts, sampled tokens). One sampled token more than accepted drafts
+        is expected.
+        """
+        for request_id, num_drafts, num_sampled in draft_counts:
             request = self.requests.get(request_id)
             if request is not None and num_drafts:
                 known, num_accepted = request.known, max(0, num_sampled - 1)
@@ -253,7 +259,7 @@ class VllmTranslator(Translator[VllmRequest]):
         request = self.requests.get(host.request_id)
         if request is None:
             return
-        num_blocks, num_allocated = self.blocks.release_tables(request), len(self._new)
+        num_blocks, num_allocated = self.blocks.release_tables(request), len(self._allocated_blocks)
         self.preempt_request(request, time_ns)
         self._preemptions.append(
             _Preemption(request, num_tokens, num_blocks, num_free, num_allocated, asked_by, time_ns)
@@ -269,23 +275,22 @@ class VllmTranslator(Translator[VllmRequest]):
         self._ended.append(request)
 
     def _cached(self, host: Any, group: int, first: int, ids: list[int], block_size: int) -> None:
-        """Publish the hashes of blocks in a table, from entry `first` on."""
         hashes, request = host.block_hashes, self.requests.get(host.request_id)
         per_block = block_size // self._hash_block_size
         for entry, block in enumerate(ids, first):
             if block < self.num_reserved:
                 continue
-            before, start = entry * per_block - 1, entry * block_size
-            parent = low_bits(hashes[before], group) if 0 <= before < len(hashes) else 0
-            own = low_bits(hashes[before + per_block], group) if before + per_block < len(hashes) else 0
+            parent_index, start = entry * per_block - 1, entry * block_size
+            parent = low_bits(hashes[parent_index], group) if 0 <= parent_index < len(hashes) else 0
+            own = low_bits(hashes[parent_index + per_block], group) if parent_index + per_block < len(hashes) else 0
             if request is not None:
                 is_first = not start and group == 0
                 self.texts.set(block, self.text_of(request, start, block_size), is_first=is_first)
-            full = min(block_size, self.block_sizes[group])
-            self.blocks.cache(block, hash_value=own, parent=parent, filled=full, group=group)
+            num_filled = min(block_size, self.block_sizes[group])
+            self.blocks.cache(block, hash_value=own, parent=parent, filled=num_filled, group=group)
 
     def _left_window(self, request_id: str, group: int, ids: list[int]) -> None:
-        """Publish blocks that left the window and whose entries are the null block now."""
+        """Replace the entries of blocks that left the window by the null block."""
         request = self.requests.get(request_id)
         if request is None:
             return
@@ -296,7 +301,7 @@ class VllmTranslator(Translator[VllmRequest]):
         self.step.used.update(ids)
         self.state.touch(request.known)
 
-    def _in_second_pool(self, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> None:
+    def _update_second_pool(self, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> None:
         self._second = self._second or SecondPoolRows(self.state, self.texts, MAX_TEXTS)
         self.evicted_hashes.record(self._second.update(self.step.number, ids, ref_counts, hashes), self.step.number)
 
@@ -318,42 +323,48 @@ class VllmTranslator(Translator[VllmRequest]):
         self.blocks.mark_used()
 
     def _report_causes(self) -> None:
-        """Report preemptions and evictions, whose beneficiary is known only now."""
-        for each in self._preemptions:
-            victim, index = each.victim.known, each.num_allocated
-            other = self._owner_of_new.get(self._new[index], 0) if index < len(self._new) else victim.number
+        """Report the step's preemptions and evictions, after the requests that needed the space are determined."""
+        for preemption in self._preemptions:
+            victim, index = preemption.victim.known, preemption.num_allocated
+            other = (
+                self._allocated_owners.get(self._allocated_blocks[index], 0)
+                if index < len(self._allocated_blocks)
+                else victim.number
+            )
             choice = "itself" if other == victim.number else "priority" if self._by_priority else "newest"
             data: EventData | None = EventData(
                 kind="preempted",
-                num_available=each.num_free,
+                num_available=preemption.num_free,
                 choice=choice,
                 choice_number=victim.info.priority if choice == "priority" else 0,
             )
-            if each.asked_by:
-                data, other = EventData(kind="asked", by=each.asked_by), 0
+            if preemption.asked_by:
+                data, other = EventData(kind="asked", by=preemption.asked_by), 0
             self.events.report(
                 "preempted",
-                time_ns=each.time_ns,
+                time_ns=preemption.time_ns,
                 number=victim.number,
                 other=other,
-                num_blocks=each.num_blocks,
-                num_tokens=each.num_tokens,
+                num_blocks=preemption.num_blocks,
+                num_tokens=preemption.num_tokens,
                 data=data,
             )
         if evicted := self.step.evicted:
-            other = self._owner_of_new.get(evicted[0], 0)
+            other = self._allocated_owners.get(evicted[0], 0)
             cause = evicted_text("requested", [(len(evicted), "cached block")])
             data = EventData(kind="evicted") if other else None
             self.events.report("evicted", other=other, num_blocks=len(evicted), cause=cause, data=data)
 
     def _set_wait_reasons(self, record: VllmRecord) -> None:
-        """Publish what the first waiting request waits for, and requests that could not run even with free capacity."""
+        """Publish the wait reasons of the first waiting request and of requests that could not run even with free
+        capacity.
+        """
         reasons = []
         if (
             record.first_waiting is not None
             and (request := self.requests.get(record.first_waiting.request_id)) is not None
         ):
-            reasons.append((request, self._why_first_waits(record.first_waiting, record)))
+            reasons.append((request, self._first_wait_reason(record.first_waiting, record)))
         for request_id, status, num_computed in record.not_ready:
             if status in _NOT_READY and (request := self.requests.get(request_id)) is not None:
                 if _NOT_READY[status] is WaitsFor.REMOTE_KV:
@@ -364,20 +375,19 @@ class VllmTranslator(Translator[VllmRequest]):
                 self._loaded(request)
 
     def _loaded(self, request: VllmRequest) -> None:
-        """Publish that a request's KV is loaded. It waits in the queue until it can run."""
+        """Publish that the KV of a waiting request is loaded. The request remains in the queue until it can run."""
         before = request.known.num_computed_tokens
-        now = before + request.num_loaded_tokens
-        self.blocks.fill(dict(self.blocks_written(request, before, now)))
-        self._report_loaded(request, before, now)
-        request.known.num_computed_tokens = now
+        after = before + request.num_loaded_tokens
+        self.blocks.fill(dict(self.blocks_written(request, before, after)))
+        self._report_loaded(request, before, after)
+        request.known.num_computed_tokens = after
 
     def _report_loaded(self, request: VllmRequest, start: int, end: int) -> None:
-        """Publish that tokens `start` to `end` of a request were loaded."""
         if start < end:
             self.state.add_moves("loaded", [block for block, _ in self.blocks_written(request, start, end)])
 
-    def _why_first_waits(self, host: Any, record: VllmRecord) -> WaitsFor:
-        """Return why a request is still the first in the queue after a step."""
+    def _first_wait_reason(self, host: Any, record: VllmRecord) -> WaitsFor:
+        """Return the reason for which a request is still the first in the queue after a step."""
         if record.step is None:
             return WaitsFor.UNKNOWN
         limits = self.state.hello.cache
@@ -392,7 +402,7 @@ class VllmTranslator(Translator[VllmRequest]):
         num_needed = sum(-(-host.num_tokens // size) for size in self.block_sizes)
         return WaitsFor.BLOCKS if record.num_free < num_needed else WaitsFor.UNKNOWN
 
-    def _decoding(self, record: VllmRecord) -> Iterator[int]:
+    def _decoding_numbers(self, record: VllmRecord) -> Iterator[int]:
         """Yield the numbers of requests that decode in the step. Called before its changes are applied."""
         if record.step is None:
             return

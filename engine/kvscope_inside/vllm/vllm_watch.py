@@ -1,6 +1,6 @@
 """Watches one vLLM scheduler: composes hooks, publishing thread, sockets, and operators' actions.
 
-Their lifetime is managed by `PublishingThread`.
+`PublishingThread` manages their lifetime.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 
 def watch(scheduler: Any, endpoint: str, record: str | None = None) -> PublishingThread:
-    """Publish what a scheduler does on `endpoint`, or the corresponding endpoint of its data-parallel rank.
+    """Publish what a scheduler does on `endpoint`, or on the endpoint of its data-parallel rank derived from it.
 
-    Ends with the process or with the first exception in kvscope's code. Raises what `Publisher` raises; nothing is
-    watched then.
+    Ends with the process or with the first exception in kvscope's code. If it raises (the errors of `Publisher`),
+    nothing is watched.
     """
     thread = PublishingThread("vLLM", engine_log("vllm"))
     hooks, hello = thread.hooks, hello_of(scheduler, secrets.randbits(48))

@@ -1,1 +1,1 @@
-"""Watches running engines of other kinds (vLLM, SGLang, llama.cpp) as sources of kvscope telemetry. Uses no Qt."""
+"""Sources that watch running engines of other kinds (vLLM, SGLang, llama.cpp) from outside. Uses no Qt."""

@@ -1,6 +1,6 @@
 """Tokens of cached blocks, and their text if the tokenizer is on this machine.
 
-Downloads nothing and asks no server, because a monitor must not contact other hosts on its own.
+Downloads nothing and queries no server, because a monitor must not contact other hosts on its own.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Decode = Callable[[tuple[int, ...]], str]
 
 
 class BlockContents:
-    """Looks up contents by ledger row. Thread-safe. The tokenizer is loaded on the first call.
+    """Returns block contents by ledger row. Thread-safe. The tokenizer is loaded on the first call.
 
-    `hash_in` returns the block hash in a row.
+    `hash_in` returns the block hash in a row, or 0.
     """
 
     def __init__(self, tokens: BlockTokens, hash_in: Callable[[int], int], tokenizer: str = "") -> None:
@@ -31,7 +31,7 @@ class BlockContents:
         self._decoders: dict[str, Decode] = {}
 
     def of_rows(self, rows: Iterable[int], model: str) -> tuple[BlockContent, ...]:
-        """Return contents in the order asked; without tokens for an empty row or a block with unknown tokens."""
+        """Return contents in the order of `rows`, without tokens for an empty row or a block with unknown tokens."""
         name = self._tokenizer or model
         decode = self._decoders.get(name)
         if decode is None:
@@ -40,50 +40,52 @@ class BlockContents:
 
     def _content(self, row: int, decode: Decode) -> BlockContent:
         block_hash = self._hash_in(row)
-        found = self._tokens.get(block_hash)
-        if found is None:
+        stored = self._tokens.get(block_hash)
+        if stored is None:
             return BlockContent(block=row)
-        start, token_ids = found
+        start, token_ids = stored
         notes = self._tokens.notes(block_hash)
         return BlockContent(block=row, start=start, token_ids=token_ids, text=decode(token_ids), notes=notes)
 
 
 def decoder_of(name: str) -> Decode:
-    """Return a function that decodes with tokenizer `name`, or formats token ids as numbers if it is not found.
+    """Return a function that decodes with the tokenizer `name`, or formats token ids as numbers if there is none.
 
     `name` is a file, a directory, or a model in this machine's Hugging Face cache.
     """
     path = next(_paths(name), None)
     tokenizer = None if path is None else _read(path)
     if tokenizer is None:
-        return _numbers
+        return _format_ids
 
     def decode(token_ids: tuple[int, ...]) -> str:
         try:
             return str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
         except (OverflowError, TypeError, ValueError):
-            return _numbers(token_ids)
+            return _format_ids(token_ids)
 
     return decode
 
 
-def _numbers(token_ids: tuple[int, ...]) -> str:
+def _format_ids(token_ids: tuple[int, ...]) -> str:
     return " ".join(map(str, token_ids))
 
 
 def _paths(name: str) -> Iterator[Path]:
-    """Yield existing paths of the tokenizer's file, likeliest first."""
+    """Yield existing paths of the tokenizer's file, most likely first."""
     if not name or "\0" in name:
         return
-    given = Path(name).expanduser()
+    named_path = Path(name).expanduser()
     folder = f"models--{name.replace('/', '--')}"
-    caches = sorted((_hub() / folder / "snapshots").glob(f"*/{FILE_NAME}"), reverse=True) if ".." not in name else []
-    for path in (given, given / FILE_NAME, *caches):
+    cached_paths = (
+        sorted((_hub_folder() / folder / "snapshots").glob(f"*/{FILE_NAME}"), reverse=True) if ".." not in name else []
+    )
+    for path in (named_path, named_path / FILE_NAME, *cached_paths):
         if path.is_file():
             yield path
 
 
-def _hub() -> Path:
+def _hub_folder() -> Path:
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 

@@ -1,7 +1,7 @@
 """Labels of a block from its KV events, for display: adapter, session, cache salt, multimodal parts.
 
 All but the session are part of the block's hash, so equal text with other labels is another block. The session is that
-of the request that stored the block. Number and size are bounded, whatever a publisher sends.
+of the request that stored the block. Number and size are bounded, because publishers are not trusted.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ _ARRAY_HEAD: Final = 5
 
 
 def notes_of(run: BlockStored) -> list[Notes]:
-    """Return the notes of each block of a run, in order."""
-    of_run = _of_run(run)
+    run_notes = _run_notes(run)
     count = len(run.block_hashes)
     keys = run.extra_keys
     if keys is None or (len(keys) <= count + _ARRAY_HEAD and keys.endswith(_MSGPACK_NIL * count)):
-        return [of_run] * count
+        return [run_notes] * count
     try:
-        told = read_extra_keys(keys)
+        extra_keys = read_extra_keys(keys)
     except ProtocolError:
-        return [of_run] * count
-    if len(told) != count:
-        return [of_run] * count
-    return [of_run if not each else (*of_run, *_of_keys(each, run))[:MAX_NOTES] for each in told]
+        return [run_notes] * count
+    if len(extra_keys) != count:
+        return [run_notes] * count
+    return [
+        run_notes if not block_keys else (*run_notes, *_key_notes(block_keys, run))[:MAX_NOTES]
+        for block_keys in extra_keys
+    ]
 
 
-def _of_run(run: BlockStored) -> Notes:
+def _run_notes(run: BlockStored) -> Notes:
     if run.lora_name is None and run.lora_id is None and run.session_id is None and run.cache_salt is None:
         return ()
     adapter = run.lora_name or ("" if run.lora_id is None else str(run.lora_id))
@@ -46,7 +48,7 @@ def _of_run(run: BlockStored) -> Notes:
     return tuple([(name, _short(value)) for name, value in pairs if value])
 
 
-def _of_keys(keys: tuple[Any, ...], run: BlockStored) -> Notes:
+def _key_notes(keys: tuple[Any, ...], run: BlockStored) -> Notes:
     """Return notes from vLLM's extra keys, which have no names.
 
     A pair is a multimodal part and its position, and bytes are a hash of prompt embeddings. A string is the adapter's

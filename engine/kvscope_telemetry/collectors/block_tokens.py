@@ -1,7 +1,6 @@
 """Tokens and notes of cached blocks, as KV events reported them, by block hash.
 
-A hash identifies the text wherever it is stored. Memory is bounded; the oldest blocks are dropped first. One thread
-writes, any thread reads.
+Memory is bounded; the oldest blocks are dropped first. One thread writes, any thread reads.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ _TOKEN_BYTES: Final = 4
 _ENTRY_BYTES: Final = 200
 """Estimated memory per block, in bytes, in addition to its tokens."""
 _NOTES_BYTES: Final = 500
-"""Estimated memory for notes per block, in bytes. It is more than most need: blocks of a run share their notes."""
+"""Estimated memory for notes per block, in bytes. Most blocks need less, because blocks of a run share their notes."""
 _MAX_TOKEN: Final = (1 << 32) - 1
 
 
 class BlockTokens:
-    """Bounded store of the tokens and notes of blocks, by hash."""
-
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
@@ -36,8 +33,7 @@ class BlockTokens:
         return len(self._tokens)
 
     def add(self, run: BlockStored) -> None:
-        """Store the blocks of a run. It is ignored unless all its tokens are reported, because otherwise the tokens of
-        each block are unknown."""
+        """Store the blocks of a run. A run without all of its tokens is ignored."""
         size = run.block_size
         if not run.token_ids or len(run.token_ids) != size * len(run.block_hashes):
             return
@@ -49,13 +45,13 @@ class BlockTokens:
         notes = notes_of(run)
         with self._lock:
             start = self._end_of(run.parent_block_hash)
-            for place, block_hash in enumerate(run.block_hashes):
+            for index, block_hash in enumerate(run.block_hashes):
                 block_hash = block_hash or HASH_MASK
                 if block_hash not in tokens:
-                    tokens[block_hash] = (start + place * size, packed[place * step : place * step + step])
+                    tokens[block_hash] = (start + index * size, packed[index * step : index * step + step])
                     self._num_bytes += step + _ENTRY_BYTES
-                    if notes[place]:
-                        self._notes[block_hash] = notes[place]
+                    if notes[index]:
+                        self._notes[block_hash] = notes[index]
                         self._num_bytes += _NOTES_BYTES
             while self._num_bytes > self._max_bytes:
                 oldest = next(iter(tokens))
@@ -64,17 +60,17 @@ class BlockTokens:
                     self._num_bytes -= _NOTES_BYTES
 
     def get(self, block_hash: int) -> tuple[int, tuple[int, ...]] | None:
-        """Return the position of the block's first token in its text (0 if the beginning is unknown), and its
-        tokens."""
+        """Return the position of the block's first token in its text (0 if the beginning is unknown) and its tokens, or
+        None.
+        """
         with self._lock:
-            found = self._tokens.get(block_hash)
-        return None if found is None else (found[0], tuple(array("I", found[1])))
+            stored = self._tokens.get(block_hash)
+        return None if stored is None else (stored[0], tuple(array("I", stored[1])))
 
     def notes(self, block_hash: int) -> Notes:
-        """Return the notes that were first reported for a block."""
         with self._lock:
             return self._notes.get(block_hash, ())
 
     def _end_of(self, parent: int | None) -> int:
-        before = None if parent is None else self._tokens.get(parent)
-        return 0 if before is None else before[0] + len(before[1]) // _TOKEN_BYTES
+        parent_tokens = None if parent is None else self._tokens.get(parent)
+        return 0 if parent_tokens is None else parent_tokens[0] + len(parent_tokens[1]) // _TOKEN_BYTES

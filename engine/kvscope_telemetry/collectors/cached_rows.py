@@ -1,10 +1,9 @@
-"""Assigns ledger rows to cached blocks: KV events name blocks by hash and give no location, so each block gets a row
-here.
+"""Assigns ledger rows to the blocks of KV events, which identify blocks by hash and give no location.
 
 Owns the map from blocks to rows; the ledger belongs to a `CacheState`. The rows of a tier are contiguous. A block that
-is in several media or KV groups has a row in each. An engine may keep several physical copies of a block (vLLM does if
+is in several media or KV groups has a row in each. An engine may have several physical copies of a block (vLLM does if
 two requests compute the same text) and reports each copy that is added or removed: they share a row until the last is
-gone. Knows no messages and no clock.
+removed. Independent of messages and clocks.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class _Table:
     rows: dict[int, int] = field(default_factory=dict)
     """Hash -> row within the tier."""
     num_more: dict[int, int] = field(default_factory=dict)
-    """Hash -> number of physical copies in addition to the first, if there are any."""
+    """Hash -> number of physical copies in addition to the first; absent for a single copy."""
     doubted: set[int] = field(default_factory=set)
-    """Hashes with an unknown number of copies, because events were lost. The next copy reported counts as the first."""
+    """Hashes with an unknown number of copies, because events were lost. The next reported copy counts as the first."""
 
     def doubt(self) -> None:
         self.num_more.clear()
@@ -51,7 +50,7 @@ class _Table:
             self.num_more[block_hash] = self.num_more.get(block_hash, 0) + 1
 
     def remove_copy(self, block_hash: int) -> int | None:
-        """Remove one copy. Returns the row that became empty, or None if others remain or the hash is unknown."""
+        """Remove one copy. Returns the row that became empty; None if copies remain or the hash is unknown."""
         num_more = self.num_more.pop(block_hash, 0)
         if num_more:
             if num_more > 1:
@@ -64,23 +63,23 @@ class _Table:
 class CachedRows:
     """Ledger rows of all cached blocks of a rank.
 
-    Starts with `num_hbm` rows for HBM and `num_host` for host memory; 0 if the server does not report them.
+    `num_hbm`, `num_host`: initial numbers of rows for HBM and host memory; 0 if the server does not report them.
     """
 
     def __init__(self, num_hbm: int = 0, num_host: int = 0) -> None:
         self.num_rows = dict.fromkeys(BLOCK_TIERS, 0) | {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host}
         """Number of rows that the next ledger needs, by tier."""
         self.num_unplaced = 0
-        """Number of blocks that got no row, since the last `clear`."""
+        """Number of blocks without a row, since the last `clear`, because there were too many."""
         self.num_stored = dict.fromkeys(BLOCK_TIERS, 0)
         self.num_removed = dict.fromkeys(BLOCK_TIERS, 0)
-        """Number of blocks since the start, by tier. Blocks removed by `clear` are not counted."""
+        """Number of removed blocks since the start, by tier. Blocks removed by `clear` are not counted."""
         self.unknown_media: list[str] = []
         """Names of media with no known tier, in order of appearance; at most `MAX_UNKNOWN_MEDIA`."""
         self.groups = Groups()
         self.ledger = Ledger(0)
         """The ledger passed to the last `lay_out`."""
-        self._laid_out = dict.fromkeys(BLOCK_TIERS, 0)  # number of its rows
+        self._num_laid_out = dict.fromkeys(BLOCK_TIERS, 0)  # number of its rows
         self._tables: dict[_Key, _Table] = {}  # by medium and group
         self._rows = {tier: RowAllocator() for tier in BLOCK_TIERS}
         for tier, rows in self._rows.items():
@@ -88,29 +87,30 @@ class CachedRows:
 
     @property
     def num_held(self) -> int:
-        """Number of rows in use."""
         return sum(rows.num_held for rows in self._rows.values())
 
     @property
     def must_change(self) -> bool:
-        """Whether the ledger's size must change; call `lay_out` with a new one."""
-        return self.num_rows != self._laid_out
+        """Whether the ledger's size must change: the caller must then call `lay_out` with a new ledger."""
+        return self.num_rows != self._num_laid_out
 
     def reserve(self, tier: Tier, num_rows: int) -> None:
-        """Reserve rows for the number of blocks that the server reports. The number of rows never decreases here."""
-        most = MAX_ROWS - sum(count for other, count in self.num_rows.items() if other != tier)
-        self.num_rows[tier] = max(self.num_rows[tier], min(num_rows, most))
+        """Increase the rows of a tier to the number of blocks that the server reports. Never decreases them."""
+        max_rows = MAX_ROWS - sum(count for other, count in self.num_rows.items() if other != tier)
+        self.num_rows[tier] = max(self.num_rows[tier], min(num_rows, max_rows))
 
     def shrink(self, tier: Tier, num_rows: int) -> bool:
-        """Reduce a tier to `num_rows`. Returns False, and changes nothing, if that is no reduction or rows beyond it
-        were in use at any time."""
+        """Reduce a tier to `num_rows`.
+
+        Returns False, and changes nothing, if that is no reduction or rows beyond it were ever in use.
+        """
         if not self._rows[tier].num_used <= num_rows < self.num_rows[tier]:
             return False
         self.num_rows[tier] = self._rows[tier].size = num_rows
         return True
 
     def apply(self, event: KvEvent) -> None:
-        """Apply an event. Storing a known block adds a copy to its row; removing an unknown block has no effect."""
+        """Apply an event. Storing a cached block adds a copy to its row; removing an unknown block has no effect."""
         if isinstance(event, BlockStored):
             self._store(event)
         elif isinstance(event, BlockRemoved):
@@ -136,17 +136,21 @@ class CachedRows:
         layout.write_tiers(ledger)
         for tier, rows in self._rows.items():
             start = layout[tier].start
-            kept, rows.size = min(self._laid_out[tier], self.num_rows[tier]), self.num_rows[tier]
+            num_kept, rows.size = min(self._num_laid_out[tier], self.num_rows[tier]), self.num_rows[tier]
             for name in COLUMNS:
-                getattr(ledger, name)[start : start + kept] = getattr(self.ledger, name)[rows.start : rows.start + kept]
+                getattr(ledger, name)[start : start + num_kept] = getattr(self.ledger, name)[
+                    rows.start : rows.start + num_kept
+                ]
             rows.start = start
         ids, columns = self.drain_changes()
         for name, values in columns.items():
             getattr(ledger, name)[ids] = values
-        self.ledger, self._laid_out = ledger, dict(self.num_rows)
+        self.ledger, self._num_laid_out = ledger, dict(self.num_rows)
 
     def drain_changes(self) -> tuple[npt.NDArray[np.uint32], dict[str, Column]]:
-        """Return the rows that changed since the last call, each once, ascending, and the columns to write for them."""
+        """Return the rows that changed since the last call, each once and ascending, and the columns to write for
+        them.
+        """
         ids, changes = zip(*(rows.drain_changes() for rows in self._rows.values()), strict=True)
         columns = {name: np.concatenate([change[name] for change in changes]) for name in changes[0]}
         is_held = columns["hash"] != 0
@@ -155,7 +159,7 @@ class CachedRows:
         return np.concatenate(ids), columns
 
     def is_used(self, row: int) -> int:
-        """Return the hash in a ledger row, or 0 if it is empty."""
+        """Return the hash in a ledger row; 0 if the row is empty or does not exist."""
         is_row = 0 <= row < self.ledger.num_blocks and self.ledger.state[row] == BlockState.CACHED
         return int(self.ledger.hash[row]) if is_row else 0
 
@@ -175,14 +179,14 @@ class CachedRows:
             else:
                 row = rows.allocate(block_hash, parent, group)
                 if row is None:
-                    row = self._grown(tier, block_hash, parent, group)
+                    row = self._allocate_beyond(tier, block_hash, parent, group)
                 if row is not None:
                     table.rows[block_hash] = row
                     self.num_stored[tier] += 1
             parent = block_hash
 
-    def _grown(self, tier: Tier, block_hash: int, parent: int, group: int) -> int | None:
-        """Allocate a row that exists only after the next `lay_out`; None if there are too many."""
+    def _allocate_beyond(self, tier: Tier, block_hash: int, parent: int, group: int) -> int | None:
+        """Allocate a row that exists only after the next `lay_out`; None if `MAX_ROWS` is reached."""
         rows = self._rows[tier]
         if rows.size >= self.num_rows[tier]:
             self.reserve(tier, max(2 * self.num_rows[tier], FIRST_ROWS[tier]))
@@ -197,7 +201,11 @@ class CachedRows:
         if tables == [None] and event.group_idx is None:  # the event has no group, so it applies to all
             tables = [table for (other, _), table in self._tables.items() if other == medium]
         for table in filter(None, tables):
-            found = [row for each in event.block_hashes if (row := table.remove_copy(each or HASH_MASK)) is not None]
+            freed = [
+                row
+                for block_hash in event.block_hashes
+                if (row := table.remove_copy(block_hash or HASH_MASK)) is not None
+            ]
             tier = tier_of(medium)
-            self._rows[tier].free(found)
-            self.num_removed[tier] += len(found)
+            self._rows[tier].free(freed)
+            self.num_removed[tier] += len(freed)

@@ -22,8 +22,9 @@ _OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "api_key
 
 @dataclass(frozen=True, slots=True)
 class ExternalAddress:
-    """Address of one data-parallel rank of an engine. `str()` returns the text that `parse` accepts, without the
-    key."""
+    """Address of one data-parallel rank of an engine. `str()` returns text that `parse` accepts, without the API
+    key.
+    """
 
     engine: ExternalEngine
     host: str
@@ -32,24 +33,28 @@ class ExternalAddress:
     """Path prefix of the server behind a gateway, such as "/engine1"."""
     tls: bool = False
     ca: str = ""
-    """Path of the CA certificate that signed the server's certificate; empty to use the system's."""
+    """Path of the CA certificate that signed the server's certificate; empty for the system's certificates."""
     kv_events: str = ""
-    """Endpoint of rank 0's KV events; empty to use the one that the server reports. If its host is `*`, kvscope binds
-    it and waits for the publisher to connect."""
+    """Endpoint of rank 0's KV events; empty for the one that the server reports.
+
+    If its host is `*`, kvscope binds it and waits for the publisher to connect.
+    """
     replay: str = ""
-    """Endpoint of rank 0's replays; empty to use the one that the server reports."""
+    """Endpoint of rank 0's replays; empty for the one that the server reports."""
     topic: str = ""
     rank: int = 0
     model: str = ""
-    """Name of the model whose metrics to read; empty for all on the page."""
+    """Name of the model for which to read metrics; empty for all on the page."""
     tokenizer: str = ""
-    """Path of a tokenizer.json or its directory, or a model's name; empty to use the served model's name."""
+    """Path of a tokenizer.json or its directory, or a model's name; empty for the served model's name."""
     api_key_over_http: bool = False
     """Whether the API key may be sent to another machine without TLS."""
     is_announced: bool = False
-    """Whether a watched engine named this address: it never gets an API key, as an engine could name any server."""
+    """Whether a watched engine announced this address. It never gets an API key then, as an engine could announce any
+    server.
+    """
     api_key: str = field(default="", repr=False)
-    """API key for this scheme, host and port. Never displayed or recorded; sent only as `authorization` says."""
+    """API key for this scheme, host and port. Never displayed or recorded; only `authorization` may pass it on."""
 
     @classmethod
     def parse(
@@ -65,8 +70,8 @@ class ExternalAddress:
     ) -> ExternalAddress:
         """Parse vllm://HOST:PORT, with options such as ?kv_events=tcp://HOST:5557&replay=tcp://HOST:5558&rank=0&tls=1.
 
-        Keyword arguments override the options in the text. Raises BadInput for what is not accepted, which includes an
-        API key that would be sent to another machine without TLS unless `api_key_over_http` allows it.
+        Keyword arguments override the options in the text. Raises BadInput for invalid text or options, and for an API
+        key that would be sent to another machine without TLS, unless `api_key_over_http` allows it.
         """
         engine, parts, port = _split(text)
         options = _options(text, parts.query)
@@ -129,9 +134,10 @@ class ExternalAddress:
 
     @property
     def authorization(self) -> dict[str, str]:
-        """HTTP headers that carry the API key to this server; empty if there is none or it may not be sent.
+        """HTTP headers with the API key for this server; empty if there is none or it may not be sent.
 
-        Every request to a watched server takes its key from here and nowhere else.
+        All requests to watched servers must use these headers, so that the rules for sending the key are enforced in
+        one place.
         """
         if not self.api_key or self.is_announced or not self._protects_key:
             return {}
@@ -139,7 +145,7 @@ class ExternalAddress:
 
     @property
     def refusal(self) -> str:
-        """Meaning of a 401 or 403 from this server and the remedy, as the end of a sentence."""
+        """Meaning and remedy of a 401 or 403 from this server, as the end of a sentence."""
         if self.is_announced:
             return (
                 "needs an API key, which is not sent to an address that an engine reports: attach to "
@@ -159,21 +165,21 @@ class ExternalAddress:
             )
 
     def url(self, path: str) -> str:
-        """Return the HTTP URL of a path of this server, for requests and for display."""
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}{path}"
 
     def of_rank(self, rank: int) -> ExternalAddress:
         return replace(self, rank=rank)
 
     def endpoint(self, base: str) -> str:
-        """Return the endpoint of this rank, given rank 0's."""
+        """Return this rank's endpoint, derived from rank 0's endpoint `base`."""
         return of_rank(base, self.rank)
 
     def on_this_host(self, endpoint: str) -> str:
-        """Return the endpoint to connect to, given the one that the server binds: a wildcard host becomes the server's
-        host."""
-        scheme, _, rest = endpoint.partition("://")
-        host, _, port = rest.rpartition(":")
+        """Return the endpoint to connect to for an endpoint that the server binds: a wildcard host becomes the server's
+        host.
+        """
+        scheme, _, host_and_port = endpoint.partition("://")
+        host, _, port = host_and_port.rpartition(":")
         return f"{scheme}://{self.bracketed_host}:{port}" if scheme == "tcp" and host in EVERYWHERE else endpoint
 
     def _check_endpoints(self) -> None:
@@ -186,11 +192,12 @@ class ExternalAddress:
 
 
 def each_rank(text: str) -> list[str]:
-    """Expand an address with the option `ranks=N` to the addresses of ranks 0 to N - 1; return any other unchanged.
+    """Expand an address with the option `ranks=N` to the addresses of ranks 0 to N - 1. Other addresses are returned
+    unchanged.
 
-    Raises BadInput for an invalid number, and if `rank` is given too.
+    Raises BadInput for an invalid number, or if the address also has the option `rank`.
     """
-    where, _, query = text.partition("?")
+    base, _, query = text.partition("?")
     options = query.split("&")
     counts = [option.partition("=")[2] for option in options if option.startswith("ranks=")]
     if not counts:
@@ -202,42 +209,42 @@ def each_rank(text: str) -> list[str]:
         raise BadInput(f"ranks={number!r} is not accepted: how many data-parallel ranks there are, 1 to {MAX_RANKS}")
     if any(option.startswith("rank=") for option in others):
         raise BadInput(f"address {text!r} is not accepted: rank or ranks, not both")
-    return [f"{where}?{'&'.join([*others, f'rank={rank}'])}" for rank in range(int(number))]
+    return [f"{base}?{'&'.join([*others, f'rank={rank}'])}" for rank in range(int(number))]
 
 
 def waits_for_publisher(endpoint: str) -> bool:
-    """Whether kvscope binds `endpoint` and the publisher connects to it, instead of the reverse."""
-    scheme, _, rest = endpoint.partition("://")
-    return scheme == "tcp" and rest.rpartition(":")[0] in EVERYWHERE
+    """Whether kvscope binds `endpoint` and the publisher connects to it; otherwise kvscope connects."""
+    scheme, _, host_and_port = endpoint.partition("://")
+    return scheme == "tcp" and host_and_port.rpartition(":")[0] in EVERYWHERE
 
 
 def _split(text: str) -> tuple[ExternalEngine, SplitResult, int]:
-    shape = f"{each_engine('{scheme}://HOST:PORT')}, the port that its HTTP API is at"
+    expected = f"{each_engine('{scheme}://HOST:PORT')}, the port that its HTTP API is at"
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise BadInput(f"address {text!r} is not accepted: {shape}") from None
-    is_shown = text.isprintable() and not any(letter.isspace() for letter in text)
+        raise BadInput(f"address {text!r} is not accepted: {expected}") from None
+    is_printable = text.isprintable() and not any(letter.isspace() for letter in text)
     if "@" in parts.netloc or parts.password is not None:
         raise BadInput("an address with a user name or key before its host is not accepted: use --api-key-file")
     engine = find_engine(parts.scheme)
-    if engine is None or not parts.hostname or not port or parts.fragment or not is_shown:
-        raise BadInput(f"address {text!r} is not accepted: {shape}")
+    if engine is None or not parts.hostname or not port or parts.fragment or not is_printable:
+        raise BadInput(f"address {text!r} is not accepted: {expected}")
     return engine, parts, port
 
 
 def _options(text: str, query: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name == "api_key":
             raise BadInput("api_key in an address is not accepted, because addresses are displayed: use --api-key-file")
         if name == "ranks":
             raise BadInput(f"ranks={value!r} is not accepted here: one address is, with the rank=NUMBER that is meant")
-        if name not in _OPTIONS or name in found:
+        if name not in _OPTIONS or name in options:
             raise BadInput(f"option {name!r} of address {text!r} is not accepted: once each of {', '.join(_OPTIONS)}")
-        found[name] = value
-    return found
+        options[name] = value
+    return options
 
 
 def _rank(value: str) -> int:

@@ -1,7 +1,6 @@
-"""Describes an engine that is watched from outside. Each engine's module creates one `ExternalEngine` with everything
-that kvscope has to know of it.
+"""Describes an engine that is watched from outside. Each engine's module creates one `ExternalEngine`.
 
-Other code must not branch on an engine's name: names, metrics, and capabilities come from its description.
+Other code must not branch on an engine's name, but use the names, metrics and capabilities in the description.
 `external_engines.py` lists the engines.
 """
 
@@ -24,11 +23,11 @@ Fields = dict[str, Any]
 Version = tuple[int, int]
 
 
-def _as_it_is(fields: Fields, version: Callable[[], Version]) -> Fields:
+def _unchanged(fields: Fields, version: Callable[[], Version]) -> Fields:
     return fields
 
 
-def _as_model(adapter: str) -> Fields:
+def _model_field(adapter: str) -> Fields:
     return {"model": adapter}
 
 
@@ -44,44 +43,53 @@ class ExternalEngine:
     events_option: str = ""
     """Command-line option, as the user types it, with which the engine's server publishes KV events."""
     from_inside: str = ""
-    """How to start the engine with kvscope's plugin, which shows more than the engine publishes; empty without one."""
+    """How to start the engine with kvscope's plugin, which publishes more than the engine; empty if there is no plugin.
+    """
     how_to_attach: str
-    """Help for users who attach to one: what to type, and how to start the server to see as much as possible."""
+    """Help for users who attach to such an engine: the address, and how to start the server to see as much as possible.
+    """
 
     metrics_prefix: str
     other_prefixes: tuple[str, ...] = ()
-    """Prefixes of other metrics on its page, added by programs inside it, that `read_metrics` uses."""
+    """Prefixes of metrics of other programs within the engine that `read_metrics` uses."""
     metrics_path: str = "/metrics"
-    """Path of its metrics in Prometheus' format."""
+    """Path of the metrics in Prometheus' format."""
     rank_label: str
-    """Label of its metrics with the data-parallel rank. Metrics without it apply to all ranks together."""
+    """Metrics label with the data-parallel rank. Metrics without it apply to all ranks together."""
     replica_labels: tuple[str, ...] = ()
     """Labels that number processes which all report the same values for their rank. The first process is used."""
     read_metrics: Callable[[ScrapedPage], EngineReading]
     without_metrics: str = ""
-    """Advice for users if its server has no metrics."""
+    """Advice for users whose server has no metrics."""
 
     ask_facts: Callable[[Ask], ServerFacts]
-    """Asks its server for facts that are not in the metrics. Endpoints are those that the server binds."""
+    """Function that queries the server for facts that are not in the metrics. Endpoints are those that the server
+    binds.
+    """
     capabilities: Capabilities
-    """Telemetry that it can report. Whether aborts are counted depends on the server's metrics (`hello_of`)."""
+    """Telemetry that the engine can report. `hello_of` sets whether aborts are counted, which depends on the metrics.
+    """
 
     publishes_slots: bool = False
-    """Whether it reports the contents of its slots (`slot_source`) instead of KV events."""
+    """Whether the engine reports the contents of its slots (`slot_source`) instead of KV events."""
 
     form_fields: Callable[[Structured], Fields]
-    """Returns structured output as fields of its API, except for JSON, which is the same in OpenAI's API. Raises
-    BadInput for a kind that its API does not support."""
-    adapter_fields: Callable[[str], Fields] = _as_model
-    """Returns the fields of its API that select a LoRA adapter, one of those that its server lists as models."""
-    fit_version: Callable[[Fields, Callable[[], Version]], Fields] = _as_it_is
-    """Adapts the body of a request to the server's version. Calling the version function may wait for the server."""
+    """Function that converts a structured output to fields of the engine's API, except for JSON, which is the same in
+    OpenAI's API. Raises BadInput for a kind that the API does not support.
+    """
+    adapter_fields: Callable[[str], Fields] = _model_field
+    """Function that returns the API fields that select a LoRA adapter, given its name in the server's list of models.
+    """
+    fit_version: Callable[[Fields, Callable[[], Version]], Fields] = _unchanged
+    """Function that adapts the body of a request to the server's version. Calling the version function may wait for the
+    server.
+    """
 
 
 def watched_capabilities(scheme: str) -> Capabilities:
-    """Capabilities of an engine that reports cached blocks by KV events and everything else by metrics.
+    """Return the capabilities of an engine that reports cached blocks by KV events and everything else by metrics.
 
-    Ledger rows are assigned by kvscope. Only the number of requests is known, and latencies are histograms.
+    kvscope assigns the ledger rows. Of requests only the number is known, and latencies are histograms.
     """
     return Capabilities(
         engine=scheme,

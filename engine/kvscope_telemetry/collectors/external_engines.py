@@ -1,4 +1,4 @@
-"""The list of engines that can be watched from outside, with one module each. All other code finds engines here."""
+"""The engines that can be watched from outside, with one module each. All other code finds engines here."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def engine_name(scheme: str) -> str:
 
 
 def each_engine(form: str, last: str = "or", *, with_events: bool = False) -> str:
-    """Format `form` for each engine, or for those with KV events, and join: "{name}" gives "vLLM or SGLang".
+    """Format `form` for each engine and join the results: "{name}" gives "vLLM, SGLang or llama.cpp".
 
-    `form` may contain {scheme} and {name}; `last` is the conjunction.
+    `form` may contain {scheme} and {name}; `last` is the conjunction. `with_events` leaves out engines without KV
+    events.
     """
     engines = [engine for engine in ENGINES if not (with_events and engine.publishes_slots)]
-    forms = [form.format(scheme=engine.scheme, name=engine.name) for engine in engines]
-    *others, end = forms
-    return f"{', '.join(others)} {last} {end}" if others else end
+    names = [form.format(scheme=engine.scheme, name=engine.name) for engine in engines]
+    *others, last_name = names
+    return f"{', '.join(others)} {last} {last_name}" if others else last_name

@@ -1,6 +1,6 @@
 """Presents a running vLLM or SGLang engine as a `Source`: merges its KV events and metrics, across its restarts.
 
-Owns the thread that merges the two. KV events and metrics are each received on a thread of their own; `translator`
+Owns the thread that merges the two. KV events and metrics are received on a separate thread each; `rank_translator`
 interprets them.
 """
 
@@ -27,8 +27,8 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.sink import Sink
 
 RETRY_S: Final = 5.0
-"""Seconds until a KV event endpoint that could not be opened is tried again."""
-_Where = tuple[str, str, str]
+"""Seconds between attempts to open a KV event endpoint."""
+_EventEndpoints = tuple[str, str, str]
 FRAME_S: Final = 0.1
 """Seconds between passes of the thread; a frame is published only if something changed."""
 ALIVE_NS: Final = 3_000_000_000
@@ -36,12 +36,12 @@ ALIVE_NS: Final = 3_000_000_000
 SILENT_NS: Final = 60_000_000_000
 """Time without a KV event, while tokens are computed, after which events are reported missing."""
 FLOWING_TOKENS: Final = 1_000
-"""Number of tokens within `SILENT_NS` that must have filled blocks."""
+"""Number of tokens computed within `SILENT_NS` that should have filled blocks, and so caused KV events."""
 WAIT_FOR_METRICS_NS: Final = 3_000_000_000
 
 
 class ExternalSource(PromptedSource):
-    """Source for one data-parallel rank of the engine at `address`; a context manager that closes it on exit.
+    """Source for one data-parallel rank of the engine at `address`. A context manager that closes it on exit.
 
     The engine may start later. `sink` receives all messages (`set_sink`). Raises BadInput if the certificate file of
     `address` cannot be used.
@@ -77,13 +77,13 @@ class ExternalSource(PromptedSource):
     def status(self) -> SourceStatus:
         """Current status: the worse of the status of metrics and of KV events."""
         events = self._events.status
-        state, reason = self._standing(events)
+        state, reason = self._overall_status(events)
         stream = events or StreamStatus()
         return SourceStatus(
             state=state,
             reason=reason,
             frames_received=self._translator.num_frames,
-            frames_dropped=self._hand_over.num_discarded,
+            frames_dropped=self._updates.num_discarded,
             resyncs=self._translator.restarts.count,
             messages_rejected=stream.num_unreadable + stream.num_of_other_ranks,
             num_skipped=stream.num_unknown_events,
@@ -92,7 +92,7 @@ class ExternalSource(PromptedSource):
         )
 
     def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:
-        """Return what the given ledger rows hold, in the order asked, as far as KV events report it. Thread-safe.
+        """Return the contents of ledger rows, in the order of `rows`, as far as KV events reported them. Thread-safe.
 
         Contents are text if the model's tokenizer is on this machine (loaded by the first call), else token ids.
         """
@@ -103,7 +103,7 @@ class ExternalSource(PromptedSource):
     def _run(self) -> None:
         try:
             while not self._end.wait(self._frame_s):
-                self._pass(time.monotonic_ns())
+                self._update(time.monotonic_ns())
         except Exception as error:  # shown in `status`: otherwise a dead source looks like an idle engine
             self._failure = f"reading failed: {error!r:.200}"
             raise
@@ -111,7 +111,7 @@ class ExternalSource(PromptedSource):
             self._events.close()
             self._scraper.close()
 
-    def _pass(self, now_ns: int) -> None:
+    def _update(self, now_ns: int) -> None:
         translator = self._translator
         scraped = self._scraper.poll_result()
         if scraped is not None:
@@ -121,29 +121,30 @@ class ExternalSource(PromptedSource):
             translator.apply_reading(scraped.reading, scraped.facts, now_ns, are_events_live=self._events.is_live)
         if self._can_apply_events(now_ns):
             translator.apply_events(self._events.poll_items(), now_ns)
-        if self._hand_over.wants_snapshot(now_ns) or self._resync_wanted:
+        if self._updates.wants_snapshot(now_ns) or self._resync_wanted:
             self._resync_wanted = False
             translator.restate()
-        self._record_life(now_ns, is_scraped=scraped is not None)
+        self._record_sign(now_ns, is_scraped=scraped is not None)
         messages = translator.messages(now_ns, is_alive=now_ns - self._last_sign_ns < ALIVE_NS)
         if messages:
-            self._hand_over.enqueue(messages)
+            self._updates.enqueue(messages)
             with self._changed:
                 self._changed.notify_all()
 
     def _can_apply_events(self, now_ns: int) -> bool:
-        """Whether KV events may be applied: they wait up to `WAIT_FOR_METRICS_NS` for metrics, which give the number of
-        blocks."""
+        """Whether KV events may be applied. They wait up to `WAIT_FOR_METRICS_NS` for metrics, which give the number of
+        blocks.
+        """
         return self._translator.has_started or now_ns - self._started_ns >= WAIT_FOR_METRICS_NS
 
-    def _record_life(self, now_ns: int, *, is_scraped: bool) -> None:
+    def _record_sign(self, now_ns: int, *, is_scraped: bool) -> None:
         events = self._events.status
         num_batches = 0 if events is None else events.num_batches
         if is_scraped or num_batches != self._num_batches:
             self._last_sign_ns = now_ns
         self._num_batches = num_batches
 
-    def _standing(self, events: StreamStatus | None) -> tuple[SourceState, str]:
+    def _overall_status(self, events: StreamStatus | None) -> tuple[SourceState, str]:
         if self._failure:
             return SourceState.ENDED, self._failure
         return status_of_parts(
@@ -167,30 +168,29 @@ class AttachedParts:
     """State of the two parts of an attached engine, metrics and KV events, at one moment."""
 
     product: str
-    """Display name of the engine."""
     metrics_why: str
-    """Why there are no metrics; empty if there are."""
+    """Reason for missing metrics; empty if there are metrics."""
     is_refused: bool
     events: StreamStatus | None
     """None if no endpoint is known."""
     events_failure: str
-    """Why the KV event endpoint cannot be used; empty if it can."""
+    """Reason for which the KV event endpoint cannot be used; empty if it can."""
     has_started: bool
-    """Whether there is a cache state to show."""
+    """Whether there is a cache state to display."""
     are_restarts_doubtful: bool = False
     events_option: str = ""
     """Command-line option with which the server publishes KV events."""
     are_events_missing: bool = False
-    """Whether tokens are computed and no KV event arrives."""
+    """Whether tokens are computed but no KV event arrives."""
     inside: str = ""
     """Address at which kvscope's plugin inside the engine publishes telemetry; empty if there is none."""
 
 
 def status_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
-    """Return the overall state and its reason as text; the reason is empty if all is well and known."""
+    """Return the overall state and its reason as text; the reason is empty if nothing is wrong or unknown."""
     state, why = _state_of_parts(parts)
     inside = f"seen from outside; for the rest: kvscope --attach {parts.inside}" if parts.inside else ""
-    return state, _joined(inside, why)
+    return state, _join_reasons(inside, why)
 
 
 def _state_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
@@ -198,15 +198,15 @@ def _state_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
     if parts.is_refused:
         return SourceState.REFUSED, metrics
     if not parts.has_started:
-        return SourceState.CONNECTING, _joined(metrics, events if parts.events is not None else "")
+        return SourceState.CONNECTING, _join_reasons(metrics, events if parts.events is not None else "")
     if metrics and events:
-        return SourceState.STALE, _joined(metrics, events)
+        return SourceState.STALE, _join_reasons(metrics, events)
     if metrics:
         return SourceState.STALE, f"{metrics}; KV events still arrive" if parts.events is not None else metrics
     if _are_events_gone(parts):
         return SourceState.STALE, f"{events}; metrics still arrive"
     if parts.are_restarts_doubtful:
-        return SourceState.LIVE, _joined(SEVERAL_ENGINES, events)
+        return SourceState.LIVE, _join_reasons(SEVERAL_ENGINES, events)
     return SourceState.LIVE, events
 
 
@@ -222,10 +222,10 @@ def _events_why(parts: AttachedParts) -> str:
     if events is None:
         return (
             f"no KV events: {parts.product} does not report their endpoint, and none was given (--kv-events "
-            "tcp://HOST:5557), so it is unknown which blocks are cached" + _start_with(parts)
+            "tcp://HOST:5557), so it is unknown which blocks are cached" + _start_advice(parts)
         )
     if parts.are_events_missing and events.state in (StreamState.LIVE, StreamState.JOINING):
-        return "tokens are generated, but no KV event arrived for 60 s" + _start_with(parts) + ", prefix caching on"
+        return "tokens are generated, but no KV event arrived for 60 s" + _start_advice(parts) + ", prefix caching on"
     if events.state is StreamState.UNCERTAIN:
         return f"what is cached is uncertain: {events.why}"
     if events.state is StreamState.REPLAYING:
@@ -235,7 +235,7 @@ def _events_why(parts: AttachedParts) -> str:
     return f"KV events: {events.why}" if events.state is StreamState.LOST else ""
 
 
-def _start_with(parts: AttachedParts) -> str:
+def _start_advice(parts: AttachedParts) -> str:
     return f": start the server with {parts.events_option}" if parts.events_option else ""
 
 
@@ -246,7 +246,7 @@ class MissingEventsDetector:
         self.is_reported = False
         self._num_batches = 0
         self._since: tuple[int, int] | None = None
-        """Time of the last event in ns, and the engine's token count then."""
+        """Monotonic time of the last event in ns, and the engine's token count at that time."""
 
     def update(self, reading: EngineReading, num_batches: int, now_ns: int) -> None:
         """Process one reading of the metrics. `num_batches`: batches of KV events received so far."""
@@ -255,16 +255,16 @@ class MissingEventsDetector:
         if num_batches != self._num_batches or self._since is None or num_tokens < self._since[1]:
             self._num_batches, self._since, self.is_reported = num_batches, (now_ns, num_tokens), False
             return
-        since_ns, before = self._since
-        self.is_reported = now_ns - since_ns >= SILENT_NS and num_tokens - before >= FLOWING_TOKENS
+        since_ns, num_tokens_before = self._since
+        self.is_reported = now_ns - since_ns >= SILENT_NS and num_tokens - num_tokens_before >= FLOWING_TOKENS
 
 
-def _joined(*parts: str) -> str:
+def _join_reasons(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
 class EventPart:
-    """KV event stream of an attached engine, reopened if the server reports another endpoint.
+    """KV event stream of an attached engine. It is reopened if the server reports another endpoint.
 
     The endpoint in `address` is used if it has one, else the one that the server reports. Not thread-safe, except for
     `status`.
@@ -272,12 +272,12 @@ class EventPart:
 
     def __init__(self, address: ExternalAddress) -> None:
         self.failure = ""
-        """Why the endpoint cannot be used; empty if it can."""
+        """Reason for which the endpoint cannot be used; empty if it can."""
         self._address = address
         self._stream: KvEventStream | None = None
-        self._where: _Where = ("", "", "")
+        self._endpoints: _EventEndpoints = ("", "", "")
         self._retry_s = 0.0
-        self._moved: list[StreamItem] = []
+        self._resets: list[StreamItem] = []
         if address.kv_events:
             self._open(address.kv_events, address.replay, address.topic)
 
@@ -287,35 +287,34 @@ class EventPart:
 
     @property
     def is_live(self) -> bool:
-        """Whether the events received describe the current cache."""
+        """Whether the received events describe the current cache."""
         return self._stream is not None and self._stream.status.state is StreamState.LIVE
 
     def learn(self, facts: ServerFacts) -> None:
-        """Open the endpoint that the server reports. If it reports none any more, the stream stays open."""
+        """Open the endpoint that the server reports. If it no longer reports any, the stream stays open."""
         if not self._address.kv_events and facts.kv_events:
             self._open(facts.kv_events, facts.replay, self._address.topic or facts.topic)
 
     def poll_items(self) -> list[StreamItem]:
         """Return and clear the items received since the last call, in order."""
         if self.failure and time.monotonic() >= self._retry_s:
-            self._open(*self._where)
-        moved, self._moved = self._moved, []
-        return moved if self._stream is None else [*moved, *self._stream.poll_items()]
+            self._open(*self._endpoints)
+        resets, self._resets = self._resets, []
+        return resets if self._stream is None else [*resets, *self._stream.poll_items()]
 
     def close(self) -> None:
-        """Stop reading. Idempotent."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
 
     def _open(self, endpoint: str, replay: str, topic: str) -> None:
-        where = (endpoint, replay, topic)
+        endpoints = (endpoint, replay, topic)
         if self._stream is not None:
-            if where == self._where:
+            if endpoints == self._endpoints:
                 return
             self.close()
-            self._moved.append(Reset(f"KV events are at {endpoint} now"))
-        self._where, self.failure = where, ""
+            self._resets.append(Reset(f"KV events are at {endpoint} now"))
+        self._endpoints, self.failure = endpoints, ""
         address = self._address
         try:
             self._stream = KvEventStream(

@@ -1,4 +1,4 @@
-"""Creates the Hello message of another engine from its metrics, facts and capabilities. Knows no events."""
+"""Creates the Hello message of another engine from its metrics, facts and capabilities, independent of KV events."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def hello_of(
     facts: ServerFacts,
     are_counters_known: bool = True,
 ) -> Hello:
-    """Return the current Hello. Its times are this machine's, because the engine's are not reported."""
+    """Return the current Hello. Its times are of this machine, because the engine does not report its own."""
     num_blocks = slots.num_rows[Tier.HBM]
     groups = slots.groups.published(block_size)
-    of_blocks = (reading.num_blocks or 0) * block_size if len(groups) < 2 else 0
+    num_block_tokens = (reading.num_blocks or 0) * block_size if len(groups) < 2 else 0
     version = f"{engine.name} {facts.version}".strip()
     return Hello(
         epoch=epoch,
@@ -49,7 +49,7 @@ def hello_of(
             num_disk_blocks=slots.num_rows[Tier.DISK] + slots.num_rows[Tier.UNKNOWN],
             has_parents=True,
             groups=groups,
-            pool_tokens=reading.pool_tokens or facts.num_tokens or of_blocks,
+            pool_tokens=reading.pool_tokens or facts.num_tokens or num_block_tokens,
         ),
         device=DeviceInfo(kind=UNKNOWN_DEVICE),
         engine_version=version,

@@ -1,8 +1,8 @@
-"""HTTP client for an engine's server, based on httpx: requests are bounded in time and size, can be cancelled from
-another thread, and each failure is described in one sentence.
+"""HTTP client for an engine's server, based on httpx.
 
-Each request has its own connection, because cancelling shuts its socket down. Knows nothing of what an answer means.
-Importing httpx takes 0.25 s, so the thread that sends the first request imports it.
+Requests are bounded in time and size and can be cancelled from another thread. Each failure is described in one
+sentence. Each request has its own connection, because cancelling shuts its socket down. Independent of the meaning of
+answers. Importing httpx takes 0.25 s, so the thread that sends the first request imports it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_BYTES: Final = 16 << 20
-"""Maximum size of an answer."""
+"""Maximum size of an answer in bytes."""
 TIMEOUT_S: Final = 10.0
-"""Timeout of a whole `get`; for other requests, of the connection."""
+"""Timeout of a whole `get`; for other requests, of establishing the connection."""
 OK: Final = 200
 NOT_FOUND: Final = 404
 REFUSALS: Final = (401, 403)
-"""HTTP statuses of a server that requires or rejects credentials."""
+"""HTTP statuses of a server that requires credentials or rejects those sent."""
 _REDIRECTS: Final = range(300, 400)
 _THIS_MACHINE: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 """Hosts that are never reached through a proxy, because the proxy would connect to its own machine instead."""
@@ -37,8 +37,9 @@ _USER_AGENT: Final = f"kvscope/{program_version()}".replace(" ", "-")
 
 
 class NoAnswer(KvscopeError):
-    """No readable answer was received; the message gives the reason in one sentence. `status` is the HTTP status, or
-    0."""
+    """No readable answer was received. The message gives the reason in one sentence; `status` is the HTTP status,
+    or 0.
+    """
 
     def __init__(self, why: str, status: int = 0) -> None:
         super().__init__(why)
@@ -55,24 +56,24 @@ class HttpClient:
     def __init__(self, address: ExternalAddress, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BYTES) -> None:
         self.address = address
         self.timeout_s, self._max_bytes = timeout_s, max_bytes
-        self._tls = _tls_of(address)
+        self._tls = _ssl_context(address)
         self._lock = threading.Lock()
-        self._questions: set[HttpExchange] = set()
+        self._exchanges: set[HttpExchange] = set()
         self._is_cancelled = False
 
     def get(self, path: str, body: bytes | None = None) -> tuple[str, bytes]:
-        """Return the content type and body at `path`, by GET, or POST if there is a JSON `body`. Raises NoAnswer."""
+        """Return the content type and body at `path`, by GET, or by POST if there is a JSON `body`. Raises NoAnswer."""
         url = self.address.url(path)
-        question = HttpExchange(self)
+        exchange = HttpExchange(self)
         with self._lock:
-            self._questions.add(question)
+            self._exchanges.add(exchange)
             if self._is_cancelled:
-                question.abort()
-        deadline = threading.Timer(self.timeout_s, question.abandon)
+                exchange.abort()
+        deadline = threading.Timer(self.timeout_s, exchange.abandon)
         deadline.daemon = True
         deadline.start()
         try:
-            with question.send(path, body, accept="text/plain, application/json") as answer:
+            with exchange.send(path, body, accept="text/plain, application/json") as answer:
                 if answer.status_code != OK:
                     why = why_refused(url, answer.status_code, self.address.refusal)
                     raise NoAnswer(why, answer.status_code)
@@ -80,19 +81,18 @@ class HttpClient:
         finally:
             deadline.cancel()
             with self._lock:
-                self._questions.discard(question)
+                self._exchanges.discard(exchange)
 
     def cancel(self) -> None:
         """Cancel all requests of `get`, current and future. Thread-safe."""
         with self._lock:
             self._is_cancelled = True
-            for question in self._questions:
-                question.abort()
+            for exchange in self._exchanges:
+                exchange.abort()
 
     @cached_property
     def httpx_client(self) -> httpx.Client:
-        """Underlying httpx client, which uses the environment's proxies, and the address's or the system's
-        certificates."""
+        """The httpx client. It uses the environment's proxies, and the certificates of the address or of the system."""
         import httpx
 
         # Identity: the size limit applies to the bytes received.
@@ -119,14 +119,14 @@ class HttpClient:
 
 
 class HttpExchange:
-    """One request. Call `send` once; `abort` and `abandon` are thread-safe."""
+    """One request. `send` may be called once; `abort` and `abandon` are thread-safe."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._peer = ""  # host and port of the connection
-        self._is_cut = self._is_late = False
+        self._is_aborted = self._is_late = False
 
     @contextlib.contextmanager
     def send(
@@ -157,7 +157,7 @@ class HttpExchange:
                 content=body,
                 headers=headers,
                 timeout=timeout,
-                extensions={"trace": self._follow},
+                extensions={"trace": self._trace},
             ) as answer:
                 yield answer
                 self._check()
@@ -174,13 +174,13 @@ class HttpExchange:
                 self._socket = None
 
     def abort(self) -> None:
-        """Shut down the connection; all waits for it end with an error."""
+        """Shut down the connection, so that all waits for it end with an error."""
         with self._lock:
-            self._is_cut = True
+            self._is_aborted = True
             self._shut_down()
 
     def abandon(self) -> None:
-        """Cut the connection because the deadline has passed."""
+        """Abort because the deadline has passed."""
         self._is_late = True
         self.abort()
 
@@ -191,17 +191,17 @@ class HttpExchange:
         return "" if self._peer in ("", f"{address.host}:{address.port}") else self._peer
 
     def _check(self) -> None:
-        if self._is_cut:
+        if self._is_aborted:
             raise ConnectionAbortedError("kvscope closed the connection")
 
-    def _follow(self, event: str, info: Mapping[str, Any]) -> None:
-        """Handle httpx's trace events, the only access to the socket before an answer has begun."""
+    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Handle httpx's trace events, which are the only access to the socket before an answer has begun."""
         if event.endswith("connect_tcp.started"):
             self._peer = f"{info['host']}:{info['port']}"
         elif event.endswith(("connect_tcp.complete", "start_tls.complete")):
             with self._lock:
                 self._socket = info["return_value"].get_extra_info("socket")
-                if self._is_cut:
+                if self._is_aborted:
                     self._shut_down()
 
     def _shut_down(self) -> None:
@@ -216,7 +216,7 @@ def content_type(answer: httpx.Response) -> str:
 
 
 def why_refused(url: str, status: int, refusal: str) -> str:
-    """Describe an HTTP status other than success in one sentence. `refusal` is `ExternalAddress.refusal`."""
+    """Return a sentence about an HTTP status other than success. `refusal` is `ExternalAddress.refusal`."""
     if status in REFUSALS:
         return f"{url} {refusal} (HTTP {status})"
     if status in _REDIRECTS:
@@ -226,14 +226,15 @@ def why_refused(url: str, status: int, refusal: str) -> str:
     return f"{url} answers with HTTP {status}"
 
 
-def why_no_stream(url: str, status: int, kind: str, words: str, refusal: str) -> str:
-    """Describe why an answer is not the event stream asked for: by HTTP status, content type, and the server's
-    message."""
+def why_no_stream(url: str, status: int, kind: str, message: str, refusal: str) -> str:
+    """Return a sentence that says why an answer is not an event stream: its HTTP status, content type, or the server's
+    message.
+    """
     if status == OK:
-        what = "a web page" if kind == "text/html" else f"{kind:.60}"
-        return f"{url} answers with {what} instead of an event stream: is it another program's port?"
-    if words:
-        return f"{url} answers with HTTP {status}: {words}"
+        description = "a web page" if kind == "text/html" else f"{kind:.60}"
+        return f"{url} answers with {description} instead of an event stream: is it another program's port?"
+    if message:
+        return f"{url} answers with HTTP {status}: {message}"
     return why_refused(url, status, refusal)
 
 
@@ -242,37 +243,39 @@ def why_late(url: str, timeout_s: float) -> str:
 
 
 def why_broken(url: str, error: Exception, proxy: str = "") -> str:
-    """Describe a connection error. The operating system's error is in the chain of causes of the httpx error."""
+    """Return a sentence about a connection error. The operating system's error is in the chain of causes of the httpx
+    error.
+    """
     import httpx
 
     root: BaseException = error
     while not isinstance(root, OSError) and (cause := root.__cause__ or root.__context__) is not None:
         root = cause
-    where = f"{url} by the proxy {proxy}" if proxy else url
+    server = f"{url} by the proxy {proxy}" if proxy else url
     if isinstance(root, ssl.SSLCertVerificationError):
         return (
-            f"{where}: its certificate is not trusted ({root.verify_message}); use --tls-ca FILE with its "
+            f"{server}: its certificate is not trusted ({root.verify_message}); use --tls-ca FILE with its "
             "certificate authority"
         )
     if isinstance(root, ssl.SSLError):
-        return f"{where}: TLS failed ({root.reason or 'the connection broke'}): does this server use TLS (--tls)?"
+        return f"{server}: TLS failed ({root.reason or 'the connection broke'}): does this server use TLS (--tls)?"
     if isinstance(root, ConnectionRefusedError):
         return f"nobody listens at {f'the proxy {proxy}, which is in the way to {url}' if proxy else url}"
     if isinstance(root, socket.gaierror):
-        return f"{where}: unknown host"
+        return f"{server}: unknown host"
     if isinstance(error, httpx.RemoteProtocolError) and "disconnected" in str(error):
-        return f"{where} closed the connection without an answer in HTTP: is it another port?"
+        return f"{server} closed the connection without an answer in HTTP: is it another port?"
     is_cut = isinstance(error, httpx.RemoteProtocolError) and "closed connection" in str(error)
     if is_cut or isinstance(root, ConnectionError):
-        return f"{where} closed the connection before its answer was complete"
+        return f"{server} closed the connection before its answer was complete"
     if isinstance(error, httpx.ProxyError):
-        return f"{where}: the proxy refuses it ({' '.join(str(error).split()):.100})"
+        return f"{server}: the proxy refuses it ({' '.join(str(error).split()):.100})"
     if isinstance(error, httpx.RemoteProtocolError):
-        return f"{where} does not answer in HTTP ({type(root).__name__}): is it another port?"
-    return f"{where} cannot be reached ({getattr(root, 'strerror', None) or type(root).__name__})"
+        return f"{server} does not answer in HTTP ({type(root).__name__}): is it another port?"
+    return f"{server} cannot be reached ({getattr(root, 'strerror', None) or type(root).__name__})"
 
 
-def _tls_of(address: ExternalAddress) -> ssl.SSLContext | None:
+def _ssl_context(address: ExternalAddress) -> ssl.SSLContext | None:
     if not address.tls:
         return None
     try:

@@ -2,7 +2,7 @@
 
 A group is identified by the events' `group_idx` and the block size. Blocks of another size with the same index (such as
 LMCache's chunks of 256 tokens with an engine's blocks of 16) form a group of their own here, so that each row has a
-block size. Groups are numbered in order of appearance, permanently. Knows no rows.
+block size. Groups are numbered in order of appearance, permanently. Independent of ledger rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS: Final = {
     "cross_attention": "cross",
     "mamba": "state",
 }
-"""vLLM's kinds of KV cache specification, and the corresponding `KVGroup.kind`."""
+"""vLLM's kind of KV cache specification -> `KVGroup.kind`."""
 
 
 @dataclass(slots=True)
@@ -44,15 +44,16 @@ class _Group:
 
 
 class Groups:
-    """KV groups seen so far. Call `number_of` for each stored run."""
+    """KV groups seen so far. `number_of` must be called for each stored run."""
 
     def __init__(self) -> None:
         self._groups: list[_Group] = []
         self._numbers: dict[tuple[int | None, int], int] = {}
 
     def number_of(self, run: BlockStored) -> int:
-        """Return the number of the run's group, adding it if it is new. Beyond `MAX_GROUPS` groups, all runs belong to
-        the last."""
+        """Return the number of the run's group, adding it if it is new. Beyond `MAX_GROUPS` groups, runs count to the
+        last group.
+        """
         key = (run.group_idx, run.block_size)
         number = self._numbers.get(key)
         if number is None:
@@ -71,7 +72,7 @@ class Groups:
     def _new_number(self, index: int | None, size: int) -> int:
         """Return the number of a group, adding it. Returns `MAX_GROUPS` if there are too many.
 
-        A source that does not number groups, such as an external KV store, means the first group with this block size.
+        Events without a group index, as of an external KV store, belong to the first group with this block size.
         """
         for number, group in enumerate(self._groups):
             if group.size == size and None in (index, group.index):
@@ -84,15 +85,17 @@ class Groups:
 
     @property
     def sizes(self) -> npt.NDArray[np.uint16]:
-        """Tokens per block, by group number; uint16."""
+        """Tokens per block, by group number."""
         return np.array([group.size for group in self._groups] or [1], np.uint16)
 
     @property
     def block_size(self) -> int:
-        """Tokens per block on the device, of full attention if there are several groups; 0 if no block was reported."""
-        of_device = [group for group in self._groups if group.is_on_device]
-        first = next((group for group in of_device if group.kind in ("full", "latent", "indexed")), None)
-        return first.size if first else of_device[0].size if of_device else 0
+        """Tokens per block on the device; of full attention if there are several groups; 0 before a block was
+        reported.
+        """
+        device_groups = [group for group in self._groups if group.is_on_device]
+        first = next((group for group in device_groups if group.kind in ("full", "latent", "indexed")), None)
+        return first.size if first else device_groups[0].size if device_groups else 0
 
     def published(self, block_size: int) -> tuple[KVGroup, ...]:
         """Return the value of `CacheInfo.groups`: empty for a single group with blocks of `block_size` tokens."""

@@ -1,6 +1,6 @@
-"""LMCache inside another engine: those of its metrics on that engine's page that are displayed.
+"""LMCache inside another engine: those of its metrics on the engine's page that kvscope displays.
 
-LMCache's own server (`/status`, `lmcache_mp_*` metrics) is not asked, because kvscope does not know its address.
+LMCache's own server (`/status`, `lmcache_mp_*` metrics) is not queried, because kvscope does not know its address.
 """
 
 from __future__ import annotations

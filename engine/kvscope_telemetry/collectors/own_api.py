@@ -27,13 +27,13 @@ class OwnApi:
     def __init__(self, endpoint: str, *, ca_file: Path | None = None) -> None:
         self._endpoint, self._ca = endpoint, ca_file
         self._lock = threading.Lock()
-        self._announced: tuple[str, bool] = ("", False)
+        self._announced_api: tuple[str, bool] = ("", False)
         self._prompter: Prompter | None = None
-        self._refused: list[Reply] = []
+        self._refusals: list[Reply] = []
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
-        """LoRA adapters, as `Prompter.adapters`; None before the server has answered."""
+        """LoRA adapters as in `Prompter.adapters`; None before the server has answered."""
         return None if self._prompter is None else self._prompter.adapters
 
     def send(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
@@ -46,7 +46,7 @@ class OwnApi:
                 prompter = self._prompter_of(announced, is_same_machine)
             except BadInput as error:
                 if isinstance(command, Submit):
-                    self._refused.append(refuse(command, str(error)))
+                    self._refusals.append(refuse(command, str(error)))
                 return
         prompter.send(command)
 
@@ -59,10 +59,9 @@ class OwnApi:
         return True
 
     def poll_replies(self) -> list[Reply]:
-        """Return and clear the replies since the last call, oldest first."""
         with self._lock:
-            refused, self._refused = self._refused, []
-            return refused + (self._prompter.poll_replies() if self._prompter is not None else [])
+            refusals, self._refusals = self._refusals, []
+            return refusals + (self._prompter.poll_replies() if self._prompter is not None else [])
 
     def close(self) -> None:
         """Abort all requests; takes up to two seconds."""
@@ -71,43 +70,43 @@ class OwnApi:
                 self._prompter.close()
 
     def _prompter_of(self, announced: str, is_same_machine: bool) -> Prompter:
-        """Return the prompter of an address, replacing that of the engine's previous address."""
-        if self._prompter is None or self._announced != (announced, is_same_machine):
+        """Return the prompter of the announced address, replacing that of a previously announced address."""
+        if self._prompter is None or self._announced_api != (announced, is_same_machine):
             address = reachable_address(announced, self._endpoint, is_same_machine=is_same_machine)
             ca = "" if self._ca is None else str(self._ca.expanduser())
             if self._prompter is not None:
                 self._prompter.close()
             self._prompter = Prompter(replace(address, ca=ca))
-            self._announced = (announced, is_same_machine)
+            self._announced_api = (announced, is_same_machine)
         return self._prompter
 
 
 def reachable_address(announced: str, endpoint: str, *, is_same_machine: bool) -> ExternalAddress:
-    """Return the address of the API at the `announced` address as reachable by a client attached at `endpoint`.
+    """Return the address at which a client attached at `endpoint` can reach the API `announced` by the engine.
 
     Other options in `announced`, such as a local file, are ignored, because they are not trusted. Raises BadInput with
     a message for users if the API cannot be reached.
     """
-    said = ExternalAddress.parse(announced)
-    address = ExternalAddress(said.engine, said.host, said.port, said.path, said.tls, rank=said.rank, is_announced=True)
-    name = said.engine.name
-    prompts = f"prompts go to {name}'s own API at {said.authority}"
+    api = ExternalAddress.parse(announced)
+    address = ExternalAddress(api.engine, api.host, api.port, api.path, api.tls, rank=api.rank, is_announced=True)
+    name = api.engine.name
+    prompts = f"prompts go to {name}'s own API at {api.authority}"
     if endpoint.startswith(_SSH):
-        there = f"{said.engine.scheme}://127.0.0.1:{said.port}"
-        raise BadInput(f"{prompts}, which is not carried through ssh: forward that port, and attach to {there}")
-    attached = _host_of(endpoint)
-    if said.host in EVERYWHERE:
-        if not is_same_machine and _is_local(attached):
+        forwarded = f"{api.engine.scheme}://127.0.0.1:{api.port}"
+        raise BadInput(f"{prompts}, which is not carried through ssh: forward that port, and attach to {forwarded}")
+    attached_host = _host_of(endpoint)
+    if api.host in EVERYWHERE:
+        if not is_same_machine and _is_local(attached_host):
             raise BadInput(f"{prompts} of another machine, which cannot be found from here: attach to {name} as well")
-        return replace(address, host="127.0.0.1" if is_same_machine else attached)
-    if _is_local(said.host) and not is_same_machine:
+        return replace(address, host="127.0.0.1" if is_same_machine else attached_host)
+    if _is_local(api.host) and not is_same_machine:
         raise BadInput(f"{prompts}, which answers on its own machine alone")
     return address
 
 
 def _host_of(endpoint: str) -> str:
-    scheme, _, rest = endpoint.partition("://")
-    return rest.rpartition(":")[0].strip("[]") if scheme == "tcp" else ""
+    scheme, _, host_and_port = endpoint.partition("://")
+    return host_and_port.rpartition(":")[0].strip("[]") if scheme == "tcp" else ""
 
 
 def _is_local(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""Base of the sources of other engines: local updates, and prompts through an OpenAI API.
+"""Base of the sources of other engines: locally created updates, and prompts through an OpenAI API.
 
 Owns the update queue and shutdown. The derived source owns the polling thread and creates the messages.
 """
@@ -22,23 +22,23 @@ class PromptedSource(MirroredSource):
     def __init__(self, address: ExternalAddress, sink: Sink | None) -> None:
         super().__init__(threading.Condition())
         self._address = address
-        self._hand_over = UpdateQueue(sink)
+        self._updates = UpdateQueue(sink)
         self._resync_wanted = False
         self._end = threading.Event()
         self._prompter = Prompter(address)
         self._thread: threading.Thread
 
     def poll_update(self) -> Update | None:
-        return self._hand_over.poll_update()
+        return self._updates.poll_update()
 
     def resync(self) -> None:
-        """Discard pending updates and send a snapshot, after a reader could not apply an update."""
-        self._hand_over.discard()
+        """Discard pending updates and send a snapshot, because a reader could not apply an update."""
+        self._updates.discard()
         self._resync_wanted = True
 
     def set_sink(self, sink: Sink | None) -> None:
-        """Send subsequent messages to `sink`, or to none. They begin with a snapshot."""
-        self._hand_over.set_sink(sink)
+        """Pass subsequent messages, beginning with a snapshot, to `sink`; None: to no sink."""
+        self._updates.set_sink(sink)
 
     def send(self, command: Command) -> None:
         """Send a prompt through the engine's OpenAI API, or abort one. Thread-safe and non-blocking.
@@ -48,11 +48,9 @@ class PromptedSource(MirroredSource):
         self._prompter.send(command)
 
     def poll_replies(self) -> list[Reply]:
-        """Return and clear the replies since the last call, oldest first."""
         return self._prompter.poll_replies()
 
     def close(self) -> None:
-        """Stop the threads and close the connections. Idempotent."""
         self._end.set()
         self._prompter.close()
         self._thread.join()

@@ -1,12 +1,12 @@
 """Translates KV events and metric readings of another engine to a `CacheState` and its frames.
 
-Owns the epoch, its state, and when a snapshot is sent. Uses no sockets and no clock: callers pass `now_ns`, this
-machine's monotonic time.
+Owns the epoch and its state, and decides when a snapshot is sent. Uses no sockets and no clock: callers pass `now_ns`,
+this machine's monotonic time.
 
 An epoch is the lifetime of the displayed state, not of the engine. A new one starts when the engine restarts, when the
 cache is reported from the start again, when the ledger changes its shape, and when the engine reports another model or
 configuration. Within an epoch a snapshot must not contain anything that the frames did not: a reader that is up to date
-skips it, and would take a sequence number that only the snapshot had for a lost frame. Shapes grow by doubling, so
+skips it, and would treat a sequence number that only the snapshot had as a lost frame. Shapes grow by doubling, so
 there are few epochs.
 """
 
@@ -41,24 +41,28 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 MAX_JUMPS: Final = 2
 WITHIN_NS: Final = 60_000_000_000
-"""Time within which counters may jump at most `MAX_JUMPS` times: those of a single engine fall when it restarts, and do
-not return to their earlier values."""
+"""Time within which counters may jump at most `MAX_JUMPS` times. More jumps indicate several engines behind one
+address.
+
+The counters of a single engine fall when it restarts, and do not return to their earlier values.
+"""
 MAX_TOKENS_PER_S: Final = 5_000_000
-"""Tokens per second that one engine cannot exceed: with more, the counters are another engine's."""
+"""More tokens per second than a single engine computes. A faster increase means that the counters are another engine's.
+"""
 SEVERAL_ENGINES: Final = "its counters go up and down: are several engines behind this address?"
 MAX_NOTES: Final = 32
-"""Maximum number of notes between two frames. A last note gives the number of those omitted."""
+"""Maximum number of notes between two frames. One more note gives the number of those omitted."""
 MAX_LETTERS: Final = 500
 HEARTBEAT_NS: Final = 500_000_000
 MANY_ROWS: Final = 400_000
 """Maximum number of rows in a frame, because the size of a message is limited."""
 USUAL_BLOCK_SIZE: Final = 16
-"""Assumed block size until a block is reported, if the server does not report one."""
+"""Assumed block size in tokens until a block is reported, if the server does not report a size."""
 _EPOCH_BITS: Final = 62
 
 
 class RankTranslator:
-    """Applies the KV events and metric readings of one rank of `engine` to a `CacheState`, and returns its frames."""
+    """State of one rank of `engine`, updated from its KV events and metric readings."""
 
     def __init__(self, engine: ExternalEngine) -> None:
         self.tokens = BlockTokens()
@@ -69,7 +73,7 @@ class RankTranslator:
         self.restarts = RestartDetector()
         self._engine = engine
         self._slots = CachedRows()
-        self._tallies = ReadingTotals()
+        self._totals = ReadingTotals()
         self._reading = EngineReading()
         self._facts = ServerFacts()
         self._has_reading = False
@@ -78,16 +82,18 @@ class RankTranslator:
         self._wants_snapshot = False
         self._quality_events = DataQualityEvents()
         self._num_media_reported = 0  # how many of `CachedRows.unknown_media` were reported
-        self._others: list[TelemetryMessage] = []
-        self._beat_ns = 0
+        self._other_pending: list[TelemetryMessage] = []
+        self._heartbeat_ns = 0
 
     @property
     def model(self) -> str:
-        """Model name as the server reports it; empty if it does not."""
+        """Model name that the server reports; empty if none."""
         return self._facts.model or self._reading.model
 
     def hash_in(self, row: int) -> int:
-        """Return the block hash in a ledger row, or 0. Any thread may call it and may see a slightly older state."""
+        """Return the block hash in a ledger row, or 0. May be called on any thread, where it may return a slightly
+        older state.
+        """
         return self._slots.is_used(row)
 
     def restate(self) -> None:
@@ -110,33 +116,35 @@ class RankTranslator:
                 self._quality_events.add(f"the cache is reported from the start again: {item.why}", now_ns)
 
     def apply_reading(self, reading: EngineReading, facts: ServerFacts, now_ns: int, *, are_events_live: bool) -> None:
-        """Apply the newest metrics. `are_events_live`: whether the known cache contents are from the engine's current
-        start."""
+        """Apply the newest metrics.
+
+        `are_events_live`: whether the cache contents known from KV events are those since the engine's current start.
+        """
         was_doubtful = self.restarts.are_doubtful
         before = self._reading if self._has_reading else None
-        is_restart, is_of_another = self.restarts.check(before, reading, now_ns)
+        is_restart, is_other_engine = self.restarts.check(before, reading, now_ns)
         if self.restarts.are_doubtful != was_doubtful:
-            self._tallies.restart()
+            self._totals.restart()
             if self.restarts.are_doubtful:
                 self._quality_events.add(SEVERAL_ENGINES, now_ns)
             self._begin_epoch()
         elif is_restart:
             self._restart(now_ns, are_events_live=are_events_live)
-        elif is_of_another:  # neither engine has counted the difference between the two readings
-            self._tallies.restart()
+        elif is_other_engine:  # neither engine has counted the difference between the two readings
+            self._totals.restart()
             self._begin_epoch()
-        was = self._reading
-        is_other = facts != self._facts or (reading.aborted is None) != (was.aborted is None)
-        is_other |= reading.pool_tokens != was.pool_tokens
-        if is_other and self._state is not None:
+        old = self._reading
+        has_changed = facts != self._facts or (reading.aborted is None) != (old.aborted is None)
+        has_changed |= reading.pool_tokens != old.pool_tokens
+        if has_changed and self._state is not None:
             self._begin_epoch()
         self._reading, self._facts, self._has_reading, self.has_started = reading, facts, True, True
         self._learn_sizes()
         if self.restarts.are_doubtful:
-            self._tallies.skip()
+            self._totals.skip()
         else:
-            self._tallies.count(reading)
-        self._others = [*self._other_messages(now_ns)]
+            self._totals.count(reading)
+        self._other_pending = [*self._other_messages(now_ns)]
 
     def _apply_batch(self, batch: EventBatch, now_ns: int) -> None:
         slots, tokens = self._slots, self.tokens
@@ -154,7 +162,7 @@ class RankTranslator:
             )
 
     def _restart(self, now_ns: int, *, are_events_live: bool) -> None:
-        self._tallies.restart()
+        self._totals.restart()
         self._quality_events.add("the engine restarted: its counters went down", now_ns)
         if are_events_live:
             self._begin_epoch()
@@ -170,8 +178,7 @@ class RankTranslator:
 
     @property
     def _block_size(self) -> int:
-        """Block size in tokens. Blocks reported by KV events take precedence, because the server may report another
-        unit."""
+        """Block size in tokens. That in KV events takes precedence, because the server may report another unit."""
         reported = self._slots.groups.block_size or self._reading.block_size or self._facts.block_size
         return min(reported or USUAL_BLOCK_SIZE, MAX_BLOCK_SIZE)
 
@@ -183,32 +190,34 @@ class RankTranslator:
         self._slots.reserve(Tier.HOST, num_host)
 
     def _known_sizes(self) -> tuple[int, int]:
-        """Number of blocks in HBM and in host memory; 0 if unknown."""
+        """Return the number of blocks in HBM and in host memory; 0 if unknown."""
         size = self._block_size
         return self._reading.num_blocks or self._facts.num_tokens // size, (self._reading.host_tokens or 0) // size
 
     # Output
 
     def messages(self, now_ns: int, *, is_alive: bool) -> list[TelemetryMessage]:
-        """Return the messages to publish, in order. `is_alive`: whether the engine gave a recent sign of life."""
+        """Return the messages to publish, in order. `is_alive`: whether the engine has recently answered or
+        published.
+        """
         if not self.has_started:
             return []
         messages: list[TelemetryMessage] = []
-        if self._state is not None and (self._slots.must_change or self._are_blocks_other(self._state)):
+        if self._state is not None and (self._slots.must_change or self._have_blocks_changed(self._state)):
             self._begin_epoch()
         if self._state is None or self._wants_snapshot:
             messages.append(self._snapshot(now_ns))
         state = self._state
         assert state is not None, "a snapshot begins it"
         messages += self._frames(state, now_ns)
-        messages += self._others
-        self._others = []
-        if is_alive and now_ns - self._beat_ns >= HEARTBEAT_NS:
-            self._beat_ns = now_ns
+        messages += self._other_pending
+        self._other_pending = []
+        if is_alive and now_ns - self._heartbeat_ns >= HEARTBEAT_NS:
+            self._heartbeat_ns = now_ns
             messages.append(self._heartbeat(state, now_ns))
         return messages
 
-    def _are_blocks_other(self, state: CacheState) -> bool:
+    def _have_blocks_changed(self, state: CacheState) -> bool:
         """Whether the block size or the KV groups differ from those in the epoch's hello."""
         size, cache = self._block_size, state.hello.cache
         return (cache.block_size, cache.groups) != (size, self._slots.groups.published(size))
@@ -236,7 +245,7 @@ class RankTranslator:
         """Yield a frame if anything changed, or several if more than `MANY_ROWS` rows changed."""
         ids, columns = self._slots.drain_changes()
         notes = self._quality_events.drain(now_ns)
-        if not (ids.size or notes or self._tallies.has_news):
+        if not (ids.size or notes or self._totals.has_news):
             return
         self._set_totals(state)
         for note in notes:
@@ -247,25 +256,25 @@ class RankTranslator:
         for start in range(0, max(ids.size, 1), MANY_ROWS):
             part = slice(start, start + MANY_ROWS)
             state.set_blocks(ids[part], **{name: values[part] for name, values in columns.items()})
-            num_prefill, num_decode = self._tallies.drain_tokens()
+            num_prefill, num_decode = self._totals.drain_tokens()
             self.num_frames += 1
             yield state.frame(state.seq + 1, now_ns, num_decode_tokens=num_decode, num_prefill_tokens=num_prefill)
 
     def _set_totals(self, state: CacheState) -> None:
         """Set the totals that metrics count, and those counted from KV events."""
         stored = self._slots.num_stored
-        state.totals |= asdict(self._tallies.counters)
+        state.totals |= asdict(self._totals.counters)
         state.totals["evicted_blocks"] = self._slots.num_removed[Tier.HBM]
         state.totals["offloaded_blocks"] = sum(stored[tier] for tier in stored if tier is not Tier.HBM)
 
     def _other_messages(self, now_ns: int) -> Iterable[TelemetryMessage]:
-        """Yield what the newest reading reports and frames do not contain."""
-        tallies = self._tallies
+        """Yield messages with the values of the newest reading that frames do not contain."""
+        totals = self._totals
         yield Reading(
             epoch=self._epoch,
             time_ns=now_ns,
-            used_share=tallies.used_share,
-            latencies=tallies.latencies,
+            used_share=totals.used_share,
+            latencies=totals.latencies,
             figures=self._reading.figures,
         )
         memory = breakdown(self._reading, self._epoch, now_ns)
@@ -273,7 +282,7 @@ class RankTranslator:
             yield memory
 
     def _heartbeat(self, state: CacheState, now_ns: int) -> Heartbeat:
-        counters = self._tallies.counters
+        counters = self._totals.counters
         return Heartbeat(
             epoch=self._epoch,
             time_ns=now_ns,
@@ -288,34 +297,33 @@ class DataQualityEvents:
 
     def __init__(self) -> None:
         self._quality_events: list[Event] = []
-        self._num_left_out = 0
+        self._num_omitted = 0
 
     def add(self, text: str, now_ns: int) -> None:
         if len(self._quality_events) < MAX_NOTES:
             self._quality_events.append(Event(kind="note", time_ns=now_ns, cause=text[:MAX_LETTERS]))
         else:
-            self._num_left_out += 1
+            self._num_omitted += 1
 
     def drain(self, now_ns: int) -> tuple[Event, ...]:
         """Return and clear the events added since the last call."""
         notes, self._quality_events = self._quality_events, []
-        if self._num_left_out:
-            notes.append(Event(kind="note", time_ns=now_ns, cause=f"{self._num_left_out} more notes"))
-            self._num_left_out = 0
+        if self._num_omitted:
+            notes.append(Event(kind="note", time_ns=now_ns, cause=f"{self._num_omitted} more notes"))
+            self._num_omitted = 0
         return tuple(notes)
 
 
 def gap_text(gap: Gap) -> str:
     count = gap.last - gap.first + 1
-    which = f"batch {gap.first}" if count == 1 else f"{count} batches, {gap.first} to {gap.last},"
+    batches = f"batch {gap.first}" if count == 1 else f"{count} batches, {gap.first} to {gap.last},"
     return (
-        f"{which} of KV events cannot be had ({gap.why}): "
+        f"{batches} of KV events cannot be had ({gap.why}): "
         "blocks may be shown that are gone, and others not be shown, until their text comes again"
     )
 
 
 def unknown_medium_text(medium: str) -> str:
-    """Describe a storage medium with an unknown name for users."""
     return (
         f"KV events tell of blocks in {medium[:40]!r}, a place that kvscope does not know: "
         "they are shown in an unknown tier, after those on disk"
@@ -332,7 +340,7 @@ class RestartDetector:
     def __init__(self) -> None:
         self.count = 0
         self.are_doubtful = False
-        """Whether several engines seem to answer, so that differences of counters mean nothing."""
+        """Whether several engines seem to answer, so that differences of counters are meaningless."""
         self._jumps_ns: list[int] = []
         self._left: EngineReading | None = None  # the last reading before the counters fell
         self._starts_s: set[float] = set()
@@ -346,20 +354,20 @@ class RestartDetector:
         if before.started_s is not None:
             self._starts_s.add(before.started_s)
         has_fallen = now.is_restart_of(before)
-        comes_back = now.started_s != before.started_s and now.started_s in self._starts_s
-        is_up = now.started_s is None and not has_fallen and self._jumps_up(before, now, passed_ns)
+        has_returned = now.started_s != before.started_s and now.started_s in self._starts_s
+        has_jumped_up = now.started_s is None and not has_fallen and self._jumps_up(before, now, passed_ns)
         self._jumps_ns = [time_ns for time_ns in self._jumps_ns if now_ns - time_ns < WITHIN_NS]
-        if has_fallen or is_up:
+        if has_fallen or has_jumped_up:
             self._jumps_ns.append(now_ns)
         if has_fallen:
             self._left = before
-        elif is_up:
+        elif has_jumped_up:
             self._left = None
         is_still_doubtful = self.are_doubtful and bool(self._jumps_ns)
-        self.are_doubtful = is_still_doubtful or comes_back or len(self._jumps_ns) > MAX_JUMPS
+        self.are_doubtful = is_still_doubtful or has_returned or len(self._jumps_ns) > MAX_JUMPS
         is_restart = has_fallen and not self.are_doubtful
         self.count += is_restart
-        return is_restart, is_up and not self.are_doubtful
+        return is_restart, has_jumped_up and not self.are_doubtful
 
     def _jumps_up(self, before: EngineReading, now: EngineReading, passed_ns: int) -> bool:
         tokens = [

@@ -1,4 +1,4 @@
-"""Derives kvscope's counters and latency histograms from another engine's metrics. Knows nothing of blocks."""
+"""Derives kvscope's counters and latency histograms from another engine's metrics, independent of blocks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kvscope_telemetry.messages.telemetry import Counters, Histogram, MemoryBrea
 
 
 class ReadingTotals:
-    """Counters and latencies as of the newest reading. Values missing in a reading keep their previous value."""
+    """Counters and latencies as of the newest reading. A value missing in a reading keeps its previous value."""
 
     def __init__(self) -> None:
         self.counters = Counters()
         self.used_share = -1.0
         self.latencies: tuple[Histogram, ...] = ()
-        """Samples added since the previous reading."""
+        """Histograms of the samples added since the previous reading."""
         self.has_news = False
         """Whether a counter differs from the last published frame."""
         self._num_prefill = self._num_decode = 0
@@ -40,14 +40,14 @@ class ReadingTotals:
         self.latencies = tuple([each for each in latencies if each is not None])
 
     def skip(self) -> None:
-        """Ignore the newest reading and its difference to the next one, because it may be another engine's."""
+        """Ignore the newest reading and its difference from the next one, because it may be another engine's."""
         self._before, self.latencies, self.used_share = None, (), -1.0
 
     def drain_tokens(self) -> tuple[int, int]:
-        """Return the prefill and decode tokens counted since the last call, and clear `has_news`."""
-        counted, self._num_prefill, self._num_decode = (self._num_prefill, self._num_decode), 0, 0
+        """Return the numbers of prefill and decode tokens since the last call, and clear `has_news`."""
+        counts, self._num_prefill, self._num_decode = (self._num_prefill, self._num_decode), 0, 0
         self.has_news = False
-        return counted
+        return counts
 
 
 def _counters(reading: EngineReading, old: Counters) -> Counters:
@@ -60,7 +60,7 @@ def _counters(reading: EngineReading, old: Counters) -> Counters:
         preemptions=_newest(reading.preemptions, old.preemptions),
         draft_tokens=_newest(reading.draft_tokens, old.draft_tokens),
         accepted_tokens=_newest(reading.accepted_tokens, old.accepted_tokens),
-        finished=_newest(_without(reading.finished, reading.aborted), old.finished),
+        finished=_newest(_difference(reading.finished, reading.aborted), old.finished),
         aborted=_newest(reading.aborted, old.aborted),
         num_running=_newest(reading.num_running, old.num_running),
         num_waiting=_newest(reading.num_waiting, old.num_waiting),
@@ -68,7 +68,7 @@ def _counters(reading: EngineReading, old: Counters) -> Counters:
 
 
 def breakdown(reading: EngineReading, epoch: int, time_ns: int) -> MemoryBreakdown | None:
-    """Return the memory by use, or None if the engine does not report it."""
+    """Return the memory by use; None if the engine does not report it."""
     if reading.weights_bytes is None or reading.kv_bytes is None:
         return None
     graphs = -1 if reading.graphs_bytes is None else reading.graphs_bytes
@@ -85,5 +85,5 @@ def _newest(value: int | None, before: int) -> int:
     return before if value is None else value
 
 
-def _without(total: int | None, part: int | None) -> int | None:
+def _difference(total: int | None, part: int | None) -> int | None:
     return total if total is None or part is None else max(0, total - part)

@@ -1,7 +1,7 @@
 """Values of a metrics page for one data-parallel rank, independent of the engine and version that wrote it.
 
-A value that is not on the page is None, never 0. Contains no engine's metric names: those are in the engines' modules,
-which read a page with the functions here.
+A value that is not on the page is None, never 0. The engines' modules, which have the metrics' names, read a page with
+the functions here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kvscope_telemetry.collectors.scraped_page import MAX_COUNT, ScrapedPage
 from kvscope_telemetry.messages.telemetry import Histogram, MetricFigure
 
 MAX_BOUNDS: Final = 512
-_LONGEST_S: Final = 1e9
+_MAX_BOUND_S: Final = 1e9
 GIB: Final = 1 << 30
 MAX_SIZE: Final = 1 << 40
-"""Maximum size in blocks or tokens. Larger ones count as unknown, because their products would not fit an i64."""
+"""Maximum size in blocks or tokens. Larger ones count as unknown, because their products would overflow an i64."""
 MAX_OF_LABEL: Final = 12
 """Maximum number of figures of one metric, which differ in a label."""
 MAX_LABEL_LETTERS: Final = 40
@@ -38,17 +38,17 @@ class EngineReading:
     """Share of the pool's blocks in use, 0 to 1."""
     num_blocks: int | None = None
     block_size: int | None = None
-    """Tokens per block; for vLLM with several KV groups, the smallest of theirs."""
+    """Tokens per block; for vLLM with several KV groups, those of the group with the smallest blocks."""
     pool_tokens: int | None = None
-    """Capacity of the pool in tokens of requests."""
+    """Number of tokens of requests that the pool can hold."""
     cache_dtype: str = ""
     prompt_tokens: int | None = None
-    """Includes tokens from the prefix cache, unlike `Counters.prompt_tokens`."""
+    """Number of prompt tokens, including those from the prefix cache, unlike `Counters.prompt_tokens`."""
     cached_tokens: int | None = None
     generation_tokens: int | None = None
     preemptions: int | None = None
     draft_tokens: int | None = None
-    """Number of speculative tokens proposed. `accepted_tokens` is the number accepted."""
+    """Number of speculative tokens proposed; `accepted_tokens` of them were accepted."""
     accepted_tokens: int | None = None
     finished: int | None = None
     aborted: int | None = None
@@ -61,19 +61,20 @@ class EngineReading:
     started_s: float | None = None
     """Start time of the server process, seconds since 1970."""
     inside: str = ""
-    """Address at which kvscope's plugin inside this engine publishes telemetry (`kvscope_inside`); empty if not
-    reported."""
+    """Address at which kvscope's plugin in this engine publishes telemetry (`kvscope_inside`); empty without the
+    plugin.
+    """
     latencies: dict[str, Cumulative] = field(default_factory=dict)
     """Latency histograms by `Histogram.kind`."""
     figures: tuple[MetricFigure, ...] = ()
-    """Other metrics, displayed unchanged."""
+    """Other metrics, which are displayed unchanged."""
 
     @property
     def totals(self) -> tuple[int | None, ...]:
-        """Values that only grow while an engine runs."""
+        """Values that never decrease while an engine runs."""
         first_tokens = self.latencies.get("first_token")
-        of_times = None if first_tokens is None else first_tokens.total
-        return self.prompt_tokens, self.generation_tokens, self.preemptions, self.finished, of_times
+        num_latencies = None if first_tokens is None else first_tokens.total
+        return self.prompt_tokens, self.generation_tokens, self.preemptions, self.finished, num_latencies
 
     def is_restart_of(self, before: EngineReading) -> bool:
         """Whether the engine restarted since `before`: its start time differs, or a total is smaller."""
@@ -90,53 +91,53 @@ class FigureMetric:
     """Name of a gauge, or of a counter including `_total`."""
     unit: str = ""
     by: str = ""
-    """Label to split by: one figure for each of its values, except those that are 0."""
+    """Label to split by, with one figure for each of its values that is not 0; empty: one figure for all."""
     is_mean: bool = False
-    """Whether to show the mean of a histogram's samples since the engine started."""
+    """Whether the figure is the mean of a histogram's samples since the engine started."""
     needs: tuple[str, ...] = ()
-    """Metrics that indicate whether the engine has the feature: the figure is omitted while all of them are 0, because
-    engines export metrics of pools that they do not have."""
+    """Metrics that indicate whether the engine has the feature. The figure is omitted while all of them are 0, because
+    engines export metrics of pools that they do not have.
+    """
 
 
 def read_figures(page: ScrapedPage, metrics: tuple[FigureMetric, ...]) -> tuple[MetricFigure, ...]:
     return tuple(chain.from_iterable([_figures_of(page, metric) for metric in metrics]))
 
 
-def _figures_of(page: ScrapedPage, of: FigureMetric) -> Iterator[MetricFigure]:
-    if of.needs and not any(page.sum_of(name) for name in of.needs):
+def _figures_of(page: ScrapedPage, figure: FigureMetric) -> Iterator[MetricFigure]:
+    if figure.needs and not any(page.sum_of(name) for name in figure.needs):
         return
-    if of.by:
+    if figure.by:
         values = {
-            f"{of.name}: {label[:MAX_LABEL_LETTERS]}": value
-            for label, value in page.by_label(of.metric, of.by)
+            f"{figure.name}: {label[:MAX_LABEL_LETTERS]}": value
+            for label, value in page.by_label(figure.metric, figure.by)
             if value
         }
-    elif of.is_mean:
-        total, number = page.sum_of(f"{of.metric}_sum"), page.sum_of(f"{of.metric}_count")
-        values = {of.name: total / number} if total is not None and number else {}
+    elif figure.is_mean:
+        total, number = page.sum_of(f"{figure.metric}_sum"), page.sum_of(f"{figure.metric}_count")
+        values = {figure.name: total / number} if total is not None and number else {}
     else:
-        total = page.gauge(of.metric) if of.unit == "share" else page.sum_of(of.metric)
-        values = {} if total is None else {of.name: total}
+        total = page.gauge(figure.metric) if figure.unit == "share" else page.sum_of(figure.metric)
+        values = {} if total is None else {figure.name: total}
     for name, value in list(values.items())[:MAX_OF_LABEL]:
-        yield MetricFigure(name=name, value=value, unit=of.unit, metric=of.metric)
+        yield MetricFigure(name=name, value=value, unit=figure.unit, metric=figure.metric)
 
 
 def read_latencies(page: ScrapedPage, *kinds: tuple[str, ...]) -> dict[str, Cumulative]:
     """Read latency histograms.
 
     Args:
-        page: The page of metrics.
         kinds: For each histogram its `Histogram.kind`, then its metric names in newer and older versions; the first one
             that is on the page is read.
     """
-    found: dict[str, Cumulative] = {}
+    latencies: dict[str, Cumulative] = {}
     for kind, *names in kinds:
         for name in names:
             histogram = Cumulative.of_buckets(page.buckets(name))
             if histogram is not None:
-                found[kind] = histogram
+                latencies[kind] = histogram
                 break
-    return found
+    return latencies
 
 
 def count(value: float | None) -> int | None:
@@ -147,10 +148,10 @@ def count(value: float | None) -> int | None:
 def number(value: float | str | None) -> int | None:
     """Parse a size, an integer from 1 to `MAX_SIZE`; None for anything else, such as the text "None"."""
     try:
-        found = float(value) if value not in (None, "") else math.nan
+        parsed = float(value) if value not in (None, "") else math.nan
     except ValueError:
         return None
-    return int(found) if 1 <= found <= MAX_SIZE else None
+    return int(parsed) if 1 <= parsed <= MAX_SIZE else None
 
 
 def share(value: float | None) -> float | None:
@@ -164,10 +165,10 @@ def gib(value: float | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Cumulative:
-    """Cumulative histogram of a metrics page. `counts[i]` samples were at most `bounds_s[i]` seconds since the start.
+    """Cumulative histogram of a metrics page: `counts[i]` samples since the engine started were at most `bounds_s[i]`
+    seconds.
 
-    The last count has no bound and includes all samples. A histogram holds bounds only, and no samples are derived from
-    them.
+    The last count has no bound and includes all samples.
     """
 
     bounds_s: tuple[float, ...]
@@ -175,14 +176,14 @@ class Cumulative:
 
     @classmethod
     def of_buckets(cls, buckets: dict[float, float]) -> Cumulative | None:
-        """Create from counts by upper bound in seconds; None if they are not a valid histogram."""
+        """Create from {upper bound in seconds: count}; None if they are not a valid histogram."""
         bounds = sorted(buckets)
         if len(bounds) < 2 or len(bounds) > MAX_BOUNDS or bounds[-1] != math.inf or not bounds[0] > 0:
             return None
         counts = [buckets[bound] for bound in bounds]
         if not all(0 <= number <= MAX_COUNT for number in counts) or any(a > b for a, b in pairwise(counts)):
             return None
-        finite = tuple(bound for bound in bounds[:-1] if bound <= _LONGEST_S)
+        finite = tuple(bound for bound in bounds[:-1] if bound <= _MAX_BOUND_S)
         return cls(finite, (*map(int, counts[: len(finite)]), int(counts[-1])))
 
     @property

@@ -1,6 +1,6 @@
-"""Allocates the rows of one tier, and holds their new contents until the ledger is written.
+"""Allocates the rows of one tier, and stores their new contents until the ledger is written.
 
-Row numbers count within the tier. The owner of the ledger sets where the tier begins in it.
+Row numbers count within the tier. The owner of the ledger sets the row at which the tier begins.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from kvscope_telemetry.ledger import COLUMNS, Column, Tier
 
-_WRITTEN: Final = ("hash", "parent", "group")
-"""Ledger columns that events give for each block. Other columns follow from these."""
-_DEVICE: Final = "gpu"
-"""Medium of events that name none."""
-_FAMILIES: Final = {
+_EVENT_COLUMNS: Final = ("hash", "parent", "group")
+"""Ledger columns that events give for each block. Other columns are derived from these."""
+_DEFAULT_MEDIUM: Final = "gpu"
+"""Medium of events without a medium."""
+_MEDIA_PREFIXES: Final = {
     Tier.HBM: ("gpu", "hbm", "device", "cuda", "npu", "xpu", "tpu"),
     Tier.HOST: ("cpu", "host", "dram", "ram", "pinned", "cxl"),
     Tier.DISK: (
@@ -26,12 +26,13 @@ _FAMILIES: Final = {
     ),
 }
 """Prefixes of media names by tier: `CPU_TIER1` and `cpu` are host memory, `nvme0` and `STORAGE` are disk. Storage on
-other machines counts as disk, too, because it is in neither of this machine's memories."""
+other machines also counts as disk, because it is in neither of this machine's memories.
+"""
 
 
 def medium_name(medium: str | None) -> str:
     """Return the normalized name of a medium: case-folded, `gpu` if missing."""
-    return _DEVICE if medium is None else medium.casefold()
+    return _DEFAULT_MEDIUM if medium is None else medium.casefold()
 
 
 @lru_cache(maxsize=256)
@@ -39,7 +40,7 @@ def tier_of(medium: str | None) -> Tier:
     """Return the tier of a medium of KV events; `Tier.UNKNOWN` if its name is not recognized."""
     name = medium_name(medium).strip()
     name = name.removeprefix("local").lstrip("_- ") or name
-    return next((tier for tier, words in _FAMILIES.items() if name.startswith(words)), Tier.UNKNOWN)
+    return next((tier for tier, prefixes in _MEDIA_PREFIXES.items() if name.startswith(prefixes)), Tier.UNKNOWN)
 
 
 class RowAllocator:
@@ -52,10 +53,10 @@ class RowAllocator:
         """Number of rows that are or were in use, which is also the first row never used."""
         self._free: list[int] = []
         self._changed: list[int] = []
-        self._values: dict[str, list[int]] = {name: [] for name in _WRITTEN}  # of each changed row
+        self._values: dict[str, list[int]] = {name: [] for name in _EVENT_COLUMNS}  # of each changed row
 
     def allocate(self, block_hash: int, parent: int, group: int) -> int | None:
-        """Allocate a row for a block: the last one freed, else the next never used. Returns None if all are in use."""
+        """Allocate a row for a block: the one freed last, else the next never used. Returns None if all are in use."""
         if self._free:
             row = self._free.pop()
         elif self.num_used < self.size:
@@ -75,16 +76,16 @@ class RowAllocator:
         self.num_held -= len(rows)
         self._free += rows
         self._changed += rows
-        nothing = [0] * len(rows)
+        zeros = [0] * len(rows)
         for values in self._values.values():
-            values += nothing
+            values += zeros
 
     def drain_changes(self) -> tuple[npt.NDArray[np.uint32], dict[str, Column]]:
-        """Return the ledger's rows that changed since the last call, each once, ascending, and their columns."""
+        """Return the ledger's rows that changed since the last call, each once and ascending, and their columns."""
         changed = np.array(self._changed, np.int64)
         # Keep the last change of each row: np.unique returns the first occurrence, so the order is reversed.
         rows, index = np.unique(changed[::-1], return_index=True)
         last = len(changed) - 1 - index
         columns = {name: np.array(values, COLUMNS[name])[last] for name, values in self._values.items()}
-        self._changed, self._values = [], {name: [] for name in _WRITTEN}
+        self._changed, self._values = [], {name: [] for name in _EVENT_COLUMNS}
         return (rows + self.start).astype(np.uint32), columns

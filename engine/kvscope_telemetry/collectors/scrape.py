@@ -1,4 +1,4 @@
-"""Polls the metrics of an engine's HTTP server on a thread of its own.
+"""Polls the metrics of an engine's HTTP server on a separate thread.
 
 Owns the thread, the interval, and the pauses after failures, which double. `readings` interprets the page.
 """
@@ -25,14 +25,14 @@ from kvscope_telemetry.kv_events.event_endpoints import check_endpoint
 
 EVERY_S: Final = 1.0
 PAUSES_S: Final = (1.0, 30.0)
-"""Pause after the first failure, and the maximum; it doubles with each failure."""
+"""Pause in seconds after the first failure, and the maximum. It doubles with each failure."""
 ASK_FACTS_AGAIN_S: Final = 300.0
-_OF_ALL: Final = "process_start_time_seconds"
-"""Metric of any program that uses Prometheus' client library."""
-_INSIDE: Final = "kvscope_inside_info"
-"""Metric with the address at which kvscope's plugin inside the engine publishes (`kvscope_inside/announcement.py`)."""
-_ENDPOINT: Final = re.compile(r"(ipc|tcp)://[\w./:\[\]-]{1,200}")
-"""Accepted addresses of the plugin: users see them and may paste them into a shell."""
+_PROCESS_START: Final = "process_start_time_seconds"
+"""Metric of any program with Prometheus' client library."""
+_PLUGIN_METRIC: Final = "kvscope_inside_info"
+"""Metric with the address at which kvscope's plugin in the engine publishes (`kvscope_inside/announcement.py`)."""
+_PLUGIN_ADDRESS: Final = re.compile(r"(ipc|tcp)://[\w./:\[\]-]{1,200}")
+"""Pattern of accepted plugin addresses. It is strict because users see them and may paste them into a shell."""
 _END_S: Final = 1.0
 
 
@@ -61,14 +61,14 @@ class Scraper:
         self._address = address
         self._every_s, self._pauses_s = every_s, pauses_s
         self._http = http or HttpClient(address)
-        self._taken: Scraped | None = None
+        self._result: Scraped | None = None
         self._facts: ServerFacts | None = None
         self._facts_s = 0.0
-        self._before: EngineReading | None = None
+        self._last_reading: EngineReading | None = None
         self.why = f"{address.url(address.engine.metrics_path)} has not answered yet"
-        """Why there are no metrics, in one sentence; empty if there are."""
+        """Reason for missing metrics, in one sentence; empty if there are metrics."""
         self.is_refused = False
-        """Whether the server requires or rejects credentials."""
+        """Whether the server requires credentials or rejects those sent."""
         self.num_failures = 0
         """Number of consecutive failures."""
         self._end = threading.Event()
@@ -77,15 +77,15 @@ class Scraper:
 
     def poll_result(self) -> Scraped | None:
         """Return and clear the newest result; None if there is none since the last call."""
-        taken, self._taken = self._taken, None
-        return taken
+        result, self._result = self._result, None
+        return result
 
     @property
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop within a second; a request in progress is cancelled. Idempotent."""
+        """Stop within a second, cancelling a request in progress. Idempotent."""
         self._end.set()
         self._http.cancel()
         self._thread.join(_END_S)
@@ -93,16 +93,16 @@ class Scraper:
     def _run(self) -> None:
         pause_s = self._pauses_s[0]
         while not self._end.is_set():
-            begun_s = time.monotonic()
-            if self._round():
+            started_s = time.monotonic()
+            if self._poll():
                 pause_s = self._pauses_s[0]
-                self._end.wait(max(self._every_s - (time.monotonic() - begun_s), self._every_s / 10))
+                self._end.wait(max(self._every_s - (time.monotonic() - started_s), self._every_s / 10))
             else:
                 # Random, so that clients of an engine that comes back do not all ask it at the same time.
                 self._end.wait(pause_s * random.uniform(0.75, 1.0))
                 pause_s = min(2 * pause_s, self._pauses_s[1])
 
-    def _round(self) -> bool:
+    def _poll(self) -> bool:
         """Poll once. Returns whether the server answered."""
         try:
             reading = self._read_metrics()
@@ -113,8 +113,8 @@ class Scraper:
         except ProtocolError as error:
             self._fail(f"{self._address.url(self._address.engine.metrics_path)}: {error}")
             return False
-        self._before = reading
-        self._taken = Scraped(time.monotonic_ns(), reading, facts)
+        self._last_reading = reading
+        self._result = Scraped(time.monotonic_ns(), reading, facts)
         self.why, self.is_refused, self.num_failures = "", False, 0
         return True
 
@@ -135,29 +135,36 @@ class Scraper:
             raise ProtocolError("it is a web page, not metrics")
         page = ScrapedPage(
             body.decode("utf-8", errors="replace"),
-            (*[each.metrics_prefix for each in external_engines.ENGINES], *engine.other_prefixes, _OF_ALL, _INSIDE),
+            (
+                *[each.metrics_prefix for each in external_engines.ENGINES],
+                *engine.other_prefixes,
+                _PROCESS_START,
+                _PLUGIN_METRIC,
+            ),
             rank=(engine.rank_label, address.rank),
             replicas=engine.replica_labels,
             model=address.model,
         )
         if not page.has(engine.metrics_prefix):
-            raise ProtocolError(self._why_none(page))
-        said = page.label("endpoint", _INSIDE)
-        return replace(engine.read_metrics(page), inside=said if _ENDPOINT.fullmatch(said) else "")
+            raise ProtocolError(self._reason_without_metrics(page))
+        plugin_address = page.label("endpoint", _PLUGIN_METRIC)
+        return replace(
+            engine.read_metrics(page), inside=plugin_address if _PLUGIN_ADDRESS.fullmatch(plugin_address) else ""
+        )
 
-    def _why_none(self, page: ScrapedPage) -> str:
+    def _reason_without_metrics(self, page: ScrapedPage) -> str:
         other = next((each for each in external_engines.ENGINES if page.has(each.metrics_prefix)), None)
         if other is not None:
             return f"these are metrics of {other.name}: attach {other.scheme}://{self._address.authority}"
-        of_what = f" of rank {self._address.rank}" if self._address.rank else ""
-        of_what += f" of model {self._address.model!r}" if self._address.model else ""
-        return f"it has no metrics of {self._address.engine.name}{of_what}: is it another program's port?"
+        selection = f" of rank {self._address.rank}" if self._address.rank else ""
+        selection += f" of model {self._address.model!r}" if self._address.model else ""
+        return f"it has no metrics of {self._address.engine.name}{selection}: is it another program's port?"
 
     def _known_facts(self, reading: EngineReading) -> ServerFacts:
-        """Return the server's facts, asking again after a failure, a restart, or `ASK_FACTS_AGAIN_S`."""
+        """Return the server's facts. They are queried again after a failure, a restart, or `ASK_FACTS_AGAIN_S`."""
         now_s = time.monotonic()
-        restarted = self._before is not None and reading.is_restart_of(self._before)
-        if self._facts is None or restarted or now_s >= self._facts_s:
+        has_restarted = self._last_reading is not None and reading.is_restart_of(self._last_reading)
+        if self._facts is None or has_restarted or now_s >= self._facts_s:
             self._facts = reachable(self._address.engine.ask_facts(self._get), self._address)
             self._facts_s = now_s + ASK_FACTS_AGAIN_S
         return self._facts
@@ -175,16 +182,15 @@ class Scraper:
 
 
 def reachable(facts: ServerFacts, address: ExternalAddress) -> ServerFacts:
-    """Convert endpoints from those that the server binds to those that kvscope connects to; empty if that is
-    impossible."""
+    """Convert the endpoints that the server binds to those that kvscope connects to; empty if that is impossible."""
     kv_events = _endpoint(facts.kv_events, address)
     if not kv_events:
         return replace(facts, kv_events="", replay="", topic="")
     return replace(facts, kv_events=kv_events, replay=_endpoint(facts.replay, address))
 
 
-def _endpoint(named: str, address: ExternalAddress) -> str:
-    endpoint = address.on_this_host(named)
+def _endpoint(bound: str, address: ExternalAddress) -> str:
+    endpoint = address.on_this_host(bound)
     try:
         check_endpoint("endpoint", endpoint, is_client=True)
     except BadInput:

@@ -1,7 +1,7 @@
 """Facts that an engine's HTTP server reports apart from metrics: version, model, and the endpoints of its KV events.
 
-All of it is optional. Each engine's module knows where its server reports it; this module has the shared parsing. Knows
-nothing of HTTP.
+All facts are optional. Each engine's module queries its server; this module has the shared parsing, independent of
+HTTP.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 MAX_NAME_LETTERS: Final = 200
 Ask = Callable[[str], Any]
-"""Returns the decoded JSON at a path of the server; None if there is none that can be read."""
+"""Function that returns the decoded JSON at a path of the server; None if there is no readable answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ServerFacts:
     max_model_len: int = 0
     block_size: int = 0
     num_tokens: int = 0
-    """Capacity of the pool in tokens."""
+    """Capacity of the KV pool in tokens."""
     dtype: str = ""
     kv_events: str = ""
     """Endpoint of rank 0's KV events, as the server binds it."""
@@ -34,13 +34,12 @@ class ServerFacts:
 
 def model_facts(ask: Ask) -> dict[str, Any]:
     """Return fields of `ServerFacts` for the first model at OpenAI's /v1/models."""
-    listed = mapping(ask("/v1/models")).get("data")
-    first = mapping(listed[0]) if isinstance(listed, list) and listed else {}
+    models = mapping(ask("/v1/models")).get("data")
+    first = mapping(models[0]) if isinstance(models, list) and models else {}
     return {"model": text(first.get("id")), "max_model_len": whole(first.get("max_model_len"))}
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return `value` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 

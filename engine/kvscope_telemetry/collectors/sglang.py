@@ -28,15 +28,15 @@ _SCHEME: Final = "sglang"
 _NAME: Final = "SGLang"
 
 
-def _pool(words: str, usage: str, prefix: str, unit: str) -> tuple[FigureMetric, ...]:
-    """Return the gauges of one pool. SGLang exports them as 0 for pools that a model does not have."""
+def _pool(label: str, usage: str, prefix: str, unit: str) -> tuple[FigureMetric, ...]:
+    """Return the gauges of one pool. SGLang exports them with the value 0 for pools that a model does not have."""
     names = [f"sglang:{prefix}_{part}_tokens" for part in ("used", "evictable", "available")]
     needs = tuple(names)
     return (
-        FigureMetric(name=f"{words} in use", metric=f"sglang:{usage}", unit="share", needs=needs),
-        FigureMetric(name=f"{words}: used", metric=names[0], unit=unit, needs=needs),
-        FigureMetric(name=f"{words}: cached, can be evicted", metric=names[1], unit=unit, needs=needs),
-        FigureMetric(name=f"{words}: free", metric=names[2], unit=unit, needs=needs),
+        FigureMetric(name=f"{label} in use", metric=f"sglang:{usage}", unit="share", needs=needs),
+        FigureMetric(name=f"{label}: used", metric=names[0], unit=unit, needs=needs),
+        FigureMetric(name=f"{label}: cached, can be evicted", metric=names[1], unit=unit, needs=needs),
+        FigureMetric(name=f"{label}: free", metric=names[2], unit=unit, needs=needs),
     )
 
 

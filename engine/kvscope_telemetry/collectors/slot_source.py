@@ -1,9 +1,9 @@
-"""Reads llama.cpp's `/slots` and presents it as a `Source`: a ledger row is a fixed number of tokens of a slot.
+"""Polls llama.cpp's `/slots` and presents it as a `Source`: a ledger row is a fixed number of tokens of a slot.
 
 Owns the polling thread. Slots are polled once a second, and metrics once in 10 s, because each scrape resets the
 averages in them. A server that sleeps, or a router that only forwards requests, gets one request for `/props` per 10 s.
 Polling `/slots` wakes a sleeping server and keeps an idle one from falling asleep. An idle server is therefore first
-asked for `/props`, whether it sleeps. After `MAX_IDLE_POLLS` consecutive idle polls only its metrics are read, which
+asked by `/props` whether it sleeps. After `MAX_IDLE_POLLS` consecutive idle polls only its metrics are read, which
 neither wake it nor keep it awake, and `/slots` is read again when they change.
 """
 
@@ -34,11 +34,11 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.transport.host_id import host_id
 
-EVERY_S: Final = 1.0
-RARELY_S: Final = 10.0
+POLL_S: Final = 1.0
+SLOW_POLL_S: Final = 10.0
 """Seconds between polls of the metrics, and between polls of a server that sleeps."""
 CELL_TOKENS: Final = 32
-"""Tokens per ledger row, which are doubled until the number of rows is at most `MAX_CELLS`."""
+"""Minimum number of tokens per ledger row. It is doubled until the number of rows is at most `MAX_CELLS`."""
 MAX_CELLS: Final = 8192
 MAX_SLOTS: Final = 1024
 MAX_CONTEXT: Final = 1 << 24
@@ -47,9 +47,9 @@ MAX_COUNT: Final = 1 << 31
 MAX_IDLE_POLLS: Final = 10
 """Number of consecutive polls of `/slots` without a running task, after which only metrics are polled."""
 _NOT_ENABLED: Final = (404, 501)
-_SLEEPS: Final = "it sleeps: nothing is asked until a request wakes it"
+_SLEEPING: Final = "it sleeps: nothing is asked until a request wakes it"
 _NO_METRICS: Final = "how many requests wait is not known: start llama-server with --metrics"
-_ROUTES: Final = "it passes requests on to servers of its own: attach to one of those"
+_ROUTER: Final = "it passes requests on to servers of its own: attach to one of those"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,9 @@ class SlotReading:
     num_cached: int
     num_decoded: int
     is_speculative: bool = False
-    """Whether the server decodes speculatively. A step may then add several tokens, and the slot may hold tokens that
-    were not part of the answer."""
+    """Whether the server decodes speculatively. A step may then add several tokens, and the slot may contain tokens
+    that are not part of the answer.
+    """
 
 
 def read_slots(answer: object) -> list[SlotReading]:
@@ -83,8 +84,8 @@ def _slot(index: int, fields: Mapping[str, Any]) -> SlotReading:
     num_ctx, task = whole(fields.get("n_ctx")), fields.get("id_task")
     if not 0 < num_ctx <= MAX_CONTEXT:
         raise ProtocolError(f"slot {index}: n_ctx={fields.get('n_ctx')!r:.40} is not from 1 to {MAX_CONTEXT}")
-    listed = fields.get("next_token")
-    token = mapping(listed[0] if isinstance(listed, list) and listed else listed)
+    next_tokens = fields.get("next_token")
+    token = mapping(next_tokens[0] if isinstance(next_tokens, list) and next_tokens else next_tokens)
     is_task = isinstance(task, int) and not isinstance(task, bool) and 0 <= task < 1 << 62
     if is_task and "n_prompt_tokens" not in fields:
         raise ProtocolError(f"slot {index} does not say how many tokens it holds (n_prompt_tokens): newer servers do")
@@ -111,7 +112,7 @@ def _count(index: int, fields: Mapping[str, Any], name: str, maximum: int) -> in
 class Total:
     """Running total of a counter that is sampled from slots and corrected by the server's own counter, if there is one.
 
-    Sampling misses what starts and ends between two polls. The total never decreases.
+    Sampling misses tasks that start and end between two polls. The total never decreases.
     """
 
     def __init__(self) -> None:
@@ -120,12 +121,12 @@ class Total:
         self._base: int | None = None
 
     def add(self, number: int) -> None:
-        """Count `number` more, as seen in slots."""
+        """Count `number` more, as sampled from slots."""
         self._seen += number
         self.value = max(self.value, self._seen + self._missed)
 
     def correct(self, counter: int | None, num_unfinished: int = 0) -> None:
-        """Adjust the total to the server's `counter`, which does not count `num_unfinished` sampled tokens yet."""
+        """Adjust the total to the server's `counter`, to which `num_unfinished` sampled tokens are not added yet."""
         if counter is None:
             return
         if self._base is None:
@@ -173,23 +174,25 @@ class SlotState:
         self._speculation = Total(), Total()
         self._owners = [NO_OWNER] * len(slots)
         """Per slot, the number of the last request reported for it."""
-        self._held = [(0, False, NO_OWNER)] * len(slots)
+        self._last_cells = [(0, False, NO_OWNER)] * len(slots)
 
     def fits(self, slots: list[SlotReading]) -> bool:
-        """Whether `slots` can come from the same server process: a slot that once had a task always reports one."""
+        """Whether `slots` can be of the same server process. In one process, a slot that once had a task always reports
+        one.
+        """
         is_same = len(slots) == len(self._requests) and all(slot.num_ctx == self.num_ctx for slot in slots)
         return is_same and all(slot.task >= 0 or self._seen[slot.slot] < 0 for slot in slots)
 
     def apply(self, slots: list[SlotReading], now_ns: int) -> None:
         for slot in slots:
-            self._follow_task(slot, now_ns)
-            self._follow_cells(slot)
+            self._update_task(slot, now_ns)
+            self._update_cells(slot)
             self._seen[slot.slot] = slot.task
         self.state.totals["num_running"] = sum(slot.is_processing for slot in slots)
         self._publish_totals()
 
     def correct(self, reading: EngineReading) -> None:
-        """Apply the server's own counters. Call it right after `apply`."""
+        """Apply the server's own counters. Must be called directly after `apply`."""
         unfinished = sum(request.num_output_tokens for request in self.state.requests.values())
         self._output.correct(reading.generation_tokens, unfinished)
         self._prompt.correct(reading.prompt_tokens)
@@ -207,7 +210,7 @@ class SlotState:
                 self._finish(index, request, now_ns)
             self._tasks[index] = self._seen[index] = -1
             self._owners[index] = NO_OWNER
-            self._follow_cells(SlotReading(index, self.num_ctx, False, *empty))
+            self._update_cells(SlotReading(index, self.num_ctx, False, *empty))
         self.state.totals["num_running"] = 0
 
     def _publish_totals(self) -> None:
@@ -220,7 +223,7 @@ class SlotState:
             "accepted_tokens": accepted.value,
         }
 
-    def _follow_task(self, slot: SlotReading, now_ns: int) -> None:
+    def _update_task(self, slot: SlotReading, now_ns: int) -> None:
         request = self._requests[slot.slot]
         is_new = slot.task >= 0 and slot.task != self._tasks[slot.slot]
         if request is not None and (is_new or not slot.is_processing):
@@ -270,50 +273,50 @@ class SlotState:
         self.state.finish(request)
         self._requests[slot] = None
 
-    def _follow_cells(self, slot: SlotReading) -> None:
-        is_untold = slot.is_processing and self._requests[slot.slot] is None
-        before, was_processing, owner_before = self._held[slot.slot]
-        owner = NO_OWNER if is_untold else self._owners[slot.slot]
-        self._held[slot.slot] = slot.num_tokens, slot.is_processing, owner
+    def _update_cells(self, slot: SlotReading) -> None:
+        is_unreported = slot.is_processing and self._requests[slot.slot] is None
+        num_before, was_processing, owner_before = self._last_cells[slot.slot]
+        owner = NO_OWNER if is_unreported else self._owners[slot.slot]
+        self._last_cells[slot.slot] = slot.num_tokens, slot.is_processing, owner
         first, end = slot.slot * self.num_cells, -(-slot.num_tokens // self.cell)
         start = (
             0
             if (slot.is_processing, owner) != (was_processing, owner_before)
-            else min(before, slot.num_tokens) // self.cell
+            else min(num_before, slot.num_tokens) // self.cell
         )
         if end > start:
-            places = range(start, end)
+            indices = range(start, end)
             self.state.set_blocks(
-                [first + index for index in places],
+                [first + index for index in indices],
                 state=BlockState.ACTIVE if slot.is_processing else BlockState.CACHED,
                 ref_count=int(slot.is_processing),
-                filled=[min(self.cell, slot.num_tokens - index * self.cell) for index in places],
+                filled=[min(self.cell, slot.num_tokens - index * self.cell) for index in indices],
                 owner=owner,
             )
-        gone = range(first + end, first + -(-before // self.cell))
-        self.state.free_blocks(list(gone))
+        freed = range(first + end, first + -(-num_before // self.cell))
+        self.state.free_blocks(list(freed))
 
 
 class SlotSource(PromptedSource):
-    """Source that polls a llama.cpp server; a context manager that closes it on exit. The server may start later.
+    """Source that polls a llama.cpp server. A context manager that closes it on exit. The server may start later.
 
     Raises BadInput if the certificate file of `address` cannot be used.
     """
 
-    def __init__(self, address: ExternalAddress, *, sink: Sink | None = None, every_s: float = EVERY_S) -> None:
+    def __init__(self, address: ExternalAddress, *, sink: Sink | None = None, every_s: float = POLL_S) -> None:
         super().__init__(address, sink)
         self._every_s = every_s
         self._http = HttpClient(address)
         self._slots: SlotState | None = None
         self._why = f"{address.url('/slots')} has not answered yet"
-        self._is_refused = self._is_quiet = self._is_busy = False
+        self._is_refused = self._is_backed_off = self._is_busy = False
         self._num_frames = self._num_restarts = self._last_sign_ns = self._num_idle_polls = 0
-        self._rarely_s = every_s / EVERY_S * RARELY_S
+        self._slow_poll_s = every_s / POLL_S * SLOW_POLL_S
         self._metrics_s = 0.0  # time of the next scrape of the metrics, monotonic seconds
         self._has_metrics = True
         self._reading: EngineReading | None = None
-        self._process = ""
-        """The server's `media_marker`, which changes with each start; empty if it reports none."""
+        self._process_marker = ""
+        """The server's `media_marker`, which changes with each start; empty if the server reports none."""
         self._failure = ""
         self._thread = threading.Thread(target=self._run, name="kvscope-slots", daemon=True)
         self._thread.start()
@@ -331,13 +334,13 @@ class SlotSource(PromptedSource):
             state = SourceState.REFUSED
         elif self._slots is None:
             state = SourceState.CONNECTING
-        elif self._why and not self._is_quiet:
+        elif self._why and not self._is_backed_off:
             state = SourceState.STALE
         return SourceStatus(
             state=state,
             reason=self._failure or self._why or ("" if self._has_metrics or self._slots is None else _NO_METRICS),
             frames_received=self._num_frames,
-            frames_dropped=self._hand_over.num_discarded,
+            frames_dropped=self._updates.num_discarded,
             resyncs=self._num_restarts,
             messages_rejected=0,
             num_skipped=0,
@@ -346,11 +349,10 @@ class SlotSource(PromptedSource):
         )
 
     def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:
-        """Return empty contents: `/slots` does not report tokens."""
+        """Return contents without tokens, because `/slots` does not report them."""
         return tuple(BlockContent(block=row) for row in rows)
 
     def close(self) -> None:
-        """Stop the thread and close the connections. Idempotent."""
         self._end.set()
         self._http.cancel()
         super().close()
@@ -360,27 +362,27 @@ class SlotSource(PromptedSource):
     def _run(self) -> None:
         try:
             while not self._end.is_set():
-                begun_s = time.monotonic()
-                self._round(time.monotonic_ns())
-                pause_s = self._rarely_s if self._is_quiet else self._every_s
-                self._end.wait(max(pause_s - (time.monotonic() - begun_s), 0.1 * self._every_s))
+                started_s = time.monotonic()
+                self._poll(time.monotonic_ns())
+                pause_s = self._slow_poll_s if self._is_backed_off else self._every_s
+                self._end.wait(max(pause_s - (time.monotonic() - started_s), 0.1 * self._every_s))
         except Exception as error:
             self._failure = f"reading failed: {error!r:.200}"
             raise
 
-    def _round(self, now_ns: int) -> None:
+    def _poll(self, now_ns: int) -> None:
         try:
             props = {} if self._is_busy else self._props()
             if props.get("is_sleeping") is True or props.get("role") == "router":
-                self._back_off(_ROUTES if props.get("role") == "router" else _SLEEPS, now_ns)
+                self._back_off(_ROUTER if props.get("role") == "router" else _SLEEPING, now_ns)
                 return
             reading = self._metrics() if self._num_idle_polls >= MAX_IDLE_POLLS else None
             is_known = reading is not None and not reading.num_running and reading == self._reading
             slots = None if is_known else read_slots(self._get("/slots"))
             if slots is not None and (self._slots is None or not self._is_same(slots, props)):
-                self._begin(slots, props or self._props())
+                self._start_state(slots, props or self._props())
             if slots is not None and reading is None and now_ns / 1e9 >= self._metrics_s:
-                self._metrics_s = now_ns / 1e9 + self._rarely_s
+                self._metrics_s = now_ns / 1e9 + self._slow_poll_s
                 reading = self._metrics()
         except NoAnswer as error:
             self._fail(self._error_text(error), is_refused=error.is_refusal)
@@ -388,16 +390,16 @@ class SlotSource(PromptedSource):
         except ProtocolError as error:
             self._fail(f"{self._address.url('/slots')}: {error}")
             return
-        self._why, self._is_refused, self._is_quiet, self._last_sign_ns = "", False, False, now_ns
+        self._why, self._is_refused, self._is_backed_off, self._last_sign_ns = "", False, False, now_ns
         self._publish(slots, reading, now_ns)
 
     def _fail(self, why: str, *, is_refused: bool = False) -> None:
-        self._why, self._is_refused, self._is_quiet = why, is_refused, False
+        self._why, self._is_refused, self._is_backed_off = why, is_refused, False
         # The server that answers next may be another one: ask for its /props first.
         self._is_busy, self._num_idle_polls = False, 0
 
     def _back_off(self, why: str, now_ns: int) -> None:
-        self._why, self._is_quiet, self._is_refused, self._last_sign_ns = why, True, False, now_ns
+        self._why, self._is_backed_off, self._is_refused, self._last_sign_ns = why, True, False, now_ns
         self._num_idle_polls = 0
         if self._slots is not None:
             self._slots.reset(now_ns)
@@ -406,13 +408,13 @@ class SlotSource(PromptedSource):
     def _is_same(self, slots: list[SlotReading], props: Mapping[str, Any]) -> bool:
         """Whether the answers come from the server process that was polled before."""
         assert self._slots is not None, "nothing was looked at before"
-        return self._slots.fits(slots) and text(props.get("media_marker")) in ("", self._process)
+        return self._slots.fits(slots) and text(props.get("media_marker")) in ("", self._process_marker)
 
-    def _begin(self, slots: list[SlotReading], props: Mapping[str, Any]) -> None:
+    def _start_state(self, slots: list[SlotReading], props: Mapping[str, Any]) -> None:
         self._num_restarts += self._slots is not None
         facts = self._address.engine.ask_facts(lambda _: props)
         self._slots = SlotState(slots, self._address, facts.model, facts.version)
-        self._process = text(props.get("media_marker"))
+        self._process_marker = text(props.get("media_marker"))
         self._has_metrics, self._reading, self._metrics_s = True, None, 0.0
         self._resync_wanted = True
 
@@ -441,7 +443,7 @@ class SlotSource(PromptedSource):
         )
         messages: list[Any] = [frame]
         self._num_frames += 1
-        if self._hand_over.wants_snapshot(now_ns) or self._resync_wanted:
+        if self._updates.wants_snapshot(now_ns) or self._resync_wanted:
             self._resync_wanted = False
             messages = [state.snapshot()]
         messages.append(
@@ -453,12 +455,14 @@ class SlotSource(PromptedSource):
                 num_unfinished=len(state.requests),
             )
         )
-        self._hand_over.enqueue(messages)
+        self._updates.enqueue(messages)
         with self._changed:
             self._changed.notify_all()
 
     def _metrics(self) -> EngineReading | None:
-        """Scrape the metrics, which count what slots do not show. A server without metrics is not asked again."""
+        """Scrape the metrics, which count activity that slots do not report. A server without metrics is not asked
+        again.
+        """
         if not self._has_metrics:
             return None
         engine = self._address.engine

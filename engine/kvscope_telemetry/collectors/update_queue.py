@@ -1,6 +1,6 @@
-"""Ordered, coalescing, bounded queue of locally created messages, for the reader of updates and for a sink.
+"""Bounded queue that coalesces locally created messages, for the reader of updates and for a sink.
 
-Does what a live source does, without its sockets.
+Has the same behaviour as the queue of a live source, without sockets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from kvscope_telemetry.sources.sink import Sink, SinkFeed
 
 class UpdateQueue:
     """Passes messages to a sink and coalesces them to updates. `enqueue` must be called from one thread only;
-    `poll_update` and `set_sink` are thread-safe."""
+    `poll_update` and `set_sink` are thread-safe.
+    """
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._feed = SinkFeed(sink)
@@ -39,7 +40,7 @@ class UpdateQueue:
         return self._pending.num_frames_discarded
 
     def set_sink(self, sink: Sink | None) -> None:
-        """Send subsequent messages to `sink`, or to none."""
+        """Pass subsequent messages to `sink`; None: to no sink."""
         self._feed.set(sink)
 
     def wants_snapshot(self, now_ns: int) -> bool:
@@ -62,11 +63,11 @@ class UpdateQueue:
         self._flush()
 
     def poll_update(self) -> Update | None:
-        """Return and clear what was received since the last call; None if nothing was."""
+        """Return and clear the update since the last call; None without messages."""
         return self._pending.poll_update()
 
     def discard(self) -> None:
-        """Drop pending messages. Updates resume with the next snapshot."""
+        """Drop pending messages. Updates continue with the next snapshot."""
         self._pending.discard()
 
     def _enqueue(self, message: TelemetryMessage) -> None:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 _SCHEME: Final = "vllm"
 _STRUCTURED_OUTPUTS: Final = "structured_outputs"
 _STRUCTURED_OUTPUTS_SINCE: Final = (0, 11)
-"""Version of vLLM from which on prompts are sent with the parameter `structured_outputs`, the only one since 0.12."""
+"""First version of vLLM to which prompts are sent with the parameter `structured_outputs`. Since 0.12 it is the only
+one.
+"""
 _RESIDENCY: Final = "vllm:kv_block_"
 _FIGURES: Final = (
     FigureMetric(name="Waiting", metric="vllm:num_requests_waiting_by_reason", by="reason"),
@@ -59,7 +61,7 @@ _FIGURES: Final = (
     FigureMetric(name="Mean time between uses", metric=f"{_RESIDENCY}reuse_gap_seconds", unit="s", is_mean=True),
     *LMCACHE_FIGURES,
 )
-"""Metrics to display. vLLM samples those about the life of blocks only if started with --kv-cache-metrics."""
+"""Metrics to display. vLLM samples those about the lifetime of blocks only if started with --kv-cache-metrics."""
 
 
 def _read(page: ScrapedPage) -> EngineReading:
@@ -97,7 +99,7 @@ def _read(page: ScrapedPage) -> EngineReading:
 
 
 def _ask_facts(ask: Ask) -> ServerFacts:
-    """Ask the server for its facts. The configuration is available only if VLLM_SERVER_DEV_MODE is set."""
+    """Query the server's facts. Its configuration is available only if VLLM_SERVER_DEV_MODE is set."""
     info = mapping(mapping(ask("/server_info?config_format=json")).get("vllm_config"))
     events = mapping(info.get("kv_events_config"))
     if not events.get("enable_kv_cache_events") or events.get("publisher") == "null":
@@ -119,9 +121,9 @@ def _fit_version(fields: Fields, version: Callable[[], Version]) -> Fields:
     """Use the older parameters for versions before `_STRUCTURED_OUTPUTS_SINCE`, which ignore unknown ones silently."""
     if _STRUCTURED_OUTPUTS not in fields or version() >= _STRUCTURED_OUTPUTS_SINCE:
         return fields
-    older = {"regex": "guided_regex", "grammar": "guided_grammar", "choice": "guided_choice"}
+    older_names = {"regex": "guided_regex", "grammar": "guided_grammar", "choice": "guided_choice"}
     others = {name: value for name, value in fields.items() if name != _STRUCTURED_OUTPUTS}
-    return others | {older.get(kind, kind): value for kind, value in fields[_STRUCTURED_OUTPUTS].items()}
+    return others | {older_names.get(kind, kind): value for kind, value in fields[_STRUCTURED_OUTPUTS].items()}
 
 
 VLLM: Final = ExternalEngine(

@@ -1,1 +1,1 @@
-"""Authentication: key files, the allow-list, and remembered API keys. Must not depend on sockets."""
+"""Authentication: key files, the allow-list, and saved API keys. Must not depend on sockets."""

@@ -3,8 +3,8 @@
     [keys]
     "vllm://gpu-box:8000" = "sk-..."
 
-Owns that file. API keys are not written anywhere else: not to settings, recordings or logs. Where a key may be sent is
-decided in `collectors/external_address.py` (`ExternalAddress.authorization`).
+Owns that file. API keys are not written anywhere else: not to settings, recordings or logs.
+`ExternalAddress.authorization` decides where a key may be sent.
 """
 
 from __future__ import annotations

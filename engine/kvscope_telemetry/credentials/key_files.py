@@ -61,7 +61,6 @@ def read_client_key(path: Path) -> ClientKey:
 
 
 def write_client_key(path: Path, key: ClientKey) -> None:
-    """Write a key file. Raises BadInput if the file exists or cannot be written."""
     text = (
         f"# kvscope key: whoever holds this file is {key.name!r} at the engine. Keep it private.\n"
         f'[key]\nname = "{key.name}"\nrole = "{key.role}"\n'
@@ -87,7 +86,7 @@ def write_engine_key(path: Path, key: EngineKey) -> None:
 
 
 def checked_name(name: object) -> str:
-    """Return `name` if it is valid in files, tables and sentences; otherwise raise BadInput."""
+    """Return `name`. Raises BadInput unless it is valid in file names, tables and sentences."""
     if not isinstance(name, str) or len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise BadInput(
             f"name {name!r:.80} is not accepted: up to {MAX_NAME} letters, digits and . _ @ -, a letter or digit first"
@@ -96,7 +95,6 @@ def checked_name(name: object) -> str:
 
 
 def checked_role(role: object) -> Role:
-    """Return the role; raise BadInput if there is no such role."""
     try:
         return Role(str(role))
     except ValueError:
@@ -104,9 +102,7 @@ def checked_role(role: object) -> Role:
 
 
 def checked_key(text: object, where: str, name: str) -> str:
-    """Return a CURVE key in Z85; raise BadInput if it is invalid. The message omits the value, which may be a
-    secret.
-    """
+    """Return a valid CURVE key in Z85. Raises BadInput for an invalid one, without the value, which may be a secret."""
     try:
         if isinstance(text, str) and len(text) == 40 and len(z85.decode(text.encode("ascii"))) == 32:
             return text

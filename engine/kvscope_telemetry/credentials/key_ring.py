@@ -4,8 +4,8 @@
     clients.toml    allowed clients: a [[client]] with name, role and public key each
     local.key       key file of this user's desktop on this machine, created with the engine's
 
-Owns the layout of the directory, and reloading the list after a change. Must not depend on sockets. Methods may be
-called from any thread. A lock on the directory (flock) ensures that one process at a time changes the list.
+Owns the files in the directory, and reloads the list after a change. Must not depend on sockets. Methods may be called
+from any thread. A lock on the directory (flock) ensures that one process at a time changes the list.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.roles import Caller, Role
 
 LOCAL: Final = "local"
-"""Name of the key that is created automatically for the desktop of the engine's user."""
+"""Name of the key that is created for the desktop of the engine's user."""
 LOCAL_KEY: Final = f"{LOCAL}.key"
-"""Name of that key's file in the directory."""
+"""Name of the file with the key `LOCAL`."""
 MAX_CLIENTS: Final = 1000
 RECHECK_INTERVAL_S: Final = 0.2
 _WHAT: Final = "keys folder"
@@ -60,7 +60,6 @@ class ClientEntry:
 
 
 def default_keys_folder() -> Path:
-    """Return the default directory of keys: `~/.config/kvscope/keys`."""
     return config_folder() / "keys"
 
 
@@ -69,7 +68,7 @@ def config_folder() -> Path:
 
 
 def local_key() -> Path | None:
-    """Return the key file that an engine of this user created for the user's desktop; None if there is none."""
+    """Return the key file that an engine of this user created for the desktop; None if there is none."""
     path = default_keys_folder() / LOCAL_KEY
     return path if path.is_file() else None
 
@@ -93,7 +92,7 @@ def read_allow_list(folder: Path) -> list[ClientEntry]:
 
 
 class KeyRing:
-    """The keys in `folder`, created if they do not exist. Raises BadInput if the directory is not safe.
+    """The keys in `folder`, created if they do not exist. Raises BadInput if other users can access the directory.
 
     `warn` is called with one line when the allow-list cannot be read, and when it is readable again, from any thread.
     """
@@ -105,24 +104,24 @@ class KeyRing:
         make_private_folder(self.folder, _WHAT)
         with self._locked():
             self.engine = self._engine_key()
-        self._stamp: tuple[int, ...] = ()
-        self._looked_s = 0.0
+        self._file_stamp: tuple[int, ...] = ()
+        self._refreshed_s = 0.0
         self._callers: Mapping[str, Caller] = {}
         self.refresh()
 
     def caller(self, public: str) -> Caller | None:
-        """Return the client with this public key (Z85); None if the key is not on the list now."""
-        if public not in self._callers or time.monotonic() - self._looked_s >= RECHECK_INTERVAL_S:
+        """Return the client with this public key (Z85); None if the key is not on the current list."""
+        if public not in self._callers or time.monotonic() - self._refreshed_s >= RECHECK_INTERVAL_S:
             self.refresh()
         return self._callers.get(public)
 
     def refresh(self) -> None:
-        """Reload the list if it changed. While it cannot be read, no client is allowed, and `warn` is called."""
-        self._looked_s = time.monotonic()
-        stamp = _stamp(self.folder / "clients.toml")
-        if stamp == self._stamp:
+        """Reload the list if the file changed. While it cannot be read, no client is allowed."""
+        self._refreshed_s = time.monotonic()
+        stamp = _file_stamp(self.folder / "clients.toml")
+        if stamp == self._file_stamp:
             return
-        self._stamp = stamp
+        self._file_stamp = stamp
         entries, trouble = list[ClientEntry](), ""
         try:
             entries = self.entries()
@@ -147,17 +146,17 @@ class KeyRing:
             return self._new(name, role, out)
 
     def remove(self, name: str) -> ClientEntry:
-        """Remove a key from the allow-list. Raises BadInput if the name is not on it."""
+        """Remove a key from the allow-list. Raises BadInput if the list has no such name."""
         with self._locked():
             entries = self.entries()
-            gone = next((entry for entry in entries if entry.name == name), None)
-            if gone is None:
+            removed = next((entry for entry in entries if entry.name == name), None)
+            if removed is None:
                 names = ", ".join(entry.name for entry in entries) or "nobody"
                 raise BadInput(f"name {name!r:.80} is not on the allow-list: {names}")
-            self._write([entry for entry in entries if entry is not gone])
+            self._write([entry for entry in entries if entry is not removed])
             if name == LOCAL:
                 (self.folder / LOCAL_KEY).unlink(missing_ok=True)
-        return gone
+        return removed
 
     def _new(self, name: str, role: Role, out: Path) -> ClientKey:
         entries = self.entries()
@@ -218,7 +217,7 @@ def _table(entry: ClientEntry) -> str:
     return "\n[[client]]\n" + "".join(f'{name} = "{value}"\n' for name, value in fields.items())
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
+def _file_stamp(path: Path) -> tuple[int, ...]:
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Files and directories accessible to this user only, written atomically. Does not depend on their contents."""
+"""Files and directories accessible to this user only, written atomically. Independent of their contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.whole_file import replace_file
 
 MAX_BYTES = 1 << 20
-"""Maximum size of a file that is read. No file that kvscope writes is this large."""
+"""Maximum size in bytes of a file that is read. kvscope writes no larger ones."""
 
 
 def make_private_folder(folder: Path, what: str) -> None:
@@ -59,7 +59,7 @@ def write_private(path: Path, text: str, what: str, *, replace: bool = True) -> 
 
 
 def write_config(path: Path, text: str, what: str) -> None:
-    """Create the parent directory if necessary, and write `path` as `write_private` does."""
+    """Write `path` as `write_private` does, creating its directory if necessary."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""KV events as vLLM, SGLang and kvscope's engine publish them over ZeroMQ: they report which blocks are cached."""
+"""KV events, which vLLM, SGLang and kvscope's engine publish over ZeroMQ to report which blocks are cached."""

@@ -1,7 +1,7 @@
 """KV events and batches of them: blocks stored, blocks removed, all blocks cleared.
 
-Independent of publisher and layout: all hashes have one type (`block_key`). Knows neither bytes nor sockets, which are
-in `decoding`, `encoding` and `event_stream`.
+The same for all publishers: all hashes have one type (`block_key`). Bytes and sockets are left to `decoding`,
+`encoding` and `event_stream`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
     """Consecutive blocks of one text were stored in the cache. Fields have vLLM's names and order."""
 
     block_hashes: tuple[int, ...]
-    """One hash per block, in the order of the text; see `block_key`."""
+    """One hash per block, in the order of the text (`block_key`)."""
     parent_block_hash: int | None
     """Hash of the block before the first one; None if the first block begins the text."""
     token_ids: tuple[int, ...]
@@ -31,7 +31,7 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
     """`GPU`, `CPU`, `STORAGE` (vLLM); `GPU`, `CPU_PINNED`, `DISK`, `EXTERNAL` (SGLang). None means the GPU."""
     lora_name: str | None = None
     extra_keys: bytes | None = None
-    """Other inputs of the hashes, one entry per block, still encoded: see `decoding.read_extra_keys`."""
+    """Other inputs of the hashes, one entry per block, still encoded (`decoding.read_extra_keys`)."""
     group_idx: int | None = None
     """Index of the KV cache group, if layers differ in kind. A hash may be stored once in each group."""
     kv_cache_spec_kind: str | None = None
@@ -41,7 +41,7 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
     session_id: str | None = None
     lookahead_token_ids: tuple[tuple[int, ...], ...] | None = None
     cache_salt: str | None = None
-    """Sent by SGLang. vLLM sends it in the extra keys."""
+    """Cache salt as sent by SGLang. vLLM sends it in the extra keys."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +55,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False):
-    """All blocks were removed."""
+    pass
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -69,20 +69,20 @@ class EventBatch(msgspec.Struct, frozen=True):
     events: tuple[KvEvent, ...]
     data_parallel_rank: int | None = None
     num_unknown_events: int = 0
-    """Number of events of unknown kinds, which were skipped. A later version may know them."""
+    """Number of skipped events of kinds that this version does not have."""
     num_unknown_fields: int = 0
     """Number of unknown fields of decoded events and of the batch."""
     num_unreadable_events: int = 0
     """Number of events of known kinds that could not be decoded. After one, the cache contents are uncertain."""
     unreadable: str = ""
-    """Error of the first event that could not be decoded."""
+    """Error of the first event that could not be decoded; empty if there is none."""
 
 
 def block_key(block_hash: int | bytes) -> int:
     """Convert a hash to the common type: its low 64 bits, unsigned.
 
-    vLLM derives hashes from a digest. It sends an unsigned integer or, if configured so, the digest itself, whose last
-    8 bytes are that integer. SGLang sends 64 bits as a signed integer.
+    vLLM derives hashes from a digest. It sends an unsigned integer or, if configured so, the digest itself, which ends
+    with the 8 bytes of that integer. SGLang sends 64 bits as a signed integer.
     """
     if isinstance(block_hash, bytes):
         return int.from_bytes(block_hash[-8:], "big")

@@ -1,7 +1,7 @@
 """Decodes a publisher's bytes to a batch of KV events, for every version of vLLM, SGLang and kvscope.
 
-Unknown events and fields are skipped and counted; the rest is decoded. Time and memory are bounded by the size of the
-input. Raises no exception but ProtocolError.
+Unknown events and fields are skipped and counted; all others are decoded. Time and memory are bounded by the size of
+the input. Raises no exception but ProtocolError.
 """
 
 from __future__ import annotations
@@ -132,20 +132,20 @@ def _is_unknown(raw: Raw, view: memoryview) -> bool:
 
 
 def _event(wire: _Wire) -> tuple[KvEvent, int]:
-    """Return the event and the number of its fields that were present."""
+    """Return the event and the number of fields that were present."""
     if isinstance(wire, _Stored):
         return _stored(wire)
     if isinstance(wire, RemovedMap | RemovedArray):
-        hashes, *rest = astuple(wire)
-        return BlockRemoved(_keys(hashes), *_present(rest)), 1 + _num_present(rest)
+        hashes, *optional = astuple(wire)
+        return BlockRemoved(_keys(hashes), *_present(optional)), 1 + _num_present(optional)
     return AllBlocksCleared(), 0
 
 
 def _stored(wire: _Stored) -> tuple[BlockStored, int]:
-    hashes, parent, tokens, size, lora_id, medium, lora_name, extra_keys, *rest = astuple(wire)
-    num_known = 4 + _num_present((lora_id, medium, lora_name, extra_keys)) + _num_present(rest)
+    hashes, parent, tokens, size, lora_id, medium, lora_name, extra_keys, *optional = astuple(wire)
+    num_known = 4 + _num_present((lora_id, medium, lora_name, extra_keys)) + _num_present(optional)
     if isinstance(lora_name, Metadata):
-        rest[-1], lora_name = lora_name.cache_salt, None
+        optional[-1], lora_name = lora_name.cache_salt, None
     if isinstance(wire, StoredPairsMap | StoredPairsArray):
         tokens = tuple([first for first, _ in tokens])
     values = (
@@ -154,17 +154,17 @@ def _stored(wire: _Stored) -> tuple[BlockStored, int]:
         tokens,
         size,
         *_present((lora_id, medium, lora_name)),
-        _packed(extra_keys),
-        *_present(rest),
+        _packed_keys(extra_keys),
+        *_present(optional),
     )
     return BlockStored(*values), num_known
 
 
 def _keys(hashes: tuple[BlockHash, ...]) -> tuple[int, ...]:
     try:
-        return tuple([each & HASH_MASK for each in hashes])  # type: ignore[operator]
+        return tuple([value & HASH_MASK for value in hashes])  # type: ignore[operator]
     except TypeError:
-        return tuple([block_key(each) for each in hashes])
+        return tuple([block_key(value) for value in hashes])
 
 
 def _present(values: Iterable[Any]) -> list[Any]:
@@ -175,8 +175,10 @@ def _num_present(values: Iterable[Any]) -> int:
     return sum([value is not UNSET for value in values])
 
 
-def _packed(extra_keys: Any) -> bytes | None:
-    """Return a copy, because a view would keep the whole payload in memory."""
+def _packed_keys(extra_keys: Any) -> bytes | None:
+    """Return the bytes of the extra keys as a copy, because a view would keep the whole payload in memory; None for
+    nil.
+    """
     packed = None if extra_keys is UNSET else bytes(extra_keys)
     return None if packed == _NIL else packed
 
@@ -187,7 +189,7 @@ def _is_array(view: memoryview) -> bool:
 
 
 def _length(data: bytes | memoryview) -> int:
-    """Return the number of elements of an array or of pairs of a map."""
+    """Return the number of elements of a MessagePack array, or of pairs of a map."""
     first = data[0]
     if 0x80 <= first <= 0x9F:
         return first & 0x0F

@@ -14,7 +14,7 @@ from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, 
 from kvscope_telemetry.kv_events.event_wire import ClearedMap, RemovedMap, StoredMap
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_NUM_ALWAYS: Final = 7
+_NUM_REQUIRED: Final = 7
 """Number of fields of a stored block that are sent even if they are None."""
 
 
@@ -25,18 +25,18 @@ def encode_batch(batch: EventBatch, *, arrays: bool = False) -> bytes:
 
 
 def pack_extra_keys(keys: tuple[tuple[Any, ...] | None, ...]) -> bytes:
-    """Encode `BlockStored.extra_keys`, one entry per block."""
+    """Encode `BlockStored.extra_keys`, with one entry per block."""
     return _ENCODER.encode(keys)
 
 
 def _map(event: KvEvent) -> StoredMap | RemovedMap | ClearedMap:
     if isinstance(event, BlockStored):
         values = _stored_values(event)
-        always, rest = values[:_NUM_ALWAYS], values[_NUM_ALWAYS:]
-        return StoredMap(*always, *[UNSET if value is None else value for value in rest])
+        required, optional = values[:_NUM_REQUIRED], values[_NUM_REQUIRED:]
+        return StoredMap(*required, *[UNSET if value is None else value for value in optional])
     if isinstance(event, BlockRemoved):
-        hashes, medium, *rest = msgspec.structs.astuple(event)
-        return RemovedMap(hashes, medium, *[UNSET if value is None else value for value in rest])
+        hashes, medium, *optional = msgspec.structs.astuple(event)
+        return RemovedMap(hashes, medium, *[UNSET if value is None else value for value in optional])
     return ClearedMap()
 
 
@@ -52,6 +52,6 @@ def _array(event: KvEvent) -> list[Any]:
 def _stored_values(event: BlockStored) -> list[Any]:
     """Return the fields in wire order, which is their order in the class."""
     values = list(msgspec.structs.astuple(event))
-    place = event.__struct_fields__.index("extra_keys")
-    values[place] = None if event.extra_keys is None else Raw(event.extra_keys)
+    index = event.__struct_fields__.index("extra_keys")
+    values[index] = None if event.extra_keys is None else Raw(event.extra_keys)
     return values

@@ -1,7 +1,7 @@
 """Connection to a publisher of KV events: a SUB socket and the state of its connection attempts.
 
-Owns connecting, also after a refusal, and closing a connection on which a message is never completed. Must be used by
-the reading thread only. Knows message frames, not events.
+Connects, also after a refusal, and closes a connection on which a message is never completed. Must be used by the
+reading thread only. Independent of the contents of messages.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kvscope_telemetry.kv_events.event_wire import MAX_BATCH_BYTES
 from kvscope_telemetry.transport.connection_watch import Connections
 
 HIGH_WATER: Final = 64
-"""Receive queue in batches. More are queued at the publisher, whose limit is some thousands."""
+"""Size of the receive queue in batches. Further ones are queued at the publisher, up to some thousands."""
 MAX_HALF_BYTES: Final = 4 * MAX_BATCH_BYTES
-"""Maximum bytes that a connection may send between two complete messages."""
+"""Maximum bytes that a connection may receive between two complete messages."""
 RECONNECT_MS: Final = (50, 1_000)
-KNOCK_AGAIN_S: Final = 1.0
-WATCH_S: Final = 0.25
+RECONNECT_S: Final = 1.0
+WATCH_INTERVAL_S: Final = 0.25
 MAX_HANG_UPS: Final = 3
-GREETING_S: Final = 2.0
+HANDSHAKE_TIMEOUT_S: Final = 2.0
 """Seconds within which a new peer must complete the ZeroMQ handshake."""
 MAX_PUBLISHERS: Final = 16
 _FAILED: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
@@ -48,15 +48,17 @@ class KVEventConnection:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, topic: bytes, *, bind: bool) -> None:
         self.num_connections = 0
-        """Number of connections established so far; it changes with each new connection."""
+        """Number of connections established so far."""
         self.refusal = ""
-        """Why there is no publisher, if known; else empty."""
+        """Reason for which there is no publisher; empty if unknown or connected."""
         self._endpoint = endpoint
         self._is_bound = bind
-        self._open = 0
+        self._num_open = 0
         self._num_hang_ups = 0
-        self._greeted_s: float | None = None
-        """Time since which a peer is connected without having completed the handshake."""
+        self._handshake_started_s: float | None = None
+        """Monotonic time since which a peer is connected without having completed the handshake; None without such a
+        peer.
+        """
         self._retry_s: float | None = None
         self._poll_s = 0.0
         self._connections = Connections(MAX_PUBLISHERS, lambda seconds: MAX_HALF_BYTES, is_client=not bind)
@@ -72,7 +74,7 @@ class KVEventConnection:
 
     @property
     def is_connected(self) -> bool:
-        return self._open > 0
+        return self._num_open > 0
 
     def receive(self, max_messages: int) -> list[list[bytes]]:
         """Return the messages received, oldest first."""
@@ -94,10 +96,10 @@ class KVEventConnection:
             with contextlib.suppress(zmq.ZMQError):
                 self.socket.disconnect(self._endpoint)
             self.socket.connect(self._endpoint)
-        if self._greeted_s is not None and now_s - self._greeted_s > GREETING_S:
+        if self._handshake_started_s is not None and now_s - self._handshake_started_s > HANDSHAKE_TIMEOUT_S:
             self.refusal = f"{self._endpoint} is not a ZeroMQ socket: it does not publish KV events"
         if now_s >= self._poll_s:
-            self._poll_s = now_s + WATCH_S
+            self._poll_s = now_s + WATCH_INTERVAL_S
             self._connections.watch()
 
     def close(self) -> None:
@@ -120,27 +122,27 @@ class KVEventConnection:
     def _handle_event(self, event: zmq.Event, value: int, now_s: float) -> None:
         if event in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
             self._connections.accepted(value)
-            self._greeted_s = now_s
+            self._handshake_started_s = now_s
         elif event == zmq.EVENT_DISCONNECTED:
             self._connections.closed(value)
-            self._ended(now_s)
+            self._connection_ended(now_s)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._open += 1
+            self._num_open += 1
             self.num_connections += 1
-            self._greeted_s, self._retry_s, self.refusal, self._num_hang_ups = None, None, "", 0
+            self._handshake_started_s, self._retry_s, self.refusal, self._num_hang_ups = None, None, "", 0
         elif event in _FAILED:
-            self._greeted_s = None
-            self._retry_s = now_s + KNOCK_AGAIN_S
+            self._handshake_started_s = None
+            self._retry_s = now_s + RECONNECT_S
             self.refusal = f"{self._endpoint} does not publish KV events"
         else:
-            self._ended(now_s)
+            self._connection_ended(now_s)
 
-    def _ended(self, now_s: float) -> None:
-        if self._greeted_s is None:
-            self._open = max(0, self._open - 1)
+    def _connection_ended(self, now_s: float) -> None:
+        if self._handshake_started_s is None:
+            self._num_open = max(0, self._num_open - 1)
             return
-        self._greeted_s = None
-        self._retry_s = now_s + KNOCK_AGAIN_S  # ZeroMQ does not retry on its own after some refusals
+        self._handshake_started_s = None
+        self._retry_s = now_s + RECONNECT_S  # ZeroMQ does not retry on its own after some refusals
         self._num_hang_ups += 1
         if self._num_hang_ups >= MAX_HANG_UPS:
             self.refusal = f"{self._endpoint} closes the connection: it does not publish KV events"

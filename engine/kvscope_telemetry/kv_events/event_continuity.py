@@ -1,11 +1,12 @@
 """Orders batches of KV events and removes duplicates, and handles gaps, restarts and unreadable batches.
 
-Owns the position in the sequence, the batches held while a replay fills a gap, and the reason for any uncertainty. Uses
-no sockets and no clock: `event_stream` passes in what it receives and requests the replays that `wants` asks for.
+Owns the position in the sequence, the batches buffered while a replay fills a gap, and the reason for any uncertainty.
+Uses no sockets and no clock: `event_stream` passes in what it receives and requests a replay if `wants` is set.
 
 A publisher has no identity, and its sequence numbers restart at 0 with each start, so a number alone proves nothing.
 Each replay therefore begins with the last batch that was passed on: if the engine sends exactly that batch again, it is
-the same engine, and nothing is missing from there on. If not, everything is forgotten and requested from the beginning.
+the same engine, and nothing is missing from there on. If not, all contents are dropped and requested from the
+beginning.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, Strea
 MAX_SEEN: Final = 1 << 14
 MAX_GAPS: Final = 256
 MAX_HELD_BYTES: Final = 32 << 20
-_EACH_BYTES: Final = 128
+_ENTRY_BYTES: Final = 128
 MAX_FRUITLESS: Final = 2
-"""Number of consecutive replays without any missing batch, after which the gap is accepted."""
+"""Number of consecutive replays without any of the missing batches after which the gap is accepted."""
 
 
 class EventContinuity:
-    """Checks that event batches arrive without gaps, and requests a replay of missed ones.
+    """Checks that event batches arrive without gaps, and requests replays of missing ones.
 
-    `put` receives each item and its size in bytes. `can_replay`: whether missed batches can be requested.
+    `put` is called with each item and its size in bytes. `can_replay`: whether missing batches can be requested.
     """
 
     def __init__(self, put: Callable[[StreamItem, int], None], *, can_replay: bool) -> None:
@@ -42,40 +43,39 @@ class EventContinuity:
         self.ts = 0.0
         self.rank: int | None = None
         self.has_joined = False
-        """Whether the cache contents were known at some moment, with or without certainty."""
+        """Whether cache contents are known since the last reset, with or without certainty."""
         self.uncertain = ""
-        """Why the cache contents may be wrong; empty if they are certain."""
+        """Reason for which the cache contents may be wrong; empty if they are certain."""
         self.wants = "joining" if can_replay else ""
-        """Why a replay is wanted; empty if none is."""
+        """Reason for which a replay is needed; empty if none is."""
         self.is_replaying = False
         self.failed = False
         """Whether a replay failed that could have removed the uncertainty."""
         self._put = put
         self._can_replay = can_replay
-        self._held = BufferedBatches()
+        self._buffered = BufferedBatches()
         self._seen = SeenBatches()
-        self._is_proven = True
+        self._is_same_engine = True
         self._is_check = False
         self._num_fruitless = 0
         self._requested = -1
 
     @property
     def is_checking(self) -> bool:
-        """Whether the replay that is wanted or in progress is only a check after a quiet time."""
+        """Whether the replay that is needed or in progress is only a check after a quiet time."""
         return self._is_check and (self.is_replaying or bool(self.wants))
 
     # Published batches
 
     def live(self, seq: int, payload: bytes) -> None:
-        """Process a published batch."""
         is_awaited = self.is_checking and self.has_joined and seq == self.last + 1
         if is_awaited or not (self.wants or self.is_replaying):
-            self._follow(seq, payload)
+            self._process_next(seq, payload)
         else:
-            self._held.push(seq, payload)
+            self._buffered.push(seq, payload)
 
     def dropped(self) -> None:
-        """Handle the loss of a published batch in this process, because the queue was full."""
+        """Handle a published batch that was dropped in this process, because the queue was full."""
         self._request_replay("more came than was taken")
 
     def reconnected(self) -> None:
@@ -91,7 +91,7 @@ class EventContinuity:
             self.wants, self._is_check = "asking whether anything was missed", True
 
     def try_again(self) -> None:
-        """After a failed replay, request everything again."""
+        """After a failed replay, request all batches again."""
         if self.failed:
             self._reset("asking again for what was missed")
 
@@ -100,33 +100,32 @@ class EventContinuity:
     def begin_replay(self) -> int:
         """Start a replay. Returns the sequence number from which to request batches."""
         self.wants, self.is_replaying, self.failed = "", True, False
-        self._is_proven = self.last < 0
+        self._is_same_engine = self.last < 0
         self._requested = self.last
         self.counts.replays += 0 if self._is_check else 1
         return max(self.last, 0)
 
     def replayed(self, seq: int, payload: bytes) -> None:
-        """Process one batch of the replay."""
         if not self.is_replaying:
             return
-        if not self._is_proven:
-            self._is_proven = seq == self._requested and self._seen.is_same(seq, payload)
-            if not self._is_proven:
+        if not self._is_same_engine:
+            self._is_same_engine = seq == self._requested and self._seen.is_same(seq, payload)
+            if not self._is_same_engine:
                 self._start_over(f"batch {self._requested} is not what it was, or not kept any more")
             return
         self._start_at(seq)
         if seq == self.last + 1:
             if not self._accept(seq, payload):
-                self._second_copy(seq, payload)
+                self._use_published_copy(seq, payload)
         elif seq > self.last:
-            self._held.push(seq, payload)
+            self._buffered.push(seq, payload)
 
     def end_replay(self) -> None:
-        """Finish the replay: all of it was received."""
+        """Finish a replay that was received completely."""
         if not self.is_replaying:
             return
         self.is_replaying = self._is_check = False
-        if not self._is_proven:
+        if not self._is_same_engine:
             self._start_over(f"the engine knows no batch {self._requested}")
             return
         self._num_fruitless = 0 if self.last > self._requested else self._num_fruitless + 1
@@ -136,13 +135,17 @@ class EventContinuity:
             self._num_fruitless = 0
 
     def fail_replay(self, why: str) -> None:
-        """End a replay that is no longer answered: request the rest if part of it came, else continue without."""
+        """End a replay to which no more answers come.
+
+        If part of it came, the missing part is requested. Otherwise, reading continues without it, and the gap is
+        reported.
+        """
         was_check, self._is_check = self.is_checking, False
         self.is_replaying, self.wants = False, ""
         if self.last > self._requested and not was_check:
             self._request_replay("the replay broke off")
             return
-        numbers = self._held.in_order()
+        numbers = self._buffered.in_order()
         if not was_check or (numbers and numbers[0] > self.last + 1):
             self.uncertain, self.failed = why, True
         if numbers:
@@ -153,24 +156,24 @@ class EventContinuity:
 
     # Sequence
 
-    def _follow(self, seq: int, payload: bytes) -> None:
-        """Process a batch while no earlier one is awaited."""
+    def _process_next(self, seq: int, payload: bytes) -> None:
+        """Process a batch while no earlier batch is awaited."""
         self._start_at(seq)
         if seq == self.last + 1:
             if not self._accept(seq, payload):
-                self._cannot_read(seq, payload)
+                self._request_unreadable(seq, payload)
         elif seq > self.last:
-            self._held.push(seq, payload)
+            self._buffered.push(seq, payload)
             self._release()
         elif self._seen.is_same(seq, payload) or self._is_late(seq, payload):
             self.counts.duplicates += 1
         else:
             self._start_over(f"batch {seq} came after {self.last}")
             if not self._can_replay:  # with replays, it is part of what was requested, unless it is older
-                self._follow(seq, payload)
+                self._process_next(seq, payload)
 
     def _start_at(self, seq: int) -> None:
-        """If this is the first batch at all, start the sequence at it."""
+        """Start the sequence at this batch if it is the first."""
         if self.last >= 0 or self.has_joined:
             return
         self.has_joined = True
@@ -184,61 +187,61 @@ class EventContinuity:
             batch = decode_batch(payload)
         except ProtocolError:
             return False
-        self._pass(seq, payload)
+        self._advance(seq, payload)
         self.ts, self.rank = batch.ts, batch.data_parallel_rank
         self.counts.count(batch)
-        self._judge(seq, batch)
+        self._update_certainty(seq, batch)
         self._put(Received(seq, batch), len(payload))
         return True
 
-    def _judge(self, seq: int, batch: EventBatch) -> None:
+    def _update_certainty(self, seq: int, batch: EventBatch) -> None:
         if any(isinstance(event, AllBlocksCleared) for event in batch.events):
             self.uncertain, self.failed = "", False  # the uncertain contents were removed
         if batch.num_unreadable_events:
             self.uncertain = f"{batch.num_unreadable_events} events of batch {seq} cannot be read: {batch.unreadable}"
 
-    def _cannot_read(self, seq: int, payload: bytes) -> None:
+    def _request_unreadable(self, seq: int, payload: bytes) -> None:
         """Request an unreadable batch again, because the engine's copy may be intact."""
-        if self._may_ask:
-            self._held.push(seq, payload)
+        if self._may_request:
+            self._buffered.push(seq, payload)
             self._request_replay(f"batch {seq} cannot be read")
         else:
-            self._spoilt(seq, payload)
+            self._skip_unreadable(seq, payload)
 
-    def _second_copy(self, seq: int, payload: bytes) -> None:
-        """Use the published copy of a batch whose replayed copy is unreadable."""
-        held = self._held.pop(seq)
-        if held is None or not self._accept(seq, held):
-            self._spoilt(seq, payload)
+    def _use_published_copy(self, seq: int, payload: bytes) -> None:
+        """Use the published copy of a batch, because its replayed copy is unreadable."""
+        published = self._buffered.pop(seq)
+        if published is None or not self._accept(seq, published):
+            self._skip_unreadable(seq, payload)
 
-    def _spoilt(self, seq: int, payload: bytes) -> None:
+    def _skip_unreadable(self, seq: int, payload: bytes) -> None:
         try:
             decode_batch(payload)
         except ProtocolError as error:
             self.counts.unreadable += 1
             self._report_gap(seq, f"batch {seq} cannot be read: {error}")
-            self._pass(seq, payload)
+            self._advance(seq, payload)
 
-    def _pass(self, seq: int, payload: bytes) -> None:
+    def _advance(self, seq: int, payload: bytes) -> None:
         self.last = seq
         self._seen.add(seq, payload)
 
     def _release(self) -> None:
-        """Pass on held batches, up to the next gap."""
-        for seq in self._held.in_order():
+        """Pass on buffered batches, up to the next gap."""
+        for seq in self._buffered.in_order():
             if self.wants:
                 return
             if seq > self.last + 1:
-                if self._may_ask:
+                if self._may_request:
                     self._request_replay(f"batches {self.last + 1} to {seq - 1} are missing")
                     return
                 self._report_gap(seq - 1, f"batches {self.last + 1} to {seq - 1} are missing")
-            payload = self._held.pop(seq)
+            payload = self._buffered.pop(seq)
             if payload is not None and (seq > self.last or not self._seen.is_same(seq, payload)):
-                self._follow(seq, payload)
+                self._process_next(seq, payload)
 
     def _report_gap(self, last: int, why: str) -> None:
-        """Accept that the batches after the last one, up to `last`, are missing."""
+        """Accept that the batches from the one after `self.last` up to `last` are missing."""
         first, self.last = self.last + 1, last
         self.uncertain = why
         self.counts.missing += last - first + 1
@@ -246,7 +249,9 @@ class EventContinuity:
         self._put(Gap(first, last, why), 0)
 
     def _is_late(self, seq: int, payload: bytes) -> bool:
-        """Whether the batch is a late one, already accepted as missing, which would do harm now, or is unreadable."""
+        """Whether the batch must be ignored: it was already accepted as missing and is now outdated, or it is
+        unreadable.
+        """
         try:
             return decode_batch(payload).ts <= self.ts and self._seen.was_skipped(seq)
         except ProtocolError:
@@ -262,13 +267,13 @@ class EventContinuity:
         self.has_joined = self.is_replaying = self.failed = self._is_check = False
         self.uncertain = ""
         self._num_fruitless = 0
-        self._held.clear()
+        self._buffered.clear()
         self._seen.clear()
         self._request_replay(why)
 
     @property
-    def _may_ask(self) -> bool:
-        """Whether a replay can be requested and recent ones were not fruitless."""
+    def _may_request(self) -> bool:
+        """Whether a replay can be requested, and recent ones brought missing batches."""
         return self._can_replay and self._num_fruitless < MAX_FRUITLESS
 
     def _request_replay(self, why: str) -> None:
@@ -277,7 +282,7 @@ class EventContinuity:
 
 
 class BufferedBatches:
-    """Batches received while earlier ones are awaited, as bytes by sequence number; bounded.
+    """Batches received while earlier ones are awaited, as bytes by sequence number; at most `max_bytes`.
 
     A batch that does not fit is dropped, which leaves a gap that a later replay fills.
     """
@@ -291,18 +296,17 @@ class BufferedBatches:
         return len(self._payloads)
 
     def push(self, seq: int, payload: bytes) -> None:
-        """Hold a batch, replacing one with the same number."""
+        """Buffer a batch, replacing one with the same number."""
         self.pop(seq)
-        num_bytes = len(payload) + _EACH_BYTES
+        num_bytes = len(payload) + _ENTRY_BYTES
         if self._num_bytes + num_bytes <= self._max_bytes:
             self._payloads[seq] = payload
             self._num_bytes += num_bytes
 
     def pop(self, seq: int) -> bytes | None:
-        """Remove and return a batch; None if it is not held."""
         payload = self._payloads.pop(seq, None)
         if payload is not None:
-            self._num_bytes -= len(payload) + _EACH_BYTES
+            self._num_bytes -= len(payload) + _ENTRY_BYTES
         return payload
 
     def in_order(self) -> list[int]:
@@ -317,20 +321,20 @@ class SeenBatches:
     """Recent batches that were passed on or accepted as missing, to recognize duplicates, late batches and other
     engines.
 
-    Batches are compared by a hash of their bytes, because a publisher has no identity. Holds batches of one start of
-    one publisher.
+    Batches are compared by a hash of their bytes, because a publisher has no identity. Covers one start of one
+    publisher.
     """
 
     def __init__(self) -> None:
-        self._prints: dict[int, int] = {}  # sequence number -> hash, oldest first
+        self._hashes: dict[int, int] = {}  # sequence number -> hash, oldest first
         self._gaps: deque[tuple[int, int]] = deque(maxlen=MAX_GAPS)
 
     def add(self, seq: int, payload: bytes) -> None:
         """Record a batch that was passed on or could not be decoded."""
-        self._prints[seq] = hash(payload)
-        if len(self._prints) > MAX_SEEN:
-            for old in list(islice(self._prints, MAX_SEEN // 8)):
-                del self._prints[old]
+        self._hashes[seq] = hash(payload)
+        if len(self._hashes) > MAX_SEEN:
+            for oldest in list(islice(self._hashes, MAX_SEEN // 8)):
+                del self._hashes[oldest]
 
     def skip(self, first: int, last: int) -> None:
         """Record batches accepted as missing."""
@@ -338,21 +342,20 @@ class SeenBatches:
 
     def is_same(self, seq: int, payload: bytes) -> bool:
         """Whether exactly this batch was recorded."""
-        return self._prints.get(seq) == hash(payload)
+        return self._hashes.get(seq) == hash(payload)
 
     def was_skipped(self, seq: int) -> bool:
         """Whether the batch was accepted as missing."""
         return any(first <= seq <= last for first, last in self._gaps)
 
     def clear(self) -> None:
-        """Forget everything, because the publisher restarted."""
-        self._prints.clear()
+        self._hashes.clear()
         self._gaps.clear()
 
 
 @dataclass(slots=True)
 class StreamCounts:
-    """Counters of a stream of KV events since it was opened; see `StreamStatus`."""
+    """Counters of a stream of KV events since it was opened, as in `StreamStatus`."""
 
     batches: int = 0
     events: int = 0

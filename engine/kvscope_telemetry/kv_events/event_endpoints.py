@@ -1,4 +1,4 @@
-"""Validates endpoints of KV events, and decides who binds them and which port each data-parallel rank has.
+"""Validates endpoints of KV events, and decides which side binds them and the port of each data-parallel rank.
 
 Opens no sockets.
 """
@@ -10,7 +10,7 @@ from typing import Final
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.transport.bind_address import MAX_IPC_PATH_BYTES
 
-_EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
+_WILDCARD_HOSTS: Final = ("*", "0.0.0.0", "[::]", "::")
 _MAX_PORT: Final = 65535
 
 
@@ -19,28 +19,32 @@ def check_endpoint(name: str, endpoint: str, *, is_client: bool = False) -> None
 
     An endpoint to connect to (`is_client`) needs a host and a port; one to bind may have the host `*` and port 0.
     """
-    scheme, _, rest = endpoint.partition("://")
-    if scheme == "ipc" and 0 < len(rest.encode(errors="surrogateescape")) <= MAX_IPC_PATH_BYTES and "\0" not in rest:
+    scheme, _, location = endpoint.partition("://")
+    if (
+        scheme == "ipc"
+        and 0 < len(location.encode(errors="surrogateescape")) <= MAX_IPC_PATH_BYTES
+        and "\0" not in location
+    ):
         return
-    host, _, port = rest.rpartition(":")
+    host, _, port = location.rpartition(":")
     is_number = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= _MAX_PORT
     if scheme != "tcp" or not host or not is_number or any(letter.isspace() for letter in host):
         raise BadInput(f"{name}={endpoint!r} is not accepted: tcp://HOST:PORT or ipc://PATH")
-    if is_client and (host in _EVERYWHERE or port.strip("0") == ""):
+    if is_client and (host in _WILDCARD_HOSTS or port.strip("0") == ""):
         raise BadInput(
             f"{name}={endpoint!r} is not accepted: the host and port to connect to, such as tcp://127.0.0.1:5557"
         )
 
 
 def binds(endpoint: str) -> bool:
-    """Whether a publisher binds `endpoint`, by the rule of vLLM and SGLang: it connects to a named host instead."""
+    """Whether a publisher binds `endpoint`, by the rule of vLLM and SGLang. It connects to a named host instead."""
     if endpoint.startswith("ipc://"):
         return True
-    return endpoint.partition("://")[2].rpartition(":")[0] in _EVERYWHERE
+    return endpoint.partition("://")[2].rpartition(":")[0] in _WILDCARD_HOSTS
 
 
 def of_rank(endpoint: str, rank: int) -> str:
-    """Return the endpoint of data-parallel rank `rank`: that of rank 0, `endpoint`, with `rank` added to its port.
+    """Return the endpoint of data-parallel rank `rank`: rank 0's `endpoint`, with `rank` added to its port.
 
     Raises BadInput if there is no such port.
     """

@@ -3,7 +3,7 @@
 Owns both sockets and their thread. Publishing never blocks and never fails: a batch that does not fit in the queue is
 dropped, and consumers see a gap at its sequence number.
 
-Anyone who can reach the endpoints can read the tokens of prompts: vLLM's protocol has no authentication.
+Anyone with access to the endpoints can read the tokens of prompts, because vLLM's protocol has no authentication.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvscope_telemetry.transport.wakeup import Wakeup
 
 MAX_BUFFER_BYTES: Final = 128 << 20
 MAX_QUEUED_BYTES: Final = 64 << 20
-"""Estimated memory of queued batches, a limit in addition to their number."""
+"""Maximum estimated memory of queued batches, in addition to the limit of their number."""
 _EVENT_BYTES: Final = 512
 _NUMBER_BYTES: Final = 40
 """Memory of one hash or token in Python, in bytes."""
@@ -37,16 +37,17 @@ MAX_REQUEST_BYTES: Final = 1024
 MAX_PER_PASS: Final = 256
 """Number of batches published between checks for replay requests."""
 LINGER_MS: Final = 500
-"""Time for sending the last batches at shutdown."""
+"""Maximum milliseconds for sending the last batches at shutdown."""
 REQUEST_PARTS: Final = 3
-"""Number of message parts: the client's identity, an empty one, and the first sequence number requested."""
+"""Number of parts of a replay request: the client's identity, an empty part, and the first sequence number requested.
+"""
 
 
 class KvEventPublisher:
-    """Publisher of data-parallel rank `rank`, whose endpoints have ports higher by `rank` than those configured. The
-    sockets are open when the constructor returns.
+    """Publisher of data-parallel rank `rank`, which adds `rank` to the ports of the configured endpoints.
 
-    Raises EndpointInUse for an endpoint in use, BadInput for an invalid one.
+    The sockets are open when the constructor returns. Raises EndpointInUse for an endpoint in use, BadInput for an
+    invalid one.
     """
 
     def __init__(self, config: KvEventsConfig, rank: int = 0) -> None:
@@ -73,7 +74,6 @@ class KvEventPublisher:
 
     @property
     def num_dropped(self) -> int:
-        """Number of batches dropped because the queue was full."""
         return self.queue.num_dropped
 
     @property
@@ -81,15 +81,16 @@ class KvEventPublisher:
         return self.queue.next_seq
 
     def publish(self, events: Sequence[KvEvent], ts: float | None = None) -> None:
-        """Enqueue one batch with time `ts`, in seconds since 1970 (None: now). Non-blocking; call it from one thread
-        only."""
+        """Enqueue one batch with time `ts` in seconds since 1970; None: now. Non-blocking. Must be called on one thread
+        only.
+        """
         if self._is_closing or not events:
             return
         self.queue.put(EventBatch(time.time() if ts is None else ts, tuple(events), self._rank))
         self._wakeup.signal()
 
     def close(self) -> None:
-        """Publish the queued batches and close both sockets; takes little more than `LINGER_MS`. Idempotent."""
+        """Publish the queued batches and close both sockets. Takes little more than `LINGER_MS`. Idempotent."""
         self._is_closing = True
         self._wakeup.signal()
         self._thread.join()
@@ -107,11 +108,11 @@ class KvEventPublisher:
         self._publisher = self._context.socket(zmq.PUB)
         self._publisher.sndhwm = config.hwm
         self.endpoint = _attach(self._publisher, of_rank(config.endpoint, self._rank), bind=config.binds)
-        """Actual endpoint at which batches are published, with the port chosen if 0 was configured."""
+        """Endpoint at which batches are published, with the actual port if 0 was configured."""
         if config.binds:
             self._files.note(self.endpoint)
         self.replay_endpoint = ""
-        """Actual endpoint that serves replays; empty if none."""
+        """Endpoint that serves replays, with the actual port; empty if there is none."""
         if config.replay_endpoint is not None:
             self._replay = self._context.socket(zmq.ROUTER)
             # ZeroMQ counts messages as read with a delay: twice the number fits a whole replay and its end.
@@ -173,7 +174,7 @@ def _packed(seq: int) -> bytes:
 
 
 def _attach(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> str:
-    """Bind or connect a socket. Returns the actual endpoint."""
+    """Bind or connect a socket. Returns the endpoint with the actual port."""
     socket.maxmsgsize = MAX_REQUEST_BYTES
     socket.ipv6 = is_ipv6(endpoint)
     try:
@@ -192,7 +193,7 @@ class BatchQueue:
     """Bounded, non-blocking queue of numbered batches from the engine's thread to the publisher's thread.
 
     Owns the sequence numbers. A batch that does not fit is dropped but uses up its number, so that consumers see the
-    gap. Holds at most `max_batches`. `put` must be called on one thread, `get` on one other.
+    gap. `put` must be called on one thread, `get` on one other.
     """
 
     def __init__(self, max_batches: int, max_bytes: int = MAX_QUEUED_BYTES) -> None:
@@ -217,7 +218,6 @@ class BatchQueue:
         return has_capacity
 
     def get(self) -> tuple[int, EventBatch] | None:
-        """Remove and return the oldest batch with its number; None if the queue is empty."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -232,8 +232,9 @@ def _size(event: KvEvent) -> int:
 
 
 class ReplayBuffer:
-    """The newest batches as bytes, for consumers that missed some or connect late: at most `max_batches` in
-    `max_bytes`."""
+    """The newest batches as bytes, at most `max_batches` in `max_bytes`, for consumers that missed some or connect
+    late.
+    """
 
     def __init__(self, max_batches: int, max_bytes: int = MAX_BUFFER_BYTES) -> None:
         self._batches: deque[tuple[int, bytes]] = deque()
@@ -247,5 +248,4 @@ class ReplayBuffer:
             self._num_bytes -= len(self._batches.popleft()[1])
 
     def since(self, seq: int) -> Iterator[tuple[int, bytes]]:
-        """Return the batches with a sequence number of at least `seq`."""
         return (item for item in self._batches if item[0] >= seq)

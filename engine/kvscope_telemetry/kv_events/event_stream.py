@@ -1,6 +1,6 @@
-"""Follows a publisher of KV events: vLLM's, SGLang's or kvscope's.
+"""Receives KV events of one publisher: vLLM, SGLang or kvscope.
 
-Owns the sockets, the thread that reads them, and timing: when a replay is requested, abandoned and retried.
+Owns the sockets and the thread that reads them, and decides when a replay is requested, abandoned and retried.
 `event_continuity` decides how batches relate to each other.
 """
 
@@ -23,29 +23,30 @@ from kvscope_telemetry.kv_events.stream_items import StreamItem, StreamState, St
 from kvscope_telemetry.transport.wakeup import Wakeup
 
 HIGH_WATER: Final = 256
-"""Receive queue of a replay in batches. Publishers before vLLM 0.26 drop those more than 1,000 behind."""
+"""Size of a replay's receive queue in batches. Publishers before vLLM 0.26 drop batches beyond 1,000 unread ones."""
 NEW_PARTS: Final = 4
 OLD_PARTS: Final = 3
 SEQ_BYTES: Final = 8
 MAX_PENDING_BYTES: Final = 16 << 20
-"""Maximum bytes of pending items as received; decoded they take about ten times as much memory."""
+"""Maximum bytes of pending items as received. Decoded, they take about ten times as much memory."""
 _ITEM_BYTES: Final = 256
-TICK_MS: Final = 100
+POLL_MS: Final = 100
 MAX_PER_PASS: Final = 256
 CHECK_AFTER_S: Final = 5.0
-"""Seconds without a batch, after which a replay checks whether the last one was missed."""
+"""Seconds without a batch after which a replay checks whether the last one was missed."""
 REPLAY_TIMEOUT_S: Final = 10.0
-"""Timeout for the next answer of a replay. Publishers poll for requests ten times a second."""
-TRY_AGAIN_S: Final = (1.0, 30.0)
-"""Pause after the first replay that was not answered, and the maximum; it doubles each time."""
+"""Maximum seconds between two answers of a replay. Publishers poll for requests ten times a second."""
+RETRY_S: Final = (1.0, 30.0)
+"""Pause in seconds after the first unanswered replay, and the maximum. It doubles each time."""
 
 
 class KvEventStream:
-    """Stream of KV events of the publisher at `endpoint`, across its restarts; closes as a context manager.
+    """Stream of KV events of the publisher at `endpoint`, across its restarts. A context manager that closes it on
+    exit.
 
-    The publisher may start later. `replay_endpoint` serves replays; None if there are none. `bind`: the publisher
+    The publisher may start later. `replay_endpoint` serves replays; None if there are none. With `bind`, the publisher
     connects to this process. A data-parallel engine needs one stream per rank (`event_endpoints.of_rank`). Raises
-    BadInput for an endpoint that is not accepted, EndpointInUse for one to bind that is in use.
+    BadInput for an invalid endpoint, EndpointInUse for an endpoint to bind that is in use.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class KvEventStream:
         self._num_of_other_ranks = 0
         self._num_connections = 0
         self._replay: ReplayClient | None = None
-        self._last_message_s = self._answered_s = time.monotonic()
-        self._try_again_s = 0.0
-        self._pause_s = TRY_AGAIN_S[0]
+        self._last_message_s = self._last_answer_s = time.monotonic()
+        self._retry_s = 0.0
+        self._pause_s = RETRY_S[0]
         self._is_closing = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._line = KVEventConnection(self._context, endpoint, topic.encode(), bind=bind)
+            self._connection = KVEventConnection(self._context, endpoint, topic.encode(), bind=bind)
         except BaseException:
             self._context.term()
             raise
@@ -91,14 +92,13 @@ class KvEventStream:
         return self._status
 
     def poll_items(self) -> list[StreamItem]:
-        """Return and clear the items received since the last call, in order. Call it from one thread only."""
+        """Return and clear the items received since the last call, in order. Must be called on one thread only."""
         items = self._pending.poll_items()
         if items:
             self._wakeup.signal()  # the queue has free capacity again
         return items
 
     def close(self) -> None:
-        """Stop reading. Idempotent."""
         self._is_closing = True
         self._wakeup.signal()
         self._thread.join()
@@ -119,35 +119,35 @@ class KvEventStream:
             while not self._is_closing:
                 self._wait()
                 now_s = time.monotonic()
-                self._line.poll(now_s)
-                self._notice_connection()
-                self._read_line(now_s)
+                self._connection.poll(now_s)
+                self._check_reconnection()
+                self._read_published(now_s)
                 self._read_replay(now_s)
-                self._decide(now_s)
+                self._start_due_replay(now_s)
                 self._status = self._read_status()
         finally:
             self._end_replay()
-            self._line.close()
+            self._connection.close()
             self._context.term()
 
     def _wait(self) -> None:
         poller = zmq.Poller()
         poller.register(self._wakeup.reader, zmq.POLLIN)
-        poller.register(self._line.socket, zmq.POLLIN)
-        poller.register(self._line.monitor, zmq.POLLIN)
+        poller.register(self._connection.socket, zmq.POLLIN)
+        poller.register(self._connection.monitor, zmq.POLLIN)
         if self._replay is not None and self._pending.has_capacity:
             poller.register(self._replay.socket, zmq.POLLIN)
-        if self._wakeup.reader in dict(poller.poll(TICK_MS)):
+        if self._wakeup.reader in dict(poller.poll(POLL_MS)):
             self._wakeup.clear()
 
-    def _notice_connection(self) -> None:
-        if self._line.num_connections > self._num_connections:
+    def _check_reconnection(self) -> None:
+        if self._connection.num_connections > self._num_connections:
             if self._num_connections:
                 self._continuity.reconnected()
-            self._num_connections = self._line.num_connections
+            self._num_connections = self._connection.num_connections
 
-    def _read_line(self, now_s: float) -> None:
-        for parts in self._line.receive(MAX_PER_PASS):
+    def _read_published(self, now_s: float) -> None:
+        for parts in self._connection.receive(MAX_PER_PASS):
             published = read_published(parts)
             if published is None:
                 self._num_of_other_ranks += 1
@@ -163,16 +163,16 @@ class KvEventStream:
         if replay is None:
             return
         if not self._pending.has_capacity:
-            self._answered_s = now_s  # this process delays the replay, not the publisher
+            self._last_answer_s = now_s  # this process delays the replay, not the publisher
             return
         for answer in replay.receive(MAX_PER_PASS):
-            self._answered_s = now_s
+            self._last_answer_s = now_s
             self._continuity.replayed(*answer)
         if replay.is_over:
-            self._pause_s = TRY_AGAIN_S[0]
+            self._pause_s = RETRY_S[0]
             self._last_message_s = now_s
             self._continuity.end_replay()
-        elif now_s - self._answered_s > self._replay_timeout_s:
+        elif now_s - self._last_answer_s > self._replay_timeout_s:
             self._abandon_replay(now_s)
         if not self._continuity.is_replaying:
             self._end_replay()
@@ -180,8 +180,8 @@ class KvEventStream:
     def _abandon_replay(self, now_s: float) -> None:
         self._last_message_s = now_s
         self._continuity.fail_replay(f"the replay endpoint {self._replay_endpoint} does not answer")
-        self._try_again_s = now_s + self._pause_s
-        self._pause_s = min(2 * self._pause_s, TRY_AGAIN_S[1])
+        self._retry_s = now_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, RETRY_S[1])
 
     def _end_replay(self) -> None:
         if self._replay is not None:
@@ -189,18 +189,17 @@ class KvEventStream:
             self._replay.close()
             self._replay = None
 
-    def _decide(self, now_s: float) -> None:
-        """Start a replay if one is due. It waits for a connection, because batches published from then on are not
-        missed."""
+    def _start_due_replay(self, now_s: float) -> None:
+        """Start a replay if one is due. It waits for a connection, from which on no published batch is missed."""
         continuity = self._continuity
-        if self._replay is not None or not self._line.is_connected or not self._pending.has_capacity:
+        if self._replay is not None or not self._connection.is_connected or not self._pending.has_capacity:
             return
-        if continuity.failed and now_s >= self._try_again_s:
+        if continuity.failed and now_s >= self._retry_s:
             continuity.try_again()
         elif now_s - self._last_message_s > self._check_after_s and not continuity.failed:
             continuity.check()
         if continuity.wants and self._replay_endpoint is not None:
-            self._answered_s = now_s
+            self._last_answer_s = now_s
             self._replay = ReplayClient(self._context, self._replay_endpoint, continuity.begin_replay())
 
     def _read_status(self) -> StreamStatus:
@@ -225,10 +224,10 @@ class KvEventStream:
         )
 
     def _state(self) -> tuple[StreamState, str]:
-        line, continuity = self._line, self._continuity
-        if not line.is_connected:
-            state = StreamState.LOST if line.num_connections or line.refusal else StreamState.JOINING
-            return state, line.refusal or f"nobody publishes at {self.endpoint}"
+        connection, continuity = self._connection, self._continuity
+        if not connection.is_connected:
+            state = StreamState.LOST if connection.num_connections or connection.refusal else StreamState.JOINING
+            return state, connection.refusal or f"nobody publishes at {self.endpoint}"
         if self._num_of_other_ranks and not continuity.counts.batches:
             return StreamState.LOST, f"{self.endpoint} sends something other than KV events"
         is_asking = bool(continuity.wants) or continuity.is_replaying
@@ -240,7 +239,7 @@ class KvEventStream:
 
 
 class PendingItems:
-    """Queue of items from the reading thread to the follower, bounded by the bytes received for them.
+    """Queue of items from the reading thread to the consumer, bounded by the bytes received for them.
 
     `put` must be called on one thread, `poll_items` on one other.
     """
@@ -253,7 +252,6 @@ class PendingItems:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether the queue is below its limit, so that more may be read."""
         return self._num_bytes < self._max_bytes
 
     def put(self, item: StreamItem, num_bytes: int) -> None:
@@ -269,7 +267,7 @@ class PendingItems:
 
 
 class ReplayClient:
-    """One replay: all batches that a publisher still has, from sequence number `start` on, in the old or the new
+    """Request for all batches that a publisher still has, from sequence number `start` on, in the old or the new
     layout.
 
     Each replay has its own socket, so that late answers to an abandoned replay are dropped with it.
@@ -288,7 +286,7 @@ class ReplayClient:
         self.socket.send_multipart((b"", start.to_bytes(SEQ_BYTES, "big")), zmq.NOBLOCK)
 
     def receive(self, max_answers: int) -> list[tuple[int, bytes]]:
-        """Return the batches received, in the order in which they were sent."""
+        """Return the received batches in the order in which they were sent, as (sequence number, payload)."""
         answers: list[tuple[int, bytes]] = []
         with contextlib.suppress(zmq.Again):
             while len(answers) < max_answers and not self.is_over:
@@ -306,7 +304,7 @@ class ReplayClient:
 
 
 def read_answer(parts: list[bytes]) -> tuple[int | None, bytes] | None:
-    """Return sequence number and payload, (None, b"") at the end of a replay, or None for a malformed answer.
+    """Return the sequence number and payload, (None, b"") at the end of a replay, or None for a malformed answer.
 
     Since vLLM 0.26 and SGLang 0.5.23 an answer has four parts: empty, topic, number, payload. Before it had three,
     without a topic.
@@ -319,7 +317,9 @@ def read_answer(parts: list[bytes]) -> tuple[int | None, bytes] | None:
 
 
 def read_published(parts: list[bytes]) -> tuple[int, bytes] | None:
-    """Return sequence number and payload of a published message (topic, number, payload); None if it is malformed."""
+    """Return the sequence number and payload of a published message (topic, number, payload); None if it is
+    malformed.
+    """
     if len(parts) != OLD_PARTS or len(parts[1]) != SEQ_BYTES or parts[1] == END_SEQ:
         return None
     return int.from_bytes(parts[1], "big"), parts[2]

@@ -1,6 +1,6 @@
 """Wire format of KV events in MessagePack: maps since vLLM 0.24 and SGLang 0.5.23, arrays with fixed positions before.
 
-Owns names, positions and types of the fields of both layouts. An absent field is UNSET, which differs from None, so
+Defines names, positions and types of the fields of both layouts. An absent field is UNSET, which differs from None, so
 that unknown fields can be counted.
 """
 
@@ -12,11 +12,10 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 MAX_BATCH_BYTES: Final = 16 << 20
-"""Maximum size of a batch: a million tokens with their hashes. No step has more."""
+"""Maximum size of a batch in bytes. A million tokens with their hashes fit, which is more than in any step."""
 MAX_EVENTS: Final = 1 << 18
-"""Maximum number of events in a batch."""
 MAX_TEXT: Final = 4096
-"""Maximum number of characters of a name."""
+"""Maximum length of a name in characters."""
 
 BlockHash = int | bytes
 Token = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
@@ -92,7 +91,7 @@ class ClearedArray(msgspec.Struct, gc=False, tag="AllBlocksCleared", array_like=
 
 
 class BatchArray(msgspec.Struct, gc=False, array_like=True):
-    """Batch, an array in every version. Events are decoded one by one, so that single ones can be skipped."""
+    """Batch, an array in every version. Events are decoded separately, so that single ones can be skipped."""
 
     ts: float
     events: Annotated[list[msgspec.Raw], Meta(max_length=MAX_EVENTS)]

@@ -19,10 +19,11 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq", "null"] | None = None
-    """None means `zmq` if events are enabled."""
+    """None: `zmq` if events are enabled."""
     endpoint: str = "tcp://*:5557"
-    """Endpoint at which batches are published. Unless `bind` is set, `*` and ipc:// are bound and a named host is
-    connected to."""
+    """Endpoint at which batches are published. Unless `bind` is set, the publisher binds `*` and ipc://, and connects
+    to a named host.
+    """
     replay_endpoint: str | None = None
     """Endpoint that serves replays; None for no replays."""
     buffer_steps: _Count = 10_000
@@ -40,12 +41,12 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def binds(self) -> bool:
-        """Whether the publisher binds its endpoint, instead of connecting to a consumer."""
+        """Whether the publisher binds its endpoint; otherwise it connects to a consumer."""
         return binds(self.endpoint) if self.bind is None else self.bind
 
 
 def parse_config(text: str) -> KvEventsConfig:
-    """Parse a configuration from a JSON object. Raises BadInput, with a one-line message, if it is invalid."""
+    """Parse a configuration from a JSON object. Raises BadInput with a one-line message if it is invalid."""
     config = read_json_option(OPTION, text, KvEventsConfig)
     check_endpoint(f"{OPTION}: endpoint", config.endpoint, is_client=not config.binds)
     if config.replay_endpoint is not None:

@@ -1,7 +1,7 @@
 """Items that a stream of KV events returns, and its status.
 
-A follower that forgets everything at a `Reset` and applies all batches in order has the publisher's cache contents,
-except as `StreamStatus.why` says.
+A consumer that drops all blocks at a `Reset` and applies all batches in order has the publisher's cache contents,
+unless `StreamStatus.why` says otherwise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvscope_telemetry.kv_events.batches import EventBatch
 
 
 class StreamState(StrEnum):
-    """How the reported cache contents relate to the actual ones."""
+    """Relation of the reported cache contents to the actual ones."""
 
     JOINING = "joining"
     """No cache contents are known yet."""
@@ -22,7 +22,7 @@ class StreamState(StrEnum):
     LIVE = "live"
     """The reported contents are complete."""
     UNCERTAIN = "uncertain"
-    """Batches are missing and cannot be obtained, at least for now."""
+    """Batches are missing and cannot be obtained at present."""
     LOST = "lost"
     """There is no connection, or the peer does not publish KV events."""
 
@@ -31,7 +31,7 @@ class StreamState(StrEnum):
 class StreamStatus:
     state: StreamState = StreamState.JOINING
     why: str = ""
-    """Reason for the state in one sentence; may be empty."""
+    """Reason for the state in one sentence; empty if there is none."""
     seq: int = -1
     """Sequence number of the last batch passed on or accepted as missing; -1 before the first."""
     ts: float = 0.0
@@ -46,7 +46,7 @@ class StreamStatus:
     num_unknown_events: int = 0
     num_unknown_fields: int = 0
     num_duplicates: int = 0
-    """Number of batches received twice without a request, and of late batches already accepted as missing."""
+    """Number of batches received twice without a request, and of late batches that were already accepted as missing."""
     num_restarts: int = 0
     num_replays: int = 0
     num_of_other_ranks: int = 0
@@ -61,8 +61,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Batches `first` to `last` are permanently missing: removed blocks may still be shown, and stored ones may not
-    be."""
+    """Batches `first` to `last` are permanently missing. Blocks that they removed may still be shown, and blocks that
+    they stored may not be shown.
+    """
 
     first: int
     last: int
@@ -71,7 +72,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """All earlier items are invalid; the contents are reported again from the beginning."""
+    """All earlier items are invalid. The contents are reported again from the beginning."""
 
     why: str
 

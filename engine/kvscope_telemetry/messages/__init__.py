@@ -1,1 +1,1 @@
-"""The wire protocol: messages, commands, their encoding and their validation. Must not depend on sockets."""
+"""The wire protocol: messages, commands, and their encoding and validation. Must not depend on sockets."""

@@ -7,7 +7,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QApplication, QLineEdit
 
 from kvscope_app.alarms.bookmark_actions import BookmarkNotePopup
-from kvscope_app.recording.recording_actions import keep_last
+from kvscope_app.recording.recording_actions import save_last_seconds
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import in_order, new_bookmark, newest_revisions
 
@@ -126,9 +126,9 @@ def test_bookmarks_are_drawn_on_the_playback_bar_and_the_timeline(window, qtbot)
     canvas = window.views["timeline"].canvas
     window.focus_view("timeline")
     window.views["timeline"].refresh()
-    assert next(canvas.layout_now.boxes())[0].name == "marks"
+    assert next(canvas.lane_layout.boxes())[0].name == "marks"
     canvas.show_marks(type(canvas.shown.marks)())
-    assert next(canvas.layout_now.boxes())[0].name == "usage"
+    assert next(canvas.lane_layout.boxes())[0].name == "usage"
 
 
 def test_loop_repeats_until_escape_is_pressed(window, qtbot, wait_for_seek):
@@ -215,7 +215,7 @@ def test_bookmarks_are_saved_with_recordings_and_edits_leave_the_file_unchanged(
     qtbot.waitUntil(
         lambda: (window.session.disk_history.range_ns or (0, 0))[1] > made.time_ns + SECOND_NS, timeout=WAIT_MS
     )
-    task = keep_last(window, 600.0, str(path))
+    task = save_last_seconds(window, 600.0, str(path))
     qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
     assert in_order(newest_revisions(Recording.open(path).bookmarks()).values()) == [made]
     whole = path.read_bytes()

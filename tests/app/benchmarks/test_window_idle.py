@@ -9,7 +9,7 @@ import time
 import pytest
 
 from benchmarks.desktop_harness import process_cpu_s, run_while
-from benchmarks.window_idle import EVERY_VIEW, ways_to_rest
+from benchmarks.window_idle import EVERY_VIEW, idle_modes
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc here")
@@ -23,17 +23,17 @@ def test_process_cpu_time_is_read_from_the_system_and_nan_if_unknown():
 
 
 def test_run_while_ends_when_the_condition_is_false_or_at_the_timeout(qapp):
-    looks = iter([True, True, False])
-    assert run_while(lambda: next(looks), 60)
+    results = iter([True, True, False])
+    assert run_while(lambda: next(results), 60)
     assert not run_while(lambda: True, 0)
 
 
 def test_idle_states_are_entered_and_undone(engine, session, make_window, qtbot):
     window = make_window(session, with_views=True, size=(1500, 900))
-    ways = {name: (begin, end) for name, begin, end in ways_to_rest(window)}
-    ways["paused"][0]()
+    modes = {name: (enter, leave) for name, enter, leave in idle_modes(window)}
+    modes["paused"][0]()
     assert session.timeline.is_paused
-    ways["paused"][1]()
+    modes["paused"][1]()
     assert not session.timeline.is_paused
-    ways["every_view"][0]()
+    modes["every_view"][0]()
     assert all(window.docks[name].isVisible() and window.docks[name].isFloating() for name in EVERY_VIEW)

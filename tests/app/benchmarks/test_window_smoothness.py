@@ -11,23 +11,23 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.desktop_harness import cpu_of_rings_s
-from benchmarks.window_smoothness import KNOCK_PROGRAM, STAMP, KnockMeter, ResidentMemory
+from benchmarks.window_smoothness import TIMESTAMP, TIMESTAMP_PROGRAM, EventLatencyMeter, ResidentMemory
 
 WAIT_MS = 120_000
 
 
-def test_knock_meter_starts_a_process_and_ends_it_on_close(qapp, qtbot):
-    knocks = KnockMeter()
-    process = knocks.process
-    qtbot.waitUntil(lambda: len(knocks.waited_ns) >= 3, timeout=WAIT_MS)
-    assert all(waited_ns >= 0 for waited_ns in knocks.waited_ns)
-    knocks.close()
+def test_event_latency_meter_starts_a_process_and_ends_it_on_close(qapp, qtbot):
+    meter = EventLatencyMeter()
+    process = meter.process
+    qtbot.waitUntil(lambda: len(meter.latencies_ns) >= 3, timeout=WAIT_MS)
+    assert all(latency_ns >= 0 for latency_ns in meter.latencies_ns)
+    meter.close()
     assert process.poll() is not None
 
 
-def test_knock_process_exits_when_its_output_pipe_is_closed():
-    process = subprocess.Popen([sys.executable, "-S", "-c", KNOCK_PROGRAM], stdout=subprocess.PIPE)
-    process.stdout.read(STAMP.size)
+def test_timestamp_process_exits_when_its_output_pipe_is_closed():
+    process = subprocess.Popen([sys.executable, "-S", "-c", TIMESTAMP_PROGRAM], stdout=subprocess.PIPE)
+    process.stdout.read(TIMESTAMP.size)
     process.stdout.close()
     assert process.wait(timeout=WAIT_MS / 1000) == 0
 

@@ -76,7 +76,7 @@ def test_compare_without_output_option_opens_the_window(pair: tuple[str, str], m
     monkeypatch.setenv("QT_QPA_PLATFORM", "offscreen")
     wanted = parse(["compare", *pair, "--theme", "light"], COMMANDS)
     assert not isinstance(wanted, Options)
-    assert wanted() == Options(theme="light", recordings=pair, compares=True)
+    assert wanted() == Options(theme="light", recordings=pair, is_comparison=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kvscope_app.engine_launcher.engine_process import EngineProcess, claim, remove_stale
+from kvscope_app.engine_launcher.engine_process import EngineProcess, record_owner, remove_stale
 from kvscope_app.engine_launcher.process_identity import identity_of, is_alive, own_identity
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -48,8 +48,8 @@ def test_folders_are_removed_only_if_all_owners_are_dead(runtime_folder):
     for name in ("dead", "mixed"):
         (runtime_folder / f"kvscope-{name}" / "owners").write_text(f"{dead}\n")
         (runtime_folder / f"kvscope-{name}" / "telemetry").write_text("")
-    claim(mixed, os.getpid())
-    claim(runtime_folder / "kvscope-living", os.getpid())
+    record_owner(mixed, os.getpid())
+    record_owner(runtime_folder / "kvscope-living", os.getpid())
     (runtime_folder / "kvscope-link").symlink_to(runtime_folder / "kvscope-dead")
     assert remove_stale(runtime_folder) == [runtime_folder / "kvscope-dead"]
     left = {path.name for path in runtime_folder.iterdir()}

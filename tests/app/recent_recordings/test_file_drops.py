@@ -36,9 +36,9 @@ def test_dropped_recordings_are_opened_and_other_files_are_refused(window, write
     enter = QDragEnterEvent(where, copy, data, buttons, keys)
     QApplication.sendEvent(window, enter)
     assert window.acceptDrops() or enter.isAccepted()
-    assert window.drop_sign.text == "Drop to open 2 recordings"
+    assert window.drop_overlay.text == "Drop to open 2 recordings"
     QApplication.sendEvent(window, QDropEvent(QPointF(where), copy, data, buttons, keys))
-    assert window.drop_sign.text == ""
+    assert window.drop_overlay.text == ""
     qtbot.waitUntil(lambda: sorted(window.opened) == ["one.mcap", "two.mcap"], timeout=WAIT_MS)
     assert window.banner.text == "Not a recording"
     assert "photo.jpg" in driver.visible_text(window.banner)

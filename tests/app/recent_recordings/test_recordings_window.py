@@ -104,9 +104,9 @@ def test_filter_finds_all_its_words_in_name_model_and_engine(recordings):
 def test_selected_recording_stays_selected_when_rows_move(recordings, qtbot):
     select_rows(recordings, [1])
     recordings.table.sortByColumn(NAME, Qt.SortOrder.AscendingOrder)
-    assert [each.name for each in recordings.chosen] == ["first.mcap"]
+    assert [each.name for each in recordings.selected] == ["first.mcap"]
     recordings.filter.setText("second")
-    assert recordings.chosen == []
+    assert recordings.selected == []
     assert not recordings.buttons["open"].isEnabled()
     recordings.filter.clear()
     assert recordings.table.verticalHeader().count() == 2, "the view has one row per recording"
@@ -158,7 +158,7 @@ def test_new_file_appears_and_the_selection_stays(recordings, write_recording, q
     third = write_recording("third.mcap", epoch=3)
     wait_until_read(recordings, qtbot, 3)
     assert listed_names(recordings)[0] == "third.mcap"
-    assert [each.name for each in recordings.chosen] == ["first.mcap"]
+    assert [each.name for each in recordings.selected] == ["first.mcap"]
     third.unlink()
     wait_until_read(recordings, qtbot, 2)
 

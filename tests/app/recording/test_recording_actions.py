@@ -9,16 +9,16 @@ from PySide6.QtWidgets import QDialog, QFileDialog, QLabel
 from tests.app import window_driver as driver
 from tests.simulated_engine.engine import SimulatedEngine
 
-from kvscope_app.playback.playback_actions import STEPPED
+from kvscope_app.playback.playback_actions import STEPPED_EVENT_KINDS
 from kvscope_app.recording.crashed_histories import CrashedHistories
 from kvscope_app.recording.history_dialogs import HistoryLengthDialog, SaveHistoryDialog
 from kvscope_app.recording.recording_actions import (
     free_path,
-    keep_last,
-    minutes_offered,
     minutes_question,
+    proposed_minutes,
     record,
     recording_menu,
+    save_last_seconds,
     stop_recording,
 )
 from kvscope_app.session.recording.disk_history import DiskHistory
@@ -65,7 +65,7 @@ def test_time_actions_seek_step_and_go_live(window, qtbot):
         seq = session.mirror.seq
         actions[name].trigger()
         qtbot.waitUntil(lambda seq=seq, by=num_frames: session.mirror.seq == seq + by, timeout=WAIT_MS)
-    for kind in STEPPED:
+    for kind in STEPPED_EVENT_KINDS:
         actions[f"events_{kind or 'all'}"].trigger()
         assert actions[f"events_{kind or 'all'}"].isChecked()
     for name in ("event_next", "event_before", "back", "slower", "faster"):
@@ -130,7 +130,7 @@ def test_recording_shows_a_dot_and_stops_with_a_complete_file(window, qtbot, tmp
 def test_recording_is_listed_as_recent_while_it_is_written(window, qtbot, tmp_path):
     record(window, str(tmp_path / "now"))
     assert window.themes.settings.values.recent_recordings == (str(tmp_path / "now.mcap"),)
-    keep_last(window, 60.0, str(tmp_path / "last"))
+    save_last_seconds(window, 60.0, str(tmp_path / "last"))
     recent = (str(tmp_path / "last.mcap"), str(tmp_path / "now.mcap"))
     qtbot.waitUntil(lambda: window.themes.settings.values.recent_recordings == recent, timeout=WAIT_MS)
     stop_recording(window)
@@ -164,7 +164,7 @@ def test_unusable_recording_path_is_reported(window, qtbot, tmp_path):
     assert "Recording failed" in window.banner.text
     assert "File name too long" in window.banner.accessibleName()
     window.banner.hide()
-    task = keep_last(window, 1.0, str(tmp_path / "no" / "such" / "folder.mcap"))
+    task = save_last_seconds(window, 1.0, str(tmp_path / "no" / "such" / "folder.mcap"))
     assert task is not None
     qtbot.waitUntil(lambda: "history could not be saved" in window.banner.text.lower(), timeout=WAIT_MS)
 
@@ -177,14 +177,14 @@ def test_save_history_asks_for_minutes_and_writes_them(window, qtbot, tmp_path):
     files = window.findChild(QFileDialog)
     assert files.selectedFiles()[0].endswith(".mcap")
     files.reject()
-    keep_last(window, 1.0, str(tmp_path / "kept.mcap"))
+    save_last_seconds(window, 1.0, str(tmp_path / "kept.mcap"))
     qtbot.waitUntil(lambda: "kept.mcap" in window.statusBar().currentMessage(), timeout=WAIT_MS)
     assert 0.5 < Recording.open(tmp_path / "kept.mcap").info.duration_s < 1.6
 
 
 def test_offered_minutes_reach_back_to_the_time_shown():
-    assert [minutes_offered(10.0, ago) for ago in (0.0, 5.0, 9.9)] == [2.0, 5.5, 10.0]
-    assert minutes_offered(0.4, 0.0) == 0.4
+    assert [proposed_minutes(10.0, ago) for ago in (0.0, 5.0, 9.9)] == [2.0, 5.5, 10.0]
+    assert proposed_minutes(0.4, 0.0) == 0.4
     assert minutes_question(10.0, 5.0).startswith(
         "What is shown was 5.0 minutes ago.\nSave the last … minutes (10.0 available)"
     )

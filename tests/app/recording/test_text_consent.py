@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFileDialog, QMessageBox
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_app.recording.recording_actions import keep_last, record, stop_recording
+from kvscope_app.recording.recording_actions import record, save_last_seconds, stop_recording
 from kvscope_app.session.recording.disk_history import DiskHistory
 from kvscope_app.session.recording.recorded_texts import recorded_texts
 from kvscope_app.session.recording.rings import make_ring
@@ -79,7 +79,7 @@ def test_with_consent_recordings_and_saved_history_contain_texts(window, setting
     keeping = window.session.findChild(TextRecorder)
     qtbot.waitUntil(lambda: keeping._recorder is not None and keeping._collector.num_confirmed > 0, timeout=WAIT_MS)
     stop_recording(window)
-    keep_last(window, 60.0, str(tmp_path / "kept.mcap"))
+    save_last_seconds(window, 60.0, str(tmp_path / "kept.mcap"))
     for name in ("with.mcap", "kept.mcap"):
         qtbot.waitUntil(lambda name=name: (tmp_path / name).exists(), timeout=WAIT_MS)
         texts = list(Recording.open(tmp_path / name).texts())
@@ -103,7 +103,7 @@ def playback_session(tmp_path, qtbot):
             writer.write(message, wait=True)
             if message is not engine.hello:
                 texts.add_message(message)
-                texts._next_s = -1.0
+                texts._next_request_s = -1.0
                 texts.add_contents(
                     BlockContent(block=block, token_ids=(1,) * 16, text=f"words of block {block}")
                     for block in texts.due()
@@ -123,7 +123,7 @@ def test_block_text_is_read_from_the_recording(playback_session, qtbot):
     ledger = playback_session.mirror.ledger
     full = np.flatnonzero((ledger.hash != 0) & (ledger.state == BlockState.ACTIVE))
     block = int(full[0])
-    asked = block_facts(playback_session.mirror, block, 16).asked
+    asked = block_facts(playback_session.mirror, block, 16).text_lookup
     texts.request("card", [asked])
     assert texts.get(asked) is None
     assert texts.is_pending(asked)

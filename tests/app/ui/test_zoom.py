@@ -50,7 +50,7 @@ def sizes(window):
         "event row": view["events"].table.verticalHeader().defaultSectionSize(),
         "axis": view["throughput"].charts.panels["decode"].plot.axes[0].width(),
         "tick": view["throughput"].charts.panels["decode"].plot.axes[0].style["tickFont"].pointSizeF(),
-        "lane": next(height for _, _, height in view["timeline"].canvas.layout_now.boxes()),
+        "lane": next(height for _, _, height in view["timeline"].canvas.lane_layout.boxes()),
         "gutter": window.page_map.canvas.gutter,
     }
 
@@ -183,6 +183,7 @@ def described(part):
     return f"{type(part.parentWidget()).__name__} > {type(part).__name__} {part.accessibleName()}"
 
 
+@pytest.mark.storm({"there": (110, 125)})  # the beginning of the longer sequence
 @pytest.mark.parametrize("there", [(110, 125), (110, 125, 150, 175, 200, 250, 300), (90, 75, 50)])
 def test_lengths_return_after_any_sequence_of_zooms(there, session, make_window, themes):
     window = make_window(session, with_views=True)

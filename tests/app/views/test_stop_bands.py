@@ -12,10 +12,10 @@ from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, pause_background
 from kvscope_app.views.heatmap.cell_text import cell_text
 from kvscope_app.views.heatmap.pools import PoolRegistry
-from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_SOFT, ink, softened
+from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_PALENESS, pale_pixel, theme_pixel
 from kvscope_app.views.timeline.lane_descriptions import hit_lane, hit_row
 from kvscope_app.views.timeline.lane_layout import LaneLayout
-from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
+from kvscope_app.views.timeline.lane_picture import ShownLanes, draw, lanes_without_data
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_telemetry.messages.telemetry import SUSPENDED, Stop
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -37,19 +37,19 @@ def test_request_lane_is_dimmed_while_the_engine_is_paused(overview):
     lanes.add_events([overview.events[index] for index in range(len(overview.events))])
     shown = ShownLanes(overview, lanes, TimeSpan(to_ns(0), to_ns(100)), to_ns(100))
     shown.assign_rows()
-    layout = LaneLayout(1104, 700, bare_lanes(overview))
-    row = int(shown.rows[lanes.history_of(overview.events[0].epoch, 2)])
+    layout = LaneLayout(1104, 700, lanes_without_data(overview))
+    row = int(shown.rows[lanes.index_of(overview.events[0].epoch, 2)])
     for theme in (DARK, LIGHT):
         pixels = draw(shown, layout, theme, 1.0)
         line = pixels[layout.requests_top + 15 * row + 6]
         width = pixels.shape[1]
-        assert line[round(0.14 * width)] == ink("good", theme)
-        assert line[round(0.20 * width)] == softened(STOPPED_COLOR, theme, STOPPED_SOFT)
-        assert line[round(0.26 * width)] == ink("good", theme)
+        assert line[round(0.14 * width)] == theme_pixel("good", theme)
+        assert line[round(0.20 * width)] == pale_pixel(STOPPED_COLOR, theme, STOPPED_PALENESS)
+        assert line[round(0.26 * width)] == theme_pixel("good", theme)
     assert hit_lane("paused", shown, to_ns(20), 0).text == "Engine paused by Ada, 10.0 s"
     assert hit_lane("paused", shown, to_ns(30), 0).text == ""
     assert "(without 10.0 s paused)" in hit_row(row, shown, to_ns(20), 0).text
-    assert "paused" in bare_lanes(small_overview())
+    assert "paused" in lanes_without_data(small_overview())
     overview.stops.add(Stop(begin_ns=to_ns(26), end_ns=to_ns(28), kind=SUSPENDED))
     assert "(without 12.0 s paused or suspended)" in hit_row(row, shown, to_ns(20), 0).text
 

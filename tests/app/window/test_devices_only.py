@@ -6,7 +6,7 @@ from tests.app import window_driver as driver
 
 from kvscope_app.setting_names import LAYOUT_VERSION, layout_name
 from kvscope_app.views.capability_messages import DEVICES_ALONE
-from kvscope_app.views.console.chat_page import StarterButton
+from kvscope_app.views.console.chat_page import SamplePromptButton
 from kvscope_app.views.prefixes.prefixes_view import NO_POOL
 from kvscope_engine.server.device_publisher import DEVICES_ONLY as ALONE
 
@@ -51,8 +51,8 @@ def test_prefixes_and_console_offer_nothing_without_a_pool(make_engine, make_ses
     prefixes.refresh()
     assert NO_POOL in driver.visible_texts(prefixes)
     page.show_status()
-    assert page.starters.findChildren(StarterButton)
-    assert all(button.isHidden() for button in page.starters.findChildren(StarterButton))
+    assert page.sample_buttons.findChildren(SamplePromptButton)
+    assert all(button.isHidden() for button in page.sample_buttons.findChildren(SamplePromptButton))
 
 
 def test_unreported_request_counters_are_dashes(make_engine, make_session, poll, qtbot):

@@ -120,7 +120,7 @@ class Moment:
         """Return the alarm dialog's text for the current value of a figure."""
         row = RuleRow(Rule(name="asked", expression=expression), self.window.themes.theme)
         row.show_value(self.window.alarms)
-        return row.now
+        return row.shown_value
 
 
 Read = Callable[[Moment], str]

@@ -21,7 +21,7 @@ from kvscope_engine.cli.signal_shutdown import stopped_by_signals
 
 stops = []
 with stopped_by_signals(60) as stopping:
-    stopping.serves(SimpleNamespace(is_loading=False, stop=lambda: stops.append("stopped")))
+    stopping.set_service(SimpleNamespace(is_loading=False, stop=lambda: stops.append("stopped")))
     (guard,) = Path("/proc/thread-self/children").read_text().split()
     os.kill(int(guard), signal.SIGKILL)
     while Path(f"/proc/{guard}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
@@ -47,6 +47,6 @@ def test_service_is_stopped_where_no_thread_can_be_started(monkeypatch: pytest.M
     stops: list[str] = []
     service: Any = SimpleNamespace(is_loading=False, stop=lambda: stops.append("stopped"))
     stopping = Stopping(60)
-    stopping.serves(service)
-    stopping.ask(15, None)
+    stopping.set_service(service)
+    stopping.request_stop(15, None)
     assert stops == ["stopped"]

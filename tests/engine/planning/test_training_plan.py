@@ -9,7 +9,7 @@ import torch
 from tests.engine.planning.conftest import Make, allocated_peak, close
 
 from kvscope_engine.planning.inference_plan import InferenceQuestion, plan_inference
-from kvscope_engine.planning.plan_answer import answer
+from kvscope_engine.planning.plan_answer import build_answer
 from kvscope_engine.planning.training_plan import TrainingPlan, TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
 
@@ -53,7 +53,7 @@ def test_planned_peak_of_a_training_step_matches_torch(skeleton: Make, case: dic
     model = skeleton()
     question = TrainingQuestion(batch_size=2, length=128, **case)  # type: ignore[arg-type]
     plan, real = plan_training(model, question), _train(model, question)
-    told = answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
+    told = build_answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
     assert told is not None
     assert sum(part.num_bytes for part in told.parts) == told.peak_bytes == plan.peak + plan.others
     assert close(plan.peak, real), f"planned {plan.peak:,}, took {real:,}"
@@ -63,7 +63,7 @@ def test_planned_peak_of_a_training_step_matches_torch(skeleton: Make, case: dic
 def test_parts_describe_the_moment_of_the_peak(skeleton: Make, length: int, words: str) -> None:
     model = skeleton()
     plan = plan_training(model, TrainingQuestion(length=length))
-    told = answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
+    told = build_answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
     assert told is not None
     parts = {part.name: part.num_bytes for part in told.parts}
     assert sum(parts.values()) == told.peak_bytes
@@ -106,7 +106,7 @@ def test_zero_stage_3_gathers_one_layer_at_a_time(skeleton: Make) -> None:
     model = skeleton()
     plan = plan_training(model, TrainingQuestion(length=16, zero=3, data_parallel=4))
     assert plan.weights == pytest.approx(2 * model.num_parameters / 4, rel=0.01)
-    assert 0 < plan.gathered < 4 * max(model.embedding.number, *(layer.number for layer in model.layers))
+    assert 0 < plan.gathered < 4 * max(model.embedding.total, *(layer.total for layer in model.layers))
 
 
 def test_experts_are_included_in_training(skeleton: Make) -> None:

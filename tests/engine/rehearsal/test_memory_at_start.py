@@ -111,7 +111,10 @@ def no_init() -> Any:
 
 @pytest.mark.parametrize(
     ("name", "smallest"),
-    [("llama-8b", 24), ("qwen3-30b-a3b", 80), pytest.param("qwen3-14b", 48, marks=pytest.mark.storm)],
+    [
+        ("llama-8b", 24),
+        *(pytest.param(*case, marks=pytest.mark.storm) for case in (("qwen3-30b-a3b", 80), ("qwen3-14b", 48))),
+    ],
 )
 def test_every_moment_of_a_start_fits(rehearsed: Callable[..., Any], name: str, smallest: int) -> None:
     """With all layers, on the smallest supported GPU; a larger GPU only adds blocks."""

@@ -18,7 +18,7 @@ from kvscope_engine.model.quantization.filed_weight import name_format
 from kvscope_engine.model.verification.fuse import FusedCounts
 from kvscope_engine.roofline import default_weights
 from kvscope_engine.roofline.step_costs import ModelWork
-from kvscope_engine.roofline.weights_line import size, weights_line
+from kvscope_engine.roofline.weights_line import format_size, weights_line
 
 Load = Callable[..., LoadedModel]
 PLAIN = FusedCounts(2, 2, 5, 2, False, True)
@@ -56,7 +56,7 @@ def test_step_of_one_token_reads_only_its_share_of_the_experts() -> None:
 
 def test_sizes_are_formatted_for_people() -> None:
     sizes = {120_000: "0.1 MB", 98_200_000: "98 MB", 999_400_000: "999 MB", 16_060_000_000: "16.1 GB"}
-    assert {num: size(num) for num in sizes} == sizes
+    assert {num: format_size(num) for num in sizes} == sizes
 
 
 def test_weights_of_the_default_model_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.simulated_tiers import Tiers
-from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
+from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.simulation_recording import SimulationRecording
-from kvscope_engine.simulator.simulation_report import report
+from kvscope_engine.simulator.simulation_report import make_report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_engine.simulator.workloads.recorded_workload import read_recording
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
@@ -42,7 +42,7 @@ def record(tmp_path: Path) -> Record:
     """Function that runs a workload to its end and records it as `run.mcap`: `record(workload, allocator)`."""
 
     def run(workload: Workload, allocator: str = "paged", limits: SimulatedLimits = LIMITS) -> Simulation:
-        setup = Setup(workload, limits, PRESETS["opt-13b"].cost, allocator)
+        setup = SimulationSetup(workload, limits, PRESETS["opt-13b"].cost, allocator)
         simulation = Simulation(setup)
         with SimulationRecording(simulation, setup, tmp_path / "run.mcap", "opt-13b"):
             simulation.run()
@@ -93,7 +93,7 @@ def test_every_frame_fits_the_state_before_it(record: Record, workload: Workload
     """The state in the middle is that of a simulation stopped there."""
     whole = record(workload)
     recording = Recording.open(tmp_path / "run.mcap")
-    other = Simulation(Setup(workload, LIMITS, PRESETS["opt-13b"].cost, "paged"))
+    other = Simulation(SimulationSetup(workload, LIMITS, PRESETS["opt-13b"].cost, "paged"))
     while other.step_count < whole.step_count // 2:
         other.advance()
     mirror = recording.state_at(other.now_ns / 1e9)
@@ -119,9 +119,9 @@ def test_shared_prefixes_are_known_from_the_block_hashes(record: Record, workloa
     assert len(beginnings) == 1  # 100 tokens are 6 full blocks of 16
     assert len(beginnings.pop()) == 6
     assert not any(one.text_ids for one in again.requests if one.num_output_tokens == 1)  # never seen with blocks
-    after = Simulation(Setup(again, LIMITS, PRESETS["opt-13b"].cost, "paged"))
+    after = Simulation(SimulationSetup(again, LIMITS, PRESETS["opt-13b"].cost, "paged"))
     after.run()
-    first, second = report(before).prefix_hit_rate, report(after).prefix_hit_rate
+    first, second = make_report(before).prefix_hit_rate, make_report(after).prefix_hit_rate
     assert first is not None
     assert second == pytest.approx(first, rel=0.1)
 
@@ -136,10 +136,10 @@ def test_without_prefix_caching_no_shared_prefixes_are_known(
 @pytest.mark.parametrize("preemption", ["auto", "swap"])
 def test_frames_with_lower_tiers_rebuild_the_ledger(tmp_path: Path, preemption: str) -> None:
     """This holds after each step in every row of every tier, and wherever the recording is opened."""
-    tiers = Tiers(kv_host_memory=60 * BLOCK_BYTES, kv_disk=200 * BLOCK_BYTES, preemption=preemption)
+    tiers = SimulatedTiers(kv_host_memory=60 * BLOCK_BYTES, kv_disk=200 * BLOCK_BYTES, preemption=preemption)
     options = GeneratorOptions(num_requests=60, rate=8, shared_prefix_tokens=100, num_prefixes=6, seed=3)
     cost = replace(PRESETS["opt-13b"].cost, disk_bandwidth=1e12)
-    setup = Setup(generate("mixed", options, 512), LIMITS, cost, "paged", tiers=tiers)
+    setup = SimulationSetup(generate("mixed", options, 512), LIMITS, cost, "paged", tiers=tiers)
     simulation = Simulation(setup)
     mirror, states, ledgers = Mirror(), [], {}
     with SimulationRecording(simulation, setup, tmp_path / "run.mcap", "opt-13b"):
@@ -147,7 +147,7 @@ def test_frames_with_lower_tiers_rebuild_the_ledger(tmp_path: Path, preemption: 
             ledgers[simulation.step_count] = simulation.pool.ledger.pack_all()
             if simulation.step_count % 100 == 50:
                 states.append((simulation.now_ns, ledgers[simulation.step_count]))
-    used = report(simulation).tiers
+    used = make_report(simulation).tiers
     assert used is not None
     assert min(used.swapped_blocks, used.offloaded_blocks, used.disk_blocks, used.loaded_from_disk_blocks) > 0
     opened = Recording.open(tmp_path / "run.mcap")

@@ -14,7 +14,7 @@ class PretendedRecord(NamedTuple):
     """One step."""
 
     time_ns: int
-    happened: list[tuple[Any, ...]]
+    events: list[tuple[Any, ...]]
     ran: dict[str, int]
     running: list[tuple[str, int, int]]
     """Name, computed tokens and tokens of the answer."""
@@ -29,13 +29,13 @@ class PretendedRecorder:
         self.records: deque[PretendedRecord] = deque()
         self.step_started_ns = 0
         self._engine = engine
-        self._happened: list[tuple[Any, ...]] = []
+        self._events: list[tuple[Any, ...]] = []
         self._touched: set[int] = set()
-        hooks.after(engine, "submit", lambda _, job: self._happened.append(("submitted", job)))
+        hooks.after(engine, "submit", lambda _, job: self._events.append(("submitted", job)))
         hooks.after(engine, "find", self._found)
-        hooks.after(engine, "start", lambda _, job, found: self._happened.append(("started", job, len(found))))
+        hooks.after(engine, "start", lambda _, job, found: self._events.append(("started", job, len(found))))
         hooks.around(engine, "allocate", lambda job, count: len(job.blocks), self._allocated)
-        hooks.before(engine, "evict", lambda block, job: self._happened.append(("evicted", block.index, job)))
+        hooks.before(engine, "evict", lambda block, job: self._events.append(("evicted", block.index, job)))
         hooks.after(engine, "cache", self._cached)
         hooks.before(engine, "preempt", self._preempted)
         hooks.before(engine, "end", self._ended)
@@ -43,25 +43,25 @@ class PretendedRecorder:
 
     def _found(self, found: list[Any], job: Any) -> None:
         self._touched.update(block.index for block in found)
-        self._happened.append(("found", job, [block.index for block in found]))
+        self._events.append(("found", job, [block.index for block in found]))
 
     def _allocated(self, start: int, given: list[Any], job: Any, count: int) -> None:
         self._touched.update(block.index for block in given)
-        self._happened.append(("allocated", job, start, [block.index for block in given]))
+        self._events.append(("allocated", job, start, [block.index for block in given]))
 
     def _cached(self, is_new: bool, job: Any, index: int) -> None:
         if is_new:
             self._touched.add(job.blocks[index].index)
             digests = [job.digest(each) for each in range(max(0, index - 1), index + 1)]
-            self._happened.append(("cached", job, index, job.blocks[index].index, digests))
+            self._events.append(("cached", job, index, job.blocks[index].index, digests))
 
     def _preempted(self, job: Any, needy: Any) -> None:
         self._touched.update(block.index for block in job.blocks)
-        self._happened.append(("preempted", job, needy, job.num_done, len(self._engine.unused)))
+        self._events.append(("preempted", job, needy, job.num_done, len(self._engine.unused)))
 
     def _ended(self, job: Any, reason: str) -> None:
         self._touched.update(block.index for block in job.blocks)
-        self._happened.append(("ended", job, reason, job.num_done, len(job.answer)))
+        self._events.append(("ended", job, reason, job.num_done, len(job.answer)))
 
     def _begin(self) -> int:
         self.step_started_ns = time.monotonic_ns()
@@ -69,12 +69,12 @@ class PretendedRecorder:
 
     def _record(self, started_ns: int, ran: dict[str, int]) -> None:
         now_ns = time.monotonic_ns()
-        pool, happened, touched = self._engine.pool, self._happened, sorted(self._touched)
-        self._happened, self._touched, self.step_started_ns = [], set(), 0
+        pool, events, touched = self._engine.pool, self._events, sorted(self._touched)
+        self._events, self._touched, self.step_started_ns = [], set(), 0
         self.records.append(
             PretendedRecord(
                 now_ns,
-                happened,
+                events,
                 ran,
                 [(job.name, job.num_done, len(job.answer)) for job in self._engine.running],
                 len(self._engine.waiting),

@@ -31,7 +31,7 @@ class PretendedTranslator(Translator[HostRequest]):
 
     def convert(self, record: PretendedRecord) -> StepCounts:
         self._evicted_for = 0
-        self.dispatch(record.happened)
+        self.dispatch(record.events)
         self.update_progress((self.requests[name], done, answered) for name, done, answered in record.running)
         indices, users, digests = zip(*record.blocks, strict=True) if record.blocks else ((), (), ())
         self.blocks.set_ref_counts(np.array(indices, np.uint32), users, list(map(_hash, digests)))

@@ -21,7 +21,6 @@ class BlockContentService:
         self._pending: list[Background[BlockText]] = []
 
     def request(self, question: GetBlockText) -> None:
-        """Start to read the contents on a thread."""
         self._pending.append(Background(partial(self._answer, question), "kvscope-contents"))
 
     def pop_replies(self) -> list[Reply]:

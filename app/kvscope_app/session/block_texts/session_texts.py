@@ -139,10 +139,9 @@ class SessionTexts(QObject):
         A note is for example `LoRA sql`.
         """
         needle = text.casefold()
-        return {(key[0], key[3]) for key, content in self._cache.items() if key[3] and _has(content, needle)}
+        return {(key[0], key[3]) for key, content in self._cache.items() if key[3] and _contains_text(content, needle)}
 
     def poll(self) -> None:
-        """Request the wanted texts from the engine or the recording. Called by the timer."""
         self._finish_lookup()
         wanted = {key: lookup for view_wanted in self._wanted.values() for key, lookup in view_wanted.items()}
         unresolved = [lookup for key, lookup in wanted.items() if key not in self._cache and not self._is_missing(key)]
@@ -255,8 +254,6 @@ def _key(lookup: BlockTextLookup) -> Key:
 
 
 class TextSession(Protocol):
-    """Members of a session that `SessionTexts` uses."""
-
     @property
     def replies(self) -> SignalInstance: ...
 
@@ -275,6 +272,6 @@ class TextSession(Protocol):
     def send(self, command: Command) -> bool: ...
 
 
-def _has(content: BlockContent, needle: str) -> bool:
+def _contains_text(content: BlockContent, needle: str) -> bool:
     notes = (f"{name} {value}" for name, value in content.notes)
     return any(needle in text.casefold() for text in (content.text, *notes))

@@ -57,7 +57,6 @@ class DiskHistory:
         self.ring = ring
         self.recorder: Recorder | None = None
         self.has_texts = False
-        """Whether block texts were ever written to the ring."""
         self._set_sink = set_sink
         self._tee: TeeSink | None = None
         set_sink(ring)

@@ -49,7 +49,6 @@ class RecordedLookup(QObject, Generic[_Key, _Result]):
 
     @property
     def is_reading(self) -> bool:
-        """Whether a lookup is in progress; `found` is emitted at its end."""
         return self._reader.is_reading
 
     @property

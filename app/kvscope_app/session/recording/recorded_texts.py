@@ -77,7 +77,6 @@ class RecordedTexts:
         self._is_closed.set()
 
     def _read(self, watch: ProgressCallback) -> None:
-        """Add new texts of the recording to the index."""
         if self._recording is None:
             self._recording = self._open(watch)
         elif not self._recording.grow():

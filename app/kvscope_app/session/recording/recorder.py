@@ -22,7 +22,6 @@ class Recorder:
 
     @property
     def failure(self) -> str:
-        """Why the recording ended early; empty without an error."""
         return self.writer.failure
 
     @property

@@ -42,7 +42,6 @@ class RecordingReader(QObject, Generic[_Result]):
 
     @property
     def is_reading(self) -> bool:
-        """Whether a read is in progress; `finished` is emitted at its end."""
         return self._work is not None
 
     def start(self, read: Callable[[Recording, ProgressCallback], _Result]) -> bool:

@@ -85,9 +85,9 @@ class ThemeManager(QObject):
         if state == Qt.ApplicationState.ApplicationActive:
             self.settings.reload()
 
-    def _on_settings(self, before: Settings) -> None:
+    def _on_settings(self, old_settings: Settings) -> None:
         settings = self.settings.values
-        if settings.theme != before.theme:
+        if settings.theme != old_settings.theme:
             self.choice = settings.theme
         percent = settings.zoom_percent
         if percent != zoom_of(self._app):

@@ -134,11 +134,11 @@ class BookmarksView(View):
     @property
     def loop_range(self) -> tuple[int, int] | None:
         """Start and end in ns of the selection if it has two bookmarks or more, or one alarm; else None."""
-        chosen = self.chosen
-        if len(chosen) >= 2:
-            return chosen[0].time_ns, max(chosen[-1].time_ns, chosen[-1].until_ns)
-        if len(chosen) == 1 and chosen[0].until_ns:
-            return chosen[0].time_ns, chosen[0].until_ns
+        selected = self.chosen
+        if len(selected) >= 2:
+            return selected[0].time_ns, max(selected[-1].time_ns, selected[-1].until_ns)
+        if len(selected) == 1 and selected[0].until_ns:
+            return selected[0].time_ns, selected[0].until_ns
         return None
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -154,8 +154,8 @@ class BookmarksView(View):
                 self.list.selectionModel().select(self.model.index(row, 0), flags)
 
     def _on_clicked(self) -> None:
-        if len(chosen := self.chosen) == 1:
-            self.session.timeline.go_to(chosen[0].time_ns)
+        if len(selected := self.chosen) == 1:
+            self.session.timeline.go_to(selected[0].time_ns)
 
     def _on_add(self) -> None:
         if self.session.timeline.range_ns is not None:
@@ -187,10 +187,10 @@ class BookmarksView(View):
         self.refresh()
 
     def _update_buttons(self) -> None:
-        chosen = self.chosen
-        stored = [mark for mark in chosen if self.session.bookmarks.is_stored(mark)]
+        selected = self.chosen
+        stored = [mark for mark in selected if self.session.bookmarks.is_stored(mark)]
         self.add.setEnabled(self.session.timeline.range_ns is not None)
-        self.rename.setEnabled(len(chosen) == len(stored) == 1)
+        self.rename.setEnabled(len(selected) == len(stored) == 1)
         self.delete.setEnabled(bool(stored))
         self.loop.setEnabled(self.loop_range is not None)
 

@@ -45,9 +45,9 @@ class ValueAxis(_Axis):
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
         """Return three ticks, or two if the plot is lower than 48 px."""
-        parts = 2 if size >= 48 else 1
-        step = (maxVal - minVal) / parts
-        return [(step, [minVal + step * index for index in range(parts + 1)])] if step > 0 else []
+        num_intervals = 2 if size >= 48 else 1
+        step = (maxVal - minVal) / num_intervals
+        return [(step, [minVal + step * index for index in range(num_intervals + 1)])] if step > 0 else []
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
         return [self._text(value) for value in values]

@@ -60,7 +60,6 @@ class ChartLegend(QWidget):
 
     @property
     def values(self) -> Mapping[str, str]:
-        """Formatted value of each curve, by curve name."""
         return self._values
 
     @property

@@ -37,10 +37,10 @@ def decimate(x: FloatArray, y: FloatArray, max_columns: int, phase: int = 0) -> 
     factor = -(-y.size // max(max_columns, 1))
     if factor <= 1:
         return x, y
-    lead = phase % factor
-    tail = -(lead + y.size) % factor
-    columns = np.pad(y, (lead, tail), constant_values=np.nan).reshape(-1, factor)
-    times = np.pad(x, (lead, tail), mode="edge").reshape(-1, factor)
+    num_leading = phase % factor
+    num_trailing = -(num_leading + y.size) % factor
+    columns = np.pad(y, (num_leading, num_trailing), constant_values=np.nan).reshape(-1, factor)
+    times = np.pad(x, (num_leading, num_trailing), mode="edge").reshape(-1, factor)
     pairs = np.stack((np.fmin.reduce(columns, axis=1), np.fmax.reduce(columns, axis=1)), axis=1)
     return times[:, (0, -1)].ravel(), pairs.ravel()
 

@@ -1,7 +1,7 @@
-"""Chat controller: all conversations, the unfinished answers, and their connection to the session. Imports no widgets.
+"""Chat controller: owns all conversations and the unfinished answers, and connects them to the session. No widgets.
 
-Several answers may be written concurrently, one per conversation. Text is passed on in batches every `FLUSH_MS`,
-however fast tokens arrive.
+Several answers may be written concurrently, one per conversation. Received text is passed on in batches every
+`FLUSH_MS`, independent of the rate of tokens.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kvscope_app.views.console.conversation import (
     Conversation,
     Draft,
     Message,
+    messages_to_send,
     new_conversation,
     sampling_to_send,
     title_from,
-    to_send,
 )
 from kvscope_app.views.console.conversation_saver import ConversationSaver
 from kvscope_app.views.console.conversation_store import ConversationStore
@@ -45,29 +45,25 @@ from kvscope_telemetry.source import SourceState
 
 FLUSH_MS: Final = 40
 STOP_TIMEOUT_MS: Final = 5000
-"""Time an engine may take to end a request after it replied to a stop."""
+"""Time in which an engine must end a request after its reply to Abort; later, the answer counts as stopped."""
 
 
 class Chat(QObject):
-    """Owner of the conversations. Widgets show its state and call its methods."""
-
     listed = Signal()
-    """Emitted when conversations were added or removed, or changed their title or activity."""
+    """Emitted when conversations were added or removed, or when their title or activity changed."""
     messages_changed = Signal(str)
-    """Emitted with the key of a conversation whose messages were added or removed."""
+    """Emitted with the key of a conversation when its messages were added or removed."""
     text_added = Signal(str)
-    """Emitted with the key of a conversation whose answer got more text."""
+    """Emitted with the key of a conversation when its answer got more text."""
     answer_changed = Signal(str)
-    """Emitted with the key of a conversation whose answer changed its phase or statistics."""
+    """Emitted with the key of a conversation when the phase or statistics of its answer changed."""
     answer_ended = Signal(str, object)
-    """Emitted with the key of the conversation and the completed message."""
+    """Emitted with the key of the conversation and the complete message."""
     notified = Signal(str)
-    """Emitted with a one-line message for the user."""
 
     def __init__(self, session: Session, store: ConversationStore, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.follow_on_map = True
-        """Whether a new request is selected in all views."""
         self._session = session
         self._answers: dict[str, ChatAnswer] = {}
         self._epoch: int | None = None
@@ -78,39 +74,39 @@ class Chat(QObject):
         self._saver = ConversationSaver(store, self.conversations, self._drafts, self._is_writing, self)
         self._saver.notified.connect(self.notified)
         self._saver.messages_changed.connect(self.messages_changed)
-        self._saver.listed.connect(self._on_kept)
+        self._saver.listed.connect(self._on_external_change)
         self._flush_timer = QTimer(self, interval=FLUSH_MS)
         self._flush_timer.timeout.connect(self.flush)
         session.replies.connect(self._on_replies)
         session.status_changed.connect(self._on_status)
 
     def find(self, key: str) -> Conversation | None:
-        """Return the conversation with this key, or None."""
         return next((c for c in self.conversations if c.key == key), None)
 
     def answer_of(self, key: str) -> ChatAnswer | None:
         return next((a for a in self._answers.values() if a.conversation.key == key), None)
 
     def draft_of(self, key: str) -> Draft:
-        """Return the unsent text of a conversation. Callers that modify it must call `touch_draft`."""
+        """Return the unsent text of a conversation. Call `touch_draft` after a change to it."""
         return self._drafts.setdefault(key, Draft())
 
     def touch_draft(self, key: str) -> None:
         self._saver.touch_draft(key)
 
-    def add(self, like: Conversation | None = None) -> Conversation:
-        """Add a new conversation at the top, with the options of `like`. If the first one is still empty, it is
-        reused."""
+    def add(self, template: Conversation | None = None) -> Conversation:
+        """Add a conversation at the top, with the options of `template`. If the first one is empty and unnamed, return
+        that.
+        """
         first = self.conversations[0] if self.conversations else None
         if first is not None and not first.messages and not first.named:
             return first
-        fresh = new_conversation(like)
-        self.conversations.insert(0, fresh)
+        added = new_conversation(template)
+        self.conversations.insert(0, added)
         self.listed.emit()
-        return fresh
+        return added
 
     def delete(self, conversation: Conversation) -> None:
-        """Remove a conversation and abort its request. A new one is created if none is left."""
+        """Remove a conversation and abort its request. A new conversation replaces the last one."""
         self.stop(conversation)
         self._answers = {k: a for k, a in self._answers.items() if a.conversation is not conversation}
         self.conversations.remove(conversation)
@@ -129,7 +125,6 @@ class Chat(QObject):
         self.listed.emit()
 
     def rename(self, conversation: Conversation, title: str) -> None:
-        """Set the title; an empty one is ignored."""
         if title.strip() and title != conversation.title:
             conversation.title, conversation.named = title.strip(), True
             self._saver.touch(conversation)
@@ -139,37 +134,37 @@ class Chat(QObject):
         self._saver.touch(conversation)
 
     def ask(self, conversation: Conversation, prompt: str) -> None:
-        """Send a prompt after the shown messages; the answer is written into a new message."""
+        """Send a prompt after the shown messages. The answer is written into a new message."""
         if not conversation.named and not conversation.messages:
             conversation.title = title_from(prompt)
         conversation.append("user", prompt)
         self._submit(conversation)
 
-    def ask_again(self, conversation: Conversation, answer: Message) -> None:
-        """Generate another version of `answer`. The previous version is kept and can be shown again."""
+    def regenerate(self, conversation: Conversation, answer: Message) -> None:
+        """Generate another version of `answer`. The previous version is kept."""
         if self.answer_of(conversation.key) is None and answer.role == "assistant":
             conversation.last = answer.parent
             self._submit(conversation)
 
-    def ask_instead(self, conversation: Conversation, edited: Message, prompt: str) -> None:
-        """Send another version of the prompt `edited`. The previous version is kept and can be shown again."""
+    def send_edited(self, conversation: Conversation, edited: Message, prompt: str) -> None:
+        """Send `prompt` as another version of the prompt `edited`. The previous version is kept."""
         if self.answer_of(conversation.key) is None:
             conversation.last = edited.parent
             self.ask(conversation, prompt)
 
     def show_path(self, conversation: Conversation, last: str) -> None:
-        """Show and send the messages on the path that ends with the message of key `last`."""
+        """Show the messages up to the one with key `last`, and send them with the next prompt."""
         if last != conversation.last:
             conversation.last = last
             self._saver.touch(conversation)
             self.messages_changed.emit(conversation.key)
 
     def stop(self, conversation: Conversation) -> None:
-        """Ask the engine to stop the answer, which stops when the engine confirms it."""
+        """Request the engine to stop the answer. The answer ends when the engine confirms it."""
         answer = self.answer_of(conversation.key)
         if answer is None:
             return
-        answer.stopping()
+        answer.set_stopping()
         try:
             self._session.send(Abort(request_id=answer.request_id))
         except KvscopeError as error:
@@ -177,11 +172,12 @@ class Chat(QObject):
         self.answer_changed.emit(conversation.key)
 
     def is_written_elsewhere(self, conversation: Conversation) -> bool:
-        """Whether another window is writing an answer in this conversation. The answer appears here as it is saved."""
+        """Whether another window is writing an answer in this conversation. Its text appears here each time it is
+        saved.
+        """
         return self._saver.is_written_elsewhere(conversation.key)
 
     def reload_changes(self) -> None:
-        """Load what other windows wrote."""
         self._saver.reload_changes()
 
     def save(self) -> None:
@@ -199,15 +195,15 @@ class Chat(QObject):
         return self.answer_of(key) is not None
 
     def _submit(self, conversation: Conversation) -> None:
-        turns = to_send(conversation)
+        messages = messages_to_send(conversation)
         self._epoch = self._session.live_mirror.epoch
         hello = self._session.live_mirror.hello
         sampling = sampling_to_send(conversation, hello.model.sampling if hello else ModelSampling())
         request_id, message = f"chat-{secrets.token_hex(6)}", conversation.append("assistant")
         answer = ChatAnswer(request_id, conversation, message, self._epoch or 0, sampling.max_tokens)
         self._answers[request_id] = answer
-        asked = Submit(request_id=answer.request_id, messages=turns, sampling=sampling, adapter=conversation.adapter)
-        self._send(answer, asked)
+        adapter = conversation.adapter
+        self._send(answer, Submit(request_id=request_id, messages=messages, sampling=sampling, adapter=adapter))
         self._flush_timer.start()
         self._saver.touch(conversation)
         self._saver.save()  # save now, so that other windows see that an answer is being written here
@@ -238,21 +234,22 @@ class Chat(QObject):
     def _on_reply(self, answer: ChatAnswer, reply: Tokens | Accepted | Finished | Refused) -> None:
         if isinstance(reply, Tokens):
             mirror = self._session.live_mirror
-            answer.tokens(reply, mirror.stops.stopped_ns(0, mirror.time_ns) / 1e9)
+            answer.add_tokens(reply, mirror.stops.stopped_ns(0, mirror.time_ns) / 1e9)
             if reply.num_missed:
                 self.notified.emit(f"{count(reply.num_missed)} pieces of this answer were lost while disconnected.")
         elif isinstance(reply, Accepted):
-            answer.accepted(reply)
+            answer.set_accepted(reply)
             self._select(answer)
             self.answer_changed.emit(answer.conversation.key)
         elif isinstance(reply, Finished):
-            answer.finished(reply)
+            answer.set_finished(reply)
         else:
-            answer.refused(reply)
+            answer.set_refused(reply)
 
     def _end_as_lost(self, answer: ChatAnswer) -> None:
-        """End an answer whose request the engine stopped long ago without a final reply, because it no longer knows
-        this client."""
+        """End an answer for which the engine sent no final reply in time, because it no longer has this client's
+        session.
+        """
         if not answer.is_ended:
             answer.end("stopped", "the engine sent no reason")
 
@@ -261,21 +258,20 @@ class Chat(QObject):
             self._session.selection.select_request(answer.message.stats.number)
 
     def _find_number(self, answer: ChatAnswer) -> None:
-        """Look up the request number by request id, for engines whose own API does not report it."""
+        """Find the request number by request id, for engines whose own API does not report it."""
         if not answer.message.stats.number:
             number = self._session.live_mirror.requests.newest_with(answer.request_id)
             if number:
-                answer.is_request(number)
+                answer.set_number(number)
                 self._select(answer)
                 self.answer_changed.emit(answer.conversation.key)
 
     def flush(self) -> None:
-        """Emit the text that arrived, then the ends of answers."""
         for answer in list(self._answers.values()):
             key = answer.conversation.key
-            has_news, answer.has_news = answer.has_news, False
+            has_new_text, answer.has_new_text = answer.has_new_text, False
             self._find_number(answer)
-            if has_news:
+            if has_new_text:
                 self.text_added.emit(key)
                 self._saver.touch_partial(answer.conversation)
             if answer.is_ended:
@@ -284,16 +280,16 @@ class Chat(QObject):
             if answer.is_ended:
                 self.answer_ended.emit(key, answer.message)
                 self.listed.emit()
-            elif has_news:
+            elif has_new_text:
                 self.answer_changed.emit(key)
         if not self._answers:
             self._flush_timer.stop()
 
     def _on_status(self) -> None:
-        """Mark answers as interrupted if the engine ended or was replaced; their text is kept."""
+        """Mark answers as interrupted if the engine ended or was replaced; their text stays."""
         status, epoch = self._session.status, self._session.live_mirror.epoch
-        is_other = self._epoch is not None and epoch is not None and epoch != self._epoch
-        if status.state is SourceState.ENDED or is_other:
+        is_other_engine = self._epoch is not None and epoch is not None and epoch != self._epoch
+        if status.state is SourceState.ENDED or is_other_engine:
             reason = status.reason or "the engine stopped"
             for answer in self._answers.values():
                 if not answer.is_ended:
@@ -305,8 +301,7 @@ class Chat(QObject):
         self.conversations.insert(0, conversation)
         self.listed.emit()
 
-    def _on_kept(self) -> None:
-        """Handle changes of the list by other windows. A new conversation is created if none is left."""
+    def _on_external_change(self) -> None:
         if not self.conversations:
             self.conversations.append(new_conversation())
         self.listed.emit()

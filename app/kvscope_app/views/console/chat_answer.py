@@ -20,15 +20,17 @@ _ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "sto
 class AnswerPhase(Enum):
     SENT = auto()
     QUEUED = auto()
-    """Accepted, but no token yet."""
     WRITING = auto()
     STOPPING = auto()
-    """Stop was pressed, but the engine has not confirmed it."""
+    """Abort was sent, but the engine has not confirmed it."""
     ENDED = auto()
 
 
 class ChatAnswer:
-    """Writes the replies into `message`. `max_tokens`: requested limit; None: as many as fit."""
+    """An unfinished answer, whose text and statistics are written to `message` as replies arrive.
+
+    `max_tokens`: requested limit; None: as many as fit.
+    """
 
     def __init__(
         self, request_id: str, conversation: Conversation, message: Message, epoch: int, max_tokens: int | None = None
@@ -37,12 +39,12 @@ class ChatAnswer:
         self.conversation = conversation
         self.message = message
         self.phase = AnswerPhase.SENT
-        self.has_news = False
-        """Whether text arrived since this was last set to False."""
+        self.has_new_text = False
+        """Whether text arrived since a caller last set this to False."""
         self._max_tokens = max_tokens
         self._sent_s = time.monotonic()
-        self._first_s = 0.0
-        self._first_running_s = 0.0
+        self._first_token_s = 0.0
+        self._first_token_running_s = 0.0
         message.stats = AnswerStats(epoch=epoch, adapter=conversation.adapter)
 
     @property
@@ -54,34 +56,34 @@ class ChatAnswer:
         """Seconds since the prompt was sent."""
         return time.monotonic() - self._sent_s
 
-    def stopping(self) -> None:
+    def set_stopping(self) -> None:
         if not self.is_ended:
             self.phase = AnswerPhase.STOPPING
 
-    def accepted(self, reply: Accepted) -> None:
+    def set_accepted(self, reply: Accepted) -> None:
         if self.phase is AnswerPhase.SENT:
             self.phase = AnswerPhase.QUEUED
         number = reply.numbers[0] if reply.numbers else 0
         self._update(number=number, num_prompt_tokens=reply.num_prompt_tokens)
 
-    def is_request(self, number: int) -> None:
+    def set_number(self, number: int) -> None:
         self._update(number=number)
 
-    def tokens(self, reply: Tokens, stopped_s: float = 0.0) -> None:
-        """Append the text of `reply`. `stopped_s`: total time so far in which the engine was paused or suspended."""
+    def add_tokens(self, reply: Tokens, stopped_s: float = 0.0) -> None:
+        """Append the text of `reply`. `stopped_s`: total seconds so far in which the engine was paused or suspended."""
         now_s = time.monotonic()
-        self._first_s = self._first_s or now_s
-        self._first_running_s = self._first_running_s or now_s - stopped_s
+        self._first_token_s = self._first_token_s or now_s
+        self._first_token_running_s = self._first_token_running_s or now_s - stopped_s
         if self.phase in (AnswerPhase.SENT, AnswerPhase.QUEUED):
             self.phase = AnswerPhase.WRITING
         self.message.content += reply.text
-        self.has_news = True
+        self.has_new_text = True
         num_tokens = self.message.stats.num_tokens + len(reply.token_ids)
-        took_s = now_s - stopped_s - self._first_running_s
-        speed = (num_tokens - 1) / took_s if num_tokens > 1 and took_s > 0 else None
-        self._update(num_tokens=num_tokens, first_seen_s=self._first_s - self._sent_s, tokens_per_s=speed)
+        running_s = now_s - stopped_s - self._first_token_running_s
+        tokens_per_s = (num_tokens - 1) / running_s if num_tokens > 1 and running_s > 0 else None
+        self._update(num_tokens=num_tokens, first_seen_s=self._first_token_s - self._sent_s, tokens_per_s=tokens_per_s)
 
-    def finished(self, reply: Finished) -> None:
+    def set_finished(self, reply: Finished) -> None:
         usage, timing = reply.usage, reply.timing
         stats = self.message.stats
         self._update(
@@ -101,7 +103,7 @@ class ChatAnswer:
             reason = self._limit_reached()
         self.end(_ENDINGS.get(reply.finish_reason, "stopped"), reply.error or reason)
 
-    def refused(self, reply: Refused) -> None:
+    def set_refused(self, reply: Refused) -> None:
         self.end("refused", reply.reason)
 
     def end(self, ending: Ending, note: str = "") -> None:
@@ -109,7 +111,6 @@ class ChatAnswer:
         self.phase = AnswerPhase.ENDED
 
     def _limit_reached(self) -> str:
-        """Return text on which limit ended the answer: the option *Max tokens*, or the context."""
         if self._max_tokens is not None and self.message.stats.num_tokens >= self._max_tokens:
             return f"Max tokens is {count(self._max_tokens)}"
         return f"the context is full ({plural(self.message.stats.context_tokens, 'token')})"

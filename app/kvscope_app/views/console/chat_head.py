@@ -1,4 +1,4 @@
-"""Line above a conversation: its name, and actions on the whole conversation."""
+"""Line above a conversation: its title, and actions on the whole conversation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from kvscope_app.views.console.conversation_picker import ConversationCombo
 
 
 class ChatHead(QWidget):
-    """Drop-down of conversations (or, instead, the field for renaming) and five buttons."""
+    """Drop-down of conversations and five buttons. During a rename, a text field replaces the drop-down."""
 
     renamed = Signal(str)
-    """Emitted with the title that the user entered."""
     rename_ended = Signal()
-    """Emitted when renaming ended by a key, so that the keyboard focus can move on."""
 
     def __init__(self, combo: ConversationCombo) -> None:
         super().__init__()
@@ -39,9 +37,9 @@ class ChatHead(QWidget):
             button.toggled.connect(self._draw_icons)
 
     def show_with_list(self, has_list: bool) -> None:
-        """Hide the drop-down if a list shows the conversations."""
+        """Hide the drop-down if `has_list`: a list shows the conversations."""
         self._has_list = has_list
-        self._spring.setVisible(has_list)
+        self._spacer.setVisible(has_list)
         self._show_title_line(False)
 
     def begin_rename(self, title: str) -> None:
@@ -73,22 +71,22 @@ class ChatHead(QWidget):
 
     def _on_renamed(self) -> None:
         if self.is_renaming:
-            by_key = self.title_line.hasFocus()  # otherwise it ended because the focus moved elsewhere
+            is_ended_by_key = self.title_line.hasFocus()  # otherwise it ended because the focus moved elsewhere
             self._show_title_line(False)
             self.renamed.emit(self.title_line.text())
-            if by_key:
+            if is_ended_by_key:
                 self.rename_ended.emit()
 
-    def _show_title_line(self, shown: bool) -> None:
-        self.title_line.setVisible(shown)
-        self.combo.setVisible(not shown and not self._has_list)
+    def _show_title_line(self, is_shown: bool) -> None:
+        self.title_line.setVisible(is_shown)
+        self.combo.setVisible(not is_shown and not self._has_list)
 
     def _lay_out(self) -> None:
-        self._spring = QWidget()
+        self._spacer = QWidget()
         row = QHBoxLayout(self)
         row.setContentsMargins(10, 6, 8, 4)
         row.setSpacing(2)
-        for widget in (self.combo, self.title_line, self._spring):
+        for widget in (self.combo, self.title_line, self._spacer):
             row.addWidget(widget, 1)
         for button in self._buttons():
             row.addWidget(button)

@@ -1,6 +1,6 @@
 """Chat page: the shown conversation, its options, and the prompt field.
 
-Connects the widgets with the `Chat` controller, and owns the choice of the shown conversation.
+Connects the widgets with the `Chat` controller. Owns the choice of the shown conversation.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from kvscope_app.views.console.transcript import Transcript
 from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.source import SourceState
 
-NUM_STARTERS = 3
+NUM_SAMPLE_PROMPTS = 3
 _TEXT_MARGINS = 34
-NEARLY_FULL: Final = 0.8
-FULL: Final = 0.95
-LIST_FROM_WIDTH = 640
-STATS_EVERY_S = 0.2
+NEARLY_FULL_SHARE: Final = 0.8
+FULL_SHARE: Final = 0.95
+MIN_WIDTH_FOR_LIST = 640
+STATS_INTERVAL_S = 0.2
 _NOT_READY = {
     SourceState.CONNECTING: "Connecting to the engine…",
     SourceState.LOADING: "The model is loading…",
@@ -74,14 +74,13 @@ class ChatPage(QWidget):
         self.session, self.chat = session, chat
         self.current: Conversation = chat.conversations[0]
         self._deleted: Conversation | None = None
-        self._not_sent = False
-        """Whether the notice explains why a prompt was not sent."""
-        self._stats_s = 0.0
+        self._is_send_notice = False
+        self._last_stats_s = 0.0
         self._model = ConversationModel(chat, self)
         self.list = ConversationList(self._model, self.show_row, self._delete_row)
         self.combo = ConversationCombo(self._model, self.show_row)
         self.transcript = Transcript()
-        self.starters = Starters()
+        self.sample_buttons = SamplePromptButtons()
         self.options = OptionsPanel()
         self.composer = Composer()
         self.context = ContextBar()
@@ -99,7 +98,7 @@ class ChatPage(QWidget):
             self._select_request_of(conversation)
         self.current = conversation
         self._show_draft()
-        self._model.follow()
+        self._model.refresh()
         self._show_row()
         self.options.show_conversation(conversation)
         self._show_messages()
@@ -110,33 +109,33 @@ class ChatPage(QWidget):
 
     def apply_theme(self, theme: Theme) -> None:
         self._model.theme = theme
-        for part in (self.head, self.transcript, self.options, self.context):
-            part.apply_theme(theme)
+        for widget in (self.head, self.transcript, self.options, self.context):
+            widget.apply_theme(theme)
         self.notice.setStyleSheet(f"color: {theme.warn};")
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        wide = self.width() >= scaled(LIST_FROM_WIDTH)
-        self.list.setVisible(wide)
-        self.head.show_with_list(wide)
+        is_wide = self.width() >= scaled(MIN_WIDTH_FOR_LIST)
+        self.list.setVisible(is_wide)
+        self.head.show_with_list(is_wide)
 
     def event(self, event: QEvent) -> bool:
-        """Take Esc from the window's shortcut if there is something to stop or to cancel here."""
+        """Claim Esc before the window's shortcut if it can stop or cancel something here."""
         is_esc = event.type() == QEvent.Type.ShortcutOverride and _is_escape(event)
-        if is_esc and self._to_escape() is not None:
+        if is_esc and self._escape_action() is not None:
             event.accept()
             return True
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        escape = self._to_escape() if _is_escape(event) else None
+        escape = self._escape_action() if _is_escape(event) else None
         if escape is None:
             super().keyPressEvent(event)
         else:
             escape()
 
-    def _to_escape(self) -> Callable[[], None] | None:
-        """Return the action of Esc: cancel the renaming or the edit, or stop the answer; None if there is none."""
+    def _escape_action(self) -> Callable[[], None] | None:
+        """Return the action of Esc: cancel the renaming, cancel the edit, or stop the answer. None: there is none."""
         if self.head.is_renaming:
             return self.head.cancel_rename
         if self._draft.edited:
@@ -146,7 +145,6 @@ class ChatPage(QWidget):
         return partial(self.chat.stop, self.current) if is_stoppable else None
 
     def show_status(self) -> None:
-        """Show what can be sent, the engine's progress on the answer, and how full the context is."""
         self.options.show_adapters(self.session.status.adapters)
         answer, blocked = self.chat.answer_of(self.current.key), self.why_blocked()
         self.composer.show_state(
@@ -159,9 +157,9 @@ class ChatPage(QWidget):
             "" if answer is None else progress_text(answer, self.session),
             can_ask=not blocked,
         )
-        if self._not_sent and answer is None and not blocked:
+        if self._is_send_notice and answer is None and not blocked:
             self._show_message("")
-        self.starters.offer(self.session.accepts_prompts)
+        self.sample_buttons.set_available(self.session.accepts_prompts)
         hello, stats = self.session.live_mirror.hello, self.current.last_stats
         self.options.show_model(hello.model.sampling if hello else ModelSampling())
         limit = 0 if hello is None else hello.cache.max_request_tokens or hello.model.max_model_len
@@ -169,6 +167,7 @@ class ChatPage(QWidget):
         self.context.show_fill(used, limit, self.current.sampling.max_tokens or 0)
 
     def why_blocked(self) -> str:
+        """Return why no prompt can be sent now, or "" if one can."""
         if not self.session.accepts_prompts:
             return why_no_prompts(self.session.live_mirror.capabilities) or "This engine accepts no prompts"
         if self.session.is_viewer:
@@ -219,30 +218,29 @@ class ChatPage(QWidget):
         self._send_prompt(text, edited)
 
     def _on_not_sent(self) -> None:
-        """Explain why nothing can be sent, until that changes."""
         self._show_message(self.why_blocked() or _WAIT_HINT)
-        self._not_sent = True
+        self._is_send_notice = True
 
     def _send_prompt(self, text: str, edited: Message | None = None) -> None:
         self._show_message("")
-        before = self.current.last
+        last_before = self.current.last
         if edited is None:
             self.chat.ask(self.current, text)
         else:
-            self.chat.ask_instead(self.current, edited, text)
-            self._push_undo("editing a prompt", before)
+            self.chat.send_edited(self.current, edited, text)
+            self._push_undo("editing a prompt", last_before)
 
-    def _on_again(self, answer: Message) -> None:
+    def _on_regenerate(self, answer: Message) -> None:
         if self.why_blocked() or self.chat.answer_of(self.current.key) is not None:
             return
-        before = self.current.last
-        self.chat.ask_again(self.current, answer)
-        self._push_undo("regenerating an answer", before)
+        last_before = self.current.last
+        self.chat.regenerate(self.current, answer)
+        self._push_undo("regenerating an answer", last_before)
 
-    def _push_undo(self, words: str, before: str) -> None:
-        """Register an undo step that shows the path ending in `before` again."""
-        key, after = self.current.key, self.current.last
-        self.done.emit(words, partial(self._show_path, key, before), partial(self._show_path, key, after))
+    def _push_undo(self, step_name: str, last_before: str) -> None:
+        """Register an undo step called `step_name` that shows the path ending in message `last_before` again."""
+        key, last_after = self.current.key, self.current.last
+        self.done.emit(step_name, partial(self._show_path, key, last_before), partial(self._show_path, key, last_after))
 
     def _show_path(self, key: str, last: str) -> None:
         conversation = self.chat.find(key)
@@ -255,8 +253,8 @@ class ChatPage(QWidget):
         self.chat.show_path(self.current, self.current.newest_end(version))
         self._select_request_of(self.current)
 
-    def _on_starter(self, prompt: str) -> None:
-        """Send `prompt`, or put it into the prompt field if it cannot be sent now or the field has text."""
+    def _on_sample_prompt(self, prompt: str) -> None:
+        """Send `prompt`, or insert it into the prompt field if it cannot be sent now or the field has text."""
         has_text = bool(self.composer.edit.toPlainText().strip())
         if self.why_blocked() or self.chat.answer_of(self.current.key) is not None or has_text:
             self.composer.set_text(prompt)
@@ -264,8 +262,8 @@ class ChatPage(QWidget):
             self._send_prompt(prompt)
             self.composer.edit.setFocus()  # the clicked button is hidden, and the focus would leave the console
 
-    def _on_follow(self, on: bool) -> None:
-        self.chat.follow_on_map = on
+    def _on_follow(self, is_on: bool) -> None:
+        self.chat.follow_on_map = is_on
 
     def _on_options(self) -> None:
         self.chat.touch(self.current)
@@ -299,8 +297,8 @@ class ChatPage(QWidget):
         self._show_message(f"Deleted “{deleted.title}”.")
         self.undo.setVisible(bool(deleted.messages))
         if deleted.messages:
-            words = f"deleting “{deleted.title}”"
-            self.done.emit(words, partial(self._restore, deleted), partial(self._remove, deleted))
+            step_name = f"deleting “{deleted.title}”"
+            self.done.emit(step_name, partial(self._restore, deleted), partial(self._remove, deleted))
         if not self.list.hasFocus():
             self.composer.edit.setFocus()
 
@@ -317,22 +315,20 @@ class ChatPage(QWidget):
             self.show_conversation(self.chat.conversations[min(row, len(self.chat.conversations) - 1)])
 
     def _restore(self, conversation: Conversation) -> None:
-        """Restore a deleted conversation, unless it exists again, and show it."""
         if conversation is self._deleted:
             self._deleted = None
             self._show_message("")
         if all(conversation.key != other.key for other in self.chat.conversations):
             self.chat.restore(conversation)
-        found = self.chat.find(conversation.key)
-        if found is not None:
-            self.show_conversation(found)
+        restored = self.chat.find(conversation.key)
+        if restored is not None:
+            self.show_conversation(restored)
 
     def show_row(self, row: int) -> None:
         if 0 <= row < len(self.chat.conversations):
             self.show_conversation(self.chat.conversations[row])
 
     def rename(self) -> None:
-        """Rename in place: in the list if it is visible, otherwise in the line above the conversation."""
         row = self.chat.conversations.index(self.current)
         if self.list.isVisible():
             edit_item(self.list, self._model.index(row))
@@ -349,11 +345,11 @@ class ChatPage(QWidget):
             return
         answer = self.chat.answer_of(key)
         now_s = time.monotonic()
-        if answer is None or answer.phase is not AnswerPhase.WRITING or now_s - self._stats_s >= STATS_EVERY_S:
-            self._stats_s = now_s
+        if answer is None or answer.phase is not AnswerPhase.WRITING or now_s - self._last_stats_s >= STATS_INTERVAL_S:
+            self._last_stats_s = now_s
             self.show_status()
 
-    def _on_end(self, key: str, message: Message) -> None:
+    def _on_answer_ended(self, key: str, message: Message) -> None:
         if key == self.current.key:
             self.transcript.show_end(message)
             self.show_status()
@@ -365,7 +361,7 @@ class ChatPage(QWidget):
     def _on_listed(self) -> None:
         if self.current not in self.chat.conversations:  # another window deleted it
             self.show_conversation(self.chat.conversations[0])
-        self._model.follow()
+        self._model.refresh()
         self._show_row()
         self.show_status()
 
@@ -377,13 +373,12 @@ class ChatPage(QWidget):
             self._show_message(f"Request #{count(number)} is no longer known to the engine.")
 
     def _select_request_of(self, conversation: Conversation) -> None:
-        """Select the last request on the path of `conversation`, if a request of the previous conversation is
-        selected."""
+        """Select the newest request of `conversation`, if a request of the current conversation is selected."""
         epoch, selected = self.session.mirror.epoch, self.session.selection.request
-        before = {m.stats.number for m in self.current.messages if m.stats.epoch == epoch}
-        if self.chat.follow_on_map and selected is not None and selected in before:
-            known = (m.stats.number for m in reversed(conversation.path) if m.stats.number and m.stats.epoch == epoch)
-            self.session.selection.select_request(next(known, None))
+        numbers_before = {m.stats.number for m in self.current.messages if m.stats.epoch == epoch}
+        if self.chat.follow_on_map and selected is not None and selected in numbers_before:
+            numbers = (m.stats.number for m in reversed(conversation.path) if m.stats.number and m.stats.epoch == epoch)
+            self.session.selection.select_request(next(numbers, None))
 
     def _show_messages(self) -> None:
         path = self.current.path
@@ -399,7 +394,7 @@ class ChatPage(QWidget):
             self.combo.show_row(row)
 
     def _show_message(self, text: str) -> None:
-        self._not_sent = False
+        self._is_send_notice = False
         self.notice.setText(text)
         self._notice_row.setVisible(bool(text))
         self.undo.hide()
@@ -418,24 +413,24 @@ class ChatPage(QWidget):
         self.composer.stop.clicked.connect(lambda: self.chat.stop(self.current))
         self.composer.edit.textChanged.connect(self._on_typed)
         self.cancel_edit.clicked.connect(self._cancel_edit)
-        self.starters.chosen.connect(self._on_starter)
-        self.starters.edit_wanted.connect(self.composer.set_text)
+        self.sample_buttons.chosen.connect(self._on_sample_prompt)
+        self.sample_buttons.edit_requested.connect(self.composer.set_text)
         self.options.changed.connect(self._on_options)
-        self.transcript.again_wanted.connect(self._on_again)
-        self.transcript.edit_wanted.connect(self._on_edit)
-        self.transcript.version_wanted.connect(self._on_version)
-        self.transcript.request_wanted.connect(self._on_request)
+        self.transcript.regenerate_requested.connect(self._on_regenerate)
+        self.transcript.edit_requested.connect(self._on_edit)
+        self.transcript.version_requested.connect(self._on_version)
+        self.transcript.request_clicked.connect(self._on_request)
         self.chat.listed.connect(self._on_listed)
         self.chat.messages_changed.connect(self._on_messages)
         self.chat.text_added.connect(self._on_text)
         self.chat.answer_changed.connect(self._on_answer)
-        self.chat.answer_ended.connect(self._on_end)
+        self.chat.answer_ended.connect(self._on_answer_ended)
         self.chat.notified.connect(self._show_message)
         self.session.status_changed.connect(self.show_status)
 
     def _lay_out(self) -> None:
         self._pages = QStackedWidget()
-        self._pages.addWidget(self.starters)
+        self._pages.addWidget(self.sample_buttons)
         self._pages.addWidget(self.transcript)
         main = QVBoxLayout()
         main.setContentsMargins(0, 0, 0, 8)
@@ -456,7 +451,7 @@ class ChatPage(QWidget):
         split.addWidget(self.list)
         split.addWidget(right)
         split.setStretchFactor(1, 1)
-        split.setSizes([scaled(_LIST_WIDTH), scaled(LIST_FROM_WIDTH)])
+        split.setSizes([scaled(_LIST_WIDTH), scaled(MIN_WIDTH_FOR_LIST)])
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.addWidget(split)
@@ -490,8 +485,6 @@ class ChatPage(QWidget):
 
 
 class ContextBar(QWidget):
-    """Bar with the fill of the model's context, and its numbers of tokens."""
-
     def __init__(self) -> None:
         super().__init__()
         self.bar = QProgressBar()
@@ -508,26 +501,26 @@ class ContextBar(QWidget):
         row.addWidget(self.bar)
         row.addWidget(self.text, 1)
 
-    def show_fill(self, used: int, limit: int, num_wanted: int = 0) -> None:
-        """Show `used` of `limit` tokens. `num_wanted`: maximum tokens of the next answer, 0 if unlimited.
+    def show_fill(self, used: int, limit: int, max_answer_tokens: int = 0) -> None:
+        """Show `used` of `limit` tokens; a `limit` of 0 means unknown.
 
-        A `limit` of 0 means unknown.
+        `max_answer_tokens`: maximum tokens of the next answer, 0 if unlimited.
         """
-        left = max(limit - used, 0)
-        is_short = bool(used and limit) and left < max(num_wanted, round((1 - NEARLY_FULL) * limit))
+        num_left = max(limit - used, 0)
+        is_short = bool(used and limit) and num_left < max(max_answer_tokens, round((1 - NEARLY_FULL_SHARE) * limit))
         self._share = min(used / limit, 1.0) if limit else 0.0
         self.bar.setVisible(limit > 0)
         self.bar.setValue(round(self._share * 1000))
-        whole = f"{count(used)} of {count(limit)} context tokens" if limit else f"{count(used)} context tokens"
-        whole += f", {count(left)} left" if is_short else ""
-        self.text.setText(whole if used or limit else "")
+        text = f"{count(used)} of {count(limit)} context tokens" if limit else f"{count(used)} context tokens"
+        text += f", {count(num_left)} left" if is_short else ""
+        self.text.setText(text if used or limit else "")
         tip = f"{percent(self._share, 0)} of one request's maximum, by model and KV cache"
-        cut = (
-            f"\nThe next prompt and its answer have {plural(left, 'token')}; a longer answer is cut off"
+        warning = (
+            f"\nThe next prompt and its answer have {plural(num_left, 'token')}; a longer answer is cut off"
             if is_short
             else ""
         )
-        self.text.setToolTip(tip + cut if limit else "")
+        self.text.setToolTip(tip + warning if limit else "")
         self._color()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -535,7 +528,7 @@ class ContextBar(QWidget):
         self._color()
 
     def _color(self) -> None:
-        name = "bad" if self._share >= FULL else "warn" if self._share >= NEARLY_FULL else "accent"
+        name = "bad" if self._share >= FULL_SHARE else "warn" if self._share >= NEARLY_FULL_SHARE else "accent"
         sheet = f"QProgressBar::chunk {{ background: {getattr(self._theme, name)}; }}"
         if self.bar.styleSheet() != sheet:
             self.bar.setStyleSheet(sheet)
@@ -550,12 +543,13 @@ def _is_escape(event: QEvent) -> bool:
 
 
 # Sample prompts, shown in an empty conversation.
-class Starters(QWidget):
-    """Buttons that send a prompt; with Shift they put it into the prompt field for editing."""
+class SamplePromptButtons(QWidget):
+    """Buttons with sample prompts. A click sends the prompt; with Shift, it is inserted into the prompt field for
+    editing.
+    """
 
     chosen = Signal(str)
-    """Emitted with a prompt to send."""
-    edit_wanted = Signal(str)
+    edit_requested = Signal(str)
 
     def __init__(self) -> None:
         super().__init__()
@@ -566,28 +560,25 @@ class Starters(QWidget):
         self._hint = hint = label("Ask the model something and watch the cache answer.", "muted", wraps=True)
         hint.setAlignment(Qt.AlignmentFlag.AlignCenter)
         column.addWidget(hint)
-        for prompt in short_prompts(sample_prompts())[:NUM_STARTERS]:
+        for prompt in short_prompts(sample_prompts())[:NUM_SAMPLE_PROMPTS]:
             column.addWidget(self._button(prompt))
         column.addStretch(2)
 
-    def offer(self, can_be_sent: bool) -> None:
-        """Show the sample prompts only if prompts can be sent."""
-        for part in (self._hint, *self.findChildren(StarterButton)):
-            part.setVisible(can_be_sent)
+    def set_available(self, can_be_sent: bool) -> None:
+        for widget in (self._hint, *self.findChildren(SamplePromptButton)):
+            widget.setVisible(can_be_sent)
 
     def _button(self, prompt: str) -> QPushButton:
-        button = StarterButton(prompt)
+        button = SamplePromptButton(prompt)
         button.clicked.connect(lambda: self._choose(prompt))
         return button
 
     def _choose(self, prompt: str) -> None:
         is_shifted = QApplication.keyboardModifiers() & Qt.KeyboardModifier.ShiftModifier
-        (self.edit_wanted if is_shifted else self.chosen).emit(prompt)
+        (self.edit_requested if is_shifted else self.chosen).emit(prompt)
 
 
-class StarterButton(QPushButton):
-    """Button with a prompt on one line, elided if it does not fit."""
-
+class SamplePromptButton(QPushButton):
     def __init__(self, prompt: str) -> None:
         super().__init__()
         self._prompt = prompt
@@ -597,14 +588,14 @@ class StarterButton(QPushButton):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._fit()
+        self._elide()
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() in (QEvent.Type.FontChange, QEvent.Type.StyleChange):
-            self._fit()
+            self._elide()
 
-    def _fit(self) -> None:
-        room = self.width() - _TEXT_MARGINS
-        elided = self.fontMetrics().elidedText(self._prompt, Qt.TextElideMode.ElideRight, room)
+    def _elide(self) -> None:
+        width = self.width() - _TEXT_MARGINS
+        elided = self.fontMetrics().elidedText(self._prompt, Qt.TextElideMode.ElideRight, width)
         self.setText(elided.replace("&", "&&"))  # a single & marks a mnemonic

@@ -26,11 +26,11 @@ class PromptEdit(QPlainTextEdit):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self._earlier: list[str] = []
         self._recalled = 0
-        self.textChanged.connect(self._fit)
-        self._fit()
+        self.textChanged.connect(self._adjust_height)
+        self._adjust_height()
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Refuse dropped files, because the window opens them as recordings."""
+        """Refuse dropped files, which the window opens as recordings."""
         return not source.hasUrls() and super().canInsertFromMimeData(source)
 
     def set_earlier(self, prompts: Sequence[str]) -> None:
@@ -39,18 +39,17 @@ class PromptEdit(QPlainTextEdit):
         self._recalled = 0
 
     def height_of(self, num_lines: int) -> int:
-        """Return the height of that many lines, in pixels."""
         frame = self.contentsMargins()
         margins = 2 * round(self.document().documentMargin()) + frame.top() + frame.bottom()
         return num_lines * self.fontMetrics().lineSpacing() + margins + 2
 
     def event(self, event: QEvent) -> bool:
-        """Leave Undo and Redo to the window if the text has nothing to undo."""
+        """Leave Undo and Redo to the window if the text has no such step."""
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
             undo, redo = QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo
-            text = self.document()
-            is_ours = text.isUndoAvailable() if event.matches(undo) else text.isRedoAvailable()
-            if (event.matches(undo) or event.matches(redo)) and not is_ours:
+            document = self.document()
+            can_handle = document.isUndoAvailable() if event.matches(undo) else document.isRedoAvailable()
+            if (event.matches(undo) or event.matches(redo)) and not can_handle:
                 event.ignore()
                 return True
         return super().event(event)
@@ -69,13 +68,16 @@ class PromptEdit(QPlainTextEdit):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._fit()
+        self._adjust_height()
 
     def _recall(self, earlier: bool) -> bool:
-        """Recall a prompt if the field is empty or shows a recalled one. Returns whether the key was handled."""
+        """Replace an empty or recalled text by an earlier prompt, or a later one if not `earlier`.
+
+        Returns whether the key was handled; False if the field has a text of the user's.
+        """
         text = self.toPlainText()
-        is_own = text and not (self._recalled and text == self._earlier[-self._recalled])
-        if is_own or not self._earlier:
+        is_new_text = text and not (self._recalled and text == self._earlier[-self._recalled])
+        if is_new_text or not self._earlier:
             return False
         step = self._recalled + (1 if earlier else -1)
         if not 0 <= step <= len(self._earlier):
@@ -86,34 +88,33 @@ class PromptEdit(QPlainTextEdit):
         return True
 
     def show_hint(self, text: str) -> None:
-        """Set the placeholder text; the field grows to fit it."""
         if text != self.placeholderText():
             self.setPlaceholderText(text)
-            self._fit()
+            self._adjust_height()
 
-    def _fit(self) -> None:
+    def _adjust_height(self) -> None:
         num_lines = self._num_hint_lines() if self.document().isEmpty() else int(self.document().size().height())
-        scrolls = (
+        policy = (
             Qt.ScrollBarPolicy.ScrollBarAsNeeded if num_lines > MAX_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
         )
-        self.setVerticalScrollBarPolicy(scrolls)  # an unneeded scroll bar would take width and wrap one more line
+        self.setVerticalScrollBarPolicy(policy)  # an unneeded scroll bar would take width and wrap one more line
         height = self.height_of(max(1, min(num_lines, MAX_LINES)))
         if height != self.height():
             self.setFixedHeight(height)
 
     def _num_hint_lines(self) -> int:
         metrics, margin = self.fontMetrics(), round(self.document().documentMargin())
-        room = QRect(0, 0, max(self.viewport().width() - 2 * margin, 1), 1 << 15)
-        words = metrics.boundingRect(room, Qt.TextFlag.TextWordWrap, self.placeholderText())
-        return -(-words.height() // metrics.lineSpacing())
+        bounds = QRect(0, 0, max(self.viewport().width() - 2 * margin, 1), 1 << 15)
+        text_rect = metrics.boundingRect(bounds, Qt.TextFlag.TextWordWrap, self.placeholderText())
+        return -(-text_rect.height() // metrics.lineSpacing())
 
 
 class Composer(QWidget):
-    """Prompt field between two buttons: Stop before it, while an answer is written, and Send after it."""
+    """Prompt field with a Send button after it and, while an answer is being written, a Stop button before it."""
 
     sent = Signal(str)
     refused = Signal()
-    """Emitted when Enter is pressed while nothing can be sent."""
+    """Emitted when the user presses Enter while no prompt can be sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +139,7 @@ class Composer(QWidget):
         self._show_button()
 
     def show_state(self, *, is_writing: bool, is_stopping: bool, blocked: str) -> None:
-        """Show what can be done now. `blocked`: why nothing can be sent, "" if it can."""
+        """Update the buttons and the hint. `blocked`: why no prompt can be sent, "" if one can."""
         self._is_writing, self._blocked = is_writing, blocked
         self.edit.show_hint(blocked or "Ask something")
         self.stop.setVisible(is_writing)
@@ -164,6 +165,6 @@ class Composer(QWidget):
 
     def _show_button(self) -> None:
         has_text = bool(self.edit.toPlainText().strip())
-        waits = "An answer is being written" if self._is_writing else "Enter sends"
-        self.button.setToolTip(self._blocked or waits)
+        hint = "An answer is being written" if self._is_writing else "Enter sends"
+        self.button.setToolTip(self._blocked or hint)
         self.button.setEnabled(has_text and not self._is_writing and not self._blocked)

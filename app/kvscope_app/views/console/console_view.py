@@ -1,4 +1,4 @@
-"""View of the console: chat and load generator. Decides where and when conversations are saved."""
+"""View of the console: tabs for chat and load generator. Decides where and when conversations are saved."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from kvscope_app.views.console.chat_page import ChatPage
 from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_app.views.console.load_view import LoadView
 
-ASK_STATUS_S: Final = 5.0
-"""Interval at which the engine's status is requested while the console is visible."""
+STATUS_INTERVAL_S: Final = 5.0
 NO_ENGINE_TO_PROMPT: Final = "This is a recording: there is no engine to prompt."
 
 
 class ConsoleView(View):
-    """Two tabs, or an explanation in a recording.
+    """Tabs, or an explanation if a recording is shown.
 
     `folder`: where conversations are stored, by default in the application's data folder.
     """
@@ -36,7 +35,7 @@ class ConsoleView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None, folder: Path | None = None) -> None:
         super().__init__(session, parent)
-        self._asked_status_s = -ASK_STATUS_S
+        self._last_status_request_s = -STATUS_INTERVAL_S
         self.chat = Chat(session, ConversationStore(folder or _data_folder()), self)
         self.page = ChatPage(session, self.chat)
         self.page.done.connect(self.done)
@@ -74,16 +73,15 @@ class ConsoleView(View):
         self.page.delete()
 
     def refresh(self) -> None:
-        """Update what depends on the engine's state. Streamed text is painted separately."""
-        self._ask_status()
+        self._request_status()
         self.page.show_status()
         self.load.refresh()
 
-    def _ask_status(self) -> None:
-        """Request the status, because the engine reports its adapters only on request."""
+    def _request_status(self) -> None:
+        """Request the status regularly, because the engine reports its adapters only on request."""
         now_s = time.monotonic()
-        if self.session.accepts_prompts and now_s - self._asked_status_s >= ASK_STATUS_S:
-            self._asked_status_s = now_s
+        if self.session.accepts_prompts and now_s - self._last_status_request_s >= STATUS_INTERVAL_S:
+            self._last_status_request_s = now_s
             self.session.request_status()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -100,5 +98,5 @@ class ConsoleView(View):
 
 
 def _data_folder() -> Path:
-    place = QStandardPaths.StandardLocation.AppDataLocation
-    return Path(QStandardPaths.writableLocation(place)) / "conversations"
+    location = QStandardPaths.StandardLocation.AppDataLocation
+    return Path(QStandardPaths.writableLocation(location)) / "conversations"

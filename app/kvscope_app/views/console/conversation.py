@@ -1,7 +1,7 @@
-"""Conversation: its messages with all versions, its options, and the turns to send. Imports no Qt.
+"""Conversation: its messages with all versions, its options, and the messages to send. Imports no Qt.
 
-Messages form a tree: each names the message that it follows. Regenerating an answer or editing a prompt adds another
-message after the same one, so that nothing is removed. The path that ends in `last` is shown and sent.
+Messages form a tree: each has the key of the message before it. Regenerating an answer or editing a prompt adds another
+message with the same predecessor and removes nothing. The path that ends in `last` is shown and sent.
 """
 
 from __future__ import annotations
@@ -18,36 +18,33 @@ from kvscope_telemetry.messages.commands import ChatMessage
 from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSampling, SamplingParams
 
 NEW_TITLE: Final = "New conversation"
-MAX_TITLE: Final = 60
+MAX_TITLE_CHARS: Final = 60
 DEFAULT_SAMPLING: Final = SamplingParams(max_tokens=512)
-"""Default options. Unset ones have the defaults of the model's generation config, or of `UNKNOWN_MODEL`."""
+"""Options of a new conversation. Unset ones have the values of the model's generation config, or of `UNKNOWN_MODEL`."""
 UNKNOWN_MODEL: Final = ModelSampling(temperature=0.7, top_p=0.95)
-"""Defaults for a model without a generation config."""
 
 Ending: TypeAlias = Literal["", "stop", "length", "stopped", "refused", "error", "interrupted"]
-"""Reason for the end of an answer; empty while it is being written."""
+"""Why an answer ended; empty while it is being written."""
 
 
 class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Statistics of one answer, stored with it. None: unknown."""
+    """Statistics of one answer, stored with it. None means unknown."""
 
     number: int = 0
-    """Number of the request in its engine, 0 until it is accepted."""
+    """Request number in the engine, 0 until the request is accepted."""
     epoch: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_tokens: int = 0
     ttft_s: float | None = None
-    """Time from arrival to first token, as reported by the engine."""
+    """Time from the request's arrival to its first token, as reported by the engine."""
     first_seen_s: float | None = None
-    """Time from Submit to the first token received here, including transmission."""
+    """Time from sending the prompt to receiving the first token, including transmission."""
     tokens_per_s: float | None = None
-    """Tokens after the first per second of the engine's running time, excluding pauses."""
+    """Decode speed: tokens after the first per second in which the engine ran."""
     total_s: float | None = None
     queue_s: float | None = None
-    """Time before the engine started the request."""
     adapter: str = ""
-    """Requested LoRA adapter; empty: none."""
     stopped_s: float = 0.0
     """Part of `total_s` in which the engine was paused or suspended."""
 
@@ -57,22 +54,21 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One version of one turn. `note` gives details of the ending beyond `ending`."""
+    """One version of a prompt or answer. `note`: details of the ending, for the user."""
 
     role: Literal["user", "assistant"]
     content: str = ""
     key: str = ""
-    """Unique within the conversation; `Conversation` sets it if it is missing."""
+    """Identifier within the conversation, which sets it if it is empty."""
     parent: str = ""
-    """`key` of the previous message; empty for the first."""
+    """`key` of the message before this one, "" for the first."""
     ending: Ending = ""
     note: str = ""
     stats: AnswerStats = AnswerStats()
 
 
 class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """All messages of a chat, and the path through them that is shown. Only the chat controller modifies it; widgets
-    read it.
+    """All messages of a chat, and the shown path through them. Only the chat controller modifies conversations.
 
     Messages without keys are chained in the given order.
     """
@@ -84,13 +80,12 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     system: str = ""
     sampling: SamplingParams = DEFAULT_SAMPLING
     adapter: str = ""
-    """Name of the LoRA adapter for prompts; empty: none."""
     messages: list[Message] = []
-    """Every version of every turn, in the order written. Messages are never removed."""
+    """Every version of every prompt and answer, in the order written. Messages are never removed."""
     last: str = ""
-    """`key` of the last message of the shown path; empty: nothing is shown."""
+    """`key` of the last message of the shown path; "" if nothing is shown."""
     changed_s: float = 0.0
-    """Seconds since 1970."""
+    """Time of the last change, in seconds since 1970."""
 
     def __post_init__(self) -> None:
         for index, message in enumerate(self.messages):
@@ -100,7 +95,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def path(self) -> list[Message]:
-        """Messages that are shown and sent, oldest first."""
+        """Shown messages, oldest first."""
         by_key = {message.key: message for message in self.messages}
         path: list[Message] = []
         key = self.last
@@ -111,9 +106,11 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def last_stats(self) -> AnswerStats | None:
-        """Statistics of the newest shown answer that the engine accepted and that later prompts include."""
+        """Statistics of the newest shown answer that the engine accepted and that later prompts include; None if there
+        is none.
+        """
         path = self.path
-        skipped = left_out(path)
+        skipped = omitted_keys(path)
         answered = (m.stats for m in reversed(path) if m.stats.num_prompt_tokens and m.key not in skipped)
         return next(answered, None)
 
@@ -124,11 +121,13 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return message
 
     def versions(self, message: Message) -> list[Message]:
-        """Return all messages that follow the same one as `message`, including itself, oldest first."""
+        """Return all versions of `message`, including itself, oldest first."""
         return [other for other in self.messages if other.parent == message.parent]
 
     def newest_end(self, message: Message) -> str:
-        """Return the key of the last message on the path that takes the newest version of each turn after `message`."""
+        """Return the key of the last message on the path from `message` through the newest version of each later
+        message.
+        """
         newest_after = {other.parent: other.key for other in self.messages}
         key = message.key
         while key in newest_after:
@@ -137,48 +136,47 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Unsent text of a conversation."""
-
     text: str = ""
     edited: str = ""
-    """`key` of the prompt that is being edited; empty: none."""
+    """`key` of the prompt being edited, "" for none."""
     edited_text: str = ""
-    """Current text of the edited prompt; `text` is kept until the edit is sent or cancelled."""
+    """Edited version of that prompt. `text` stays until the edit is sent or cancelled."""
 
     @property
     def shown(self) -> str:
         return self.edited_text if self.edited else self.text
 
 
-def new_conversation(like: Conversation | None = None) -> Conversation:
-    fresh = Conversation(key=secrets.token_hex(8), changed_s=time.time())
-    if like is not None:
-        fresh.system, fresh.sampling, fresh.adapter = like.system, like.sampling, like.adapter
-    return fresh
+def new_conversation(template: Conversation | None = None) -> Conversation:
+    conversation = Conversation(key=secrets.token_hex(8), changed_s=time.time())
+    if template is not None:
+        conversation.system, conversation.sampling = template.system, template.sampling
+        conversation.adapter = template.adapter
+    return conversation
 
 
 def title_from(prompt: str) -> str:
-    """Return the start of a prompt as a title of at most `MAX_TITLE` characters."""
+    """Return the start of a prompt as a title of at most `MAX_TITLE_CHARS` characters."""
     line = " ".join(prompt.split())
-    return line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1].rstrip() + "…"
+    return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1].rstrip() + "…"
 
 
-def sampling_of(model: ModelSampling) -> ResolvedSampling:
-    """Return the values in effect for options that the user leaves empty."""
+def sampling_defaults(model: ModelSampling) -> ResolvedSampling:
     return SamplingParams().resolved(UNKNOWN_MODEL if model == ModelSampling() else model)
 
 
 def sampling_to_send(conversation: Conversation, model: ModelSampling) -> SamplingParams:
-    """Return the conversation's sampling options to send.
+    """Return the sampling options to send.
 
-    Defaults of the model's generation config are left to the engine, so that they are applied only once.
+    Unset options stay unset if the model has a generation config, because the engine applies that.
     """
     sampling = conversation.sampling
     return sampling.resolved(UNKNOWN_MODEL) if model == ModelSampling() else sampling
 
 
-def left_out(path: Sequence[Message]) -> set[str]:
-    """Return the keys of the turns that later prompts omit: prompts whose answer ended without text, and those answers.
+def omitted_keys(path: Sequence[Message]) -> set[str]:
+    """Return the keys of messages that later prompts omit: prompts with an answer that ended without text, and that
+    answer.
 
     Chat templates require alternating roles, so a prompt without an answer cannot be sent.
     """
@@ -189,27 +187,28 @@ def left_out(path: Sequence[Message]) -> set[str]:
     return keys
 
 
-def to_send(conversation: Conversation) -> tuple[ChatMessage, ...]:
-    """Return the turns for the engine: the system prompt and the shown path, without those in `left_out`."""
-    turns = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
+def messages_to_send(conversation: Conversation) -> tuple[ChatMessage, ...]:
+    """Return the system prompt and the shown path for the engine, without the messages of `omitted_keys`."""
+    messages = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
     path = conversation.path
-    skipped = left_out(path)
-    turns += [ChatMessage(role=message.role, content=message.content) for message in path if message.key not in skipped]
-    return tuple(turns)
+    skipped = omitted_keys(path)
+    messages += [
+        ChatMessage(role=message.role, content=message.content) for message in path if message.key not in skipped
+    ]
+    return tuple(messages)
 
 
-def join_messages(ours: Sequence[Message], theirs: Sequence[Message]) -> list[Message]:
-    """Merge two windows' copies of a conversation. Each message is taken from the copy that has more of it.
+def merge_messages(ours: Sequence[Message], theirs: Sequence[Message]) -> list[Message]:
+    """Merge two windows' copies of a conversation's messages, keeping the longer copy of each.
 
-    Equal messages remain the objects of `ours`, so that the cards that show them are kept.
+    Equal messages stay the objects in `ours`, so that their cards are kept.
     """
-    own = {message.key: message for message in ours}
-    joined = [_further(own.pop(message.key, message), message) for message in theirs]
-    return [*joined, *own.values()]
+    own_by_key = {message.key: message for message in ours}
+    merged = [_longer_copy(own_by_key.pop(message.key, message), message) for message in theirs]
+    return [*merged, *own_by_key.values()]
 
 
-def _further(ours: Message, theirs: Message) -> Message:
-    """Return the copy of a message that has more content."""
+def _longer_copy(ours: Message, theirs: Message) -> Message:
     if len(ours.content) != len(theirs.content):
         return ours if len(ours.content) > len(theirs.content) else theirs
     return ours if ours == theirs or not theirs.ending else theirs

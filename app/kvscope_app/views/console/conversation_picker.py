@@ -1,4 +1,4 @@
-"""Selects the shown conversation: a list next to it if there is space, otherwise a drop-down above it."""
+"""Widgets that select the shown conversation: a list beside it if there is space, otherwise a drop-down above it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from kvscope_app.views.console.conversation import Conversation
 Index = QModelIndex | QPersistentModelIndex
 
 DATE_ROLE: Final = Qt.ItemDataRole.UserRole
-"""Item role: when a conversation was last changed, as text."""
+"""Item role of the time of a conversation's last change, as text."""
 _GAP_PX: Final = 10
 
 
 class ConversationModel(QAbstractListModel):
-    """Model of the chat's conversations, newest first; titles can be edited in place."""
+    """Item model of the chat's conversations, newest first. Titles can be edited."""
 
     def __init__(self, chat: Chat, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -44,7 +44,7 @@ class ConversationModel(QAbstractListModel):
         self._chat = chat
         self._shown: list[Conversation] = list(chat.conversations)
 
-    def follow(self) -> None:
+    def refresh(self) -> None:
         if self._shown != self._chat.conversations or len(self._shown) != len(self._chat.conversations):
             self.beginResetModel()
             self._shown = list(self._chat.conversations)
@@ -82,8 +82,6 @@ class ConversationModel(QAbstractListModel):
 
 
 class TitleDelegate(QStyledItemDelegate):
-    """Draws a title, elided if necessary, and its date at the right end of the row."""
-
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
         theme = getattr(index.model(), "theme", DARK)
@@ -96,13 +94,13 @@ class TitleDelegate(QStyledItemDelegate):
 
     def initStyleOption(self, option: QStyleOptionViewItem, index: Index) -> None:
         super().initStyleOption(option, index)
-        room = option.rect.width() - self._date_width(option, index) - 3 * _GAP_PX
-        option.text = option.fontMetrics.elidedText(option.text, Qt.TextElideMode.ElideRight, max(room, 0))
+        width = option.rect.width() - self._date_width(option, index) - 3 * _GAP_PX
+        option.text = option.fontMetrics.elidedText(option.text, Qt.TextElideMode.ElideRight, max(width, 0))
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         size = super().sizeHint(option, index)
-        title = option.fontMetrics.horizontalAdvance(index.data())
-        return QSize(title + self._date_width(option, index) + 4 * _GAP_PX, size.height())
+        title_width = option.fontMetrics.horizontalAdvance(index.data())
+        return QSize(title_width + self._date_width(option, index) + 4 * _GAP_PX, size.height())
 
     @staticmethod
     def _date_width(option: QStyleOptionViewItem, index: Index) -> int:
@@ -110,15 +108,15 @@ class TitleDelegate(QStyledItemDelegate):
 
 
 def date_text(changed_s: float, now_s: float | None = None) -> str:
-    """Return the local time of day if it is today, else the date. Both arguments are seconds since 1970."""
-    then, today = time.localtime(changed_s), time.localtime(now_s)
-    if then[:3] == today[:3]:
-        return f"{then.tm_hour:02}:{then.tm_min:02}"
-    return f"{then.tm_year}-{then.tm_mon:02}-{then.tm_mday:02}"
+    """Return the local time of day if `changed_s` is today, else the date. Both arguments are seconds since 1970."""
+    changed, today = time.localtime(changed_s), time.localtime(now_s)
+    if changed[:3] == today[:3]:
+        return f"{changed.tm_hour:02}:{changed.tm_min:02}"
+    return f"{changed.tm_year}-{changed.tm_mon:02}-{changed.tm_mday:02}"
 
 
 class ConversationList(QListView):
-    """List of conversations; F2 or a double click renames. Its context menu acts on the row under the mouse."""
+    """List of conversations. F2 or a double click renames; the context menu acts on the row under the mouse."""
 
     def __init__(
         self, model: ConversationModel, on_chosen: Callable[[int], None], on_deleted: Callable[[int], None]
@@ -171,25 +169,24 @@ class ConversationCombo(QComboBox):
 
     @property
     def popup_width(self) -> int:
-        """Width in pixels that the titles and dates need, at most the window's width."""
-        wanted = self.view().sizeHintForColumn(0) + self.view().verticalScrollBar().sizeHint().width()
-        return max(min(wanted, self.window().width()), self.width())
+        """Width in pixels that fits titles and dates, at most the window's width."""
+        needed = self.view().sizeHintForColumn(0) + self.view().verticalScrollBar().sizeHint().width()
+        return max(min(needed, self.window().width()), self.width())
 
     def showPopup(self) -> None:
         self.view().setMinimumWidth(self.popup_width)
         super().showPopup()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint as Qt does, but elide a title that does not fit."""
         option = QStyleOptionComboBox()
         self.initStyleOption(option)
         painter = QStylePainter(self)
         painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, option)
-        room = self.style().subControlRect(
+        text_rect = self.style().subControlRect(
             QStyle.ComplexControl.CC_ComboBox, option, QStyle.SubControl.SC_ComboBoxEditField, self
         )
         option.currentText = self.fontMetrics().elidedText(
-            self.currentText(), Qt.TextElideMode.ElideRight, room.width() - 4
+            self.currentText(), Qt.TextElideMode.ElideRight, text_rect.width() - 4
         )
         painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, option)
         painter.end()

@@ -1,4 +1,4 @@
-"""Saves conversations, handles failures to save, and loads what other windows wrote. Imports no widgets."""
+"""Saves conversations, retries failed saves, and loads what other windows saved. Imports no widgets."""
 
 from __future__ import annotations
 
@@ -11,33 +11,31 @@ from typing import Final
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.views.console.conversation import Conversation, Draft, join_messages
+from kvscope_app.views.console.conversation import Conversation, Draft, merge_messages
 from kvscope_app.views.console.conversation_store import ChangedElsewhere, ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.whole_file import write_whole
 
-SAVE_AFTER_MS: Final = 800
-SAVE_WRITING_S: Final = 2.0
-"""Maximum seconds of an unfinished answer that are lost if kvscope is killed."""
+SAVE_DELAY_MS: Final = 800
+UNFINISHED_SAVE_INTERVAL_S: Final = 2.0
+"""Interval at which an unfinished answer is saved: the maximum seconds of text lost if kvscope is killed."""
 RETRY_MS: Final = 5000
-"""Delay before a failed save is retried. Unsaved changes stay in memory until a save succeeds."""
 RELOAD_MS: Final = 1000
-"""Interval at which changes by other windows are polled."""
-_SAVED_AGAIN: Final = "Conversations are being saved again."
+_SAVES_RECOVERED: Final = "Conversations are being saved again."
 
 
 class ConversationSaver(QObject):
-    """Synchronizes the store with the chat's `conversations` and `drafts`.
+    """Synchronizes the chat's `conversations` and `drafts` with the store. Unsaved changes stay in memory until a save
+    succeeds.
 
-    `is_writing(key)`: whether an answer is being written in this window.
+    `is_writing(key)`: whether this window is writing an answer in a conversation.
     """
 
     notified = Signal(str)
-    """Emitted with a one-line message for the user."""
     listed = Signal()
-    """Emitted when conversations were added or removed, or changed their title."""
+    """Emitted when conversations were added or removed, or their title changed."""
     messages_changed = Signal(str)
-    """Emitted with the key of a conversation whose messages another window changed."""
+    """Emitted with the key of a conversation when another window changed its messages."""
 
     def __init__(
         self,
@@ -62,21 +60,20 @@ class ConversationSaver(QObject):
         self._reload_timer.start()
 
     def touch(self, conversation: Conversation) -> None:
-        """Record that a conversation changed, and save it soon."""
+        """Mark a conversation as changed now, to be saved within `SAVE_DELAY_MS`."""
         conversation.changed_s = time.time()
         self._unsaved.add(conversation.key)
-        self._save_within(SAVE_AFTER_MS)
+        self._save_within(SAVE_DELAY_MS)
 
     def touch_partial(self, conversation: Conversation) -> None:
-        """Record that an answer grew. A running save timer is not restarted, so that saving does not wait for the
-        end."""
+        """Mark an unfinished answer as changed, to be saved within `UNFINISHED_SAVE_INTERVAL_S`."""
         self._unsaved.add(conversation.key)
         if not self._save_timer.isActive():
-            self._save_timer.start(round(SAVE_WRITING_S * 1000))
+            self._save_timer.start(round(UNFINISHED_SAVE_INTERVAL_S * 1000))
 
     def touch_draft(self, key: str) -> None:
         self._unsaved_drafts.add(key)
-        self._save_within(SAVE_AFTER_MS)
+        self._save_within(SAVE_DELAY_MS)
 
     def is_written_elsewhere(self, key: str) -> bool:
         return key in self.store.written_elsewhere
@@ -90,7 +87,7 @@ class ConversationSaver(QObject):
             self.notified.emit(str(error))
 
     def save(self) -> None:
-        """Save changes now. What cannot be saved is reported, kept in memory and retried."""
+        """Save all changes now. A failure is reported, and its changes are retried."""
         self._save_timer.stop()
         failure = ""
         for key in sorted(self._unsaved_drafts):
@@ -110,18 +107,18 @@ class ConversationSaver(QObject):
         self._report_outcome(failure)
 
     def reload_changes(self) -> None:
-        busy = {c.key for c in self._conversations if self._is_writing(c.key)}
-        before = set(self.store.written_elsewhere)
-        changes = self.store.read_changes(but=self._unsaved | busy)
+        writing = {c.key for c in self._conversations if self._is_writing(c.key)}
+        written_before = set(self.store.written_elsewhere)
+        changes = self.store.read_changes(exclude=self._unsaved | writing)
         for theirs in changes.written:
             self._replace(theirs)
-        gone = set(changes.deleted)
-        self._conversations[:] = [c for c in self._conversations if c.key not in gone]
-        if changes.written or changes.deleted or before != self.store.written_elsewhere:
+        deleted = set(changes.deleted)
+        self._conversations[:] = [c for c in self._conversations if c.key not in deleted]
+        if changes.written or changes.deleted or written_before != self.store.written_elsewhere:
             self.listed.emit()
 
     def shut_down(self) -> str:
-        """Save and close the file. Returns a message for the user, or "" if all was saved."""
+        """Save, and close the file. Returns a message for the user, or "" if everything was saved."""
         self._reload_timer.stop()
         self.save()
         if self._unsaved or self._unsaved_drafts:
@@ -141,14 +138,13 @@ class ConversationSaver(QObject):
         is_writing = self._is_writing(conversation.key)
         try:
             self.store.save(conversation, sync=not is_writing, is_writing=is_writing)
-        except ChangedElsewhere as changed:
-            self._merge(conversation, changed.theirs)
+        except ChangedElsewhere as conflict:
+            self._merge(conversation, conflict.theirs)
 
     def _merge(self, ours: Conversation, theirs: Conversation) -> None:
-        """Merge what another window wrote meanwhile into `ours`, and save it. If both wrote a turn, both versions are
-        kept."""
+        """Merge another window's copy into `ours`, and save the result. Messages that only one of them has are kept."""
         our_last, their_path = ours.last, {message.key for message in theirs.path}
-        ours.messages = join_messages(ours.messages, theirs.messages)
+        ours.messages = merge_messages(ours.messages, theirs.messages)
         if our_last in their_path and not self._is_writing(ours.key):
             ours.last = theirs.last  # the other window only continued the path
         self.store.accept(ours.key)
@@ -164,15 +160,15 @@ class ConversationSaver(QObject):
             adopt(ours, theirs)
             self.messages_changed.emit(ours.key)
             return
-        newer = sum(c.changed_s > theirs.changed_s for c in self._conversations)
-        self._conversations.insert(newer, theirs)
+        row = sum(c.changed_s > theirs.changed_s for c in self._conversations)
+        self._conversations.insert(row, theirs)
 
     def _report_outcome(self, failure: str) -> None:
         if failure:
             self._save_timer.start(RETRY_MS)
             self.notified.emit(f"{failure[0].upper()}{failure[1:]}. Kept in memory; retrying.")
         elif self._failure:
-            self.notified.emit(_SAVED_AGAIN)
+            self.notified.emit(_SAVES_RECOVERED)
         self._failure = failure
 
     def _save_within(self, milliseconds: int) -> None:
@@ -181,8 +177,8 @@ class ConversationSaver(QObject):
 
 
 def adopt(ours: Conversation, theirs: Conversation) -> None:
-    """Update `ours` to `theirs`. Equal messages remain the same objects, so that the cards that show them are kept."""
-    ours.messages, ours.last = join_messages(ours.messages, theirs.messages), theirs.last
+    """Update `ours` to `theirs`. Equal messages stay the same objects, so that their cards are kept."""
+    ours.messages, ours.last = merge_messages(ours.messages, theirs.messages), theirs.last
     ours.title, ours.named = theirs.title, theirs.named
     ours.system, ours.sampling, ours.adapter = theirs.system, theirs.sampling, theirs.adapter
     ours.changed_s = theirs.changed_s
@@ -192,29 +188,29 @@ def adopt(ours: Conversation, theirs: Conversation) -> None:
 #
 # Files in the conversations' own folder have names that the store imports at the next start.
 def rescue(folder: Path, conversations: Iterable[Conversation]) -> tuple[list[Path], bool]:
-    """Write conversations to files. Returns the files, and whether they contain all conversations. Does not raise."""
-    given = list(conversations)
-    paths = [path for path in (_write(folder, conversation) for conversation in given) if path is not None]
-    return paths, len(paths) == len(given)
+    """Write conversations to files. Returns the files, and whether they contain all conversations. Never raises."""
+    all_conversations = list(conversations)
+    paths = [path for path in (_write(folder, conversation) for conversation in all_conversations) if path is not None]
+    return paths, len(paths) == len(all_conversations)
 
 
 def rescue_text(paths: list[Path], is_all: bool, folder: Path) -> str:
-    """Return one line for the user that names the files."""
-    where = ", ".join(str(path) for path in paths)
+    paths_text = ", ".join(str(path) for path in paths)
     if not is_all:
-        return f"Conversations could not be saved, and there was no space for a copy{f' but {where}' if where else ''}."
+        exception = f" but {paths_text}" if paths_text else ""
+        return f"Conversations could not be saved, and there was no space for a copy{exception}."
     if all(path.parent == folder for path in paths):
-        return f"Conversations could not be saved; they are in {where} and will be imported at the next start."
+        return f"Conversations could not be saved; they are in {paths_text} and will be imported at the next start."
     return (
-        f"Conversations could not be saved; they are in {where}. Move them to {folder} to import them at the "
+        f"Conversations could not be saved; they are in {paths_text}. Move them to {folder} to import them at the "
         "next start."
     )
 
 
 def _write(folder: Path, conversation: Conversation) -> Path | None:
     data = msgspec.json.format(msgspec.json.encode(conversation), indent=1)
-    for place in _rescue_folders(folder):
-        path = place / f"{conversation.key}.json"
+    for target_folder in _rescue_folders(folder):
+        path = target_folder / f"{conversation.key}.json"
         try:
             _write_whole(path, data)
         except OSError:

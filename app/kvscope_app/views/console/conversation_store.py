@@ -1,8 +1,8 @@
-"""Store of conversations in an SQLite file that all windows of a user's kvscope processes share. Imports no Qt.
+"""Store of conversations in an SQLite file, shared by all windows of the user's kvscope processes. Imports no Qt.
 
-Each conversation has a revision, and may be written only by a window that has seen the newest one, so a window never
-overwrites what another wrote. An unfinished answer names its writer, so that other windows know
-whether that process still runs.
+Each conversation has a revision, and a window may write only if it has seen the newest one, so that windows do not
+overwrite each other's changes. An unfinished answer is stored with its writer's process identity, so that other windows
+can detect whether that process has ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SUFFIX: Final = ".json"
 _IMPORTED_SUFFIX: Final = ".imported"
 _UNREADABLE_SUFFIX: Final = ".unreadable"
 MAX_LOADED: Final = 200
-"""Number of newest conversations that are loaded; the others stay in the file."""
+"""Maximum number of conversations loaded, newest first; the others stay in the file."""
 _UPSERT: Final = (
     "INSERT INTO conversations VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (key) DO UPDATE"
     " SET revision = ?2, changed_s = ?3, writer = ?4, data = ?5"
@@ -49,7 +49,9 @@ _UPSERT: Final = (
 
 
 class ChangedElsewhere(KvscopeError):
-    """Another window has written this conversation since it was read here: `theirs`."""
+    """Raised if another window has written the conversation since this one read it. `theirs`: the other window's
+    version.
+    """
 
     def __init__(self, theirs: Conversation) -> None:
         super().__init__("the conversation was changed in another window")
@@ -57,44 +59,43 @@ class ChangedElsewhere(KvscopeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """Conversations, newest first, and warnings for the user."""
+class LoadedConversations:
+    """Stored conversations, newest first, and warnings for the user."""
 
     conversations: list[Conversation]
     warnings: list[str]
     drafts: dict[str, Draft] = field(default_factory=dict)
-    """Unsent text by conversation key. A conversation that has only a draft is included in `conversations`."""
+    """Unsent text by conversation key. `conversations` includes those that have only a draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChanges:
-    """Changes by other windows since the last poll."""
+    """Changes by other windows since the last poll: conversations written, and keys of those deleted."""
 
     written: list[Conversation] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
 
 
 class ConversationStore:
-    """Database in `folder`, opened on demand, and again after a failure."""
+    """Database in `folder`. It is opened on demand, and again after a failure."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written_elsewhere: set[str] = set()
-        """Keys of conversations in which another window, whose process runs, is writing."""
+        """Keys of conversations in which another window of a running process is writing an answer."""
         self._writer = f"{own_identity()}-{secrets.token_hex(4)}"
         self._connection: sqlite3.Connection | None = None
         self._revisions: dict[str, int] = {}
-        """Newest revision of each conversation that was seen here."""
         self._read_version = -1
-        """Last seen `data_version` of SQLite, which changes when another connection writes."""
+        """SQLite's `data_version` at the last read, which changes when another connection writes. -1: not read yet."""
 
-    def load(self) -> Loaded:
-        """Read the newest `MAX_LOADED` conversations, after importing those that were rescued into files."""
+    def load(self) -> LoadedConversations:
+        """Import rescue files, then read the newest `MAX_LOADED` conversations. Errors become warnings."""
         warnings: list[str] = []
         conversations: list[Conversation] = []
         drafts: dict[str, Draft] = {}
         if not self.folder.is_dir():
-            return Loaded(conversations, warnings)
+            return LoadedConversations(conversations, warnings)
         try:
             database = self._open(warnings)
             self._import_files(database, warnings)
@@ -105,14 +106,14 @@ class ConversationStore:
             self.close()
         # A conversation is saved with its first prompt; before that, only its draft is stored.
         unsent = [Conversation(key=key, changed_s=time.time()) for key in drafts if key not in self._revisions]
-        return Loaded([*unsent, *conversations], warnings, drafts)
+        return LoadedConversations([*unsent, *conversations], warnings, drafts)
 
     def save(self, conversation: Conversation, *, sync: bool = True, is_writing: bool = False) -> None:
         """Write one conversation. On an error, the stored version remains.
 
         Args:
             sync: Wait until the data is on disk, so that it survives a crash of the machine and not only of kvscope.
-            is_writing: More changes will follow soon; other windows wait for them.
+            is_writing: An answer is being written, so that more changes will follow.
 
         Raises:
             ChangedElsewhere: another window has written the conversation since.
@@ -135,7 +136,7 @@ class ConversationStore:
             raise KvscopeError(f"the conversation was not saved: {_reason(error)}") from error
 
     def save_draft(self, key: str, draft: Draft) -> None:
-        """Write the unsent text of a conversation, or remove an empty one. The last writer wins.
+        """Write the unsent text of a conversation, or delete it if it is empty. The last writer wins.
 
         Raises KvscopeError if writing fails.
         """
@@ -151,7 +152,10 @@ class ConversationStore:
             raise KvscopeError(f"the draft was not saved: {_reason(error)}") from error
 
     def accept(self, key: str) -> None:
-        """Mark the stored version as seen after merging it, so that the next `save` may replace it."""
+        """Mark the stored version as seen after a merge, so that the next `save` may replace it.
+
+        Raises KvscopeError if reading fails.
+        """
         try:
             row = self._open([]).execute("SELECT revision FROM conversations WHERE key = ?", (key,)).fetchone()
         except (OSError, sqlite3.Error) as error:
@@ -159,7 +163,7 @@ class ConversationStore:
         self._revisions[key] = row[0] if row else 0
 
     def delete(self, key: str) -> None:
-        """Delete a conversation and its draft; a missing one is ignored. Raises KvscopeError if writing fails."""
+        """Delete a conversation and its draft, if they exist. Raises KvscopeError if writing fails."""
         self._revisions.pop(key, None)
         try:
             database = self._open([])
@@ -169,27 +173,27 @@ class ConversationStore:
             self.close()
             raise KvscopeError(f"the conversation was not deleted: {_reason(error)}") from error
 
-    def read_changes(self, but: Collection[str] = ()) -> StoredChanges:
-        """Return what other windows wrote and deleted since the last call. Nearly free if there were no changes.
+    def read_changes(self, exclude: Collection[str] = ()) -> StoredChanges:
+        """Return the conversations that other windows wrote or deleted since the last call. Cheap if there are none.
 
-        `but`: keys with unsaved changes here, which are skipped; their `save` finds what others wrote.
+        `exclude`: keys with unsaved changes here, which are skipped; `save` detects conflicts in them.
         """
         try:
             if self._connection is None and not (self.folder / FILE_NAME).exists():
                 return StoredChanges()
             database = self._open([])
-            state = database.execute("PRAGMA data_version").fetchone()[0]
+            data_version = database.execute("PRAGMA data_version").fetchone()[0]
             orphans = self._orphans(database)
-            if state == self._read_version and not orphans:
+            if data_version == self._read_version and not orphans:
                 return StoredChanges()
-            self._read_version = state
-            return self._changes(database, orphans, but)
+            self._read_version = data_version
+            return self._changes(database, orphans, exclude)
         except (OSError, sqlite3.Error):  # the next save reports the error if it persists
             self.close()
             return StoredChanges()
 
     def close(self) -> None:
-        """Close the file; the next use opens it again."""
+        """Close the file. The next use opens it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -203,25 +207,25 @@ class ConversationStore:
     def _write(self, database: sqlite3.Connection, conversation: Conversation, writer: str) -> int:
         key = conversation.key
         row = database.execute("SELECT revision, data FROM conversations WHERE key = ?", (key,)).fetchone()
-        seen = self._revisions.get(key, 0)
-        if row is not None and row[0] != seen:
+        seen_revision = self._revisions.get(key, 0)
+        if row is not None and row[0] != seen_revision:
             raise ChangedElsewhere(msgspec.json.decode(row[1], type=Conversation))
-        revision = max(seen, row[0] if row else 0) + 1
+        revision = max(seen_revision, row[0] if row else 0) + 1
         data = msgspec.json.encode(conversation)
         database.execute(_UPSERT, (key, revision, conversation.changed_s, writer, data))
         return revision
 
     def _import_files(self, database: sqlite3.Connection, warnings: list[str]) -> None:
-        """Import rescued files in one transaction. A file is renamed only after its content has been committed."""
-        found = list(read_files(conversation_files(self.folder), warnings))
-        if not found:
+        """Import rescue files in one transaction. A file is renamed only after its conversation is committed."""
+        rescued = list(read_files(conversation_files(self.folder), warnings))
+        if not rescued:
             return
         database.execute("BEGIN IMMEDIATE")
         try:
-            for _, conversation in found:
+            for _, conversation in rescued:
                 data = msgspec.json.encode(conversation)
-                known = "SELECT changed_s FROM conversations WHERE key = ?"
-                row = database.execute(known, (conversation.key,)).fetchone()
+                query = "SELECT changed_s FROM conversations WHERE key = ?"
+                row = database.execute(query, (conversation.key,)).fetchone()
                 if row is None or row[0] < conversation.changed_s:
                     database.execute(_UPSERT, (conversation.key, 1, conversation.changed_s, "", data))
             database.execute("COMMIT")
@@ -229,7 +233,7 @@ class ConversationStore:
             with suppress(sqlite3.Error):
                 database.execute("ROLLBACK")
             raise
-        for path, _ in found:
+        for path, _ in rescued:
             with suppress(OSError):  # it is read again, but contains nothing new
                 mark_imported(path)
 
@@ -267,8 +271,9 @@ class ConversationStore:
         return conversations
 
     def _record_writer(self, conversation: Conversation, writer: str) -> None:
-        """Track which conversations other windows are writing. Mark unfinished answers as interrupted if their writer
-        is gone."""
+        """Update `written_elsewhere`. Mark the conversation's unfinished answers as interrupted if their writer has
+        ended.
+        """
         self.written_elsewhere.discard(conversation.key)
         if writer and writer != self._writer and is_alive(writer.rpartition("-")[0]):
             self.written_elsewhere.add(conversation.key)
@@ -291,15 +296,15 @@ class ConversationStore:
             key for key, writer in rows if key in self.written_elsewhere and not is_alive(writer.rpartition("-")[0])
         ]
 
-    def _changes(self, database: sqlite3.Connection, orphans: Iterable[str], but: Collection[str]) -> StoredChanges:
+    def _changes(self, database: sqlite3.Connection, orphans: Iterable[str], exclude: Collection[str]) -> StoredChanges:
         present = dict(database.execute("SELECT key, revision FROM conversations").fetchall())
-        wanted = {key for key, revision in present.items() if self._revisions.get(key) != revision} | set(orphans)
-        deleted = [key for key in self._revisions if key not in present and key not in but]
+        changed = {key for key, revision in present.items() if self._revisions.get(key) != revision} | set(orphans)
+        deleted = [key for key in self._revisions if key not in present and key not in exclude]
         for key in deleted:
             del self._revisions[key]
             self.written_elsewhere.discard(key)
         query = "SELECT key, revision, writer, data FROM conversations WHERE key = ?"
-        rows = [row for key in wanted.difference(but) for row in database.execute(query, (key,)).fetchall()]
+        rows = [row for key in changed.difference(exclude) for row in database.execute(query, (key,)).fetchall()]
         return StoredChanges(self._decode(database, rows, []), deleted)
 
 
@@ -313,7 +318,9 @@ def conversation_files(folder: Path) -> list[Path]:
 
 
 def read_files(paths: list[Path], warnings: list[str]) -> Iterator[tuple[Path, Conversation]]:
-    """Yield the content of the files. An unreadable file is set aside and reported, and does not affect the others."""
+    """Yield the conversations in `paths`. An unreadable file is renamed and reported in `warnings`; the others are
+    still read.
+    """
     for path in paths:
         try:
             yield path, _read(path)
@@ -324,7 +331,6 @@ def read_files(paths: list[Path], warnings: list[str]) -> Iterator[tuple[Path, C
 
 
 def mark_imported(path: Path) -> None:
-    """Rename an imported file, so that it is kept but not read again."""
     path.replace(path.with_suffix(_SUFFIX + _IMPORTED_SUFFIX))
 
 
@@ -338,9 +344,9 @@ def _read(path: Path) -> Conversation:
 
 
 def _set_aside(path: Path, error: Exception) -> str:
-    aside = path.with_suffix(_SUFFIX + _UNREADABLE_SUFFIX)
+    new_path = path.with_suffix(_SUFFIX + _UNREADABLE_SUFFIX)
     try:
-        path.replace(aside)
+        path.replace(new_path)
     except OSError:
         return f"A conversation could not be read and was not changed: {path.name} ({error})"
-    return f"A conversation could not be read and was set aside as {aside.name} ({error})"
+    return f"A conversation could not be read and was set aside as {new_path.name} ({error})"

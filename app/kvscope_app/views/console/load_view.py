@@ -1,4 +1,4 @@
-"""View of the load generator: a small panel that puts the cache under pressure."""
+"""View of the load generator: its settings, a start button, and counts of requests."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from kvscope_telemetry.source import SourceState
 _COUNTS = ("Sent", "Unfinished", "Finished", "Aborted", "Refused", "Lost", "Tokens")
 NO_ADAPTER: Final = "None"
 ALL_ADAPTERS: Final = "Mixed: none and each adapter"
-_FEWEST_LETTERS = 4
+_MIN_CHARACTERS = 4
 _MIN_FIELD_WIDTH = 72
-_FOR_OPERATORS = "Operators only: you are a viewer at this engine"
-_CAN_TAKE = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK, SourceState.STALE)
+_OPERATORS_ONLY = "Operators only: you are a viewer at this engine"
+_LOADABLE_STATES = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK, SourceState.STALE)
 
 
 class LoadView(View):
@@ -56,13 +56,13 @@ class LoadView(View):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.generator = LoadGenerator(session, self)
-        self.pace, self.mix = _choice([p.value for p in Pace], "Load"), _choice([m.value for m in Mix], "Prompts")
+        self.pace, self.mix = _combo_box([p.value for p in Pace], "Load"), _combo_box([m.value for m in Mix], "Prompts")
         self.mix.setCurrentText(LoadSettings().mix.value)
-        self.adapter = _choice([NO_ADAPTER], "LoRA adapter")
-        """Selector of the adapter, visible if the engine has any."""
+        self.adapter = _combo_box([NO_ADAPTER], "LoRA adapter")
         self._adapter_name = label("Adapter", "muted")
         self._adapters: tuple[str, ...] = ()
-        self.concurrency = _whole(1, MAX_CONCURRENCY, LoadSettings().concurrency, " requests", "Concurrent requests")
+        concurrency = LoadSettings().concurrency
+        self.concurrency = _number_box(1, MAX_CONCURRENCY, concurrency, " requests", "Concurrent requests")
         self.rate = NumberBox()
         self.rate.setRange(0.1, MAX_RATE)
         self.rate.setDecimals(1)
@@ -71,8 +71,12 @@ class LoadView(View):
         self.rate.setMinimumWidth(_MIN_FIELD_WIDTH)
         self.rate.setAccessibleName("Requests per second")
         self.rate.hide()  # before the layout: a hidden page keeps the width it had with both fields
-        self.shortest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Minimum output tokens")
-        self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, "", "Maximum output tokens")
+        self.min_output = _number_box(
+            1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Minimum output tokens"
+        )
+        self.max_output = _number_box(
+            1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, "", "Maximum output tokens"
+        )
         self.button = QPushButton("Start")
         self.message = label(wraps=True)
         self.counts = {name: number_label("0") for name in _COUNTS}
@@ -81,36 +85,36 @@ class LoadView(View):
         self.refresh()
 
     def settings(self) -> LoadSettings:
-        """Return the settings of the fields. Raises BadInput."""
+        """Return the settings in the fields. Raises BadInput if they contradict each other."""
         return LoadSettings(
             pace=Pace(self.pace.currentText()),
             concurrency=self.concurrency.value(),
             rate=self.rate.value(),
             mix=Mix(self.mix.currentText()),
-            min_output_tokens=self.shortest.value(),
-            max_output_tokens=self.longest.value(),
+            min_output_tokens=self.min_output.value(),
+            max_output_tokens=self.max_output.value(),
             adapters=self._chosen_adapters(),
         )
 
     def restore_settings(self, settings: QSettings) -> None:
-        kept = settings.value(LOAD)
-        if not isinstance(kept, str):
+        encoded = settings.value(LOAD)
+        if not isinstance(encoded, str):
             return
         try:
-            chosen = msgspec.json.decode(kept, type=LoadSettings)
+            saved = msgspec.json.decode(encoded, type=LoadSettings)
         except (BadInput, ValueError):  # damaged, or of a version with other limits
             return
-        self.pace.setCurrentText(chosen.pace)
-        self.mix.setCurrentText(chosen.mix)
-        self.concurrency.setValue(chosen.concurrency)
-        self.rate.setValue(chosen.rate)
-        self.shortest.setValue(chosen.min_output_tokens)
-        self.longest.setValue(chosen.max_output_tokens)
+        self.pace.setCurrentText(saved.pace)
+        self.mix.setCurrentText(saved.mix)
+        self.concurrency.setValue(saved.concurrency)
+        self.rate.setValue(saved.rate)
+        self.min_output.setValue(saved.min_output_tokens)
+        self.max_output.setValue(saved.max_output_tokens)
 
     def save_settings(self, settings: QSettings) -> None:
         with suppress(BadInput):  # contradictory fields are not saved
-            chosen = replace(self.settings(), adapters=LoadSettings().adapters)  # adapters depend on the engine
-            settings.setValue(LOAD, msgspec.json.encode(chosen).decode())
+            saved = replace(self.settings(), adapters=LoadSettings().adapters)  # adapters depend on the engine
+            settings.setValue(LOAD, msgspec.json.encode(saved).decode())
 
     def _chosen_adapters(self) -> tuple[str, ...]:
         chosen = self.adapter.currentData()
@@ -118,14 +122,13 @@ class LoadView(View):
             return ("", *self._adapters)
         return (chosen or "",)
 
-    def _offer_adapters(self) -> None:
-        """Update the selector to the adapters that the engine has now."""
+    def _update_adapters(self) -> None:
         names = tuple(each.name for each in self.session.status.adapters or ())
-        for part in (self.adapter, self._adapter_name):
-            part.setVisible(bool(names))
+        for widget in (self.adapter, self._adapter_name):
+            widget.setVisible(bool(names))
         if names == self._adapters:
             return
-        before, self._adapters = self.adapter.currentText(), names
+        chosen_before, self._adapters = self.adapter.currentText(), names
         with QSignalBlocker(self.adapter):
             self.adapter.clear()
             self.adapter.addItem(NO_ADAPTER, "")
@@ -133,11 +136,11 @@ class LoadView(View):
                 self.adapter.addItem(ALL_ADAPTERS, "")
             for name in names:
                 self.adapter.addItem(name, name)
-            self.adapter.setCurrentIndex(max(0, self.adapter.findText(before)))
+            self.adapter.setCurrentIndex(max(0, self.adapter.findText(chosen_before)))
         self._on_changed()
 
     def refresh(self) -> None:
-        self._offer_adapters()
+        self._update_adapters()
         generator, counts = self.generator, self.generator.counts
         values = (
             counts.sent,
@@ -158,7 +161,7 @@ class LoadView(View):
         self._color_message()
 
     def toggle(self) -> None:
-        """Start the load, or stop it and abort its requests; does nothing while they are being aborted."""
+        """Start the load, or stop it and abort its requests. Does nothing while requests are being aborted."""
         if self.generator.is_running:
             self.generator.stop()
             return
@@ -183,33 +186,31 @@ class LoadView(View):
         return "Sends sample prompts until you stop it. Stop aborts its requests."
 
     def _show_button(self) -> None:
-        running, stopping = self.generator.is_running, self.generator.is_stopping
-        self.button.setText("Stop" if running else "Stopping…" if stopping else "Start load")
-        can_take = self.session.status.state in _CAN_TAKE and not self._why_not()
+        is_running, is_stopping = self.generator.is_running, self.generator.is_stopping
+        self.button.setText("Stop" if is_running else "Stopping…" if is_stopping else "Start load")
+        can_start = self.session.status.state in _LOADABLE_STATES and not self._why_not()
         # Enabled while stopping: disabling the button that was clicked would move the focus to another dock.
-        self.button.setEnabled(running or stopping or can_take)
+        self.button.setEnabled(is_running or is_stopping or can_start)
         self.button.setToolTip(self._why_not())
-        set_look(self.button, "danger" if running else "primary")
+        set_look(self.button, "danger" if is_running else "primary")
         self._color_message()
 
     def _why_not(self) -> str:
-        """Return why this engine cannot take load in any state, or ""."""
         if not self.session.accepts_prompts:
             return why_no_prompts(self.session.live_mirror.capabilities) or "This engine accepts no prompts"
-        return _FOR_OPERATORS if self.session.is_viewer else ""
+        return _OPERATORS_ONLY if self.session.is_viewer else ""
 
     def _color_message(self) -> None:
-        wanted = f"color: {self.theme.bad if self.generator.message else self.theme.muted};"
-        if wanted != self.message.styleSheet():  # Qt recomputes all styles even if nothing changed
-            self.message.setStyleSheet(wanted)
+        sheet = f"color: {self.theme.bad if self.generator.message else self.theme.muted};"
+        if sheet != self.message.styleSheet():  # Qt recomputes all styles even if nothing changed
+            self.message.setStyleSheet(sheet)
 
     def _on_pace(self) -> None:
-        at_once = Pace(self.pace.currentText()) is Pace.CONCURRENCY
-        self.concurrency.setVisible(at_once)
-        self.rate.setVisible(not at_once)
+        is_concurrency = Pace(self.pace.currentText()) is Pace.CONCURRENCY
+        self.concurrency.setVisible(is_concurrency)
+        self.rate.setVisible(not is_concurrency)
 
     def _on_changed(self) -> None:
-        """Apply new settings to a running load immediately."""
         if self.generator.is_running:
             try:
                 self.generator.start(self.settings())
@@ -224,7 +225,7 @@ class LoadView(View):
         self.pace.currentIndexChanged.connect(self._on_pace)
         for box in (self.pace, self.mix, self.adapter):
             box.currentIndexChanged.connect(self._on_changed)
-        for field in (self.concurrency, self.rate, self.shortest, self.longest):
+        for field in (self.concurrency, self.rate, self.min_output, self.max_output):
             field.valueChanged.connect(self._on_changed)
         self._on_pace()
 
@@ -253,9 +254,9 @@ class LoadView(View):
         form.setColumnStretch(1, 1)
         lengths = QHBoxLayout()
         lengths.setSpacing(10)
-        lengths.addWidget(self.shortest, 1)
+        lengths.addWidget(self.min_output, 1)
         lengths.addWidget(label("to", "muted"))
-        lengths.addWidget(self.longest, 1)
+        lengths.addWidget(self.max_output, 1)
         pace = QHBoxLayout()
         pace.setSpacing(10)
         pace.addWidget(self.pace, 1)
@@ -281,16 +282,16 @@ class LoadView(View):
         return grid
 
 
-def _choice(texts: list[str], name: str) -> QComboBox:
+def _combo_box(texts: list[str], name: str) -> QComboBox:
     box = QComboBox()
     box.addItems(texts)
     box.setAccessibleName(name)
     box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-    box.setMinimumContentsLength(_FEWEST_LETTERS)  # for narrow docks; the popup list is as wide as it needs
+    box.setMinimumContentsLength(_MIN_CHARACTERS)  # for narrow docks; the popup list is as wide as it needs
     return box
 
 
-def _whole(low: int, high: int, value: int, suffix: str, name: str) -> WholeNumberBox:
+def _number_box(low: int, high: int, value: int, suffix: str, name: str) -> WholeNumberBox:
     box = WholeNumberBox()
     box.setRange(low, high)
     box.setValue(value)

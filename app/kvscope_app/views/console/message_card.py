@@ -1,4 +1,4 @@
-"""Card of one message: role, text, how it ended, and statistics. Owns the state of this card only."""
+"""Card of one message: role, text, ending and statistics."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ _ENDING_TEXT = {
     "interrupted": "interrupted",
 }
 
-_QUEUED_FROM_S = 0.01
-"""Waiting times below this are not shown."""
+_MIN_QUEUE_S_SHOWN = 0.01
 
 
 class MessageCard(QFrame):
-    """Shows one message; an unfinished answer grows."""
+    """Shows one message. Call `show_text` when an unfinished answer grew, `show_whole` when it ended."""
 
-    request_wanted = Signal(object, object)
-    """Emitted with epoch and number of the request to show. Declared as objects, because Qt's int has 32 bits."""
-    again_wanted = Signal()
-    edit_wanted = Signal()
-    version_wanted = Signal(int)
-    """Emitted with the offset of the version to show, relative to this one."""
+    request_clicked = Signal(object, object)
+    """Emitted with epoch and number of the answer's request. Declared as objects, because Qt's int has 32 bits."""
+    regenerate_requested = Signal()
+    edit_requested = Signal()
+    version_requested = Signal(int)
+    """Emitted with the offset from this version to the one to show, -1 or 1."""
 
     def __init__(self, message: Message) -> None:
         super().__init__()
@@ -45,7 +44,9 @@ class MessageCard(QFrame):
         self.role_label.setProperty("look", "muted")
         self.body = TextBody(self.role_label.text())
         self.reasoning = TextBody("Reasoning")
-        self.fold = tool_button("Reasoning", "Show or hide what the model wrote before its answer", checkable=True)
+        self.reasoning_toggle = tool_button(
+            "Reasoning", "Show or hide what the model wrote before its answer", checkable=True
+        )
         self.notice = label(wraps=True)
         self.notice.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.stats = label(look="muted", wraps=True)
@@ -70,21 +71,21 @@ class MessageCard(QFrame):
         is_markdown = self._is_answer and self.message.ending != ""
         (self.body.show_markdown if is_markdown else self.body.show_plain)(answer)
         self.reasoning.show_plain(reasoning)
-        self.fold.setChecked(bool(reasoning and not answer))
+        self.reasoning_toggle.setChecked(bool(reasoning and not answer))
         self._show_parts(reasoning, answer)
         self.show_state("")
 
     def show_text(self) -> None:
-        """Show the text received so far. Reasoning is folded when the answer starts."""
+        """Show the text received so far. Reasoning is folded when the answer begins."""
         reasoning, answer = self._reasoning_and_text()
-        if self.fold.isHidden() or (answer and not self.body.toPlainText()):
-            self.fold.setChecked(not answer)
+        if self.reasoning_toggle.isHidden() or (answer and not self.body.toPlainText()):
+            self.reasoning_toggle.setChecked(not answer)
         self.body.show_plain(answer)
         self.reasoning.show_plain(reasoning)
         self._show_parts(reasoning, answer)
 
     def show_state(self, progress: str, *, can_ask: bool = True) -> None:
-        """Show the engine's progress, or how the answer ended, and the statistics.
+        """Show the engine's progress, or the answer's ending, and the statistics.
 
         `can_ask`: whether a prompt can be sent now.
         """
@@ -109,12 +110,12 @@ class MessageCard(QFrame):
             self.show_state("")
 
     def show_versions(self, index: int, num_versions: int) -> None:
-        """Show the index of this version, counted from 0; hidden if there is one version."""
+        """Show that this is version `index` (from 0) of `num_versions`; hidden if there is one version."""
         self.version.setText(f"{index + 1}/{num_versions}")
         self.previous.setEnabled(index > 0)
         self.next.setEnabled(index < num_versions - 1)
-        for part in (self.previous, self.version, self.next):
-            part.setVisible(num_versions > 1)
+        for widget in (self.previous, self.version, self.next):
+            widget.setVisible(num_versions > 1)
 
     @property
     def _left_out_text(self) -> str:
@@ -124,36 +125,36 @@ class MessageCard(QFrame):
         return split_reasoning(self.message.content) if self._is_answer else ("", self.message.content)
 
     def _show_parts(self, reasoning: str, answer: str) -> None:
-        self.fold.setVisible(bool(reasoning))
-        self.reasoning.setVisible(bool(reasoning) and self.fold.isChecked())
+        self.reasoning_toggle.setVisible(bool(reasoning))
+        self.reasoning.setVisible(bool(reasoning) and self.reasoning_toggle.isChecked())
         self.body.setVisible(bool(answer))
 
     def apply_theme(self, theme: Theme) -> None:
-        """Apply the theme: prompts are on a raised card, and failures are red."""
-        back = theme.raised if not self._is_answer else "transparent"
-        line = mix(theme.raised, theme.border, 0.6) if not self._is_answer else "transparent"
+        background = theme.raised if not self._is_answer else "transparent"
+        border = mix(theme.raised, theme.border, 0.6) if not self._is_answer else "transparent"
         self.setStyleSheet(
-            f"QFrame#prompt, QFrame#answer {{ background: {back}; border: 1px solid {line}; border-radius: 8px; }}"
+            f"QFrame#prompt, QFrame#answer {{ background: {background}; border: 1px solid {border};"
+            " border-radius: 8px; }"
         )
         self.reasoning.setStyleSheet(f"{self.body.styleSheet()} QTextBrowser {{ color: {theme.muted}; }}")
         set_icon(self.copy, "copy", theme)
         set_icon(self.redo, "restart" if self._is_answer else "pencil", theme)
-        bad = self.message.ending in ("refused", "error", "interrupted")
-        self.notice.setStyleSheet(f"color: {theme.bad if bad else theme.muted};")
+        is_failure = self.message.ending in ("refused", "error", "interrupted")
+        self.notice.setStyleSheet(f"color: {theme.bad if is_failure else theme.muted};")
 
     def _connect(self) -> None:
         self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.message.content))
-        self.redo.clicked.connect(self.again_wanted if self._is_answer else self.edit_wanted)
+        self.redo.clicked.connect(self.regenerate_requested if self._is_answer else self.edit_requested)
         self.link.clicked.connect(self._on_link)
-        self.fold.toggled.connect(self._on_fold)
-        self.previous.clicked.connect(lambda: self.version_wanted.emit(-1))
-        self.next.clicked.connect(lambda: self.version_wanted.emit(1))
+        self.reasoning_toggle.toggled.connect(self._on_fold)
+        self.previous.clicked.connect(lambda: self.version_requested.emit(-1))
+        self.next.clicked.connect(lambda: self.version_requested.emit(1))
 
     def _on_link(self) -> None:
-        self.request_wanted.emit(self.message.stats.epoch, self.message.stats.number)
+        self.request_clicked.emit(self.message.stats.epoch, self.message.stats.number)
 
     def _on_fold(self, is_open: bool) -> None:
-        self.fold.setText("▾ Reasoning" if is_open else "▸ Reasoning")
+        self.reasoning_toggle.setText("▾ Reasoning" if is_open else "▸ Reasoning")
         self.reasoning.setVisible(is_open)
 
     def _lay_out(self) -> None:
@@ -171,7 +172,7 @@ class MessageCard(QFrame):
         column.setContentsMargins(12, 4, 8, 10)
         column.setSpacing(4)
         column.addLayout(head)
-        column.addWidget(self.fold, 0, Qt.AlignmentFlag.AlignLeft)
+        column.addWidget(self.reasoning_toggle, 0, Qt.AlignmentFlag.AlignLeft)
         for part in (self.reasoning, self.body, self.notice, self.stats):
             column.addWidget(part)
         column.addLayout(versions)
@@ -179,7 +180,7 @@ class MessageCard(QFrame):
 
 
 def stats_text(stats: AnswerStats) -> str:
-    """Return text such as `120 tokens - 45.2 tok/s - first after 120 ms - prompt 345 tokens, 128 cached`.
+    """Return text such as `120 tokens · 45.2 tok/s · first after 120 ms · prompt 345 tokens, 128 cached`.
 
     Until the engine reports its own time, `first seen after 130 ms` is shown.
     """
@@ -188,7 +189,7 @@ def stats_text(stats: AnswerStats) -> str:
         parts.append(plural(stats.num_tokens, "token"))
     if stats.tokens_per_s is not None:
         parts.append(f"{short(stats.tokens_per_s)} tok/s")
-    if stats.queue_s is not None and stats.queue_s >= _QUEUED_FROM_S:
+    if stats.queue_s is not None and stats.queue_s >= _MIN_QUEUE_S_SHOWN:
         parts.append(f"queued {seconds(stats.queue_s)}")
     if stats.ttft_s is not None:
         parts.append(f"first after {seconds(stats.ttft_s)}")

@@ -1,6 +1,6 @@
-"""Panel with system prompt, LoRA adapter and sampling options of a conversation, and an error line.
+"""Panel with the options of a conversation: system prompt, LoRA adapter and sampling.
 
-`SamplingParams` alone validates the values, so that the limits are the engine's.
+Values are validated only by `SamplingParams`, so that their limits are the engine's.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ from kvscope_app.ui.number_fields import parse_number, parse_whole_number
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import label
-from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation, sampling_of
+from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation, sampling_defaults
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import LoadedAdapter
 from kvscope_telemetry.messages.sampling_params import LEFT_TO_THE_MODEL, ModelSampling, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """Sampling option: name in `SamplingParams`, label, and tooltip."""
+class SamplingField:
+    """Field of a sampling option: attribute of `SamplingParams`, label, tooltip, and kind of number."""
 
     name: str
     text: str
     tip: str
     is_whole: bool = False
-    may_be_empty: bool = False
+    can_be_empty: bool = False
 
 
 FIELDS: Final = (
-    Field("max_tokens", "Max tokens", "Maximum tokens to generate; empty: as many as fit", True, True),
-    Field(
+    SamplingField("max_tokens", "Max tokens", "Maximum tokens to generate; empty: as many as fit", True, True),
+    SamplingField(
         "temperature",
         "Temperature",
         "0 always takes the most likely token; higher is more varied. 0 to 100",
-        may_be_empty=True,
+        can_be_empty=True,
     ),
-    Field(
-        "top_p", "Top p", "Smallest set of tokens whose probability reaches it. Above 0, at most 1", may_be_empty=True
+    SamplingField(
+        "top_p", "Top p", "Smallest set of tokens whose probability reaches it. Above 0, at most 1", can_be_empty=True
     ),
-    Field("top_k", "Top k", "Keeps the k most likely tokens; 0 keeps all", True, True),
-    Field(
-        "min_p", "Min p", "Drops tokens less likely than this share of the most likely one. 0 to 1", may_be_empty=True
+    SamplingField("top_k", "Top k", "Keeps the k most likely tokens; 0 keeps all", True, True),
+    SamplingField(
+        "min_p", "Min p", "Drops tokens less likely than this share of the most likely one. 0 to 1", can_be_empty=True
     ),
-    Field("seed", "Seed", "The same seed gives the same draws; empty: random", True, True),
-    Field("presence_penalty", "Presence", "Subtracted from tokens already generated. −2 to 2"),
-    Field("frequency_penalty", "Frequency", "Subtracted once per earlier occurrence. −2 to 2"),
-    Field(
+    SamplingField("seed", "Seed", "The same seed gives the same draws; empty: random", True, True),
+    SamplingField("presence_penalty", "Presence", "Subtracted from tokens already generated. −2 to 2"),
+    SamplingField("frequency_penalty", "Frequency", "Subtracted once per earlier occurrence. −2 to 2"),
+    SamplingField(
         "repetition_penalty",
         "Repetition",
         "Divides the score of tokens seen so far. Above 0, at most 10",
-        may_be_empty=True,
+        can_be_empty=True,
     ),
 )
 
@@ -73,10 +73,9 @@ _ADAPTER_TIP: Final = "The LoRA adapter that answers are computed with"
 
 
 class OptionsPanel(QWidget):
-    """Fields of one conversation; valid changes are written into it."""
+    """Fields with the options of one conversation. Valid changes are written into it immediately."""
 
     changed = Signal()
-    """Emitted when the conversation's options or the error changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,9 +84,8 @@ class OptionsPanel(QWidget):
         self.system.setAccessibleName("System prompt")
         self.system.setTabChangesFocus(True)
         self.system.setFixedHeight(3 * self.system.fontMetrics().lineSpacing() + 18)
-        self.fields = {field.name: _line(field) for field in FIELDS}
+        self.fields = {field.name: _line_edit(field) for field in FIELDS}
         self.adapter = QComboBox()
-        """Selector of the adapter, visible if the engine has adapters or the conversation requests one."""
         self.adapter.setAccessibleName("LoRA adapter")
         self.adapter.setToolTip(_ADAPTER_TIP)
         self.adapter.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
@@ -100,7 +98,9 @@ class OptionsPanel(QWidget):
         self._adapter_name.setToolTip(_ADAPTER_TIP)
         self.reset = QPushButton("Reset")
         self.error = label(wraps=True)
-        """Error label. The owner of the panel places it, so that it is visible while the options are folded."""
+        """Label with `problem`. The chat page places it outside the panel, so that it stays visible while the panel is
+        folded.
+        """
         self.error.hide()
         self._conversation: Conversation | None = None
         self._model: ModelSampling | None = None
@@ -121,28 +121,29 @@ class OptionsPanel(QWidget):
             self.system.setPlainText(conversation.system)
         self._fill(conversation.sampling)
         self._conversation = conversation
-        self._offer_adapters()
+        self._fill_adapters()
         self._check()
 
     def show_adapters(self, adapters: tuple[LoadedAdapter, ...] | None) -> None:
-        """Set the engine's adapters; None: not reported yet."""
+        """Set the adapters that the engine has loaded; None: not reported yet."""
         if adapters != self._adapters:
             self._adapters = adapters
-            self._offer_adapters()
+            self._fill_adapters()
             self._check()
 
     def show_model(self, model: ModelSampling) -> None:
-        """Show in empty fields the values in effect for them: those of the model's generation config, else the
-        console's."""
+        """Show the defaults in effect as placeholders of empty fields: the model's generation config, else the
+        console's.
+        """
         if model == self._model:
             return
         self._model = model
-        sent = sampling_of(model)
+        defaults = sampling_defaults(model)
         for field in FIELDS:
             if field.name in LEFT_TO_THE_MODEL:
-                said_by_makers = getattr(model, field.name) is not None
-                self.fields[field.name].setPlaceholderText(f"{getattr(sent, field.name):.10g}")
-                source = "from the model's generation config" if said_by_makers else "this console's default"
+                is_from_model = getattr(model, field.name) is not None
+                self.fields[field.name].setPlaceholderText(f"{getattr(defaults, field.name):.10g}")
+                source = "from the model's generation config" if is_from_model else "this console's default"
                 self.fields[field.name].setToolTip(f"{field.tip}. Empty: {source}")
 
     def apply_theme(self, theme: Theme) -> None:
@@ -160,8 +161,7 @@ class OptionsPanel(QWidget):
             self.fields[field.name].setText(text)
         self.stop.setText("|".join(text.encode("unicode_escape").decode() for text in sampling.stop))
 
-    def _offer_adapters(self) -> None:
-        """Fill the selector with no adapter, the loaded ones, and the one that the conversation requests."""
+    def _fill_adapters(self) -> None:
         chosen, loaded = self._chosen_adapter, self._adapters or ()
         self.adapter.clear()
         self.adapter.addItem("None", "")
@@ -171,8 +171,8 @@ class OptionsPanel(QWidget):
         if chosen and all(each.name != chosen for each in loaded):
             self.adapter.addItem(chosen if self._adapters is None else f"{chosen} (not loaded)", chosen)
         self.adapter.setCurrentIndex(self.adapter.findData(chosen))
-        for part in (self.adapter, self._adapter_name):
-            part.setVisible(self.adapter.count() > 1)
+        for widget in (self.adapter, self._adapter_name):
+            widget.setVisible(self.adapter.count() > 1)
 
     @property
     def _chosen_adapter(self) -> str:
@@ -232,25 +232,24 @@ class OptionsPanel(QWidget):
             row, column = divmod(index, 2)
             grid.addWidget(name, row, 2 * column)
             grid.addWidget(self.fields[field.name], row, 2 * column + 1)
-        whose = QHBoxLayout()
-        whose.addWidget(self._adapter_name)
-        whose.addWidget(self.adapter, 1)
-        last = QHBoxLayout()
-        last.addWidget(self.stop, 1)
-        last.addWidget(self.reset)
+        adapter_row = QHBoxLayout()
+        adapter_row.addWidget(self._adapter_name)
+        adapter_row.addWidget(self.adapter, 1)
+        stop_row = QHBoxLayout()
+        stop_row.addWidget(self.stop, 1)
+        stop_row.addWidget(self.reset)
         column_layout = QVBoxLayout(self)
         column_layout.setContentsMargins(10, 6, 10, 8)
         column_layout.setSpacing(6)
         column_layout.addWidget(self.system)
-        column_layout.addLayout(whose)
+        column_layout.addLayout(adapter_row)
         column_layout.addLayout(grid)
-        column_layout.addLayout(last)
+        column_layout.addLayout(stop_row)
 
 
 def parse_stops(text: str) -> tuple[str, ...]:
-    r"""Split at bars; `\n`, `\t` and `\\` are escapes as in most languages. Raises BadInput for an incomplete
-    escape."""
-    return tuple(_unescape(part) for part in text.split("|") if part)
+    r"""Split stop strings at bars; `\n`, `\t` and `\\` are escapes. Raises BadInput for an incomplete escape."""
+    return tuple(_unescape(text_part) for text_part in text.split("|") if text_part)
 
 
 def _unescape(text: str) -> str:
@@ -260,21 +259,23 @@ def _unescape(text: str) -> str:
         raise BadInput(f"stop string {text!r:.40} is not accepted: it ends inside an escape") from error
 
 
-def _parse(field: Field, text: str) -> object:
-    """Return the number in `text`, or `text` itself if invalid, so that `SamplingParams` reports the option and its
-    limits."""
+def _parse(field: SamplingField, text: str) -> object:
+    """Return the number in `text`, None if it may be empty, or `text` itself if invalid.
+
+    `SamplingParams` then reports the invalid option and its limits.
+    """
     text = text.strip()
-    if not text and field.may_be_empty:
+    if not text and field.can_be_empty:
         return None
     value = parse_whole_number(text) if field.is_whole else parse_number(text)
     return text if value is None else value
 
 
-def _line(field: Field) -> QLineEdit:
+def _line_edit(field: SamplingField) -> QLineEdit:
     line = QLineEdit()
     line.setAccessibleName(field.text)
     line.setToolTip(field.tip)
     line.setMinimumWidth(line.fontMetrics().horizontalAdvance("00000") + 20)
-    if field.may_be_empty:
+    if field.can_be_empty:
         line.setPlaceholderText("random" if field.name == "seed" else "no limit")
     return line

@@ -1,4 +1,4 @@
-"""Text of one message at full height: plain while it is being written, Markdown once it is complete."""
+"""Text of one message at full height: plain while it grows, Markdown once it is complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser
 
 _REASONING: Final = re.compile(r"\s*<think>\s*(.*?)\s*(?:</think>\s*(.*))?", re.DOTALL)
 _THINK_END: Final = re.compile(r"(.*?)\n</think>\s*(.*)", re.DOTALL)
-"""Matches reasoning whose opening tag was part of the chat template."""
+"""Reasoning whose opening tag was part of the chat template."""
 _MARKDOWN_PARTS: Final = re.compile(  # quantifiers are bounded, so that the time is linear in the length of any text
     r"""
     (?P<code>^[ ]{0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?(?:^[ ]{0,3}(?P=fence)[^\n]*(?:\n|\Z)|\Z)
@@ -22,14 +22,16 @@ _MARKDOWN_PARTS: Final = re.compile(  # quantifiers are bounded, so that the tim
     """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
-_STREAMING_MARK: Final = " \ue000"
-"""Suffix of a line whose paragraph continues, because Qt makes a paragraph of each line, all with the same spacing."""
+_CONTINUED_LINE_MARK: Final = " \ue000"
+"""Suffix of a line that is followed by a line of the same paragraph. Qt makes each line a paragraph; the mark tells
+`_finish_blocks` where to remove the spacing between them.
+"""
 _RULE_CHARACTERS: Final = frozenset("-=_*:| ")
 _PUNCTUATION: Final = re.compile(r"([!-/:-@\[-`{-~])")
 
 
 class TextBody(QTextBrowser):
-    """Text widget without scroll bars; the transcript scrolls."""
+    """Text widget without scroll bars, inside the scrolling transcript."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -45,13 +47,13 @@ class TextBody(QTextBrowser):
         self.setUndoRedoEnabled(False)
         self.setTabChangesFocus(True)
         self.document().setDocumentMargin(0)
-        self.document().documentLayout().documentSizeChanged.connect(self._fit)
+        self.document().documentLayout().documentSizeChanged.connect(self._adjust_height)
         self.anchorClicked.connect(_open_web_link)
         self._plain = ""
-        """Plain text that is shown; empty while Markdown is."""
+        """Plain text that is shown; "" while Markdown is shown."""
 
     def show_plain(self, text: str) -> None:
-        """Show plain text. If it extends the shown text, only the rest is inserted."""
+        """Show plain text. If it extends the shown text, only the new part is inserted."""
         if self._plain and text.startswith(self._plain):
             cursor = QTextCursor(self.document())
             cursor.movePosition(QTextCursor.MoveOperation.End)
@@ -61,66 +63,64 @@ class TextBody(QTextBrowser):
         self._plain = text
 
     def show_markdown(self, text: str) -> None:
-        """Show GitHub-flavoured Markdown; HTML in it is shown as text."""
         self._plain = ""
         features = QTextDocument.MarkdownFeature
         self.document().setMarkdown(chat_markdown(text), features.MarkdownDialectGitHub | features.MarkdownNoHTML)
         self._finish_blocks()
 
     def loadResource(self, kind: int, name: QUrl | str) -> Any:
-        """Load nothing: text written by a model must not open files or pages."""
+        """Load nothing: text from a model must not open files or pages."""
         return None
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()
 
     def _finish_blocks(self) -> None:
-        """Let code wrap, as there is no horizontal scroll bar, and remove the spacing between lines of one
-        paragraph."""
-        block, goes_on = self.document().begin(), False
+        """Wrap code, because there is no horizontal scroll bar, and remove spacing between lines of one paragraph."""
+        block, is_continued = self.document().begin(), False
         while block.isValid():
-            cursor, form = QTextCursor(block), block.blockFormat()
-            form.setNonBreakableLines(False)
-            if goes_on:
-                form.setTopMargin(0)
-            goes_on = block.text().endswith(_STREAMING_MARK)
-            if goes_on:
-                form.setBottomMargin(0)
+            cursor, block_format = QTextCursor(block), block.blockFormat()
+            block_format.setNonBreakableLines(False)
+            if is_continued:
+                block_format.setTopMargin(0)
+            is_continued = block.text().endswith(_CONTINUED_LINE_MARK)
+            if is_continued:
+                block_format.setBottomMargin(0)
                 cursor.movePosition(QTextCursor.MoveOperation.EndOfBlock)
-                for _ in _STREAMING_MARK:
+                for _ in _CONTINUED_LINE_MARK:
                     cursor.deletePreviousChar()
-            cursor.setBlockFormat(form)
+            cursor.setBlockFormat(block_format)
             block = block.next()
 
-    def _fit(self, size: QSizeF) -> None:
+    def _adjust_height(self, size: QSizeF) -> None:
         self.setFixedHeight(max(round(size.height() + 0.5), self.fontMetrics().height()))
 
 
 def chat_markdown(text: str) -> str:
-    r"""Return Markdown that shows `text` as models intend it.
+    r"""Return Markdown that renders `text` as models intend it.
 
     Line breaks stay line breaks. Formulas (`\(...\)`, `\[...\]`, `$...$`, `$$...$$`) keep their backslashes,
     underscores and asterisks. An image, which is never loaded, becomes a link with its alternative text. Code is
     unchanged.
     """
-    return _MARKDOWN_PARTS.sub(_escaped, text)
+    return _MARKDOWN_PARTS.sub(_markdown_of, text)
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
-    """Return (the text between `<think>` tags at the start of an answer, the answer without it)."""
-    found = _REASONING.fullmatch(text) or _THINK_END.fullmatch(text)
-    return ("", text) if found is None else (found[1].strip(), found[2] or "")
+    """Return (reasoning between `<think>` tags at the start of `text`, the remaining answer). Either may be ""."""
+    match = _REASONING.fullmatch(text) or _THINK_END.fullmatch(text)
+    return ("", text) if match is None else (match[1].strip(), match[2] or "")
 
 
-def _escaped(piece: re.Match[str]) -> str:
-    if piece["math"]:
-        return _PUNCTUATION.sub(r"\\\1", piece["math"]).replace("\n", "  \n")
-    if piece["alt"] is not None:
-        return f"[Image: {piece['alt'] or 'no description'}]({piece['address']})"
-    if piece["newline"]:
-        line = piece.string[piece.string.rfind("\n", 0, piece.start()) + 1 : piece.start()]
-        return "  \n" if line.endswith("|") or _RULE_CHARACTERS.issuperset(line) else f"{_STREAMING_MARK}  \n"
-    return piece[0]
+def _markdown_of(match: re.Match[str]) -> str:
+    if match["math"]:
+        return _PUNCTUATION.sub(r"\\\1", match["math"]).replace("\n", "  \n")
+    if match["alt"] is not None:
+        return f"[Image: {match['alt'] or 'no description'}]({match['address']})"
+    if match["newline"]:
+        line = match.string[match.string.rfind("\n", 0, match.start()) + 1 : match.start()]
+        return "  \n" if line.endswith("|") or _RULE_CHARACTERS.issuperset(line) else f"{_CONTINUED_LINE_MARK}  \n"
+    return match[0]
 
 
 def _open_web_link(url: QUrl) -> None:

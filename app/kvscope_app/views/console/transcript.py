@@ -1,4 +1,4 @@
-"""Shown messages of one conversation, newest at the bottom. Follows the end unless the user scrolled up."""
+"""Messages of the shown conversation, newest at the bottom. Scrolls with new text unless the user scrolled up."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.ui.theme import DARK, Theme
-from kvscope_app.views.console.conversation import Conversation, Message, left_out
+from kvscope_app.views.console.conversation import Conversation, Message, omitted_keys
 from kvscope_app.views.console.message_card import MessageCard
 
-MAX_SHOWN: Final = 40
-"""Number of messages shown initially; "Show earlier messages" adds as many again."""
+MESSAGES_PER_PAGE: Final = 40
+"""Number of messages shown at first, and added by "Show earlier messages"."""
 _NEAR_END_PX: Final = 24
 
 
 class Transcript(QScrollArea):
-    request_wanted = Signal(object, object)
-    again_wanted = Signal(object)
-    """Emitted with the answer to regenerate."""
-    edit_wanted = Signal(object)
-    """Emitted with the prompt to edit."""
-    version_wanted = Signal(object)
+    request_clicked = Signal(object, object)
+    regenerate_requested = Signal(object)
+    edit_requested = Signal(object)
+    version_requested = Signal(object)
     """Emitted with the version of a message to show."""
 
     def __init__(self) -> None:
@@ -34,10 +32,9 @@ class Transcript(QScrollArea):
         self.cards: list[MessageCard] = []
         self._theme: Theme = DARK
         self._conversation: Conversation | None = None
-        self._first = 0
+        self._first_shown = 0
         self._last_width = 0
-        """Minimum width that was last reported to the surrounding layout."""
-        self._follows = True
+        self._is_following = True
         self._body = QWidget()
         self._column = QVBoxLayout(self._body)
         self._column.setContentsMargins(10, 8, 10, 8)
@@ -51,16 +48,15 @@ class Transcript(QScrollArea):
         self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
 
     def minimumSizeHint(self) -> QSize:
-        """Return a width that fits the widest card, since content that is cut off at the side could not be scrolled
-        to."""
+        """Return a width that fits the widest card, because there is no horizontal scroll bar."""
         bar = self.verticalScrollBar().sizeHint().width()
         return QSize(self._body.minimumSizeHint().width() + bar, super().minimumSizeHint().height())
 
     def show_conversation(self, conversation: Conversation) -> None:
         if conversation is not self._conversation:
             self._conversation = conversation
-            self._first = max(len(conversation.path) - MAX_SHOWN, 0)
-            self._follows = True
+            self._first_shown = max(len(conversation.path) - MESSAGES_PER_PAGE, 0)
+            self._is_following = True
         self._rebuild(conversation)
 
     def show_text(self, message: Message) -> None:
@@ -69,7 +65,7 @@ class Transcript(QScrollArea):
             self._set_card_widths()
 
     def show_state(self, written: Message | None, progress: str, *, can_ask: bool) -> None:
-        """Show the engine's progress on the answer `written`; None: none is being written.
+        """Show the engine's progress on `written`, the answer being written; None: there is none.
 
         `can_ask`: whether a prompt can be sent now.
         """
@@ -92,17 +88,18 @@ class Transcript(QScrollArea):
 
     def _rebuild(self, conversation: Conversation) -> None:
         path = conversation.path
-        self._first = min(self._first, max(len(path) - MAX_SHOWN, 0))  # the path of another version may be shorter
-        shown = path[self._first :]
-        same = 0
-        while same < min(len(shown), len(self.cards)) and self.cards[same].message is shown[same]:
-            same += 1
-        for card in self.cards[same:]:
+        # the path of another version may be shorter
+        self._first_shown = min(self._first_shown, max(len(path) - MESSAGES_PER_PAGE, 0))
+        shown = path[self._first_shown :]
+        num_same = 0
+        while num_same < min(len(shown), len(self.cards)) and self.cards[num_same].message is shown[num_same]:
+            num_same += 1
+        for card in self.cards[num_same:]:
             self._column.removeWidget(card)
             card.hide()
             card.deleteLater()
-        del self.cards[same:]
-        for message in shown[same:]:
+        del self.cards[num_same:]
+        for message in shown[num_same:]:
             card = MessageCard(message)
             self._connect(card)
             card.apply_theme(self._theme)
@@ -112,11 +109,11 @@ class Transcript(QScrollArea):
             versions = [message.key for message in conversation.versions(card.message)]
             card.show_versions(versions.index(card.message.key), len(versions))
         self._show_left_out()
-        self._earlier.setVisible(self._first > 0)
+        self._earlier.setVisible(self._first_shown > 0)
 
     def _show_left_out(self) -> None:
         if self._conversation is not None:
-            keys = left_out(self._conversation.path)
+            keys = omitted_keys(self._conversation.path)
             for card in self.cards:
                 card.show_left_out(card.message.key in keys)
 
@@ -130,26 +127,26 @@ class Transcript(QScrollArea):
             self.updateGeometry()
 
     def _connect(self, card: MessageCard) -> None:
-        card.request_wanted.connect(self.request_wanted)
-        card.again_wanted.connect(lambda: self.again_wanted.emit(card.message))
-        card.edit_wanted.connect(lambda: self.edit_wanted.emit(card.message))
-        card.version_wanted.connect(lambda step: self._on_version(card.message, step))
+        card.request_clicked.connect(self.request_clicked)
+        card.regenerate_requested.connect(lambda: self.regenerate_requested.emit(card.message))
+        card.edit_requested.connect(lambda: self.edit_requested.emit(card.message))
+        card.version_requested.connect(lambda step: self._on_version(card.message, step))
 
     def _on_version(self, message: Message, step: int) -> None:
         if self._conversation is not None:
             versions = self._conversation.versions(message)
             keys = [version.key for version in versions]
-            self.version_wanted.emit(versions[keys.index(message.key) + step])
+            self.version_requested.emit(versions[keys.index(message.key) + step])
 
     def _show_earlier(self) -> None:
         if self._conversation is not None:
-            self._follows = False
-            self._first = max(self._first - MAX_SHOWN, 0)
+            self._is_following = False
+            self._first_shown = max(self._first_shown - MESSAGES_PER_PAGE, 0)
             self._rebuild(self._conversation)
 
     def _on_range(self, _low: int, high: int) -> None:
-        if self._follows:
+        if self._is_following:
             self.verticalScrollBar().setValue(high)
 
     def _on_scrolled(self, value: int) -> None:
-        self._follows = value >= self.verticalScrollBar().maximum() - _NEAR_END_PX
+        self._is_following = value >= self.verticalScrollBar().maximum() - _NEAR_END_PX

@@ -13,7 +13,6 @@ from kvscope_app.session.device_log import host_used_bytes, used_bytes
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 MAX_NAMED: Final = 6
-"""Maximum number of processes with their own segment; the others share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +99,5 @@ def _with_unattributed(users: list[MemoryUser], used: int) -> list[MemoryUser]:
     return [*limited, MemoryUser("no process reported", remaining)] if remaining else limited
 
 
-def _sum(*parts: int | None) -> int | None:
-    return None if None in parts else sum(part or 0 for part in parts)
+def _sum(*values: int | None) -> int | None:
+    return None if None in values else sum(value or 0 for value in values)

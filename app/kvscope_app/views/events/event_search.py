@@ -37,7 +37,6 @@ class EventSearch:
         self.request: tuple[int, int] | None = None
         """(epoch, number) of the request to match; None: all requests."""
         self.span: TimeSpan | None = None
-        """Time range to match; None: all times."""
         self._words: tuple[str, ...] = ()
         self._verdicts = np.empty(0, np.uint8)
         self._first_serial = 0
@@ -79,11 +78,11 @@ class EventSearch:
         self._first_serial = events.num_forgotten
         self._verdicts = np.full(len(events), _UNKNOWN, np.uint8)
         if events is self._index:
-            kept = old_verdicts[max(self._first_serial - old_first_serial, 0) :][: len(events)]
+            still_valid = old_verdicts[max(self._first_serial - old_first_serial, 0) :][: len(events)]
             newest_index = len(old_verdicts) + old_first_serial - self._first_serial - 1
             has_late_event = 0 <= newest_index < len(events) and events[newest_index] is not self._newest
-            kept = kept[: max(kept.size - _MAX_LATE, 0)] if has_late_event else kept
-            self._verdicts[: kept.size] = kept
+            still_valid = still_valid[: max(still_valid.size - _MAX_LATE, 0)] if has_late_event else still_valid
+            self._verdicts[: still_valid.size] = still_valid
         self._index = events
         self._newest = events[len(events) - 1] if len(events) else None
 

@@ -37,8 +37,7 @@ _MARGIN: Final = 8
 _GAP: Final = 10
 _PADDING: Final = 4
 NARROW: Final = 900
-"""Width in pixels below which a reason of usual length (120 to 200 characters) does not fit next to the other columns.
-"""
+"""Width in pixels below which a reason of usual length does not fit next to the other columns."""
 
 
 class EventTable(RowTable):

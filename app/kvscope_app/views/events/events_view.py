@@ -229,16 +229,16 @@ class IndexModel(EventEntries):
 
     def show_serials(self, events: EventIndex, serials: IntArray) -> None:
         """Show the events with these ascending serials. Rows that are unchanged keep their selection."""
-        kept = self._serials[int(np.searchsorted(self._serials, events.num_forgotten)) :]
-        if events is not self._events or not np.array_equal(serials[: kept.size], kept):
+        still_indexed = self._serials[int(np.searchsorted(self._serials, events.num_forgotten)) :]
+        if events is not self._events or not np.array_equal(serials[: still_indexed.size], still_indexed):
             self.beginResetModel()
             self._events, self._serials = events, serials
             self.endResetModel()
             return
-        num_removed, num_added = self._serials.size - kept.size, serials.size - kept.size
+        num_removed, num_added = self._serials.size - still_indexed.size, serials.size - still_indexed.size
         if num_removed:
-            self.beginRemoveRows(QModelIndex(), kept.size, self._serials.size - 1)
-            self._serials = kept
+            self.beginRemoveRows(QModelIndex(), still_indexed.size, self._serials.size - 1)
+            self._serials = still_indexed
             self.endRemoveRows()
         if num_added:
             self.beginInsertRows(QModelIndex(), 0, num_added - 1)

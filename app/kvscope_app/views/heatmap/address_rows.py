@@ -46,16 +46,16 @@ def highest(keys: Keys, starts: IntArray, ends: IntArray, axis: int) -> Keys:
         shape = (starts.size, keys.shape[1]) if axis == 0 else (keys.shape[0], starts.size)
         return np.zeros(shape, np.uint8)
     is_empty = ends <= starts
-    low, high = np.minimum(starts, size - 1), np.maximum(ends, starts + 1) - 1
-    if not np.any(high > low):
-        result = np.take(keys, low, axis)
+    first, last = np.minimum(starts, size - 1), np.maximum(ends, starts + 1) - 1
+    if not np.any(last > first):
+        result = np.take(keys, first, axis)
     else:
-        low_end, high_end = int(low.min()), int(min(high.max() + 1, size))
-        part = keys[low_end:high_end] if axis == 0 else keys[:, low_end:high_end]
-        pad = np.zeros_like(part[:1] if axis == 0 else part[:, :1])
-        part = np.concatenate((part, pad), axis)  # reduceat accepts no end beyond the last index
-        pairs = np.stack((low - low_end, np.minimum(high + 1, size) - low_end), axis=1).ravel()
-        reduced = np.maximum.reduceat(part, pairs, axis)
+        start, stop = int(first.min()), int(min(last.max() + 1, size))
+        keys_in_range = keys[start:stop] if axis == 0 else keys[:, start:stop]
+        pad = np.zeros_like(keys_in_range[:1] if axis == 0 else keys_in_range[:, :1])
+        keys_in_range = np.concatenate((keys_in_range, pad), axis)  # reduceat accepts no end beyond the last index
+        pairs = np.stack((first - start, np.minimum(last + 1, size) - start), axis=1).ravel()
+        reduced = np.maximum.reduceat(keys_in_range, pairs, axis)
         result = reduced[::2] if axis == 0 else reduced[:, ::2]
     if is_empty.any():
         result = result.copy()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvscope_app.ui.theme import Theme, mix
 from kvscope_app.views.heatmap.address_rows import NO_ADDRESS
 from kvscope_app.views.page_map import color_modes as page_map
-from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
+from kvscope_app.views.page_map.drawing.pixel_tables import Pixels, pixel
 from kvscope_app.views.tier_style import distinct_tier_colors
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
@@ -113,8 +113,8 @@ def _with_level(kinds: npt.NDArray[np.integer], shares: npt.NDArray[np.integer])
 
 def _used_keys(active: Keys, cached: Keys, filled: Keys) -> Keys:
     in_use = active.astype(np.float32) + cached.astype(np.float32)
-    empty = 1 - np.minimum(filled.astype(np.float32) / np.maximum(in_use, 1), 1)
-    keys = page_map.FILL_FULL + np.rint(empty * page_map.FILL_STEPS)
+    empty_share = 1 - np.minimum(filled.astype(np.float32) / np.maximum(in_use, 1), 1)
+    keys = page_map.FILL_FULL + np.rint(empty_share * page_map.FILL_STEPS)
     return np.where(in_use > 0, keys, FREE).astype(np.uint8)
 
 

@@ -28,11 +28,11 @@ def cell_text(overview: SessionOverview, pools: PoolRegistry, time_ns: int, addr
         return f"{clock_text(time_ns)}  ·  nothing recorded"
     epoch, num_rows = int(overview.epoch[index]), int(overview.column("num_rows")[index])
     if address >= num_rows:
-        return f"{clock_text(time_ns)}  ·  outside the cache, which had {plural(num_rows, 'place')} then"
+        return f"{clock_text(time_ns)}  ·  outside the cache, which had {plural(num_rows, 'block')} then"
     row = int(np.searchsorted(bin_edges(num_rows), address, "right")) - 1
     first, last = bin_edges(num_rows)[row : row + 2].tolist()
     cache = pools.cache_of(epoch, num_rows)
-    name = f"Place {count(first)}" if cache is None else locate_block(cache, first).name
+    name = f"Block {count(first)}" if cache is None else locate_block(cache, first).name
     if last - first > 1:
         end = last - 1 if cache is None else locate_block(cache, last - 1).number
         name += f" to {count(end)}"

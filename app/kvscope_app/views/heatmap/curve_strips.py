@@ -48,8 +48,7 @@ class CurveStrip(TimeArea):
         self._values: FloatArray = np.zeros(0)
         self._current = float("nan")
         self._cached_curve: tuple[tuple[object, ...], _Curve] | None = None
-        """Cache of the drawn curve: the inputs that it depends on, and the curve. Moving the cursor does not change it.
-        """
+        """Inputs of the curve drawn last, and the curve. Moving the cursor does not require a new one."""
         self.setAccessibleName(title)
         self.setToolTip(tip)
         self.setFixedHeight(scaled(STRIP_HEIGHT))

@@ -29,7 +29,7 @@ from kvscope_app.views.heatmap.heat_raster import HeatRaster
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.time_area import ZOOM_STEP, TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import TimeFrame, TimeFrameMode
-from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
+from kvscope_app.views.page_map.drawing.pixel_tables import Pixels, pixel
 from kvscope_app.views.page_map.page_map_canvas import CELL_KEYS
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -154,7 +154,7 @@ class HeatCanvas(TimeArea):
             super().keyPressEvent(event)
 
     def _step_cell(self, dx: int, dy: int) -> None:
-        assert self.store is not None, "nothing to step on"
+        assert self.store is not None, "no store is shown"
         step_ns = max(SECOND_NS, self.frame.scale.column_ns)
         cell = self.cell
         if cell is None:

@@ -15,7 +15,7 @@ from kvscope_app.views.heatmap.address_rows import highest, picture_rows
 from kvscope_app.views.heatmap.cell_keys import GAP
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.time_scale import TimeScale
-from kvscope_app.views.page_map.drawing.ink import Pixels
+from kvscope_app.views.page_map.drawing.pixel_tables import Pixels
 
 HATCH_EVERY: Final = 8
 """Spacing in pixels of the hatching of seconds without data. No colour of a key looks like hatching."""

@@ -34,7 +34,7 @@ from kvscope_app.views.heatmap.measures import MAX_LEVEL, NO_RUNS, num_sizes, ru
 from kvscope_app.views.heatmap.pools import PoolRegistry
 from kvscope_app.views.heatmap.time_area import TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import TimeFrame, TimeFrameMode
-from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
+from kvscope_app.views.page_map.drawing.pixel_tables import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.range_link import RangeLink
 from kvscope_app.views.visibility import is_on_screen

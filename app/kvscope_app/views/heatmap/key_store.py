@@ -29,7 +29,6 @@ class KeyStore:
 
     def __init__(self, make_keys: MakeKeys, num_cells: int, max_rows: int = MAX_ROWS) -> None:
         self.num_computed = 0
-        """Total number of seconds for which keys were computed."""
         self.num_cells = num_cells
         self._make_keys, self._max_rows = make_keys, max_rows
         self._stride = 1

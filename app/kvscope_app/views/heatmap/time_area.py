@@ -111,9 +111,9 @@ class TimeArea(QWidget):
             previous = self._dragged_to or self._press_position
             self._dragged_to = event.position()
             self.setCursor(Qt.CursorShape.ClosedHandCursor)
-            moved = (event.position().x() - previous.x()) * self.devicePixelRatioF() + self._pan_remainder
-            self._pan_remainder = moved - round(moved)
-            self.frame.pan(round(moved))
+            delta = (event.position().x() - previous.x()) * self.devicePixelRatioF() + self._pan_remainder
+            self._pan_remainder = delta - round(delta)
+            self.frame.pan(round(delta))
         elif self._press_position is None:
             self.pointed.emit(event.position() if event.position().x() >= gutter() else None)
 

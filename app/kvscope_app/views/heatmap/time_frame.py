@@ -62,7 +62,7 @@ class TimeFrame(QObject):
             self._set_mode(TimeFrameMode.FIT, self.scale)
 
     def show_only(self, span: TimeSpan) -> None:
-        """Show this range and stay there. Its end is rounded to whole columns."""
+        """Show this range, rounded to whole columns, and stay there."""
         width = self.scale.width
         min_column_ns = -(-span.length_ns // max(width - 1, 1))
         column_ns = min(max(min_column_ns, SHORTEST_NS // width), MAX_COLUMN_NS)
@@ -93,9 +93,10 @@ class TimeFrame(QObject):
     def _bounded(self, scale: TimeScale) -> TimeScale:
         if self._range is None:
             return scale
-        begin, end = (at // scale.column_ns for at in self._range)
-        min_covered = scale.width // 8  # share of the width that stays covered by data
-        return scale.moved(min(max(scale.first, begin - scale.width + min_covered), end - min_covered) - scale.first)
+        first_column, last_column = (at // scale.column_ns for at in self._range)
+        min_covered = scale.width // 8  # columns that stay covered by data
+        first = max(scale.first, first_column - scale.width + min_covered)
+        return scale.moved(min(first, last_column - min_covered) - scale.first)
 
     def _set_mode(self, mode: TimeFrameMode, scale: TimeScale, requested: TimeSpan | None = None) -> None:
         self._requested = requested

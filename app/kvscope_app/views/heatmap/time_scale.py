@@ -16,8 +16,7 @@ MAX_COLUMN_NS: Final = 3600 * SECOND_NS
 FIRST_COLUMN_NS: Final = SECOND_NS // 32
 """Minimum duration of a column when fitting. A short overview is stretched further only if the user zooms in."""
 _STEP_RATIO: Final = 1.1
-"""Ratio of successive column durations when a growing overview is fitted. Refits are rare, and each leaves some space.
-"""
+"""Ratio of successive column durations when a growing overview is fitted, so that refits are rare."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Text on what happened to a block, and on its state at a moment. Imports no Qt."""
+"""Text on a block's history: what happened to the block, and its state at a moment. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ KIND_COLORS: Final = {
     MomentKind.LEFT: "muted",
     MomentKind.FREED: "muted",
 }
-"""Names of theme colours; other kinds have the text colour."""
+"""Names of theme colours by kind of moment. Other kinds have the text colour."""
 
 
 def moment_text(moment: BlockMoment) -> str:
     """Return text such as `Taken by request #12`."""
-    who = f"request #{count(moment.request)}" if moment.request != NO_OWNER else ""
-    held = f"Shared by {count(moment.ref_count)} requests"
+    holder = f"request #{count(moment.request)}" if moment.request != NO_OWNER else ""
+    sharing_text = f"Shared by {count(moment.ref_count)} requests"
     if moment.kind is MomentKind.KNOWN:
-        return f"Known from here: {_how(moment.state, moment.ref_count, moment.request, moment.filled)}"
+        return f"Known from here: {_state_text(moment.state, moment.ref_count, moment.request, moment.filled)}"
     if moment.kind is MomentKind.SHARED:
-        return f"Shared with {who}: {held}" if who else f"Shared: {held}"
+        return f"Shared with {holder}: {sharing_text}" if holder else f"Shared: {sharing_text}"
     if moment.kind is MomentKind.LEFT:
-        return "Released by one; one request holds it" if moment.ref_count == 1 else f"One let go: {held}"
+        return "Released by one; one request holds it" if moment.ref_count == 1 else f"One let go: {sharing_text}"
     return {
         MomentKind.LOST: "Unknown from here: frames are missing",
         MomentKind.RESTARTED: "Engine restarted",
-        MomentKind.BORN: f"Taken by {who}" if who else "Allocated",
-        MomentKind.COPIED: f"Copied for {who}" if who else "Copied",
-        MomentKind.LOADED: f"Loaded from a lower tier for {who}" if who else "Loaded from a lower tier",
-        MomentKind.SAVED: f"Saved here for {who}" if who else "Saved here",
+        MomentKind.BORN: f"Taken by {holder}" if holder else "Allocated",
+        MomentKind.COPIED: f"Copied for {holder}" if holder else "Copied",
+        MomentKind.LOADED: f"Loaded from a lower tier for {holder}" if holder else "Loaded from a lower tier",
+        MomentKind.SAVED: f"Saved here for {holder}" if holder else "Saved here",
         MomentKind.FILLED: f"Full: {count(moment.filled)} tokens",
-        MomentKind.REUSED: f"Used again by {who}" if who else "Reused",
+        MomentKind.REUSED: f"Used again by {holder}" if holder else "Reused",
         MomentKind.IDLE: "Released, kept in prefix cache",
         MomentKind.EVICTED: "Evicted",
         MomentKind.FREED: "Freed",
-        MomentKind.REWRITTEN: f"Taken over by {who}" if who else "Reassigned to another request",
+        MomentKind.REWRITTEN: f"Taken over by {holder}" if holder else "Reassigned to another request",
         MomentKind.MAPPED: "Memory mapped",
         MomentKind.UNMAPPED: "Memory unmapped",
     }[moment.kind]
@@ -60,11 +60,10 @@ def moment_text(moment: BlockMoment) -> str:
 def row_text(row: np.void) -> str:
     if row["how"] == ChangeKind.LOST:
         return "unknown"
-    return _how(int(row["state"]), int(row["ref_count"]), int(row["owner"]), int(row["filled"]))
+    return _state_text(int(row["state"]), int(row["ref_count"]), int(row["owner"]), int(row["filled"]))
 
 
 def color_of(row: np.void) -> str:
-    """Return the name of the page map's colour for a row, or "" if its state is unknown."""
     if row["how"] == ChangeKind.LOST:
         return ""
     state = int(row["state"])
@@ -83,11 +82,12 @@ _STATE_COLORS: Final[dict[int, str]] = {
 }
 
 
-def _how(state: int, ref_count: int, owner: int, filled: int) -> str:
+def _state_text(state: int, ref_count: int, owner: int, filled: int) -> str:
     if state == BlockState.ACTIVE:
-        who = f" by {count(ref_count)} requests" if ref_count > 1 else f" by request #{count(owner)}" * (owner >= 0)
-        return f"held{who}, {count(filled)} tokens"
+        owner_text = f" by request #{count(owner)}" if owner >= 0 else ""
+        holders_text = f" by {count(ref_count)} requests" if ref_count > 1 else owner_text
+        return f"held{holders_text}, {count(filled)} tokens"
     if state == BlockState.CACHED:
-        whose = f", written by request #{count(owner)}" if owner >= 0 else ""
-        return f"cached{whose}, {count(filled)} tokens"
+        writer_text = f", written by request #{count(owner)}" if owner >= 0 else ""
+        return f"cached{writer_text}, {count(filled)} tokens"
     return {BlockState.FREE: "free", BlockState.UNMAPPED: "unmapped"}.get(BlockState(state), "unknown")

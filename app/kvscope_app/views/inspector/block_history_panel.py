@@ -1,5 +1,4 @@
-"""Panel with the selected block's history: a strip over time above a list of what happened. A click goes to that
-time."""
+"""Panel with the selected block's history: a strip over time above a list of events. A click moves the cursor."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ from kvscope_telemetry.block_texts.block_texts import BlockTextLookup
 from kvscope_telemetry.summaries.block_moments import BlockMoment, MomentKind
 
 _MIN_WIDTH_FOR_STEPS: Final = 380
-_WITH_TEXT: Final = (MomentKind.FILLED, MomentKind.KNOWN, MomentKind.REUSED, MomentKind.LOADED, MomentKind.IDLE)
-"""Kinds after which the block holds text that is shown."""
+_KINDS_WITH_TEXT: Final = (MomentKind.FILLED, MomentKind.KNOWN, MomentKind.REUSED, MomentKind.LOADED, MomentKind.IDLE)
+"""Kinds of moments whose row in the list includes the block's text."""
 
 
 class MomentTable(RowTable):
-    """List of moments. Enter or a click goes to the moment, Ctrl+C copies."""
+    """List of what happened to a block. Enter or a click moves the cursor to that time; Ctrl+C copies."""
 
     chosen = Signal(object)
 
@@ -51,7 +50,7 @@ class MomentTable(RowTable):
             super().keyPressEvent(event)
 
     def copy(self) -> str:
-        """Copy the selected rows, or all, as tab-separated lines, oldest first. Returns the text."""
+        """Copy the selected rows, or all if none is selected, as tab-separated lines, oldest first. Return the text."""
         rows = {index.row() for index in self.selectedIndexes()} or set(range(self._moments.rowCount()))
         moments = [moment for row in sorted(rows, reverse=True) if (moment := self._moments.moment_at(row)) is not None]
         text = "\n".join("\t".join(self._moments.text(moment, column) for column in (0, 2, 1)) for moment in moments)
@@ -64,14 +63,12 @@ class MomentTable(RowTable):
 
     def _go_to(self, row: int) -> None:
         moment = self._moments.moment_at(row)
-        is_one = len(self.selectionModel().selectedRows()) <= 1  # several rows are selected for copying
-        if moment is not None and is_one:
+        is_single = len(self.selectionModel().selectedRows()) <= 1  # several rows are selected for copying
+        if moment is not None and is_single:
             self.chosen.emit(moment.time_ns)
 
 
 class BlockHistoryPanel(QWidget):
-    """Owner of the block's history and of the widgets that show it."""
-
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
@@ -85,8 +82,8 @@ class BlockHistoryPanel(QWidget):
         self.note = ElidedLabel()
         self.note.setProperty("look", "muted")
         self.fit = tool_button("Fit", "Show the whole known history (double-click)")
-        for part in (self.strip, self.table):
-            part.chosen.connect(self._go_to)
+        for widget in (self.strip, self.table):
+            widget.chosen.connect(self._go_to)
         self.fit.clicked.connect(self.strip.fit)
         self.table.verticalScrollBar().valueChanged.connect(self._request_texts)
         self._lay_out()
@@ -106,7 +103,7 @@ class BlockHistoryPanel(QWidget):
         self.strip.show_part(part, mirror.hello.cache.block_size, cursor_ns)
         self.model.show_moments(() if part is None else part.moments)
         if self.model.show_cursor(cursor_ns) and not self.table.hasFocus():
-            self.table.scrollTo(self.model.index(self.model.now_row, 0))
+            self.table.scrollTo(self.model.index(self.model.current_row, 0))
         self.note.setText(self._note_text())
         self._request_texts()
 
@@ -126,19 +123,19 @@ class BlockHistoryPanel(QWidget):
     def _request_texts(self) -> None:
         first, last = self.table.rowAt(0), self.table.rowAt(self.table.viewport().height() - 1)
         rows = range(max(first, 0), (self.model.rowCount() if last < 0 else last + 1) if first >= 0 else 0)
-        seen = (self.model.moment_at(row) for row in rows)
-        wanted = (self._text_key(moment) for moment in seen if moment is not None)
-        self._session.texts.request(self, [asked for asked in wanted if asked is not None])
+        moments = (self.model.moment_at(row) for row in rows)
+        lookups = (self._text_lookup(moment) for moment in moments if moment is not None)
+        self._session.texts.request(self, [lookup for lookup in lookups if lookup is not None])
 
-    def _text_key(self, moment: BlockMoment) -> BlockTextLookup | None:
+    def _text_lookup(self, moment: BlockMoment) -> BlockTextLookup | None:
         block = self.history.block
-        if block is None or moment.kind not in _WITH_TEXT or not moment.hash:
+        if block is None or moment.kind not in _KINDS_WITH_TEXT or not moment.hash:
             return None
         return BlockTextLookup(moment.epoch, block, moment.request, moment.filled, moment.hash)
 
     def _text_of(self, moment: BlockMoment) -> str:
-        asked = self._text_key(moment)
-        content = None if asked is None else self._session.texts.get(asked)
+        lookup = self._text_lookup(moment)
+        content = None if lookup is None else self._session.texts.get(lookup)
         return "" if content is None else content.text
 
     def _on_texts(self) -> None:
@@ -151,8 +148,8 @@ class BlockHistoryPanel(QWidget):
             return f"Reading history… {percent(history.share, 0)}"
         if part is None or not part.rows.size:
             return history.failure
-        known = f"{plural(len(part.moments), 'event')}, {known_text(part)}"
-        return f"{known}. {history.failure}" if history.failure else known
+        text = f"{plural(len(part.moments), 'event')}, {known_text(part)}"
+        return f"{text}. {history.failure}" if history.failure else text
 
     def _go_to(self, time_ns: int) -> None:
         self._session.timeline.go_to(time_ns)

@@ -1,7 +1,7 @@
-"""Converts a block's history into pixel columns: the history row of each column, its colour and height. Uses numpy
+"""Conversion of a block's history to pixels: for each column, the colour and fill of the block's state. Uses numpy
 only.
 
-The cost depends on the number of pixels, not of rows.
+Drawing time depends on the number of pixels, not of rows.
 """
 
 from __future__ import annotations
@@ -18,47 +18,46 @@ from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import LOWER_TIERS, NO_OWNER, STATE_TIERS, BlockState
 from kvscope_telemetry.summaries.block_changes import ChangeKind, Rows
 
-_NOTHING: Final = np.empty(0, np.int64)
+_NO_VALUES: Final = np.empty(0, np.int64)
 Pixels = npt.NDArray[np.uint32]
 
 
 class BlockHistoryPicture:
-    """Picture of a block's history. Call `draw`, then read the pixels."""
-
     def __init__(self, theme: Theme) -> None:
-        self._ground = QColor(theme.block_free).rgba()
+        self._background = QColor(theme.block_free).rgba()
         self._unknown = (QColor(theme.base).rgba(), QColor(mix(theme.border, theme.base, 0.4)).rgba())
         names = ("block_free", "block_active", "block_shared", "block_cached", "block_unmapped")
         lower = [TIER_STYLES[tier].color for tier in LOWER_TIERS]
-        self._inks = np.array([QColor(str(getattr(theme, name))).rgba() for name in (*names, *lower)], np.uint32)
+        self._colors = np.array([QColor(str(getattr(theme, name))).rgba() for name in (*names, *lower)], np.uint32)
         self._owners = np.array([QColor(color).rgba() for color in owner_colors(theme)], np.uint32)
-        self._kind: npt.NDArray[np.int64] = _NOTHING
+        self._kind: npt.NDArray[np.int64] = _NO_VALUES
         self._share: npt.NDArray[np.float64] = np.empty(0)
-        self._owner: npt.NDArray[np.int64] = _NOTHING
+        self._owner: npt.NDArray[np.int64] = _NO_VALUES
 
     def draw(self, rows: Rows, span: TimeSpan, width: int, block_size: int) -> None:
-        """Prepare `width` columns of `span`. A column shows the state at its right edge."""
+        """Compute `width` columns of `span`. A column shows the state at its right edge."""
         ends = span.begin_ns + (np.arange(1, width + 1) * (span.length_ns / width)).astype(np.int64)
         indices = np.searchsorted(rows["time_ns"], ends, "right") - 1
-        seen = rows[np.maximum(indices, 0)]
-        is_known = (indices >= 0) & (seen["how"] != ChangeKind.LOST)
-        kind = _KINDS[np.minimum(seen["state"], 4)]
-        kind[(kind == 1) & (seen["ref_count"] > 1)] = 2
-        holds = (kind > 0) & (kind < 4)
-        for lower, tier in enumerate(LOWER_TIERS, start=5):
-            kind[holds & (seen["tier"] == tier)] = lower
+        rows_at_ends = rows[np.maximum(indices, 0)]
+        is_known = (indices >= 0) & (rows_at_ends["how"] != ChangeKind.LOST)
+        kind = _KINDS[np.minimum(rows_at_ends["state"], 4)]
+        kind[(kind == 1) & (rows_at_ends["ref_count"] > 1)] = 2
+        has_content = (kind > 0) & (kind < 4)
+        for color_index, tier in enumerate(LOWER_TIERS, start=5):
+            kind[has_content & (rows_at_ends["tier"] == tier)] = color_index
         self._kind = np.where(is_known, kind, -1)
-        filled = np.where(np.isin(seen["tier"], STATE_TIERS), block_size, seen["filled"])
-        self._share = np.where(holds, np.minimum(filled / max(block_size, 1), 1.0), 0.0)
-        self._owner = np.where(is_known & holds, seen["owner"], NO_OWNER).astype(np.int64)
+        filled = np.where(np.isin(rows_at_ends["tier"], STATE_TIERS), block_size, rows_at_ends["filled"])
+        self._share = np.where(has_content, np.minimum(filled / max(block_size, 1), 1.0), 0.0)
+        self._owner = np.where(is_known & has_content, rows_at_ends["owner"], NO_OWNER).astype(np.int64)
 
     def state_pixels(self, height: int) -> Pixels:
-        """Return columns filled in proportion to the block's filled slots, hatched where unknown; shape (height,
-        width)."""
-        ink_rows = np.maximum(np.ceil(self._share * height), np.where(self._kind == 4, height, 0))
-        inks = self._inks[np.maximum(self._kind, 0)]
+        """Return columns as high as the block's filled share, hatched where the state is unknown; shape (height,
+        width).
+        """
+        filled_rows = np.maximum(np.ceil(self._share * height), np.where(self._kind == 4, height, 0))
+        colors = self._colors[np.maximum(self._kind, 0)]
         y = np.arange(height)[:, None]
-        pixels: Pixels = np.where(y >= height - ink_rows, inks, np.uint32(self._ground)).astype(np.uint32)
+        pixels: Pixels = np.where(y >= height - filled_rows, colors, np.uint32(self._background)).astype(np.uint32)
         unknown = self._kind < 0
         if unknown.any():
             x = np.arange(self._kind.size)
@@ -67,21 +66,23 @@ class BlockHistoryPicture:
         return np.ascontiguousarray(pixels)
 
     def owner_pixels(self) -> Pixels:
-        """Return the owner's colour in each column, transparent where there is none; shape (width,)."""
+        """Return the owner's colour in each column, transparent without an owner; shape (width,)."""
         pixels: Pixels = np.where(self._owner < 0, np.uint32(0), self._owners[self._owner % NUM_OWNER_COLORS])
         return pixels.astype(np.uint32)
 
-    def owner_runs(self, least: int) -> list[tuple[int, int, int]]:
-        """Return (first column, end, owner) of each run of one owner that is at least `least` columns wide."""
+    def owner_runs(self, min_width: int) -> list[tuple[int, int, int]]:
+        """Return (first column, end, owner) of each run of columns with one owner that is at least `min_width` columns
+        wide.
+        """
         if not self._owner.size:
             return []
-        cuts = np.flatnonzero(np.diff(self._owner)) + 1
-        begins, ends = np.concatenate(([0], cuts)), np.concatenate((cuts, [self._owner.size]))
-        wide = (ends - begins >= least) & (self._owner[begins] != NO_OWNER)
-        begins, ends = begins[wide], ends[wide]
+        starts = np.flatnonzero(np.diff(self._owner)) + 1
+        begins, ends = np.concatenate(([0], starts)), np.concatenate((starts, [self._owner.size]))
+        is_wide = (ends - begins >= min_width) & (self._owner[begins] != NO_OWNER)
+        begins, ends = begins[is_wide], ends[is_wide]
         return list(zip(begins.tolist(), ends.tolist(), self._owner[begins].tolist(), strict=True))
 
 
 _KINDS: Final = np.array([0, 1, 3, 4, 0])
-"""Index of the colour in `_inks` by `BlockState`; unknown states are drawn as free."""
+"""Index into `_colors` by `BlockState`. Unknown states are drawn as free."""
 assert (BlockState.FREE, BlockState.ACTIVE, BlockState.CACHED, BlockState.UNMAPPED) == (0, 1, 2, 3)

@@ -1,6 +1,6 @@
-"""Strip of a block's history over time: owners, states and fill, and events.
+"""Strip of a block's history over time: owners, states with their fill, and events.
 
-Owns the visible time span. A click goes to a time; the wheel zooms, dragging pans, a double click shows all.
+Owns the visible span. A click moves the cursor; the wheel zooms, dragging pans, a double click shows everything.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from kvscope_app.views.timeline.time_axis import axis_times
 from kvscope_telemetry.recordings.block_history import BlockHistoryPart
 from kvscope_telemetry.summaries.block_moments import KINDS, MomentKind
 
-_OWNERS: Final = 16
-"""Height of the row of owners. Below it are the rows of states, events and the time axis."""
-_STATE: Final = 34
-_MARKS: Final = 9
-_AXIS: Final = 16
-_ZOOM: Final = 0.8
-_DRAG_FROM: Final = 4
-_NEAR: Final = 5
-_MARKED: Final = (
+_OWNER_HEIGHT: Final = 16
+"""Height in pixels of the row of owners. Below it are the rows of states, events and the time axis."""
+_STATE_HEIGHT: Final = 34
+_MARK_HEIGHT: Final = 9
+_AXIS_HEIGHT: Final = 16
+_ZOOM_STEP: Final = 0.8
+_MIN_DRAG_DISTANCE: Final = 4
+_SNAP_DISTANCE_PX: Final = 5
+_MARKED_KINDS: Final = (
     MomentKind.EVICTED,
     MomentKind.COPIED,
     MomentKind.SAVED,
@@ -39,27 +39,27 @@ _MARKED: Final = (
     MomentKind.SHARED,
     MomentKind.BORN,
 )
-_IS_MARKED: Final = np.array([kind in _MARKED for kind in KINDS])
+_IS_KIND_MARKED: Final = np.array([kind in _MARKED_KINDS for kind in KINDS])
 _NO_TIMES: Final = np.empty(0, np.int64)
-_SHORTEST_NS: Final = 1_000_000_000
+_MIN_LENGTH_NS: Final = 1_000_000_000
 
 
 class BlockHistoryStrip(QWidget):
     chosen = Signal(object)
-    """Emitted with the clicked moment, in ns since 1970."""
+    """Emitted with the clicked time, in ns since 1970."""
 
     def __init__(self) -> None:
         super().__init__()
         self.theme: Theme = DARK
         self.part: BlockHistoryPart | None = None
         self.span: TimeSpan | None = None
-        """Visible span; None: the whole history."""
+        """Visible span if zoomed; None for the whole history."""
         self._block_size = 1
         self._cursor_ns = 0
         self._times = _NO_TIMES
         self._picture = BlockHistoryPicture(DARK)
         self._press: QPointF | None = None
-        self._dragged_to: QPointF | None = None
+        self._last_drag_point: QPointF | None = None
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setAccessibleName("Block history over time")
@@ -80,22 +80,22 @@ class BlockHistoryStrip(QWidget):
         self.update()
 
     @property
-    def seen(self) -> TimeSpan:
-        return self.span or self._whole
+    def visible_span(self) -> TimeSpan:
+        return self.span or self._whole_span
 
     @property
-    def _whole(self) -> TimeSpan:
+    def _whole_span(self) -> TimeSpan:
         part = self.part
         if part is None:
-            return TimeSpan(0, _SHORTEST_NS)
+            return TimeSpan(0, _MIN_LENGTH_NS)
         begin_ns = max(part.begin_ns, int(part.rows["time_ns"][0])) if part.rows.size else part.begin_ns
-        return TimeSpan(min(begin_ns, part.end_ns - _SHORTEST_NS), part.end_ns)
+        return TimeSpan(min(begin_ns, part.end_ns - _MIN_LENGTH_NS), part.end_ns)
 
     def x_of(self, time_ns: int) -> float:
-        return self.seen.share_at(time_ns) * self.width()
+        return self.visible_span.share_at(time_ns) * self.width()
 
     def text_at(self, time_ns: int) -> str:
-        """Return text on the block's state at a moment."""
+        """Return the block's state at a time as text, "" if unknown."""
         part = self.part
         index = -1 if part is None else int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
         if part is None or index < 0:
@@ -103,7 +103,7 @@ class BlockHistoryStrip(QWidget):
         return f"{clock_text(time_ns)}: {row_text(part.rows[index])}"
 
     def sizeHint(self) -> QSize:
-        return QSize(240, _OWNERS + _STATE + _MARKS + _AXIS)
+        return QSize(240, _OWNER_HEIGHT + _STATE_HEIGHT + _MARK_HEIGHT + _AXIS_HEIGHT)
 
     def minimumSizeHint(self) -> QSize:
         return QSize(80, self.sizeHint().height())
@@ -113,16 +113,16 @@ class BlockHistoryStrip(QWidget):
         painter.fillRect(self.rect(), self.theme.color("base"))
         if self.part is not None and self.part.rows.size:
             ratio = self.devicePixelRatioF()
-            self._picture.draw(self.part.rows, self.seen, round(self.width() * ratio), self._block_size)
-            self._draw_state(painter, round(_STATE * ratio))
+            self._picture.draw(self.part.rows, self.visible_span, round(self.width() * ratio), self._block_size)
+            self._draw_state(painter, round(_STATE_HEIGHT * ratio))
             self._draw_owners(painter, ratio)
             self._draw_marks(painter)
         self._draw_axis(painter)
         x = round(self.x_of(self._cursor_ns)) if self._cursor_ns else -1
         if 0 <= x <= self.width():
             x = min(x, self.width() - 1)
-            painter.fillRect(x - 1, 0, 3, self.height() - _AXIS, self.theme.color("base"))
-            painter.fillRect(x, 0, 1, self.height() - _AXIS, self.theme.color("selection"))
+            painter.fillRect(x - 1, 0, 3, self.height() - _AXIS_HEIGHT, self.theme.color("base"))
+            painter.fillRect(x, 0, 1, self.height() - _AXIS_HEIGHT, self.theme.color("selection"))
         if self.hasFocus():
             painter.setPen(self.theme.color("accent"))
             painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
@@ -132,8 +132,8 @@ class BlockHistoryStrip(QWidget):
         steps = event.angleDelta().y() / 120
         if steps and self.part is not None:
             share = event.position().x() / max(self.width(), 1)
-            span = self.seen.zoomed(_ZOOM**steps, share, self._whole)
-            self.span = None if span.length_ns >= self._whole.length_ns else span
+            span = self.visible_span.zoomed(_ZOOM_STEP**steps, share, self._whole_span)
+            self.span = None if span.length_ns >= self._whole_span.length_ns else span
             self.update()
         event.accept()
 
@@ -144,18 +144,18 @@ class BlockHistoryStrip(QWidget):
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if self._press is None:
             return
-        before = self._dragged_to or self._press
-        if self._dragged_to is None and abs(event.position().x() - before.x()) < _DRAG_FROM:
+        before = self._last_drag_point or self._press
+        if self._last_drag_point is None and abs(event.position().x() - before.x()) < _MIN_DRAG_DISTANCE:
             return
-        self._dragged_to = event.position()
+        self._last_drag_point = event.position()
         if self.span is not None:
             moved = (before.x() - event.position().x()) / max(self.width(), 1)
-            self.span = self.span.moved(round(moved * self.span.length_ns), self._whole)
+            self.span = self.span.moved(round(moved * self.span.length_ns), self._whole_span)
             self.update()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        was_click = self._press is not None and self._dragged_to is None
-        self._press = self._dragged_to = None
+        was_click = self._press is not None and self._last_drag_point is None
+        self._press = self._last_drag_point = None
         if was_click and event.button() == Qt.MouseButton.LeftButton and self.part is not None:
             self.chosen.emit(self._time_near(event.position().x()))
 
@@ -178,55 +178,56 @@ class BlockHistoryStrip(QWidget):
         return super().event(event)
 
     def _time_near(self, x: float) -> int:
-        """Return the moment drawn at `x`, or that of an event within `_NEAR` pixels."""
-        time_ns = self.seen.time_at(x / max(self.width(), 1))
+        """Return the time of an event within `_SNAP_DISTANCE_PX` of `x`, else the time at `x`."""
+        time_ns = self.visible_span.time_at(x / max(self.width(), 1))
         index = int(np.searchsorted(self._times, time_ns))
-        near: list[int] = self._times[max(index - 1, 0) : index + 1].tolist()
-        close = min(near, key=lambda at: abs(at - time_ns), default=time_ns)
-        return close if abs(self.x_of(close) - x) <= _NEAR else time_ns
+        candidates: list[int] = self._times[max(index - 1, 0) : index + 1].tolist()
+        nearest = min(candidates, key=lambda candidate_ns: abs(candidate_ns - time_ns), default=time_ns)
+        return nearest if abs(self.x_of(nearest) - x) <= _SNAP_DISTANCE_PX else time_ns
 
     def _draw_state(self, painter: QPainter, height: int) -> None:
         pixels = self._picture.state_pixels(height)
         image = QImage(
             pixels.data, pixels.shape[1], pixels.shape[0], pixels.strides[0], QImage.Format.Format_ARGB32_Premultiplied
         )
-        painter.drawImage(QRect(0, _OWNERS, self.width(), _STATE), image)  # `pixels` must outlive this call
+        # `pixels` must outlive this call
+        painter.drawImage(QRect(0, _OWNER_HEIGHT, self.width(), _STATE_HEIGHT), image)
 
     def _draw_owners(self, painter: QPainter, ratio: float) -> None:
         pixels = self._picture.owner_pixels()
         image = QImage(pixels.data, pixels.size, 1, pixels.nbytes, QImage.Format.Format_ARGB32_Premultiplied)
-        painter.drawImage(QRect(0, 1, self.width(), _OWNERS - 3), image)  # `pixels` must outlive this call
+        painter.drawImage(QRect(0, 1, self.width(), _OWNER_HEIGHT - 3), image)  # `pixels` must outlive this call
         painter.setFont(sans(0.82))
-        least = painter.fontMetrics().horizontalAdvance("#0")
-        for begin, end, owner in self._picture.owner_runs(round(least * ratio)):
-            box, text = QRect(round(begin / ratio), 1, round((end - begin) / ratio), _OWNERS - 3), f"#{owner}"
+        min_width = painter.fontMetrics().horizontalAdvance("#0")
+        for begin, end, owner in self._picture.owner_runs(round(min_width * ratio)):
+            box, text = QRect(round(begin / ratio), 1, round((end - begin) / ratio), _OWNER_HEIGHT - 3), f"#{owner}"
             if painter.fontMetrics().horizontalAdvance(text) + 4 <= box.width():
                 is_light = owner_color(owner, self.theme).lightnessF() > 0.45
                 painter.setPen(QColor("#0d0f13" if is_light else "#f4f6fa"))
                 painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
 
     def _draw_marks(self, painter: QPainter) -> None:
-        """Draw at most one mark per pixel, the last one."""
+        """Draw the event marks, at most one per pixel: the latest."""
         assert self.part is not None, "there are marks to draw"
-        seen, moments = self.seen, self.part.block_moments
-        part = slice(*np.searchsorted(moments.times_ns, (seen.begin_ns, seen.end_ns)).tolist())
-        kinds = moments.kinds[part]
-        x = ((moments.times_ns[part] - seen.begin_ns) * (self.width() / seen.length_ns)).astype(np.int64)
-        marked = _IS_MARKED[kinds]
-        drawn = dict(zip(x[marked].tolist(), kinds[marked].tolist(), strict=True))
-        for at, kind in drawn.items():
+        span, moments = self.visible_span, self.part.block_moments
+        visible = slice(*np.searchsorted(moments.times_ns, (span.begin_ns, span.end_ns)).tolist())
+        kinds = moments.kinds[visible]
+        x = ((moments.times_ns[visible] - span.begin_ns) * (self.width() / span.length_ns)).astype(np.int64)
+        is_marked = _IS_KIND_MARKED[kinds]
+        marks = dict(zip(x[is_marked].tolist(), kinds[is_marked].tolist(), strict=True))
+        for mark_x, kind in marks.items():
             color = self.theme.color(KIND_COLORS[KINDS[kind]])
-            painter.fillRect(at - 1, _OWNERS + _STATE + 1, 2, _MARKS - 3, color)
+            painter.fillRect(mark_x - 1, _OWNER_HEIGHT + _STATE_HEIGHT + 1, 2, _MARK_HEIGHT - 3, color)
 
     def _draw_axis(self, painter: QPainter) -> None:
         painter.setFont(sans(0.8))
         painter.setPen(self.theme.color("muted"))
         if self.part is None:
             return
-        top = self.height() - _AXIS
-        for time_ns, text in axis_times(self.seen, self.width(), 80):
+        top = self.height() - _AXIS_HEIGHT
+        for time_ns, text in axis_times(self.visible_span, self.width(), 80):
             x = round(self.x_of(time_ns))
             width = painter.fontMetrics().horizontalAdvance(text)
             left = min(max(x - width // 2, 0), self.width() - width)
             painter.fillRect(x, top - 2, 1, 3, self.theme.color("border"))
-            painter.drawText(QRect(left, top, width + 2, _AXIS), Qt.AlignmentFlag.AlignVCenter, text)
+            painter.drawText(QRect(left, top, width + 2, _AXIS_HEIGHT), Qt.AlignmentFlag.AlignVCenter, text)

@@ -1,5 +1,4 @@
-"""Facts about one block: its row, its holders and positions, its neighbours, its text. Reads a mirror; imports no
-Qt."""
+"""Inspector page of a block: its row, holders, neighbours and text. Reads a mirror; imports no Qt."""
 
 from __future__ import annotations
 
@@ -13,18 +12,18 @@ from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.mirror.mirror import Mirror
 
-_MAX_TEXT: Final = 2_000
+_MAX_TEXT_CHARS: Final = 2_000
 _MAX_NOTES: Final = 16
-_MAX_NOTE_LETTERS: Final = 200
+_MAX_NOTE_CHARS: Final = 200
 _OWNER_ROWS: Final = ("Owner", "Holds")
 
 
-def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, instead: str = "") -> FactsPage:
+def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, placeholder: str = "") -> FactsPage:
     """Return the page of `block`, 0 <= block < mirror.num_rows.
 
     Args:
         content: The block's tokens and text, None if unknown.
-        instead: Text shown if `content` is None.
+        placeholder: Text shown if `content` is None, "" for none.
     """
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     size = mirror.hello.cache.block_size
@@ -34,22 +33,22 @@ def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, 
         ("Recurrent state" if facts.is_state else "Block", _state(mirror, facts)),
         ("In block tables", _tables(mirror, facts, mirror.hello.cache)),
         ("Neighbours in memory", _neighbours(mirror, block, size)),
-        ("Text", _text(content, instead)),
+        ("Text", _text(content, placeholder)),
     )
 
 
 def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     cache, ledger, block, capabilities = mirror.hello.cache, mirror.ledger, facts.block, mirror.capabilities
-    yield Fact("State", facts.state, tip=facts.empty)
+    yield Fact("State", facts.state, tip=facts.empty_text)
     for name, value in facts.rows:
         if name == "Hash":
             yield Fact(name, f"{int(ledger.hash[block]):016x}", tip="Low 64 bits of the chained hash of its prefix")
         else:
             is_owner = name in _OWNER_ROWS and facts.owner is not None
             yield Fact(name, value, request_link(facts.owner) if is_owner and facts.owner is not None else None)
-    if facts.empty:
-        yield Fact("Holds", facts.empty)
+    if facts.empty_text:
+        yield Fact("Holds", facts.empty_text)
     elif capabilities.filled and int(ledger.filled[block]) < cache.block_size and not facts.is_state:
         yield Fact(
             "Empty slots", f"{cache.block_size - int(ledger.filled[block])} of {plural(cache.block_size, 'slot')}"
@@ -68,42 +67,42 @@ def _tables(mirror: Mirror, facts: BlockFacts, cache: CacheInfo) -> Iterator[Fac
         if facts.is_state:
             yield Fact(f"Request #{count(number)}", "its recurrent state", request_link(number))
             continue
-        place = mirror.requests.index_in_tables(number, facts.block)
-        if place is None:
+        table_index = mirror.requests.index_in_tables(number, facts.block)
+        if table_index is None:
             continue
-        (group, index), table = place, mirror.requests.table(number, place[0])
+        (group, index), table = table_index, mirror.requests.table(number, table_index[0])
         block_size = cache.block_sizes[group] if group < len(cache.block_sizes) else cache.block_size
         first = index * block_size
         tokens = f"tokens {count(first)} to {count(first + block_size - 1)}"
-        where = f"{count(index + 1)} of {plural(len(table), 'block')}, {tokens}"
-        yield Fact(f"Request #{count(number)}", where, request_link(number))
-        for name, at in (("Previous block", index - 1), ("Next block", index + 1)):
-            if 0 <= at < len(table) and table[at] >= cache.num_reserved_blocks:
-                other = int(table[at])
-                yield Fact(name, _brief(mirror, other, block_size), block_link(other))
+        position_text = f"{count(index + 1)} of {plural(len(table), 'block')}, {tokens}"
+        yield Fact(f"Request #{count(number)}", position_text, request_link(number))
+        for name, neighbor_index in (("Previous block", index - 1), ("Next block", index + 1)):
+            if 0 <= neighbor_index < len(table) and table[neighbor_index] >= cache.num_reserved_blocks:
+                neighbor = int(table[neighbor_index])
+                yield Fact(name, _block_text(mirror, neighbor, block_size), block_link(neighbor))
 
 
 def _neighbours(mirror: Mirror, block: int, block_size: int) -> Iterator[Fact]:
     if not mirror.capabilities.physical_rows:
         return
-    for name, other in (("Before", block - 1), ("After", block + 1)):
-        if 0 <= other < mirror.num_rows:
-            yield Fact(name, _brief(mirror, other, block_size), block_link(other))
+    for name, neighbor in (("Before", block - 1), ("After", block + 1)):
+        if 0 <= neighbor < mirror.num_rows:
+            yield Fact(name, _block_text(mirror, neighbor, block_size), block_link(neighbor))
 
 
-def _brief(mirror: Mirror, block: int, block_size: int) -> str:
+def _block_text(mirror: Mirror, block: int, block_size: int) -> str:
     facts = block_facts(mirror, block, block_size)
     owner = f", request #{facts.owner}" if facts.owner is not None else ""
     return f"{facts.title}: {facts.state}{owner}"
 
 
-def _text(content: BlockContent | None, instead: str) -> Iterator[Fact]:
+def _text(content: BlockContent | None, placeholder: str) -> Iterator[Fact]:
     if content is None or not content.token_ids:
-        if instead:
-            yield Fact("Text", instead)
+        if placeholder:
+            yield Fact("Text", placeholder)
         return
-    yield Fact("Text", content.text[:_MAX_TEXT].replace("\n", "⏎\n") or "(no printable text)")
+    yield Fact("Text", content.text[:_MAX_TEXT_CHARS].replace("\n", "⏎\n") or "(no printable text)")
     yield Fact("Tokens", f"{count(content.start)} to {count(content.start + len(content.token_ids) - 1)}")
     for name, value in content.notes[:_MAX_NOTES]:
-        yield Fact(name, value[:_MAX_NOTE_LETTERS])
+        yield Fact(name, value[:_MAX_NOTE_CHARS])
     yield Fact("Token ids", " ".join(map(str, content.token_ids)))

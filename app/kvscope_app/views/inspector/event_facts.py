@@ -1,5 +1,4 @@
-"""Facts about the event that the user went to: its cause, and links to the requests and blocks involved. Imports no
-Qt."""
+"""Facts about the event that the user went to: its cause, and links to its requests and blocks. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ def event_facts(timed: TimedEvent, cache: CacheInfo, frame: Frame | None, *, is_
     """Yield the facts of an event.
 
     Args:
-        frame: The frame that reported the event; None if it could not be read.
-        is_before: Whether the state before the event is shown.
+        frame: The frame that reported the event; None if it was not read.
+        is_before: Whether the view shows the state before the event.
     """
     event = timed.event
     yield Fact(event.kind.capitalize(), clock_text(timed.time_ns))
@@ -35,8 +34,8 @@ def event_facts(timed: TimedEvent, cache: CacheInfo, frame: Frame | None, *, is_
         yield Fact("Happened to", f"request #{count(event.number)}", request_link(event.number))
     if event.other:
         yield Fact(_role_of_other(event), f"request #{count(event.other)}", request_link(event.other))
-    if why := why_text(event):
-        yield Fact("Reason", f"{why[0].upper()}{why[1:]}")
+    if reason := why_text(event):
+        yield Fact("Reason", f"{reason[0].upper()}{reason[1:]}")
     if event.kind == "preempted" and event.num_blocks and not is_before:
         value = f"{plural(event.num_blocks, 'block')}: highlighted in the state before"
         yield Fact("Gave up", value, event_link(timed, before=True))

@@ -1,4 +1,4 @@
-"""Table of a page with wrapping rows, links and copying. Owns the selection in it."""
+"""Table of an inspector page, with wrapping rows, links and copying. Owns the selection in it."""
 
 from __future__ import annotations
 
@@ -21,23 +21,21 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QMenu, QTa
 from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme
-from kvscope_app.views.inspector.facts import Fact, FactsPage, Group, as_json, as_text
+from kvscope_app.views.inspector.facts import Fact, FactGroup, FactsPage, as_json, as_text
 
 Index = QModelIndex | QPersistentModelIndex
 _ROLES: Final = Qt.ItemDataRole
-_TOP: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop
+_ALIGN_TOP: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop
 _NAME_SHARE: Final = 0.36
 _MAX_NAME_WIDTH: Final = 190
-_SHORT: Final = 22
-"""Maximum length of values that may take one line; longer values are not measured."""
+_MAX_SHORT_LENGTH: Final = 22
+"""Maximum number of characters of a value that is measured to see if it fits on one line."""
 _HEADING_PAD: Final = 14
-_NAME_PAD: Final = 10
-"""Pixels of the first column that are not available for text."""
+_CELL_PAD: Final = 10
 
 
 class FactTable(QTableView):
     followed = Signal(object)
-    """Emitted with the `Link` that was activated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,10 +76,10 @@ class FactTable(QTableView):
 
     def copy(self, *, all_rows: bool = False) -> str:
         """Copy the selected rows, or all if none is selected, as tab-separated lines. Returns the text."""
-        return _set_clipboard(as_text(self._chosen(all_rows=all_rows)))
+        return _set_clipboard(as_text(self._selected_facts(all_rows=all_rows)))
 
     def copy_json(self) -> str:
-        return _set_clipboard(as_json(self._chosen(all_rows=True)))
+        return _set_clipboard(as_json(self._selected_facts(all_rows=True)))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(60, 40)
@@ -121,7 +119,6 @@ class FactTable(QTableView):
         self._selected_name = "" if fact is None else fact.name
 
     def _on_reset(self) -> None:
-        """Fit the rows to other facts, and select the previously selected fact again if it still exists."""
         self.clearSpans()
         facts = [(row, self.facts.fact_at(row)) for row in range(self.facts.rowCount())] if self._selected_name else []
         selected = next((row for row, fact in facts if fact is not None and fact.name == self._selected_name), None)
@@ -133,21 +130,21 @@ class FactTable(QTableView):
         self._fit_rows(list(range(self.facts.rowCount())))
 
     def _fit_rows(self, rows: list[int]) -> None:
-        metrics, line = self.fontMetrics(), self.fontMetrics().height()
-        room, room_beside = self.columnWidth(0) - _NAME_PAD, self.columnWidth(1) - _NAME_PAD
+        metrics, line_height = self.fontMetrics(), self.fontMetrics().height()
+        name_width, value_width = self.columnWidth(0) - _CELL_PAD, self.columnWidth(1) - _CELL_PAD
         for row in rows:
             fact = self.facts.fact_at(row)
             if fact is None:
-                self.setRowHeight(row, line + _HEADING_PAD)
+                self.setRowHeight(row, line_height + _HEADING_PAD)
             elif (
-                len(fact.value) <= _SHORT  # longer values are not measured
-                and metrics.horizontalAdvance(fact.value) <= room_beside
-                and metrics.horizontalAdvance(fact.name) <= room
+                len(fact.value) <= _MAX_SHORT_LENGTH  # longer values are not measured
+                and metrics.horizontalAdvance(fact.value) <= value_width
+                and metrics.horizontalAdvance(fact.name) <= name_width
                 and "\n" not in fact.value
             ):
-                self.setRowHeight(row, line + 6)
+                self.setRowHeight(row, line_height + 6)
             else:
-                self.setRowHeight(row, max(self.sizeHintForRow(row), line + 6))
+                self.setRowHeight(row, max(self.sizeHintForRow(row), line_height + 6))
 
     def _on_clicked(self, index: QModelIndex) -> None:
         if index.column() == 1 and not QGuiApplication.keyboardModifiers():
@@ -158,10 +155,10 @@ class FactTable(QTableView):
         if fact is not None and fact.link is not None:
             self.followed.emit(fact.link)
 
-    def _chosen(self, *, all_rows: bool) -> list[Fact]:
+    def _selected_facts(self, *, all_rows: bool) -> list[Fact]:
         rows = sorted({index.row() for index in self.selectedIndexes()})
-        wanted = range(self.facts.rowCount()) if all_rows or not rows else rows
-        return [fact for row in wanted if (fact := self.facts.fact_at(row)) is not None]
+        shown_rows = range(self.facts.rowCount()) if all_rows or not rows else rows
+        return [fact for row in shown_rows if (fact := self.facts.fact_at(row)) is not None]
 
     def _show_menu(self, position: QPoint) -> None:
         menu = QMenu(self)
@@ -179,43 +176,42 @@ def _set_clipboard(text: str) -> str:
 
 
 class FactModel(QAbstractTableModel):
-    """Model of a page: one row per heading and per fact, with columns for name and value.
+    """Item model of a page: one row per heading and per fact, with columns for name and value.
 
     If only values change, rows are updated in place.
     """
 
     rows_changed = Signal(list)
-    """Emitted with the rows whose values changed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.theme: Theme = DARK
-        self._rows: list[Fact | Group] = []
+        self._rows: list[Fact | FactGroup] = []
 
     def show_page(self, page: FactsPage | None) -> None:
-        rows: list[Fact | Group] = []
+        rows: list[Fact | FactGroup] = []
         for group in () if page is None else page.groups:
             rows += [group, *group.facts]
-        if [_name(row) for row in rows] != [_name(row) for row in self._rows]:
+        if [_row_key(row) for row in rows] != [_row_key(row) for row in self._rows]:
             self.beginResetModel()
             self._rows = rows
             self.endResetModel()
             return
-        changed = [place for place, row in enumerate(rows) if row != self._rows[place] and isinstance(row, Fact)]
+        changed = [index for index, row in enumerate(rows) if row != self._rows[index] and isinstance(row, Fact)]
         self._rows = rows
-        for place in changed:
-            self.dataChanged.emit(self.index(place, 0), self.index(place, 1))
+        for index in changed:
+            self.dataChanged.emit(self.index(index, 0), self.index(index, 1))
         if changed:
             self.rows_changed.emit(changed)
 
     @property
     def headings(self) -> list[int]:
-        return [index for index, row in enumerate(self._rows) if isinstance(row, Group)]
+        return [index for index, row in enumerate(self._rows) if isinstance(row, FactGroup)]
 
     def fact_at(self, row: int) -> Fact | None:
-        """Return the fact in a row, or None for a heading and beyond the end."""
-        found = self._rows[row] if 0 <= row < len(self._rows) else None
-        return found if isinstance(found, Fact) else None
+        """Return the fact in a row, or None for a heading or a row beyond the end."""
+        item = self._rows[row] if 0 <= row < len(self._rows) else None
+        return item if isinstance(item, Fact) else None
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self._rows)
@@ -229,7 +225,7 @@ class FactModel(QAbstractTableModel):
 
     def data(self, index: Index, role: int = _ROLES.DisplayRole) -> Any:
         row = self._rows[index.row()] if index.row() < len(self._rows) else None
-        if isinstance(row, Group):
+        if isinstance(row, FactGroup):
             return self._heading(row, role) if index.column() == 0 else None
         if not isinstance(row, Fact):
             return None
@@ -240,9 +236,9 @@ class FactModel(QAbstractTableModel):
             return self.theme.color(name)
         if role == _ROLES.ToolTipRole:
             return plain_tip(row.tip) if row.tip else None
-        return _TOP if role == _ROLES.TextAlignmentRole else None
+        return _ALIGN_TOP if role == _ROLES.TextAlignmentRole else None
 
-    def _heading(self, group: Group, role: int) -> Any:
+    def _heading(self, group: FactGroup, role: int) -> Any:
         if role == _ROLES.DisplayRole:
             return group.title
         if role == _ROLES.FontRole:
@@ -252,5 +248,5 @@ class FactModel(QAbstractTableModel):
         return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter if role == _ROLES.TextAlignmentRole else None
 
 
-def _name(row: Fact | Group) -> str:
+def _row_key(row: Fact | FactGroup) -> str:
     return row.name if isinstance(row, Fact) else f"\0{row.title}"

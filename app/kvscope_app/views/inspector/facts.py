@@ -1,4 +1,4 @@
-"""Facts that the inspector shows: names and values in groups, some with links. Imports no Qt."""
+"""Facts that the inspector shows: (name, value) pairs in groups, some with links. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from enum import Enum, auto
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 
-class Goal(Enum):
-    """Target of a link, which determines the meaning of `Link.number`."""
+class LinkTarget(Enum):
+    """Kind of a link's target, which determines the meaning of `Link.number`."""
 
     BLOCK = auto()
-    """Row of the ledger."""
+    """`Link.number` is a row of the ledger."""
     REQUEST = auto()
     TIME = auto()
-    """Time in nanoseconds since 1970."""
+    """`Link.number` is a time in nanoseconds since 1970."""
     FRAMES = auto()
-    """Number of frames to move, negative for backwards."""
+    """`Link.number` is a number of frames to move the cursor by, negative for backwards."""
     EVENT = auto()
-    """State after `Link.event`, or before it if the number is negative."""
+    """`Link.event`; a negative `Link.number` means the state before the event, otherwise the state after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    goal: Goal
+    target: LinkTarget
     number: int
     event: TimedEvent | None = None
 
@@ -40,7 +40,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FactGroup:
     title: str
     facts: tuple[Fact, ...]
 
@@ -48,43 +48,43 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class FactsPage:
     title: str
-    groups: tuple[Group, ...]
+    groups: tuple[FactGroup, ...]
 
 
 def page(title: str, *groups: tuple[str, Iterable[Fact]]) -> FactsPage:
-    """Return a page without the empty groups."""
-    made = (Group(name, tuple(facts)) for name, facts in groups)
-    return FactsPage(title, tuple(group for group in made if group.facts))
+    """Return a page of (title, facts) groups, without the empty ones."""
+    all_groups = (FactGroup(name, tuple(facts)) for name, facts in groups)
+    return FactsPage(title, tuple(group for group in all_groups if group.facts))
 
 
 def block_link(block: int) -> Link:
-    return Link(Goal.BLOCK, block)
+    return Link(LinkTarget.BLOCK, block)
 
 
 def request_link(number: int) -> Link:
-    return Link(Goal.REQUEST, number)
+    return Link(LinkTarget.REQUEST, number)
 
 
 def time_link(time_ns: int) -> Link:
-    """Return a link to a time in ns since 1970."""
-    return Link(Goal.TIME, time_ns)
+    return Link(LinkTarget.TIME, time_ns)
 
 
 def event_link(timed: TimedEvent, *, before: bool = False) -> Link:
-    return Link(Goal.EVENT, -1 if before else 1, timed)
+    return Link(LinkTarget.EVENT, -1 if before else 1, timed)
 
 
 def as_json(facts: Iterable[Fact]) -> str:
-    """Return one JSON object; names that occur several times have a list of values."""
+    """Return the facts as one JSON object. A name that occurs several times has a list of values."""
     document: dict[str, str | list[str]] = {}
     for fact in facts:
-        before = document.get(fact.name)
-        if before is None:
+        previous = document.get(fact.name)
+        if previous is None:
             document[fact.name] = fact.value
         else:
-            document[fact.name] = [*([before] if isinstance(before, str) else before), fact.value]
+            document[fact.name] = [*([previous] if isinstance(previous, str) else previous), fact.value]
     return json.dumps(document, ensure_ascii=False, indent=2)
 
 
 def as_text(facts: Iterable[Fact]) -> str:
+    """Return the facts as lines of name, tab and value."""
     return "\n".join(f"{fact.name}\t{' '.join(fact.value.split())}" for fact in facts)

@@ -1,4 +1,4 @@
-"""Search popup: type a number, an id or text and press Enter; the result is selected in every view."""
+"""Search popup for blocks, requests, steps and text. Enter selects the current result in every view."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kvscope_app.views.inspector.finder import Finder
 from kvscope_app.views.inspector.findings import Finding
 
 _WIDTH: Final = 560
-_ROW: Final = 34
+_ROW_HEIGHT: Final = 34
 _MAX_ROWS: Final = 11
-_MOST: Final = 24
+_MAX_FINDINGS: Final = 24
 _HELP: Final = (
     "Block: 17, H3 (host memory), D3 (disk). Recurrent state: S3, HS3. Request: #12, its id or adapter. Step number."
     " Text in blocks."
 )
-_NOTHING: Final = "No match at this time."
+_NO_MATCH: Final = "No match at this time."
 
 
 class FindSheet(QFrame):
-    """Popup that closes when it loses the focus."""
+    """Popup with a search field and the results. It closes when it loses the focus."""
 
     def __init__(self, parent: QWidget, finder: Finder) -> None:
         super().__init__(parent, Qt.WindowType.Popup)
@@ -37,7 +37,6 @@ class FindSheet(QFrame):
         self.note = label(_HELP, "muted", wraps=True)
         self._window, self._finder = parent, finder
         self._entered_row = -1
-        """Row of the text match that Enter went to last."""
         self.line.setPlaceholderText("Find a block, a request, a step or text")
         self.line.setAccessibleName("Find")
         self.line.setClearButtonEnabled(True)
@@ -57,10 +56,9 @@ class FindSheet(QFrame):
         finder.texts.changed.connect(self._show_note)
 
     def show_above(self) -> None:
-        """Show the empty popup near the top of the window."""
         window = self._window
         self.setFixedWidth(min(scaled(_WIDTH), max(240, window.width() - 40)))
-        self._fit()
+        self._adjust_height()
         self.move(window.mapToGlobal(QPoint((window.width() - self.width()) // 2, min(90, window.height() // 6))))
         self.show()
 
@@ -83,15 +81,15 @@ class FindSheet(QFrame):
                 return True
         return super().eventFilter(watched, event)
 
-    def _on_typed(self, typed: str) -> None:
+    def _on_typed(self, query: str) -> None:
         self.list.clear()
         self._entered_row = -1
-        for finding in self._finder.find(typed):
+        for finding in self._finder.find(query):
             self._add(finding)
         self._show_note()
 
     def _add(self, finding: Finding) -> None:
-        if self.list.count() >= _MOST:
+        if self.list.count() >= _MAX_FINDINGS:
             return
         item = QListWidgetItem(self.list)
         item.setData(Qt.ItemDataRole.UserRole, finding)
@@ -104,28 +102,29 @@ class FindSheet(QFrame):
         line.addWidget(PlainLabel(finding.text))
         line.addWidget(detail, 1)
         hint = row.sizeHint()
-        hint.setHeight(_ROW)
+        hint.setHeight(_ROW_HEIGHT)
         item.setSizeHint(hint)
         self.list.setItemWidget(item, row)
         if self.list.count() == 1:
             self.list.setCurrentRow(0)
-        self._fit()
+        self._adjust_height()
 
     def _show_note(self) -> None:
-        typed, note = self.line.text().strip(), self._finder.texts.note
-        nothing = _NOTHING if typed and not self.list.count() else ""
-        self.note.setText(" ".join(filter(None, (nothing, note))) if typed else _HELP)
+        query, note = self.line.text().strip(), self._finder.texts.note
+        no_match = _NO_MATCH if query and not self.list.count() else ""
+        self.note.setText(" ".join(filter(None, (no_match, note))) if query else _HELP)
         self.note.setVisible(bool(self.note.text()))
-        self._fit()
+        self._adjust_height()
 
-    def _fit(self) -> None:
+    def _adjust_height(self) -> None:
         self.list.setVisible(self.list.count() > 0)
-        self.list.setFixedHeight(_ROW * min(_MAX_ROWS, max(1, self.list.count())) + 4)
+        self.list.setFixedHeight(_ROW_HEIGHT * min(_MAX_ROWS, max(1, self.list.count())) + 4)
         self.adjustSize()
 
     def _enter(self, step: int) -> None:
-        """Choose the current finding. With several text matches, repeated Enter goes to the next one and the popup
-        stays open."""
+        """Choose the current result and close. Among several text matches, Enter again chooses the next one (`step` 1)
+        or the previous (-1), and the popup stays open.
+        """
         row = self.list.currentRow()
         finding = self._finding_at(row)
         if finding is None or not finding.is_text or self.list.count() == 1:

@@ -1,4 +1,4 @@
-"""Selects a finding in all views, and goes to its time.
+"""Searches, and selects a chosen result in all views at its time.
 
 Owns the pending selection of a request or a block at a time that is not shown yet.
 """
@@ -19,32 +19,32 @@ class Finder(QObject):
         super().__init__(parent)
         self.session = session
         self.texts = TextSearch(session, self)
-        self._choice = TimeNavigator(session)
-        self._wanted_block: tuple[int, int] | None = None
-        """(epoch, block) to select once its time is shown."""
-        session.timeline.shown.connect(self._settle)
+        self._navigator = TimeNavigator(session)
+        self._pending_block: tuple[int, int] | None = None
+        """(epoch, block) to select when its time is shown; None if there is none."""
+        session.timeline.shown.connect(self._select_pending)
 
-    def find(self, typed: str) -> list[Finding]:
-        """Return the findings that are known immediately. `texts.found` is emitted for text matches later."""
-        self.texts.search(typed)
-        return findings(typed, self.session.mirror, self.session.overview)
+    def find(self, query: str) -> list[Finding]:
+        """Return the results that are known immediately. `texts.found` is emitted later for each text match."""
+        self.texts.search(query)
+        return findings(query, self.session.mirror, self.session.overview)
 
     def choose(self, finding: Finding) -> None:
-        self._wanted_block = None
+        self._pending_block = None
         if finding.block is not None and finding.time_ns is not None:
-            self._wanted_block = (finding.epoch, finding.block)
+            self._pending_block = (finding.epoch, finding.block)
             self.session.timeline.go_to(finding.time_ns)
-            self._settle(None)
+            self._select_pending(None)
         elif finding.block is not None:
             self._choose_block(finding.block)
         elif finding.time_ns is not None:
-            self._choice.choose(finding.time_ns, finding.epoch, finding.request or 0)
+            self._navigator.choose(finding.time_ns, finding.epoch, finding.request or 0)
         elif finding.request is not None:
             self.session.selection.select_block(None)
             self.session.selection.select_request(finding.request)
 
     def _choose_block(self, block: int) -> None:
-        """Select a block and a request that holds it, as a click in the page map does."""
+        """Select a block and a request that holds it, like a click in the page map."""
         mirror = self.session.mirror
         if mirror.hello is None or block >= mirror.num_rows:
             return
@@ -54,9 +54,9 @@ class Finder(QObject):
             self.session.selection.select_request(holders[0] if holders else None)
         self.session.selection.select_block(block)
 
-    def _settle(self, _: object) -> None:
-        self._choice.select_pending()
-        if self._wanted_block is not None and self._wanted_block[0] == self.session.mirror.epoch:
-            block, self._wanted_block = self._wanted_block[1], None
+    def _select_pending(self, _: object) -> None:
+        self._navigator.select_pending()
+        if self._pending_block is not None and self._pending_block[0] == self.session.mirror.epoch:
+            block, self._pending_block = self._pending_block[1], None
             self.session.selection.select_request(None)
             self.session.selection.select_block(block)

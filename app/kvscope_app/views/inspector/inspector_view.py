@@ -1,4 +1,4 @@
-"""View of all facts about the selected block, the selected request or the current step, and the history of the block.
+"""View of all facts about the selected block, the selected request or the current step, with the block's history.
 
 Owns the choice between the three. The session owns the selection.
 """
@@ -24,7 +24,7 @@ from kvscope_app.views.inspector.block_history_panel import BlockHistoryPanel
 from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.event_facts import event_facts
 from kvscope_app.views.inspector.fact_table import FactTable
-from kvscope_app.views.inspector.facts import Fact, FactsPage, Goal, Link
+from kvscope_app.views.inspector.facts import Fact, FactsPage, Link, LinkTarget
 from kvscope_app.views.inspector.phase_strip import PhaseStrip
 from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
 from kvscope_app.views.inspector.step_page import Series, newest_timings, step_page
@@ -37,10 +37,9 @@ from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressC
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import Update
 
-_BEFORE_S: Final = 2.0
-_AFTER_S: Final = 0.5
+_READ_BEFORE_S: Final = 2.0
+_READ_AFTER_S: Final = 0.5
 FrameKey = tuple[int, int]
-"""Epoch and sequence number of a frame."""
 BLOCK, REQUEST, STEP = range(3)
 EMPTY_TEXTS: Final = (
     "No block selected.\nClick one in the page map, or find it by number (Ctrl+F).",
@@ -56,8 +55,6 @@ _PAUSE_FIRST: Final = "pause (Space) to list them"
 
 
 class InspectorView(View):
-    """Switch between the three subjects, table of facts, and history of the block."""
-
     title: ClassVar[str] = "Inspector"
     object_name: ClassVar[str] = "inspector"
     refresh_hz: ClassVar[float] = 8.0
@@ -98,7 +95,7 @@ class InspectorView(View):
         if page is None or self.subject != STEP:
             self.strip.show_phases(())
         if page is None:
-            self.empty_label.setText(self._why_nothing())
+            self.empty_label.setText(self._empty_text())
             self.heading.setText("")
         else:
             self.heading.setText(page.title)
@@ -138,11 +135,11 @@ class InspectorView(View):
     def _block_page(self, block: int) -> FactsPage:
         mirror, texts = self.session.mirror, self.session.texts
         assert mirror.hello is not None, "there are blocks only once there is an engine"
-        asked = block_facts(mirror, block, mirror.hello.cache.block_size).asked
-        texts.request(self, () if asked is None else (asked,))
-        if asked is None:
+        lookup = block_facts(mirror, block, mirror.hello.cache.block_size).text_lookup
+        texts.request(self, () if lookup is None else (lookup,))
+        if lookup is None:
             return block_page(mirror, block)
-        return block_page(mirror, block, texts.get(asked), texts.why_not(asked) or "…")
+        return block_page(mirror, block, texts.get(lookup), texts.why_not(lookup) or "…")
 
     def _request_page(self, number: int) -> FactsPage | None:
         mirror, texts = self.session.mirror, self.session.texts
@@ -151,11 +148,11 @@ class InspectorView(View):
         reasons = [texts.why_not(block.lookup) for block in blocks]
         why_not = reasons[0] if all(reasons) and reasons else ""
         parts = [Fact(name, value) for name, value in text_parts(blocks, texts.get, why_not)]
-        find = partial(self._first_token_ns, mirror.epoch or 0, number)
+        find_first = partial(self._first_token_ns, mirror.epoch or 0, number)
         columns = self.session.requests.log.columns_of(mirror.epoch or 0, number)
         if columns is not None:
             columns = at_moment(columns, mirror, self.session.timeline.cursor_ns)
-        return request_page(mirror, self.session.history, number, parts, find, self._event_facts(number), columns)
+        return request_page(mirror, self.session.history, number, parts, find_first, self._event_facts(number), columns)
 
     def _first_token_ns(self, epoch: int, number: int) -> int:
         return self.session.requests.log.first_token_ns(epoch, number)
@@ -163,17 +160,17 @@ class InspectorView(View):
     def _step_page(self) -> FactsPage:
         session, mirror = self.session, self.session.mirror
         frame = self._frame()
-        why = _PAUSE_FIRST
+        why_no_batch = _PAUSE_FIRST
         if not session.timeline.is_playing:
-            why = "reading…" if self.steps.is_reading else self.steps.failure or "not recorded"
+            why_no_batch = "reading…" if self.steps.is_reading else self.steps.failure or "not recorded"
         can_step = session.timeline.range_ns is not None
         timings = newest_timings(mirror, self._newest) if frame is None else frame.timings
         self.strip.show_phases(phases_of(timings))
         event = self._event_facts()
-        return step_page(mirror, frame, self._newest, why, can_step=can_step, event=event)
+        return step_page(mirror, frame, self._newest, why_no_batch, can_step=can_step, event=event)
 
     def _frame(self) -> Frame | None:
-        """Return the frame of the step shown once it has been read; None while time advances."""
+        """Return the frame of the step shown; None until it has been read, and while time advances."""
         mirror = self.session.mirror
         if self.session.timeline.is_playing or mirror.hello is None:
             return None
@@ -181,7 +178,7 @@ class InspectorView(View):
         return self.steps.get((mirror.hello.epoch, mirror.seq), at_ns)
 
     def _event_facts(self, number: int | None = None) -> Iterable[Fact]:
-        """Return the facts of the event shown, if it involves request `number`; None: in any case."""
+        """Return the facts of the event shown, if any; with `number`, only if that request is involved in it."""
         timed, hello = self.session.timeline.shown_event, self.session.mirror.hello
         if (
             timed is None
@@ -193,12 +190,11 @@ class InspectorView(View):
         frame = None if is_before or timed.event.kind != "evicted" else self._frame()
         return event_facts(timed, hello.cache, frame, is_before=is_before)
 
-    def _why_nothing(self) -> str:
+    def _empty_text(self) -> str:
         selected = (self.session.selection.block, self.session.selection.request, None)[self.subject]
         return EMPTY_TEXTS[self.subject] if selected is None else MISSING_TEXTS[self.subject]
 
     def _color_swatch(self, page: FactsPage | None) -> None:
-        """Colour the swatch like the block on the page map, or like the request everywhere."""
         session, mirror, color = self.session, self.session.mirror, ""
         if page is not None and self.subject == REQUEST and session.selection.request is not None:
             color = owner_color(session.selection.request, self.theme).name()
@@ -216,11 +212,11 @@ class InspectorView(View):
         self._swatch.setVisible(bool(color))
 
     def _on_selection(self) -> None:
-        before, now = self._selected, (self.session.selection.block, self.session.selection.request)
-        self._selected = now
-        if now[0] is not None and now[0] != before[0]:
+        before, selected = self._selected, (self.session.selection.block, self.session.selection.request)
+        self._selected = selected
+        if selected[0] is not None and selected[0] != before[0]:
             self.subject = BLOCK
-        elif now[1] is not None and now[1] != before[1]:
+        elif selected[1] is not None and selected[1] != before[1]:
             self.subject = REQUEST
         elif self.session.selection.batch:
             self.subject = STEP
@@ -229,7 +225,6 @@ class InspectorView(View):
             self.refresh()
 
     def _on_event(self) -> None:
-        """Show the request of the event that the user went to, or the step if it has none."""
         if (timed := self.session.timeline.shown_event) is not None:
             self.subject = REQUEST if timed.event.number else STEP
             self.subjects.set_current(self.subject)
@@ -237,15 +232,15 @@ class InspectorView(View):
 
     def _on_link(self, link: Link) -> None:
         session = self.session
-        if link.goal is Goal.BLOCK:
+        if link.target is LinkTarget.BLOCK:
             session.selection.select_block(link.number)
             self.show_subject(BLOCK)
-        elif link.goal is Goal.REQUEST:
+        elif link.target is LinkTarget.REQUEST:
             session.selection.select_request(link.number)
             self.show_subject(REQUEST)
-        elif link.goal is Goal.TIME:
+        elif link.target is LinkTarget.TIME:
             session.timeline.go_to(link.number)
-        elif link.goal is Goal.EVENT and link.event is not None:
+        elif link.target is LinkTarget.EVENT and link.event is not None:
             session.timeline.show_event(link.event, before=link.number < 0)
         else:
             session.timeline.step_frames(link.number)
@@ -309,19 +304,16 @@ class InspectorView(View):
 
 
 class StepReader(RecordedLookup[FrameKey, Frame]):
-    """Reads the frame of the step shown from the recording, on a thread.
-
-    Call `get` with epoch and sequence number of a frame; the last frame is cached.
-    """
+    """Reads the frame of the step shown from the recording, on a thread. Only the last frame is cached."""
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(session, _read, "kvscope-step", 1, parent)
 
 
-def _read(recorded: Recording, key: FrameKey, at_ns: int, watch: ProgressCallback) -> Frame | None:
+def _read(recorded: Recording, key: FrameKey, at_ns: int, report_progress: ProgressCallback) -> Frame | None:
     at_s = (at_ns - recorded.start_ns) / 1e9
-    for frame in recorded.frames(max(at_s - _BEFORE_S, 0.0), at_s + _AFTER_S):
-        if not watch(0.0):
+    for frame in recorded.frames(max(at_s - _READ_BEFORE_S, 0.0), at_s + _READ_AFTER_S):
+        if not report_progress(0.0):
             raise OpeningCancelled
         if (frame.epoch, frame.seq) == key:
             return frame

@@ -1,4 +1,4 @@
-"""Model of the moments in a block's history, newest first. Owns the order of the rows."""
+"""Item model of the moments in a block's history, newest first."""
 
 from __future__ import annotations
 
@@ -29,44 +29,43 @@ class MomentModel(TableModel):
         super().__init__(parent)
         self.theme: Theme = DARK
         self.text_of: Callable[[BlockMoment], str] = lambda moment: ""
-        """Function moment -> text that the block held then, "" if unknown."""
-        self.now_row = -1
-        """Row of the last moment at or before the cursor."""
+        """Function moment -> text of the block at that moment, "" if unknown."""
+        self.current_row = -1
+        """Row of the last moment at or before the cursor, -1 if there is none."""
         self._moments: tuple[BlockMoment, ...] = ()
 
     def show_cursor(self, time_ns: int) -> bool:
-        """Mark the last moment at or before `time_ns`. Returns whether that is another row than before."""
-        before, self.now_row = self.now_row, self.row_at(time_ns)
-        for row in {before, self.now_row} if before != self.now_row else ():
+        """Highlight the last moment at or before `time_ns`. Returns whether the highlighted row changed."""
+        before, self.current_row = self.current_row, self.row_at(time_ns)
+        for row in {before, self.current_row} if before != self.current_row else ():
             if 0 <= row < len(self._moments):
                 self.dataChanged.emit(self.index(row, 0), self.index(row, len(HEADERS) - 1))
-        return before != self.now_row
+        return before != self.current_row
 
     def show_moments(self, moments: tuple[BlockMoment, ...]) -> None:
-        """Show `moments`, given oldest first."""
-        before, more = self._moments, len(moments) - len(self._moments)
+        before, num_new = self._moments, len(moments) - len(self._moments)
         if moments is before:
             return
-        if before and more >= 0 and moments[0] == before[0] and moments[len(before) - 1] == before[-1]:
+        if before and num_new >= 0 and moments[0] == before[0] and moments[len(before) - 1] == before[-1]:
             first_row = 0
-        elif before and more >= 0 and moments[-1] == before[-1] and moments[more] == before[0]:
+        elif before and num_new >= 0 and moments[-1] == before[-1] and moments[num_new] == before[0]:
             first_row = len(before)
         else:
             self.beginResetModel()
             self._moments = moments
             self.endResetModel()
             return
-        if more:
-            self.beginInsertRows(QModelIndex(), first_row, first_row + more - 1)
+        if num_new:
+            self.beginInsertRows(QModelIndex(), first_row, first_row + num_new - 1)
         self._moments = moments
-        if more:
+        if num_new:
             self.endInsertRows()
 
     def moment_at(self, row: int) -> BlockMoment | None:
         return self._moments[len(self._moments) - 1 - row] if 0 <= row < len(self._moments) else None
 
     def row_at(self, time_ns: int) -> int:
-        """Return the row of the last moment at or before `time_ns`, or -1."""
+        """Return the row of the last moment at or before `time_ns`, -1 if there is none."""
         index = bisect_right(self._moments, time_ns, key=lambda moment: moment.time_ns) - 1
         return len(self._moments) - 1 - index if index >= 0 else -1
 
@@ -79,7 +78,7 @@ class MomentModel(TableModel):
             return None
         if role == Qt.ItemDataRole.DisplayRole:
             return self.text(moment, index.column())
-        if role == Qt.ItemDataRole.FontRole and index.row() == self.now_row:
+        if role == Qt.ItemDataRole.FontRole and index.row() == self.current_row:
             return sans(weight=QFont.Weight.DemiBold)
         if role == Qt.ItemDataRole.ToolTipRole and index.column() == DESCRIPTION_COLUMN:
             return plain_tip(f"{moment_text(moment)}\n{self.text_of(moment)}".strip())
@@ -90,7 +89,6 @@ class MomentModel(TableModel):
         return None
 
     def update_texts(self) -> None:
-        """Update the rows because more texts are known."""
         if self._moments:
             self.dataChanged.emit(
                 self.index(0, DESCRIPTION_COLUMN), self.index(len(self._moments) - 1, DESCRIPTION_COLUMN)
@@ -98,6 +96,6 @@ class MomentModel(TableModel):
 
     def text(self, moment: BlockMoment, column: int) -> str:
         if column == DESCRIPTION_COLUMN:
-            held = " ".join(self.text_of(moment).split())
-            return f"{moment_text(moment)}: “{held}”" if held else moment_text(moment)
+            block_text = " ".join(self.text_of(moment).split())
+            return f"{moment_text(moment)}: “{block_text}”" if block_text else moment_text(moment)
         return clock_text(moment.time_ns) if column == 0 else count(moment.step) if moment.step else ""

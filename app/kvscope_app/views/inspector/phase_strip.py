@@ -1,4 +1,4 @@
-"""Strip with the phases of a step's time: scheduling, forward pass, rest of the run, commit."""
+"""Strip with the phases of a step: scheduling, forward pass, rest of the run, commit."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from kvscope_app.ui.zoom import scaled
 
 _HEIGHT: Final = 22
 _MARGIN: Final = 10
-_LEAST_PX: Final = 1.0
+_MIN_WIDTH_PX: Final = 1.0
 
 
 class StripPhase(NamedTuple):
     name: str
     time_ns: int
     color: int
-    """Index in the theme's series."""
 
 
 class PhaseStrip(QWidget):
-    """Phases side by side with widths proportional to their times, labelled where there is space and in tooltips."""
+    """Phases side by side, as wide as their share of the time, with labels where they fit and tooltips."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -35,12 +34,12 @@ class PhaseStrip(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_phases(self, phases: tuple[StripPhase, ...]) -> None:
-        """Show `phases` in order; hidden without any."""
+        """Show `phases` in order, without those of 0 ns. The strip is hidden if none remains."""
         shown = tuple(phase for phase in phases if phase.time_ns > 0)
         self.setVisible(bool(shown))
         if shown != self.phases:
             self.phases = shown
-            self.setAccessibleName("Time spent: " + ", ".join(map(_words, shown)))
+            self.setAccessibleName("Time spent: " + ", ".join(map(_phase_text, shown)))
             self.update()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -50,12 +49,12 @@ class PhaseStrip(QWidget):
     def boxes(self) -> list[tuple[StripPhase, QRectF]]:
         left, width = float(scaled(_MARGIN)), self.width() - 2.0 * scaled(_MARGIN)
         total = sum(phase.time_ns for phase in self.phases)
-        found = []
+        boxes = []
         for phase in self.phases:
-            part = width * phase.time_ns / total
-            found.append((phase, QRectF(left, 2, max(part, _LEAST_PX), self.height() - 6)))
-            left += part
-        return found
+            phase_width = width * phase.time_ns / total
+            boxes.append((phase, QRectF(left, 2, max(phase_width, _MIN_WIDTH_PX), self.height() - 6)))
+            left += phase_width
+        return boxes
 
     def sizeHint(self) -> QSize:
         return QSize(scaled(200), scaled(_HEIGHT) + 4)
@@ -69,15 +68,15 @@ class PhaseStrip(QWidget):
             color = self.theme.series[phase.color]
             painter.fillRect(box, self.theme.color("base"))
             painter.fillRect(box.adjusted(0, 0, -1 if box.width() > 2 else 0, 0), color)
-            text = next((t for t in (_words(phase), phase.name) if self._fits(t, box)), "")
+            text = next((t for t in (_phase_text(phase), phase.name) if self._fits(t, box)), "")
             painter.setPen(readable_on(color, self.theme))
             painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
         painter.end()
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
-            at = next((phase for phase, box in self.boxes() if box.contains(event.pos())), None)
-            QToolTip.showText(event.globalPos(), plain_tip(_words(at)) if at is not None else "", self)
+            pointed = next((phase for phase, box in self.boxes() if box.contains(event.pos())), None)
+            QToolTip.showText(event.globalPos(), plain_tip(_phase_text(pointed)) if pointed is not None else "", self)
             return True
         return super().event(event)
 
@@ -85,5 +84,5 @@ class PhaseStrip(QWidget):
         return self.fontMetrics().horizontalAdvance(text) + 8 <= box.width()
 
 
-def _words(phase: StripPhase) -> str:
+def _phase_text(phase: StripPhase) -> str:
     return f"{phase.name} {seconds(phase.time_ns / 1e9)}"

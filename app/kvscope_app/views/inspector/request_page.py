@@ -1,5 +1,4 @@
-"""Facts about one request: the table's columns, its blocks, its prefix, its events. Reads the session; imports no
-Qt."""
+"""Inspector page of a request: the table's columns, its blocks, prefix and events. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -27,10 +26,9 @@ from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.request_log import RequestColumns
 
 _MAX_EVENTS: Final = 50
-_ELSEWHERE: Final = ("Adapter", "Arrived", "Client", "Reason for the delay")
-"""Table columns whose facts the page shows in another form."""
-_COLD: Final = 0.1
-"""Share of an equal part of the attention below which a block counts as cold."""
+_SHOWN_ELSEWHERE: Final = ("Adapter", "Arrived", "Client", "Reason for the delay")
+"""Titles of table columns that the page leaves out, because it shows them in another form."""
+_COLD_SHARE: Final = 0.1
 
 
 def request_page(
@@ -48,7 +46,7 @@ def request_page(
         texts: Known text of its prompt and its output.
         find_first: See `phases`.
         event: Facts of the event that is shown.
-        columns: The request as shown in the table of requests; None: computed for the moment shown.
+        columns: The request's columns as the table of requests shows them; None: computed for the time shown.
     """
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
@@ -68,19 +66,19 @@ def request_page(
 
 
 def wall_offset_ns(hello: Hello) -> int:
-    """Return the offset that converts the engine's monotonic times to wall clock, in ns."""
+    """Return the wall clock minus the engine's monotonic clock, in ns."""
     return hello.wall_time_ns - hello.time_ns
 
 
 def _columns(mirror: Mirror, history: History, row: int, shown: RequestColumns | None) -> Iterator[Fact]:
     columns = read_columns(mirror, history.request_times, slice(row, row + 1)) if shown is None else shown
-    for column in (each for each in COLUMNS[1:] if each.title not in _ELSEWHERE):
+    for column in (each for each in COLUMNS[1:] if each.title not in _SHOWN_ELSEWHERE):
         yield Fact(column.title, column.text(columns, 0), tip=column.tip)
     requests = mirror.requests
     yield Fact("Computed", f"{count(int(requests.num_computed_tokens[row]))} tokens", tip="Tokens with KV in blocks")
     if num_drafts := int(columns.num_draft_tokens[0]):
-        num_right = int(columns.num_accepted_tokens[0])
-        value = f"{count(num_right)} of {count(num_drafts)} drafts accepted, {percent(num_right / num_drafts)}"
+        num_accepted = int(columns.num_accepted_tokens[0])
+        value = f"{count(num_accepted)} of {count(num_drafts)} drafts accepted, {percent(num_accepted / num_drafts)}"
         yield Fact("Speculation", value, tip="Draft tokens checked in one step")
     if priority := int(requests.priority[row]):
         yield Fact("Priority", str(priority))
@@ -115,21 +113,21 @@ def _times(mirror: Mirror, history: History, hello: Hello, row: int) -> Iterator
 def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
     yield Fact("Holds", blocks_sentence(mirror, number))
     table = mirror.requests.blocks(number, 0)
-    for name, at in (("First block", 0), ("Last block", -1)):
-        if len(table) > abs(at):
-            block = int(table[at])
+    for name, index in (("First block", 0), ("Last block", -1)):
+        if len(table) > abs(index):
+            block = int(table[index])
             yield Fact(name, locate_block(hello.cache, block).name, block_link(block))
     yield from _groups(mirror, hello.cache, number)
     if (cold := _cold_blocks(mirror, number)) is not None:
         yield Fact(
-            "Cold blocks", cold.words, tip="From the last attention measurement, averaged over all layers and heads"
+            "Cold blocks", cold.text, tip="From the last attention measurement, averaged over all layers and heads"
         )
-        place = f"{locate_block(hello.cache, cold.coldest).name}, {percent(cold.coldest_share, 2)}"
-        yield Fact("Coldest block", place, block_link(cold.coldest))
+        coldest_text = f"{locate_block(hello.cache, cold.coldest).name}, {percent(cold.coldest_share, 2)}"
+        yield Fact("Coldest block", coldest_text, block_link(cold.coldest))
 
 
 def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
-    """Yield the blocks that a request holds of each KV group, if there are several groups.
+    """Yield the number of blocks of each KV group that a request holds, if there are several groups.
 
     A cached prefix counts only as far as all groups had it.
     """
@@ -140,21 +138,21 @@ def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
     for group, size in enumerate(cache.block_sizes):
         table = mirror.requests.table(number, group)
         if table.size and table[0] >= cache.first_state and cache.num_states:
-            yield Fact(f"KV group {group}", _state_words(mirror, cache, group, int(table[0]), num_cached))
+            yield Fact(f"KV group {group}", _state_text(mirror, cache, group, int(table[0]), num_cached))
             continue
         is_held = table >= cache.num_reserved_blocks
-        words = plural(int(is_held.sum()), "block")
+        text = plural(int(is_held.sum()), "block")
         if num_released := int(np.count_nonzero(~is_held)):
-            words += f", {count(num_released)} released"
+            text += f", {count(num_released)} released"
         if num_found := int(is_held[: num_cached // size].sum()):
-            words += f"; {count(num_found)} found in the cache"
-        yield Fact(f"KV group {group}", f"{group_name(cache.groups[group])}: {words}")
+            text += f"; {count(num_found)} found in the cache"
+        yield Fact(f"KV group {group}", f"{group_name(cache.groups[group])}: {text}")
 
 
-def _state_words(mirror: Mirror, cache: CacheInfo, group: int, row: int, num_cached: int) -> str:
+def _state_text(mirror: Mirror, cache: CacheInfo, group: int, row: int, num_cached: int) -> str:
     size = f" of {num_bytes(cache.state_bytes)}" if cache.state_bytes else ""
-    words = f"{group_name(cache.groups[group])}: {locate_block(cache, row).name.lower()}{size}"
-    return words + (f"; it went on from that after {plural(num_cached, 'token')}" if num_cached else "")
+    text = f"{group_name(cache.groups[group])}: {locate_block(cache, row).name.lower()}{size}"
+    return text + (f"; it went on from that after {plural(num_cached, 'token')}" if num_cached else "")
 
 
 def _reuse(mirror: Mirror, number: int, events: list[LoggedEvent]) -> Iterator[Fact]:
@@ -167,30 +165,28 @@ def _reuse(mirror: Mirror, number: int, events: list[LoggedEvent]) -> Iterator[F
 def _events(history: History, events: list[LoggedEvent]) -> Iterator[Fact]:
     for entry in reversed(events[-_MAX_EVENTS:]):
         wall_ns = history.wall_ns(entry.time_ns)
-        why = why_text(entry.event)
-        value = f"{entry.event.kind}: {why}" if why else entry.event.kind
+        reason = why_text(entry.event)
+        value = f"{entry.event.kind}: {reason}" if reason else entry.event.kind
         yield Fact(clock_text(wall_ns), value, event_link(history.with_wall_time(entry)))
 
 
 class _ColdBlocks(NamedTuple):
-    words: str
+    text: str
     coldest: int
-    """Row of the coldest block."""
     coldest_share: float
 
 
 def _cold_blocks(mirror: Mirror, number: int) -> _ColdBlocks | None:
-    """Return the cold blocks of request `number`, or None if none was measured."""
     table = mirror.requests.blocks(number).astype(np.int64)
     units = mirror.ledger.attention[table]
     measured = np.flatnonzero(units)
     if not measured.size:
         return None
     shares = attention_shares(units[measured])
-    cold = shares < _COLD / measured.size
+    is_cold = shares < _COLD_SHARE / measured.size
     coldest = int(shares.argmin())
-    words = (
-        f"{count(int(cold.sum()))} of {plural(measured.size, 'block')} get less than a tenth of an even "
-        f"share; together {percent(float(shares[cold].sum()))} of the attention"
+    text = (
+        f"{count(int(is_cold.sum()))} of {plural(measured.size, 'block')} get less than a tenth of an even "
+        f"share; together {percent(float(shares[is_cold].sum()))} of the attention"
     )
-    return _ColdBlocks(words, int(table[measured[coldest]]), float(shares[coldest]))
+    return _ColdBlocks(text, int(table[measured[coldest]]), float(shares[coldest]))

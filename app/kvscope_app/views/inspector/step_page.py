@@ -1,4 +1,4 @@
-"""Inspector page of one step: durations of its phases, requests that ran, changed blocks, events. Imports no Qt."""
+"""Inspector page of a step: durations of its phases, requests that ran, changed blocks, events. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_app.ui.clock_text import wall_text
 from kvscope_app.ui.number_text import count, plural, seconds
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.event_facts import THIS_EVENT
-from kvscope_app.views.inspector.facts import Fact, FactsPage, Goal, Link, page, request_link
+from kvscope_app.views.inspector.facts import Fact, FactsPage, Link, LinkTarget, page, request_link
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.roofline.point_text import bytes_text, flops_text
 from kvscope_app.views.roofline.step_facts import execution_facts, work_facts
@@ -32,6 +32,7 @@ _PHASES: Final = {
     "record_ns": ("Record", "Recording the previous step"),
 }
 Series = Mapping[str, npt.NDArray[np.int64]]
+"""Figures per frame, as in `Update.series`: int64 columns of shape (frames,), oldest first."""
 
 
 def step_page(
@@ -46,11 +47,11 @@ def step_page(
     """Return the inspector page of the step that `mirror` shows.
 
     Args:
-        frame: Frame of the step; None if it could not be read.
-        newest: Series of the newest update. Without a frame, the durations are taken from them.
+        frame: Frame of the step; None if it was not read.
+        newest: Series of the newest update, from which the durations are taken without a frame.
         why_no_batch: Without a frame, the reason why the requests that ran are unknown.
-        can_step: Whether the session can move by single frames.
-        event: Facts about the selected event, shown above those of the step.
+        can_step: Whether the cursor can move by single frames.
+        event: Facts about the event shown.
     """
     assert mirror.hello is not None, "there are steps only once there is an engine"
     if not mirror.capabilities.steps:
@@ -77,8 +78,8 @@ def _step(mirror: Mirror, *, can_step: bool) -> Iterator[Fact]:
     yield Fact("Running", plural(mirror.counters.num_running, "request"))
     yield Fact("Waiting", plural(mirror.counters.num_waiting, "request"))
     if can_step:
-        yield Fact("Go to", "previous frame", Link(Goal.FRAMES, -1))
-        yield Fact("Go to", "next frame", Link(Goal.FRAMES, 1))
+        yield Fact("Go to", "previous frame", Link(LinkTarget.FRAMES, -1))
+        yield Fact("Go to", "next frame", Link(LinkTarget.FRAMES, 1))
 
 
 def _phases(frame: Frame) -> Iterator[Fact]:
@@ -87,12 +88,12 @@ def _phases(frame: Frame) -> Iterator[Fact]:
             yield Fact(name, seconds(time_ns / 1e9), tip=tip)
 
 
-def _is_of(mirror: Mirror, newest: Series) -> bool:
+def _has_step(mirror: Mirror, newest: Series) -> bool:
     return bool(newest) and int(newest["seq"][-1]) == mirror.seq
 
 
 def _newest_phases(mirror: Mirror, newest: Series) -> Iterator[Fact]:
-    if _is_of(mirror, newest):
+    if _has_step(mirror, newest):
         for field, (name, tip) in _PHASES.items():
             if time_ns := int(newest[field][-1]):
                 yield Fact(name, seconds(time_ns / 1e9), tip=tip)
@@ -103,24 +104,24 @@ def _work(mirror: Mirror, frame: Frame | None, newest: Series) -> Iterator[Fact]
     device = mirror.hello.device
     if frame is not None:
         yield from work_facts(frame.work, frame.timings.forward_ns, device)
-    elif _is_of(mirror, newest) and (forward_ns := int(newest["forward_ns"][-1])) and int(newest["flops"][-1]):
+    elif _has_step(mirror, newest) and (forward_ns := int(newest["forward_ns"][-1])) and int(newest["flops"][-1]):
         yield Fact("Memory", bytes_text(int(newest["num_bytes"][-1]) * 1e9 / forward_ns, device.read_bytes_per_s))
         yield Fact("Arithmetic", flops_text(int(newest["flops"][-1]) * 1e9 / forward_ns, device.flops_per_s))
 
 
 def newest_timings(mirror: Mirror, newest: Series) -> Timings:
-    """Return the phase durations of the step shown if the newest update contains it, else zeros."""
-    if not _is_of(mirror, newest):
+    """Return the phase durations of the step shown if `newest` ends with it, else zeros."""
+    if not _has_step(mirror, newest):
         return Timings()
     return Timings(**{field: int(newest[field][-1]) for field in _PHASES})
 
 
-def _newest_batch(mirror: Mirror, newest: Series, why: str) -> Iterator[Fact]:
-    if _is_of(mirror, newest):
+def _newest_batch(mirror: Mirror, newest: Series, why_no_batch: str) -> Iterator[Fact]:
+    if _has_step(mirror, newest):
         size, prefill, decode = (int(newest[f][-1]) for f in ("batch_size", "prefill_tokens", "decode_tokens"))
         yield from _sizes(size, prefill, decode)
-    if why:
-        yield Fact("Requests run", why)
+    if why_no_batch:
+        yield Fact("Requests run", why_no_batch)
 
 
 def _sizes(num_requests: int, num_prefill: int, num_decode: int) -> Iterator[Fact]:
@@ -133,12 +134,12 @@ def _batch(frame: Frame) -> Iterator[Fact]:
     batch = frame.batch
     numbers, sizes = np.frombuffer(batch.number, "<u4").tolist(), np.frombuffer(batch.num_tokens, "<u4").tolist()
     yield from _sizes(len(numbers), batch.num_prefill_tokens, batch.num_decode_tokens)
-    left = batch.num_decode_tokens  # decodes come first, with one token each
+    num_decodes_left = batch.num_decode_tokens  # decodes come first, with one token each
     for number, size in list(zip(numbers, sizes, strict=False))[:_MAX_REQUESTS]:
-        is_decode = size == 1 and left > 0
-        left -= is_decode
-        what = "decode, 1 token" if is_decode else f"prefill, {plural(size, 'token')}"
-        yield Fact(f"Request #{count(number)}", what, request_link(number))
+        is_decode = size == 1 and num_decodes_left > 0
+        num_decodes_left -= is_decode
+        work_text = "decode, 1 token" if is_decode else f"prefill, {plural(size, 'token')}"
+        yield Fact(f"Request #{count(number)}", work_text, request_link(number))
     if len(numbers) > _MAX_REQUESTS:
         yield Fact("And", f"{count(len(numbers) - _MAX_REQUESTS)} more")
 
@@ -152,11 +153,13 @@ def _changed(frame: Frame, cache: CacheInfo) -> Iterator[Fact]:
         ("Saved to a lower tier", "States saved to host memory", moves.saved),
         ("Loaded", "States loaded", moves.loaded),
     )
-    for name, of_states, packed in rows:
+    for name, states_name, packed in rows:
         is_state = np.frombuffer(packed, "<u4") >= first_state
-        for title, number, noun in ((name, int((~is_state).sum()), "block"), (of_states, int(is_state.sum()), "state")):
-            if number:
-                yield Fact(title, plural(number, noun))
+        num_blocks, num_states = int((~is_state).sum()), int(is_state.sum())
+        if num_blocks:
+            yield Fact(name, plural(num_blocks, "block"))
+        if num_states:
+            yield Fact(states_name, plural(num_states, "state"))
     for name, number in (("First tokens", len(frame.first_token_ns) // 8), ("New", len(frame.new_requests))):
         if number:
             yield Fact(name, plural(number, "request"))
@@ -164,8 +167,8 @@ def _changed(frame: Frame, cache: CacheInfo) -> Iterator[Fact]:
 
 def _events(frame: Frame) -> Iterator[Fact]:
     for event in frame.events:
-        why = why_text(event)
+        reason = why_text(event)
         link = request_link(event.number) if event.number else None
-        who = f" #{count(event.number)}" if event.number else ""
-        what = kind_text(event.kind)
-        yield Fact(f"{what}{who}", why or what, link)
+        request_text = f" #{count(event.number)}" if event.number else ""
+        kind = kind_text(event.kind)
+        yield Fact(f"{kind}{request_text}", reason or kind, link)

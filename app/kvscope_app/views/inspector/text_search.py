@@ -1,7 +1,7 @@
-"""Searches the text of blocks at the moment shown: blocks of requests first, then cached ones. If texts were recorded,
-other times are searched after that.
+"""Search in the text of blocks at the time shown: blocks of requests first, then cached ones. If texts were recorded,
+other times are searched afterwards.
 
-Owns the blocks that are still to be read, in portions, and the status text. The session supplies the texts.
+Owns the queue of blocks to read, and the status text. The session supplies the texts.
 """
 
 from __future__ import annotations
@@ -26,30 +26,28 @@ from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.mirror.mirror import Mirror
 
 MAX_BLOCKS: Final = 16_384
-"""Maximum number of blocks that are searched, newest requests first."""
-MAX_FOUND: Final = 12
-MIN_LETTERS: Final = 2
+"""Maximum number of blocks that are searched, those of the newest requests first."""
+MAX_MATCHES: Final = 12
+MIN_CHARS: Final = 2
 _BLOCKS_PER_PORTION: Final = 1024
 _TYPING_MS: Final = 250
 _REPLY_TIMEOUT_MS: Final = 3000
 _POLL_INTERVAL_MS: Final = 60
-_CONTEXT_LETTERS: Final = 28
+_CONTEXT_CHARS: Final = 28
 
 
 @dataclass(frozen=True, slots=True)
 class SearchBlock:
-    asked: BlockTextLookup
+    lookup: BlockTextLookup
     run: int
-    """Number of the request in whose table the block follows the previous one; 0: none."""
+    """Number of the request in whose table the block follows the block searched before it; 0 for none."""
 
 
 class TextSearch(QObject):
-    """Search for one text at a time."""
+    """Search for one text at a time. `note` is the status text."""
 
     found = Signal(object)
-    """Emitted with a `Finding`."""
     changed = Signal()
-    """Emitted when `note` changed."""
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -58,10 +56,10 @@ class TextSearch(QObject):
         self._text = ""
         self._remaining: Iterator[SearchBlock] = iter(())
         self._pending: list[SearchBlock] = []
-        self._num_read = self._num_without = self._num_found = 0
-        self._before: tuple[int, int, str] = (0, 0, "")
-        self._typing = QTimer(self, singleShot=True, interval=_TYPING_MS)
-        self._typing.timeout.connect(self._start)
+        self._num_read = self._num_without_text = self._num_found = 0
+        self._previous: tuple[int, int, str] = (0, 0, "")
+        self._typing_timer = QTimer(self, singleShot=True, interval=_TYPING_MS)
+        self._typing_timer.timeout.connect(self._start)
         self._reply_timer = QTimer(self, singleShot=True, interval=_REPLY_TIMEOUT_MS)
         self._reply_timer.timeout.connect(self._on_reply_timeout)
         self._other_times: Background[list[RecordedText]] | None = None
@@ -70,15 +68,15 @@ class TextSearch(QObject):
         session.texts.arrived.connect(self._search_portion)
 
     def search(self, text: str) -> None:
-        """Search for `text` once typing has stopped. A text shorter than `MIN_LETTERS` ends the search."""
-        self._end("")
+        """Search for `text` after a short delay for typing. A text shorter than `MIN_CHARS` ends the search."""
+        self._stop("")
         self._text = text.strip().casefold()
-        if len(self._text) < MIN_LETTERS:
+        if len(self._text) < MIN_CHARS:
             return
         if why_none := self._session.texts.why_no_texts:
             self._set_note(why_none)
         else:
-            self._typing.start()
+            self._typing_timer.start()
 
     def _start(self) -> None:
         mirror = self._session.mirror
@@ -86,8 +84,8 @@ class TextSearch(QObject):
             return
         blocks = (SearchBlock(lookup_of(mirror, block), run) for block, run in blocks_in_order(mirror))
         self._remaining = itertools.islice(blocks, MAX_BLOCKS)
-        self._num_read = self._num_without = self._num_found = 0
-        self._before = (0, 0, "")
+        self._num_read = self._num_without_text = self._num_found = 0
+        self._previous = (0, 0, "")
         self._read_more()
 
     def _read_more(self) -> None:
@@ -97,103 +95,101 @@ class TextSearch(QObject):
             return
         self._set_note(f"Searching texts… {plural(self._num_read, 'block')}")
         self._reply_timer.start()
-        self._session.texts.request(self, [block.asked for block in self._pending])
+        self._session.texts.request(self, [block.lookup for block in self._pending])
         self._search_portion()
 
     def _search_portion(self) -> None:
-        """Search the current portion once all of its available texts have arrived."""
         texts = self._session.texts
-        if not self._pending or any(texts.is_pending(block.asked) for block in self._pending):
+        if not self._pending or any(texts.is_pending(block.lookup) for block in self._pending):
             return
         self._reply_timer.stop()
-        opened, self._pending = self._pending, []
-        for block in opened:
-            content = texts.get(block.asked)
+        portion, self._pending = self._pending, []
+        for block in portion:
+            content = texts.get(block.lookup)
             if content is None:
-                self._num_without += 1
-                self._before = (0, 0, "")
+                self._num_without_text += 1
+                self._previous = (0, 0, "")
                 continue
             self._num_read += 1
-            if self._num_found < MAX_FOUND:
+            if self._num_found < MAX_MATCHES:
                 self._match(block, content.text)
-        if self._num_found >= MAX_FOUND:
-            self._end(f"The first {MAX_FOUND} places with this text. {_HOW_NEXT}")
+        if self._num_found >= MAX_MATCHES:
+            self._stop(f"The first {MAX_MATCHES} places with this text. {_HOW_NEXT}")
         else:
             self._read_more()
 
     def _search_other_times(self) -> None:
         recorded = self._session.recorded_texts
         if recorded is None:
-            self._end(self._summary())
+            self._stop(self._summary())
             return
         self._set_note("Searching other times…")
-        self._other_times = recorded.search(self._text, MAX_FOUND + _MAX_DUPLICATES)
+        self._other_times = recorded.search(self._text, MAX_MATCHES + _MAX_DUPLICATES)
         self._poll_timer.start()
 
     def _poll_other_times(self) -> None:
-        """Emit what was found at other times, once that search is over."""
         if self._other_times is None or not self._other_times.is_finished:
             return
-        found, failure, self._other_times = self._other_times.result or [], self._other_times.failure, None
+        matches, failure, self._other_times = self._other_times.result or [], self._other_times.failure, None
         mirror = self._session.mirror
-        there = set(mirror.ledger.hash[mirror.ledger.hash != 0].tolist())
-        other = [text for text in found if text.epoch != mirror.epoch or not _is_there(text, mirror, there)]
-        for text in other[: MAX_FOUND - self._num_found]:
-            at = max(text.text.casefold().find(self._text), 0)
+        shown_hashes = set(mirror.ledger.hash[mirror.ledger.hash != 0].tolist())
+        unshown = [text for text in matches if text.epoch != mirror.epoch or not _is_shown(text, mirror, shown_hashes)]
+        for text in unshown[: MAX_MATCHES - self._num_found]:
+            offset = max(text.text.casefold().find(self._text), 0)
             self._num_found += 1
-            self.found.emit(self._finding(text.block, text.text, at, text))
-        self._end(self._summary() + (f" Other times could not be searched: {failure}." if failure else ""))
+            self.found.emit(self._finding(text.block, text.text, offset, text))
+        self._stop(self._summary() + (f" Other times could not be searched: {failure}." if failure else ""))
 
-    def _match(self, place: SearchBlock, text: str) -> None:
-        """Search the block's text, including matches that continue from the previous block of the same table."""
-        block = place.asked.block
-        before_run, before_block, tail = self._before
-        tail = tail if place.run and place.run == before_run else ""
-        whole = tail + text
-        folded = whole.casefold()
-        at = folded.find(self._text)
-        if 0 <= at < len(tail):
-            self._emit_finding(before_block, whole, at)
-            at = folded.find(self._text, len(tail))
-        if at >= 0:
-            self._emit_finding(block, whole, at)
-        keep = len(self._text) - 1
-        self._before = (place.run, block, text[-keep:] if at < 0 else "")
+    def _match(self, search_block: SearchBlock, text: str) -> None:
+        """Search one block's text, including matches that begin in the previous block of the same table."""
+        block = search_block.lookup.block
+        previous_run, previous_block, tail = self._previous
+        tail = tail if search_block.run and search_block.run == previous_run else ""
+        joined_text = tail + text
+        folded_text = joined_text.casefold()
+        offset = folded_text.find(self._text)
+        if 0 <= offset < len(tail):
+            self._emit_finding(previous_block, joined_text, offset)
+            offset = folded_text.find(self._text, len(tail))
+        if offset >= 0:
+            self._emit_finding(block, joined_text, offset)
+        num_kept = len(self._text) - 1
+        self._previous = (search_block.run, block, text[-num_kept:] if offset < 0 else "")
 
-    def _emit_finding(self, block: int, text: str, at: int) -> None:
+    def _emit_finding(self, block: int, text: str, offset: int) -> None:
         self._num_found += 1
-        self.found.emit(self._finding(block, text, at))
+        self.found.emit(self._finding(block, text, offset))
 
-    def _finding(self, block: int, text: str, at: int, recorded: RecordedText | None = None) -> Finding:
+    def _finding(self, block: int, text: str, offset: int, recorded: RecordedText | None = None) -> Finding:
         hello = self._session.mirror.hello
         assert hello is not None, "there are blocks only once there is an engine"
-        begin, end = max(at - _CONTEXT_LETTERS, 0), at + len(self._text) + _CONTEXT_LETTERS
+        begin, end = max(offset - _CONTEXT_CHARS, 0), offset + len(self._text) + _CONTEXT_CHARS
         snippet = " ".join(text[begin:end].split())
-        where = f"in {locate_block(hello.cache, block).name.lower()}"
+        location = f"in {locate_block(hello.cache, block).name.lower()}"
         if recorded is None:
-            return Finding(f"“{snippet}”", where, block=block, is_text=True)
-        when, epoch = recorded.time_ns, recorded.epoch
-        detail = f"{where} at {clock_text(when)[:8]}"
-        return Finding(f"“{snippet}”", detail, block=block, epoch=epoch, time_ns=when, is_text=True)
+            return Finding(f"“{snippet}”", location, block=block, is_text=True)
+        time_ns, epoch = recorded.time_ns, recorded.epoch
+        detail = f"{location} at {clock_text(time_ns)[:8]}"
+        return Finding(f"“{snippet}”", detail, block=block, epoch=epoch, time_ns=time_ns, is_text=True)
 
     def _summary(self) -> str:
         summary = f"Searched the text of {plural(self._num_read, 'block')}"
-        without = (
-            f"; {count(self._num_without)} {'has' if self._num_without == 1 else 'have'} none"
-            if self._num_without
+        without_text = (
+            f"; {count(self._num_without_text)} {'has' if self._num_without_text == 1 else 'have'} none"
+            if self._num_without_text
             else ""
         )
-        return f"{summary}{without}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
+        return f"{summary}{without_text}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
 
     def _on_reply_timeout(self) -> None:
         if self._session.texts.is_reading:  # a long recording is being read for the first time
             self._reply_timer.start()
         else:
-            self._end("The engine does not answer text requests")
+            self._stop("The engine does not answer text requests")
 
-    def _end(self, note: str) -> None:
+    def _stop(self, note: str) -> None:
         self._pending, self._remaining = [], iter(())
-        self._typing.stop()
+        self._typing_timer.stop()
         self._reply_timer.stop()
         self._poll_timer.stop()
         if self._other_times is not None:
@@ -210,19 +206,19 @@ class TextSearch(QObject):
 
 _HOW_NEXT: Final = "Enter: next, Shift+Enter: previous."
 _MAX_DUPLICATES: Final = 256
-"""Number of extra matches requested, since some are in blocks at the moment shown and were found already."""
+"""Number of extra matches requested at other times, because some are in blocks at the time shown."""
 
 
-def _is_there(text: RecordedText, mirror: Mirror, there: set[int]) -> bool:
-    """Whether the text is in a block at the moment shown, and so was searched already."""
+def _is_shown(text: RecordedText, mirror: Mirror, shown_hashes: set[int]) -> bool:
     if text.hash:
-        return int(text.hash, 16) in there
+        return int(text.hash, 16) in shown_hashes
     return text.block < mirror.num_rows and int(mirror.ledger.owner[text.block]) == text.owner
 
 
 def blocks_in_order(mirror: Mirror) -> Iterator[tuple[int, int]]:
-    """Yield (block, request) for each block with text once: tables of requests, newest first, then cached blocks with
-    request 0."""
+    """Yield (block, request) once for each block with text: tables of requests, newest first, then cached blocks with
+    request 0.
+    """
     seen: set[int] = set()
     requests, end = mirror.requests, mirror.num_rows if mirror.hello is None else mirror.hello.cache.first_state
     for row in np.flatnonzero(requests.num_blocks > 0)[::-1].tolist():

@@ -28,7 +28,7 @@ def counter_rows(counters: Counters, capabilities: Capabilities = OWN_ENGINE) ->
     return [
         ("Evicted", plural(counters.evicted_blocks, "block"), "Cached blocks reused for other tokens, in total"),
         *([copied] if capabilities.ref_counts else []),
-        ("Preempted", f"{count(counters.preemptions)} ×", "Requests that gave up their blocks to another"),
+        ("Preempted", f"{count(counters.preemptions)} ×", "Requests that lost their blocks to another request"),
     ]
 
 

@@ -39,11 +39,10 @@ class MemoryAccount:
     @property
     def whole_bytes(self) -> int:
         """Bytes that the full bar represents: the device's size or, if that is unknown, the sum of the known parts."""
-        known = sum(max(part.num_bytes or 0, 0) for part in self.parts)
-        return max(self.total_bytes or 0, known, 1)
+        known_bytes = sum(max(part.num_bytes or 0, 0) for part in self.parts)
+        return max(self.total_bytes or 0, known_bytes, 1)
 
     def share(self, part: MemoryPart) -> float | None:
-        """Return the part's share of the device, 0 to 1, or None if either size is unknown."""
         if part.num_bytes is None or not self.total_bytes:
             return None
         return part.num_bytes / self.total_bytes

@@ -113,7 +113,7 @@ class MemoryOverTime(ChartStack):
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
         window, values, panel, scale = self._window, self._values[name], self.panels[name], self.scales[name]
-        assert window is not None, "there are charts"
+        assert window is not None, "charts_with_content found data"
         time_s = window.time_s + window.end_ns / 1e9
         phase = int(window.end_ns // window.bin_ns) - time_s.size + 1
         scale.fit(max(float(np.nanmax(column, initial=0.0)) for column in values.values()))
@@ -128,7 +128,7 @@ class MemoryOverTime(ChartStack):
     def texts_at(self, name: str, at_s: float) -> dict[str, str]:
         if self.hover_s is None:
             return {key: _bytes(value) for key, value in self._current(name).items()}
-        assert self._window is not None, "there are charts"
+        assert self._window is not None, "charts_with_content found data"
         time_s = self._window.time_s + self._window.end_ns / 1e9
         index = nearest_index(time_s, at_s)
         return {key: _bytes(float(column[index])) for key, column in self._values[name].items()}

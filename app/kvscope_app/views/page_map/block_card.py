@@ -19,13 +19,12 @@ from kvscope_telemetry.messages.commands import BlockContent
 
 _GAP: Final = 14
 _WIDTH: Final = 284
-_MAX_TEXT: Final = 240
+_MAX_TEXT_CHARS: Final = 240
 _MAX_NOTES: Final = 3
-"""Maximum notes shown with the facts, such as the LoRA adapter."""
 
 
 class BlockCard(QFrame):
-    """Card of one block. Takes neither mouse input nor focus."""
+    """Card that shows one block. Mouse input passes through to the page map below it."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -48,33 +47,33 @@ class BlockCard(QFrame):
             f"background: {theme.base}; border: 1px solid {theme.border}; border-radius: 5px; padding: 5px 7px;"
         )
 
-    def show_block(self, facts: BlockFacts, content: BlockContent | None, instead: str = "") -> None:
-        """Show a block. `instead`: text to show while the block's text is unknown."""
+    def show_block(self, facts: BlockFacts, content: BlockContent | None, placeholder: str = "") -> None:
+        """Show a block. `content`: its tokens and text, None while unknown; `placeholder`: text to show until then."""
         self._title.setText(facts.title)
         self._state.setText(facts.state)
         color = str(getattr(self._theme, facts.color))
-        if facts.is_cached_below:  # as its cell is drawn
+        if facts.is_cached_in_lower_tier:  # as its cell is drawn
             color = lower_cached(color, self._theme)
         self._state.setStyleSheet(
-            f"background: {color}; color: {_ink_on(color)}; border-radius: 7px; padding: 1px 8px; font-weight: 600;"
-            f" border: 1px solid {self._theme.border};"
+            f"background: {color}; color: {_text_color_on(color)}; border-radius: 7px; padding: 1px 8px;"
+            f" font-weight: 600; border: 1px solid {self._theme.border};"
         )
         self._fill_rows(facts, content.notes[:_MAX_NOTES] if content is not None else ())
-        self._fill_text(content, instead)
-        self._fit_height()
+        self._fill_text(content, placeholder)
+        self._adjust_height()
 
-    def move_next_to(self, beside: QRect, within: QRect) -> None:
-        """Move next to the cell `beside`, inside `within` (both in the parent's coordinates)."""
-        right, left = beside.right() + _GAP, beside.left() - _GAP - self.width()
-        if right + self.width() <= within.right() or left >= within.left():
-            x = right if right + self.width() <= within.right() else left
-            y = beside.top() - 8
+    def move_next_to(self, cell: QRect, bounds: QRect) -> None:
+        """Show the card next to the map's cell at `cell`, inside `bounds`; both are in the parent's coordinates."""
+        right, left = cell.right() + _GAP, cell.left() - _GAP - self.width()
+        if right + self.width() <= bounds.right() or left >= bounds.left():
+            x = right if right + self.width() <= bounds.right() else left
+            y = cell.top() - 8
         else:  # no space at either side: below, or above
-            below, x = beside.bottom() + _GAP, beside.center().x() - self.width() // 2
-            y = below if below + self.height() <= within.bottom() else beside.top() - _GAP - self.height()
-        x = min(x, within.right() - self.width())
-        y = min(y, within.bottom() - self.height())
-        self.move(QPoint(max(within.left(), x), max(within.top(), y)))
+            below, x = cell.bottom() + _GAP, cell.center().x() - self.width() // 2
+            y = below if below + self.height() <= bounds.bottom() else cell.top() - _GAP - self.height()
+        x = min(x, bounds.right() - self.width())
+        y = min(y, bounds.bottom() - self.height())
+        self.move(QPoint(max(bounds.left(), x), max(bounds.top(), y)))
         self.show()
         self.raise_()
 
@@ -90,7 +89,7 @@ class BlockCard(QFrame):
         column.addWidget(self._rows)
         column.addWidget(self._text)
 
-    def _fit_height(self) -> None:
+    def _adjust_height(self) -> None:
         layout = self.layout()
         assert layout is not None, "made in _build"
         layout.activate()
@@ -98,7 +97,7 @@ class BlockCard(QFrame):
 
     def _fill_rows(self, facts: BlockFacts, notes: tuple[tuple[str, str], ...]) -> None:
         if not facts.rows:
-            self._rows.setText(facts.empty)
+            self._rows.setText(facts.empty_text)
             return
         muted = self._theme.muted
         lines = (
@@ -107,15 +106,14 @@ class BlockCard(QFrame):
         )
         self._rows.setText(f"<table cellspacing='0' cellpadding='1'>{''.join(lines)}</table>")
 
-    def _fill_text(self, content: BlockContent | None, instead: str) -> None:
+    def _fill_text(self, content: BlockContent | None, placeholder: str) -> None:
         if content is not None and content.token_ids:
-            text = content.text if len(content.text) <= _MAX_TEXT else content.text[:_MAX_TEXT] + "…"
+            text = content.text if len(content.text) <= _MAX_TEXT_CHARS else content.text[:_MAX_TEXT_CHARS] + "…"
             self._text.setText(text.replace("\n", "⏎\n") or "(no printable text)")
         else:
-            self._text.setText(instead)
+            self._text.setText(placeholder)
         self._text.setVisible(bool(self._text.text()))
 
 
-def _ink_on(color: str) -> str:
-    """Return a dark or light text colour, whichever contrasts more with `color`."""
+def _text_color_on(color: str) -> str:
     return "#0d0f13" if QColor(color).lightnessF() > 0.45 else "#f4f6fa"

@@ -45,36 +45,34 @@ _EMPTY_LOWER_ROW: Final = "Empty, until a block is swapped out or moved down."
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """Facts about one block, as shown on its card and announced by screen readers."""
-
     block: int
     title: str
     """For example "Block 7" or "Host block 12"."""
     state: str
-    """"free", "active", "cached", "shared", "unmapped", "reserved", "swapped out" or "unknown"."""
+    """"free", "active", "cached", "shared", "unmapped", "reserved", "swapped out", "not assigned" or "unknown"."""
     color: str
-    """Name of the block's colour in the theme."""
+    """Name of the block's colour in the theme, for example "block_active"."""
     rows: tuple[tuple[str, str], ...]
     """(label, value) pairs, most informative first."""
     holders: tuple[int, ...]
-    """Requests whose block tables hold the block, at most `MAX_HOLDERS_NAMED`."""
+    """Numbers of the requests whose block tables contain the block, at most `MAX_HOLDERS_NAMED`."""
     owner: int | None
-    asked: BlockTextLookup | None
-    """Key for requesting the block's token text; None if the block holds none."""
+    """Number of the request that wrote the block; None if unknown, or if the block has no content."""
+    text_lookup: BlockTextLookup | None
+    """Key for requesting the text of the block's tokens; None if the block has no tokens."""
 
     is_state: bool
-    """Whether this is a recurrent state instead of a KV block."""
-    empty: str
+    """Whether the block is a recurrent state instead of KV of tokens."""
+    empty_text: str
     """Explanation for a block without content, otherwise ""."""
 
     @property
-    def is_cached_below(self) -> bool:
-        """Whether this is a cached prefix in a lower tier, whose cell is duller than that of a swapped-out block."""
+    def is_cached_in_lower_tier(self) -> bool:
+        """Whether this is a cached prefix in a lower tier, which is drawn duller than a swapped-out block there."""
         return self.state == "cached" and any(self.color == style.color for style in TIER_STYLES.values())
 
     @property
     def sentence(self) -> str:
-        """All facts in one line, for screen readers."""
         return ", ".join([f"{self.title}: {self.state}", *(f"{k.lower()} {v}" for k, v in self.rows)])
 
 
@@ -85,23 +83,23 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     location = locate_block(mirror.hello.cache, block)
     if ledger.tier[block] == Tier.UNKNOWN:  # rows of unknown tiers follow those on disk
         location = replace(location, tier=Tier.UNKNOWN)
-    state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state(ledger, block)
+    state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state_name(ledger, block)
     capabilities = mirror.capabilities
     owner = int(ledger.owner[block]) if capabilities.owners else NO_OWNER
-    holds = state not in _EMPTY
+    has_content = state not in _EMPTY
     holders = _holders(mirror, block) if capabilities.ref_counts and ledger.ref_count[block] > 0 else ()
     return BlockFacts(
         block=block,
         title=location.name if capabilities.physical_rows else location.name.replace("Block", "Slot", 1),
-        state=state if capabilities.free_rows or holds else "not assigned",
-        color=_color(ledger, block, state),
-        rows=tuple(_rows(mirror, block, block_size, holders)) if holds else (),
+        state=state if capabilities.free_rows or has_content else "not assigned",
+        color=_color_name(ledger, block, state),
+        rows=tuple(_fact_rows(mirror, block, block_size, holders)) if has_content else (),
         holders=holders,
-        owner=None if owner == NO_OWNER or not holds else owner,
-        asked=lookup_of(mirror, block) if holds else None,
+        owner=None if owner == NO_OWNER or not has_content else owner,
+        text_lookup=lookup_of(mirror, block) if has_content else None,
         is_state=ledger.tier[block] in STATE_TIERS,
-        empty=""
-        if holds
+        empty_text=""
+        if has_content
         else _NO_KNOWN_BLOCK
         if not capabilities.free_rows
         else _EMPTY_LOWER_ROW
@@ -110,7 +108,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     )
 
 
-def _state(ledger: Ledger, block: int) -> str:
+def _state_name(ledger: Ledger, block: int) -> str:
     state = BlockState(int(ledger.state[block]))
     if state is not BlockState.ACTIVE:
         return _STATES[state]
@@ -119,7 +117,7 @@ def _state(ledger: Ledger, block: int) -> str:
     return "shared" if ledger.ref_count[block] > 1 else _STATES[state]
 
 
-def _color(ledger: Ledger, block: int, state: str) -> str:
+def _color_name(ledger: Ledger, block: int, state: str) -> str:
     if state in _EMPTY:
         return "block_free" if state == "free" else "block_unmapped"
     if state == "unknown":
@@ -127,15 +125,15 @@ def _color(ledger: Ledger, block: int, state: str) -> str:
     return TIER_STYLES[Tier(int(ledger.tier[block]))].color or f"block_{state}"
 
 
-def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
+def _fact_rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
     assert mirror.hello is not None, "it has blocks"
     ledger, capabilities, cache = mirror.ledger, mirror.capabilities, mirror.hello.cache
-    held = _held_text(mirror, block, holders)
-    rows = [("Holds", held)] if held else [("Owner", _owner(mirror, block, holders))]
+    held_text = _held_text(mirror, block, holders)
+    rows = [("Holds", held_text)] if held_text else [("Owner", _owner_text(mirror, block, holders))]
     if not capabilities.ref_counts:
         rows.append(("Held by", UNKNOWN))
-    elif (refs := int(ledger.ref_count[block])) > 1:
-        rows.append(("Held by", f"{refs} requests: {_names_text(holders, refs)}"))
+    elif (num_holders := int(ledger.ref_count[block])) > 1:
+        rows.append(("Held by", f"{num_holders} requests: {_holders_text(holders, num_holders)}"))
     tier = Tier(int(ledger.tier[block]))
     if len(groups := cache.groups) > 1:
         number = min(int(ledger.group[block]), len(groups) - 1)
@@ -145,7 +143,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
         rows.append(("KV group", f"{number}: {group_name(groups[number])}{of_size}"))
     if tier in STATE_TIERS:
         if num_tokens := int(ledger.filled[block]):
-            rows.append(("After", _state_tokens(num_tokens, block_size)))
+            rows.append(("After", _state_tokens_text(num_tokens, block_size)))
     else:
         filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
         rows.append(("Filled", filled if capabilities.filled else UNKNOWN))
@@ -157,7 +155,9 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     if position := eviction_position(ledger, block):
         rows.append(("Eviction order", position))
     if (share := attention_share(int(ledger.attention[block]))) is not None:
-        rows.append(("Attention", f"{percent(share, _digits(share))} of {_attention_source(mirror, block, holders)}"))
+        rows.append(
+            ("Attention", f"{percent(share, _share_digits(share))} of {_attention_source(mirror, block, holders)}")
+        )
     if (skipped := skipped_share(int(ledger.skipped[block]))) is not None:
         rows.append(
             ("Skipped by attention", f"by {percent(skipped)} of the sparse layers and heads" if skipped else "by none")
@@ -169,8 +169,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     return rows
 
 
-def _state_tokens(num_tokens: int, limit: int) -> str:
-    """Describe the tokens that a recurrent state covers. The ledger's count saturates at `limit`."""
+def _state_tokens_text(num_tokens: int, limit: int) -> str:
     beyond = " or more" if num_tokens == limit == MAX_BLOCK_SIZE else ""
     return f"the first {plural(num_tokens, 'token')} of its text{beyond}"
 
@@ -179,38 +178,38 @@ def eviction_position(ledger: Ledger, block: int) -> str:
     """Return the eviction position of `block` within its tier, such as `no. 12 of 340 cached blocks, after 20 free
     blocks`.
 
-    Empty for a block in use or pinned, or if the order is not reported.
+    Empty for a block in use or pinned, or if the engine does not report the order.
     """
     order = ledger.eviction_order
     if not order[block]:
         return ""
-    of_tier = ledger.tier == ledger.tier[block]
-    queued = of_tier & (order != 0)
-    number = int(np.count_nonzero(queued & (order < order[block]))) + 1
-    is_free = of_tier & (ledger.state == BlockState.FREE)
-    num_queued, num_free = np.count_nonzero(queued), np.count_nonzero(is_free & ~queued)
-    if (is_free & queued).any():  # an engine with one queue for free and cached blocks
-        of = f"of {plural(int(num_queued), 'block')} that may be allocated"
+    is_in_tier = ledger.tier == ledger.tier[block]
+    is_queued = is_in_tier & (order != 0)
+    number = int(np.count_nonzero(is_queued & (order < order[block]))) + 1
+    is_free = is_in_tier & (ledger.state == BlockState.FREE)
+    num_queued, num_free = np.count_nonzero(is_queued), np.count_nonzero(is_free & ~is_queued)
+    if (is_free & is_queued).any():  # an engine with one queue for free and cached blocks
+        queue_text = f"of {plural(int(num_queued), 'block')} that may be allocated"
     else:
-        of = f"of {plural(int(num_queued), 'cached block')}"
+        queue_text = f"of {plural(int(num_queued), 'cached block')}"
         if num_free and ledger.tier[block] == Tier.HBM:  # lower tiers keep some slots free for moves
-            of += f", after {plural(int(num_free), 'free block')}"
-    return f"next {of}" if number == 1 else f"no. {count(number)} {of}"
+            queue_text += f", after {plural(int(num_free), 'free block')}"
+    return f"next {queue_text}" if number == 1 else f"no. {count(number)} {queue_text}"
 
 
 def _held_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
-    """Describe what a slot of a lower tier holds for a request, or return "" if nothing."""
+    """Return which part of a request a slot of a lower tier stores, or "" if no request uses the slot."""
     if mirror.ledger.tier[block] not in LOWER_TIERS or not holders:
         return ""
     number = holders[0]
     if mirror.ledger.tier[block] == Tier.HOST_STATES:
         return f"the recurrent state of request #{number} (swapped out)"
-    place = mirror.requests.index_in_tables(number, block)
-    index = None if place is None else place[1]
+    group_and_index = mirror.requests.index_in_tables(number, block)
+    index = None if group_and_index is None else group_and_index[1]
     return f"block {index} of request #{number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
 
 
-def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
+def _owner_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     owner = int(mirror.ledger.owner[block])
     if not mirror.capabilities.owners:
         return UNKNOWN
@@ -219,9 +218,9 @@ def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     return f"request #{owner}" if holders else f"request #{owner}, which released it"
 
 
-def _names_text(holders: tuple[int, ...], refs: int) -> str:
+def _holders_text(holders: tuple[int, ...], num_holders: int) -> str:
     names = ", ".join(str(number) for number in holders)
-    return names + (" …" if refs > len(holders) else "")
+    return names + (" …" if num_holders > len(holders) else "")
 
 
 def _last_use_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
@@ -232,16 +231,15 @@ def _last_use_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     return f"step {count(last_used)}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"
 
 
-def _digits(share: float) -> int:
+def _share_digits(share: float) -> int:
     return 0 if share >= 0.1 else 1 if share >= 0.01 else 2
 
 
 def _attention_source(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
-    """Describe which request's attention was measured, and how many steps ago."""
-    measured = int(mirror.ledger.attention_step[block])
-    age = max(0, mirror.step - measured)
-    whose = f"request #{holders[0]}'s" if len(holders) == 1 else "a request's"
-    return f"{whose}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"
+    measured_step = int(mirror.ledger.attention_step[block])
+    age = max(0, mirror.step - measured_step)
+    holder = f"request #{holders[0]}'s" if len(holders) == 1 else "a request's"
+    return f"{holder}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"
 
 
 def _holders(mirror: Mirror, block: int) -> tuple[int, ...]:

@@ -13,10 +13,12 @@ from kvscope_app.views.page_map.color_modes import COLOR_MODES, ColorMode
 def color_actions(
     group: str,
     set_mode: Callable[[ColorMode], object],
-    mode_now: Callable[[], ColorMode],
+    current_mode: Callable[[], ColorMode],
     why_not: Callable[[ColorMode], str] | None = None,
 ) -> list[ActionSpec]:
-    """Return one action per mode, with its number as shortcut; the current mode's action is checked."""
+    """Return one action per mode, with the mode's number (counted from 1) as shortcut; the current mode's action is
+    checked.
+    """
     return [
         ActionSpec(
             f"color_{mode}",
@@ -27,7 +29,7 @@ def color_actions(
             checkable=True,
             exclusive="color",
             why_not=None if why_not is None else partial(why_not, mode),
-            checked=partial(lambda mode: mode_now() == mode, mode),
+            checked=partial(lambda mode: current_mode() == mode, mode),
         )
         for number, mode in enumerate(COLOR_MODES, start=1)
     ]

@@ -25,46 +25,46 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 Keys = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.uint32] | slice
 
-NONE: Final = 0
 UNMAPPED: Final = 1
 FREE: Final = 2
 NUM_KEYS: Final = 256
-_HOLLOW: Final = 0.66
+_HOLLOW_SHARE: Final = 0.66
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColorMode:
-    """One way to colour the page map, with its keys, colours, legend and requirements. `str()` gives its name."""
+    """One way to colour the page map: its keys, colours, legend and requirements. `str()` returns its name."""
 
     name: str
     """Identifier on the button and in menus, settings and layouts; must never change."""
     tip: str
     keys: Callable[[Ledger, Rows, int, int], Keys]
-    """Function (ledger, rows, block size, step) -> keys of `rows` (ids of shape (n,), or a slice), shape (n,)."""
+    """Function (ledger, rows, block size, step) -> keys of `rows`, shape (n,). `rows`: block ids of shape (n,), or a
+    slice.
+    """
     colors: Callable[[Theme], Mapping[int, str]]
-    """Colour of each key of a block with content."""
+    """Function that returns the colour of each key that a block with content can have."""
     swatches: Callable[[Theme, ShownItems], Sequence[LegendSwatch]] = lambda theme, shown: ()
-    """Function that returns the discrete colours that the legend explains."""
     scale: Callable[[ShownItems], Scale | None] = lambda shown: None
-    """Function that returns the colour gradient that the legend explains, or None."""
     is_available: Callable[[Capabilities], bool] = lambda capabilities: True
-    """Whether an engine with the given capabilities reports what the mode needs."""
     needs: str = ""
-    """Data that an engine must report for the mode; empty for the KV group mode, which only needs several
-    groups."""
+    """Data that the mode needs from an engine, as text for the user; empty for the KV group mode, which needs several
+    groups.
+    """
     hint: str = ""
-    """Hint for the user if an engine that accepts commands does not report what the mode needs."""
-    by_request: bool = False
-    """Whether each request has a colour. The legend then lists the running requests in one line, since they come and
-    go."""
-    by_step: bool = False
-    """Whether colours change with each step even if no block changes."""
+    """Instruction for the user on how to make an engine that accepts commands report the data."""
+    has_request_colors: bool = False
+    """Whether colours identify requests. The legend then keeps one line, because its entries come and go with the
+    requests.
+    """
+    depends_on_step: bool = False
+    """Whether keys depend on the current step, so that they change even if no block does."""
 
     def __str__(self) -> str:
         return self.name
 
     def why_not(self, capabilities: Capabilities) -> str:
-        """Return why blocks of such an engine cannot be coloured by this mode, or "" if they can."""
+        """Return why blocks of an engine with `capabilities` cannot be coloured by this mode, or "" if they can."""
         if self.is_available(capabilities):
             return ""
         how = f": {self.hint}" if self.hint and capabilities.commands else plugin_hint(capabilities)
@@ -73,7 +73,6 @@ class ColorMode:
         return f"{engine_name(capabilities)} does not report {self.needs}{how}"
 
     def key_colors(self, theme: Theme) -> list[str]:
-        """Return the colour of each of the 256 keys; unused keys get the background colour."""
         colors = [theme.base] * NUM_KEYS
         colors[UNMAPPED] = theme.block_unmapped
         colors[FREE] = theme.block_free
@@ -82,15 +81,14 @@ class ColorMode:
         return colors
 
     def legend(self, theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-        """Return the mode's discrete colours, then the marks and flashes, which are the same in every mode."""
         return [*self.swatches(theme, shown), *common_swatches(theme, shown)]
 
 
 def gradient(stops: tuple[str, ...], share: float) -> str:
     """Return the colour at `share` (0 to 1) along evenly spaced `stops`."""
-    place = min(max(share, 0.0), 1.0) * (len(stops) - 1)
-    index = min(int(place), len(stops) - 2)
-    return mix(stops[index], stops[index + 1], place - index)
+    position = min(max(share, 0.0), 1.0) * (len(stops) - 1)
+    index = min(int(position), len(stops) - 2)
+    return mix(stops[index], stops[index + 1], position - index)
 
 
 def shades(first: int, stops: tuple[str, ...], num_steps: int) -> dict[int, str]:
@@ -100,14 +98,13 @@ def shades(first: int, stops: tuple[str, ...], num_steps: int) -> dict[int, str]
 
 def hollow(color: str, theme: Theme) -> str:
     """Return the colour for the empty slots of a cell whose filled slots have `color`."""
-    return mix(color, theme.block_free, _HOLLOW)
+    return mix(color, theme.block_free, _HOLLOW_SHARE)
 
 
 HAS_CONTENT: Final = np.isin(np.arange(256), (BlockState.FREE, BlockState.UNMAPPED), invert=True)
-"""Whether a block holds content, indexed by `BlockState`."""
 
 
-def _without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
+def _set_keys_without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
     """Overwrite the keys of free and unmapped blocks, which look the same in every mode."""
     result[state == BlockState.FREE] = FREE
     result[state == BlockState.UNMAPPED] = UNMAPPED
@@ -119,28 +116,28 @@ def _without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
 DISK_CACHED: Final = 3
 HOST_CACHED: Final = 4
 DISK: Final = 5
-"""Key of a block on disk that a swapped-out request still needs. `HOST` is the same in host memory."""
+"""Key of a block on disk that a swapped-out request needs. `HOST` is the same in host memory."""
 HOST: Final = 6
 CACHED: Final = 7
 ACTIVE: Final = 8
 SHARED: Final = 9
 UNKNOWN: Final = 10
-"""Key of a block in a state or tier of a later protocol version."""
-_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
-"""Key by [tier, state]."""
-_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
-_KEYS[Tier.HOST, :4] = (FREE, HOST, HOST_CACHED, UNMAPPED)
-_KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)
-_KEYS[Tier.STATES], _KEYS[Tier.HOST_STATES] = _KEYS[Tier.HBM], _KEYS[Tier.HOST]
+"""Key of a block in a state or tier that only a later protocol version defines."""
+_STATE_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
+"""Key of each combination of tier and state, indexed by [tier, state]."""
+_STATE_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
+_STATE_KEYS[Tier.HOST, :4] = (FREE, HOST, HOST_CACHED, UNMAPPED)
+_STATE_KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)
+_STATE_KEYS[Tier.STATES], _STATE_KEYS[Tier.HOST_STATES] = _STATE_KEYS[Tier.HBM], _STATE_KEYS[Tier.HOST]
 
 
 def _state_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     state, tier = ledger.state[rows], ledger.tier[rows]
-    result: Keys = _KEYS[Tier.HBM][state]
+    result: Keys = _STATE_KEYS[Tier.HBM][state]
     result[(ledger.ref_count[rows] > 1) & (state == BlockState.ACTIVE)] = SHARED
-    elsewhere = tier != Tier.HBM
-    if elsewhere.any():
-        result[elsewhere] = _KEYS[tier[elsewhere], state[elsewhere]]
+    is_other_tier = tier != Tier.HBM
+    if is_other_tier.any():
+        result[is_other_tier] = _STATE_KEYS[tier[is_other_tier], state[is_other_tier]]
     return result
 
 
@@ -164,12 +161,12 @@ def _state_colors(theme: Theme) -> dict[int, str]:
 
 
 def _state_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    unknown = [LegendSwatch(theme.muted, "unknown")] if shown.unknown else []
-    if shown.prefixes_alone:
-        return [LegendSwatch(theme.block_cached, "cached prefix"), *_kept_swatches(theme, shown), *unknown]
-    if shown.reserved:  # no block is shared or cached in this case
-        held = LegendSwatch(hollow(theme.block_active, theme), "held, empty slots")
-        return [LegendSwatch(theme.block_active, "active"), held, *unknown]
+    unknown = [LegendSwatch(theme.muted, "unknown")] if shown.has_unknown else []
+    if shown.has_only_prefixes:
+        return [LegendSwatch(theme.block_cached, "cached prefix"), *_prefix_swatches(theme, shown), *unknown]
+    if shown.has_reserved:  # no block is shared or cached in this case
+        empty_slots = LegendSwatch(hollow(theme.block_active, theme), "held, empty slots")
+        return [LegendSwatch(theme.block_active, "active"), empty_slots, *unknown]
     pool = [(theme.block_active, "active"), (theme.block_shared, "shared"), (theme.block_cached, "cached")]
     return [LegendSwatch(*each) for each in pool] + _lower_swatches(theme, shown) + unknown
 
@@ -186,8 +183,7 @@ def _lower_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
     return result
 
 
-def _kept_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    """Return swatches of lower tiers for engines that report only their cached prefixes."""
+def _prefix_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
     tiers = _lower_tiers(theme, shown)
     return [LegendSwatch(lower_cached(color, theme), f"{word}: cached prefix") for color, word in tiers]
 
@@ -212,7 +208,7 @@ def _owner_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     state = ledger.state[rows]
     result = (ledger.owner[rows] % NUM_OWNER_KEYS).astype(np.uint8)
     result += np.where(state == BlockState.ACTIVE, np.uint8(OWNER_ACTIVE), np.uint8(OWNER_CACHED))
-    return _without_content(result, state)
+    return _set_keys_without_content(result, state)
 
 
 def _owner_colors(theme: Theme) -> dict[int, str]:
@@ -235,7 +231,7 @@ OWNER: Final = ColorMode(
     _owner_swatches,
     is_available=lambda capabilities: capabilities.owners,
     needs="block owners",
-    by_request=True,
+    has_request_colors=True,
 )
 
 
@@ -243,8 +239,9 @@ OWNER: Final = ColorMode(
 
 FILL_FULL: Final = 3
 FILL_STEPS: Final = 100
-"""Number of steps from a full block (key `FILL_FULL`) to a held but empty one (the highest key, so that waste is
-visible)."""
+"""Number of steps from a full block (key `FILL_FULL`) to an empty block in use, which has the highest key so that
+wasted memory stays visible.
+"""
 
 
 def _fill_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
@@ -253,11 +250,10 @@ def _fill_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     filled[np.isin(ledger.tier[rows], STATE_TIERS)] = block_size
     by_filled = FILL_FULL + np.rint((1 - np.arange(block_size + 1) / block_size) * FILL_STEPS)
     result = by_filled.astype(np.uint8)[filled]
-    return _without_content(result, ledger.state[rows])
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _fill_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from a full block to a held, empty one."""
     return (mix(theme.block_active, theme.base, 0.45), theme.block_active, theme.block_cached, theme.bad)
 
 
@@ -287,23 +283,22 @@ MAX_HOLDERS: Final = 16
 def _sharing_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     holders = np.clip(ledger.ref_count[rows], 0, MAX_HOLDERS)
     result = (holders + UNHELD).astype(np.uint8)
-    return _without_content(result, ledger.state[rows])
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _sharing_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from one holder to many."""
-    far = "#fff4c2" if theme.is_dark else "#4a0d3c"
-    return (theme.block_active, theme.block_shared, far)
+    many_holders = "#fff4c2" if theme.is_dark else "#4a0d3c"
+    return (theme.block_active, theme.block_shared, many_holders)
 
 
-def _unheld(theme: Theme) -> str:
+def _unheld_color(theme: Theme) -> str:
     return mix(theme.block_cached, theme.block_free, 0.62)
 
 
 def _sharing_colors(theme: Theme) -> dict[int, str]:
     steps = MAX_HOLDERS - 1
     colors = [gradient(_sharing_stops(theme), (index / steps) ** 0.6) for index in range(steps + 1)]
-    return {UNHELD: _unheld(theme)} | {ONE_HOLDER + index: color for index, color in enumerate(colors)}
+    return {UNHELD: _unheld_color(theme)} | {ONE_HOLDER + index: color for index, color in enumerate(colors)}
 
 
 SHARING: Final = ColorMode(
@@ -311,7 +306,7 @@ SHARING: Final = ColorMode(
     "Number of requests that hold it",
     _sharing_keys,
     _sharing_colors,
-    lambda theme, shown: [LegendSwatch(_unheld(theme), "cached, not held")],
+    lambda theme, shown: [LegendSwatch(_unheld_color(theme), "cached, not held")],
     lambda shown: (_sharing_stops, "1 request", "16 or more"),
     is_available=lambda capabilities: capabilities.ref_counts,
     needs="reference counts",
@@ -323,23 +318,22 @@ SHARING: Final = ColorMode(
 OLDEST: Final = 3
 AGE_STEPS: Final = 120
 _MAX_AGE: Final = (1 << 16) - 1
-_HALVINGS: Final = 14.0
-"""Number of doublings of the age that the colour range covers; each is an equal step in colour."""
+_AGE_DOUBLINGS: Final = 14.0
+"""Number of times that the age doubles over the range of colours. Each doubling is an equal step in colour."""
 _KEY_BY_AGE: Final = (
-    OLDEST + np.clip(AGE_STEPS * (1 - np.log2(np.arange(_MAX_AGE + 1) + 1.0) / _HALVINGS), 0, AGE_STEPS)
+    OLDEST + np.clip(AGE_STEPS * (1 - np.log2(np.arange(_MAX_AGE + 1) + 1.0) / _AGE_DOUBLINGS), 0, AGE_STEPS)
 ).astype(np.uint8)
 
 
 def _age_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     last_used = ledger.last_used_step[rows]
-    now = np.uint32(step & 0xFFFFFFFF)
-    age = np.minimum(now - np.minimum(last_used, now), np.uint32(_MAX_AGE))
+    current_step = np.uint32(step & 0xFFFFFFFF)
+    age = np.minimum(current_step - np.minimum(last_used, current_step), np.uint32(_MAX_AGE))
     result: Keys = _KEY_BY_AGE[age]
-    return _without_content(result, ledger.state[rows])
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _age_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from long unused to used in this step."""
     if theme.is_dark:
         return ("#2b2f5e", "#6a3d9a", "#d2527f", "#ffb454", "#fff3b0")
     return ("#cfd6ea", "#a9a3d8", "#a9559f", "#a32a55", "#5c0f1f")
@@ -357,61 +351,62 @@ AGE: Final = ColorMode(
     scale=lambda shown: (_age_stops, "long unused", "used now"),
     is_available=lambda capabilities: capabilities.last_used,
     needs="last use of blocks",
-    by_step=True,
+    depends_on_step=True,
 )
 
 
 # Mode "attention": share of attention on a block.
 
 UNMEASURED: Final = 3
-PASSED_OVER: Final = 4
-"""Key of a block that no sparse layer and head selected."""
+SKIPPED_BY_ALL: Final = 4
+"""Key of a block that no sparse layer and head selected in the last decode."""
 COLDEST: Final = 5
 ATTENTION_STEPS: Final = 120
 ATTENTION_HALVINGS: Final = 13
-"""Number of halvings of the share that the colour range covers, each an equal step in colour; a share of 0.01 % or less
-gets the coldest colour."""
+"""Number of times that the share halves over the range of colours. Each halving is an equal step in colour; shares of
+about 0.01 % or less have the coldest colour.
+"""
 
 
 def _attention_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
-    """Return keys by share of attention; where that is not measured, by the share of sparse layers and heads that
-    selected the block."""
+    """Return keys by share of attention; where it is not measured, by the share of sparse layers and heads that
+    selected the block.
+    """
     units, skipped = ledger.attention[rows], ledger.skipped[rows]
     halvings = -np.log2(np.maximum(attention_shares(units), 2.0**-ATTENTION_HALVINGS))
     levels = np.where(units == 0, 1 - attention_shares(skipped), 1 - halvings / ATTENTION_HALVINGS)
     result = (COLDEST + np.rint(ATTENTION_STEPS * levels)).astype(np.uint8)
     result[(units == 0) & (skipped == 0)] = UNMEASURED
-    result[attention_shares(skipped) >= 1.0] = PASSED_OVER
-    return _without_content(result, ledger.state[rows])
+    result[attention_shares(skipped) >= 1.0] = SKIPPED_BY_ALL
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _attention_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from hardly any attention to all of it."""
     if theme.is_dark:
         return ("#1c3f63", "#2f7fa3", "#c9b458", "#f2803a", "#fff1cf")
     return ("#cfe3f2", "#86b6d6", "#e0b04a", "#d2541b", "#5c0f0f")
 
 
-def _unmeasured(theme: Theme) -> str:
+def _unmeasured_color(theme: Theme) -> str:
     return mix(theme.muted, theme.block_free, 0.7)
 
 
-def _passed_over(theme: Theme) -> str:
+def _skipped_color(theme: Theme) -> str:
     return mix(_attention_stops(theme)[0], theme.block_free, 0.6)
 
 
 def _attention_colors(theme: Theme) -> dict[int, str]:
-    marks = {UNMEASURED: _unmeasured(theme), PASSED_OVER: _passed_over(theme)}
-    return marks | shades(COLDEST, _attention_stops(theme), ATTENTION_STEPS)
+    fixed_colors = {UNMEASURED: _unmeasured_color(theme), SKIPPED_BY_ALL: _skipped_color(theme)}
+    return fixed_colors | shades(COLDEST, _attention_stops(theme), ATTENTION_STEPS)
 
 
 def _attention_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    nobody = [LegendSwatch(_passed_over(theme), "skipped by all")] if shown.choices else []
-    return [*nobody, LegendSwatch(_unmeasured(theme), "not measured")]
+    skipped = [LegendSwatch(_skipped_color(theme), "skipped by all")] if shown.has_sparse_attention else []
+    return [*skipped, LegendSwatch(_unmeasured_color(theme), "not measured")]
 
 
 def _attention_scale(shown: ShownItems) -> Scale:
-    if shown.choices and not shown.attention:  # decodes select among blocks, and attention is not measured
+    if shown.has_sparse_attention and not shown.has_measured_attention:
         return _attention_stops, "selected by few heads", "by all"
     return _attention_stops, "0.01 %", "all attention"
 
@@ -440,7 +435,7 @@ def _group_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     state = ledger.state[rows]
     result: Keys = ledger.group[rows] % np.uint8(NUM_GROUP_KEYS)
     result += np.where(state == BlockState.ACTIVE, np.uint8(GROUP_ACTIVE), np.uint8(GROUP_CACHED))
-    return _without_content(result, state)
+    return _set_keys_without_content(result, state)
 
 
 def _group_colors(theme: Theme) -> dict[int, str]:
@@ -453,7 +448,7 @@ def _group_colors(theme: Theme) -> dict[int, str]:
 def _group_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
     colors = owner_colors(theme)
     return [
-        LegendSwatch(colors[number % NUM_GROUP_KEYS], f"{number}: {words}") for number, words in enumerate(shown.groups)
+        LegendSwatch(colors[number % NUM_GROUP_KEYS], f"{number}: {name}") for number, name in enumerate(shown.groups)
     ]
 
 
@@ -471,7 +466,7 @@ GROUP: Final = ColorMode(
 
 IN_USE: Final = 3
 NO_ORDER: Final = 4
-"""Key of a cached block that is pinned, or whose order is not reported."""
+"""Key of a cached block that is pinned, or for which the engine reports no eviction order."""
 EVICTED_LAST: Final = 5
 EVICTION_STEPS: Final = 120
 
@@ -480,30 +475,29 @@ def _eviction_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Ke
     order, state, tier = ledger.eviction_order[rows], ledger.state[rows], ledger.tier[rows]
     result = np.where(state == BlockState.CACHED, NO_ORDER, IN_USE).astype(np.uint8)
     is_queued = (ledger.state == BlockState.CACHED) & (ledger.eviction_order != 0)
-    for one_tier in np.unique(tier[order != 0]):  # the order is counted per tier
-        queued = ledger.eviction_order[is_queued & (ledger.tier == one_tier)]
-        first, last = (int(queued.min()), int(queued.max())) if queued.size else (0, 0)
-        of_tier = (order != 0) & (tier == one_tier)
-        nearness = (last - np.clip(order[of_tier], first, last).astype(np.int64)) / max(last - first, 1)
-        result[of_tier] = EVICTED_LAST + np.rint(EVICTION_STEPS * nearness)
-    return _without_content(result, state)
+    for current_tier in np.unique(tier[order != 0]):  # the order is counted per tier
+        queued_order = ledger.eviction_order[is_queued & (ledger.tier == current_tier)]
+        first, last = (int(queued_order.min()), int(queued_order.max())) if queued_order.size else (0, 0)
+        is_in_tier = (order != 0) & (tier == current_tier)
+        share_of_order = (last - np.clip(order[is_in_tier], first, last).astype(np.int64)) / max(last - first, 1)
+        result[is_in_tier] = EVICTED_LAST + np.rint(EVICTION_STEPS * share_of_order)
+    return _set_keys_without_content(result, state)
 
 
 def _eviction_stops(theme: Theme) -> tuple[str, ...]:
-    """Return the colours from the block evicted last to the one evicted next."""
     return (mix(theme.block_cached, theme.base, 0.6), theme.block_cached, theme.warn, theme.bad)
 
 
-def _in_use(theme: Theme) -> str:
+def _in_use_color(theme: Theme) -> str:
     return mix(theme.block_active, theme.base, 0.55)
 
 
-def _no_order(theme: Theme) -> str:
+def _no_order_color(theme: Theme) -> str:
     return mix(theme.muted, theme.base, 0.6)
 
 
 def _eviction_colors(theme: Theme) -> dict[int, str]:
-    return {IN_USE: _in_use(theme), NO_ORDER: _no_order(theme)} | shades(
+    return {IN_USE: _in_use_color(theme), NO_ORDER: _no_order_color(theme)} | shades(
         EVICTED_LAST, _eviction_stops(theme), EVICTION_STEPS
     )
 
@@ -514,20 +508,19 @@ EVICTION: Final = ColorMode(
     _eviction_keys,
     _eviction_colors,
     lambda theme, shown: [
-        LegendSwatch(_in_use(theme), "in use"),
-        LegendSwatch(_no_order(theme), "protected or not reported"),
+        LegendSwatch(_in_use_color(theme), "in use"),
+        LegendSwatch(_no_order_color(theme), "protected or not reported"),
     ],
     lambda shown: (_eviction_stops, "evicted last", "evicted next"),
     is_available=lambda capabilities: capabilities.eviction_order,
     needs="the order of eviction",
-    by_step=True,
+    depends_on_step=True,
 )
 
 COLOR_MODES: Final = (STATE, OWNER, FILL, SHARING, AGE, ATTENTION, GROUP, EVICTION)
-"""All modes, in the order of menus and shortcuts."""
 MODE_NAMES: Final = tuple(mode.name for mode in COLOR_MODES)
 
 
 def mode_named(name: str) -> ColorMode:
-    """Return the mode with that name, or `STATE` if there is none."""
+    """Return the mode called `name`, or `STATE` if there is none."""
     return next((mode for mode in COLOR_MODES if mode.name == name), STATE)

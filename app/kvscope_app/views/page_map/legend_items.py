@@ -20,8 +20,9 @@ Scale = tuple[Callable[[Theme], tuple[str, ...]], str, str]
 
 
 class LegendSwatch(NamedTuple):
-    """Colour and label of a legend entry, drawn as a plain square, as a flash with its glyph, or with a pin's
-    corner."""
+    """Colour and label of a legend entry. It is drawn as a plain square, as a flash with its glyph, or with a pin's
+    corner.
+    """
 
     color: str
     label: str
@@ -31,43 +32,39 @@ class LegendSwatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShownItems:
-    """Features of an engine that the legend must explain, besides active, shared, cached and free blocks."""
+    """What the legend must explain besides active, shared, cached and free blocks."""
 
     tiers: frozenset[Tier] = frozenset()
-    """Tiers present, except the device pool's (`Tier.HBM`)."""
-    unmapped: bool = False
-    reserved: bool = False
+    """Tiers of the engine's blocks, except the device pool (`Tier.HBM`)."""
+    has_unmapped: bool = False
+    has_reserved: bool = False
     """Whether the allocator reserves blocks before they hold tokens."""
     flashes: tuple[FlashKind, ...] = ()
-    """Kinds of flashes seen so far."""
-    unknown: bool = False
-    """Whether some blocks are in a state of a later protocol version."""
-    prefixes_alone: bool = False
-    """Whether blocks are known only while their prefix is cached; the engine does not report the holders of blocks."""
-    choices: bool = False
-    """Whether decodes select among blocks (sparse attention)."""
-    attention: bool = True
-    """Whether attention is measured."""
-    pins: bool = False
-    """Whether any block is pinned."""
+    has_unknown: bool = False
+    has_only_prefixes: bool = False
+    """Whether blocks are known only while their prefix is cached, because the engine does not report who holds them."""
+    has_sparse_attention: bool = False
+    has_measured_attention: bool = True
+    has_pins: bool = False
     owners: tuple[int, ...] = ()
-    """Numbers of the running requests that hold the most blocks, ascending, at most `MAX_OWNERS`."""
+    """Numbers of the running requests that hold the most blocks, at most `MAX_OWNERS`, ascending."""
     num_more_owners: int = 0
-    """Number of other requests that hold blocks."""
     groups: tuple[str, ...] = ()
-    """Name of each KV group."""
     may_flash: tuple[FlashKind, ...] = ()
-    """Kinds of flashes that may occur. Space is reserved for them, so that the map does not move when they do."""
+    """Kinds of flashes that can occur. The legend reserves space for them, so that the map does not move at the first
+    one.
+    """
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing to explain besides the colours of the mode, so that one line suffices."""
-        has_lower = not self.tiers.isdisjoint(LOWER_TIERS)
-        return not (has_lower or self.unmapped or self.reserved or self.flashes or self.unknown or self.prefixes_alone)
+        """Whether the mode's own colours are all that the legend explains, so that one line suffices."""
+        has_lower_tiers = not self.tiers.isdisjoint(LOWER_TIERS)
+        has_other_blocks = self.has_unmapped or self.has_reserved or self.has_unknown or self.has_only_prefixes
+        return not (has_lower_tiers or has_other_blocks or self.flashes)
 
 
 MAX_OWNERS: Final = 24
-"""More would not fit in any legend, and would hardly have distinct colours."""
+"""Maximum number of requests in a legend. More would not fit, and their colours would be hard to distinguish."""
 _FLASH_LABELS: Final = {
     FlashKind.EVICTED: "evicted",
     FlashKind.COPIED: "copied",
@@ -83,7 +80,7 @@ FLASH_MEANINGS: Final = {
 
 
 def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> ShownItems:
-    """Return what the legend must explain for `mirror`. `flashes`: kinds seen so far."""
+    """Return what the legend must explain for `mirror`, given the kinds of `flashes` seen so far."""
     if mirror.hello is None:
         return ShownItems()
     tiers = [tier for tier in mirror.hello.cache.rows_by_tier.present if tier is not Tier.HBM]
@@ -93,19 +90,18 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> ShownItems:
     capabilities, cache = mirror.capabilities, mirror.hello.cache
     return ShownItems(
         tiers=frozenset(tiers),
-        unmapped=mirror.count(BlockState.UNMAPPED) > cache.num_reserved_blocks,
-        reserved=reserved,
+        has_unmapped=mirror.count(BlockState.UNMAPPED) > cache.num_reserved_blocks,
+        has_reserved=reserved,
         flashes=kinds,
-        unknown=unknown,
-        prefixes_alone=not capabilities.free_rows,
-        choices=capabilities.sparse_decode,
-        attention=capabilities.attention,
+        has_unknown=unknown,
+        has_only_prefixes=not capabilities.free_rows,
+        has_sparse_attention=capabilities.sparse_decode,
+        has_measured_attention=capabilities.attention,
         groups=tuple(map(group_name, cache.groups)),
     )
 
 
 def may_flash(mirror: Mirror) -> tuple[FlashKind, ...]:
-    """Return the kinds for which blocks of this engine can flash."""
     if mirror.hello is None or mirror.hello.cache.allocator in RESERVING:
         return ()
     if not mirror.capabilities.free_rows:
@@ -115,24 +111,25 @@ def may_flash(mirror: Mirror) -> tuple[FlashKind, ...]:
 
 
 def owners_in(mirror: Mirror) -> tuple[tuple[int, ...], int]:
-    """Return the numbers of the requests that hold the most blocks of the pool, and how many more hold any."""
+    """Return the numbers of the requests that hold the most blocks of the pool, and the number of other requests with
+    blocks.
+    """
     ledger, size = mirror.ledger, mirror.num_blocks
-    numbers, held = np.unique(ledger.owner[:size][ledger.state[:size] == BlockState.ACTIVE], return_counts=True)
-    numbers, held = numbers[numbers > 0], held[numbers > 0]
-    most = np.sort(numbers[np.argsort(-held, kind="stable")[:MAX_OWNERS]])
-    return tuple(most.tolist()), numbers.size - most.size
+    numbers, num_held = np.unique(ledger.owner[:size][ledger.state[:size] == BlockState.ACTIVE], return_counts=True)
+    numbers, num_held = numbers[numbers > 0], num_held[numbers > 0]
+    largest = np.sort(numbers[np.argsort(-num_held, kind="stable")[:MAX_OWNERS]])
+    return tuple(largest.tolist()), numbers.size - largest.size
 
 
 def common_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    """Return the swatches that all modes share: blocks without content, marks and flashes."""
-    pins = [LegendSwatch(theme.block_free, "pinned", is_pin=True)] if shown.pins else []
+    pins = [LegendSwatch(theme.block_free, "pinned", is_pin=True)] if shown.has_pins else []
     return [*_without_content(theme, shown), *pins, *_flashes(theme, shown)]
 
 
 def _without_content(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    if shown.prefixes_alone:
+    if shown.has_only_prefixes:
         return [LegendSwatch(theme.block_free, "unused or unknown")]
-    unmapped = [LegendSwatch(theme.base, "no memory behind it")] if shown.unmapped else []
+    unmapped = [LegendSwatch(theme.base, "no memory behind it")] if shown.has_unmapped else []
     return [LegendSwatch(theme.block_free, "free"), *unmapped]
 
 

@@ -1,4 +1,4 @@
-"""Widget of the page map: blits the scene's pixels, and turns mouse and keyboard input into camera moves, cursor and
+"""Widget of the page map: paints the scene's pixels, and turns mouse and keyboard input into camera moves, cursor and
 selection.
 
 Owns the hovered block and the keyboard cursor. The scene draws all cells.
@@ -38,11 +38,10 @@ from kvscope_app.views.page_map.drawing.scene import Scene, Span
 
 ZOOM_STEP: Final = 1.25
 FADE_MS: Final = 40
-_DRAG_FROM: Final = 4
+_MIN_DRAG_DISTANCE: Final = 4
 _HEADING_PAD: Final = 5
 _MIN_SIZE: Final = QSize(180, 64)
-_RING: Final = 12
-"""Minimum size in pixels of the ring around the selected block."""
+_MIN_RING_WIDTH: Final = 12
 CELL_KEYS: Final = {
     Qt.Key.Key_Left: (-1, 0),
     Qt.Key.Key_Right: (1, 0),
@@ -51,20 +50,20 @@ CELL_KEYS: Final = {
     Qt.Key.Key_PageUp: (0, -10),
     Qt.Key.Key_PageDown: (0, 10),
 }
-"""Cells to move (right, down) for each key."""
+"""Cells to move by (right, down) for each key."""
 
 
 class PageMapCanvas(QWidget):
-    """Widget that shows `scene`. Signals carry block ids; -1 means no block."""
+    """Widget that shows `scene`. Signals have block ids, with -1 for no block."""
 
     pointed = Signal(int)
     """Emitted when the mouse or the keyboard cursor moves to another block, or off all blocks (-1)."""
     chosen = Signal(int)
     """Emitted when a block is clicked, or Enter is pressed on it."""
     menu_requested = Signal(QPoint)
-    """Emitted when the user requests the context menu of `current_block`; carries a global screen position."""
+    """Emitted with the global position for the context menu of `current_block`."""
     inspect_requested = Signal()
-    """Emitted on a double click on a block; the first click has already selected the block."""
+    """Emitted when a block is double-clicked; the first click has already selected it."""
     dismissed = Signal()
     """Emitted on Escape, or on a click outside all blocks."""
 
@@ -75,18 +74,18 @@ class PageMapCanvas(QWidget):
         self.pointed_block = -1
         self.selected_row = -1
         self.now_ns: Callable[[], int] = time.monotonic_ns
-        """Clock for fading flashes, in ns."""
+        """Clock of the fading flashes, in nanoseconds."""
         self.headings: tuple[Heading, ...] = ()
         self.cursor_block = -1
         self._pinned: frozenset[int] = frozenset()
         self.gutter = 0
         self._covered_height = 0
         self._press: QPointF | None = None
-        self._dragged_to: QPointF | None = None
+        self._last_drag_point: QPointF | None = None
         self._image = QImage()
-        self._faded_ns = 0
-        self._fader = QTimer(self, interval=FADE_MS)
-        self._fader.timeout.connect(self._fade_alone)
+        self._last_fade_ns = 0
+        self._fade_timer = QTimer(self, interval=FADE_MS)
+        self._fade_timer.timeout.connect(self._on_fade_timeout)
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
@@ -100,22 +99,21 @@ class PageMapCanvas(QWidget):
         self.update()
 
     def show_span(self, span: Span) -> None:
-        """Repaint the pixel rows the scene touched, and keep flashes fading."""
+        """Repaint the pixel rows of `span`, and start the fade timer if cells flash."""
         if span is not None:
             ratio = self.devicePixelRatioF()
             left, top = self.gutter + int(gutter_left(self.scene, ratio)), int(span[0] / ratio)
             self.update(left, top, self.width() - left, int((span[1] - span[0]) / ratio) + 2)
-        if self.scene.is_fading and not self._fader.isActive():
-            self._fader.start()
+        if self.scene.is_fading and not self._fade_timer.isActive():
+            self._fade_timer.start()
 
     def fade(self) -> None:
-        """Advance fading flashes to the current time."""
-        self._faded_ns = self.now_ns()
-        self.show_span(self.scene.fade(self._faded_ns))
+        self._last_fade_ns = self.now_ns()
+        self.show_span(self.scene.fade(self._last_fade_ns))
 
     @property
     def map_rect(self) -> QRect:
-        """Part of the widget that shows blocks: excludes the row numbers and the area that overlay strips cover.
+        """Part of the widget that shows blocks, without the row numbers and without the area that overlay strips cover.
 
         In a very low window the strips cover some rows, so that the map keeps its minimum height.
         """
@@ -123,14 +121,12 @@ class PageMapCanvas(QWidget):
         return QRect(self.gutter, 0, self.width() - self.gutter, max(height, min(self.height(), _MIN_SIZE.height())))
 
     def set_covered_height(self, height: int) -> None:
-        """Exclude the lowest `height` pixels from the map, because strips of the window overlay them."""
         if height != self._covered_height:
             self._covered_height = height
             self.refit_pixels()
             self.update()
 
     def refit_pixels(self) -> None:
-        """Resize the scene's pixel buffer to the map's current size in device pixels."""
         ratio = self.devicePixelRatioF()
         gutter = gutter_width(self.scene.grid, self.width(), self.fontMetrics())
         self.gutter = gutter if self.scene.has_addresses else 0
@@ -146,24 +142,23 @@ class PageMapCanvas(QWidget):
             self.update()
 
     def show_selected(self, block: int | None) -> None:
-        """Draw a ring around `block` (None: around none), and scroll it into view."""
-        wanted = -1 if block is None or self.scene.cells is None or block >= self.scene.grid.num_blocks else block
-        if wanted == self.selected_row:
+        """Draw a ring around `block` and scroll it into view; None removes the ring."""
+        row = -1 if block is None or self.scene.cells is None or block >= self.scene.grid.num_blocks else block
+        if row == self.selected_row:
             return
-        self.selected_row = wanted
-        if wanted >= 0:
-            self.show_span(self.scene.reveal(wanted))
+        self.selected_row = row
+        if row >= 0:
+            self.show_span(self.scene.reveal(row))
         self.update()
 
     def show_headings(self, headings: tuple[Heading, ...]) -> None:
-        """Set the heading above each section, one per section; empty if there is a single section."""
         if headings != self.headings:
             self.headings = headings
             self.update()
 
-    def zoom(self, factor: float, at: QPointF | None = None) -> None:
-        """Zoom by `factor` around a point of the widget, or around the centre."""
-        x, y = self.to_scene(at) if at is not None else (self.scene.width / 2, self.scene.height / 2)
+    def zoom(self, factor: float, center: QPointF | None = None) -> None:
+        """Zoom by `factor` around a point of the widget, by default the map's centre."""
+        x, y = self.to_scene(center) if center is not None else (self.scene.width / 2, self.scene.height / 2)
         self.show_span(self.scene.zoom(factor, x, y))
         self.update()
 
@@ -173,12 +168,11 @@ class PageMapCanvas(QWidget):
 
     def cell_rect(self, block: int) -> QRect:
         ratio = self.devicePixelRatioF()
-        x, y = self.scene.camera.corner_of(*self.scene.grid.place_of(block))
+        x, y = self.scene.camera.corner_of(*self.scene.grid.position_of(block))
         size = max(1.0, self.scene.camera.pitch / ratio)
         return QRectF(x / ratio + self.gutter, y / ratio, size, size).toAlignedRect()
 
     def announce(self, sentence: str) -> None:
-        """Announce `sentence`, which describes the block under the cursor, to assistive technology."""
         announce(self, sentence)
 
     @property
@@ -195,8 +189,8 @@ class PageMapCanvas(QWidget):
         painter = QPainter(self)
         ratio = self.devicePixelRatioF()
         map_rect = self.map_rect
-        below = QRect(0, map_rect.bottom() + 1, self.width(), self.height())
-        painter.fillRect(event.rect().intersected(below), self.theme.color("base"))
+        strip = QRect(0, map_rect.bottom() + 1, self.width(), self.height())
+        painter.fillRect(event.rect().intersected(strip), self.theme.color("base"))
         dirty = event.rect().intersected(QRect(0, 0, self.width(), map_rect.height()))
         target = QRectF(dirty.intersected(map_rect))
         source = QRectF(
@@ -235,7 +229,7 @@ class PageMapCanvas(QWidget):
         steps = event.angleDelta().y() / 120
         if steps and self.scene.cells is not None:
             self.zoom(ZOOM_STEP**steps, event.position())
-            self._point_at(event.position())
+            self._set_pointed_position(event.position())
         event.accept()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
@@ -248,18 +242,18 @@ class PageMapCanvas(QWidget):
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if self._press is not None and self._is_drag(event.position()):
-            before = self._dragged_to or self._press
-            self._dragged_to = event.position()
+            previous = self._last_drag_point or self._press
+            self._last_drag_point = event.position()
             self.setCursor(Qt.CursorShape.ClosedHandCursor)
-            ratio, moved = self.devicePixelRatioF(), event.position() - before
+            ratio, moved = self.devicePixelRatioF(), event.position() - previous
             self.show_span(self.scene.pan(moved.x() * ratio, moved.y() * ratio))
             self.update()
         elif self._press is None:
-            self._point_at(event.position())
+            self._set_pointed_position(event.position())
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        was_click = self._press is not None and self._dragged_to is None
-        self._press = self._dragged_to = None
+        was_click = self._press is not None and self._last_drag_point is None
+        self._press = self._last_drag_point = None
         self.unsetCursor()
         if was_click and event.button() == Qt.MouseButton.LeftButton:
             block = self._block_at(event.position())
@@ -275,31 +269,31 @@ class PageMapCanvas(QWidget):
             self.cursor_block = self._block_at(QPointF(event.pos()))
         self.update()
         at_cursor = event.reason() is QContextMenuEvent.Reason.Keyboard and self.cursor_block >= 0
-        where = self.mapToGlobal(self.cell_rect(self.cursor_block).bottomRight()) if at_cursor else event.globalPos()
-        self.menu_requested.emit(where)
+        position = self.mapToGlobal(self.cell_rect(self.cursor_block).bottomRight()) if at_cursor else event.globalPos()
+        self.menu_requested.emit(position)
 
     def leaveEvent(self, event: QEvent) -> None:
-        self._point(-1)
+        self._set_pointed_block(-1)
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
         super().focusOutEvent(event)
-        self._point(-1)
+        self._set_pointed_block(-1)
         self.update()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key = Qt.Key(event.key())
         if key in CELL_KEYS and self.scene.cells is not None:
-            self._arrow(*CELL_KEYS[key], pan=bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))
+            self._move_cursor(*CELL_KEYS[key], pan=bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.cursor_block >= 0:
             self.chosen.emit(self.cursor_block)
         elif key == Qt.Key.Key_Escape:
             self.cursor_block = -1
-            self._point(-1)
+            self._set_pointed_block(-1)
             self.dismissed.emit()
         else:
             super().keyPressEvent(event)
 
-    def _arrow(self, dx: int, dy: int, pan: bool) -> None:
+    def _move_cursor(self, dx: int, dy: int, pan: bool) -> None:
         if pan:
             step = 48 * self.devicePixelRatioF()
             self.show_span(self.scene.pan(-dx * step, -dy * step))
@@ -309,13 +303,13 @@ class PageMapCanvas(QWidget):
         block = grid.step_from(self.cursor_block, dx, dy)
         self.cursor_block = block
         self.show_span(self.scene.reveal(block))
-        self._point(block)
+        self._set_pointed_block(block)
         self.update()
 
-    def _point_at(self, position: QPointF) -> None:
-        self._point(self._block_at(position))
+    def _set_pointed_position(self, position: QPointF) -> None:
+        self._set_pointed_block(self._block_at(position))
 
-    def _point(self, block: int) -> None:
+    def _set_pointed_block(self, block: int) -> None:
         if block == self.pointed_block:
             return
         for old_or_new in (self.pointed_block, block):
@@ -335,16 +329,15 @@ class PageMapCanvas(QWidget):
         return (position.x() - self.gutter) * ratio, position.y() * ratio
 
     def _is_drag(self, position: QPointF) -> bool:
-        if self._dragged_to is not None:
+        if self._last_drag_point is not None:
             return True
-        return self._press is not None and (position - self._press).manhattanLength() >= _DRAG_FROM
+        return self._press is not None and (position - self._press).manhattanLength() >= _MIN_DRAG_DISTANCE
 
-    def _fade_alone(self) -> None:
-        """Continue fading while no new frame arrives."""
-        if self.now_ns() - self._faded_ns >= FADE_MS * 900_000:
+    def _on_fade_timeout(self) -> None:
+        if self.now_ns() - self._last_fade_ns >= FADE_MS * 900_000:
             self.fade()
         if not self.scene.is_fading:
-            self._fader.stop()
+            self._fade_timer.stop()
 
     def _draw_pointer(self, painter: QPainter) -> None:
         painter.setBrush(Qt.BrushStyle.NoBrush)
@@ -358,9 +351,8 @@ class PageMapCanvas(QWidget):
             painter.drawRect(self.cell_rect(self.cursor_block).adjusted(-3, -3, 2, 2))
 
     def _draw_ring(self, painter: QPainter, cell: QRect) -> None:
-        """Draw a ring around the selected block, large enough to be visible where cells are single pixels."""
-        grow = max(2, (_RING - cell.width()) // 2)
-        ring = QRectF(cell.adjusted(-grow, -grow, grow - 1, grow - 1))
+        margin = max(2, (_MIN_RING_WIDTH - cell.width()) // 2)
+        ring = QRectF(cell.adjusted(-margin, -margin, margin - 1, margin - 1))
         for color, width in (("base", 4), ("selection", 2)):  # visible on any background
             painter.setPen(QPen(self.theme.color(color), width))
             painter.drawRoundedRect(ring, 3, 3)

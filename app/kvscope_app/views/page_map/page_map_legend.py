@@ -1,4 +1,4 @@
-"""Legend of the page map: swatches, or a colour scale with labels at its ends, followed by flashes."""
+"""Legend of the page map: the mode's swatches or colour scale, followed by marks and flashes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kvscope_app.ui.theme import Theme
 from kvscope_app.views.page_map.color_modes import STATE, ColorMode
 from kvscope_app.views.page_map.drawing.flash_glyphs import glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
-from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.page_map.drawing.pin_marks import draw_corner
+from kvscope_app.views.page_map.drawing.pixel_tables import glyph_color
 from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, LegendSwatch, ShownItems
 from kvscope_app.views.page_map.swatch_legend import PlacedSwatch, SwatchLegend
 
@@ -25,7 +25,7 @@ _OWNERS_LABEL: Final = "one colour per request, dimmer when only cached"
 
 
 class PageMapLegend(SwatchLegend):
-    """Legend of one line, or up to three if tiers and flashes need explanation.
+    """Legend of one to three lines; more than one only if tiers or flashes need explanation.
 
     Swatches that do not fit are counted ("+2 more"); the tooltip explains all of them.
     """
@@ -36,18 +36,18 @@ class PageMapLegend(SwatchLegend):
         self._shown = ShownItems()
         self._num_lines = 1
         self._is_low = False
-        self._describe()
+        self._update_descriptions()
 
     def show_mode(self, mode: ColorMode, theme: Theme, shown: ShownItems) -> None:
         if (mode, theme, shown) == (self._mode, self.theme, self._shown):
             return
         self._mode, self.theme, self._shown = mode, theme, shown
-        self._describe()
+        self._update_descriptions()
         self._update_num_lines()
         self.update()
 
     def set_low(self, is_low: bool) -> None:
-        """Restrict the legend to one line, because the map needs the height."""
+        """Limit the legend to one line if `is_low`, to leave the height to the map."""
         self._is_low = is_low
         self._update_num_lines()
 
@@ -58,74 +58,71 @@ class PageMapLegend(SwatchLegend):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._update_num_lines()
-        self._describe()
+        self._update_descriptions()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        if (shades := self._mode.scale(self._shown)) is not None:
-            self.draw_scale(painter, shades)
+        if (scale := self._mode.scale(self._shown)) is not None:
+            self.draw_scale(painter, scale)
         fitting = self.fitting
         for placed in fitting:
             self._draw_swatch(painter, placed)
-        right = self._after(fitting)
-        if words := self.more_label:
-            self.draw_label(painter, right, self._num_lines - 1, words)
-        if self._mode.by_request and self._shown.is_plain and not self._shown.owners:
-            room = self.width() - right - self.owners_width("") + _BETWEEN
-            words = self.fontMetrics().elidedText(_OWNERS_LABEL, Qt.TextElideMode.ElideRight, room)
-            self.draw_owners(painter, right, words)
+        right = self._next_x(fitting)
+        if label := self.more_label:
+            self.draw_label(painter, right, self._num_lines - 1, label)
+        if self._mode.has_request_colors and self._shown.is_plain and not self._shown.owners:
+            max_width = self.width() - right - self.owners_width("") + _BETWEEN
+            label = self.fontMetrics().elidedText(_OWNERS_LABEL, Qt.TextElideMode.ElideRight, max_width)
+            self.draw_owners(painter, right, label)
         painter.end()
 
     @property
     def fitting(self) -> list[PlacedSwatch]:
-        """Swatches that are shown, each with its left edge and its line."""
-        placed = self._placed()
+        """Swatches that fit, each with its left edge in pixels and its line."""
+        placed = self._placed_swatches()
         shown = [item for item in placed if item[2] < self._num_lines]
         while shown and len(shown) < len(placed) + self._num_more_owners:
-            words = self.fontMetrics().horizontalAdvance(_more(len(placed) - len(shown) + self._num_more_owners))
-            if self._after(shown) + words <= self.width() or self._after(shown) == 0:
+            width = self.fontMetrics().horizontalAdvance(_more_text(len(placed) - len(shown) + self._num_more_owners))
+            if self._next_x(shown) + width <= self.width() or self._next_x(shown) == 0:
                 break
             shown.pop()
         return shown
 
     @property
     def more_label(self) -> str:
-        """Text that counts the entries that do not fit, or "" if all do."""
-        num_hidden = len(self._placed()) - len(self.fitting) + self._num_more_owners
-        return _more(num_hidden) if num_hidden else ""
+        num_hidden = len(self._placed_swatches()) - len(self.fitting) + self._num_more_owners
+        return _more_text(num_hidden) if num_hidden else ""
 
     @property
     def _num_more_owners(self) -> int:
-        return self._shown.num_more_owners if self._mode.by_request else 0
+        return self._shown.num_more_owners if self._mode.has_request_colors else 0
 
-    def _after(self, shown: list[PlacedSwatch]) -> int:
-        """Return the x coordinate at which the last line continues."""
+    def _next_x(self, shown: list[PlacedSwatch]) -> int:
+        """Return the x coordinate at which the last line continues after the swatches `shown`."""
         if not shown:
-            return self._begin
+            return self._swatches_left
         swatch, x, line = shown[-1]
         return x + self.swatch_width(swatch) + _BETWEEN if line == self._num_lines - 1 else 0
 
     def _update_num_lines(self) -> None:
-        """Set the number of lines that the swatches need at this width."""
         shown = self._shown
         kinds = tuple(kind for kind in MOVES if kind in (*shown.flashes, *shown.may_flash))
-        last = max((line for *_, line in self._placed(replace(shown, flashes=kinds))), default=0)
+        last_line = max((line for *_, line in self._placed_swatches(replace(shown, flashes=kinds))), default=0)
         # requests come and go, so their legend keeps one line
-        is_one = (shown.is_plain and not kinds) or self._is_low or self._mode.by_request
-        num_lines = 1 if is_one else min(last + 1, _MAX_LINES)
+        needs_one_line = (shown.is_plain and not kinds) or self._is_low or self._mode.has_request_colors
+        num_lines = 1 if needs_one_line else min(last_line + 1, _MAX_LINES)
         if num_lines != self._num_lines:
             self._num_lines = num_lines
             self.updateGeometry()
 
-    def _placed(self, shown: ShownItems | None = None) -> list[PlacedSwatch]:
-        return list(self.placed(self._mode.legend(self.theme, shown or self._shown), self._begin))
+    def _placed_swatches(self, shown: ShownItems | None = None) -> list[PlacedSwatch]:
+        return list(self.lay_out_swatches(self._mode.legend(self.theme, shown or self._shown), self._swatches_left))
 
     @property
-    def _begin(self) -> int:
-        """x coordinate of the first swatch, after the scale."""
-        shades = self._mode.scale(self._shown)
-        return self.scale_width(shades) if shades is not None else 0
+    def _swatches_left(self) -> int:
+        scale = self._mode.scale(self._shown)
+        return self.scale_width(scale) if scale is not None else 0
 
     def _draw_swatch(self, painter: QPainter, placed: PlacedSwatch) -> None:
         swatch, *_ = placed
@@ -138,30 +135,29 @@ class PageMapLegend(SwatchLegend):
             self._draw_glyph(painter, box, swatch.flash)
 
     def _draw_glyph(self, painter: QPainter, box: QRectF, flash: FlashKind) -> None:
-        sign = glyph(flash, 5)
-        ink = QColor(sign_color(flash, self.theme))
-        for y, x in zip(*(axis.tolist() for axis in sign.nonzero()), strict=True):
-            painter.fillRect(QRectF(box.x() + 3 + x, box.y() + 3 + y, 1, 1), ink)
+        mask = glyph(flash, 5)
+        color = QColor(glyph_color(flash, self.theme))
+        for y, x in zip(*(axis.tolist() for axis in mask.nonzero()), strict=True):
+            painter.fillRect(QRectF(box.x() + 3 + x, box.y() + 3 + y, 1, 1), color)
 
-    def _describe(self) -> None:
+    def _update_descriptions(self) -> None:
         swatches = self._mode.legend(self.theme, self._shown)
-        words = [f"flash: {s.label}" if s.flash is not None else s.label for s in swatches]
-        if (shades := self._mode.scale(self._shown)) is not None:
-            words = [f"from {shades[1]} to {shades[2]}", *words]
-        self.setAccessibleName(f"Colours show {self._mode}: {', '.join(words)}")
-        plain = _OWNERS_LABEL if self._mode.by_request else ""
-        self.setToolTip(plain if self._shown.is_plain and not self.more_label else _explained(swatches))
+        labels = [f"flash: {s.label}" if s.flash is not None else s.label for s in swatches]
+        if (scale := self._mode.scale(self._shown)) is not None:
+            labels = [f"from {scale[1]} to {scale[2]}", *labels]
+        self.setAccessibleName(f"Colours show {self._mode}: {', '.join(labels)}")
+        owners_text = _OWNERS_LABEL if self._mode.has_request_colors else ""
+        self.setToolTip(owners_text if self._shown.is_plain and not self.more_label else _tooltip(swatches))
 
 
-def _more(num_hidden: int) -> str:
+def _more_text(num_hidden: int) -> str:
     return f"+{num_hidden} more"
 
 
-def _explained(swatches: list[LegendSwatch]) -> str:
-    """Return a tooltip for all swatches, including those that did not fit."""
+def _tooltip(swatches: list[LegendSwatch]) -> str:
     colors = ", ".join(s.label for s in swatches if s.flash is None and not s.is_pin)
     owners = [_OWNERS_LABEL.capitalize() + "."] if any(s.label.startswith("#") for s in swatches) else []
     pins = ["Corner mark: pinned, protected from eviction."] if any(s.is_pin for s in swatches) else []
     flashes = [f"{s.label}: {FLASH_MEANINGS[s.flash]}" for s in swatches if s.flash is not None]
-    lights = ["A cell flashes when its block was", *flashes] if flashes else []
-    return "\n".join([f"Colours: {colors}.", *owners, *pins, *lights])
+    flash_lines = ["A cell flashes when its block was", *flashes] if flashes else []
+    return "\n".join([f"Colours: {colors}.", *owners, *pins, *flash_lines])

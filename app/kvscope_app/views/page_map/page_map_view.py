@@ -1,4 +1,4 @@
-"""View of the page map: summary, usage bar, colour modes, the map, its legend, and the card of the hovered block."""
+"""View of the page map: summary, usage bar, colour modes, the map, its legend, and the hovered block's card."""
 
 from __future__ import annotations
 
@@ -41,24 +41,20 @@ from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
 from kvscope_telemetry.source import Update
 
-_NOTHING: Final = np.empty(0, np.uint32)
+_NO_IDS: Final = np.empty(0, np.uint32)
 _ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Zoom to fit"}
-"""Tooltips, keyed by the names of the equivalent actions."""
+"""Tooltips, keyed by the names of the actions that do the same."""
 _SLOW_MS: Final = 250
-_LOW: Final = 380
-"""Height in pixels, at 100 % scale, below which the legend has a single line."""
+_LOW_HEIGHT: Final = 380
 
 
 class PageMapView(View):
-    """View with one cell per block."""
-
     title = "Page map"
     object_name = "page_map"
     refresh_hz = 60.0
 
     mode_changed = Signal(object)
     inspect_requested = Signal()
-    """Emitted when the user asks for the inspector page of the selection."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
@@ -69,14 +65,13 @@ class PageMapView(View):
         self._moves = PendingMoves()
         self._mirror: Mirror | None = None
         self._epoch: int | None = None
-        self._last_use_of: tuple[Mirror, int] | None = None
-        """Mirror and version for which the scene received the blocks' last use."""
+        self._last_use_version: tuple[Mirror, int] | None = None
         self._last_state: tuple[Mirror, int | None, int, frozenset[int], float] | None = None
-        """Inputs of the texts and counts currently shown, to skip refreshes that would change nothing."""
-        self._table: npt.NDArray[np.uint32] | None = None
+        """State that the texts and counts show, to skip updates that would change nothing."""
+        self._highlighted: npt.NDArray[np.uint32] | None = None
         self.summary, self.usage, self.legend = FittingLabel(), UsageBar(), PageMapLegend()
         self._chosen_mode = self.scene.mode
-        """Mode that the user chose; drawn only if the engine reports what it needs."""
+        """Mode that the user chose; in effect only if the engine reports the data it needs."""
         self._keys: Mapping[str, str] = {}
         self._modes = SegmentedControl(
             [mode.name.capitalize() for mode in COLOR_MODES], "Colour by", is_collapsible=True
@@ -85,20 +80,20 @@ class PageMapView(View):
         """Selector of the KV group to highlight; hidden if there is a single group."""
         self._groups: tuple[KVGroup, ...] = ()
         self._group_rows: npt.NDArray[np.uint32] | None = None
-        self.pool_buttons = [QToolButton() for _ in range(3)]
+        self.zoom_buttons = [QToolButton() for _ in range(3)]
         self._build()
         self._connect()
-        self._slow = QTimer(self, interval=_SLOW_MS)
-        self._slow.timeout.connect(self._refresh_slowly)
-        self._slow.start()
+        self._slow_timer = QTimer(self, interval=_SLOW_MS)
+        self._slow_timer.timeout.connect(self._refresh_slowly)
+        self._slow_timer.start()
 
     @property
     def mode(self) -> ColorMode:
-        """Colour mode in effect, which differs from the chosen one while the engine does not support that."""
+        """Colour mode in effect; `STATE` if the engine does not support the chosen one."""
         return self.scene.mode
 
     def set_mode(self, mode: ColorMode) -> None:
-        """Colour blocks by `mode`: immediately, or once an engine publishes what the mode needs."""
+        """Colour blocks by `mode`, as soon as the engine reports the data that it needs."""
         if mode == self._chosen_mode:
             return
         self._chosen_mode = mode
@@ -106,23 +101,20 @@ class PageMapView(View):
         self.mode_changed.emit(mode)
 
     def set_flashing(self, flashing: bool) -> None:
-        self.scene.flashing = flashing
+        self.scene.is_flashing = flashing
         self._show_legend()
 
     def show_keys(self, keys: Mapping[str, str]) -> None:
-        """Add shortcuts to tooltips. `keys` maps names of actions to the shortcuts of the equivalent actions."""
-
-        def tip(words: str, name: str) -> str:
-            return f"{words} ({keys[name]})" if keys.get(name) else words
+        def tip(text: str, name: str) -> str:
+            return f"{text} ({keys[name]})" if keys.get(name) else text
 
         self._keys = keys
         for index, mode in enumerate(COLOR_MODES):
             self._modes.set_tip(index, self.why_not(mode) or tip(mode.tip, f"color_{mode}"))
-        for button, (name, words) in zip(self.pool_buttons, _ZOOM_TIPS.items(), strict=True):
-            button.setToolTip(tip(words, name))
+        for button, (name, text) in zip(self.zoom_buttons, _ZOOM_TIPS.items(), strict=True):
+            button.setToolTip(tip(text, name))
 
     def why_not(self, mode: ColorMode) -> str:
-        """Return why blocks cannot be coloured by `mode`, or "" if they can."""
         return mode.why_not(self.session.capabilities)
 
     def zoom_in(self) -> None:
@@ -135,8 +127,9 @@ class PageMapView(View):
         self.canvas.fit_all()
 
     def select_holder(self, block: int) -> None:
-        """Select a request that holds the block, or else the one that wrote it, unless one of these is already
-        selected."""
+        """Select a request that holds the block, or else the one that wrote it. A selected request among these stays
+        selected.
+        """
         candidates = self._candidates(self.facts_of(block))
         if candidates and self.session.selection.request not in candidates:
             self.session.selection.select_request(candidates[0])
@@ -146,7 +139,7 @@ class PageMapView(View):
         if mirror.hello is None:
             return
         cells = self.scene.cells
-        if self.scene.mode.by_step:
+        if self.scene.mode.depends_on_step:
             self._update_last_use(mirror)
         if mirror is not self._mirror or cells is None or cells.ledger is not mirror.ledger:
             self._show_mirror(mirror, mirror.hello.cache)
@@ -159,10 +152,9 @@ class PageMapView(View):
         self._show_selection()
 
     def _update_last_use(self, mirror: Mirror) -> None:
-        """Pass the blocks' last use to the scene, once per mirror version."""
-        state = (mirror, mirror.version)
-        if mirror.hello is not None and state != self._last_use_of:
-            self._last_use_of = state
+        version = (mirror, mirror.version)
+        if mirror.hello is not None and version != self._last_use_version:
+            self._last_use_version = version
             self.scene.set_last_used(last_used_steps(mirror))
 
     def draw_all(self) -> None:
@@ -179,13 +171,13 @@ class PageMapView(View):
         self.canvas.apply_theme(theme)
         self.usage.apply_theme(theme)
         self.card.apply_theme(theme)
-        for button, name in zip(self.pool_buttons, ("zoom-out", "zoom-in", "fit"), strict=True):
+        for button, name in zip(self.zoom_buttons, ("zoom-out", "zoom-in", "fit"), strict=True):
             button.setIcon(icon(name, theme.muted, size=16))
         self._show_legend()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self.legend.set_low(self.height() < scaled(_LOW))
+        self.legend.set_low(self.height() < scaled(_LOW_HEIGHT))
         self._last_state = None
 
     def _build(self) -> None:
@@ -205,7 +197,7 @@ class PageMapView(View):
         bottom = QHBoxLayout()
         bottom.setSpacing(2)
         bottom.addWidget(self.legend, 1)
-        for button, tip in zip(self.pool_buttons, _ZOOM_TIPS.values(), strict=True):
+        for button, tip in zip(self.zoom_buttons, _ZOOM_TIPS.values(), strict=True):
             button.setAccessibleName(tip)
             bottom.addWidget(button)
         self.show_keys({})
@@ -223,7 +215,7 @@ class PageMapView(View):
         self.session.selection.changed.connect(self._show_selection)
         self.group.currentIndexChanged.connect(self._on_group)
         self._modes.chosen.connect(lambda index: self.set_mode(COLOR_MODES[index]))
-        for button, slot in zip(self.pool_buttons, (self.zoom_out, self.zoom_in, self.fit_all), strict=True):
+        for button, slot in zip(self.zoom_buttons, (self.zoom_out, self.zoom_in, self.fit_all), strict=True):
             button.clicked.connect(slot)
         self.canvas.pointed.connect(self._show_card)
         self.canvas.chosen.connect(self._choose)
@@ -260,7 +252,6 @@ class PageMapView(View):
         self._refresh_slowly()
 
     def _apply_capabilities(self) -> None:
-        """Apply the chosen colour mode, or fall back to `STATE` if the engine does not report what it needs."""
         possible = [not self.why_not(mode) for mode in COLOR_MODES]
         mode = STATE if self.why_not(self._chosen_mode) else self._chosen_mode
         for index, is_possible in enumerate(possible):
@@ -269,7 +260,7 @@ class PageMapView(View):
         capabilities = self.session.capabilities
         self.scene.has_filled, self.scene.has_addresses = capabilities.filled, capabilities.physical_rows
         if mode is not self.scene.mode:
-            if mode.by_step:
+            if mode.depends_on_step:
                 self._update_last_use(self.session.mirror)
             self.canvas.show_span(self.scene.set_mode(mode))
         self.show_keys(self._keys)
@@ -279,21 +270,20 @@ class PageMapView(View):
         self.canvas.show_selected(self.session.selection.block)
         number = self.session.selection.request
         numbers = self.session.selection.batch if number is None else (number,)
-        held = [blocks_of_request(self.session.mirror, each).astype(np.uint32) for each in numbers]
-        table = np.unique(np.concatenate(held)) if held else self.session.selection.highlighted_rows
-        if table is None:
-            table = self._group_rows
-        if table is not None and not table.size:
-            table = None  # nothing would be highlighted, so do not dim the map
-        if table is None and self._table is None:
+        request_rows = [blocks_of_request(self.session.mirror, each).astype(np.uint32) for each in numbers]
+        rows = np.unique(np.concatenate(request_rows)) if request_rows else self.session.selection.highlighted_rows
+        if rows is None:
+            rows = self._group_rows
+        if rows is not None and not rows.size:
+            rows = None  # nothing would be highlighted, so do not dim the map
+        if rows is None and self._highlighted is None:
             return
-        if table is not None and self._table is not None and np.array_equal(table, self._table):
+        if rows is not None and self._highlighted is not None and np.array_equal(rows, self._highlighted):
             return
-        self._table = table
-        self.canvas.show_span(self.scene.select(table))
+        self._highlighted = rows
+        self.canvas.show_span(self.scene.select(rows))
 
     def _update_groups(self, mirror: Mirror) -> None:
-        """Fill the selector with the KV groups, and find the blocks of the selected group."""
         assert mirror.hello is not None, "there are blocks"
         if mirror.hello.cache.groups != self._groups:
             self._groups = mirror.hello.cache.groups
@@ -305,8 +295,8 @@ class PageMapView(View):
         number, ledger = self.group.currentIndex() - 1, mirror.ledger
         self._group_rows = None
         if number >= 0:
-            chosen = np.isin(ledger.state, (BlockState.ACTIVE, BlockState.CACHED)) & (ledger.group == number)
-            self._group_rows = np.flatnonzero(chosen).astype(np.uint32)
+            is_in_group = np.isin(ledger.state, (BlockState.ACTIVE, BlockState.CACHED)) & (ledger.group == number)
+            self._group_rows = np.flatnonzero(is_in_group).astype(np.uint32)
 
     def _on_group(self, number: int) -> None:
         if self.session.mirror.hello is not None:
@@ -314,14 +304,13 @@ class PageMapView(View):
             self._show_selection()
 
     def _refresh_slowly(self) -> None:
-        """Update what need not follow every frame: texts, usage bar and ages."""
         mirror = self.session.mirror
-        state = (mirror, mirror.epoch, mirror.seq, mirror.pinned, mirror.used_share)
-        if state == self._last_state and self.canvas.pointed_block < 0:
+        inputs = (mirror, mirror.epoch, mirror.seq, mirror.pinned, mirror.used_share)
+        if inputs == self._last_state and self.canvas.pointed_block < 0:
             return
         if mirror.hello is None or not is_on_screen(self):
             return
-        self._last_state = state
+        self._last_state = inputs
         self._update_groups(mirror)
         self.canvas.show_pins(mirror.pinned)
         if mirror.capabilities.free_rows:
@@ -331,19 +320,19 @@ class PageMapView(View):
         self.summary.set_variants(*summaries(mirror, mirror.hello.cache))
         self.canvas.show_headings(headings(mirror, mirror.hello.cache, mirror.hello.device))
         self._show_legend()
-        self.canvas.show_span(self.scene.grow_older(mirror.step))
+        self.canvas.show_span(self.scene.redraw_ages(mirror.step))
         if self.canvas.pointed_block >= 0:
             self._show_card(self.canvas.pointed_block)
 
     def _show_legend(self) -> None:
-        flashes = self._moves.kinds_seen if self.scene.flashing else ()
+        flashes = self._moves.kinds_seen if self.scene.is_flashing else ()
         mirror = self.session.mirror
-        has_requests = mirror.hello is not None and self.scene.mode.by_request
+        has_requests = mirror.hello is not None and self.scene.mode.has_request_colors
         owners, num_more = owners_in(mirror) if has_requests else ((), 0)
         shown = replace(
             shown_in(mirror, flashes),
-            may_flash=may_flash(mirror) if self.scene.flashing else (),
-            pins=bool(mirror.pinned),
+            may_flash=may_flash(mirror) if self.scene.is_flashing else (),
+            has_pins=bool(mirror.pinned),
             owners=owners,
             num_more_owners=num_more,
         )
@@ -360,10 +349,10 @@ class PageMapView(View):
         if facts is None:
             self.card.hide()
             return
-        asked, texts = facts.asked, self.session.texts
-        texts.request(self, () if asked is None else (asked,))
-        content = None if asked is None else texts.get(asked)
-        self.card.show_block(facts, content, "" if asked is None else texts.why_not(asked) or "…")
+        lookup, texts = facts.text_lookup, self.session.texts
+        texts.request(self, () if lookup is None else (lookup,))
+        content = None if lookup is None else texts.get(lookup)
+        self.card.show_block(facts, content, "" if lookup is None else texts.why_not(lookup) or "…")
         self.card.move_next_to(self.canvas.cell_rect(block), self.canvas.map_rect)
         if self.canvas.hasFocus():
             self.canvas.announce(facts.sentence)
@@ -387,12 +376,12 @@ class PageMapView(View):
 
     @staticmethod
     def _candidates(facts: BlockFacts | None) -> tuple[int, ...]:
-        """Return the requests that hold the block; if there is none, the one that wrote it."""
+        """Return the requests that hold the block; if there are none, the one that wrote it."""
         return () if facts is None else facts.holders or ((facts.owner,) if facts.owner is not None else ())
 
 
 def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
-    """Return one-line summaries of the pool, longest first; shorter ones omit the facts that never change."""
+    """Return one-line summaries of the pool, longest first. Shorter ones omit constant properties of the pool."""
     if not mirror.capabilities.free_rows:
         return _summaries_of_slots(mirror, cache)
     active, cached = f"{count(mirror.num_active)} active", f"{count(mirror.num_cached)} cached"
@@ -412,25 +401,29 @@ def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
     size = f"{tokens}, {num_bytes(cache.block_bytes)} each" if cache.block_bytes else f"{tokens} each"
     is_quantized = mirror.hello is not None and cache.dtype != mirror.hello.model.dtype
     kind = [f"{cache.dtype} KV"] if is_quantized else []
-    known = ([*counts, size, *kind], [*counts, f"{tokens} each", *kind], [*counts, *kind], counts)
-    return (*("  ·  ".join(parts) for parts in known), " · ".join(counts))
+    facts = ([*counts, size, *kind], [*counts, f"{tokens} each", *kind], [*counts, *kind], counts)
+    return (*("  ·  ".join(parts) for parts in facts), " · ".join(counts))
 
 
 def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
-    """Return the summaries for engines whose rows are slots that kvscope assigns."""
+    """Return the summaries for an engine that does not report block ids, so that kvscope assigns blocks to slots."""
     in_use = percent(mirror.used_share) if mirror.used_share >= 0 else UNKNOWN
     counts = [plural(cache.num_blocks, "block"), f"in use: {in_use}", f"{count(mirror.num_cached)} cached prefixes"]
-    fewest, most = min(cache.block_sizes), max(cache.block_sizes)
-    tokens = f"{plural(most, 'token')} each" if fewest == most else f"{count(fewest)} to {plural(most, 'token')} each"
-    room = [f"room for {plural(cache.pool_tokens, 'token')}"] if cache.pool_tokens else []
-    known = ([*counts, tokens, *room, SLOTS], [*counts, *room, SLOTS], [*counts, SLOTS], counts)
-    return tuple("  ·  ".join(parts) for parts in known)
+    min_size, max_size = min(cache.block_sizes), max(cache.block_sizes)
+    tokens = (
+        f"{plural(max_size, 'token')} each"
+        if min_size == max_size
+        else f"{count(min_size)} to {plural(max_size, 'token')} each"
+    )
+    capacity = [f"room for {plural(cache.pool_tokens, 'token')}"] if cache.pool_tokens else []
+    facts = ([*counts, tokens, *capacity, SLOTS], [*counts, *capacity, SLOTS], [*counts, SLOTS], counts)
+    return tuple("  ·  ".join(parts) for parts in facts)
 
 
 class PendingMoves:
-    """Block moves received since the map was last drawn; per kind, only the newest `MAX_MOVES_AT_ONCE` are kept.
+    """Block moves received since the map was last drawn, at most the newest `MAX_MOVES_AT_ONCE` of each kind.
 
-    Also records which kinds of moves this engine has shown.
+    `kinds_seen`: all kinds of moves that this engine has reported.
     """
 
     def __init__(self) -> None:
@@ -441,14 +434,13 @@ class PendingMoves:
         for kind, ids in zip(MOVES, (update.evicted, update.copied, update.saved, update.loaded), strict=True):
             if ids.size:
                 self.kinds_seen.add(kind)
-                kept = np.concatenate([self._ids.get(kind, _NOTHING), ids[-MAX_MOVES_AT_ONCE:]])
-                self._ids[kind] = kept[-MAX_MOVES_AT_ONCE:]
+                newest = np.concatenate([self._ids.get(kind, _NO_IDS), ids[-MAX_MOVES_AT_ONCE:]])
+                self._ids[kind] = newest[-MAX_MOVES_AT_ONCE:]
 
     def pop(self) -> dict[FlashKind, Ids]:
         """Return the pending ids of each kind, oldest first, and clear them."""
-        taken, self._ids = self._ids, {}
-        return taken
+        pending, self._ids = self._ids, {}
+        return pending
 
     def clear(self) -> None:
-        """Drop pending moves, because another engine or another state is shown."""
         self._ids.clear()

@@ -16,7 +16,7 @@ from kvscope_app.ui.theme import DARK, owner_colors
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.page_map.legend_items import LegendSwatch, Scale
 
-SWATCH: Final = 11
+SWATCH_SIZE: Final = 11
 GAP: Final = 6
 _BAR_HEIGHT: Final = 9
 _NUM_OWNERS: Final = 5
@@ -26,7 +26,7 @@ PlacedSwatch = tuple[LegendSwatch, int, int]
 
 
 class SwatchLegend(QWidget):
-    """Widget of `num_lines` lines. `between`: gap between two swatches; lengths are pixels at 100 % scale."""
+    """Legend with `num_lines` lines. `between`: gap between two swatches; lengths are pixels at 100 % scale."""
 
     def __init__(self, parent: QWidget | None, *, between: int, scale_width: int) -> None:
         super().__init__(parent)
@@ -46,25 +46,23 @@ class SwatchLegend(QWidget):
 
     @property
     def line_height(self) -> int:
-        """Height of a line of swatches, in pixels."""
         return self.fontMetrics().height() + 4
 
     def swatch_width(self, swatch: LegendSwatch) -> int:
-        """Return the width of a swatch including its label."""
-        return scaled(SWATCH) + scaled(GAP) + self._advance(swatch.label)
+        return scaled(SWATCH_SIZE) + scaled(GAP) + self._text_width(swatch.label)
 
     def scale_width(self, scale: Scale) -> int:
-        """Return the width of the scale including its labels and the gap after it."""
+        """Return the width of the scale, its labels and the gap after it, in pixels."""
         _, low, high = scale
-        return self._advance(low) + self._advance(high) + self._scale_width + 2 * scaled(GAP) + self._between
+        return self._text_width(low) + self._text_width(high) + self._scale_width + 2 * scaled(GAP) + self._between
 
-    def owners_width(self, word: str) -> int:
-        """Return the width of the request colours including their label and the gap after them."""
-        return _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP) + self._advance(word) + self._between
+    def owners_width(self, label: str) -> int:
+        """Return the width of the request colours, their label and the gap after it, in pixels."""
+        return _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP) + self._text_width(label) + self._between
 
-    def placed(self, swatches: Iterable[LegendSwatch], begin: int) -> Iterator[PlacedSwatch]:
-        """Lay out swatches one after another from `begin`, wrapping into further lines."""
-        x, line = begin, 0
+    def lay_out_swatches(self, swatches: Iterable[LegendSwatch], left: int) -> Iterator[PlacedSwatch]:
+        """Yield the positions of swatches laid out from x = `left`, wrapped into lines."""
+        x, line = left, 0
         for swatch in swatches:
             width = self.swatch_width(swatch)
             if x > 0 and x + width > self.width():
@@ -73,20 +71,20 @@ class SwatchLegend(QWidget):
             x += width + self._between
 
     def draw_swatch(self, painter: QPainter, placed: PlacedSwatch) -> QRectF:
-        """Draw a swatch with its label. Returns the rectangle of its colour, on which marks can be drawn."""
+        """Draw a swatch and its label. Returns the rectangle of its colour, for marks on top."""
         swatch, x, line = placed
         top = line * self.line_height
-        box = QRectF(x, top + (self.line_height - scaled(SWATCH)) / 2, scaled(SWATCH), scaled(SWATCH))
+        box = QRectF(x, top + (self.line_height - scaled(SWATCH_SIZE)) / 2, scaled(SWATCH_SIZE), scaled(SWATCH_SIZE))
         painter.setPen(QPen(self.theme.color("border"), 1))
         painter.setBrush(QColor(swatch.color))
         painter.drawRoundedRect(box.adjusted(0.5, 0.5, -0.5, -0.5), 3, 3)
-        self.draw_label(painter, x + scaled(SWATCH) + scaled(GAP), line, swatch.label)
+        self.draw_label(painter, x + scaled(SWATCH_SIZE) + scaled(GAP), line, swatch.label)
         return box
 
     def draw_scale(self, painter: QPainter, scale: Scale) -> None:
         stops, low, high = scale
         self.draw_label(painter, 0, 0, low)
-        x = self._advance(low) + scaled(GAP)
+        x = self._text_width(low) + scaled(GAP)
         ramp = QLinearGradient(x, 0, x + self._scale_width, 0)
         colors = stops(self.theme)
         for index, color in enumerate(colors):
@@ -96,19 +94,19 @@ class SwatchLegend(QWidget):
         painter.drawRoundedRect(QRectF(x, self._bar_top, self._scale_width, scaled(_BAR_HEIGHT)), 3, 3)
         self.draw_label(painter, x + self._scale_width + scaled(GAP), 0, high)
 
-    def draw_owners(self, painter: QPainter, x: int, word: str) -> None:
+    def draw_owners(self, painter: QPainter, x: int, label: str) -> None:
         painter.setPen(QPen(self.theme.color("border"), 0))
         for index, color in enumerate(owner_colors(self.theme)[:_NUM_OWNERS]):
             painter.setBrush(QColor(color))
             painter.drawRoundedRect(
                 QRectF(x + index * scaled(_OWNER_STEP), self._bar_top, scaled(8), scaled(_BAR_HEIGHT)), 2, 2
             )
-        self.draw_label(painter, x + _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP), 0, word)
+        self.draw_label(painter, x + _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP), 0, label)
 
-    def draw_label(self, painter: QPainter, x: int, line: int, word: str) -> None:
+    def draw_label(self, painter: QPainter, x: int, line: int, label: str) -> None:
         painter.setPen(self.theme.color("muted"))
         metrics, top = self.fontMetrics(), line * self.line_height
-        painter.drawText(x, top + (self.line_height + metrics.ascent() - metrics.descent()) // 2, word)
+        painter.drawText(x, top + (self.line_height + metrics.ascent() - metrics.descent()) // 2, label)
 
     @property
     def _between(self) -> int:
@@ -122,5 +120,5 @@ class SwatchLegend(QWidget):
     def _bar_top(self) -> float:
         return (self.line_height - scaled(_BAR_HEIGHT)) / 2
 
-    def _advance(self, word: str) -> int:
-        return self.fontMetrics().horizontalAdvance(word)
+    def _text_width(self, text: str) -> int:
+        return self.fontMetrics().horizontalAdvance(text)

@@ -1,4 +1,4 @@
-"""Bar with the shares of active (including shared), cached and free blocks."""
+"""Bar above the page map that shows how much of the pool is in use."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ _HEIGHT: Final = 7
 
 
 class UsageBar(QWidget):
+    """Bar with the shares of active (including shared), cached and free blocks, or of the blocks in use."""
+
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = DARK
         self._counts = (0, 0, 0)
         self._used_share: float | None = None
-        """Reported share in use, for engines without counts of blocks; None: counts are known; below 0: the share is
-        unknown too."""
+        """Share in use as reported by an engine that does not report counts of blocks. None: counts are shown; below 0:
+        unknown.
+        """
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(scaled(_HEIGHT))
 
@@ -43,40 +46,39 @@ class UsageBar(QWidget):
         self.update()
 
     def show_share(self, used_share: float) -> None:
-        """Show the share in use if the rest may be cached or free; below 0 means unknown."""
+        """Show the share in use of an engine whose other blocks may be cached or free; below 0 means unknown."""
         if used_share == self._used_share:
             return
         self._used_share = used_share
-        known = f"{percent(used_share)} in use, the rest cached or free"
-        self.setToolTip(known if used_share >= 0 else "Pool usage is unknown")
+        text = f"{percent(used_share)} in use, the rest cached or free"
+        self.setToolTip(text if used_share >= 0 else "Pool usage is unknown")
         self.setAccessibleName(self.toolTip())
         self.update()
 
     def sizeHint(self) -> QSize:
-        return QSize(200, _HEIGHT)
+        return QSize(200, scaled(_HEIGHT))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         outline = QPainterPath()
-        outline.addRoundedRect(QRectF(self.rect()), _HEIGHT / 2, _HEIGHT / 2)
+        outline.addRoundedRect(QRectF(self.rect()), self.height() / 2, self.height() / 2)
         painter.setClipPath(outline)
         painter.fillRect(self.rect(), self._theme.color("block_free"))
         if self._used_share is not None:
             self._draw_share(painter, max(self._used_share, 0.0))
             return
         total, x = max(1, sum(self._counts)), 0.0
-        for name, count in zip(("block_active", "block_cached"), self._counts, strict=False):
-            width = self.width() * count / total
-            width = max(width, 2.0) if count else 0.0  # keeps a single block visible
-            painter.fillRect(QRectF(x, 0, width, _HEIGHT), self._theme.color(name))
+        for name, num_blocks in zip(("block_active", "block_cached"), self._counts, strict=False):
+            width = self.width() * num_blocks / total
+            width = max(width, 2.0) if num_blocks else 0.0  # keeps a single block visible
+            painter.fillRect(QRectF(x, 0, width, self.height()), self._theme.color(name))
             x += width
         painter.end()
 
     def _draw_share(self, painter: QPainter, share: float) -> None:
-        """Draw the known share solid and the unknown rest hatched."""
         width = self.width() * share
-        painter.fillRect(QRectF(0, 0, width, _HEIGHT), self._theme.color("block_active"))
+        painter.fillRect(QRectF(0, 0, width, self.height()), self._theme.color("block_active"))
         hatch = QBrush(self._theme.color("muted"), Qt.BrushStyle.BDiagPattern)
-        painter.fillRect(QRectF(width, 0, self.width() - width, _HEIGHT), hatch)
+        painter.fillRect(QRectF(width, 0, self.width() - width, self.height()), hatch)
         painter.end()

@@ -79,7 +79,9 @@ class NodeLabels:
         self._labels |= dict.fromkeys(siblings)
         for note, line, each in sorted_lines:
             is_shortened = _MAX_SHOWN_PREFIX < common_lengths[each] < len(line) - 1
-            text = f"…{_from_word(line, common_lengths[each] - _CONTEXT_CHARACTERS)}" if is_shortened else line
+            text = (
+                f"…{_text_from_next_word(line, common_lengths[each] - _CONTEXT_CHARACTERS)}" if is_shortened else line
+            )
             self._labels[each] = f"{note}{text}"
 
     def _note_prefix(self, moment: PrefixMoment, node: int) -> str:
@@ -93,11 +95,11 @@ class NodeLabels:
         return None if text is None else " ".join(text.split()) or "⏎"
 
 
-def _common_length(one: str, other: str) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _common_length(first: str, second: str) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def _from_word(line: str, start: int) -> str:
+def _text_from_next_word(line: str, start: int) -> str:
     space = line.find(" ", start, start + _CONTEXT_CHARACTERS)
     return line[space + 1 :] if space >= 0 else line[start:]

@@ -128,9 +128,9 @@ def _number_column(
 
 
 def _text_column(
-    title: str, tip: str, sample: str, words: Cell, sort_by: Callable[[PrefixMoment], Ints]
+    title: str, tip: str, sample: str, format_cell: Cell, sort_by: Callable[[PrefixMoment], Ints]
 ) -> PrefixColumn:
-    return PrefixColumn(title, words, tip, False, sample, plain=words, sort_by=sort_by)
+    return PrefixColumn(title, format_cell, tip, False, sample, plain=format_cell, sort_by=sort_by)
 
 
 def _only_if_reported(capability: str, column: PrefixColumn) -> PrefixColumn:

@@ -48,14 +48,14 @@ class PrefixModel(TableModel):
         self._shown = _NO_NODES
 
     def show_moment(self, moment: PrefixMoment | None) -> None:
-        shown = _NO_NODES
+        new_nodes = _NO_NODES
         if moment is not None:
             is_match = None if self.search is None else self.search(moment)
             passes_filter = matches(moment.tree, self.node_filter, is_match)
             sort_by = COLUMNS[self._sort_column].sort_by(moment)
-            shown = visible_nodes(moment.tree, self._expanded, sort_by, self._descending, passes_filter)
+            new_nodes = visible_nodes(moment.tree, self._expanded, sort_by, self._descending, passes_filter)
         self.reordering.emit()
-        self._replace(moment, shown)
+        self._replace(moment, new_nodes)
         self.reordered.emit()
 
     def reorder(self) -> None:
@@ -158,9 +158,9 @@ class PrefixModel(TableModel):
             return self.theme.color(state_color(moment, node))
         return None
 
-    def _replace(self, moment: PrefixMoment | None, shown: ShownNodes) -> None:
+    def _replace(self, moment: PrefixMoment | None, new_nodes: ShownNodes) -> None:
         """Replace the rows. Rows are inserted and removed at the end; dataChanged is emitted for the others."""
-        old_count, new_count = len(self._shown.nodes), len(shown.nodes)
+        old_count, new_count = len(self._shown.nodes), len(new_nodes.nodes)
         if new_count > old_count:
             self.beginInsertRows(QModelIndex(), old_count, new_count - 1)
             # until the insertion is complete, existing rows keep their nodes, and new ones repeat the last node
@@ -168,21 +168,21 @@ class PrefixModel(TableModel):
                 interim = np.concatenate((self._shown.nodes, np.repeat(self._shown.nodes[-1:], new_count - old_count)))
                 self._shown = ShownNodes(interim, 0)
             else:
-                self._set_nodes(moment, shown)
+                self._set_nodes(moment, new_nodes)
             self.endInsertRows()
         elif new_count < old_count:
             self.beginRemoveRows(QModelIndex(), new_count, old_count - 1)
             self._shown = ShownNodes(self._shown.nodes[:new_count], 0)
             self.endRemoveRows()
-        self._set_nodes(moment, shown)
+        self._set_nodes(moment, new_nodes)
         if new_count:
             self.dataChanged.emit(self.index(0, 0), self.index(new_count - 1, len(COLUMNS) - 1))
 
-    def _set_nodes(self, moment: PrefixMoment | None, shown: ShownNodes) -> None:
+    def _set_nodes(self, moment: PrefixMoment | None, new_nodes: ShownNodes) -> None:
         """Replace nodes and labels together, so that a node index of one tree is never used with another."""
         if moment is not self.moment:
             self._labels.clear(moment)
-        self.moment, self._shown = moment, shown
+        self.moment, self._shown = moment, new_nodes
 
 
 def state_color(moment: PrefixMoment, node: int) -> str:

@@ -164,7 +164,7 @@ class PrefixesView(View):
 
     def _show_tree(self, mirror: Mirror) -> None:
         tree = self.builder.tree
-        assert tree is not None, "there is a tree to show"
+        assert tree is not None, "the builder has a tree"
         if mirror.hello is None or self.builder.epoch != mirror.epoch:
             return
         times = StepTimes(self.session.overview, mirror)
@@ -224,12 +224,12 @@ class PrefixesView(View):
         moment = self.model.moment
         if moment is None:
             return
-        tree, shown = moment.tree, self.model.shown
+        tree, rows = moment.tree, self.model.shown
         text = f"{plural(tree.num_texts, 'text')}, {plural(int(tree.num_blocks.sum()), 'block')}"
         if self.model.node_filter is not PrefixFilter.ALL or self.search.text().strip():
-            text = f"{count(shown.num_matching)} of {plural(len(tree), 'row')}"
-        if shown.num_left_out:
-            text += f"; the first {count(len(shown.nodes))} rows are shown"
+            text = f"{count(rows.num_matching)} of {plural(len(tree), 'row')}"
+        if rows.num_left_out:
+            text += f"; the first {count(len(rows.nodes))} rows are shown"
         self.count.setText(text)
 
     def _show_note(self) -> None:
@@ -264,8 +264,8 @@ class PrefixesView(View):
         if (selected := self.selection.current) is not None:
             pairs += moment.tree.blocks_of(selected, MAX_BLOCKS)
         if self._is_text_search():  # also all blocks that may match the search
-            part = slice(MAX_SEARCHED)
-            pairs += zip(moment.tree.row_hash[part].tolist(), moment.tree.rows[part].tolist(), strict=True)
+            searched = slice(MAX_SEARCHED)
+            pairs += zip(moment.tree.row_hash[searched].tolist(), moment.tree.rows[searched].tolist(), strict=True)
         unique = dict(pairs[:MAX_SEARCHED])
         self.session.texts.request(self, [self._lookup_of(block_hash, row) for block_hash, row in unique.items()])
         self._show_note()
@@ -308,8 +308,10 @@ class PrefixesView(View):
     def _search_mask(self, moment: PrefixMoment) -> Mask:
         query = self.search.text().strip()
         epoch = self.session.mirror.epoch
-        known = {block_hash for text_epoch, block_hash in self.session.texts.containing(query) if text_epoch == epoch}
-        return matching_nodes(moment, query, self.session.mirror, known)
+        matching_hashes = {
+            block_hash for text_epoch, block_hash in self.session.texts.containing(query) if text_epoch == epoch
+        }
+        return matching_nodes(moment, query, self.session.mirror, matching_hashes)
 
     def _refresh_again(self) -> None:
         if is_on_screen(self):
@@ -421,10 +423,12 @@ class PrefixDetail(QWidget):
 
 def facts_line(moment: PrefixMoment, node: int) -> str:
     tree, capabilities = moment.tree, moment.capabilities
-    blocks, owner, before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
+    blocks, owner, num_before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
     if not blocks:
         return f"The beginning of {plural(int(tree.num_with_all[node]), 'block')} below was evicted"
-    position = "after what was evicted" if before < 0 else f"from token {count(before * moment.cache.block_size)}"
+    position = (
+        "after what was evicted" if num_before < 0 else f"from token {count(num_before * moment.cache.block_size)}"
+    )
     parts = [
         f"{plural(blocks, 'block')}, {plural(int(moment.num_tokens[node]), 'token')} {position}",
         f"in {tiers_text(tree, node)}",

@@ -45,7 +45,7 @@ class ShownNodes:
 def matches(tree: PrefixTree, node_filter: PrefixFilter, is_match: Mask | None = None) -> Mask:
     """Return which nodes pass `node_filter`, shape (nodes,). `is_match`: nodes that a search matches."""
     lower = tree.num_in_tier[:, BLOCK_TIERS.index(Tier.HOST) :].sum(axis=1)
-    passing: dict[PrefixFilter, Mask] = {
+    passes: dict[PrefixFilter, Mask] = {
         PrefixFilter.ALL: np.ones(len(tree), np.bool_),
         PrefixFilter.SHARED: tree.holders > 1,
         PrefixFilter.HELD: tree.holders > 0,
@@ -54,7 +54,7 @@ def matches(tree: PrefixTree, node_filter: PrefixFilter, is_match: Mask | None =
         PrefixFilter.LOWER: lower > 0,
         PrefixFilter.CUT: tree.is_cut,
     }
-    return passing[node_filter] if is_match is None else passing[node_filter] & is_match
+    return passes[node_filter] if is_match is None else passes[node_filter] & is_match
 
 
 def visible_nodes(
@@ -96,21 +96,21 @@ class _Families:
         """Return at most `at_most` nodes in depth-first order from the top, and how many siblings are left out."""
         runs: list[Ints] = []
         num_left, num_left_out = at_most, 0
-        waiting = [self._children_range(ROOT)]
-        while waiting:
-            start, end = waiting.pop()
+        pending = [self._children_range(ROOT)]
+        while pending:
+            start, end = pending.pop()
             if not num_left:
                 num_left_out += end - start
                 continue
             index = int(np.searchsorted(self._expanded, start))
             expanded = int(self._expanded[index]) if index < len(self._expanded) else end
-            until = min(expanded + 1, end, start + num_left)
-            runs.append(self._nodes[start:until])
-            num_left -= until - start
-            if until < end:
-                waiting.append((until, end))
-            if until == expanded + 1:
-                waiting.append(self._children_range(int(self._nodes[expanded])))
+            stop = min(expanded + 1, end, start + num_left)
+            runs.append(self._nodes[start:stop])
+            num_left -= stop - start
+            if stop < end:
+                pending.append((stop, end))
+            if stop == expanded + 1:
+                pending.append(self._children_range(int(self._nodes[expanded])))
         return np.concatenate(runs) if runs else np.empty(0, np.int64), num_left_out
 
     def _children_range(self, node: int) -> tuple[int, int]:

@@ -35,7 +35,6 @@ class PrefixTreeBuilder:
         self.group: int | None = None
         """KV group of the next tree's prefixes; None: there is a single group."""
         self.step = 0
-        """Step of the state from which `tree` was built."""
         self.epoch: int | None = None
         self._copy = LedgerCopy()
         self._work: Background[PrefixTree | None] | None = None

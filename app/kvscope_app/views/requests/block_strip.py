@@ -1,6 +1,6 @@
-"""Block table of one request: one cell per block in table order, filled in proportion to its used slots.
+"""Block table of one request: one cell per block in table order, filled in proportion to its filled slots.
 
-A few blocks are drawn with their physical id; many are drawn as small cells. Hovering shows index, id and fill.
+A few blocks are drawn with their physical id, many as small cells. The tooltip of a cell has index, id and fill.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kvscope_telemetry.ledger import LOWER_TIERS, Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
 
 MAX_NAMED = 96
-"""Maximum number of blocks drawn with their ids; more are drawn small and without ids."""
-_NAMED = QSize(52, 26)
-_SMALL = QSize(13, 13)
+"""Maximum number of blocks drawn with their ids; more are drawn as small cells."""
+_NAMED_CELL = QSize(52, 26)
+_SMALL_CELL = QSize(13, 13)
 _GAP = 3
 _MARGIN = 8
 
@@ -31,12 +31,12 @@ IntArray = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint32]
 
 
-def _named() -> QSize:
-    return _NAMED * (scaled(100) / 100)
+def _named_cell_size() -> QSize:
+    return _NAMED_CELL * (scaled(100) / 100)
 
 
 class BlockStrip(QWidget):
-    """Cells that wrap into lines; the height follows from the width."""
+    """Cells of the blocks, wrapped into lines. The widget's height follows from its width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,16 +54,16 @@ class BlockStrip(QWidget):
     def show_blocks(
         self, ids: IntArray, filled: IntArray, ref_counts: IntArray, block_size: int, cache: CacheInfo | None = None
     ) -> None:
-        """Show blocks in table order, shape (n,) each. `cache` identifies which of them are slots of a lower tier."""
-        is_other_size = ids.size != self._ids.size
-        before = (self._ids, self._filled, self._ref_counts)
-        if all(np.array_equal(*pair) for pair in zip((ids, filled, ref_counts), before, strict=True)):
+        """Show blocks in table order; the arrays have shape (n,). `cache` is needed to recognize lower-tier slots."""
+        has_other_size = ids.size != self._ids.size
+        previous = (self._ids, self._filled, self._ref_counts)
+        if all(np.array_equal(*pair) for pair in zip((ids, filled, ref_counts), previous, strict=True)):
             return
         self._ids, self._filled, self._ref_counts = ids, filled, ref_counts
         self._block_size = max(block_size, 1)
         self._cache = cache
         self.setAccessibleDescription(f"{count(ids.size)} blocks")
-        if is_other_size:
+        if has_other_size:
             self.updateGeometry()
         self.update()
 
@@ -72,13 +72,13 @@ class BlockStrip(QWidget):
         self.update()
 
     def tip(self, index: int) -> str:
-        shared = int(self._ref_counts[index])
+        num_holders = int(self._ref_counts[index])
         first = index * self._block_size
-        where = f"index {index} of the table, positions {count(first)} to {count(first + self._block_size - 1)}"
+        position_text = f"index {index} of the table, positions {count(first)} to {count(first + self._block_size - 1)}"
         if self._is_released(index):
-            return f"Released: no block\n{where}"
-        lines = [self._place(index).name, where, f"{self._filled[index]} of {self._block_size} slots filled"]
-        return "\n".join([*lines, f"shared by {shared} requests"] if shared > 1 else lines)
+            return f"Released: no block\n{position_text}"
+        lines = [self._location(index).name, position_text, f"{self._filled[index]} of {self._block_size} slots filled"]
+        return "\n".join([*lines, f"shared by {num_holders} requests"] if num_holders > 1 else lines)
 
     def index_at(self, x: int, y: int) -> int | None:
         cell, per_row = self._cell(), self._per_row(self.width())
@@ -100,7 +100,7 @@ class BlockStrip(QWidget):
         return QSize(240, self.heightForWidth(max(self.width(), 240)))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(_named().width() + 2 * _MARGIN, 24)
+        return QSize(_named_cell_size().width() + 2 * _MARGIN, 24)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
@@ -121,53 +121,52 @@ class BlockStrip(QWidget):
 
     def _paint_named(self, painter: QPainter, index: int) -> None:
         theme, box = self._theme, self.cell_rect(index)
-        place = self._place(index)
-        shared = theme.block_shared if self._ref_counts[index] > 1 else theme.block_active
-        ink = tier_color(place.tier, theme) if place.tier in LOWER_TIERS else shared
+        location = self._location(index)
+        active_color = theme.block_shared if self._ref_counts[index] > 1 else theme.block_active
+        color = tier_color(location.tier, theme) if location.tier in LOWER_TIERS else active_color
         painter.fillRect(box, QColor(theme.block_free))
         height = round(box.height() * min(int(self._filled[index]) / self._block_size, 1.0))
-        fill = mix(ink, theme.base, 0.45)
+        fill = mix(color, theme.base, 0.45)
         painter.fillRect(box.left(), box.bottom() + 1 - height, box.width(), height, QColor(fill))
         painter.setPen(QColor(theme.text))
-        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, "–" if self._is_released(index) else place.short)
+        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, "–" if self._is_released(index) else location.short)
 
     def _paint_rows(self, painter: QPainter, dirty: QRect) -> None:
-        """Paint the visible rows of small cells as one image, so that the cost depends on pixels, not on blocks."""
-        per_row, pitch = self._per_row(self.width()), _SMALL.height() + _GAP
+        """Paint the visible small cells as one image, so that the time depends on pixels, not on blocks."""
+        per_row, pitch = self._per_row(self.width()), _SMALL_CELL.height() + _GAP
         first = max((dirty.top() - _MARGIN) // pitch, 0)
         last = max((dirty.bottom() - _MARGIN) // pitch + 1, first)
-        part = slice(first * per_row, last * per_row)
-        if not self._ids[part].size:
+        blocks = slice(first * per_row, last * per_row)
+        if not self._ids[blocks].size:
             return
-        pixels = small_cells(self._inks(part), self._heights(part), per_row, QColor(self._theme.block_free).rgba())
+        empty = QColor(self._theme.block_free).rgba()
+        pixels = small_cells(self._fill_colors(blocks), self._heights(blocks), per_row, empty)
         image = QImage(
             pixels.data, pixels.shape[1], pixels.shape[0], pixels.strides[0], QImage.Format.Format_ARGB32_Premultiplied
         )
         painter.drawImage(_MARGIN, _MARGIN + first * pitch, image)  # `pixels` must outlive this call
 
-    def _inks(self, part: slice) -> Pixels:
-        """Return the fill colour of each block, shape (n,)."""
-        theme, ids = self._theme, self._ids[part]
-        colors = [theme.block_active, theme.block_shared, *(tier_color(tier, theme) for tier in LOWER_TIERS)]
-        kind = (self._ref_counts[part] > 1).astype(np.intp)
+    def _fill_colors(self, blocks: slice) -> Pixels:
+        theme, ids = self._theme, self._ids[blocks]
+        names = [theme.block_active, theme.block_shared, *(tier_color(tier, theme) for tier in LOWER_TIERS)]
+        kind = (self._ref_counts[blocks] > 1).astype(np.intp)
         if self._cache is not None:
             tiers = self._cache.rows_by_tier.tiers_of(ids)
             for index, tier in enumerate(LOWER_TIERS, start=2):
                 kind[tiers == tier] = index
-        inks: Pixels = np.array([QColor(color).rgba() for color in colors], np.uint32)[kind]
-        return inks
+        colors: Pixels = np.array([QColor(name).rgba() for name in names], np.uint32)[kind]
+        return colors
 
-    def _heights(self, part: slice) -> IntArray:
-        """Return the fill height of each cell in pixels, shape (n,)."""
-        share = np.minimum(self._filled[part] / self._block_size, 1.0)
-        heights: IntArray = np.rint(_SMALL.height() * share).astype(np.int64)
+    def _heights(self, blocks: slice) -> IntArray:
+        share = np.minimum(self._filled[blocks] / self._block_size, 1.0)
+        heights: IntArray = np.rint(_SMALL_CELL.height() * share).astype(np.int64)
         return heights
 
     def _is_released(self, index: int) -> bool:
-        """Whether the block at `index` was released because a sliding window moved past it."""
+        # when a sliding window moves past a block, its table entry becomes a reserved block
         return self._cache is not None and int(self._ids[index]) < self._cache.num_reserved_blocks
 
-    def _place(self, index: int) -> BlockLocation:
+    def _location(self, index: int) -> BlockLocation:
         row = int(self._ids[index])
         return BlockLocation(Tier.HBM, row) if self._cache is None else locate_block(self._cache, row)
 
@@ -178,22 +177,23 @@ class BlockStrip(QWidget):
         return QRect(left, _MARGIN + row * (cell.height() + _GAP), cell.width(), cell.height())
 
     def _cell(self) -> QSize:
-        return _named() if self._ids.size <= MAX_NAMED else _SMALL
+        return _named_cell_size() if self._ids.size <= MAX_NAMED else _SMALL_CELL
 
     def _per_row(self, width: int) -> int:
         return max((width - 2 * _MARGIN + _GAP) // (self._cell().width() + _GAP), 1)
 
 
-def small_cells(inks: Pixels, heights: IntArray, per_row: int, empty: int) -> Pixels:
-    """Draw rows of small cells, each filled from its bottom; gaps and the unused end of the last row are transparent.
+def small_cells(colors: Pixels, heights: IntArray, per_row: int, empty: int) -> Pixels:
+    """Draw rows of small cells, each filled from its bottom. Gaps and the unused end of the last row are transparent.
 
-    `inks` and `heights` (pixels of ink) have shape (n,); the image has shape (rows * pitch, per_row * pitch).
+    `colors` and `heights` (of the filled part, in pixels) have shape (n,); `empty` is the colour of the unfilled part.
+    The image has shape (rows * pitch, per_row * pitch).
     """
-    side, pitch = _SMALL.height(), _SMALL.height() + _GAP
-    rows = -(-inks.size // per_row)
-    is_ink = np.arange(side) >= side - heights[:, None]  # (n, side)
+    side, pitch = _SMALL_CELL.height(), _SMALL_CELL.height() + _GAP
+    rows = -(-colors.size // per_row)
+    is_filled = np.arange(side) >= side - heights[:, None]  # (n, side)
     columns = np.zeros((rows * per_row, side), np.uint32)
-    columns[: inks.size] = np.where(is_ink, inks[:, None], np.uint32(empty))
+    columns[: colors.size] = np.where(is_filled, colors[:, None], np.uint32(empty))
     image = np.zeros((rows, pitch, per_row, pitch), np.uint32)
     image[:, :side, :, :side] = columns.reshape(rows, per_row, side).transpose(0, 2, 1)[..., None]
     return image.reshape(rows * pitch, per_row * pitch)

@@ -18,12 +18,13 @@ _MAX_NAMED: Final = 6
 
 
 def blocks_sentence(mirror: Mirror, number: int) -> str:
-    """Describe how many blocks a request holds, where, and how full; for an ended request, how many are still
-    cached."""
+    """Return one sentence on the blocks that a request holds: number, place, size and fill. For an ended request: the
+    number that is still cached.
+    """
     assert mirror.hello is not None, "a request is shown only once there is an engine"
     cache, rows = mirror.hello.cache, mirror.requests.blocks(number).astype(np.int64)
     ids = rows[rows < cache.first_state]
-    num_blocks, state = ids.size, _state_words(cache, rows[rows >= cache.first_state])
+    num_blocks, state = ids.size, _states_text(cache, rows[rows >= cache.first_state])
     if not num_blocks:
         return f"Request #{count(number)} holds no blocks now.{_cached_sentence(mirror, cache, number)}"
     size = f", {num_bytes(num_blocks * cache.block_bytes)}" if cache.block_bytes else ""
@@ -42,16 +43,18 @@ def blocks_sentence(mirror: Mirror, number: int) -> str:
 
 
 def batch_sentence(mirror: Mirror, numbers: Sequence[int]) -> str:
-    """Return how many blocks several selected requests hold together; each shared block counts once."""
-    named = ", ".join(f"#{count(number)}" for number in numbers[:_MAX_NAMED])
-    named += f" and {count(len(numbers) - _MAX_NAMED)} more" if len(numbers) > _MAX_NAMED else ""
+    """Return text on the number of blocks that the selected requests hold together. A shared block counts once."""
+    names = ", ".join(f"#{count(number)}" for number in numbers[:_MAX_NAMED])
+    names += f" and {count(len(numbers) - _MAX_NAMED)} more" if len(numbers) > _MAX_NAMED else ""
     num_blocks = np.unique(np.concatenate([mirror.requests.blocks(number) for number in numbers])).size
-    selected = f"{plural(len(numbers), 'request')} selected: {named}, {plural(num_blocks, 'block')} together."
+    selected = f"{plural(len(numbers), 'request')} selected: {names}, {plural(num_blocks, 'block')} together."
     return f"{selected} Select one to see its blocks."
 
 
 def _cached_sentence(mirror: Mirror, cache: CacheInfo, number: int) -> str:
-    """Describe which blocks of an ended request are still cached, including its reused prefix; "" if none."""
+    """Return a sentence on the blocks of an ended request, including its reused prefix, that are still cached; "" if
+    none.
+    """
     rows = blocks_of_request(mirror, number)
     rows = rows[rows < cache.first_state]
     if not rows.size:
@@ -61,9 +64,9 @@ def _cached_sentence(mirror: Mirror, cache: CacheInfo, number: int) -> str:
     return f" {plural(rows.size, 'block')} {'is' if rows.size == 1 else 'are'} still cached{reused}."
 
 
-def _state_words(cache: CacheInfo, rows: npt.NDArray[np.int64]) -> str:
+def _states_text(cache: CacheInfo, rows: npt.NDArray[np.int64]) -> str:
     """Return text such as `, 1 recurrent state of 2.3 MiB`, or "" without states."""
     if not rows.size:
         return ""
-    words = f", {plural(rows.size, 'recurrent state')}"
-    return words + (f" of {num_bytes(rows.size * cache.state_bytes)}" if cache.state_bytes else "")
+    text = f", {plural(rows.size, 'recurrent state')}"
+    return text + (f" of {num_bytes(rows.size * cache.state_bytes)}" if cache.state_bytes else "")

@@ -1,6 +1,6 @@
-"""Page shown instead of request rows for an engine that reports the number of requests but not each one.
+"""Page shown instead of the request table for an engine that reports the number of requests but not each one.
 
-Below the counts it shows the engine's other metrics: pools, lower tiers, and why requests wait.
+Below the counts it shows the engine's other metrics, such as pools, lower tiers, and why requests wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 MAX_FIGURES: Final = 64
 _COLUMNS: Final = 2
-_LARGER: Final = 1.9
+_NUMBER_SCALE: Final = 1.9
 _NUMBERS: Final = (
     ("num_running", "Running", "Requests that hold blocks and generate tokens"),
     ("num_waiting", "Waiting", "In the engine's queue"),
@@ -33,21 +33,19 @@ _NUMBERS: Final = (
     ("prompt_tokens", "Prompt tokens computed", "New requests' prompt tokens not in the cache"),
     ("generation_tokens", "Tokens generated", "Since the engine started"),
 )
-"""(field of `Counters`, label, meaning)."""
+"""(field of `Counters`, label, tooltip)."""
 
 
 class RequestNumbers(QScrollArea):
-    """Scrollable page with the request counts, and the reason why there are no rows."""
-
     def __init__(self) -> None:
         super().__init__()
-        self._why = label(look="muted", wraps=True)
+        self._reason_label = label(look="muted", wraps=True)
         self._values: dict[str, QLabel] = {}
         grid = QGridLayout()
         grid.setHorizontalSpacing(36)
         grid.setVerticalSpacing(14)
-        for index, (name, words, meaning) in enumerate(_NUMBERS):
-            grid.addWidget(self._cell(name, words, meaning), index // _COLUMNS, index % _COLUMNS)
+        for index, (name, caption, meaning) in enumerate(_NUMBERS):
+            grid.addWidget(self._cell(name, caption, meaning), index // _COLUMNS, index % _COLUMNS)
         for index in range(_COLUMNS):
             grid.setColumnStretch(index, 1)
         self.figures = _Figures()
@@ -58,13 +56,13 @@ class RequestNumbers(QScrollArea):
         column = QVBoxLayout(page)
         column.setContentsMargins(16, 14, 16, 14)
         column.setSpacing(16)
-        column.addWidget(self._why)
+        column.addWidget(self._reason_label)
         column.addLayout(grid)
         column.addWidget(self.figures)
         column.addStretch(1)
 
     def show_numbers(self, mirror: Mirror) -> None:
-        self._why.setText(f"{why_no_requests(mirror.capabilities)}.")
+        self._reason_label.setText(f"{why_no_requests(mirror.capabilities)}.")
         for name, value in self._values.items():
             is_available = mirror.capabilities.blocks and (name != "aborted" or mirror.capabilities.aborts)
             text = count(getattr(mirror.counters, name)) if is_available else NOTHING
@@ -76,25 +74,23 @@ class RequestNumbers(QScrollArea):
     def value(self, name: str) -> str:
         return self._values[name].text()
 
-    def _cell(self, name: str, words: str, meaning: str) -> QWidget:
-        cell, value, what = QWidget(), label(), ElidedLabel(words)
-        what.setProperty("look", "muted")
-        value.setFont(sans(_LARGER))
+    def _cell(self, name: str, caption: str, meaning: str) -> QWidget:
+        cell, value, caption_label = QWidget(), label(), ElidedLabel(caption)
+        caption_label.setProperty("look", "muted")
+        value.setFont(sans(_NUMBER_SCALE))
         value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        value.setAccessibleName(words)
+        value.setAccessibleName(caption)
         cell.setToolTip(meaning)
         column = QVBoxLayout(cell)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(value)
-        column.addWidget(what)
+        column.addWidget(caption_label)
         self._values[name] = value
         return cell
 
 
 class _Figures(QWidget):
-    """One line per metric figure; hidden if there is none."""
-
     def __init__(self) -> None:
         super().__init__()
         self._values: dict[str, QLabel] = {}
@@ -107,10 +103,10 @@ class _Figures(QWidget):
         self.hide()
 
     def show_figures(self, figures: tuple[MetricFigure, ...]) -> None:
-        """Show the figures in order. Lines are recreated if the names changed."""
+        """Show the figures in order, at most `MAX_FIGURES`. Lines are recreated if the names changed."""
         shown = {figure.name: figure for figure in figures[:MAX_FIGURES]}
         if list(shown) != list(self._values):
-            self._make_lines(shown)
+            self._build_lines(shown)
         for name, figure in shown.items():
             self._values[name].setText(figure_text(figure))
         self.setVisible(bool(shown))
@@ -118,22 +114,21 @@ class _Figures(QWidget):
     def lines(self) -> list[tuple[str, str]]:
         return [(name, value.text()) for name, value in self._values.items()]
 
-    def _make_lines(self, figures: Mapping[str, MetricFigure]) -> None:
+    def _build_lines(self, figures: Mapping[str, MetricFigure]) -> None:
         while (item := self._grid.takeAt(1)) is not None:
             if (widget := item.widget()) is not None:
                 widget.deleteLater()
         self._values = {name: number_label() for name in figures}
         for row, (name, figure) in enumerate(figures.items(), start=1):
-            words = ElidedLabel(name)
-            words.setProperty("look", "muted")
+            name_label = ElidedLabel(name)
+            name_label.setProperty("look", "muted")
             self._values[name].setAccessibleName(name)
-            for index, widget in enumerate((words, self._values[name])):
+            for index, widget in enumerate((name_label, self._values[name])):
                 widget.setToolTip(plain_tip(figure.metric))
                 self._grid.addWidget(widget, row, index)
 
 
 def figure_text(figure: MetricFigure) -> str:
-    """Return text such as `12.5 %`, `1.50 GiB` or `12 345 tokens`."""
     if figure.unit == "share":
         return percent(figure.value)
     if figure.unit == "bytes":

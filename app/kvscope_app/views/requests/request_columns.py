@@ -1,7 +1,7 @@
-"""Filters and sorts all requests of the table with numpy. Imports no Qt.
+"""Filters and sorts the rows of the request table with numpy. Imports no Qt.
 
-Latencies and counts are those of a request's whole life, as far as it is recorded. Its state, its blocks and the
-progress of its prompt and output are those of the moment shown (`at_moment`).
+Latencies and counts cover a request's whole life, as far as it is recorded. State, blocks and progress are those at the
+time shown (`at_moment`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from kvscope_telemetry.slo import GoalResults, Goals, judge
 
 FloatArray = npt.NDArray[np.float64]
 NOT_YET: Final = 254
-"""State code used instead of a `RequestState` for a request that arrives after the moment shown."""
+"""State code of a request that arrives after the time shown, in place of a `RequestState`."""
 
 
 class Filter(StrEnum):
-    """Choices of the filter of the request table."""
-
     ALL = "All"
     RUNNING = "Running"
     WAITING = "Waiting"
@@ -59,38 +57,41 @@ _STATES: Final = {
 
 
 def at_moment(columns: RequestColumns, mirror: Mirror, cursor_ns: int) -> RequestColumns:
-    """Return `columns` with the states, blocks and progress of the moment shown, `cursor_ns` by the wall clock."""
+    """Return `columns` with the states, blocks and progress at the time shown. `cursor_ns` is that time by the wall
+    clock.
+    """
     if mirror.hello is None or not len(columns):
         return columns
     requests = mirror.requests
     state = np.where(columns.arrival_ns > cursor_ns, NOT_YET, RequestState.FINISHED)
-    has_come = state != NOT_YET
-    computed = np.where(has_come, columns.num_computed_tokens, 0)
-    output, blocks = np.where(has_come, columns.num_output_now, 0), np.zeros(len(columns), np.int64)
-    own = np.flatnonzero(columns.epoch == mirror.epoch)
-    if own.size and len(requests):
-        numbers = columns.number[own]
-        at = np.minimum(np.searchsorted(requests.number, numbers), len(requests) - 1)
-        is_known = requests.number[at] == numbers
-        rows, at = own[is_known], at[is_known]
-        state[rows], computed[rows] = requests.state[at], requests.num_computed_tokens[at]
-        output[rows], blocks[rows] = requests.num_output_tokens[at], requests.num_held[at]
+    has_arrived = state != NOT_YET
+    computed = np.where(has_arrived, columns.num_computed_tokens, 0)
+    output, blocks = np.where(has_arrived, columns.num_output_now, 0), np.zeros(len(columns), np.int64)
+    in_epoch = np.flatnonzero(columns.epoch == mirror.epoch)
+    if in_epoch.size and len(requests):
+        numbers = columns.number[in_epoch]
+        mirror_rows = np.minimum(np.searchsorted(requests.number, numbers), len(requests) - 1)
+        is_known = requests.number[mirror_rows] == numbers
+        rows, mirror_rows = in_epoch[is_known], mirror_rows[is_known]
+        state[rows], computed[rows] = requests.state[mirror_rows], requests.num_computed_tokens[mirror_rows]
+        output[rows], blocks[rows] = requests.num_output_tokens[mirror_rows], requests.num_held[mirror_rows]
     return replace(columns, state=state, num_computed_tokens=computed, num_output_now=output, num_blocks=blocks)
 
 
 def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None)) -> RequestColumns:
-    """Return the requests of a mirror, or those in `part` of its rows, up to the mirror's time."""
+    """Return the requests of a mirror as columns, up to the mirror's time. `part` selects rows of the mirror."""
     requests = mirror.requests
     number = requests.number[part].astype(np.int64)
     first, last = times.first_token_ns(number), times.last_token_ns(number)
     arrival, finished = requests.arrival_ns[part], requests.finished_ns[part]
     end = np.where(finished >= 0, finished, np.maximum(mirror.time_ns, arrival))
-    goes_on = np.isin(requests.state[part], (RequestState.RUNNING, RequestState.FINISHED))
-    newest = np.where(goes_on, end, -1)  # if the last token was not seen: a running request gets one per step
+    is_running_or_ended = np.isin(requests.state[part], (RequestState.RUNNING, RequestState.FINISHED))
+    # if the last token was not seen: a running request gets one per step
+    assumed_last = np.where(is_running_or_ended, end, -1)
     started = times.started_ns(number)
-    still_waits = (started < 0) & (requests.state[part] == RequestState.WAITING)
-    counted = ("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "num_output_tokens")
-    others = ("client", "state", "max_tokens", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
+    is_waiting = (started < 0) & (requests.state[part] == RequestState.WAITING)
+    count_names = ("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "num_output_tokens")
+    other_names = ("client", "state", "max_tokens", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
     offset_ns = 0 if mirror.hello is None else mirror.hello.wall_time_ns - mirror.hello.time_ns
     return RequestColumns(
         request_ids=requests.request_ids[part],
@@ -102,85 +103,88 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
         end_ns=np.maximum(end, arrival) + offset_ns,
         has_ended=requests.state[part] == RequestState.FINISHED,
         tokens_per_s=tokens_per_s(
-            requests.num_output_tokens[part], first, np.where(last >= 0, last, newest), mirror.stops
+            requests.num_output_tokens[part], first, np.where(last >= 0, last, assumed_last), mirror.stops
         ),
         ttft_s=running_s(arrival, first, mirror.stops),
-        queue_s=running_s(arrival, np.where(still_waits, end, started), mirror.stops),
+        queue_s=running_s(arrival, np.where(is_waiting, end, started), mirror.stops),
         time_s=running_s(arrival, end, mirror.stops),
-        aside_s=np.zeros(number.size),
+        preempted_s=np.zeros(number.size),
         cached_share=cached_share(*(getattr(requests, name)[part] for name in SHARE_OF)),
         ending=times.endings(number),
         num_blocks=requests.num_held[part].astype(np.int64),
         num_output_now=requests.num_output_tokens[part].astype(np.int64),
-        **{name: getattr(requests, name)[part].astype(np.int64) for name in counted + others},
+        **{name: getattr(requests, name)[part].astype(np.int64) for name in count_names + other_names},
     )
 
 
 def latencies_s(columns: RequestColumns) -> dict[str, FloatArray]:
-    """Return the latencies that goals refer to, in seconds per request, keyed as in `goals.latencies_s`."""
+    """Return the latencies to which goals refer, in seconds per request, with the keys of `slo.GOAL_NAMES`."""
     tpot_s = np.where(columns.num_output_tokens > 1, columns.tpot_s, 0.0)
     return {"ttft": columns.ttft_s, "tpot": tpot_s, "e2el": columns.time_s}
 
 
-def judged(columns: RequestColumns, goals: Goals) -> GoalResults:
-    """Judge the requests that finished. Unfinished, aborted and refused ones count neither as met nor as missed."""
+def judge_requests(columns: RequestColumns, goals: Goals) -> GoalResults:
+    """Return which finished requests met the goals and which missed them. Unfinished, aborted and refused requests are
+    neither.
+    """
     has_finished = columns.has_ended & np.isin(columns.ending, (Ending.UNKNOWN, Ending.FINISHED))
-    found = judge(latencies_s(columns), goals)
-    return GoalResults(found.kept & has_finished, found.missed & has_finished)
+    results = judge(latencies_s(columns), goals)
+    return GoalResults(results.kept & has_finished, results.missed & has_finished)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestQuery:
-    """Which requests are shown: those of `filter` that match `text`."""
+    """Selection of requests for the table: those of `filter` that match `text`."""
 
     filter: Filter = Filter.ALL
     text: str = ""
     goals: Goals = field(default_factory=dict)
-    """Latency goals, for `Filter.MISSED`."""
-    visible: TimeSpan | None = None
-    """Time range, for `Filter.IN_RANGE`; None: no restriction."""
+    visible_span: TimeSpan | None = None
+    """Time range for `Filter.IN_RANGE`; None for no restriction."""
 
 
-def order_rows(columns: RequestColumns, wanted: RequestQuery, sort_by: str, descending: bool) -> npt.NDArray[np.intp]:
-    """Return the rows of the matching requests, sorted; equal ones newest first, unknown values last."""
-    matching, text = _matches(columns, wanted), wanted.text
+def order_rows(columns: RequestColumns, query: RequestQuery, sort_by: str, is_descending: bool) -> npt.NDArray[np.intp]:
+    """Return the rows of the matching requests, sorted by column `sort_by`. Equal values are newest first; unknown
+    values are last.
+    """
+    matching, text = _matches(columns, query), query.text
     if text:
         matching &= _matches_text(columns, text)
     rows = np.flatnonzero(matching)[::-1]
     if sort_by in ("request_ids", "adapters"):
-        words = getattr(columns, sort_by)
-        keys: npt.NDArray[np.generic] = np.array([words[row] for row in rows.tolist()], np.str_)
+        texts = getattr(columns, sort_by)
+        keys: npt.NDArray[np.generic] = np.array([texts[row] for row in rows.tolist()], np.str_)
         order = np.argsort(keys, kind="stable")
-        return rows[order[::-1] if descending else order]
+        return rows[order[::-1] if is_descending else order]
     values = getattr(columns, sort_by)[rows].astype(np.float64)
-    values = np.where(np.isnan(values), np.inf, -values if descending else values)
+    values = np.where(np.isnan(values), np.inf, -values if is_descending else values)
     return rows[np.argsort(values, kind="stable")]
 
 
-def _matches(columns: RequestColumns, wanted: RequestQuery) -> npt.NDArray[np.bool_]:
-    if wanted.filter in _STATES:
-        return np.isin(columns.state, _STATES[wanted.filter])
-    if wanted.filter is Filter.MISSED:
-        return judged(columns, wanted.goals).missed
-    if wanted.filter is Filter.PREEMPTED:
+def _matches(columns: RequestColumns, query: RequestQuery) -> npt.NDArray[np.bool_]:
+    if query.filter in _STATES:
+        return np.isin(columns.state, _STATES[query.filter])
+    if query.filter is Filter.MISSED:
+        return judge_requests(columns, query.goals).missed
+    if query.filter is Filter.PREEMPTED:
         return columns.num_preemptions > 0
-    if wanted.filter is Filter.ABORTED:
+    if query.filter is Filter.ABORTED:
         return np.isin(columns.ending, (Ending.ABORTED, Ending.REFUSED))
-    if wanted.filter is Filter.IN_RANGE and wanted.visible is not None:
-        is_there: npt.NDArray[np.bool_] = columns.arrival_ns <= wanted.visible.end_ns
-        return is_there & (columns.end_ns >= wanted.visible.begin_ns)
+    if query.filter is Filter.IN_RANGE and query.visible_span is not None:
+        has_arrived: npt.NDArray[np.bool_] = columns.arrival_ns <= query.visible_span.end_ns
+        return has_arrived & (columns.end_ns >= query.visible_span.begin_ns)
     return np.ones(len(columns), np.bool_)
 
 
 def _matches_text(columns: RequestColumns, text: str) -> npt.NDArray[np.bool_]:
-    """Match a part of the id or of the adapter's name, the number with or without #, or `client 3`."""
-    wanted = text.strip().lower()
-    if client := _CLIENT.fullmatch(wanted):
-        is_its: npt.NDArray[np.bool_] = columns.client == int(client.group(1))
-        return is_its
-    number = wanted.removeprefix("#")
+    """Match part of the id or of the adapter's name, the number with or without #, or `client 3`."""
+    pattern = text.strip().lower()
+    if client := _CLIENT.fullmatch(pattern):
+        is_from_client: npt.NDArray[np.bool_] = columns.client == int(client.group(1))
+        return is_from_client
+    number = pattern.removeprefix("#")
     names = zip(columns.request_ids, columns.adapters, strict=True)
-    by_id = np.fromiter(
-        (wanted in name.lower() or wanted in whose.lower() for name, whose in names), bool, len(columns)
+    is_match = np.fromiter(
+        (pattern in name.lower() or pattern in adapter.lower() for name, adapter in names), bool, len(columns)
     )
-    return by_id | (columns.number == int(number)) if number.isdecimal() else by_id
+    return is_match | (columns.number == int(number)) if number.isdecimal() else is_match

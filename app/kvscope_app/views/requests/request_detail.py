@@ -1,5 +1,6 @@
 """Details below the request table: block table and events of the selected request, all events, and plots of all
-requests."""
+requests.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ from kvscope_app.views.requests.phase_text import phases
 from kvscope_app.views.requests.request_plots import RequestPlots
 from kvscope_app.views.requests.reuse_text import prompt_of, reuse_text
 
-_NAMED: Final = re.compile(r"#(\d{1,10})\b")
+_REQUEST_NUMBER: Final = re.compile(r"#(\d{1,10})\b")
 NOTHING_SELECTED = "Select a request to see its blocks."
 
 
 class RequestDetail(QTabWidget):
-    """Four tabs: blocks of the request, its events, all events, and plots of all requests shown."""
+    """Four tabs: the selected request's blocks, its events, all events, and plots of all requests in the table."""
 
     request_chosen = Signal(object, object)
-    """Emitted with epoch and number of the request of an event that the user selected."""
+    """Emitted with epoch and number of the request of an event or link that the user selected."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -41,25 +42,23 @@ class RequestDetail(QTabWidget):
         self.setDocumentMode(True)
         self.summary = label(look="muted", wraps=True)
         self.reuse = label(wraps=True)
-        """Text on the tokens that the request did not compute, and why not more were reused."""
-        self.missed: Callable[[int], list[str]] = lambda number: []
-        """Function number -> a text for each goal that the request missed."""
-        self.chain: Callable[[int], tuple[str, ...]] = lambda number: ()
-        """Function number -> what delayed the request, oldest first."""
-        self.reason: Callable[[int], str] = lambda number: ""
-        """Function number -> what delayed the request, in one line."""
+        self.missed_goals_of: Callable[[int], list[str]] = lambda number: []
+        """Function number -> text for each goal that the request missed."""
+        self.delays_of: Callable[[int], tuple[str, ...]] = lambda number: ()
+        """Function number -> the delays of the request as text, oldest first."""
+        self.delay_of: Callable[[int], str] = lambda number: ""
+        """Function number -> the reason for the request's delay, in one line."""
         self.delays = label(wraps=True)
-        """Delays of the request and the goals that it missed; a click on a request's number selects that request."""
-        self._delays_seen: tuple[object, ...] = ()
+        """Label with the request's delays and the goals that it missed. Request numbers are links."""
+        self._shown_delays: tuple[object, ...] = ()
         self.phases = label(wraps=True)
-        """Durations of the request's phases, and what delayed them."""
         self.strip = BlockStrip()
         self.plots = RequestPlots()
         offset_ns = session.history.wall_ns(0)
         self.own_events = EventModel(offset_ns, self)
         self.all_events = EventModel(offset_ns, self)
         self.filter = QComboBox()
-        self.filter.addItems([wanted.value for wanted in EventFilter])
+        self.filter.addItems([choice.value for choice in EventFilter])
         self.filter.setAccessibleName("Kinds of events")
         self.filter.currentTextChanged.connect(self._on_filter)
         self.tables = [
@@ -68,11 +67,10 @@ class RequestDetail(QTabWidget):
         ]
         for table in self.tables:
             table.request_chosen.connect(self.request_chosen)
-        self._own_seen: tuple[int | None, int, int] = (None, -1, -1)
+        self._shown_events_state: tuple[int | None, int, int] = (None, -1, -1)
         self._lay_out()
 
     def minimumSizeHint(self) -> QSize:
-        """Return a minimum height for the tab bar only, in the current font."""
         return QSize(super().minimumSizeHint().width(), self.tabBar().sizeHint().height())
 
     def refresh(self) -> None:
@@ -94,8 +92,8 @@ class RequestDetail(QTabWidget):
         if mirror.hello is None or number is None:
             batch = self._session.selection.batch
             self.summary.setText(batch_sentence(mirror, batch) if batch else NOTHING_SELECTED)
-            nothing = np.empty(0, np.int64)
-            self.strip.show_blocks(nothing, nothing, nothing, 1)
+            empty = np.empty(0, np.int64)
+            self.strip.show_blocks(empty, empty, empty, 1)
             return
         ids = mirror.requests.table(number).astype(np.int64)
         filled = mirror.ledger.filled[ids].astype(np.int64)
@@ -105,10 +103,10 @@ class RequestDetail(QTabWidget):
 
     def _show_own_events(self) -> None:
         history, number = self._session.history, self._session.selection.request
-        seen = (number, history.events.num_clears, history.events.last_serial)
-        if seen == self._own_seen:
+        state = (number, history.events.num_clears, history.events.last_serial)
+        if state == self._shown_events_state:
             return
-        self._own_seen = seen
+        self._shown_events_state = state
         epoch = self._session.mirror.epoch
         entries = [] if number is None or epoch is None else history.events.of_request(epoch, number)
         self.own_events.show_entries(entries)
@@ -116,15 +114,17 @@ class RequestDetail(QTabWidget):
 
     def _show_delays(self) -> None:
         session, number = self._session, self._session.selection.request
-        missed = [] if number is None else self.missed(number)
-        delays = () if number is None else self.chain(number) if missed else tuple(filter(None, [self.reason(number)]))
-        seen = (session.mirror.epoch, number, *missed, *delays)
-        if seen == self._delays_seen:
+        missed_goals = [] if number is None else self.missed_goals_of(number)
+        delays: tuple[str, ...] = ()
+        if number is not None:
+            delays = self.delays_of(number) if missed_goals else tuple(filter(None, [self.delay_of(number)]))
+        state = (session.mirror.epoch, number, *missed_goals, *delays)
+        if state == self._shown_delays:
             return
-        self._delays_seen = seen
-        lines = [f"Missed: {'; '.join(missed)}."] if missed else []
+        self._shown_delays = state
+        lines = [f"Missed: {'; '.join(missed_goals)}."] if missed_goals else []
         lines += [f"{text[0].upper()}{text[1:]}." for text in delays]
-        self.delays.setText(linked(lines, number))
+        self.delays.setText(link_requests(lines, number))
         self.delays.setVisible(bool(lines))
 
     def _on_link(self, target: str) -> None:
@@ -135,8 +135,8 @@ class RequestDetail(QTabWidget):
         shown_phases: list[tuple[str, str]] = []
         if number is not None and session.mirror.epoch is not None:
             events = [entry.event for entry in session.history.events.of_request(session.mirror.epoch, number)]
-            find = partial(self._first_token_ns, session.mirror.epoch, number)
-            shown_phases = list(phases(session.mirror, session.history.request_times, events, number, find))
+            find_first = partial(self._first_token_ns, session.mirror.epoch, number)
+            shown_phases = list(phases(session.mirror, session.history.request_times, events, number, find_first))
         text = "\n".join(f"{name}: {value}" for name, value in shown_phases)
         if text != self.phases.text():
             self.phases.setText(text)
@@ -165,9 +165,9 @@ class RequestDetail(QTabWidget):
         scroll = QScrollArea()
         scroll.setAccessibleName("Blocks of the request")
         body = QWidget()
-        below = QVBoxLayout(body)
-        below.setContentsMargins(0, 0, 0, 0)
-        below.setSpacing(0)
+        column = QVBoxLayout(body)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
         self.reuse.setContentsMargins(10, 4, 10, 4)
         self.phases.setContentsMargins(10, 2, 10, 2)
         self.delays.setContentsMargins(10, 4, 10, 4)
@@ -177,12 +177,12 @@ class RequestDetail(QTabWidget):
         for text in (self.delays, self.phases, self.reuse):
             text.setTextInteractionFlags(flags.TextSelectableByMouse)
             text.hide()
-            below.addWidget(text)
+            column.addWidget(text)
         self.delays.setTextInteractionFlags(
             flags.TextSelectableByMouse | flags.LinksAccessibleByMouse | flags.LinksAccessibleByKeyboard
         )
-        below.addWidget(self.strip)
-        below.addStretch(1)
+        column.addWidget(self.strip)
+        column.addStretch(1)
         scroll.setWidget(body)
         scroll.setWidgetResizable(True)
         scroll.setFrameShape(QFrame.Shape.NoFrame)
@@ -210,11 +210,11 @@ def _column(head: QWidget, body: QWidget) -> QWidget:
     return page
 
 
-def linked(lines: Iterable[str], number: int | None) -> str:
-    """Return HTML with one line each. `#7` links to request 7, except for `number` itself."""
+def link_requests(lines: Iterable[str], number: int | None) -> str:
+    """Return `lines` as HTML. Text such as `#7` links to request 7, except for `number` itself."""
 
-    def link(found: re.Match[str]) -> str:
-        other = found.group(1)
-        return found.group() if int(other) == number else f'<a href="{int(other)}">#{other}</a>'
+    def link(match: re.Match[str]) -> str:
+        number_text = match.group(1)
+        return match.group() if int(number_text) == number else f'<a href="{int(number_text)}">#{number_text}</a>'
 
-    return "<br>".join(_NAMED.sub(link, escape(line, quote=False)) for line in lines)
+    return "<br>".join(_REQUEST_NUMBER.sub(link, escape(line, quote=False)) for line in lines)

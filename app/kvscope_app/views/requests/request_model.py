@@ -1,6 +1,6 @@
-"""Qt model of the request table. Data is kept and sorted in numpy columns; a cell's text is made only when painted.
+"""Qt model of the request table. Data is kept and sorted in numpy columns; cell texts are formatted when painted.
 
-Rows are positions: a refresh changes which requests they hold, so that the scroll position is stable. `key_at` returns
+Rows are positions: a refresh changes which request a row shows, so that the scroll position is stable. `key_at` returns
 the request of a row; the view stores its selection by request.
 """
 
@@ -20,22 +20,22 @@ from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import NOTHING, count, percent, seconds, short
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme, owner_color
-from kvscope_app.views.requests.request_columns import NOT_YET, RequestQuery, judged, latencies_s, order_rows
+from kvscope_app.views.requests.request_columns import NOT_YET, RequestQuery, judge_requests, latencies_s, order_rows
 from kvscope_app.views.table import LEFT, RIGHT, Index, TableColumn, TableHead, TableModel
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.request_log import Ending, RequestColumns
 from kvscope_telemetry.slo import GoalResults, Goals, missed_goals_text
 
 PROGRESS_ROLE: Final = Qt.ItemDataRole.UserRole + 1
-"""Item role: share of `max_tokens` generated at the moment shown, 0 to 1."""
+"""Item role of the share of `max_tokens` generated at the time shown, 0 to 1."""
 _DISPLAY: Final = int(Qt.ItemDataRole.DisplayRole)
 _ALIGNMENT: Final = int(Qt.ItemDataRole.TextAlignmentRole)
 _FOREGROUND: Final = int(Qt.ItemDataRole.ForegroundRole)
 _DECORATION: Final = int(Qt.ItemDataRole.DecorationRole)
 _PROGRESS: Final = int(PROGRESS_ROLE)
-_TIP: Final = int(Qt.ItemDataRole.ToolTipRole)
-_ROLES: Final = frozenset((_DISPLAY, _ALIGNMENT, _FOREGROUND, _DECORATION, _PROGRESS, _TIP))
-"""Roles as plain integers: comparing with Qt's enumerations costs more than computing the answer."""
+_TOOL_TIP: Final = int(Qt.ItemDataRole.ToolTipRole)
+_ROLES: Final = frozenset((_DISPLAY, _ALIGNMENT, _FOREGROUND, _DECORATION, _PROGRESS, _TOOL_TIP))
+"""Roles with data, as integers, because comparing Qt's enumerations takes longer than the rest of `data`."""
 _INITIAL_SORT_ORDER: Final = Qt.ItemDataRole.InitialSortOrderRole
 
 _STATE_COLORS: Final = {
@@ -50,11 +50,11 @@ _ENDING_COLORS: Final = {Ending.ABORTED: "warn", Ending.REFUSED: "bad"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestColumn(TableColumn[[RequestColumns, int]]):
-    """Table column with the name of the array that it sorts by."""
+    """Table column. `sort_by`: field of `RequestColumns` by which it sorts."""
 
     sort_by: str
     is_worst_first: bool = False
-    """Whether the first click on its title sorts the largest values to the top."""
+    """Whether the first click on the title sorts in descending order."""
 
 
 def _state_text(columns: RequestColumns, row: int) -> str:
@@ -71,8 +71,9 @@ def _state_text(columns: RequestColumns, row: int) -> str:
 
 
 def _ending_text(columns: RequestColumns, row: int) -> str:
-    """Return how the request ended. One that generated its maximum of tokens counts as finished even if its end was not
-    seen."""
+    """Return how the request ended. A request that generated its maximum of tokens counts as finished if its end is
+    unknown.
+    """
     ending, limit = Ending(int(columns.ending[row])), int(columns.max_tokens[row])
     if ending is Ending.UNKNOWN and limit and columns.num_output_tokens[row] >= limit:
         ending = Ending.FINISHED
@@ -81,21 +82,21 @@ def _ending_text(columns: RequestColumns, row: int) -> str:
 
 def _output_text(columns: RequestColumns, row: int) -> str:
     limit = int(columns.max_tokens[row])
-    made = count(int(columns.num_output_tokens[row]))
-    return f"{made} / {count(limit)}" if limit else made
+    num_generated = count(int(columns.num_output_tokens[row]))
+    return f"{num_generated} / {count(limit)}" if limit else num_generated
 
 
-def _counted(name: str) -> Callable[[RequestColumns, int], str]:
+def _count_of(name: str) -> Callable[[RequestColumns, int], str]:
     return lambda columns, row: count(int(getattr(columns, name)[row]))
 
 
 def _prompt_text(columns: RequestColumns, row: int) -> str:
-    """Return the number of prompt tokens, which is unknown if the request was aborted before its prompt was read."""
+    """Return the number of prompt tokens. It is unknown if the request was aborted before its prompt was tokenized."""
     value = int(columns.num_prompt_tokens[row])
     return count(value) if value else NOTHING
 
 
-def _timed(name: str) -> Callable[[RequestColumns, int], str]:
+def _seconds_of(name: str) -> Callable[[RequestColumns, int], str]:
     return lambda columns, row: seconds(float(getattr(columns, name)[row]))
 
 
@@ -150,7 +151,7 @@ def _column(
 
 
 COLUMNS: Final = (
-    _column("#", "number", _counted("number"), "00 000", "Request number in this engine"),
+    _column("#", "number", _count_of("number"), "00 000", "Request number in this engine"),
     _column(
         "State",
         "state",
@@ -161,17 +162,24 @@ COLUMNS: Final = (
         is_number=False,
     ),
     _column(
-        "Total", "time_s", _timed("time_s"), "00:00 min", "From its arrival to its end, or so far", is_worst_first=True
+        "Total",
+        "time_s",
+        _seconds_of("time_s"),
+        "00:00 min",
+        "From its arrival to its end, or so far",
+        is_worst_first=True,
     ),
     _column(
         "Queued",
         "queue_s",
-        _timed("queue_s"),
+        _seconds_of("queue_s"),
         "000.0 ms",
         "From its arrival until it first ran, or so far",
         is_worst_first=True,
     ),
-    _column("TTFT", "ttft_s", _timed("ttft_s"), "000.0 ms", "From its arrival to its first token", is_worst_first=True),
+    _column(
+        "TTFT", "ttft_s", _seconds_of("ttft_s"), "000.0 ms", "From its arrival to its first token", is_worst_first=True
+    ),
     _column(
         "Per token",
         "tpot_s",
@@ -200,7 +208,7 @@ COLUMNS: Final = (
     _column("Arrived", "arrival_ns", _arrival_text, "00:00:00.000", "When it arrived"),
     _column("Prompt", "num_prompt_tokens", _prompt_text, "00 000", "Tokens of the prompt"),
     _column("Output", "num_output_tokens", _output_text, "0 000 / 0 000", "Tokens generated, of the maximum"),
-    _column("Blocks", "num_blocks", _counted("num_blocks"), "0 000", "Blocks in its block tables at the moment shown"),
+    _column("Blocks", "num_blocks", _count_of("num_blocks"), "0 000", "Blocks in its block tables at the moment shown"),
     _column("Speed", "tokens_per_s", _speed_text, "000.0 tok/s", "Output tokens per second since the first token"),
     _column(
         "Adapter", "adapters", _adapter_text, "Adapter 0000", "LoRA adapter that it is computed with", is_number=False
@@ -209,66 +217,64 @@ COLUMNS: Final = (
     _column("Id", "request_ids", _id_text, "chat-00000000", "The client's id for it", is_number=False),
 )
 _SIDES: Final = tuple(RIGHT if column.is_number else LEFT for column in COLUMNS)
-_COLUMN_INDEX: Final = {column.title: place for place, column in enumerate(COLUMNS)}
+_COLUMN_INDEX: Final = {column.title: index for index, column in enumerate(COLUMNS)}
 OUTPUT_COLUMN: Final = _COLUMN_INDEX["Output"]
 ADAPTER_COLUMN: Final = _COLUMN_INDEX["Adapter"]
 """Column of LoRA adapters, hidden if no request has one."""
 CLIENT_COLUMN: Final = _COLUMN_INDEX["Client"]
-"""Column of clients, hidden if all requests are from one client or the engine does not report clients."""
+"""Column of clients, hidden if there is only one client or the engine does not report clients."""
 REASON_COLUMN: Final = _COLUMN_INDEX["Reason for the delay"]
-_STATE: Final = _COLUMN_INDEX["State"]
+_STATE_COLUMN: Final = _COLUMN_INDEX["State"]
 
 
 class RequestModel(TableModel):
-    """Requests that pass the filter, in the chosen order."""
-
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
-    """Emitted before rows change their requests: selection changes by Qt until `reordered` are not the user's
-    choice."""
+    """Emitted before rows change their requests. Until `reordered`, changes of the selection are Qt's and not the
+    user's.
+    """
     reordered = Signal()
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
-        self.why: Callable[[int], str] = lambda number: ""
-        """Function number -> why the request waits at the moment shown, as a sentence."""
+        self.waiting_reason_of: Callable[[int], str] = lambda number: ""
+        """Function number -> why the request waits at the time shown, as a sentence; "" if it does not."""
         self.reason: Callable[[int], str] = lambda key: ""
-        """Function key -> what delayed the request, in one line."""
+        """Function key -> the reason for the request's delay, in one line."""
         self.query = RequestQuery()
         self.epoch = 0
-        """Epoch of the engine start that is shown; request numbers refer to it."""
+        """Epoch of the engine run that is shown, to which request numbers refer."""
         self._sort_column = 0
-        self._descending = True
+        self._is_descending = True
         self._columns: RequestColumns | None = None
         self._rows = np.empty(0, np.intp)
 
     @property
     def columns(self) -> RequestColumns | None:
-        """Columns of all requests, including filtered-out ones."""
+        """Columns of all requests, including those that do not match the query."""
         return self._columns
 
     @property
     def shown_rows(self) -> npt.NDArray[np.intp]:
-        """Rows of `columns` that are shown, from the top."""
         return self._rows
 
     def show_columns(self, columns: RequestColumns, epoch: int) -> None:
         self.epoch = epoch
         if not len(columns):
-            self._empty()
+            self._remove_all_rows()
         elif self._columns is not None and len(self._rows):
             # Until `reorder`, each view row keeps its request, located in the new columns.
-            found = np.searchsorted(columns.key, self._columns.key[self._rows])
-            self._rows = np.minimum(found, len(columns) - 1).astype(np.intp)
+            indices = np.searchsorted(columns.key, self._columns.key[self._rows])
+            self._rows = np.minimum(indices, len(columns) - 1).astype(np.intp)
         self._columns = columns
         self.reorder()
 
-    def set_query(self, wanted: RequestQuery) -> None:
-        """Show only requests that match `wanted`, and judge them by its goals."""
-        if wanted != self.query:
-            self.query = wanted
+    def set_query(self, query: RequestQuery) -> None:
+        """Show only requests that match `query`, and judge them by its goals."""
+        if query != self.query:
+            self.query = query
             self.reorder()
 
     @property
@@ -277,13 +283,13 @@ class RequestModel(TableModel):
 
     @property
     def judged(self) -> GoalResults | None:
-        """Which requests met the goals and which missed them; None without goals or requests."""
-        return None if self._columns is None or not self.goals else judged(self._columns, self.goals)
+        """Which requests met and which missed the goals; None without goals or requests."""
+        return None if self._columns is None or not self.goals else judge_requests(self._columns, self.goals)
 
     def missed_goals(self, number: int) -> list[str]:
-        """Return a text for each goal that a finished request of the engine start shown missed."""
+        """Return text for each goal that a finished request of the engine run shown missed."""
         columns, row = self._columns, self._index_of(number)
-        if columns is None or row is None or not self.goals or not judged(columns, self.goals).missed[row]:
+        if columns is None or row is None or not self.goals or not judge_requests(columns, self.goals).missed[row]:
             return []
         return missed_goals_text({name: float(each[row]) for name, each in latencies_s(columns).items()}, self.goals)
 
@@ -292,14 +298,14 @@ class RequestModel(TableModel):
         return None if row is None or self._columns is None else int(self._columns.key[row])
 
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
-        self._sort_column, self._descending = column, order is Qt.SortOrder.DescendingOrder
+        self._sort_column, self._is_descending = column, order is Qt.SortOrder.DescendingOrder
         self.reorder()
 
     def reorder(self) -> None:
         if self._columns is None:
             return
         sort_by = COLUMNS[self._sort_column].sort_by
-        rows = order_rows(self._columns, self.query, sort_by, self._descending)
+        rows = order_rows(self._columns, self.query, sort_by, self._is_descending)
         self.reordering.emit()
         self._replace(rows)
         if len(rows):
@@ -326,37 +332,37 @@ class RequestModel(TableModel):
         return self._columns is not None and self._columns.state[self._rows[row]] == RequestState.FINISHED
 
     def is_active(self, row: int) -> bool:
-        """Whether the request in view row `row` waits or runs at the moment shown."""
-        gone = (RequestState.FINISHED, NOT_YET)
-        return self._columns is not None and self._columns.state[self._rows[row]] not in gone
+        """Whether the request in table row `row` waits or runs at the time shown."""
+        ended_states = (RequestState.FINISHED, NOT_YET)
+        return self._columns is not None and self._columns.state[self._rows[row]] not in ended_states
 
     def num_in(self, *states: RequestState) -> int:
         return 0 if self._columns is None else int(np.count_nonzero(np.isin(self._columns.state, states)))
 
     def json_at(self, row: int) -> str:
-        """Return all known values of a view row as a JSON object; null means unknown."""
+        """Return all values of the request in table row `row` as a JSON object; null means unknown."""
         if self._columns is None or not 0 <= row < len(self._rows):
             return ""
-        at = int(self._rows[row])
+        index = int(self._rows[row])
         document: dict[str, object] = {}
         for name in (field.name for field in fields(self._columns) if field.name != "key"):
-            value = getattr(self._columns, name)[at]
+            value = getattr(self._columns, name)[index]
             plain = value if isinstance(value, str) else value.item()
             document[name] = None if isinstance(plain, float) and not np.isfinite(plain) else plain
-        code = int(self._columns.state[at])
+        code = int(self._columns.state[index])
         document["state"] = "later" if code == NOT_YET else RequestState(code).name.lower()
-        document["ending"] = Ending(int(self._columns.ending[at])).name.lower()
-        document["reason"] = self.reason(int(self._columns.key[at]))
+        document["ending"] = Ending(int(self._columns.ending[index])).name.lower()
+        document["reason"] = self.reason(int(self._columns.key[index]))
         return json.dumps(document, ensure_ascii=False, indent=2)
 
     def row_of(self, number: int) -> int | None:
-        """Return the view row of a request of the engine start shown, or None if the filter hides it."""
+        """Return the table row of request `number` of the engine run shown, or None if it does not match the query."""
         index = self._index_of(number)
         found = np.flatnonzero(self._rows == index) if index is not None else np.empty(0, np.intp)
         return int(found[0]) if found.size else None
 
     def row_with(self, key: int) -> int | None:
-        """Return the view row of a request, or None if the filter hides it."""
+        """Return the table row of the request with `key`, or None if it does not match the query."""
         found = np.flatnonzero(self._columns.key[self._rows] == key) if self._columns is not None else self._rows[:0]
         return int(found[0]) if found.size else None
 
@@ -368,16 +374,16 @@ class RequestModel(TableModel):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether any request, including filtered-out ones, uses a LoRA adapter."""
+        """Whether any request uses a LoRA adapter, also among those that do not match the query."""
         return self._columns is not None and any(self._columns.adapters)
 
     @property
     def has_clients(self) -> bool:
-        """Whether the requests, including filtered-out ones, come from several clients."""
+        """Whether there are several clients, also among requests that do not match the query."""
         return self._columns is not None and len(self._columns) > 0 and bool(np.ptp(self._columns.client))
 
     def client_at(self, row: int) -> int:
-        """Return the client that sent the request in view row `row`, 0 if unknown."""
+        """Return the client of the request in table row `row`, 0 if unknown."""
         return 0 if self._columns is None else int(self._columns.client[self._rows[row]])
 
     @property
@@ -405,9 +411,9 @@ class RequestModel(TableModel):
             return COLUMNS[column].text(self._columns, row)
         if role == _ALIGNMENT:
             return _SIDES[column]
-        if role == _FOREGROUND and column == _STATE:
+        if role == _FOREGROUND and column == _STATE_COLUMN:
             return self.theme.color(self._state_color(row))
-        if role == _TIP:
+        if role == _TOOL_TIP:
             return self._tip(row, column)
         if role == _DECORATION and column == 0:
             return self._owner_color(row)
@@ -421,8 +427,8 @@ class RequestModel(TableModel):
         assert self._columns is not None, "cells are asked for only when there are columns"
         if column == REASON_COLUMN:
             return plain_tip(self.reason(int(self._columns.key[row])).replace("; ", "\n"))
-        is_shown = column == _STATE and self._columns.epoch[row] == self.epoch
-        return plain_tip(self.why(int(self._columns.number[row]))) if is_shown else None
+        is_shown = column == _STATE_COLUMN and self._columns.epoch[row] == self.epoch
+        return plain_tip(self.waiting_reason_of(int(self._columns.number[row]))) if is_shown else None
 
     def _state_color(self, row: int) -> str:
         assert self._columns is not None, "cells are asked for only when there are columns"
@@ -436,7 +442,7 @@ class RequestModel(TableModel):
         return float(self._columns.num_output_now[row] / max(self._columns.max_tokens[row], 1))
 
     def _replace(self, rows: npt.NDArray[np.intp]) -> None:
-        """Replace the rows. Rows are inserted and removed at the end; the caller emits dataChanged for the others."""
+        """Replace the rows, inserting and removing only at the end. The caller emits dataChanged for the others."""
         before = len(self._rows)
         if len(rows) > before:
             self.beginInsertRows(QModelIndex(), before, len(rows) - 1)
@@ -449,7 +455,7 @@ class RequestModel(TableModel):
             self.endRemoveRows()
         self._rows = rows
 
-    def _empty(self) -> None:
+    def _remove_all_rows(self) -> None:
         if len(self._rows):
             self.beginRemoveRows(QModelIndex(), 0, len(self._rows) - 1)
             self._rows = np.empty(0, np.intp)

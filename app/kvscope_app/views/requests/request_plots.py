@@ -19,36 +19,35 @@ from kvscope_telemetry.request_log import RequestColumns
 
 NO_VALUES: Final = "No values yet"
 _NUM_BINS: Final = 24
-_NEAR: Final = 8
-"""Maximum distance in pixels between the mouse and a point under it."""
-_DOT: Final = 2
-_LEFT: Final = 46
+_HOVER_DISTANCE_PX: Final = 8
+_DOT_RADIUS: Final = 2
+_LEFT_MARGIN: Final = 46
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class LogHistogram:
-    """Number of values in each bin between `edges`; consecutive edges have equal ratios."""
+    """Number of values in each bin. `edges` has one more element than `counts`, with a constant ratio between
+    neighbours.
+    """
 
     edges: FloatArray
     counts: IntArray
 
 
 def histogram_of(values: FloatArray) -> LogHistogram | None:
-    """Return the histogram of the finite positive values, or None if there are none."""
-    known = values[np.isfinite(values) & (values > 0)]
-    if not known.size:
+    positive = values[np.isfinite(values) & (values > 0)]
+    if not positive.size:
         return None
-    low, high = float(known.min()), float(known.max())
+    low, high = float(positive.min()), float(positive.max())
     edges = np.geomspace(low, high if high > low else low * 1.01, _NUM_BINS + 1)
     edges[0], edges[-1] = low, max(high, edges[-1])  # rounding must not exclude the extremes
-    return LogHistogram(edges, np.histogram(known, edges)[0])
+    return LogHistogram(edges, np.histogram(positive, edges)[0])
 
 
 class RequestPlots(QWidget):
     request_chosen = Signal(object)
-    """Emitted with the key of the request whose point was clicked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,8 +78,6 @@ class RequestPlots(QWidget):
 
 
 class _Plot(QWidget):
-    """Base of plots: title, frame and axis labels. A subclass draws the content in `_draw`."""
-
     theme: Theme = DARK
 
     def __init__(self, title: str) -> None:
@@ -98,10 +95,9 @@ class _Plot(QWidget):
 
     @property
     def area(self) -> QRect:
-        line = self._line()
-        return QRect(
-            scaled(_LEFT), line + 4, max(self.width() - scaled(_LEFT) - 6, 1), max(self.height() - 2 * line - 10, 1)
-        )
+        line = self._line_height()
+        left = scaled(_LEFT_MARGIN)
+        return QRect(left, line + 4, max(self.width() - left - 6, 1), max(self.height() - 2 * line - 10, 1))
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
@@ -114,7 +110,7 @@ class _Plot(QWidget):
         painter.setFont(sans(0.85))
         painter.setPen(QColor(self.theme.muted))
         title = painter.fontMetrics().elidedText(self._title, Qt.TextElideMode.ElideRight, self.width())
-        painter.drawText(QRect(0, 0, self.width(), self._line()), Qt.AlignmentFlag.AlignLeft, title)
+        painter.drawText(QRect(0, 0, self.width(), self._line_height()), Qt.AlignmentFlag.AlignLeft, title)
         painter.setPen(QColor(self.theme.border))
         painter.drawLine(area.bottomLeft(), area.bottomRight())
         painter.drawLine(area.topLeft(), area.bottomLeft())
@@ -125,22 +121,24 @@ class _Plot(QWidget):
     def _draw(self, painter: QPainter, area: QRect) -> None:
         raise NotImplementedError
 
-    def _draw_labels(self, painter: QPainter, area: QRect, left: tuple[str, str], below: tuple[str, str]) -> None:
-        """Draw the lowest and the highest value of each axis."""
-        align, line = Qt.AlignmentFlag, self._line()
-        for text, y in zip(left, (area.bottom() - line, area.top()), strict=True):
+    def _draw_labels(
+        self, painter: QPainter, area: QRect, left_labels: tuple[str, str], bottom_labels: tuple[str, str]
+    ) -> None:
+        """Draw the (lowest, highest) value of each axis."""
+        align, line = Qt.AlignmentFlag, self._line_height()
+        for text, y in zip(left_labels, (area.bottom() - line, area.top()), strict=True):
             painter.drawText(QRect(0, y, area.left() - 5, line), align.AlignRight | align.AlignVCenter, text)
         strip = QRect(area.left(), area.bottom() + 3, area.width(), line)
-        painter.drawText(strip, align.AlignRight, below[1])
-        if painter.fontMetrics().horizontalAdvance("  ".join(below)) <= strip.width():
-            painter.drawText(strip, align.AlignLeft, below[0])
+        painter.drawText(strip, align.AlignRight, bottom_labels[1])
+        if painter.fontMetrics().horizontalAdvance("  ".join(bottom_labels)) <= strip.width():
+            painter.drawText(strip, align.AlignLeft, bottom_labels[0])
 
-    def _line(self) -> int:
+    def _line_height(self) -> int:
         return self.fontMetrics().height()
 
 
 class ScatterPlot(_Plot):
-    """Plot of TTFT over prompt length with a dot per request. Hovering shows a request, a click selects it."""
+    """Plot of TTFT over prompt length, with a dot per request. The tooltip describes a request; a click selects it."""
 
     chosen = Signal(object)
 
@@ -150,43 +148,44 @@ class ScatterPlot(_Plot):
         self._y = np.empty(0)
 
     def show_points(self, keys: IntArray, prompt_tokens: IntArray, ttft_s: FloatArray, numbers: IntArray) -> None:
-        known = np.isfinite(ttft_s)
-        shown = (keys[known], prompt_tokens[known], ttft_s[known])
+        is_known = np.isfinite(ttft_s)
+        shown = (keys[is_known], prompt_tokens[is_known], ttft_s[is_known])
         if all(np.array_equal(new, old) for new, old in zip(shown, (self._keys, self._x, self._y), strict=True)):
             return
         self._keys, self._x, self._y = shown
-        self._numbers = numbers[known]
+        self._numbers = numbers[is_known]
         self.setAccessibleDescription(plural(self._keys.size, "request"))
         self.update()
 
     def position_of(self, key: int) -> QPoint | None:
-        at = np.flatnonzero(self._keys == key)
-        if not at.size:
+        indices = np.flatnonzero(self._keys == key)
+        if not indices.size:
             return None
         x, y = self._pixels(self.area)
-        return QPoint(int(x[at[0]]), int(y[at[0]]))
+        return QPoint(int(x[indices[0]]), int(y[indices[0]]))
 
     def tip(self, position: QPoint) -> str:
-        at = self._at(position)
-        if at is None:
+        index = self._dot_at(position)
+        if index is None:
             return ""
-        return f"#{count(self._numbers[at])}: {plural(int(self._x[at]), 'prompt token')}, TTFT {seconds(self._y[at])}"
+        prompt = plural(int(self._x[index]), "prompt token")
+        return f"#{count(self._numbers[index])}: {prompt}, TTFT {seconds(self._y[index])}"
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        at = self._at(event.position().toPoint())
-        if at is not None and event.button() is Qt.MouseButton.LeftButton:
-            self.chosen.emit(int(self._keys[at]))
+        index = self._dot_at(event.position().toPoint())
+        if index is not None and event.button() is Qt.MouseButton.LeftButton:
+            self.chosen.emit(int(self._keys[index]))
 
-    def _at(self, position: QPoint) -> int | None:
+    def _dot_at(self, position: QPoint) -> int | None:
         if not self._keys.size:
             return None
         x, y = self._pixels(self.area)
         distance = np.hypot(x - position.x(), y - position.y())
         nearest = int(distance.argmin())
-        return nearest if distance[nearest] <= _NEAR else None
+        return nearest if distance[nearest] <= _HOVER_DISTANCE_PX else None
 
     def _pixels(self, area: QRect) -> tuple[IntArray, IntArray]:
-        """Return the positions of the dots; both axes start at 0."""
+        """Return the x and y coordinates of the dots, shape (n,) each. Both axes start at 0."""
         x = area.left() + self._x * (area.width() - 1) / max(int(self._x.max()), 1)
         y = area.bottom() - self._y * (area.height() - 1) / max(float(self._y.max()), 1e-9)
         return np.rint(x).astype(np.int64), np.rint(y).astype(np.int64)
@@ -195,25 +194,23 @@ class ScatterPlot(_Plot):
         if not self._keys.size:
             painter.drawText(area, Qt.AlignmentFlag.AlignCenter, NO_VALUES)
             return
-        below = "0", f"{count(self._x.max())} tokens"
-        self._draw_labels(painter, area, ("0", seconds(float(self._y.max()))), below)
+        bottom_labels = "0", f"{count(self._x.max())} tokens"
+        self._draw_labels(painter, area, ("0", seconds(float(self._y.max()))), bottom_labels)
         # All dots as one image: 100,000 painter calls would take a second.
-        side = 2 * _DOT + 1
-        pixels = np.zeros((area.height() + 2 * _DOT, area.width() + 2 * _DOT), np.uint32)
+        side = 2 * _DOT_RADIUS + 1
+        pixels = np.zeros((area.height() + 2 * _DOT_RADIUS, area.width() + 2 * _DOT_RADIUS), np.uint32)
         x, y = self._pixels(area)
-        ink = QColor(self.theme.accent).rgba()
-        for across in range(side):
-            for down in range(side):
-                pixels[y - area.top() + down, x - area.left() + across] = ink
+        color = QColor(self.theme.accent).rgba()
+        for dx in range(side):
+            for dy in range(side):
+                pixels[y - area.top() + dy, x - area.left() + dx] = color
         image = QImage(
             pixels.data, pixels.shape[1], pixels.shape[0], pixels.strides[0], QImage.Format.Format_ARGB32_Premultiplied
         )
-        painter.drawImage(area.left() - _DOT, area.top() - _DOT, image)
+        painter.drawImage(area.left() - _DOT_RADIUS, area.top() - _DOT_RADIUS, image)
 
 
 class HistogramPlot(_Plot):
-    """Histogram with a bar per bin and a logarithmic horizontal axis."""
-
     def __init__(self, title: str) -> None:
         super().__init__(title)
         self.histogram: LogHistogram | None = None
@@ -237,11 +234,11 @@ class HistogramPlot(_Plot):
         if histogram is None:
             painter.drawText(area, Qt.AlignmentFlag.AlignCenter, NO_VALUES)
             return
-        most = int(histogram.counts.max())
-        below = seconds(float(histogram.edges[0])), seconds(float(histogram.edges[-1]))
-        self._draw_labels(painter, area, ("0", count(most)), below)
+        max_count = int(histogram.counts.max())
+        bottom_labels = seconds(float(histogram.edges[0])), seconds(float(histogram.edges[-1]))
+        self._draw_labels(painter, area, ("0", count(max_count)), bottom_labels)
         for index, number in enumerate(histogram.counts.tolist()):
             left = area.left() + 1 + index * area.width() // _NUM_BINS
             right = area.left() + (index + 1) * area.width() // _NUM_BINS
-            height = round(number * (area.height() - 2) / most)
+            height = round(number * (area.height() - 2) / max_count)
             painter.fillRect(left, area.bottom() - height, right - left, height, QColor(self.theme.accent))

@@ -1,4 +1,4 @@
-"""Widget of the request table: selection, context menu and column widths."""
+"""Widget of the request table: selection, context menu, column widths and the progress bars."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ MOMENTS: Final = {
     "first_token_ns": "first token",
     "ended_ns": "end",
 }
-"""Text for fields of `RequestWallTimes`."""
+"""Names of the moments in a request's life, by field of `RequestWallTimes`."""
 _BAR_HEIGHT = 2
 _MARGIN = 6
 
 
 class RequestTable(RowTable):
-    """Table of requests, sortable by its headers. The context menu goes to moments of a request, aborts it or copies
-    it."""
+    """Table of requests, sortable by its headers. The context menu moves the cursor to a moment of a request, aborts it
+    or copies it.
+    """
 
     row_chosen = Signal()
     abort_requested = Signal()
     client_requested = Signal()
-    """Emitted to show only the requests of the current row's client."""
     moment_requested = Signal(str)
-    """Emitted with a field of `RequestWallTimes`: go to that moment of the current row's request."""
+    """Emitted with a key of `MOMENTS`, to which the cursor should move for the current row's request."""
 
     def __init__(self, model: RequestModel) -> None:
         super().__init__("Requests", is_multi_select=True)
@@ -65,7 +65,6 @@ class RequestTable(RowTable):
         self.viewport().update()
 
     def show_columns_in_use(self) -> None:
-        """Show the columns of adapters and clients if requests differ in them."""
         for column, is_used in (
             (ADAPTER_COLUMN, self._requests.has_adapters),
             (CLIENT_COLUMN, self._requests.has_clients),
@@ -74,16 +73,16 @@ class RequestTable(RowTable):
                 self.setColumnHidden(column, not is_used)
 
     def height_of(self, num_rows: int) -> int:
-        """Return the height of the table with `num_rows` rows, its header and its horizontal scroll bar."""
+        """Return the height in pixels of a table with `num_rows` rows, including header and horizontal scroll bar."""
         bars = self.horizontalHeader().sizeHint().height() + self.horizontalScrollBar().sizeHint().height()
         return bars + num_rows * self.verticalHeader().defaultSectionSize()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         row = self.indexAt(event.position().toPoint()).row()
-        is_again = self.selectionModel().isRowSelected(row) and event.button() is Qt.MouseButton.LeftButton
+        is_reclick = self.selectionModel().isRowSelected(row) and event.button() is Qt.MouseButton.LeftButton
         super().mousePressEvent(event)
         # the selection did not change, so Qt emitted no signal
-        if is_again and self.selectionModel().isRowSelected(row):
+        if is_reclick and self.selectionModel().isRowSelected(row):
             self.row_chosen.emit()
 
     def _set_up_appearance(self) -> None:
@@ -102,15 +101,16 @@ class RequestTable(RowTable):
             action.triggered.connect(partial(self.moment_requested.emit, name))
         self.one_client = QAction("Show only its client", self)
         self.one_client.triggered.connect(self.client_requested)
-        line = QAction(self)
-        line.setSeparator(True)
+        separator = QAction(self)
+        separator.setSeparator(True)
         self.copy_id = QAction("Copy id", self)
         self.copy_id.triggered.connect(self._copy_id)
         self.copy_row = QAction("Copy rows", self)
         self.copy_row.triggered.connect(self._copy_row)
         self.copy_json = QAction("Copy as JSON", self)
         self.copy_json.triggered.connect(self._copy_json)
-        self.addActions([*self.moments, self.one_client, line, self.abort, self.copy_id, self.copy_row, self.copy_json])
+        self.addActions([*self.moments, self.one_client, separator])
+        self.addActions([self.abort, self.copy_id, self.copy_row, self.copy_json])
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(self._show_menu)
 
@@ -146,7 +146,7 @@ class RequestTable(RowTable):
 
 
 class ProgressDelegate(QStyledItemDelegate):
-    """Paints the output column: its text, and below it a bar of the share of `max_tokens` generated so far."""
+    """Paints the output column: its text above a bar of the share of `max_tokens` generated so far."""
 
     theme: Theme = DARK
 

@@ -1,8 +1,7 @@
 """View of the requests: a table of all requests of the session, and the details of the selected one.
 
-The table lists every request, whatever moment is shown: latencies are those of a request's whole life, its state is
-that at the moment shown. Owns the filter, the abort action, and the synchronization of the selection between table and
-session.
+Owns the filter, and synchronizes the selection between table and session. Latencies in the table cover a request's
+whole life; its state is that at the time shown.
 """
 
 from __future__ import annotations
@@ -51,17 +50,17 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.slo import GOAL_NAMES, GoalResults, goals_text, read_goals
 
-_BESIDE_FROM_WIDTH = 900
-_LOW = 400
+_MIN_WIDTH_SIDE_BY_SIDE = 900
+_LOW_HEIGHT = 400
 _MIN_ROWS = 5
-"""Minimum rows of the table before the details get space that the user did not ask for."""
 EMPTY_TEXT = "No requests yet.\nSend a prompt from the console, or start the load."
 _GOALS_TIP = "\n".join(f"{name}: {meaning}" for name, meaning in GOAL_NAMES.items())
 EMPTY_RECORDING = "This recording contains no requests."
-_READING_S = 1.0
-"""Seconds between updates of the table while a recording is read: sorting and painting slow down the reading."""
+_READING_REFRESH_S = 1.0
+"""Seconds between updates of the table while a recording is read, because sorting and painting slow down the reading.
+"""
 _MAX_REASONS = 5_000
-"""Maximum number of cached reasons; each takes about a millisecond to find among 100,000 requests."""
+"""Maximum number of cached reasons. Computing one takes about a millisecond with 100,000 requests."""
 
 
 class RequestsView(View):
@@ -73,24 +72,25 @@ class RequestsView(View):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.model = RequestModel(self)
-        self.model.why = self._why
-        self.model.reason = self._reason
+        self.model.waiting_reason_of = self._waiting_reason
+        self.model.reason = self._delay_reason
         self._reasons: dict[int, tuple[str, int]] = {}
-        """Reasons by key, each with the version of the log it was read from; -1: final."""
+        """Reason for the delay and the log version it was computed from, by request key. Version -1: the reason is
+        final.
+        """
         self.table = RequestTable(self.model)
         self.detail = RequestDetail(session)
-        self.detail.missed = self.model.missed_goals
-        self.detail.chain = self._chain
-        self.detail.reason = self._reason_of
+        self.detail.missed_goals_of = self.model.missed_goals
+        self.detail.delays_of = self._delays_of_number
+        self.detail.delay_of = self._delay_of_number
         self.numbers = RequestNumbers()
         """Page shown instead of table and details for an engine that does not report single requests."""
         self.filter = QComboBox()
-        self.filter.addItems([wanted.value for wanted in Filter])
-        for index, wanted in enumerate(Filter):
-            self.filter.setItemData(index, FILTER_TIPS[wanted], Qt.ItemDataRole.ToolTipRole)
+        self.filter.addItems([choice.value for choice in Filter])
+        for index, choice in enumerate(Filter):
+            self.filter.setItemData(index, FILTER_TIPS[choice], Qt.ItemDataRole.ToolTipRole)
         self.filter.setAccessibleName("Requests shown")
         self.goals = QLineEdit()
-        """Field for the goals, visible only with `Filter.MISSED`."""
         self.goals.setPlaceholderText("Goals in ms, as ttft:200 tpot:50")
         self.goals.setAccessibleName("Goals in milliseconds")
         self.goals.setToolTip(_GOALS_TIP)
@@ -105,18 +105,16 @@ class RequestsView(View):
         self.count.setProperty("look", "muted")
         self.count.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.note = ElidedLabel()
-        """Which requests wait or were refused, and why."""
         self.note.setProperty("look", "muted")
         self.note.hide()
         self._is_reordering = False
-        self._was_split_by_hand = False
+        self._is_split_by_user = False
         self._is_detail_wanted = False
-        """Whether a request is selected or the user opened a tab."""
         self._shown_mirror: Mirror | None = None
         self._shown_state: tuple[object, ...] = ()
         self._refreshed_s = 0.0
         self._pending_selection: tuple[int, int] | None = None
-        """Epoch and number of a request to select once that engine start is shown."""
+        """(epoch, number) of a request to select when that engine run is shown; None if there is none."""
         self._lay_out()
         self._connect()
         self._is_built = True
@@ -183,45 +181,45 @@ class RequestsView(View):
             self._lay_out_detail()
 
     def _lay_out_detail(self) -> None:
-        is_low = self.width() >= scaled(_BESIDE_FROM_WIDTH) and self.height() < scaled(_LOW)
+        is_low = self.width() >= scaled(_MIN_WIDTH_SIDE_BY_SIDE) and self.height() < scaled(_LOW_HEIGHT)
         orientation = Qt.Orientation.Horizontal if is_low else Qt.Orientation.Vertical
         if self.splitter.orientation() is not orientation:
             self.splitter.setOrientation(orientation)
-            self._was_split_by_hand = False
-        if not self._was_split_by_hand:
+            self._is_split_by_user = False
+        if not self._is_split_by_user:
             self._split()
 
     def _split(self) -> None:
         """Give three fifths of the space to the table.
 
-        Until details are wanted, they take a quarter of the width if next to the table, and only show their tabs if
-        below a low table.
+        While no details are wanted, they get a quarter of the width beside the table, and only their tabs below a low
+        table.
         """
         if self.splitter.orientation() is Qt.Orientation.Horizontal:
             detail = self.width() * 2 // 5 if self._is_detail_wanted else self.width() // 4
             self.splitter.setSizes([self.width() - detail, detail])
             return
-        whole, rows = self.splitter.height(), self.table.height_of(_MIN_ROWS)
+        total_height, rows = self.splitter.height(), self.table.height_of(_MIN_ROWS)
         tabs = self.detail.minimumSizeHint().height()
-        if whole * 3 // 5 >= rows:
-            table = whole * 3 // 5
+        if total_height * 3 // 5 >= rows:
+            table = total_height * 3 // 5
         elif self._is_detail_wanted:
-            table = whole // 2
+            table = total_height // 2
         else:
-            table = whole - tabs
-        self.splitter.setSizes([table, whole - table])
+            table = total_height - tabs
+        self.splitter.setSizes([table, total_height - table])
 
     def _set_detail_wanted(self, is_wanted: bool) -> None:
         if is_wanted != self._is_detail_wanted:
             self._is_detail_wanted = is_wanted
-            if not self._was_split_by_hand:
+            if not self._is_split_by_user:
                 self._split()
 
-    def _on_split_by_hand(self) -> None:
-        self._was_split_by_hand = True
+    def _on_splitter_moved(self) -> None:
+        self._is_split_by_user = True
 
     def confirm_abort(self) -> None:
-        """Ask the user to confirm, then ask the engine to abort the current request, if it has not ended."""
+        """Abort the current request after the user confirmed it, unless the request has ended."""
         row = self.table.currentIndex().row()
         if row < 0 or not self.model.is_active(row):
             return
@@ -248,7 +246,7 @@ class RequestsView(View):
         self.session.selection.select_batch(tuple(sorted(numbers)))
 
     def _choose(self, row: int) -> None:
-        """Select a request. If the state shown does not contain it, go to a moment that does."""
+        """Select a request. If the state shown does not contain it, move the cursor to a time that does."""
         number, key = self.model.number_at(row), self.model.key_at(row)
         if number is None or key is None:
             return
@@ -262,14 +260,13 @@ class RequestsView(View):
             self._go_to(key, number, "first_token_ns", "started_ns", "arrival_ns")
 
     def _go_to(self, key: int, number: int, *moments: str) -> None:
-        """Go to the first of the `moments` (fields of `RequestWallTimes`) of a request that is known, and notify the
-        user."""
+        """Move the cursor to the first known of the request's `moments` (keys of `MOMENTS`), and notify the user."""
         times = self.session.requests.log.times(key)
-        known = [name for name in moments if getattr(times, name, None) is not None]
-        if known:
-            time_ns = getattr(times, known[0])
+        known_moments = [name for name in moments if getattr(times, name, None) is not None]
+        if known_moments:
+            time_ns = getattr(times, known_moments[0])
             self.session.timeline.go_to(time_ns)
-            text = f"Moved to {clock_text(time_ns)}, the {MOMENTS[known[0]]} of #{count(number)}."
+            text = f"Moved to {clock_text(time_ns)}, the {MOMENTS[known_moments[0]]} of #{count(number)}."
             self.session.noticed.emit(text)
 
     def _on_moment_requested(self, moment: str) -> None:
@@ -285,13 +282,11 @@ class RequestsView(View):
             self.search.setText(f"client {self.model.client_at(row)}")
 
     def _select_pending(self) -> None:
-        """Select the request that was chosen in another engine start once that start is shown."""
         if self._pending_selection is not None and self._pending_selection[0] == self.session.mirror.epoch:
             number, self._pending_selection = self._pending_selection[1], None
             self.session.selection.select_request(number)
 
     def _on_key_chosen(self, key: int) -> None:
-        """Select the row of a clicked dot; the filter shows it, since the plots show only filtered requests."""
         row = self.model.row_with(key)
         if row is not None:
             self.table.selectRow(row)
@@ -310,7 +305,6 @@ class RequestsView(View):
         self.detail.refresh()
 
     def _show_selection(self, *, scroll: bool) -> None:
-        """Select the row that now holds the session's request; sorting moves requests between rows."""
         number = self.session.selection.request
         row = None if number is None else self.model.row_of(number)
         selection = self.table.selectionModel()
@@ -326,28 +320,30 @@ class RequestsView(View):
 
     def _show_batch(self, selection: QItemSelectionModel) -> None:
         rows = [row for number in self.session.selection.batch if (row := self.model.row_of(number)) is not None]
-        chosen, last = QItemSelection(), self.model.columnCount() - 1
+        rows_selection, last = QItemSelection(), self.model.columnCount() - 1
         for row in rows:
-            chosen.select(self.model.index(row, 0), self.model.index(row, last))
+            rows_selection.select(self.model.index(row, 0), self.model.index(row, last))
         was_reordering, self._is_reordering = self._is_reordering, True  # the selection below is not the user's
         selection.clearCurrentIndex()
-        selection.select(chosen, QItemSelectionModel.SelectionFlag.ClearAndSelect)
+        selection.select(rows_selection, QItemSelectionModel.SelectionFlag.ClearAndSelect)
         self._is_reordering = was_reordering
 
     def _on_requests_changed(self) -> None:
         now_s = time.monotonic()
         if not is_on_screen(self):
             return
-        if self.session.requests.share < 1 and now_s - self._refreshed_s < _READING_S:
+        if self.session.requests.share < 1 and now_s - self._refreshed_s < _READING_REFRESH_S:
             self._show_count()
             return
         self._refreshed_s = now_s
         self.refresh()
 
     def _on_filter(self) -> None:
-        wanted, visible = Filter(self.filter.currentText()), self.session.timeline.shared_zoom.span
-        self.model.set_query(replace(self.model.query, filter=wanted, text=self.search.text(), visible=visible))
-        self.goals.setVisible(wanted is Filter.MISSED)
+        chosen_filter, visible_span = Filter(self.filter.currentText()), self.session.timeline.shared_zoom.span
+        self.model.set_query(
+            replace(self.model.query, filter=chosen_filter, text=self.search.text(), visible_span=visible_span)
+        )
+        self.goals.setVisible(chosen_filter is Filter.MISSED)
         self._show_count()
         self._show_plots()
 
@@ -373,16 +369,17 @@ class RequestsView(View):
                 "Not accepted; write it as ttft:200" if self._goals_error else _goodput_text(model.judged)
             )
         else:
-            self.count.setText(self._counted())
+            self.count.setText(self._count_text())
 
-    def _counted(self) -> str:
-        shown, there = self.model.rowCount(), self.model.num_requests
+    def _count_text(self) -> str:
+        shown, num_known = self.model.rowCount(), self.model.num_requests
         states = {
             "running": self.model.num_in(RequestState.RUNNING),
             "waiting": self.model.num_in(RequestState.WAITING, RequestState.PREEMPTED),
         }
-        now = "".join(f", {count(number)} {name}" for name, number in states.items() if number)
-        return f"{plural(there, 'request')}{now}" if shown == there else f"{count(shown)} of {plural(there, 'request')}"
+        states_text = "".join(f", {count(number)} {name}" for name, number in states.items() if number)
+        requests = plural(num_known, "request")
+        return f"{requests}{states_text}" if shown == num_known else f"{count(shown)} of {requests}"
 
     def _show_note(self) -> None:
         note = queue_text(self.session.mirror, self.session.history.events, self.session.history.wall_ns(0))
@@ -390,10 +387,10 @@ class RequestsView(View):
             self.note.setText(note)
         self.note.setVisible(bool(note))
 
-    def _why(self, number: int) -> str:
+    def _waiting_reason(self, number: int) -> str:
         return why_waits(self.session.mirror, number)
 
-    def _reason(self, key: int) -> str:
+    def _delay_reason(self, key: int) -> str:
         log = self.session.requests.log
         reason, version = self._reasons.get(key, ("", -2))
         if version in (-1, log.version):
@@ -405,13 +402,13 @@ class RequestsView(View):
         self._reasons[key] = reason, -1 if has_ended else version
         return reason
 
-    def _chain(self, number: int) -> tuple[str, ...]:
+    def _delays_of_number(self, number: int) -> tuple[str, ...]:
         key = self.model.key_of(number)
         return () if key is None else self.session.requests.log.chain(key)
 
-    def _reason_of(self, number: int) -> str:
+    def _delay_of_number(self, number: int) -> str:
         key = self.model.key_of(number)
-        return "" if key is None else self._reason(key)
+        return "" if key is None else self._delay_reason(key)
 
     def _show_plots(self) -> None:
         columns, plots = self.model.columns, self.detail.plots
@@ -450,7 +447,7 @@ class RequestsView(View):
         self.splitter.addWidget(self.detail)
         self.splitter.setStretchFactor(0, 3)
         self.splitter.setStretchFactor(1, 2)
-        self.splitter.splitterMoved.connect(self._on_split_by_hand)
+        self.splitter.splitterMoved.connect(self._on_splitter_moved)
         self.detail.tabBarClicked.connect(lambda _: self._set_detail_wanted(True))
         self.detail.currentChanged.connect(lambda _: self._set_detail_wanted(True))  # also reached by keyboard
         body = QWidget()
@@ -458,10 +455,10 @@ class RequestsView(View):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(head_row(bar))
-        noted = QHBoxLayout()
-        noted.setContentsMargins(10, 0, 10, 0)
-        noted.addWidget(self.note)
-        column.addLayout(noted)
+        note_row = QHBoxLayout()
+        note_row.setContentsMargins(10, 0, 10, 0)
+        note_row.addWidget(self.note)
+        column.addLayout(note_row)
         column.addWidget(self.splitter, 1)
         self.stack = QStackedLayout(self)
         self.stack.addWidget(empty_state(EMPTY_RECORDING if self.session.timeline.is_file else EMPTY_TEXT))

@@ -89,14 +89,14 @@ def _draw_slanted_label(painter: QPainter, box: QRectF, across: LogScale, up: Lo
     painter.restore()
 
 
-def points(painter: QPainter, shown: RooflinePoints, across: LogScale, up: LogScale, theme: Theme) -> None:
-    if not len(shown):
+def points(painter: QPainter, step_points: RooflinePoints, across: LogScale, up: LogScale, theme: Theme) -> None:
+    if not len(step_points):
         return
-    x, y = across.positions_of(shown.intensity), up.positions_of(shown.flops_per_s)
+    x, y = across.positions_of(step_points.intensity), up.positions_of(step_points.flops_per_s)
     size = scaled(_DOT)
     painter.setPen(Qt.PenStyle.NoPen)
-    for kind in sorted(PointKind, key=lambda kind: -int(np.count_nonzero(shown.kind == kind))):
-        is_kind = shown.kind == kind
+    for kind in sorted(PointKind, key=lambda kind: -int(np.count_nonzero(step_points.kind == kind))):
+        is_kind = step_points.kind == kind
         cells = np.unique(np.stack((x[is_kind], y[is_kind])) // _CELL_PX, axis=1) * _CELL_PX
         painter.setBrush(theme.color(KIND_COLORS[kind], 190))
         for left, top in cells.T.tolist():

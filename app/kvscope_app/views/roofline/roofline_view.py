@@ -89,17 +89,17 @@ class RooflineView(View):
 
     def refresh(self) -> None:
         self._select_pending_batch()
-        whole, hello = self.session.timeline.range_ns, self.session.mirror.hello
+        available, hello = self.session.timeline.range_ns, self.session.mirror.hello
         if hello is not None and not self.session.mirror.capabilities.blocks:
             self._show_empty(NO_STEPS_HERE)
             return
-        if hello is None or whole is None:
+        if hello is None or available is None:
             has_none = hello is None or self.session.disk_history is not None
             self._show_empty(NO_ENGINE if has_none else NOT_KEPT)
             return
-        self._span = self._span_around(TimeSpan(*whole))
-        if self._span.end_ns > whole[0]:
-            self.feed.request(self._span, TimeSpan(*whole))
+        self._span = self._span_around(TimeSpan(*available))
+        if self._span.end_ns > available[0]:
+            self.feed.request(self._span, TimeSpan(*available))
         self._show(self._span.begin_ns, self._span.end_ns)
 
     def draw_all(self) -> None:
@@ -124,13 +124,13 @@ class RooflineView(View):
         hello = self.session.mirror.hello
         return UNKNOWN if hello is None else hello.device
 
-    def _span_around(self, whole: TimeSpan) -> TimeSpan:
+    def _span_around(self, available: TimeSpan) -> TimeSpan:
         """Return the linked range, or one that ends with the shown step.
 
         The latter is kept while other steps in it are shown, so that the points stay where they are.
         """
         if self._fixed_span is not None:
-            return self._fixed_span.inside(whole)
+            return self._fixed_span.inside(available)
         timeline, cursor_ns = self.session.timeline, self._newest_ns()
         length_ns = round(self._range_s * 1e9)
         span = self._span
@@ -139,7 +139,7 @@ class RooflineView(View):
             return span
         begin_ns = cursor_ns - length_ns
         if timeline.is_file:
-            begin_ns = max(begin_ns, whole.begin_ns)
+            begin_ns = max(begin_ns, available.begin_ns)
         return TimeSpan(begin_ns, begin_ns + length_ns)
 
     def _newest_ns(self) -> int:

@@ -168,8 +168,8 @@ PANELS: Final = (
         join_gap_s=_JOIN_LATENCIES_S,
         needs="run_ns",
         tip="Average step time by part. Schedule: choosing requests and blocks. Forward: the model. Run: "
-        "inputs, sampling and other device work; all of it where the model's part is not told. Commit: storing and "
-        "reporting results.",
+        "inputs, sampling and other device work, including the model if the engine does not report it separately. "
+        "Commit: storing and reporting results.",
     ),
     PanelSpec(
         "hits",
@@ -316,7 +316,6 @@ def is_constant(window: HistoryWindow) -> bool:
 
 
 def values_at(key: str, drawn: DrawnPanel, x: float) -> dict[str, str]:
-    """Return the text of each curve's value closest to second `x`."""
     if not drawn.time_s.size:
         return {}
     index = nearest_index(drawn.time_s, x)

@@ -98,8 +98,7 @@ class ThroughputView(ChartedView):
 
 
 class ThroughputCharts(ChartStack):
-    """Throughput charts. Each refresh draws one of them, so that all advance several times per second and no call takes
-    long.
+    """Throughput charts. Each refresh draws one of them, so that all advance several times per second.
 
     If refreshes are rare, all visible charts are drawn together at intervals.
     """
@@ -125,9 +124,7 @@ class ThroughputCharts(ChartStack):
         session.overview_changed.connect(self._on_overview)
 
     def show_panels(self, names: Collection[str]) -> None:
-        """Create missing panels and show all of `names`. Creating one takes about 10 ms, so it is postponed until
-        needed.
-        """
+        """Create missing panels (about 10 ms each, so not before they are needed) and show all of `names`."""
         self.add_panels({spec.key: spec.make_panel() for spec in PANELS if spec.key in {*names} - self.panels.keys()})
         super().show_panels(names)
 
@@ -159,7 +156,7 @@ class ThroughputCharts(ChartStack):
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
         panel, window = self.panels[name], self._window
-        assert window is not None, "it was read"
+        assert window is not None, "fetch_data was called"
         self.drawn[name] = draw(panel, name, window, self.session)
         panel.show_gaps(self._gaps)
         # The second that contains the cursor is drawn to its end, so its maximum counts as visible.

@@ -37,24 +37,25 @@ PHASE_LEGEND: Final = {
     RequestPhase.SWAPPED: "swapped out",
     RequestPhase.ABORTED: "aborted",
 }
-"""Legend entries, in the order of a request's life. Refused requests have no entry: they are a short mark in the colour
-of preempted ones."""
-QUEUED_SOFT: Final = 0.35
-"""Paleness of waiting requests, which hold no blocks and are drawn as a thin line."""
+"""Legend entries, in the order of a request's life. Refused requests have none; they are drawn as a short mark in the
+colour of preempted ones.
+"""
+QUEUED_PALENESS: Final = 0.35
+"""Share of background in the colour of waiting requests, which hold no blocks and are drawn as a thin line."""
 STOPPED_COLOR: Final = "muted"
-"""Colour of all requests while the engine is paused or suspended, whatever their phase."""
-STOPPED_SOFT: Final = 0.45
+STOPPED_PALENESS: Final = 0.45
 STOPPED_LABEL: Final = "engine paused or suspended"
-STOPPED_GROUND: Final = 0.83
-"""Paleness of the background behind the lanes while the engine is paused or suspended."""
+STOPPED_BACKGROUND_PALENESS: Final = 0.83
+"""Share of the normal background behind the lanes while the engine is paused or suspended."""
 
 
-def ink(name: str, theme: Theme) -> int:
+def theme_pixel(name: str, theme: Theme) -> int:
+    """Return a colour of the theme as a pixel, 0xAARRGGBB."""
     return _pixel(str(getattr(theme, name)))
 
 
-def softened(name: str, theme: Theme, share: float) -> int:
-    """Return a colour of the theme as a pixel, mixed with `share` of the background."""
+def pale_pixel(name: str, theme: Theme, share: float) -> int:
+    """Return a colour of the theme as a pixel, mixed with `share` (0 to 1) of the background."""
     return _pixel(mix(str(getattr(theme, name)), theme.base, share))
 
 

@@ -1,4 +1,4 @@
-"""Lanes of the timeline and their pixel positions in the widget. Contains no data."""
+"""Lanes of the timeline and their pixel positions in the widget. Must not depend on the session's data."""
 
 from __future__ import annotations
 
@@ -10,64 +10,57 @@ from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS
 
 GUTTER: Final = 104
-"""Width of the lane names, left of the time axis, in pixels at 100 % scale."""
+"""Width of the column of lane names, left of the time axis, in pixels at 100 % scale."""
 AXIS_HEIGHT: Final = 20
 _GAP: Final = 2
 ROW_HEIGHT: Final = 15
-_LOW: Final = 380
-"""Widget height, at 100 % scale, below which the lanes are lower too."""
+_LOW_HEIGHT: Final = 380
 LEGEND_HEIGHT: Final = 16
-_LEGEND_FROM: Final = 300
-"""Minimum widget height for the legend of request colours."""
+_MIN_HEIGHT_FOR_LEGEND: Final = 300
 _MIN_ROWS: Final = 4
-"""Rows of requests that take precedence over the last lanes: if not everything fits, those lanes scroll."""
-_NUM_FIXED: Final = 2
-"""Number of lanes at the top that never scroll."""
+"""Number of request rows to keep visible. The last lanes scroll if there is no space for them above these rows."""
+_NUM_FIXED_LANES: Final = 2
 
 
 def gutter() -> int:
-    """Return `GUTTER` in pixels at the current scale."""
     return scaled(GUTTER)
 
 
 def axis_height() -> int:
-    """Return the height of the time axis in pixels at the current scale."""
     return scaled(AXIS_HEIGHT)
 
 
 def row_height() -> int:
-    """Return the height of a request row in pixels at the current scale."""
     return scaled(ROW_HEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
+    """Lane above the requests, with its heights in a low and in any other widget, in pixels at 100 % scale."""
+
     name: str
     title: str
-    low: int
-    high: int
-    """Height in a high widget; `low` is that in a low one. Both in pixels at 100 % scale."""
+    low_height: int
+    full_height: int
 
 
 @dataclass(frozen=True, slots=True)
 class TickLane:
-    """Lane with a mark for each moment in which something happened."""
+    """Lane with ticks for the events of one kind, or for the seconds in which something was counted."""
 
     title: str
     color: str
-    """Name of the colour in the theme."""
     column: str
-    """Summary column with the number per second; empty if it is not counted."""
-    counted: str
-    """Noun for one counted item."""
+    """Column of the summaries with the count per second; empty if there is none."""
+    noun: str
+    """Noun for one counted item, in the singular."""
     kind: str = ""
-    """Event kind shown in this lane, or "" if only per-second counts exist."""
+    """Kind of the events shown in this lane, or "" if only per-second counts exist."""
 
 
 def _tick_lanes() -> dict[str, TickLane]:
-    """Return the lanes by name: one per event kind that has a lane, each followed by related lanes that only per-second
-    counts fill."""
-    beside = {
+    """Return the tick lanes by name: one per event kind, each followed by related lanes for which only counts exist."""
+    related = {
         "preempted": {"swapped": TickLane("Swaps", "flash_saved", "swapped_blocks", "swapped block", "preempted")},
         "evicted": {"copied": TickLane("Copy-on-write", "flash_copied", "copied_blocks", "copied block")},
     }
@@ -76,17 +69,17 @@ def _tick_lanes() -> dict[str, TickLane]:
         if (lane := kind.lane) is not None:
             title = kind.plural.capitalize()
             lanes[kind.name] = TickLane(title, lane.color, lane.column, lane.counted or kind.noun, kind.name)
-            lanes |= beside.get(kind.name, {})
+            lanes |= related.get(kind.name, {})
     return lanes
 
 
 TICK_LANES: Final = _tick_lanes()
 MARKS: Final = "marks"
-"""Name of the bookmark lane, which exists only while there are bookmarks."""
+"""Name of the bookmark lane, which is shown only if there are bookmarks."""
 STEPS: Final = "steps"
-"""Name of the lane of tokens per second; when zoomed in, per step."""
+"""Name of the lane of tokens, per second or, when zoomed in, per step."""
 PAUSED: Final = "paused"
-"""Name of the lane of times in which the engine was paused or suspended."""
+"""Name of the lane that shows when the engine was paused or suspended."""
 LANES: Final = (
     Lane(MARKS, "Bookmarks", 14, 18),
     Lane("usage", "KV usage", 18, 46),
@@ -97,61 +90,59 @@ LANES: Final = (
     Lane("gaps", "Gaps", 11, 14),
     Lane(PAUSED, "Paused", 11, 14),
 )
-CURVES: Final = ("usage", "running", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
 class LaneLayout:
-    """Positions of the lanes in a widget of this size.
+    """Positions of the lanes in a widget of `width` x `height` pixels.
 
-    If a widget is too low for all lanes and `_MIN_ROWS` rows of requests, the last lanes scroll: `first_row` is the
-    index of the first visible row of requests, or, if negative, minus the number of these lanes that are shown.
+    If the lanes and `_MIN_ROWS` request rows do not fit, the last lanes scroll with the requests. `first_row` is then
+    the index of the first visible request row or, if negative, minus the number of these lanes that are visible.
     """
 
     width: int
     height: int
-    bare: frozenset[str] = frozenset()
-    """Names of the lanes without any data, which a low widget leaves out."""
+    empty_lanes: frozenset[str] = frozenset()
+    """Names of the lanes without data, which are hidden in a low widget."""
     first_row: int = 0
     has_requests: bool = True
-    """Whether there are rows of requests that need space."""
 
     @property
     def chart_width(self) -> int:
-        """Width of the time axis in pixels."""
         return max(self.width - gutter(), 1)
 
     @property
     def num_scrolling(self) -> int:
-        """Number of lanes that are hidden while the first row of requests is at the top."""
+        """Number of lanes that are hidden while the first request row is at the top."""
         lanes = self._lanes()
-        rest = self.height - axis_height() - 2 * _GAP - self._legend_height - _MIN_ROWS * row_height()
-        rest -= sum(self._height_of(lane) + _GAP for lane in lanes)
-        num = 0
-        while rest < 0 and num < len(lanes) - _NUM_FIXED and self.has_requests:
-            num += 1
-            rest += self._height_of(lanes[-num]) + _GAP
-        return num
+        free_height = self.height - axis_height() - 2 * _GAP - self._legend_height - _MIN_ROWS * row_height()
+        free_height -= sum(self._height_of(lane) + _GAP for lane in lanes)
+        num_hidden = 0
+        while free_height < 0 and num_hidden < len(lanes) - _NUM_FIXED_LANES and self.has_requests:
+            num_hidden += 1
+            free_height += self._height_of(lanes[-num_hidden]) + _GAP
+        return num_hidden
 
     def boxes(self) -> Iterator[tuple[Lane, int, int]]:
+        """Yield (lane, top, height) of each visible lane, in pixels."""
         top, lanes = axis_height(), self._lanes()
         num_scrolling = self.num_scrolling
         num_shown = min(max(-self.first_row, 0), num_scrolling)
-        fixed = len(lanes) - num_scrolling
-        for lane in (*lanes[:fixed], *lanes[len(lanes) - num_shown :]):
+        num_fixed = len(lanes) - num_scrolling
+        for lane in (*lanes[:num_fixed], *lanes[len(lanes) - num_shown :]):
             height = self._height_of(lane)
             yield lane, top, height
             top += height + _GAP
 
     def _lanes(self) -> list[Lane]:
-        return [lane for lane in LANES if lane.name not in self.bare or not (self._is_low or lane.name == MARKS)]
+        return [lane for lane in LANES if lane.name not in self.empty_lanes or not (self._is_low or lane.name == MARKS)]
 
     @property
     def _is_low(self) -> bool:
-        return self.height < _LOW
+        return self.height < _LOW_HEIGHT
 
     def _height_of(self, lane: Lane) -> int:
-        return scaled(lane.low if self._is_low else lane.high)
+        return scaled(lane.low_height if self._is_low else lane.full_height)
 
     @property
     def _legend_height(self) -> int:
@@ -168,11 +159,10 @@ class LaneLayout:
 
     @property
     def has_legend(self) -> bool:
-        return self.height >= _LEGEND_FROM
+        return self.height >= _MIN_HEIGHT_FOR_LEGEND
 
     @property
     def num_rows(self) -> int:
-        """Number of request rows that are fully visible, at least one."""
         return max(1, (self.height - self.requests_top) // row_height())
 
     def lane_at(self, y: int) -> Lane | None:

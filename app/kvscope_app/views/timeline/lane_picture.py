@@ -1,7 +1,7 @@
-"""Draws the lanes of an overview for a span of time into a pixel array. The cost depends on the screen's width, not on
-the amount of data.
+"""Draws the lanes of an overview for a span of time into a pixel array. The drawing time depends on the number of
+pixels, not on the amount of data.
 
-Owns the assignment of requests to visible rows. Imports no widget; the caller draws the text on top.
+Owns the assignment of requests to rows in the visible span. Imports no widget; the canvas draws the text on top.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from kvscope_app.ui.theme import Theme
 from kvscope_app.views.timeline import lane_raster
 from kvscope_app.views.timeline.lane_colors import (
     PHASE_COLORS,
-    QUEUED_SOFT,
+    QUEUED_PALENESS,
+    STOPPED_BACKGROUND_PALENESS,
     STOPPED_COLOR,
-    STOPPED_GROUND,
-    STOPPED_SOFT,
-    ink,
-    softened,
+    STOPPED_PALENESS,
+    pale_pixel,
+    theme_pixel,
 )
 from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES, LaneLayout, axis_height, row_height
 from kvscope_app.views.timeline.lane_raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.mark_lane import LaneMarks
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes
-from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_are_apart
+from kvscope_app.views.timeline.step_lane import draw_request_parts, draw_steps, steps_are_wide
 from kvscope_app.views.timeline.steps import StepColumns
 from kvscope_telemetry.messages.event_kinds import KIND_CODES
 from kvscope_telemetry.request_phase import RequestPhase
@@ -39,8 +39,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _ROW_GAP: Final = 3
-_BETWEEN_SOFT: Final = 0.7
-"""Paleness of request phases between steps when zoomed in so far that steps are drawn as boxes."""
+_BETWEEN_STEPS_PALENESS: Final = 0.7
 _GAP_COLOR: Final = "warn"
 _PAUSED_COLOR: Final = "warn"
 
@@ -51,28 +50,29 @@ class ShownLanes:
     lanes: RequestLanes
     span: TimeSpan
     until_ns: int
-    """Time up to which open spans are drawn."""
     first_row: int = 0
-    by_arrival: bool = False
+    is_by_arrival: bool = False
     assigned_version: int = -1
-    """Version of the lanes for which rows were placed."""
+    """Version of `lanes` for which `rows` was computed; -1: none yet."""
     rows: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Row of each request, -1 if outside the span; computed by `assign_rows`."""
+    """Row of each request, shape (requests,), -1 if it is outside the span. Computed by `assign_rows`."""
     num_rows: int = 0
     marks: LaneMarks = field(default_factory=LaneMarks)
     steps: StepColumns | None = None
-    """Steps read for the visible span, while it is short enough to show single steps."""
+    """Steps read for the visible span; None if it is too long to show single steps."""
     adapter_of: Callable[[int, int], str] = lambda epoch, number: ""
-    """Function (epoch, number) -> LoRA adapter of a request, "" if none or unknown."""
+    """Function (epoch, number) -> LoRA adapter of the request, "" if none or unknown."""
 
     def assign_rows(self) -> None:
-        """Assign rows to requests in the span: packed, or (`by_arrival`) one row each with the newest at the bottom."""
+        """Assign rows to the requests in the span: packed, or with `is_by_arrival` one row per request, newest at the
+        bottom.
+        """
         requests = self.lanes.requests
         self.assigned_version = self.lanes.version
-        seen = (requests["begin"] <= self.span.end_ns) & (requests["end"] >= self.span.begin_ns)
-        indices = np.flatnonzero(seen)
+        is_visible = (requests["begin"] <= self.span.end_ns) & (requests["end"] >= self.span.begin_ns)
+        indices = np.flatnonzero(is_visible)
         self.rows = np.full(len(requests), -1, np.int64)
-        if self.by_arrival:
+        if self.is_by_arrival:
             self.rows[indices[np.argsort(requests["begin"][indices], kind="stable")]] = np.arange(indices.size)
         else:  # omit rows without any request in the span
             self.rows[indices] = np.unique(requests["row"][indices], return_inverse=True)[1]
@@ -82,14 +82,14 @@ class ShownLanes:
 def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> Pixels:
     """Return the pixels of the area right of the lane names, including the axis. `scale`: device pixels per pixel."""
     width, height = (max(1, round(side * scale)) for side in (layout.chart_width, layout.height))
-    pixels = np.full((height, width), ink("base", theme), np.uint32)
+    pixels = np.full((height, width), theme_pixel("base", theme), np.uint32)
     edges = lane_raster.column_edges(shown.span, width)
     seconds = lane_raster.seconds_in(shown.overview.time_ns, edges)
     stopped = lane_raster.covered(*stops_until(shown.overview, shown.until_ns).stretches, edges)
-    pixels[round(axis_height() * scale) :, stopped] = softened("warn", theme, STOPPED_GROUND)
+    pixels[round(axis_height() * scale) :, stopped] = pale_pixel("warn", theme, STOPPED_BACKGROUND_PALENESS)
     for lane, top, lane_height in layout.boxes():
         box = pixels[round(top * scale) : round((top + lane_height) * scale)]
-        box[:, ~stopped] = softened("raised", theme, 0.55)
+        box[:, ~stopped] = pale_pixel("raised", theme, 0.55)
         if lane.name == "usage":
             _draw_usage(box, shown.overview, seconds, theme)
         elif lane.name in ("running", "waiting"):
@@ -99,7 +99,7 @@ def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> P
         elif lane.name == STEPS:
             draw_steps(box, shown.overview, shown.steps, edges, seconds, theme)
         elif lane.name == PAUSED:
-            lane_raster.fill_below(box, stopped.astype(np.float64), ink(_PAUSED_COLOR, theme))
+            lane_raster.fill_below(box, stopped.astype(np.float64), theme_pixel(_PAUSED_COLOR, theme))
         elif lane.name != MARKS:  # bookmarks are drawn later, as signs and text
             _draw_moments(box, lane.name, shown, edges, seconds, theme)
     _draw_requests(pixels, shown, layout, theme, scale, stopped)
@@ -107,66 +107,66 @@ def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> P
 
 
 def usage_shares(overview: SessionOverview) -> tuple[FloatArray, FloatArray]:
-    """Return the shares of the pool that are active, and active or cached; shape (seconds,) each."""
+    """Return the shares of the pool that are active, and active or cached, per second; shape (seconds,) each."""
     active, cached = overview.column("active_blocks"), overview.column("cached_blocks")
     pool = np.maximum(pool_of(overview), 1.0)
     return usage_of(overview), (active + cached) / pool
 
 
 def gaps(overview: SessionOverview) -> tuple[IntArray, IntArray]:
-    """Return the start and end of each stretch without data."""
+    """Return the starts and ends of stretches without data, shape (n,) each, int64 ns."""
     times = overview.time_ns
     indices = np.flatnonzero(np.diff(times) > SECOND_NS)
     return times[indices] + SECOND_NS, times[indices + 1]
 
 
-def bare_lanes(overview: SessionOverview) -> frozenset[str]:
-    """Return the names of lanes without any data."""
-    bare = {name for name in TICK_LANES if not _counts(name, overview).any()}
-    bare -= {name for name in bare if (overview.events.kind_codes == KIND_CODES.get(name, -1)).any()}
+def lanes_without_data(overview: SessionOverview) -> frozenset[str]:
+    """Return the names of lanes without data in `overview`, including the bookmark lane, whose data is elsewhere."""
+    names = {name for name in TICK_LANES if not _counts(name, overview).any()}
+    names -= {name for name in names if (overview.events.kind_codes == KIND_CODES.get(name, -1)).any()}
     if not np.nan_to_num(overview.column("num_steps")).any():
-        bare.add(STEPS)
+        names.add(STEPS)
     has_gap = gaps(overview)[0].size or overview.column("num_lost_frames").any()
     if not len(overview.stops):
-        bare.add(PAUSED)
-    return frozenset(bare if has_gap else bare | {"gaps"}) | {MARKS}
+        names.add(PAUSED)
+    return frozenset(names if has_gap else names | {"gaps"}) | {MARKS}
 
 
-def moments_of(name: str, shown: ShownLanes) -> IntArray:
-    """Return the exact times of a lane's events, ascending, as far back as events are retained."""
+def event_times(name: str, shown: ShownLanes) -> IntArray:
+    """Return the exact times of a lane's events, ascending, for the events still retained."""
     if name == "swapped":
         spans = shown.lanes.spans
         return np.sort(spans["begin"][spans["phase"] == RequestPhase.SWAPPED])
     events = shown.overview.events
-    found: IntArray = events.time_ns[events.kind_codes == KIND_CODES.get(name, -1)]
-    return found
+    times: IntArray = events.time_ns[events.kind_codes == KIND_CODES.get(name, -1)]
+    return times
 
 
 def _counts(name: str, overview: SessionOverview) -> FloatArray:
-    """Return the number per second, shape (seconds,); 0 where it is not counted."""
     column = TICK_LANES[name].column
     return np.nan_to_num(overview.column(column)) if column else np.zeros(len(overview))
 
 
 def _draw_usage(box: Pixels, overview: SessionOverview, seconds: tuple[IntArray, IntArray], theme: Theme) -> None:
-    active, held = usage_shares(overview)
-    lane_raster.fill_below(box, lane_raster.min_and_max(held, *seconds)[1], ink("block_cached", theme))
+    active, used = usage_shares(overview)
+    lane_raster.fill_below(box, lane_raster.min_and_max(used, *seconds)[1], theme_pixel("block_cached", theme))
     low, high = lane_raster.min_and_max(active, *seconds)
-    lane_raster.fill_below(box, high, softened("block_active", theme, 0.35))
-    lane_raster.fill_below(box, low, ink("block_active", theme))
+    lane_raster.fill_below(box, high, pale_pixel("block_active", theme, 0.35))
+    lane_raster.fill_below(box, low, theme_pixel("block_active", theme))
 
 
 def peak_requests(overview: SessionOverview, state: str) -> float:
-    """Return the largest number of requests that were "running" or "waiting" at any moment, including within a
-    second."""
+    """Return the largest number of requests that were in `state` ("running" or "waiting") at any moment, also within a
+    second.
+    """
     columns = (overview.column(f"{prefix}_{state}") for prefix in ("num", "peak"))
     return max(float(np.nan_to_num(column).max(initial=0.0)) for column in columns)
 
 
 def _draw_count(box: Pixels, shares: FloatArray, seconds: tuple[IntArray, IntArray], theme: Theme, color: str) -> None:
     low, high = lane_raster.min_and_max(shares, *seconds)
-    lane_raster.fill_below(box, high, softened(color, theme, 0.5))
-    lane_raster.fill_below(box, low, ink(color, theme))
+    lane_raster.fill_below(box, high, pale_pixel(color, theme, 0.5))
+    lane_raster.fill_below(box, low, theme_pixel(color, theme))
 
 
 def _draw_moments(
@@ -174,20 +174,23 @@ def _draw_moments(
 ) -> None:
     overview = shown.overview
     if name == "gaps":
-        color = ink(_GAP_COLOR, theme)
+        color = theme_pixel(_GAP_COLOR, theme)
         lane_raster.fill_below(box, lane_raster.covered(*gaps(overview), edges).astype(np.float64), color)
-        lane_raster.draw_ticks(box, lane_raster.sums(overview.column("num_lost_frames"), *seconds), ink("bad", theme))
+        lane_raster.draw_ticks(
+            box, lane_raster.sums(overview.column("num_lost_frames"), *seconds), theme_pixel("bad", theme)
+        )
         return
-    lane, counts = TICK_LANES[name], lane_raster.moments(moments_of(name, shown), edges)
+    lane, counts = TICK_LANES[name], lane_raster.moments(event_times(name, shown), edges)
     values = _counts(name, overview)
     if lane.kind:
         values = np.where(overview.time_ns < _exact_since(overview), values, 0.0)
-    lane_raster.draw_ticks(box, np.maximum(counts, lane_raster.sums(values, *seconds)), ink(lane.color, theme))
+    lane_raster.draw_ticks(box, np.maximum(counts, lane_raster.sums(values, *seconds)), theme_pixel(lane.color, theme))
 
 
 def _exact_since(overview: SessionOverview) -> int:
     """Return the time from which individual events are known, or 0 if no event was dropped. Older activity is available
-    only as per-second counts."""
+    only as per-second counts.
+    """
     events = overview.events
     return int(events.time_ns[0]) - SECOND_NS if events.num_forgotten and len(events) else 0
 
@@ -205,8 +208,8 @@ def _draw_requests(
     ends = np.where(spans["end"] == OPEN_NS, max(shown.until_ns, span.begin_ns), spans["end"])
     top, height = round(layout.requests_top * scale), round(row_height() * scale)
     num_rows = -(-max(pixels.shape[0] - top, 0) // height)
-    seen = (rows >= 0) & (rows < num_rows) & (spans["begin"] <= span.end_ns) & (ends >= span.begin_ns)
-    indices = np.flatnonzero(seen)
+    is_visible = (rows >= 0) & (rows < num_rows) & (spans["begin"] <= span.end_ns) & (ends >= span.begin_ns)
+    indices = np.flatnonzero(is_visible)
     if not indices.size:
         return
     indices = indices[np.argsort(spans["phase"][indices], kind="stable")]
@@ -214,44 +217,45 @@ def _draw_requests(
     first, last = (_columns(times[indices], span, width) for times in (spans["begin"], ends))
     is_moment = spans["phase"][indices] >= RequestPhase.ABORTED
     first, last = first - is_moment * round(scale), last + is_moment * round(2 * scale)
-    palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in RequestPhase], np.uint32)
-    palette[RequestPhase.QUEUED] = softened(PHASE_COLORS[RequestPhase.QUEUED], theme, QUEUED_SOFT)
+    palette = np.array([theme_pixel(PHASE_COLORS[phase], theme) for phase in RequestPhase], np.uint32)
+    palette[RequestPhase.QUEUED] = pale_pixel(PHASE_COLORS[RequestPhase.QUEUED], theme, QUEUED_PALENESS)
     lines = np.zeros((num_rows, width), np.uint32)
     steps = shown.steps
-    if steps is not None and steps_are_apart(steps, span, width):
+    if steps is not None and steps_are_wide(steps, span, width):
         for phase in (RequestPhase.RUNNING, RequestPhase.DECODE, RequestPhase.PREFILL):
-            palette[phase] = softened(PHASE_COLORS[phase], theme, _BETWEEN_SOFT)
+            palette[phase] = pale_pixel(PHASE_COLORS[phase], theme, _BETWEEN_STEPS_PALENESS)
     lane_raster.draw_spans(lines, rows[indices], first, last, palette[spans["phase"][indices]])
-    if steps is not None and steps_are_apart(steps, span, width):
-        draw_pieces(lines, steps, span, _rows_of(steps, shown, num_rows), theme, max(round(scale), 1))
-    lines[:, stopped] = np.where(lines[:, stopped] != 0, softened(STOPPED_COLOR, theme, STOPPED_SOFT), 0)
+    if steps is not None and steps_are_wide(steps, span, width):
+        request_rows = _rows_of_step_requests(steps, shown, num_rows)
+        draw_request_parts(lines, steps, span, request_rows, theme, max(round(scale), 1))
+    lines[:, stopped] = np.where(lines[:, stopped] != 0, pale_pixel(STOPPED_COLOR, theme, STOPPED_PALENESS), 0)
     for row, line in enumerate(lines):
         begin = top + row * height
         box = pixels[begin : begin + height - round(_ROW_GAP * scale)]
         third = box.shape[0] // 3
         np.copyto(box[third : box.shape[0] - third], line, where=line != 0)
-        for part in (box[:third], box[box.shape[0] - third :]):
-            np.copyto(part, line, where=(line != 0) & (line != palette[RequestPhase.QUEUED]))
+        for edge in (box[:third], box[box.shape[0] - third :]):
+            np.copyto(edge, line, where=(line != 0) & (line != palette[RequestPhase.QUEUED]))
 
 
-def _rows_of(steps: StepColumns, shown: ShownLanes, num_rows: int) -> IntArray:
-    """Return the row of each of the steps' requests, -1 if it is not visible."""
+def _rows_of_step_requests(steps: StepColumns, shown: ShownLanes, num_rows: int) -> IntArray:
+    """Return the row of each entry of `steps.numbers`, -1 if its request is not visible."""
     requests, rows = shown.lanes.requests, shown.rows - shown.first_row
-    seen = np.flatnonzero((shown.rows >= 0) & (rows >= 0) & (rows < num_rows))
+    visible = np.flatnonzero((shown.rows >= 0) & (rows >= 0) & (rows < num_rows))
     epochs = np.repeat(steps.epoch, np.diff(steps.starts))
-    found = np.full(steps.numbers.size, -1, np.int64)
-    for epoch in np.unique(requests["epoch"][seen]).tolist():
-        of_epoch = seen[requests["epoch"][seen] == epoch]
-        numbers = requests["number"][of_epoch]
+    request_rows = np.full(steps.numbers.size, -1, np.int64)
+    for epoch in np.unique(requests["epoch"][visible]).tolist():
+        in_epoch = visible[requests["epoch"][visible] == epoch]
+        numbers = requests["number"][in_epoch]
         order = np.argsort(numbers, kind="stable")
         index = np.searchsorted(numbers[order], steps.numbers).clip(max=max(numbers.size - 1, 0))
-        is_it = (numbers[order][index] == steps.numbers) & (epochs == epoch)
-        found[is_it] = rows[of_epoch[order][index]][is_it]
-    return found
+        is_match = (numbers[order][index] == steps.numbers) & (epochs == epoch)
+        request_rows[is_match] = rows[in_epoch[order][index]][is_match]
+    return request_rows
 
 
 def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:
-    """Convert times to columns. Times outside the span are clamped to at most one span length beyond it."""
-    near = times.clip(span.begin_ns - span.length_ns, span.end_ns + span.length_ns)
-    columns: IntArray = np.floor((near - span.begin_ns) * (width / span.length_ns)).astype(np.int64)
+    # far times would overflow below
+    clamped = times.clip(span.begin_ns - span.length_ns, span.end_ns + span.length_ns)
+    columns: IntArray = np.floor((clamped - span.begin_ns) * (width / span.length_ns)).astype(np.int64)
     return columns

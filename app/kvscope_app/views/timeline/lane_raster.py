@@ -1,7 +1,7 @@
-"""Converts times to pixel columns and columns to pixels with numpy, so that the cost depends on pixels, not on events.
-Imports no Qt.
+"""Conversion of times to pixel columns, and of columns to pixels, with numpy. Imports no Qt.
 
 `edges` are the times between columns, shape (columns + 1,), int64 ns. Pixels are 0xAARRGGBB, shape (height, columns).
+Drawing time depends on the number of pixels, not of events.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ def column_edges(span: TimeSpan, num_columns: int) -> IntArray:
 
 
 def seconds_in(time_ns: IntArray, edges: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the first index, and one past the last, of the seconds that each column touches; shape (columns,) each."""
+    """Return the first index, and one past the last, of the seconds that overlap each column; shape (columns,) each."""
     first = np.searchsorted(time_ns, edges[:-1] - SECOND_NS, "right")
     last = np.searchsorted(time_ns, edges[1:], "left")
     return first, np.maximum(last, first)
 
 
 def min_and_max(values: FloatArray, first: IntArray, last: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Return the minimum and maximum over the seconds of each column, shape (columns,) each; NaN for columns without
-    data."""
-    known = last > first
+    """Return the minimum and maximum over the seconds in each column, shape (columns,) each; NaN for columns without
+    data.
+    """
+    has_data = last > first
     low, high = np.full(first.size, np.nan), np.full(first.size, np.nan)
-    if known.any():
-        pairs = np.column_stack((first[known], last[known])).ravel()
+    if has_data.any():
+        pairs = np.column_stack((first[has_data], last[has_data])).ravel()
         padded = np.append(values, values[-1])  # reduceat needs the end of the last pair to be a valid index
-        low[known] = np.minimum.reduceat(padded, pairs)[::2]
-        high[known] = np.maximum.reduceat(padded, pairs)[::2]
+        low[has_data] = np.minimum.reduceat(padded, pairs)[::2]
+        high[has_data] = np.maximum.reduceat(padded, pairs)[::2]
     return low, high
 
 
 def sums(values: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
-    """Return the sum over the seconds of each column, shape (columns,)."""
     total = np.concatenate(([0.0], np.cumsum(np.nan_to_num(values))))
-    added: FloatArray = total[last] - total[first]
-    return added
+    column_sums: FloatArray = total[last] - total[first]
+    return column_sums
 
 
 def moments(time_ns: IntArray, edges: IntArray) -> FloatArray:
-    """Return the number of the ascending times that fall into each column."""
+    """Return the number of times in each column, shape (columns,). `time_ns` must be ascending."""
     indices = np.searchsorted(time_ns, edges, "left")
     return np.diff(indices).astype(np.float64)
 
 
 def covered(begin_ns: IntArray, end_ns: IntArray, edges: IntArray) -> npt.NDArray[np.bool_]:
-    """Return a mask of the columns that any span touches. Spans must be ascending and must not overlap."""
-    begun = np.searchsorted(begin_ns, edges[1:], "left")
-    ended = np.searchsorted(end_ns, edges[:-1], "right")
-    touched: npt.NDArray[np.bool_] = begun > ended
-    return touched
+    """Return a mask of the columns that overlap any span, shape (columns,). Spans must be ascending and disjoint."""
+    num_begun = np.searchsorted(begin_ns, edges[1:], "left")
+    num_ended = np.searchsorted(end_ns, edges[:-1], "right")
+    is_covered: npt.NDArray[np.bool_] = num_begun > num_ended
+    return is_covered
 
 
 def fill_below(pixels: Pixels, heights: FloatArray, color: int) -> None:
-    """Fill each column from the bottom up to its share (0 to 1) of the height; NaN leaves it empty."""
+    """Fill each column from the bottom up to its share of the height (0 to 1); NaN leaves it unchanged."""
     rows = pixels.shape[0]
     tops = np.rint(np.nan_to_num(heights).clip(0, 1) * rows)
     tops[np.nan_to_num(heights) > 0] = np.maximum(tops[np.nan_to_num(heights) > 0], 1)
@@ -74,18 +74,18 @@ def fill_below(pixels: Pixels, heights: FloatArray, color: int) -> None:
 
 
 def draw_ticks(pixels: Pixels, counts: FloatArray, color: int) -> None:
-    """Draw a tick in each column with a count above 0, on a logarithmic scale; the maximum has the full height."""
-    most = counts.max(initial=0.0)
-    if most <= 0:
+    """Draw a tick in each column with a count above 0. Heights are logarithmic; the maximum has the full height."""
+    max_count = counts.max(initial=0.0)
+    if max_count <= 0:
         return
-    heights = np.where(counts > 0, 0.55 + 0.45 * np.log1p(counts) / np.log1p(most), 0.0)
+    heights = np.where(counts > 0, 0.55 + 0.45 * np.log1p(counts) / np.log1p(max_count), 0.0)
     fill_below(pixels, heights, color)
 
 
 def draw_spans(lines: Pixels, rows: IntArray, first: IntArray, last: IntArray, colors: Pixels) -> None:
-    """Draw spans of columns (`last` exclusive), each in its row of `lines`; later spans overwrite earlier ones."""
+    """Draw spans of columns (`last` exclusive) into the rows of `lines`. Later spans overwrite earlier ones."""
     first = first.clip(0, lines.shape[1] - 1)
     widths = last.clip(first + 1, lines.shape[1]) - first
-    before = np.cumsum(widths) - widths
-    columns = np.arange(int(widths.sum())) + np.repeat(first - before, widths)
+    offsets = np.cumsum(widths) - widths
+    columns = np.arange(int(widths.sum())) + np.repeat(first - offsets, widths)
     lines[np.repeat(rows, widths), columns] = np.repeat(colors, widths)

@@ -1,6 +1,6 @@
-"""Figures of a range of the timeline: its length, activity, and the requests that were delayed most.
+"""Figures of a range of the timeline: its length, activity, and the most delayed requests. Imports no widget.
 
-`summaries.run_figures` defines the figures. Imports no widget.
+`summaries.run_figures` defines the figures.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _LATENCIES: Final = ((FIRST_TOKEN, "First token"), (INTER_TOKEN, "Between tokens"))
-_NOTABLE_NS: Final = 50_000_000
-_MOST_DELAYED: Final = 3
+_MIN_DELAY_NS: Final = 50_000_000
+_MAX_DELAYED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WholeSeconds:
-    """Whole seconds nearest to a range, at least one, because figures are stored per second."""
+    """Seconds nearest to a range, at least one, because figures are stored per second."""
 
     from_ns: int
     until_ns: int
 
     @classmethod
-    def of(cls, span: TimeSpan) -> WholeSeconds:
-        """Return the seconds of `span`, rounded at both ends; for a range within a second, that second."""
+    def from_span(cls, span: TimeSpan) -> WholeSeconds:
+        """Return the seconds of `span`, rounded at both ends; for a span within one second, that second."""
         first, last = ((at_ns + SECOND_NS // 2) // SECOND_NS for at_ns in (span.begin_ns, span.end_ns))
         if last <= first:
             first = (span.begin_ns + span.end_ns) // 2 // SECOND_NS
@@ -43,19 +43,18 @@ class WholeSeconds:
         return cls(first * SECOND_NS, last * SECOND_NS - 1)
 
 
-class Delayed(NamedTuple):
-    """Request that was queued, preempted or swapped out in the range."""
+class DelayedRequest(NamedTuple):
+    """Request that was queued, preempted or swapped out during the range."""
 
     epoch: int
     number: int
     time_ns: int
-    """First time in the range at which the request was delayed."""
+    """Start of its first delay in the range."""
     delay_ns: int
     """Total delay in the range, excluding time in which the engine was paused or suspended."""
 
     @property
-    def words(self) -> str:
-        """Text such as "#12: 1.5 s"."""
+    def text(self) -> str:
         return f"#{count(self.number)}: {seconds(self.delay_ns / 1e9)}"
 
 
@@ -64,60 +63,62 @@ class MeasuredRange:
     title: str
     rows: tuple[tuple[str, str], ...]
     """(name, value) pairs."""
-    delayed: tuple[Delayed, ...]
-    """Most delayed requests, longest delay first."""
+    delayed: tuple[DelayedRequest, ...]
     note: str
-    """Text that states which whole seconds the figures cover."""
 
     @property
     def text(self) -> str:
-        """All figures as plain text for the clipboard."""
         lines = [self.title, *(f"{name}: {value}" for name, value in self.rows)]
         if self.delayed:
-            lines.append(f"Most delayed: {', '.join(delayed.words for delayed in self.delayed)}")
+            lines.append(f"Most delayed: {', '.join(delayed.text for delayed in self.delayed)}")
         return "\n".join([*lines, self.note]) + "\n"
 
 
-def measured(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> MeasuredRange:
-    """Return the figures of `span`. Open spans last until `until_ns`."""
-    whole = WholeSeconds.of(span)
-    rows = rows_in(overview, whole)
+def measure_range(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> MeasuredRange:
+    """Return the figures of `span`. Open request spans last until `until_ns`."""
+    whole_seconds = WholeSeconds.from_span(span)
+    first_second, end_second = _second_text(whole_seconds.from_ns), _second_text(whole_seconds.until_ns + 1)
+    rows = rows_in(overview, whole_seconds)
     figures = [
-        (figure.name, _text(figure.unit, figure.measure(overview, rows, whole)))
+        (figure.name, _text(figure.unit, figure.measure(overview, rows, whole_seconds)))
         for figure in FIGURES
-        if figure.places.in_range
+        if figure.uses.in_range
     ]
     latencies = [(f"{name}, p50 / p95 / max", _latency_text(overview, latency, rows)) for latency, name in _LATENCIES]
     return MeasuredRange(
         f"{seconds(span.length_ns / 1e9)} from {clock_text(span.begin_ns)} to {clock_text(span.end_ns)}",
         (*figures, *latencies),
         tuple(most_delayed(overview, lanes, span, until_ns)),
-        f"Figures of the whole seconds {_second_text(whole.from_ns)} to {_second_text(whole.until_ns + 1)}",
+        f"Figures of the whole seconds {first_second} to {end_second}",
     )
 
 
-def most_delayed(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> Sequence[Delayed]:
-    """Return the requests with the longest total delay within `span`, at most `_MOST_DELAYED`, longest first."""
+def most_delayed(
+    overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int
+) -> Sequence[DelayedRequest]:
+    """Return the requests with the longest total delay within `span`, at most `_MAX_DELAYED`, longest first."""
     spans = lanes.spans
-    ends = np.where(spans["end"] == OPEN_NS, max(until_ns, span.begin_ns), spans["end"]).clip(None, span.end_ns)
-    begins = spans["begin"].clip(span.begin_ns, None)
-    indices = np.flatnonzero(np.isin(spans["phase"], WAITING_PHASES) & (begins < ends))
+    ends_ns = np.where(spans["end"] == OPEN_NS, max(until_ns, span.begin_ns), spans["end"]).clip(None, span.end_ns)
+    begins_ns = spans["begin"].clip(span.begin_ns, None)
+    indices = np.flatnonzero(np.isin(spans["phase"], WAITING_PHASES) & (begins_ns < ends_ns))
     if not indices.size:
         return []
-    delays = overview.stops.running_between(begins[indices], ends[indices])
-    requests, first, which = np.unique(spans["request"][indices], return_index=True, return_inverse=True)
-    totals = np.bincount(which, delays, requests.size).astype(np.int64)
+    delays_ns = overview.stops.running_between(begins_ns[indices], ends_ns[indices])
+    requests, first, request_indices = np.unique(spans["request"][indices], return_index=True, return_inverse=True)
+    totals_ns = np.bincount(request_indices, delays_ns, requests.size).astype(np.int64)
     numbers, epochs = lanes.requests["number"][requests], lanes.requests["epoch"][requests]
-    order = [at for at in np.lexsort((numbers, -totals)).tolist() if totals[at] >= _NOTABLE_NS]
+    order = [index for index in np.lexsort((numbers, -totals_ns)).tolist() if totals_ns[index] >= _MIN_DELAY_NS]
     return [
-        Delayed(int(epochs[at]), int(numbers[at]), int(begins[indices[first[at]]]), int(totals[at]))
-        for at in order[:_MOST_DELAYED]
+        DelayedRequest(
+            int(epochs[index]), int(numbers[index]), int(begins_ns[indices[first[index]]]), int(totals_ns[index])
+        )
+        for index in order[:_MAX_DELAYED]
     ]
 
 
 def _latency_text(overview: SessionOverview, latency: LatencyKind, rows: slice) -> str:
-    found = [quantile_of(overview, latency.key, share, rows) for share in (0.5, 0.95)]
-    return " / ".join(_text("s", value) for value in (*found, largest_of(overview, latency.key, rows)))
+    quantiles = [quantile_of(overview, latency.key, share, rows) for share in (0.5, 0.95)]
+    return " / ".join(_text("s", value) for value in (*quantiles, largest_of(overview, latency.key, rows)))
 
 
 def _text(unit: str, value: float | None) -> str:

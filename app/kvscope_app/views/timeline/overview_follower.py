@@ -1,5 +1,4 @@
-"""Incrementally updates request lanes from an overview that grows and drops old data, a bounded number of events per
-call. Imports no Qt."""
+"""Updates request lanes from an overview that grows and drops old data, a limited number of events per call. No Qt."""
 
 from __future__ import annotations
 
@@ -16,90 +15,90 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 LaneEvent = TimedEvent | PhaseChange
-_NUM_REMEMBERED: Final = 1024
-"""Number of newest events that are remembered to recognize events that arrive late, out of order."""
+_NUM_RECENT_EVENTS: Final = 1024
+"""Number of newest consumed events that are retained, to recognize events that were inserted late, out of order."""
 
 
 class OverviewFollower:
-    """Adds new events and phase changes of a session's overview to `lanes`.
-
-    When `update` receives another overview, the lanes are built again from the beginning.
+    """Adds new events and phase changes of an overview to `lanes`. If `update` gets another overview, the lanes are
+    rebuilt.
     """
 
     def __init__(self) -> None:
         self.lanes = RequestLanes()
         self._events: EventIndex | None = None
-        self._num_seen = 0
-        """Number of events consumed, including ones dropped since."""
-        self._num_phases = 0
-        """Number of phase changes consumed, including ones dropped since."""
-        self._newest: deque[TimedEvent] = deque(maxlen=_NUM_REMEMBERED)
+        self._num_consumed = 0
+        """Number of events consumed, including those that the overview has dropped since."""
+        self._num_phases_consumed = 0
+        self._recent: deque[TimedEvent] = deque(maxlen=_NUM_RECENT_EVENTS)
 
     def update(self, overview: SessionOverview, max_events: int = 600) -> bool:
         """Consume at most `max_events` new events. Returns whether more are pending."""
         events = overview.events
-        if events is not self._events or events.num_forgotten + len(events) < self._num_seen:
+        if events is not self._events or events.num_forgotten + len(events) < self._num_consumed:
             self._restart(events)
-        fresh = self._fresh(events, max_events)
-        if fresh is None:
+        unseen = self._unseen_events(events, max_events)
+        if unseen is None:
             self._restart(events)
-            fresh = self._fresh(events, max_events) or []
+            unseen = self._unseen_events(events, max_events) or []
         self.lanes.has_phases = overview.phases.is_available
-        self._add_to_lanes(overview, self._merge_phases(overview, fresh))
+        self._add_to_lanes(overview, self._merge_phases(overview, unseen))
         if len(events):
             self.lanes.drop_before(int(events.time_ns[0]))
-        return self._num_seen < events.num_forgotten + len(events)
+        return self._num_consumed < events.num_forgotten + len(events)
 
     def _restart(self, events: EventIndex) -> None:
         version = self.lanes.version
         self.lanes = RequestLanes()
         self.lanes.version = version + 1
-        self._events, self._num_seen = events, events.num_forgotten
-        self._num_phases = 0
-        self._newest.clear()
+        self._events, self._num_consumed = events, events.num_forgotten
+        self._num_phases_consumed = 0
+        self._recent.clear()
 
-    def _fresh(self, events: EventIndex, max_events: int) -> list[TimedEvent] | None:
-        """Return unseen events in order; None if events were inserted so far back that the unseen ones cannot be
-        identified."""
+    def _unseen_events(self, events: EventIndex, max_events: int) -> list[TimedEvent] | None:
+        """Return at most `max_events` unseen events in order; None if an event was inserted too far back to identify
+        the unseen ones.
+        """
         total = events.num_forgotten + len(events)
-        begin = max(self._num_seen - events.num_forgotten, 0)
-        if total == self._num_seen:
+        begin = max(self._num_consumed - events.num_forgotten, 0)
+        if total == self._num_consumed:
             return []
-        if not self._newest or begin == 0 or events[begin - 1] is self._newest[-1]:
+        if not self._recent or begin == 0 or events[begin - 1] is self._recent[-1]:
             return [events[index] for index in range(begin, min(begin + max_events, len(events)))]
-        seen = {id(timed) for timed in self._newest}
-        tail = (events[index] for index in range(max(begin - len(seen), 0), len(events)))
-        fresh = [timed for timed in tail if id(timed) not in seen]
-        return fresh[:max_events] if len(fresh) == len(events) - begin else None
+        recent_ids = {id(timed) for timed in self._recent}
+        tail = (events[index] for index in range(max(begin - len(recent_ids), 0), len(events)))
+        unseen = [timed for timed in tail if id(timed) not in recent_ids]
+        return unseen[:max_events] if len(unseen) == len(events) - begin else None
 
-    def _merge_phases(self, overview: SessionOverview, fresh: list[TimedEvent]) -> list[LaneEvent]:
-        """Return events merged in time order with the phase changes up to the last of them, or with all if no event is
-        pending."""
-        self._num_seen = max(self._num_seen, overview.events.num_forgotten) + len(fresh)
-        self._newest.extend(islice(fresh, max(len(fresh) - _NUM_REMEMBERED, 0), None))
-        has_more = self._num_seen < overview.events.num_forgotten + len(overview.events)
+    def _merge_phases(self, overview: SessionOverview, unseen: list[TimedEvent]) -> list[LaneEvent]:
+        """Merge `unseen` with the phase changes in order of time. If more events are pending, later phase changes wait
+        for them.
+        """
+        self._num_consumed = max(self._num_consumed, overview.events.num_forgotten) + len(unseen)
+        self._recent.extend(islice(unseen, max(len(unseen) - _NUM_RECENT_EVENTS, 0), None))
+        has_more = self._num_consumed < overview.events.num_forgotten + len(overview.events)
         phases = overview.phases
-        rows = phases.rows[max(self._num_phases - phases.num_forgotten, 0) :]
-        if has_more and fresh:
-            late = np.flatnonzero(rows["time_ns"] > fresh[-1].time_ns)
-            rows = rows[: int(late[0])] if late.size else rows
-        self._num_phases = max(self._num_phases, phases.num_forgotten) + rows.size
-        turns = [PhaseChange(*phase) for phase in numbers_of(rows)]
-        return sorted([*fresh, *turns], key=lambda thing: thing.time_ns) if turns else [*fresh]
+        rows = phases.rows[max(self._num_phases_consumed - phases.num_forgotten, 0) :]
+        if has_more and unseen:
+            later = np.flatnonzero(rows["time_ns"] > unseen[-1].time_ns)
+            rows = rows[: int(later[0])] if later.size else rows
+        self._num_phases_consumed = max(self._num_phases_consumed, phases.num_forgotten) + rows.size
+        changes = [PhaseChange(*phase) for phase in numbers_of(rows)]
+        return sorted([*unseen, *changes], key=lambda item: item.time_ns) if changes else [*unseen]
 
-    def _add_to_lanes(self, overview: SessionOverview, taken: list[LaneEvent]) -> None:
+    def _add_to_lanes(self, overview: SessionOverview, items: list[LaneEvent]) -> None:
         since_ns = self._known_since(overview)
         begin = 0
         epoch = self.lanes.epoch
-        for index, thing in enumerate(taken):
-            if isinstance(thing, PhaseChange):  # a late phase change belongs to an engine that has ended
+        for index, item in enumerate(items):
+            if isinstance(item, PhaseChange):  # a late phase change belongs to an engine that has ended
                 continue
-            if epoch is not None and thing.epoch != epoch:
-                self.lanes.add_events(taken[begin:index], since_ns)
-                self.lanes.end_epoch(min(thing.time_ns, _end_of(overview, epoch) or thing.time_ns))
+            if epoch is not None and item.epoch != epoch:
+                self.lanes.add_events(items[begin:index], since_ns)
+                self.lanes.end_epoch(min(item.time_ns, _end_of(overview, epoch) or item.time_ns))
                 begin = index
-            epoch = thing.epoch
-        self.lanes.add_events(taken[begin:], since_ns)
+            epoch = item.epoch
+        self.lanes.add_events(items[begin:], since_ns)
 
     @staticmethod
     def _known_since(overview: SessionOverview) -> int:

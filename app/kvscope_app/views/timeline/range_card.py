@@ -13,16 +13,13 @@ from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.timeline.measured_range import MeasuredRange
 
 _MARGIN: Final = 8
-_TWO_FROM_WIDTH: Final = 640
-"""Parent width from which the figures use two columns, since docks are low."""
+_MIN_WIDTH_FOR_TWO_COLUMNS: Final = 640
+"""Parent width from which the figures use two columns, to fit low docks."""
 
 
 class RangeCard(QFrame):
-    """Card that shows a `MeasuredRange` until it is closed, and copies it as text."""
-
     closed = Signal()
     chosen = Signal(object)
-    """Emitted with the `Delayed` to go to and select."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -49,25 +46,25 @@ class RangeCard(QFrame):
         _clear(self._grid)
         _clear(self._delayed)
         parent = self.parentWidget()
-        num_beside = 2 if parent is not None and parent.width() >= scaled(_TWO_FROM_WIDTH) else 1
-        num_below = -(-len(measured.rows) // num_beside)
+        num_columns = 2 if parent is not None and parent.width() >= scaled(_MIN_WIDTH_FOR_TWO_COLUMNS) else 1
+        num_rows = -(-len(measured.rows) // num_columns)
         for index, (name, value) in enumerate(measured.rows):
-            column, row = divmod(index, num_below)
+            column, row = divmod(index, num_rows)
             self._grid.addWidget(label(name, "muted"), row, 2 * column)
             self._grid.addWidget(number_label(value), row, 2 * column + 1)
         if measured.delayed:
             self._delayed.addWidget(label("Most delayed", "muted"))
         for delayed in measured.delayed:
-            button = tool_button(delayed.words, f"Go to request #{delayed.number} where its delay begins")
+            button = tool_button(delayed.text, f"Go to request #{delayed.number} where its delay begins")
             button.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-            button.clicked.connect(lambda _=False, wanted=delayed: self.chosen.emit(wanted))
+            button.clicked.connect(lambda _=False, request=delayed: self.chosen.emit(request))
             self._delayed.addWidget(button)
         self._delayed.addStretch()
         self.show()
         self.move_to_corner()
 
     def move_to_corner(self) -> None:
-        """Move to the parent's lower right corner, where the upper lanes stay visible."""
+        """Move to the parent's lower right corner, so that the upper lanes stay visible."""
         parent = self.parentWidget()
         if parent is None:
             return

@@ -1,9 +1,9 @@
 """Requests as spans of time, built incrementally from an overview's events and packed into rows.
 
-Owns the spans, which of them are open, and the row of each request. Imports no Qt and draws nothing. Arrivals and the
-ends of prefills come from the phase changes in the per-second summaries, slightly later than the events. Without these,
-a request's waiting appears only once the request runs, and its running is not split into prefill and decode. A request
-whose end was lost stays open until its engine ends.
+Owns the spans and the row of each request. Imports no Qt and draws nothing. Arrivals and the ends of prefills are
+reported by the phase changes in the per-second summaries, which arrive slightly later than the events. Without phase
+changes, a request's waiting time appears only once the request runs, and its running time is not split into prefill and
+decode. A request whose end was lost stays open until its engine ends.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kvscope_telemetry.request_phase import RequestPhase, phase_after
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 OPEN_NS: Final = 1 << 62
-"""End of an open span."""
+"""End time of a span that has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseChange:
-    """Phase change that no event reports."""
+    """Phase change of a request that no event reports."""
 
     time_ns: int
     epoch: int
@@ -36,8 +36,8 @@ class PhaseChange:
 class RequestLanes:
     """Spans of requests. Events must be added in order.
 
-    `spans` and `requests` are columns. `requests` has a row per request, whose `newest` is the index of its last span;
-    `before` of a span is the index of the previous span of its request, -1 for the first.
+    `requests` has a row per request; `newest` is the index of its last span in `spans`. A span's `before` is the index
+    of the request's previous span, -1 for the first.
     """
 
     def __init__(self) -> None:
@@ -55,18 +55,19 @@ class RequestLanes:
             }
         )
         self.has_phases = False
-        """Whether phase changes are available. If so, an admitted request is in prefill until one reports its end."""
+        """Whether phase changes are available. If so, an admitted request is in prefill until a phase change reports
+        its end.
+        """
         self.version = 0
-        """Increases with each change."""
         self._open_requests: dict[int, int] = {}
-        """Index in `requests` of each unfinished request of this epoch, by number."""
-        self._histories_of: dict[tuple[int, int], int] = {}
-        """Index in `requests` of the newest request by (epoch, number)."""
+        """Index in `requests` of each unfinished request of the current epoch, by number."""
+        self._index_by_request: dict[tuple[int, int], int] = {}
+        """Index in `requests` of the newest request with each (epoch, number)."""
         self._epoch: int | None = None
         self._row_ends = np.full(64, -1, np.int64)
 
     def add_events(self, events: Iterable[TimedEvent | PhaseChange], known_since_ns: int = 0) -> None:
-        """Add events and phase changes in order. A span that started at an unknown time starts at `known_since_ns`."""
+        """Add events and phase changes, in order. A span that began at an unknown time begins at `known_since_ns`."""
         for event in events:
             if isinstance(event, PhaseChange):
                 self._add_phase(event)
@@ -74,13 +75,13 @@ class RequestLanes:
             if event.epoch != self._epoch:
                 self.end_epoch(event.time_ns)
                 self._epoch = event.epoch
-            make = _HANDLERS.get(event.event.kind)
-            if make is not None and event.event.number:
-                make(self, event.event, event.time_ns, known_since_ns)
+            handler = _HANDLERS.get(event.event.kind)
+            if handler is not None and event.event.number:
+                handler(self, event.event, event.time_ns, known_since_ns)
                 self.version += 1
 
     def end_epoch(self, time_ns: int) -> None:
-        """Close all open requests, because their engine ended."""
+        """End all open requests, because their engine ended."""
         for number in list(self._open_requests):
             self._close_request(number, time_ns)
         self._epoch = None
@@ -88,7 +89,7 @@ class RequestLanes:
 
     @property
     def epoch(self) -> int | None:
-        """Epoch of the events added last."""
+        """Epoch of the newest event; None after `end_epoch`."""
         return self._epoch
 
     def drop_before(self, time_ns: int) -> None:
@@ -106,18 +107,18 @@ class RequestLanes:
         self.requests.filter(is_kept)
         self.requests["newest"][:] = new_span[self.requests["newest"]]
         self._open_requests = {number: int(new_request[request]) for number, request in self._open_requests.items()}
-        self._histories_of = {
-            key: int(new_request[request]) for key, request in self._histories_of.items() if is_kept[request]
+        self._index_by_request = {
+            key: int(new_request[request]) for key, request in self._index_by_request.items() if is_kept[request]
         }
         self.version += 1
 
-    def history_of(self, epoch: int, number: int) -> int | None:
+    def index_of(self, epoch: int, number: int) -> int | None:
         """Return a request's index in `requests`, or None if it is unknown."""
-        return self._histories_of.get((epoch, number))
+        return self._index_by_request.get((epoch, number))
 
     def _add_phase(self, phase: PhaseChange) -> None:
-        """Add a phase change. For a known request only the end of its prefill is new; events reported the rest."""
-        request = self._histories_of.get((phase.epoch, phase.number))
+        """Add a phase change. For a known request only the end of its prefill is used; events report the others."""
+        request = self._index_by_request.get((phase.epoch, phase.number))
         if request is not None:
             if phase.kind is RequestPhase.DECODE:
                 self._split(request, phase.time_ns)
@@ -129,33 +130,34 @@ class RequestLanes:
             self.version += 1
 
     def _split(self, request: int, time_ns: int) -> None:
-        """Split the span that contains `time_ns` into prefill and decode. The span may be closed already."""
-        spans, after = self.spans, -1
+        """Split the span at `time_ns` into prefill and decode. The span may have ended."""
+        spans, later_span = self.spans, -1
         index = int(self.requests["newest"][request])
         while index >= 0 and spans["begin"][index] > time_ns:
-            after, index = index, int(spans["before"][index])
+            later_span, index = index, int(spans["before"][index])
         if index < 0 or RequestPhase(int(spans["phase"][index])) not in (RequestPhase.RUNNING, RequestPhase.PREFILL):
             return
         spans["phase"][index] = RequestPhase.PREFILL
         if spans["end"][index] <= time_ns:
             return
-        added = spans.append(time_ns, int(spans["end"][index]), RequestPhase.DECODE, request, index)
+        decode_span = spans.append(time_ns, int(spans["end"][index]), RequestPhase.DECODE, request, index)
         spans["end"][index] = time_ns
-        if after >= 0:
-            spans["before"][after] = added
+        if later_span >= 0:
+            spans["before"][later_span] = decode_span
         else:
-            self.requests["newest"][request] = added
+            self.requests["newest"][request] = decode_span
         self.version += 1
 
     def _on_admitted(self, event: Event, time_ns: int, _: int) -> None:
         waited_ns = event.data.waited_ns + event.data.stopped_ns if event.data is not None else 0
         if event.number in self._open_requests:
-            self._change_phase(event.number, self._runs_as(event), time_ns)
+            self._change_phase(event.number, self._running_phase(event), time_ns)
             return
         begin_ns = max(0, time_ns - max(waited_ns, 0))
-        self._open_request(event.number, RequestPhase.QUEUED if begin_ns < time_ns else self._runs_as(event), begin_ns)
+        first_phase = RequestPhase.QUEUED if begin_ns < time_ns else self._running_phase(event)
+        self._open_request(event.number, first_phase, begin_ns)
         if begin_ns < time_ns:
-            self._change_phase(event.number, self._runs_as(event), time_ns)
+            self._change_phase(event.number, self._running_phase(event), time_ns)
 
     def _on_preempted(self, event: Event, time_ns: int, since_ns: int) -> None:
         self._ensure_open(event.number, RequestPhase.RUNNING, min(since_ns, time_ns))
@@ -163,14 +165,14 @@ class RequestLanes:
 
     def _on_resumed(self, event: Event, time_ns: int, since_ns: int) -> None:
         self._ensure_open(event.number, RequestPhase.PREEMPTED, min(since_ns, time_ns))
-        self._change_phase(event.number, self._runs_as(event), time_ns)
+        self._change_phase(event.number, self._running_phase(event), time_ns)
 
     def _on_finished(self, event: Event, time_ns: int, since_ns: int) -> None:
         self._ensure_open(event.number, RequestPhase.RUNNING, min(since_ns, time_ns))
         self._close_request(event.number, time_ns)
 
     def _on_aborted(self, event: Event, time_ns: int, _: int) -> None:
-        """Mark the request as aborted; a request that never ran has only this mark."""
+        """Mark the request as aborted. A request that never ran gets only this mark."""
         self._add_mark(event.number, RequestPhase.ABORTED, time_ns)
 
     def _on_refused(self, event: Event, time_ns: int, _: int) -> None:
@@ -187,7 +189,7 @@ class RequestLanes:
         if number not in self._open_requests:
             self._open_request(number, phase, begin_ns)
 
-    def _runs_as(self, event: Event) -> RequestPhase:
+    def _running_phase(self, event: Event) -> RequestPhase:
         phase = phase_after(event) if self.has_phases else None
         return RequestPhase.RUNNING if phase is None else phase
 
@@ -195,7 +197,7 @@ class RequestLanes:
         row, epoch = self._free_row(time_ns), self._epoch or 0
         request = self.requests.append(time_ns, OPEN_NS, row, number, epoch, len(self.spans))
         self.spans.append(time_ns, OPEN_NS, phase, request, -1)
-        self._open_requests[number] = self._histories_of[epoch, number] = request
+        self._open_requests[number] = self._index_by_request[epoch, number] = request
 
     def _change_phase(self, number: int, phase: RequestPhase, time_ns: int) -> None:
         request = self._open_requests[number]
@@ -210,13 +212,15 @@ class RequestLanes:
         self._row_ends[self.requests["row"][request]] = time_ns
 
     def _close_span(self, span: int, time_ns: int) -> int:
-        """Close a span and return its end, which is never before its start, even for a late event."""
+        """End a span, at its start if the event is late. Returns the end."""
         time_ns = max(time_ns, int(self.spans["begin"][span]))
         self.spans["end"][span] = time_ns
         return time_ns
 
     def _free_row(self, time_ns: int) -> int:
-        """Return the first row that is free from `time_ns`. A zero-length mark occupies its moment exclusively."""
+        """Reserve the first row that is free after `time_ns`, and return it. A request that ends at `time_ns` occupies
+        its row until then, so that marks of zero length do not overlap.
+        """
         free = np.flatnonzero(self._row_ends < time_ns)
         if not free.size:
             free = np.array([self._row_ends.size])
@@ -237,7 +241,7 @@ _HANDLERS: Final = {
 
 
 class GrowingColumns:
-    """Named numpy columns of equal length that grow by appending rows; each is read as an array of shape (n,)."""
+    """Named numpy columns of equal length n that grow by appending rows. Each is read as an array of shape (n,)."""
 
     def __init__(self, dtypes: Mapping[str, type[np.generic]]) -> None:
         self._size = 0
@@ -250,7 +254,7 @@ class GrowingColumns:
         return self._columns[name][: self._size]
 
     def append(self, *values: int) -> int:
-        """Append a row with values in the order of the columns, and return its index."""
+        """Append a row with values in the order of the columns. Returns its index."""
         index = self._size
         if index == next(iter(self._columns.values())).size:
             self._columns = {name: np.concatenate((c, np.empty_like(c))) for name, c in self._columns.items()}
@@ -260,8 +264,8 @@ class GrowingColumns:
         return index
 
     def filter(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Remove the rows for which `mask`, shape (n,), is False."""
+        """Keep only the rows for which `mask`, shape (n,), is True."""
         self._size = int(np.count_nonzero(mask))
         for name, column in self._columns.items():
-            left = column[: mask.size][mask]
-            self._columns[name] = np.concatenate((left, np.empty(max(64, left.size // 2), column.dtype)))
+            kept_values = column[: mask.size][mask]
+            self._columns[name] = np.concatenate((kept_values, np.empty(max(64, kept_values.size // 2), column.dtype)))

@@ -1,4 +1,4 @@
-"""Text and outlines of steps over the lanes: labels where they fit, and the requests of a step."""
+"""Text and outlines over the lanes: labels of steps, and outlines of the requests in a step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvscope_app.views.timeline.lane_layout import STEPS, LaneLayout, axis_heigh
 from kvscope_app.views.timeline.lane_picture import ShownLanes
 from kvscope_app.views.timeline.steps import StepColumns
 
-_NAMED_FROM_PX: Final = 46
-_MAX_NAMED: Final = 200
+_MIN_LABEL_WIDTH_PX: Final = 46
+_MAX_LABELS: Final = 200
 
 
 def paint(
@@ -26,39 +26,37 @@ def paint(
     pointed: int | None,
     batch: tuple[int, tuple[int, ...]],
 ) -> None:
-    """Paint labels and highlights. `pointed`: index of the hovered step; `batch`: epoch and numbers of the selected
-    requests."""
+    """Paint labels and highlights. `pointed`: index of the step under the pointer, None for none; `batch`: epoch and
+    numbers of the selected requests.
+    """
     steps = shown.steps
     painter.save()
     painter.setClipRect(QRect(gutter(), axis_height(), layout.chart_width, layout.height))
     if steps is not None and len(steps):
-        _words(painter, steps, shown, layout, theme)
+        _paint_labels(painter, steps, shown, layout, theme)
         if pointed is not None and pointed < len(steps):
-            _band(painter, steps, pointed, shown, layout, theme)
-            _outline(painter, int(steps.epoch[pointed]), steps.batch(pointed).numbers.tolist(), shown, layout, theme)
+            _paint_band(painter, steps, pointed, shown, layout, theme)
+            numbers = steps.batch(pointed).numbers.tolist()
+            _paint_outlines(painter, int(steps.epoch[pointed]), numbers, shown, layout, theme)
     if batch[1]:
-        _outline(painter, batch[0], batch[1], shown, layout, theme)
+        _paint_outlines(painter, batch[0], batch[1], shown, layout, theme)
     painter.restore()
 
 
-def _words(painter: QPainter, steps: StepColumns, shown: ShownLanes, layout: LaneLayout, theme: Theme) -> None:
-    """Paint the labels in the lane of steps.
-
-    Steps may be known before their second is complete; the lane appears only with that second.
-    """
+def _paint_labels(painter: QPainter, steps: StepColumns, shown: ShownLanes, layout: LaneLayout, theme: Theme) -> None:
     top, height = next(((top, height) for lane, top, height in layout.boxes() if lane.name == STEPS), (0, 0))
-    if not height:
+    if not height:  # the lane appears only with the first complete second, after the first steps were read
         return
-    seen = steps.within(shown.span.begin_ns, shown.span.end_ns)
-    if seen.stop - seen.start > _MAX_NAMED:
+    visible = steps.within(shown.span.begin_ns, shown.span.end_ns)
+    if visible.stop - visible.start > _MAX_LABELS:
         return
-    for index in range(seen.start, seen.stop):
-        left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[index], steps.end_ns[index]))
+    for index in range(visible.start, visible.stop):
+        left, right = (_x(int(time_ns), shown, layout) for time_ns in (steps.begin_ns[index], steps.end_ns[index]))
         left, right = max(left, gutter()), min(right, gutter() + layout.chart_width)
-        if right - left < _NAMED_FROM_PX:
+        if right - left < _MIN_LABEL_WIDTH_PX:
             continue
         metrics = painter.fontMetrics()
-        texts = _texts(steps, index)
+        texts = _label_texts(steps, index)
         text = next((text for text in texts if metrics.horizontalAdvance(text) + 8 <= right - left), texts[-1])
         width = metrics.horizontalAdvance(text) + 6
         if width + 2 > right - left:
@@ -69,23 +67,23 @@ def _words(painter: QPainter, steps: StepColumns, shown: ShownLanes, layout: Lan
         painter.drawText(chip, Qt.AlignmentFlag.AlignCenter, text)
 
 
-def _texts(steps: StepColumns, index: int) -> tuple[str, ...]:
+def _label_texts(steps: StepColumns, index: int) -> tuple[str, ...]:
     tokens = f"{count(int(steps.prefill[index] + steps.decode[index]))} tok"
-    who = f"{count(steps.batch(index).numbers.size)} req · {tokens}"
-    return f"{who} · {seconds(float(steps.end_ns[index] - steps.begin_ns[index]) / 1e9)}", who, tokens
+    requests = f"{count(steps.batch(index).numbers.size)} req · {tokens}"
+    return f"{requests} · {seconds(float(steps.end_ns[index] - steps.begin_ns[index]) / 1e9)}", requests, tokens
 
 
-def _band(
+def _paint_band(
     painter: QPainter, steps: StepColumns, index: int, shown: ShownLanes, layout: LaneLayout, theme: Theme
 ) -> None:
-    left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[index], steps.end_ns[index]))
+    left, right = (_x(int(time_ns), shown, layout) for time_ns in (steps.begin_ns[index], steps.end_ns[index]))
     band = QRectF(left, axis_height(), max(right - left, 1.0), layout.height - axis_height())
     painter.fillRect(band, theme.color("selection", 34))
     painter.setPen(QPen(theme.color("selection", 150), 1))
     painter.drawRect(band)
 
 
-def _outline(
+def _paint_outlines(
     painter: QPainter,
     epoch: int,
     numbers: tuple[int, ...] | list[int],
@@ -96,7 +94,7 @@ def _outline(
     requests, span = shown.lanes.requests, shown.span
     painter.setPen(QPen(theme.color("selection"), 1))
     for number in numbers:
-        request = shown.lanes.history_of(epoch, number)
+        request = shown.lanes.index_of(epoch, number)
         if request is None or request >= shown.rows.size or shown.rows[request] < 0:
             continue
         row = int(shown.rows[request]) - shown.first_row

@@ -1,5 +1,4 @@
-"""Steps in a stretch of time: when each ran, and with how many tokens of which requests. Read from recorded frames;
-imports no Qt."""
+"""Steps in a stretch of time: when each ran, and its number of tokens per request. Read from a recording; no Qt."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from kvscope_telemetry.recordings.reader import Recording
 
 IntArray = npt.NDArray[np.int64]
 MAX_STEPS: Final = 12_000
-"""Maximum number of steps per read; later steps are not drawn individually."""
+"""Maximum number of steps per read; steps after these are left out."""
 _REPORT_INTERVAL: Final = 64
 _NUM_COLUMNS: Final = 9
 _NO_VALUES: Final = np.empty(0, np.int64)
@@ -23,7 +22,7 @@ _NO_VALUES: Final = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Requests that ran in one step, and their numbers of tokens; shape (num_requests,) each."""
+    """Numbers of the requests in one step, and each request's number of tokens; shape (num_requests,) each."""
 
     numbers: IntArray
     tokens: IntArray
@@ -31,7 +30,7 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepColumns:
-    """All steps between `first_ns` and `last_ns` as columns of shape (n,), oldest first. Times are wall clock."""
+    """Steps from `first_ns` to `last_ns` as columns of shape (n,), oldest first. Times are wall-clock."""
 
     first_ns: int
     last_ns: int
@@ -40,14 +39,14 @@ class StepColumns:
     epoch: IntArray
     step: IntArray
     prefill: IntArray
-    """Prefill tokens of each step; `decode` holds the decode tokens."""
+    """Number of prefill tokens in each step; `decode`: of decode tokens."""
     decode: IntArray
     starts: IntArray
-    """Offset of each step's requests in `numbers` and `tokens`, shape (n + 1,)."""
+    """Offset of each step's first request in `numbers` and `tokens`, shape (n + 1,)."""
     numbers: IntArray
     tokens: IntArray
     flops: IntArray = field(default_factory=lambda: _NO_VALUES)
-    """FLOPs of each step, shape (n,); this and `num_bytes` are 0 if the engine does not report the work of steps."""
+    """FLOPs of each step. `flops` and `num_bytes` are 0 if the engine does not report the work of steps."""
     num_bytes: IntArray = field(default_factory=lambda: _NO_VALUES)
     forward_ns: IntArray = field(default_factory=lambda: _NO_VALUES)
 
@@ -62,24 +61,29 @@ class StepColumns:
         return slice(first, max(first, int(np.searchsorted(self.begin_ns, end_ns, "right"))))
 
     def index_at(self, time_ns: int, reach_ns: int = 0) -> int | None:
-        """Return the index of the step that ran at `time_ns`, else of the nearest one at most `reach_ns` away, else
-        None."""
+        """Return the index of the step at `time_ns`, else of the nearest one at most `reach_ns` away, else None."""
         index = int(np.searchsorted(self.end_ns, time_ns, "left"))
-        near = [at for at in (index - 1, index) if 0 <= at < len(self)]
-        away = {at: max(int(self.begin_ns[at]) - time_ns, time_ns - int(self.end_ns[at]), 0) for at in near}
-        best = min(near, key=lambda at: away[at], default=None)
-        return best if best is not None and away[best] <= reach_ns else None
+        candidates = [candidate for candidate in (index - 1, index) if 0 <= candidate < len(self)]
+        distances = {
+            candidate: max(int(self.begin_ns[candidate]) - time_ns, time_ns - int(self.end_ns[candidate]), 0)
+            for candidate in candidates
+        }
+        nearest = min(candidates, key=lambda candidate: distances[candidate], default=None)
+        return nearest if nearest is not None and distances[nearest] <= reach_ns else None
 
     def neighbor_index(self, time_ns: int, sign: int) -> int | None:
-        """Return the index of the first step that ended after `time_ns`. For a negative `sign`, that of the step before
-        the last one that ended by then."""
-        ended = int(np.searchsorted(self.end_ns, time_ns, "right"))
-        index = ended if sign > 0 else ended - 2
+        """Return the index of the next step (`sign` 1) to end after `time_ns`, or of the previous step (-1); None if
+        none.
+
+        With -1, the last step that ended by `time_ns` counts as the current one, so the step before it is returned.
+        """
+        num_ended = int(np.searchsorted(self.end_ns, time_ns, "right"))
+        index = num_ended if sign > 0 else num_ended - 2
         return index if 0 <= index < len(self) else None
 
     def batch(self, index: int) -> StepBatch:
-        part = slice(int(self.starts[index]), int(self.starts[index + 1]))
-        return StepBatch(self.numbers[part], self.tokens[part])
+        offsets = slice(int(self.starts[index]), int(self.starts[index + 1]))
+        return StepBatch(self.numbers[offsets], self.tokens[offsets])
 
 
 NO_STEPS: Final = StepColumns(
@@ -97,10 +101,10 @@ NO_STEPS: Final = StepColumns(
 )
 
 
-def read_steps(recorded: Recording, begin_ns: int, end_ns: int, watch: ProgressCallback) -> StepColumns:
-    """Read the steps recorded in this time, at most `MAX_STEPS`. A frame is published at the end of its step.
+def read_steps(recorded: Recording, begin_ns: int, end_ns: int, report_progress: ProgressCallback) -> StepColumns:
+    """Read the steps recorded from `begin_ns` to `end_ns`, at most `MAX_STEPS`. A frame's time is the end of its step.
 
-    Raises OpeningCancelled if `watch` returns False.
+    Raises OpeningCancelled if `report_progress` (called with the share read, 0 to 1) returns False.
     """
     start_ns = recorded.start_ns
     rows: list[tuple[int, ...]] = []
@@ -110,7 +114,7 @@ def read_steps(recorded: Recording, begin_ns: int, end_ns: int, watch: ProgressC
     last_ns, previous_ns = max(recorded.end_ns, begin_ns), begin_ns
     from_s, until_s = max((begin_ns - start_ns) / 1e9, 0.0), (end_ns - start_ns) / 1e9
     for count, (at_s, message) in enumerate(recorded.messages(from_s, until_s)):
-        if count % _REPORT_INTERVAL == 0 and not watch(min(max((at_s - from_s) / length_s, 0.0), 1.0)):
+        if count % _REPORT_INTERVAL == 0 and not report_progress(min(max((at_s - from_s) / length_s, 0.0), 1.0)):
             raise OpeningCancelled
         if not isinstance(message, Frame) or not message.batch.number:
             continue
@@ -135,19 +139,19 @@ def read_steps(recorded: Recording, begin_ns: int, end_ns: int, watch: ProgressC
         decode,
         np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))),
         np.frombuffer(b"".join(numbers), "<u4").astype(np.int64),
-        np.frombuffer(b"".join(map(_as_long, tokens, sizes)), "<u4").astype(np.int64),
+        np.frombuffer(b"".join(map(_fit_length, tokens, sizes)), "<u4").astype(np.int64),
         *work,
     )
 
 
 def _row(frame: Frame, time_ns: int, previous_ns: int) -> tuple[int, ...]:
-    took = frame.timings
-    begin_ns = min(max(time_ns - took.schedule_ns - took.run_ns - took.commit_ns, previous_ns), time_ns)
+    timings = frame.timings
+    begin_ns = min(max(time_ns - timings.schedule_ns - timings.run_ns - timings.commit_ns, previous_ns), time_ns)
     batch, work = frame.batch, frame.work
-    figures = (batch.num_prefill_tokens, batch.num_decode_tokens, work.flops, work.num_bytes, took.forward_ns)
+    figures = (batch.num_prefill_tokens, batch.num_decode_tokens, work.flops, work.num_bytes, timings.forward_ns)
     return begin_ns, time_ns, frame.epoch, frame.step, *figures
 
 
-def _as_long(packed: bytes, size: int) -> bytes:
-    """Pad or cut a packed uint32 column to `size` values; missing ones are 0."""
+def _fit_length(packed: bytes, size: int) -> bytes:
+    """Pad (with zeros) or cut a packed uint32 column to `size` values."""
     return packed[: 4 * size].ljust(4 * size, b"\0")

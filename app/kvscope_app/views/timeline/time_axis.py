@@ -1,4 +1,4 @@
-"""Round times for the axis of a timeline, from days down to fractions of a millisecond. Imports no Qt."""
+"""Round times for the labels of a time axis, from days down to fractions of a millisecond. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _STEPS_NS: Final = (
 )
 
 
-def axis_times(span: TimeSpan, width: int, apart: int = 90) -> list[tuple[int, str]]:
-    """Return (time, label) pairs at least `apart` pixels apart, so that their number is bounded for any span."""
-    wanted = span.length_ns * apart / max(width, 1)
-    step = next((step for step in _STEPS_NS if step >= wanted), 0) or math.ceil(wanted / _DAY) * _DAY
+def axis_times(span: TimeSpan, width: int, min_spacing: int = 90) -> list[tuple[int, str]]:
+    """Return (time in ns, label) pairs at least `min_spacing` pixels apart on an axis of `width` pixels."""
+    min_step_ns = span.length_ns * min_spacing / max(width, 1)
+    step = next((step for step in _STEPS_NS if step >= min_step_ns), 0) or math.ceil(min_step_ns / _DAY) * _DAY
     offset = time.localtime(span.begin_ns // _SECOND).tm_gmtoff * _SECOND
     first = -(-(span.begin_ns + offset) // step) * step - offset
-    return [(at, time_text(at, step)) for at in range(first, span.end_ns + 1, step)]
+    return [(time_ns, time_text(time_ns, step)) for time_ns in range(first, span.end_ns + 1, step)]
 
 
 def time_text(time_ns: int, step_ns: int) -> str:
-    """Return `2026-11-29`, `14:03`, `14:03:20` or `14:03:20.125`, as precise as the step requires."""
+    """Return `2026-11-29`, `14:03`, `14:03:20` or `14:03:20.125`, depending on `step_ns`, the time between labels."""
     local = time.localtime(time_ns // _SECOND)
     if step_ns >= _DAY:
         return time.strftime("%Y-%m-%d", local)

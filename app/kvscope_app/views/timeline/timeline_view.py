@@ -1,6 +1,6 @@
-"""View of the timeline: the overview of the whole session over time, in lanes of activity and a lane per request.
+"""View of the timeline: the whole session over time, in lanes of activity and a lane per request.
 
-Owns the bar above the lanes, and connects them with the session's cursor and selection.
+Owns the bar above the lanes. Connects the lanes with the session's cursor and selection.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kvscope_app.views.time_navigator import TimeNavigator
 from kvscope_app.views.timeline.lane_descriptions import LaneHit
 from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
 from kvscope_app.views.timeline.mark_lane import LaneMarks
-from kvscope_app.views.timeline.measured_range import Delayed, WholeSeconds, measured
+from kvscope_app.views.timeline.measured_range import DelayedRequest, WholeSeconds, measure_range
 from kvscope_app.views.timeline.overview_follower import OverviewFollower
 from kvscope_app.views.timeline.range_card import RangeCard
 from kvscope_app.views.timeline.step_feed import StepFeed
-from kvscope_app.views.timeline.step_lane import wants_steps
+from kvscope_app.views.timeline.step_lane import can_show_steps
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.summaries.run_figures import rows_in
 
@@ -51,28 +51,25 @@ _HINTS: Final = (
     "Click to go there",
     "",
 )
-"""Help on mouse input, longest first; the longest that fits is shown."""
+"""Help on mouse input, longest first. The longest that fits is shown."""
 EMPTY_TEXT: Final = "No history yet.\nThe whole session is drawn here, second by second."
 
 
 class TimelineView(View):
-    """View with the lanes, a bar above them, and a scroll bar for the requests and the lanes that do not fit."""
-
     title: ClassVar[str] = "Timeline"
     object_name: ClassVar[str] = "timeline"
     refresh_hz: ClassVar[float] = 10.0
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self._choice = TimeNavigator(session)
+        self._navigator = TimeNavigator(session)
         self._follower = OverviewFollower()
         self._shown_state: tuple[object, ...] = ()
         self._pending_batch: tuple[int, tuple[int, ...]] | None = None
         self.canvas = LanesCanvas()
         self.canvas.shown.adapter_of = self._adapter_of
         self.card = RangeCard(self.canvas)
-        self._measured_of: tuple[object, ...] = ()
-        """Inputs of the card's figures, to update it only when they change."""
+        self._measured_inputs: tuple[object, ...] = ()
         self.steps = StepFeed(session, self)
         self.lengths = SegmentedControl(list(_LENGTHS), "Visible range")
         self.orders = SegmentedControl(["Packed", "By arrival"], "Request rows")
@@ -83,27 +80,29 @@ class TimelineView(View):
         self.pointed.setProperty(HINT, True)
         self.rows = QScrollBar(Qt.Orientation.Vertical)
         self.rows.setAccessibleName("Lanes and request rows")
-        self._later = QTimer(self, singleShot=True, interval=0)
-        self._later.timeout.connect(self.refresh)
+        self._refresh_timer = QTimer(self, singleShot=True, interval=0)
+        self._refresh_timer.timeout.connect(self.refresh)
         self._lay_out()
         self._connect()
         self.setFocusProxy(self.canvas)
 
     def refresh(self) -> None:
         session = self.session
-        self._choice.select_pending()
+        self._navigator.select_pending()
         self._select_pending_batch()
-        self.canvas.show_selected(self._choice.selected)
+        self.canvas.show_selected(self._navigator.selected)
         self.canvas.show_batch(session.selection.batch, session.mirror.epoch or 0)
         self._show_marks()
         overview, cursor_ns = session.overview, session.timeline.cursor_ns
-        whole = self._whole()
+        whole = self._session_span()
         self._stack.setCurrentIndex(0 if whole is None else 1)
         if whole is None:
             return
         has_more = self._follower.update(overview)
         state = (id(overview), overview.version, self._follower.lanes.version, whole)
-        is_moving = self.canvas.follows and self.canvas.length_ns is not None and cursor_ns != self.canvas.cursor_ns
+        is_moving = (
+            self.canvas.is_following and self.canvas.length_ns is not None and cursor_ns != self.canvas.cursor_ns
+        )
         if is_moving or not self._shown_state or (state != self._shown_state and not has_more):
             self._shown_state = state
             self.canvas.show_overview(overview, self._follower.lanes, whole, cursor_ns)
@@ -113,7 +112,7 @@ class TimelineView(View):
         self._show_steps()
         self._show_measured()
         if has_more:
-            self._later.start()
+            self._refresh_timer.start()
 
     def _adapter_of(self, epoch: int, number: int) -> str:
         mirror = self.session.mirror
@@ -134,83 +133,81 @@ class TimelineView(View):
         self.link.apply_theme(theme)
 
     def dismiss(self) -> bool:
-        had_any = self.canvas.measured is not None
+        had_range = self.canvas.measured is not None
         self.canvas.measure(None)
-        return had_any
+        return had_range
 
     def _show_default(self) -> None:
-        self.canvas.follows = True
+        self.canvas.is_following = True
         self.canvas.show_length(None)
 
     def _on_length_chosen(self, index: int) -> None:
-        self.canvas.follows = True
+        self.canvas.is_following = True
         self.canvas.show_length(list(_LENGTHS.values())[index])
         self.link.choose(None)
 
-    def _on_follow_chosen(self, follows: bool) -> None:
-        self.canvas.set_follows(follows)
-        if follows:
+    def _on_follow_chosen(self, is_following: bool) -> None:
+        self.canvas.set_following(is_following)
+        if is_following:
             self.link.choose(None)
 
     def _show_measured(self) -> None:
-        """Update the card if the range contains seconds that were unknown or incomplete before."""
         span, overview = self.canvas.measured, self.canvas.shown.overview
         if span is None or self.canvas.is_measuring:
-            self._measured_of = ()
+            self._measured_inputs = ()
             self.card.hide()
             return
-        rows, lanes = rows_in(overview, WholeSeconds.of(span)), self._follower.lanes
+        rows, lanes = rows_in(overview, WholeSeconds.from_span(span)), self._follower.lanes
         is_growing = rows.stop >= len(overview)
         state = (span, overview, rows.stop - rows.start, overview.version if is_growing else 0)
-        if state != self._measured_of:
-            self._measured_of = state
-            self.card.show_measured(measured(overview, lanes, span, self.canvas.whole.end_ns))
+        if state != self._measured_inputs:
+            self._measured_inputs = state
+            self.card.show_measured(measure_range(overview, lanes, span, self.canvas.whole.end_ns))
 
-    def _on_delayed_chosen(self, wanted: Delayed) -> None:
-        self._on_chosen(LaneHit(wanted.time_ns, "", wanted.epoch, wanted.number))
+    def _on_delayed_chosen(self, delayed: DelayedRequest) -> None:
+        self._on_chosen(LaneHit(delayed.time_ns, "", delayed.epoch, delayed.number))
 
-    def _whole(self) -> TimeSpan | None:
-        overview, there = self.session.overview, self.session.timeline.range_ns
+    def _session_span(self) -> TimeSpan | None:
+        overview, timeline_range = self.session.overview, self.session.timeline.range_ns
         if not len(overview) and not len(overview.events):
             return None
         times = [
-            (int(t[0]), int(t[-1]) + more)
-            for t, more in ((overview.time_ns, 10**9), (overview.events.time_ns, 1))
+            (int(t[0]), int(t[-1]) + extra_ns)
+            for t, extra_ns in ((overview.time_ns, 10**9), (overview.events.time_ns, 1))
             if t.size
         ]
-        spans = times if there is None else [*times, there]
+        spans = times if timeline_range is None else [*times, timeline_range]
         begin_ns, end_ns = min(begin for begin, _ in spans), max(end for _, end in spans)
         if not self.session.timeline.is_file:
             begin_ns = first_relevant_ns(overview, begin_ns, end_ns)
         return whole_span(begin_ns, end_ns)
 
-    def _on_chosen(self, found: LaneHit) -> None:
-        if found.batch:
-            self._pending_batch = (found.epoch, found.batch)
-        if found.event is not None:
-            self._choice.show_event(found.event)
+    def _on_chosen(self, hit: LaneHit) -> None:
+        if hit.batch:
+            self._pending_batch = (hit.epoch, hit.batch)
+        if hit.event is not None:
+            self._navigator.show_event(hit.event)
         else:
-            self._choice.choose(found.time_ns, found.epoch, found.number)
+            self._navigator.choose(hit.time_ns, hit.epoch, hit.number)
         self.refresh()
 
     def _select_pending_batch(self) -> None:
-        wanted = self._pending_batch
-        if wanted is not None and self.session.mirror.epoch == wanted[0]:
+        batch = self._pending_batch
+        if batch is not None and self.session.mirror.epoch == batch[0]:
             self._pending_batch = None
-            self.session.selection.select_batch(wanted[1])
+            self.session.selection.select_batch(batch[1])
 
     def _show_steps(self) -> None:
         canvas = self.canvas
-        if not wants_steps(canvas.shown.overview, canvas.shown.span, canvas.layout_now.chart_width):
+        if not can_show_steps(canvas.shown.overview, canvas.shown.span, canvas.lane_layout.chart_width):
             canvas.show_steps(None)
             return
         self.steps.request(canvas.shown.span, canvas.whole)
         canvas.show_steps(self.steps.steps)
 
-    def _show_hint(self, words: str) -> None:
-        """Show text on what is under the pointer, else why there are no steps, or help on mouse input."""
+    def _show_hint(self, pointed_text: str) -> None:
         failure = self.steps.failure
-        text = words or (f"Steps cannot be read: {failure}" if failure else "")
+        text = pointed_text or (f"Steps cannot be read: {failure}" if failure else "")
         self.pointed.set_variants(*((text,) if text else _HINTS))
 
     def _on_steps(self) -> None:
@@ -223,16 +220,16 @@ class TimelineView(View):
 
     def _on_moved(self) -> None:
         self._show_steps()
-        self.follow.setChecked(self.canvas.follows)
-        known = list(_LENGTHS.values())
-        if self.canvas.length_ns in known:
-            self.lengths.set_current(known.index(self.canvas.length_ns))
+        self.follow.setChecked(self.canvas.is_following)
+        lengths = list(_LENGTHS.values())
+        if self.canvas.length_ns in lengths:
+            self.lengths.set_current(lengths.index(self.canvas.length_ns))
         else:
             self.lengths.clear()
-        first, last = -self.canvas.layout_now.num_scrolling, self.canvas.last_first_row
+        first, last = -self.canvas.lane_layout.num_scrolling, self.canvas.last_first_row
         self.rows.blockSignals(True)
         self.rows.setRange(first, last)
-        self.rows.setPageStep(self.canvas.layout_now.num_rows)
+        self.rows.setPageStep(self.canvas.lane_layout.num_rows)
         self.rows.setValue(self.canvas.first_row)
         self.rows.blockSignals(False)
         self.rows.setVisible(last > first)
@@ -266,23 +263,22 @@ class TimelineView(View):
             self.refresh()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Hide buttons that do not fit; mouse wheel and keys do the same."""
         super().resizeEvent(event)
-        self._hide_what_does_not_fit()
+        self._hide_overflowing_widgets()
         self.card.move_to_corner()
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() is QEvent.Type.FontChange and hasattr(self, "_stack"):
-            self._hide_what_does_not_fit()
+            self._hide_overflowing_widgets()
 
-    def _hide_what_does_not_fit(self) -> None:
-        room = self.width() - 2 * _SPACING - scaled(_MIN_TEXT_WIDTH)
-        for always in (self.fit, self.follow, self.link.button):
-            room -= always.sizeHint().width() + _SPACING
-        for part in (self.orders, self.lengths):
-            room -= part.sizeHint().width() + _SPACING
-            part.setVisible(room >= 0)
+    def _hide_overflowing_widgets(self) -> None:
+        free_width = self.width() - 2 * _SPACING - scaled(_MIN_TEXT_WIDTH)
+        for widget in (self.fit, self.follow, self.link.button):
+            free_width -= widget.sizeHint().width() + _SPACING
+        for optional_widget in (self.orders, self.lengths):
+            free_width -= optional_widget.sizeHint().width() + _SPACING
+            optional_widget.setVisible(free_width >= 0)
 
     def _lay_out(self) -> None:
         bar = QHBoxLayout()

@@ -131,7 +131,7 @@ def tip(use: PolicyUse, answer: WhatIfAnswer) -> str:
     if use.num_fitting:
         lines.append(f"Room for {plural(use.num_fitting, 'request')} as long as these on average")
     if use.num_preempted:
-        lines.append(f"Requests lost their place: {plural(use.num_preempted, 'time')}")
+        lines.append(f"{plural(use.num_preempted, 'preemption')} so far")
     return "\n".join([meaning, *lines])
 
 

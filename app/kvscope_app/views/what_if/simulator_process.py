@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.engine_launcher.line_process import LineProcess, complaint, engine_command
+from kvscope_app.engine_launcher.line_process import LineProcess, complaint_error, engine_command
 from kvscope_telemetry.messages.what_if import Memory, WhatIfAnswer
 
 NOT_INSTALLED: Final = "Comparing allocators needs the engine, which is not installed: pip install 'kvscope[engine]'."
@@ -33,7 +33,7 @@ class WhatIfSimulator(QObject):
         """Create the simulator. `command` replaces `kvscope-engine what-if`."""
         super().__init__(parent)
         self.child = LineProcess(command or engine_command("what-if"), _MAX_ANSWER_BYTES, self)
-        self.child.line_came.connect(self._on_line)
+        self.child.line_received.connect(self._on_line)
         self.child.failed.connect(self._on_failure)
         self._current_setup: tuple[int | None, Memory] | None = None
         self._decoder = msgspec.json.Decoder(WhatIfAnswer)
@@ -68,7 +68,7 @@ class WhatIfSimulator(QObject):
         try:
             answer = self._decoder.decode(line)
         except msgspec.MsgspecError as error:
-            self.child.fail(complaint(line) or f"its answer cannot be read: {error}")
+            self.child.fail(complaint_error(line) or f"its answer cannot be read: {error}")
             return
         self.answered.emit(answer)
 

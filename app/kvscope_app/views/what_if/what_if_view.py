@@ -245,8 +245,8 @@ class CardGrid(QWidget):
         self._arrange()
 
     def _arrange(self) -> None:
-        fitting = max(1, (self.width() + _GAP) // (scaled(MIN_CARD_WIDTH) + _GAP))
-        num_columns = num_columns_of(len(self.cards), fitting)
+        max_columns = max(1, (self.width() + _GAP) // (scaled(MIN_CARD_WIDTH) + _GAP))
+        num_columns = num_columns_of(len(self.cards), max_columns)
         if num_columns == self._num_columns:
             return
         for column in range(max(self._num_columns, num_columns)):
@@ -257,12 +257,12 @@ class CardGrid(QWidget):
             self._grid.addWidget(card, index // num_columns, index % num_columns)
 
 
-def num_columns_of(num_cards: int, fitting: int) -> int:
-    """Return the smallest number of columns that needs no more rows than `fitting` columns would need.
+def num_columns_of(num_cards: int, max_columns: int) -> int:
+    """Return the smallest number of columns that needs no more rows than `max_columns` columns would need.
 
     Rows are then filled evenly.
     """
-    num_rows = -(-max(1, num_cards) // fitting)
+    num_rows = -(-max(1, num_cards) // max_columns)
     return -(-max(1, num_cards) // num_rows)
 
 

@@ -1,1 +1,1 @@
-"""Dialogs over a window that ask for or show something."""
+"""Dialogs of a window: attaching to an engine, and help."""

@@ -1,4 +1,4 @@
-"""Converts the user's input in the attach dialog to an engine address. Imports no Qt."""
+"""Converts the input in the attach dialog to an engine address. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ OWN_ENGINE: Final = "kvscope"
 
 @dataclass(frozen=True, slots=True)
 class TypedAddress:
-    """Contents of the dialog's fields, without surrounding spaces."""
-
     kind: str
     """One of `engine_kinds()`."""
-    where: str
-    """Address, or HOST:PORT of another engine's server, optionally with http:// or https://."""
+    address_text: str
+    """Endpoint, or HOST:PORT of another engine's server, optionally with http:// or https://."""
     key_file: str = ""
     api_key: str = ""
     tls: bool = False
@@ -30,18 +28,18 @@ class TypedAddress:
 
     @property
     def address(self) -> Address:
-        """The address. Raises BadInput if nothing was entered or its scheme contradicts `kind`."""
-        if not self.where:
+        """The engine's address. Raises BadInput if nothing was entered or the scheme contradicts `kind`."""
+        if not self.address_text:
             raise BadInput(
                 "enter the address of an engine: " + ("its endpoint" if self.kind == OWN_ENGINE else "HOST:PORT")
             )
         if self.kind == OWN_ENGINE:
-            return Address(self.where, Path(self.key_file) if self.key_file else None)
-        scheme, separator, rest = self.where.partition("://")
+            return Address(self.address_text, Path(self.key_file) if self.key_file else None)
+        scheme, separator, host_port = self.address_text.partition("://")
         if separator and scheme not in ("http", "https", self.kind):
             name = external_engines.engine_name(self.kind)
-            raise BadInput(f"address {self.where!r} is not accepted for {name}: HOST:PORT of its server")
-        host = rest if separator else self.where
+            raise BadInput(f"address {self.address_text!r} is not accepted for {name}: HOST:PORT of its server")
+        host = host_port if separator else self.address_text
         return Address(
             f"{self.kind}://{host.rstrip('/') if '?' not in host else host}",
             kv_events=self.kv_events,
@@ -51,7 +49,7 @@ class TypedAddress:
         )
 
     def connection(self, address: Address, label: str) -> Connection:
-        """Return what is saved of the input, which excludes the API key."""
+        """Return the connection to save. It excludes the API key."""
         if self.kind == OWN_ENGINE:
             return Connection(address.text, self.key_file, label)
         return Connection(address.text, "", label, self.kv_events, address.tls, self.ca_file)
@@ -67,6 +65,6 @@ def kind_of(text: str) -> str:
     return scheme if external_engines.find_engine(scheme) is not None else OWN_ENGINE
 
 
-def shown_of(text: str) -> str:
-    """Return the address as the dialog shows it: without its scheme if the selected kind of engine implies it."""
+def field_text_of(text: str) -> str:
+    """Return the text of an address in the dialog: without the scheme if the kind of engine implies it."""
     return text.partition("://")[2] if kind_of(text) != OWN_ENGINE else text

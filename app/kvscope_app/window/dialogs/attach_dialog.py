@@ -1,6 +1,6 @@
 """Dialog to attach to a running engine: its kind, address and credentials, or a saved connection.
 
-Saved connections can be renamed and deleted here.
+Saved connections can also be renamed and deleted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QPushButton, QWidget
 
 from kvscope_app.ui.plain_text import PlainLabel
 from kvscope_app.ui.sheet import Sheet
-from kvscope_app.window.dialogs.attach_address import OWN_ENGINE, engine_kinds, kind_of, shown_of
+from kvscope_app.window.dialogs.attach_address import OWN_ENGINE, engine_kinds, field_text_of, kind_of
 from kvscope_app.window.dialogs.attach_fields import AttachFields
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.collectors.external_engines import find_engine
@@ -23,7 +23,7 @@ from kvscope_telemetry.credentials.api_keys import keep_api_key, read_api_keys
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.transport.connections import Connection, read_connections, remember, remove, rename
 
-_NEW: Final = "Another engine"
+_NEW_ENGINE_TEXT: Final = "Another engine"
 _SIZE: Final = (640, 330)
 _HOW_TO_ATTACH: Final = (
     "Its endpoint: ipc:///DIR/telemetry on this machine, tcp://HOST:PORT with a key file made there by "
@@ -43,9 +43,9 @@ class AttachDialog(Sheet):
         attach: Callable[[Address], object],
         title: str = "Attach to an engine",
         action: str = "Attach",
-        where: str = "",
+        address_text: str = "",
     ) -> None:
-        """Open with `where` as the initial address."""
+        """`address_text` is the initial address; `action` is the text of the button that attaches."""
         super().__init__(title, parent)
         self._attach, self._action = attach, action
         self._connections: list[Connection] = []
@@ -53,50 +53,50 @@ class AttachDialog(Sheet):
         self._message.setProperty("look", "muted")
         self._message.setWordWrap(True)
         self.fields = AttachFields()
-        self._complaint = PlainLabel()
-        self._complaint.setProperty("look", "warning")
-        self._complaint.setWordWrap(True)
-        self._complaint.hide()
+        self._error_label = PlainLabel()
+        self._error_label.setProperty("look", "warning")
+        self._error_label.setWordWrap(True)
+        self._error_label.hide()
         self.column.addWidget(self.fields.engine_kinds, 0, Qt.AlignmentFlag.AlignLeft)
         self.column.addWidget(self._message)
         self.column.addLayout(self.fields.grid)
-        self.column.addWidget(self._complaint)
+        self.column.addWidget(self._error_label)
         self.column.addStretch(1)
         self.column.addLayout(self._buttons())
         self.resize(*_SIZE)
         self._connect()
-        self._show_kind(kind_of(where))
-        self.fields.where.setText(shown_of(where))
-        self._recall()
+        self._show_kind(kind_of(address_text))
+        self.fields.address_line.setText(field_text_of(address_text))
+        self._load_connections()
 
     def _connect(self) -> None:
         fields = self.fields
         fields.engine_kinds.chosen.connect(lambda index: self._show_kind(engine_kinds()[index]))
-        fields.where.textEdited.connect(self._follow_typed)
+        fields.address_line.textEdited.connect(self._follow_typed)
         fields.saved_engines.activated.connect(self._choose)
         fields.name.editingFinished.connect(self._rename)
-        fields.forget_button.clicked.connect(self._forget_it)
-        fields.pick_key.clicked.connect(self._pick)
-        fields.pick_ca.clicked.connect(self._pick_ca)
+        fields.forget_button.clicked.connect(self._forget_selected)
+        fields.pick_key.clicked.connect(self._pick_key_file)
+        fields.pick_ca.clicked.connect(self._pick_ca_file)
 
     def _buttons(self) -> QHBoxLayout:
-        go = QPushButton(self._action)
-        go.setProperty("look", "primary")
-        go.setDefault(True)
-        go.clicked.connect(self._try)
-        cancel = QPushButton("Cancel")
-        cancel.clicked.connect(self.close)
+        attach_button = QPushButton(self._action)
+        attach_button.setProperty("look", "primary")
+        attach_button.setDefault(True)
+        attach_button.clicked.connect(self._try_to_attach)
+        cancel_button = QPushButton("Cancel")
+        cancel_button.clicked.connect(self.close)
         row = QHBoxLayout()
         row.addStretch()
-        row.addWidget(cancel)
-        row.addWidget(go)
+        row.addWidget(cancel_button)
+        row.addWidget(attach_button)
         return row
 
     def _show_kind(self, kind: str) -> None:
         self.fields.show_kind(kind)
         engine = find_engine(kind)
         self._message.setText(_HOW_TO_ATTACH if engine is None else engine.how_to_attach)
-        self._complaint.hide()
+        self._error_label.hide()
         self._fit_height()
 
     def _follow_typed(self, text: str) -> None:
@@ -105,42 +105,42 @@ class AttachDialog(Sheet):
         if kind != OWN_ENGINE and kind != self.fields.kind:
             self._show_kind(kind)
 
-    def _recall(self) -> None:
+    def _load_connections(self) -> None:
         try:
             self._connections = read_connections()
         except BadInput as error:
             self._show_error(str(error))
-        self._list()
-        self.fields.where.setFocus()
+        self._fill_saved_engines()
+        self.fields.address_line.setFocus()
 
-    def _list(self, row: int = 0) -> None:
-        """List the saved connections and select `row`; row 0 is a new one."""
-        known = self.fields.saved_engines
-        known.clear()
-        known.addItem(_NEW)
+    def _fill_saved_engines(self, row: int = 0) -> None:
+        """List the saved connections and select `row`; row 0 is for a new connection."""
+        combo_box = self.fields.saved_engines
+        combo_box.clear()
+        combo_box.addItem(_NEW_ENGINE_TEXT)
         for connection in self._connections:
-            named = f"{connection.label}  –  {connection.endpoint}" if connection.label else connection.endpoint
-            known.addItem(named)
-        known.setCurrentIndex(row)
-        known.setEnabled(bool(self._connections))
+            text = f"{connection.label}  –  {connection.endpoint}" if connection.label else connection.endpoint
+            combo_box.addItem(text)
+        combo_box.setCurrentIndex(row)
+        combo_box.setEnabled(bool(self._connections))
         self.fields.forget_button.setEnabled(row > 0)
 
     def _choose(self, row: int) -> None:
-        chosen = self._connections[row - 1] if row else Connection("")
+        connection = self._connections[row - 1] if row else Connection("")
         if row:
-            self._show_kind(kind_of(chosen.endpoint))
-        kept = self._kept_key(chosen.endpoint)
-        self.fields.show_connection(chosen, shown_of(chosen.endpoint), kept)
+            self._show_kind(kind_of(connection.endpoint))
+        api_key = self._saved_api_key(connection.endpoint)
+        self.fields.show_connection(connection, field_text_of(connection.endpoint), api_key)
         self.fields.forget_button.setEnabled(row > 0)
 
-    def _kept_key(self, endpoint: str) -> str:
+    def _saved_api_key(self, endpoint: str) -> str:
         try:
             return read_api_keys().get(endpoint, "")
         except BadInput as error:
             self._show_error(str(error))
             return ""
 
-    def _forget_it(self) -> None:
+    def _forget_selected(self) -> None:
         row = self.fields.saved_engines.currentIndex()
         if row < 1:
             return
@@ -151,31 +151,31 @@ class AttachDialog(Sheet):
             self._show_error(str(error))
             return
         del self._connections[row - 1]
-        self._list()
+        self._fill_saved_engines()
         self._choose(0)
 
     def _rename(self) -> None:
         """Save the new name of the selected connection immediately."""
         row, label = self.fields.saved_engines.currentIndex(), self.fields.name.text().strip()
-        if row < 1 or shown_of(self._connections[row - 1].endpoint) != self.fields.where.text().strip():
+        if row < 1 or field_text_of(self._connections[row - 1].endpoint) != self.fields.address_line.text().strip():
             return
-        chosen = self._connections[row - 1]
-        if label == chosen.label:
+        connection = self._connections[row - 1]
+        if label == connection.label:
             return
         try:
-            rename(chosen.endpoint, label)
+            rename(connection.endpoint, label)
         except BadInput as error:
             self._show_error(str(error))
             return
-        self._connections[row - 1] = replace(chosen, label=label)
-        self._list(row)
+        self._connections[row - 1] = replace(connection, label=label)
+        self._fill_saved_engines(row)
 
-    def _pick(self) -> None:
+    def _pick_key_file(self) -> None:
         path, _ = QFileDialog.getOpenFileName(self, "Key file", str(Path.home()), "Key files (*.key);;All files (*)")
         if path:
             self.fields.key.setText(path)
 
-    def _pick_ca(self) -> None:
+    def _pick_ca_file(self) -> None:
         path, _ = QFileDialog.getOpenFileName(
             self, "Certificates", str(Path.home()), "Certificates (*.pem *.crt);;All files (*)"
         )
@@ -183,15 +183,15 @@ class AttachDialog(Sheet):
             self.fields.ca.setText(path)
             self.fields.tls.setChecked(True)
 
-    def _try(self) -> None:
-        typed = self.fields.typed
+    def _try_to_attach(self) -> None:
+        typed_address = self.fields.typed_address
         try:
-            address = typed.address
+            address = typed_address.address
             address.check()
             self._attach(address)
-            remember(typed.connection(address, self.fields.name.text().strip() or self._label_of(address.text)))
+            remember(typed_address.connection(address, self.fields.name.text().strip() or self._label_of(address.text)))
             if address.is_external:
-                keep_api_key(address.text, typed.api_key if self.fields.keeps_key.isChecked() else "")
+                keep_api_key(address.text, typed_address.api_key if self.fields.keeps_key.isChecked() else "")
         except BadInput as error:
             self._show_error(str(error))
             return
@@ -199,16 +199,18 @@ class AttachDialog(Sheet):
 
     def _label_of(self, endpoint: str) -> str:
         """Return the saved name of an address that was typed rather than selected."""
-        is_chosen = self.fields.saved_engines.currentIndex() > 0  # then an empty name means that the user removed it
-        known = [] if is_chosen else self._connections
-        return next((connection.label for connection in known if connection.endpoint == endpoint), "")
+        is_saved_selected = (
+            self.fields.saved_engines.currentIndex() > 0
+        )  # then an empty name means that the user removed it
+        candidates = [] if is_saved_selected else self._connections
+        return next((connection.label for connection in candidates if connection.endpoint == endpoint), "")
 
     def _show_error(self, text: str) -> None:
-        self._complaint.setText(text)
-        self._complaint.show()
+        self._error_label.setText(text)
+        self._error_label.show()
         self._fit_height()
 
     def _fit_height(self) -> None:
-        """Enlarge the dialog to fit its contents, so that fields are not squeezed."""
-        needed = self.column.totalHeightForWidth(self.width())
-        self.resize(self.width(), max(self.height(), needed))
+        """Enlarge the dialog if its contents need more height."""
+        height = self.column.totalHeightForWidth(self.width())
+        self.resize(self.width(), max(self.height(), height))

@@ -13,19 +13,17 @@ from kvscope_telemetry.collectors.external_engines import engine_name, find_engi
 from kvscope_telemetry.transport.connections import Connection
 
 _OWN_ENDPOINT: Final = "ipc:///run/user/1000/kvscope/telemetry"
-_FOR_OWN: Final = ("key",)
-_FOR_EXTERNAL: Final = ("api_key", "tls", "kv_events")
+_OWN_ENGINE_FIELDS: Final = ("key",)
+_EXTERNAL_ENGINE_FIELDS: Final = ("api_key", "tls", "kv_events")
 
 
 class AttachFields:
-    """Widgets, laid out in `grid`."""
-
     def __init__(self) -> None:
         self.engine_kinds = SegmentedControl([engine_name(kind) for kind in engine_kinds()], "Kind of engine")
         self.saved_engines = QComboBox()
         self.saved_engines.setAccessibleName("Remembered engines")
         self.saved_engines.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.where = _line(_OWN_ENDPOINT, "Endpoint")
+        self.address_line = _line(_OWN_ENDPOINT, "Endpoint")
         self.key = _line("a .key file; empty: your own or the remembered one", "Key file")
         self.api_key = _line("none", "API key")
         self.api_key.setEchoMode(QLineEdit.EchoMode.Password)
@@ -47,16 +45,16 @@ class AttachFields:
         self._lay_out()
 
     @property
-    def typed(self) -> TypedAddress:
-        """Contents of the fields of the shown kind."""
-        own = self.kind == OWN_ENGINE
+    def typed_address(self) -> TypedAddress:
+        """Contents of the fields that apply to the shown kind of engine."""
+        is_own_engine = self.kind == OWN_ENGINE
         return TypedAddress(
             kind=self.kind,
-            where=self.where.text().strip(),
-            key_file=self.key.text().strip() if own else "",
-            api_key="" if own else self.api_key.text().strip(),
-            tls=not own and self.tls.isChecked(),
-            ca_file="" if own or not self.tls.isChecked() else self.ca.text().strip(),
+            address_text=self.address_line.text().strip(),
+            key_file=self.key.text().strip() if is_own_engine else "",
+            api_key="" if is_own_engine else self.api_key.text().strip(),
+            tls=not is_own_engine and self.tls.isChecked(),
+            ca_file="" if is_own_engine or not self.tls.isChecked() else self.ca.text().strip(),
             kv_events=self.kv_events.text().strip() if self._has_events else "",
         )
 
@@ -66,33 +64,34 @@ class AttachFields:
         return engine is not None and not engine.publishes_slots
 
     def show_kind(self, kind: str) -> None:
-        """Show only the fields that apply to this kind of engine."""
         self.kind = kind
         self.engine_kinds.set_current(engine_kinds().index(kind))
-        own = kind == OWN_ENGINE
+        is_own_engine = kind == OWN_ENGINE
         engine = find_engine(kind)
-        self.where.setPlaceholderText(_OWN_ENDPOINT if engine is None else f"HOST:{engine.port}")
-        self._label_of("where").setText("Endpoint" if own else "Server")
-        shown = dict.fromkeys(_FOR_OWN, own) | dict.fromkeys(_FOR_EXTERNAL, not own)
-        shown["kv_events"] = self._has_events
-        for name, is_shown in shown.items():
+        self.address_line.setPlaceholderText(_OWN_ENDPOINT if engine is None else f"HOST:{engine.port}")
+        self._label_of("where").setText("Endpoint" if is_own_engine else "Server")
+        visibility = dict.fromkeys(_OWN_ENGINE_FIELDS, is_own_engine) | dict.fromkeys(
+            _EXTERNAL_ENGINE_FIELDS, not is_own_engine
+        )
+        visibility["kv_events"] = self._has_events
+        for name, is_shown in visibility.items():
             for widget in self._rows[name]:
                 widget.setVisible(is_shown)
         self._show_ca()
 
-    def show_connection(self, chosen: Connection, where: str, api_key: str) -> None:
-        self.where.setText(where)
-        self.key.setText(chosen.key)
-        self.name.setText(chosen.label)
-        self.kv_events.setText(chosen.kv_events)
-        self.tls.setChecked(chosen.tls)
-        self.ca.setText(chosen.ca)
+    def show_connection(self, connection: Connection, address_text: str, api_key: str) -> None:
+        self.address_line.setText(address_text)
+        self.key.setText(connection.key)
+        self.name.setText(connection.label)
+        self.kv_events.setText(connection.kv_events)
+        self.tls.setChecked(connection.tls)
+        self.ca.setText(connection.ca)
         self.api_key.setText(api_key)
         self.keeps_key.setChecked(bool(api_key))
 
     def _lay_out(self) -> None:
         self._add_field("known", "Engine", self.saved_engines, self.forget_button)
-        self._add_field("where", "Endpoint", self.where)
+        self._add_field("where", "Endpoint", self.address_line)
         self._add_field("key", "Key", self.key, self.pick_key)
         self._add_field("api_key", "API key", self.api_key, self.keeps_key)
         self._add_field("tls", "TLS", self.ca, self.pick_ca, before=self.tls)

@@ -21,7 +21,6 @@ from kvscope_app.ui.zoom import scaled
 
 
 def versions_text() -> str:
-    """Return the versions of Python, Qt and the system in one line."""
     return (
         f"Python {platform.python_version()}, Qt {qVersion()}, PySide6 {version('PySide6-Essentials')},"
         f" {platform.system()} {platform.release()}"
@@ -30,20 +29,20 @@ def versions_text() -> str:
 
 def about_dialog(parent: QWidget) -> Sheet:
     dialog = Sheet("About kvscope", parent)
-    mark, name = PlainLabel(), PlainLabel("kvscope")
-    mark.setPixmap(pixmap("kvscope", "#000001", scaled(64)))
+    logo, name = PlainLabel(), PlainLabel("kvscope")
+    logo.setPixmap(pixmap("kvscope", "#000001", scaled(64)))
     name.setFont(sans(1.6))
-    words = PlainLabel(
+    description = PlainLabel(
         f"Version {version('kvscope')}\n\nSee inside the KV cache of language-model inference.\n"
         f"Apache License 2.0\n\n{versions_text()}"
     )
-    words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    words.setWordWrap(True)
+    description.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    description.setWordWrap(True)
     row, text = QHBoxLayout(), QVBoxLayout()
     row.setSpacing(18)
-    row.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
+    row.addWidget(logo, 0, Qt.AlignmentFlag.AlignTop)
     text.addWidget(name)
-    text.addWidget(words)
+    text.addWidget(description)
     text.addStretch()
     row.addLayout(text, 1)
     dialog.column.addLayout(row)

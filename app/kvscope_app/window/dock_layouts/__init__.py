@@ -1,1 +1,1 @@
-"""Layouts of a window: named layouts, and undo of layout changes."""
+"""Layouts of a window's docks: named layouts, files, undo, and dock sizes."""

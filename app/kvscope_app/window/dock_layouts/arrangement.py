@@ -1,7 +1,7 @@
 """Converts between the arrangement of a window's docks and a portable layout value. Reads and writes no files.
 
 Qt's packed state is in pixels, for the same window at the next start; this is for other windows and screens. The
-structure is derived from the rectangles of the docks, which can always be separated by straight cuts.
+structure is derived from the rectangles of the docks, which straight cuts can always separate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvscope_app.settings.layout_value import KnownNames, LayoutPart, WindowLayo
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.color_modes import MODE_NAMES
 from kvscope_app.window.dock_state import AREAS
-from kvscope_app.window.view_choices import choices_of, choose
+from kvscope_app.window.view_choices import apply_choices, choices_of
 from kvscope_app.window.window_body import WindowBody
 
 KNOWN_NAMES: Final = KnownNames(tuple(spec.name for spec in DOCKS), MODE_NAMES)
@@ -27,30 +27,27 @@ _AREAS: Final = {
     "bottom": Qt.DockWidgetArea.BottomDockWidgetArea,
     "top": Qt.DockWidgetArea.TopDockWidgetArea,
 }
-_ACROSS, _DOWN = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
-_DIGITS: Final = 4
+_HORIZONTAL, _VERTICAL = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
+_SHARE_DECIMALS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """Views in one tab group, and its rectangle."""
-
     tabs: tuple[str, ...]
     front: str
     rect: QRect
 
 
 def layout_of(window: WindowBody) -> WindowLayout:
-    """Return the present arrangement of the docks and the choices in the views."""
-    stacks = _stacks(window)
+    stacks = _tab_stacks(window)
     areas = {}
     for name, area in _AREAS.items():
-        found = [stack for stack in stacks if window.dockWidgetArea(window.docks[stack.tabs[0]]) == area]
-        if found:
-            around = _around(found)
+        area_stacks = [stack for stack in stacks if window.dockWidgetArea(window.docks[stack.tabs[0]]) == area]
+        if area_stacks:
+            area_rect = _bounding_rect(area_stacks)
             is_side = name in ("left", "right")
-            share = around.width() / window.width() if is_side else around.height() / window.height()
-            areas[name] = _layout_part(found, share)
+            share = area_rect.width() / window.width() if is_side else area_rect.height() / window.height()
+            areas[name] = _layout_part(area_stacks, share)
     return WindowLayout(**areas, floating=_floating(window), choices=choices_of(window.views))
 
 
@@ -71,7 +68,7 @@ def show_layout(window: WindowBody, layout: WindowLayout) -> None:
         for leaf in part.leaves():
             for name in leaf.tabs[1:]:
                 window.tabifyDockWidget(docks[leaf.tabs[0]], docks[name])
-    _place_unlisted(window, layout)
+    _place_floating_and_closed(window, layout)
     for name in layout.view_names():
         docks[name].show()
     for part in layout.areas.values():
@@ -82,58 +79,56 @@ def show_layout(window: WindowBody, layout: WindowLayout) -> None:
     for name, part in layout.areas.items():
         is_side = name in ("left", "right")
         length = part.share * (window.width() if is_side else window.height())
-        window.resizeDocks([docks[part.first]], [max(round(length), 1)], _ACROSS if is_side else _DOWN)
+        window.resizeDocks([docks[part.first]], [max(round(length), 1)], _HORIZONTAL if is_side else _VERTICAL)
     for name, part in layout.areas.items():
-        across = part.share * window.width() if name in ("left", "right") else _below(layout, window.width())
+        across = part.share * window.width() if name in ("left", "right") else _bottom_width(layout, window.width())
         down = part.share * window.height() if name in ("top", "bottom") else float(window.height())
-        _share_out(window, part, across, down)
-    choose(window.views, layout.choices)
+        _resize_parts(window, part, across, down)
+    apply_choices(window.views, layout.choices)
 
 
-def _below(layout: WindowLayout, width: int) -> float:
-    """Return the width of the docks below the page map; the bottom left corner belongs to the left docks
-    (`dock_state.prepare`).
-    """
+def _bottom_width(layout: WindowLayout, width: int) -> float:
+    """Return the width of the docks below the page map. The bottom left corner belongs to the left docks."""
     left = layout.areas.get("left")
     return width * max(1 - (left.share if left else 0.0), 0.1)
 
 
 def _split(window: WindowBody, part: LayoutPart) -> None:
-    """Split the area by the first view of each part. The other tabs follow later, because a tab cannot be split."""
-    orientation = _ACROSS if part.across else _DOWN
+    """Split the area by the first view of each part. Other tabs follow later, because Qt cannot split a tab."""
+    orientation = _HORIZONTAL if part.across else _VERTICAL
     for before, after in zip(part.parts, part.parts[1:], strict=False):
         window.splitDockWidget(window.docks[before.first], window.docks[after.first], orientation)
     for each in part.parts:
         _split(window, each)
 
 
-def _share_out(window: WindowBody, part: LayoutPart, across: float, down: float) -> None:
-    whole = sum(each.share for each in part.parts)
+def _resize_parts(window: WindowBody, part: LayoutPart, across: float, down: float) -> None:
+    total_share = sum(each.share for each in part.parts)
     if not part.parts:
         return
     length = across if part.across else down
-    sizes = [max(length * each.share / whole, 1.0) for each in part.parts]
+    sizes = [max(length * each.share / total_share, 1.0) for each in part.parts]
     firsts = [window.docks[each.first] for each in part.parts]
-    window.resizeDocks(firsts, [round(size) for size in sizes], _ACROSS if part.across else _DOWN)
+    window.resizeDocks(firsts, [round(size) for size in sizes], _HORIZONTAL if part.across else _VERTICAL)
     for each, size in zip(part.parts, sizes, strict=True):
-        _share_out(window, each, size if part.across else across, size if part.down else down)
+        _resize_parts(window, each, size if part.across else across, size if part.down else down)
 
 
-def _place_unlisted(window: WindowBody, layout: WindowLayout) -> None:
+def _place_floating_and_closed(window: WindowBody, layout: WindowLayout) -> None:
     """Place floating views, and closed views, which reopen as a tab of their default area."""
     screen, names = window.screen().availableGeometry(), layout.view_names()
     for spec in DOCKS:
-        dock, stands = window.docks[spec.name], layout.floating.get(spec.name)
-        if spec.name in names and stands is None:
+        dock, floating_rect = window.docks[spec.name], layout.floating.get(spec.name)
+        if spec.name in names and floating_rect is None:
             continue
         others = [other for other in window.docks.values() if other is not dock and not other.isFloating()]
-        beside = next((other for other in others if window.dockWidgetArea(other) == AREAS[spec.area]), None)
+        neighbor = next((other for other in others if window.dockWidgetArea(other) == AREAS[spec.area]), None)
         window.addDockWidget(AREAS[spec.area], dock)
-        if beside is not None:
-            window.tabifyDockWidget(beside, dock)
+        if neighbor is not None:
+            window.tabifyDockWidget(neighbor, dock)
         dock.hide()
-        if stands is not None:
-            left, top, width, height = stands
+        if floating_rect is not None:
+            left, top, width, height = floating_rect
             dock.setFloating(True)
             dock.setGeometry(
                 screen.left() + round(left * screen.width()),
@@ -143,40 +138,40 @@ def _place_unlisted(window: WindowBody, layout: WindowLayout) -> None:
             )
 
 
-def _stacks(window: WindowBody) -> list[_Stack]:
+def _tab_stacks(window: WindowBody) -> list[_Stack]:
     docked = [name for name, dock in window.docks.items() if not dock.isHidden() and not dock.isFloating()]
     stacks: list[_Stack] = []
-    seen: set[str] = set()
+    handled: set[str] = set()
     for name in docked:
-        if name in seen:
+        if name in handled:
             continue
-        beside = window.tabifiedDockWidgets(window.docks[name])
-        tabs = tuple(each for each in docked if each == name or window.docks[each] in beside)
-        seen.update(tabs)
-        stacks.append(_stack(window, tabs))
+        tab_neighbors = window.tabifiedDockWidgets(window.docks[name])
+        tabs = tuple(each for each in docked if each == name or window.docks[each] in tab_neighbors)
+        handled.update(tabs)
+        stacks.append(_tab_stack(window, tabs))
     return stacks
 
 
-def _stack(window: WindowBody, tabs: tuple[str, ...]) -> _Stack:
-    """Return the stack of these docks, which Qt reports as tabs of one group. Only their tab bar knows their order.
+def _tab_stack(window: WindowBody, tabs: tuple[str, ...]) -> _Stack:
+    """Return the stack of these docks, which Qt reports as tabs of one group. Only their tab bar has their order.
 
     For a while after docks moved, a window also has the tab bar of the former group, perhaps with the same titles and
-    with another current tab. The dock in front is therefore the one inside the window: Qt moves the docks of the other
-    tabs out of it.
+    another current tab. The dock in front is therefore the one inside the window: Qt moves the docks of the other tabs
+    out of it.
     """
     front = next((name for name in tabs if window.docks[name].geometry().intersects(window.rect())), tabs[0])
     rect = window.docks[front].geometry()
     names = {window.docks[name].windowTitle(): name for name in tabs}
     for bar in window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly):
-        titles = [bar.tabText(place) for place in range(bar.count())]
-        is_theirs = len(tabs) > 1 and not bar.isHidden() and set(titles) == set(names)
-        if is_theirs and names[bar.tabText(bar.currentIndex())] == front:
+        titles = [bar.tabText(index) for index in range(bar.count())]
+        is_their_tab_bar = len(tabs) > 1 and not bar.isHidden() and set(titles) == set(names)
+        if is_their_tab_bar and names[bar.tabText(bar.currentIndex())] == front:
             return _Stack(tuple(names[title] for title in titles), front, rect.united(bar.geometry()))
     return _Stack(tabs, front, rect)
 
 
 def _floating(window: WindowBody) -> dict[str, tuple[float, float, float, float]]:
-    screen, found = window.screen().availableGeometry(), {}
+    screen, floating = window.screen().availableGeometry(), {}
     for name, dock in window.docks.items():
         if dock.isFloating() and not dock.isHidden():
             rect = dock.geometry()
@@ -186,46 +181,46 @@ def _floating(window: WindowBody) -> dict[str, tuple[float, float, float, float]
                 min(max(rect.width() / screen.width(), 0.01), 1.0),
                 min(max(rect.height() / screen.height(), 0.01), 1.0),
             )
-            left, top, width, height = (round(share, _DIGITS) for share in shares)
-            found[name] = (left, top, width, height)
-    return found
+            left, top, width, height = (round(share, _SHARE_DECIMALS) for share in shares)
+            floating[name] = (left, top, width, height)
+    return floating
 
 
 def _layout_part(stacks: Sequence[_Stack], share: float) -> LayoutPart:
-    share = round(min(max(share, 0.01), 1.0), _DIGITS)
+    share = round(min(max(share, 0.01), 1.0), _SHARE_DECIMALS)
     if len(stacks) > 1:
-        for orientation in (_DOWN, _ACROSS):
-            bundles = _cut(stacks, orientation)
-            if len(bundles) > 1:
-                lengths = [_length(_around(bundle), orientation) for bundle in bundles]
+        for orientation in (_VERTICAL, _HORIZONTAL):
+            groups = _split_by_cuts(stacks, orientation)
+            if len(groups) > 1:
+                lengths = [_length(_bounding_rect(group), orientation) for group in groups]
                 parts = tuple(
-                    _layout_part(bundle, length / sum(lengths)) for bundle, length in zip(bundles, lengths, strict=True)
+                    _layout_part(group, length / sum(lengths)) for group, length in zip(groups, lengths, strict=True)
                 )
-                across, down = (parts, ()) if orientation is _ACROSS else ((), parts)
+                across, down = (parts, ()) if orientation is _HORIZONTAL else ((), parts)
                 return LayoutPart(share=share, across=across, down=down)
     tabs = tuple(name for stack in stacks for name in stack.tabs)
     front = stacks[0].front
     return LayoutPart(share=share, tabs=tabs, front="" if front == tabs[0] else front)
 
 
-def _cut(stacks: Sequence[_Stack], orientation: Qt.Orientation) -> list[list[_Stack]]:
+def _split_by_cuts(stacks: Sequence[_Stack], orientation: Qt.Orientation) -> list[list[_Stack]]:
     """Return groups of stacks that straight cuts separate, in order of position."""
-    start_of: Callable[[QRect], int] = QRect.left if orientation is _ACROSS else QRect.top
-    bundles: list[list[_Stack]] = []
+    start_of: Callable[[QRect], int] = QRect.left if orientation is _HORIZONTAL else QRect.top
+    groups: list[list[_Stack]] = []
     end = -1
     for stack in sorted(stacks, key=lambda each: start_of(each.rect)):
-        if not bundles or start_of(stack.rect) >= end:
-            bundles.append([])
-        bundles[-1].append(stack)
+        if not groups or start_of(stack.rect) >= end:
+            groups.append([])
+        groups[-1].append(stack)
         end = max(end, start_of(stack.rect) + _length(stack.rect, orientation))
-    return bundles
+    return groups
 
 
 def _length(rect: QRect, orientation: Qt.Orientation) -> int:
-    return rect.width() if orientation is _ACROSS else rect.height()
+    return rect.width() if orientation is _HORIZONTAL else rect.height()
 
 
-def _around(stacks: Sequence[_Stack]) -> QRect:
+def _bounding_rect(stacks: Sequence[_Stack]) -> QRect:
     rect = stacks[0].rect
     for stack in stacks[1:]:
         rect = rect.united(stack.rect)

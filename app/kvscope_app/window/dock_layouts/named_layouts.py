@@ -1,4 +1,4 @@
-"""Named layouts, shared by all windows, and layout files: save, apply, delete."""
+"""Saves, applies and deletes named layouts, which all windows share, and layout files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_app.settings.settings import Settings
 from kvscope_app.ui.file_dialogs import ask_open, ask_save
 from kvscope_app.window.dock_layouts.arrangement import KNOWN_NAMES, layout_of, show_layout
 from kvscope_app.window.dock_layouts.layout_undo import LayoutUndo
-from kvscope_app.window.view_choices import choices_of, choose
+from kvscope_app.window.view_choices import apply_choices, choices_of
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import BadInput
 
@@ -26,24 +26,30 @@ _NOTICE_MS: Final = 6000
 
 
 class NamedLayouts(QObject):
-    """Maintains an action in `actions` and in `menu` for each named layout."""
+    """Keeps an action in `actions` and in `menu` for each named layout."""
 
     def __init__(self, window: WindowBody, actions: Actions, layout_undo: LayoutUndo) -> None:
         super().__init__(window)
         self._window, self._actions, self._layout_undo = window, actions, layout_undo
-        self._choices = window.themes.settings
+        self._settings_store = window.themes.settings
         self.menu: QMenu | None = None
         self._names: list[str] = []
         for spec in (
             ActionSpec("save_layout", "Save layout as…", LAYOUTS, self._ask_name),
-            ActionSpec("export_layout", "Save layout to file…", LAYOUTS, self._ask_target),
+            ActionSpec("export_layout", "Save layout to file…", LAYOUTS, self._ask_export_path),
             ActionSpec("open_layout", "Open layout…", LAYOUTS, self._ask_file),
-            ActionSpec("forget_layout", "Delete layout…", LAYOUTS, self._ask_which, enabled=lambda: bool(self._names)),
+            ActionSpec(
+                "forget_layout",
+                "Delete layout…",
+                LAYOUTS,
+                self._ask_layout_to_delete,
+                enabled=lambda: bool(self._names),
+            ),
             ActionSpec("reset_layout", "Reset to default layout", LAYOUTS, self._reset, (), "layout"),
         ):
             actions.add_action(spec)
         self._sync_actions()
-        self._choices.changed.connect(self._on_settings)
+        self._settings_store.changed.connect(self._on_settings)
 
     def fill(self, menu: QMenu) -> None:
         """Add the actions to `menu`, and keep it up to date."""
@@ -56,18 +62,17 @@ class NamedLayouts(QObject):
         name = name.strip()[:_MAX_NAME]
         if not name:
             return
-        fresh = layout_of(self._window)
-        old = self._choices.values.layouts.get(name)
-        self._store(name, fresh)
+        layout = layout_of(self._window)
+        old = self._settings_store.values.layouts.get(name)
+        self._store(name, layout)
         if old is not None:
             self._window.undo.push_done(
-                f"overwriting the layout “{name}”", partial(self._store, name, old), partial(self._store, name, fresh)
+                f"overwriting the layout “{name}”", partial(self._store, name, old), partial(self._store, name, layout)
             )
         self._window.statusBar().showMessage(f"Layout saved as “{name}”", _NOTICE_MS)
 
     def delete(self, name: str) -> None:
-        """Delete the layout. Can be undone."""
-        old = self._choices.values.layouts.get(name)
+        old = self._settings_store.values.layouts.get(name)
         if old is not None:
             self._store(name, None)
             self._window.undo.push_done(
@@ -75,23 +80,22 @@ class NamedLayouts(QObject):
             )
 
     def show(self, name: str) -> None:
-        kept = self._choices.values.layouts.get(name)
-        if kept is None:
+        layout = self._settings_store.values.layouts.get(name)
+        if layout is None:
             return
         try:
-            self.apply(kept, f"applying the layout “{name}”")
+            self.apply(layout, f"applying the layout “{name}”")
         except BadInput as error:
             self._window.banner.show_message(f"The layout “{name}” cannot be used", str(error), is_temporary=True)
 
     def apply(self, layout: WindowLayout, text: str) -> None:
-        """Apply `layout`.
-
-        Raises BadInput for an unknown name, before changing anything. `text` describes the change for undo.
+        """Apply `layout`. `text` describes the change for Undo. Raises BadInput, and changes nothing, for an unknown
+        name.
         """
         layout.check(KNOWN_NAMES)
         views = self._window.views
-        before = partial(choose, views, choices_of(views))
-        self._layout_undo.before_change(text, (before, partial(choose, views, layout.choices)))
+        before = partial(apply_choices, views, choices_of(views))
+        self._layout_undo.before_change(text, (before, partial(apply_choices, views, layout.choices)))
         show_layout(self._window, layout)
 
     def write(self, path: str) -> None:
@@ -103,7 +107,7 @@ class NamedLayouts(QObject):
         self._window.statusBar().showMessage(f"Layout saved to {path}", _NOTICE_MS)
 
     def read(self, path: str) -> None:
-        """Apply the layout in a file. An unreadable file is reported in the window and changes nothing."""
+        """Apply the layout in a file. If the file cannot be used, report this in the banner and change nothing."""
         try:
             self.apply(read_layout(path, KNOWN_NAMES), f"opening the layout {Path(path).name}")
         except BadInput as error:
@@ -114,30 +118,30 @@ class NamedLayouts(QObject):
         self._window.reset_layout()
 
     def _store(self, name: str, layout: WindowLayout | None) -> None:
-        def change(now: Settings) -> dict[str, object]:
-            others = {key: value for key, value in now.layouts.items() if key != name}
+        def change(settings: Settings) -> dict[str, object]:
+            others = {key: value for key, value in settings.layouts.items() if key != name}
             return {"layouts": others if layout is None else {**others, name: layout}}
 
-        self._choices.change_by(change)
+        self._settings_store.change_by(change)
 
     def _on_settings(self, before: Settings) -> None:
-        if list(before.layouts) != list(self._choices.values.layouts):
+        if list(before.layouts) != list(self._settings_store.values.layouts):
             self._sync_actions()
 
     def _sync_actions(self) -> None:
-        wanted = sorted(self._choices.values.layouts, key=str.casefold)
+        names = sorted(self._settings_store.values.layouts, key=str.casefold)
         for name in self._names:
             self._actions.remove(f"layout_{name}")
-        for name in wanted:
+        for name in names:
             text = name.replace("&", "&&")
             spec = ActionSpec(f"layout_{name}", f"Layout: {text}", LAYOUTS, partial(self.show, name))
             action = self._actions.add_action(spec)
             if self.menu is not None:
                 self.menu.addAction(action)
-        self._names = wanted
+        self._names = names
         self._actions.refresh()
 
-    def _ask_target(self) -> None:
+    def _ask_export_path(self) -> None:
         ask_save(self._window, "Save layout", Path("kvscope-layout.json"), FILES, self.write)
 
     def _ask_file(self) -> None:
@@ -149,7 +153,7 @@ class NamedLayouts(QObject):
         dialog.textValueSelected.connect(self.save)
         dialog.open()
 
-    def _ask_which(self) -> None:
+    def _ask_layout_to_delete(self) -> None:
         if self._names:
             dialog = self._dialog("Delete layout", "Layout:")
             dialog.setComboBoxItems(self._names)

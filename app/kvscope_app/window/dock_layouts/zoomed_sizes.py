@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 
 _RETRY_MS: Final = 50
-"""Views are laid out again in later turns of the event loop."""
+"""Interval of the size checks. Views are laid out again in later turns of the event loop."""
 _NUM_RETRIES: Final = 6
 """Number of size checks after a zoom change. On a busy machine, views are laid out late."""
 
@@ -26,64 +26,60 @@ _NUM_RETRIES: Final = 6
 class _Sizes:
     window: QSize
     docks: dict[str, QSize] = field(default_factory=dict)
-    """Sizes of the visible docks, by name."""
 
 
 class ZoomedSizes(QObject):
-    """Sizes of one window and its `docks`, by name."""
-
     def __init__(self, window: QMainWindow, docks: Mapping[str, QDockWidget], themes: ThemeManager) -> None:
         super().__init__(window)
         self._window, self._docks, self._themes = window, docks, themes
-        self._target: _Sizes | None = None
-        self._restored: _Sizes | None = None
-        """Sizes after the last zoom change."""
-        self._was_moved = False
+        self._target_sizes: _Sizes | None = None
+        self._restored_sizes: _Sizes | None = None
+        """Sizes after the last zoom change; None until they were restored."""
+        self._was_edge_moved = False
         """Whether the user moved an edge since the last zoom change."""
         self._is_resizing = False
         self._retries_left = 0
-        self._later = QTimer(self, singleShot=True, interval=_RETRY_MS)
-        self._later.timeout.connect(self._retry)
+        self._retry_timer = QTimer(self, singleShot=True, interval=_RETRY_MS)
+        self._retry_timer.timeout.connect(self._retry)
         themes.zooming.connect(self._on_zoom)
         window.installEventFilter(self)
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
         if isinstance(event, QResizeEvent):
-            self._was_moved |= not self._is_resizing and not self._is_forced(event.oldSize(), event.size())
+            self._was_edge_moved |= not self._is_resizing and not self._is_forced(event.oldSize(), event.size())
         return False
 
     def on_edge_moved(self) -> None:
         """Keep the present sizes, because the user moved the edge of a dock."""
-        self._was_moved = True
+        self._was_edge_moved = True
 
-    def _is_forced(self, before: QSize, now: QSize) -> bool:
+    def _is_forced(self, before: QSize, size: QSize) -> bool:
         """Whether the window was only enlarged to the minimum size of its contents."""
-        least = self._window.minimumSize()
-        width_is_forced = now.width() in (before.width(), least.width())
-        return width_is_forced and now.height() in (before.height(), least.height())
+        min_size = self._window.minimumSize()
+        width_is_forced = size.width() in (before.width(), min_size.width())
+        return width_is_forced and size.height() in (before.height(), min_size.height())
 
     def _on_zoom(self) -> None:
-        """Record the sizes before a zoom change."""
         if not self._window.isVisible():
             return
-        now = self._now()
-        is_settled = not self._later.isActive()
-        if self._target is None or self._was_moved or (is_settled and now != self._restored):
-            self._target = now
-        self._was_moved, self._restored = False, None
+        current = self._current_sizes()
+        is_settled = not self._retry_timer.isActive()
+        if self._target_sizes is None or self._was_edge_moved or (is_settled and current != self._restored_sizes):
+            self._target_sizes = current
+        self._was_edge_moved, self._restored_sizes = False, None
         self._retries_left = _NUM_RETRIES
-        self._later.start()
+        self._retry_timer.start()
 
     def _retry(self) -> None:
         self._themes.finish()  # hidden widgets need space, too
-        target = self._target
-        if target is None or self._was_moved or not self._window.isVisible():
+        target = self._target_sizes
+        if target is None or self._was_edge_moved or not self._window.isVisible():
             return
         self._retries_left -= 1
-        if self._now() != self._restored:
+        if self._current_sizes() != self._restored_sizes:
             self._restore(target)
         if self._retries_left:
-            self._later.start()
+            self._retry_timer.start()
 
     def _restore(self, target: _Sizes) -> None:
         window = self._window
@@ -95,13 +91,13 @@ class ZoomedSizes(QObject):
             docked = {dock: size for dock, size in docks if not dock.isFloating()}
             window.resizeDocks(list(docked), [size.width() for size in docked.values()], Qt.Orientation.Horizontal)
             window.resizeDocks(list(docked), [size.height() for size in docked.values()], Qt.Orientation.Vertical)
-            self._restored = self._now()
+            self._restored_sizes = self._current_sizes()
         finally:
             self._is_resizing = False
 
-    def _now(self) -> _Sizes:
+    def _current_sizes(self) -> _Sizes:
         layout = self._window.layout()
         if layout is not None:
             layout.activate()
-        seen = {name: dock.size() for name, dock in self._docks.items() if not dock.visibleRegion().isEmpty()}
-        return _Sizes(self._window.size(), seen)
+        visible_sizes = {name: dock.size() for name, dock in self._docks.items() if not dock.visibleRegion().isEmpty()}
+        return _Sizes(self._window.size(), visible_sizes)

@@ -1,1 +1,1 @@
-"""Converts command lines and prompt files to settings. Runs no command."""
+"""Options of the commands, and their conversion to settings. Runs no command."""

@@ -18,12 +18,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """Return the configuration. Raises BadInput for incompatible options."""
     return EngineConfig(**engine_option_values(args))
 
 
 def engine_option_values(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the given options as fields of a configuration, without those that are None."""
+    """Return the options that are not None, as fields of a configuration."""
     values = {name: getattr(args, name) for name in options_of(EngineConfig)}
-    given = {name: value for name, value in values.items() if value is not None}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    set_values = {name: value for name, value in values.items() if value is not None}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in set_values.items()}

@@ -1,4 +1,4 @@
-"""Prompts of `generate`, from `--prompt` and a JSONL file. All are read before anything runs."""
+"""Prompts of `generate`, from `--prompt` and a JSONL file. All are read before any of them runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_engine.cli.arguments.sampling_options import overridden
+from kvscope_engine.cli.arguments.sampling_options import with_line_options
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 _LINE_FIELDS: Final = ("raw", "priority", "cache_salt", "adapter", "tools")
-"""Fields of a line other than the prompt and sampling options."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -33,10 +32,10 @@ def read_prompts(
 ) -> list[Submit]:
     """Return one submission per prompt: `texts`, then the lines of `file`, whose own options take precedence.
 
-    Raises BadInput if there is none, and for the first line that cannot be read, with its number.
+    Raises BadInput if there is no prompt, and for the first line that cannot be read, with its number.
     """
     options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "adapter": adapter}
-    base = _checked(Submit(request_id="-", sampling=sampling, raw=raw, **options))
+    base = _validated(Submit(request_id="-", sampling=sampling, raw=raw, **options))
     submits = [_from_text(text, base) for text in texts]
     if file is not None:
         submits += _from_file(file, base)
@@ -45,8 +44,8 @@ def read_prompts(
     return [msgspec.structs.replace(submit, request_id=f"prompt-{i}") for i, submit in enumerate(submits)]
 
 
-def _checked(submit: Submit) -> Submit:
-    """Validate a submission as decoding it from the wire does. Raises BadInput."""
+def _validated(submit: Submit) -> Submit:
+    """Validate a submission in the same way as decoding it from the wire. Raises BadInput."""
     try:
         return msgspec.convert(msgspec.to_builtins(submit, str_keys=True), Submit, str_keys=True)
     except (msgspec.ValidationError, UnicodeError) as error:
@@ -78,7 +77,7 @@ def _from_file(path: Path, base: Submit) -> Iterator[Submit]:
 
 
 def _lone_surrogate(line: bytes) -> str:
-    """Return the error of a line that contains a lone surrogate, which the decoder reports as truncated; else ""."""
+    """Return the error text of a line with a lone surrogate, which the decoder would report as truncated; else ""."""
     try:
         value = json.dumps(json.loads(line), ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -92,10 +91,12 @@ def _from_line(line: bytes, base: Submit) -> Submit:
     prompt, messages = options.pop("prompt", None), options.pop("messages", None)
     if (prompt is None) == (messages is None):
         raise BadInput('exactly one of "prompt" and "messages" is accepted')
-    beside = {name: options.pop(name) for name in _LINE_FIELDS if name in options}
-    if not isinstance(beside.get("tools", ""), str):
-        beside["tools"] = json.dumps(beside["tools"])
-    whole = {"type": "Submit", "request_id": "-", "raw": base.raw} | {"prompt": prompt, "messages": messages} | beside
-    given = {"priority": base.priority, "cache_salt": base.cache_salt, "adapter": base.adapter}
-    submit = msgspec.convert(given | whole, Submit)
-    return msgspec.structs.replace(submit, sampling=overridden(base.sampling, options))
+    line_fields = {name: options.pop(name) for name in _LINE_FIELDS if name in options}
+    if not isinstance(line_fields.get("tools", ""), str):
+        line_fields["tools"] = json.dumps(line_fields["tools"])
+    fields = (
+        {"type": "Submit", "request_id": "-", "raw": base.raw} | {"prompt": prompt, "messages": messages} | line_fields
+    )
+    defaults = {"priority": base.priority, "cache_salt": base.cache_salt, "adapter": base.adapter}
+    submit = msgspec.convert(defaults | fields, Submit)
+    return msgspec.structs.replace(submit, sampling=with_line_options(base.sampling, options))

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from kvscope_engine.cli.arguments import structured_output_options
-from kvscope_engine.command_parser import number, whole_number
+from kvscope_engine.command_parser import number, parse_int
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -18,7 +18,7 @@ DEFAULTS: Final = SamplingParams()
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options in a group, except `seed`, which is an option of the engine."""
+    """Add the options as a group. `seed` is not among them, because it is an option of the engine."""
     group = parser.add_argument_group(
         "sampling",
         "Defaults of temperature, top-p, top-k, min-p and repetition penalty come from the model's"
@@ -32,23 +32,23 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="sample from the most likely tokens with this total probability, above 0 to 1 (all)",
     )
-    add("--top-k", type=whole_number, metavar="K", help="sample from the K most likely tokens (0: all)")
+    add("--top-k", type=parse_int, metavar="K", help="sample from the K most likely tokens (0: all)")
     add(
         "--min-p",
         type=number,
         metavar="P",
         help="drop tokens less likely than this share of the most likely one, 0 to 1",
     )
-    add("--n", type=whole_number, metavar="N", default=DEFAULTS.n, help="completions per prompt, 1 to 64")
+    add("--n", type=parse_int, metavar="N", default=DEFAULTS.n, help="completions per prompt, 1 to 64")
     add("--stop", action="append", default=[], metavar="TEXT", help="end the completion at this text; repeatable")
     add(
         "--max-tokens",
-        type=whole_number,
+        type=parse_int,
         metavar="TOKENS",
         default=DEFAULTS.max_tokens,
         help="maximum number of new tokens",
     )
-    add("--min-tokens", type=whole_number, metavar="TOKENS", default=0, help="minimum number of new tokens")
+    add("--min-tokens", type=parse_int, metavar="TOKENS", default=0, help="minimum number of new tokens")
     add("--presence-penalty", type=number, metavar="X", default=0.0, help="penalize tokens that occurred, -2 to 2")
     add("--frequency-penalty", type=number, metavar="X", default=0.0, help="penalize tokens per occurrence, -2 to 2")
     add(
@@ -59,7 +59,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--logprobs",
-        type=whole_number,
+        type=parse_int,
         metavar="K",
         help="report log-probabilities of each token and the K most likely ones, 0 to 20",
     )
@@ -82,15 +82,16 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """Return the sampling parameters. Raises BadInput for a value outside its range."""
     values = {name: getattr(args, name) for name in NAMES if name != "structured"}
     return SamplingParams(
         **values | {"stop": tuple(args.stop), "structured": structured_output_options.structured(args)}
     )
 
 
-def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
-    """Return `base` with the options of a prompt file's line. Raises BadInput for an unknown name or a bad value."""
+def with_line_options(base: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
+    """Return `base` with the options of a prompt file's line. Raises BadInput for an unknown name or an invalid
+    value.
+    """
     known = (*NAMES, *structured_output_options.NAMES)
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -99,21 +100,21 @@ def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingPara
     values = {name: value for name, value in options.items() if name not in structured_output_options.NAMES}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
-    form = structured_output_options.structured_of(options)
-    if form is not None:
-        values["structured"] = msgspec.to_builtins(form)
+    structured = structured_output_options.structured_from_options(options)
+    if structured is not None:
+        values["structured"] = msgspec.to_builtins(structured)
     try:  # token ids are strings as keys of JSON
-        written = msgspec.to_builtins(base, str_keys=True) | values
-        return msgspec.convert(written, SamplingParams, str_keys=True)
+        merged = msgspec.to_builtins(base, str_keys=True) | values
+        return msgspec.convert(merged, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
         raise BadInput(str(error)) from None
 
 
 def _token_ids(text: str) -> tuple[int, ...]:
-    return tuple(whole_number(part) for part in text.split(","))
+    return tuple(parse_int(part) for part in text.split(","))
 
 
 def _biases(text: str) -> dict[int, float]:
     """Parse biases by token id, as in `7:-100,12:1.5`."""
     pairs = [part.partition(":") for part in text.split(",")]
-    return {whole_number(token): number(bias) for token, _, bias in pairs}
+    return {parse_int(token): number(bias) for token, _, bias in pairs}

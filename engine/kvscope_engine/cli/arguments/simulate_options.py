@@ -1,6 +1,6 @@
-"""Options of `simulate` and the settings that they describe, with vLLM's names where the meaning is the same.
+"""Options of `simulate`, and their conversion to settings. Names are vLLM's where the meaning is the same.
 
-Owns names and help texts. `SimulatedLimits`, `CostModel` and `GeneratorOptions` check ranges.
+Defines names and help texts. `SimulatedLimits`, `CostModel` and `GeneratorOptions` check ranges.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvscope_engine.command_parser import number, parse_size, whole_number
+from kvscope_engine.command_parser import number, parse_int, parse_size
 from kvscope_engine.policy.allocation.allocator_names import ALLOCATORS
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel, Preset
 from kvscope_engine.simulator.kv_layout import (
@@ -23,8 +23,8 @@ from kvscope_engine.simulator.kv_layout import (
     recorded_tiers,
     recorded_token_bytes,
 )
-from kvscope_engine.simulator.simulated_paging import Paging
-from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulated_paging import SimulatedPaging
+from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.workloads.generators import ARRIVALS, GENERATORS, GeneratorOptions
 from kvscope_telemetry.engine_config import PREEMPTIONS
@@ -33,7 +33,7 @@ from kvscope_telemetry.messages.telemetry import CacheInfo, Hello
 from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED
 
 if TYPE_CHECKING:
-    from kvscope_engine.simulator.simulation import Setup
+    from kvscope_engine.simulator.simulation import SimulationSetup
     from kvscope_engine.simulator.workloads.workload import Workload
     from kvscope_telemetry.recordings.reader import Recording
 
@@ -42,7 +42,6 @@ WORKLOADS: Final = (
     f" or one of {', '.join(GENERATORS)}"
 )
 SUFFIXES: Final = (".mcap", ".jsonl", ".csv")
-"""Suffixes of workload files: recordings, Mooncake traces and Azure traces."""
 GENERATOR_ONLY: Final = ("rate", "arrivals", "shared_prefix", "num_prefixes", "seed")
 DEFAULT_REQUESTS: Final = 1000
 
@@ -50,7 +49,7 @@ DEFAULT_REQUESTS: Final = 1000
 def add_workload_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--requests",
-        type=whole_number,
+        type=parse_int,
         metavar="N",
         help=(
             f"number of requests to generate, or to take from a file (default: {DEFAULT_REQUESTS}, or all of the file)"
@@ -65,17 +64,17 @@ def add_workload_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--arrivals", choices=ARRIVALS, help="arrival process of generated requests (default: poisson)")
     group.add_argument(
         "--shared-prefix",
-        type=whole_number,
+        type=parse_int,
         metavar="TOKENS",
         help="length in tokens of a prefix shared by generated prompts (default: 0)",
     )
     group.add_argument(
         "--num-prefixes",
-        type=whole_number,
+        type=parse_int,
         metavar="N",
         help="number of shared prefixes; prefix n is used 1/n times as often as the first (default: 1)",
     )
-    group.add_argument("--seed", type=whole_number, metavar="N", help="seed of the generator (default: 0)")
+    group.add_argument("--seed", type=parse_int, metavar="N", help="seed of the generator (default: 0)")
 
 
 def add_engine_options(group: argparse._ArgumentGroup) -> None:
@@ -87,28 +86,28 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--num-gpu-blocks-override",
-        type=whole_number,
+        type=parse_int,
         metavar="BLOCKS",
         help="size of the pool (default: as recorded, else what the preset's device holds)",
     )
     group.add_argument(
-        "--block-size", type=whole_number, metavar="SLOTS", help="tokens per block (default: as recorded, else 16)"
+        "--block-size", type=parse_int, metavar="SLOTS", help="tokens per block (default: as recorded, else 16)"
     )
     group.add_argument(
         "--max-num-seqs",
-        type=whole_number,
+        type=parse_int,
         metavar="REQUESTS",
         help="maximum requests per step (default: as recorded, else 256)",
     )
     group.add_argument(
         "--max-num-batched-tokens",
-        type=whole_number,
+        type=parse_int,
         metavar="TOKENS",
         help="maximum tokens per step (default: as recorded, else 2048)",
     )
     group.add_argument(
         "--max-model-len",
-        type=whole_number,
+        type=parse_int,
         metavar="TOKENS",
         help="maximum tokens of prompt and output together (default: as recorded, else the preset's)",
     )
@@ -141,13 +140,13 @@ def add_model_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--state-checkpoints",
-        type=whole_number,
+        type=parse_int,
         metavar="STATES",
         help="slots for states of recurrent layers at cached prefixes (default: as many as --max-num-seqs)",
     )
     group.add_argument(
         "--state-interval",
-        type=whole_number,
+        type=parse_int,
         metavar="TOKENS",
         default=512,
         help="tokens between saved states of recurrent layers",
@@ -193,7 +192,7 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     add("--kv-bytes-per-token", type=parse_size, metavar="SIZE", help="size of a token's keys and values in all layers")
     add(
         "--num-layers",
-        type=whole_number,
+        type=parse_int,
         metavar="N",
         help="number of layers; the virtual allocator has separate pages for each",
     )
@@ -245,10 +244,10 @@ def chosen_recording(args: argparse.Namespace) -> Recording | None:
 
 
 def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tuple[str, Preset, str]:
-    """Return the name and preset of model and device, and a note.
+    """Return the name and preset of the model and device, and a note.
 
-    They are those of the recording unless options override them. The note names what the recording lacks; empty without
-    a recording. Raises BadInput for an invalid file of costs.
+    They are those of the recording unless options override them. The note names what the recording lacks; it is ""
+    without a recording. Raises BadInput for an invalid file of costs.
     """
     name = args.model_preset or "opt-13b"
     preset = PRESETS[name]
@@ -270,7 +269,6 @@ def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tupl
 
 
 def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset:
-    """Return the preset with the recorded pool and lengths, and with `cost` if given."""
     token_bytes = recorded_token_bytes(hello.cache) or preset.cost.kv_bytes_per_token
     return Preset(
         cost=cost or dataclasses.replace(preset.cost, kv_bytes_per_token=token_bytes),
@@ -281,22 +279,22 @@ def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset
 
 
 def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, has_speeds: bool) -> str:
-    known = {
+    availability = {
         "weights and speeds": has_speeds,
         "bytes a token": recorded_token_bytes(hello.cache) or args.model or args.kv_bytes_per_token is not None,
         "size of the pool": recorded_slots(hello.cache) or args.kv_memory or args.num_gpu_blocks_override,
         "max length": hello.model.max_model_len or args.max_model_len,
     }
-    words = ", ".join(word for word, is_known in known.items() if not is_known)
-    return f"not told by the recording, so {name}'s: {words} (--model-preset, --costs)" if words else ""
+    missing = ", ".join(item for item, is_known in availability.items() if not is_known)
+    return f"not told by the recording, so {name}'s: {missing} (--model-preset, --costs)" if missing else ""
 
 
 def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording | None) -> SimulatedLimits:
-    """Return the limits: given, else recorded, else default. Raises BadInput for a value outside its range."""
+    """Return the limits: from options, else recorded, else default. Raises BadInput for a value outside its range."""
     cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
 
-    def size(given: int | None, recorded: int, default: int) -> int:
-        return given if given is not None else recorded or default
+    def size(option: int | None, recorded: int, default: int) -> int:
+        return option if option is not None else recorded or default
 
     block_size = size(args.block_size, cache.block_size, 16)
     return SimulatedLimits(
@@ -310,30 +308,31 @@ def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording
 
 
 def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
-    """Return the preset's cost model with the given overrides. Raises BadInput for a value outside its range."""
+    """Return the preset's cost model with the options that override it. Raises BadInput for a value outside its
+    range.
+    """
     names = [field.name for field in dataclasses.fields(CostModel) if field.name != "step_overhead_s"]
-    given = {name: float(value) for name in names if (value := getattr(args, name)) is not None}
+    overrides = {name: float(value) for name in names if (value := getattr(args, name)) is not None}
     if args.step_overhead_ms is not None:
-        given["step_overhead_s"] = args.step_overhead_ms / 1000
-    return dataclasses.replace(preset.cost, **given)
+        overrides["step_overhead_s"] = args.step_overhead_ms / 1000
+    return dataclasses.replace(preset.cost, **overrides)
 
 
-def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> Paging:
-    """Return how memory is divided into pages. Raises BadInput for a value outside its range."""
-    known = preset.num_layers if layout is None else max(1, layout.num_layers)
-    num_layers = known if args.num_layers is None else args.num_layers
-    return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
+def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> SimulatedPaging:
+    default_layers = preset.num_layers if layout is None else max(1, layout.num_layers)
+    num_layers = default_layers if args.num_layers is None else args.num_layers
+    return SimulatedPaging(num_layers) if args.page_size is None else SimulatedPaging(num_layers, args.page_size)
 
 
-def chosen_tiers(args: argparse.Namespace, cache: CacheInfo | None) -> Tiers:
-    """Return the lower tiers: given, else recorded.
+def chosen_tiers(args: argparse.Namespace, cache: CacheInfo | None) -> SimulatedTiers:
+    """Return the lower tiers: from options, else recorded.
 
     Raises BadInput for sizes out of range, and if no selected allocator supports lower tiers.
     """
     host_bytes, disk_bytes = (0, 0) if cache is None else recorded_tiers(cache)
     kv_host_memory = host_bytes if args.kv_host_memory is None else args.kv_host_memory
     kv_disk = (disk_bytes if kv_host_memory else 0) if args.kv_disk is None else args.kv_disk
-    tiers = Tiers(kv_host_memory=kv_host_memory, kv_disk=kv_disk, preemption=args.preemption)
+    tiers = SimulatedTiers(kv_host_memory=kv_host_memory, kv_disk=kv_disk, preemption=args.preemption)
     allocators = chosen_allocators(args)
     if args.kv_host_memory and "paged" not in allocators:
         raise BadInput(
@@ -350,17 +349,17 @@ def chosen_setups(
     cost: CostModel,
     workload: Workload,
     recording: Recording | None,
-) -> list[Setup]:
-    """Return one setup per run: the allocators, then the what-if questions.
+) -> list[SimulationSetup]:
+    """Return one setup per run: one per allocator, then one per what-if scenario.
 
-    Raises BadInput for questions that do not apply.
+    Raises BadInput for scenarios that do not apply to the model.
     """
-    from kvscope_engine.simulator.simulation import Setup
+    from kvscope_engine.simulator.simulation import SimulationSetup
 
     cache = None if recording is None else recording.info.hello.cache
     layout = _chosen_layout(args, limits, cache)
     setups = [
-        Setup(
+        SimulationSetup(
             workload,
             limits,
             cost,
@@ -382,15 +381,14 @@ def chosen_setups(
     if checkpoints is None and args.model is None and cache is not None and cache.num_states:
         checkpoints = max(0, cache.num_states - 1 - cache.max_num_seqs)
     if blocks is not None:
-        kv_bytes = float(blocks * Setup(workload, limits, cost, "paged", layout=layout).block_bytes)
+        kv_bytes = float(blocks * SimulationSetup(workload, limits, cost, "paged", layout=layout).block_bytes)
     else:
-        of_preset = preset.num_slots * preset.cost.kv_bytes_per_token
-        kv_bytes = args.kv_memory or (0 if cache is None else recorded_pool_bytes(cache)) or of_preset
+        preset_bytes = preset.num_slots * preset.cost.kv_bytes_per_token
+        kv_bytes = args.kv_memory or (0 if cache is None else recorded_pool_bytes(cache)) or preset_bytes
     return [setup.sized(kv_bytes, checkpoints, for_blocks=blocks is not None) for setup in setups]
 
 
 def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: CacheInfo | None) -> KVLayout | None:
-    """Return the KV groups and states; None for a single group of all layers."""
     if args.model is not None:
         from kvscope_engine.cli.lazy_engine import quick_imports
 
@@ -402,21 +400,19 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
 
 
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
-    """Return the what-if questions. Raises BadInput for those that do not apply to the model."""
-    given = {
+    obstacles = {
         "without_freeing": "" if layout is not None and layout.has_windows else "no layer has a window or chunks",
         "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,
         "state_checkpoints": "" if layout is not None and layout.state_bytes else "no layer keeps a state",
     }
-    for name, why in given.items():
+    for name, why in obstacles.items():
         if why and getattr(args, name) not in (None, False):
-            known = "" if layout is not None else ": give --model, or a recording that names its KV groups"
-            raise BadInput(f"--{name.replace('_', '-')} is not accepted, as {why}{known}")
+            hint = "" if layout is not None else ": give --model, or a recording that names its KV groups"
+            raise BadInput(f"--{name.replace('_', '-')} is not accepted, as {why}{hint}")
     return [NOT_FREED] * args.without_freeing + [EXPANDED] * args.mla_expanded
 
 
 def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
-    """Read or generate the workload. Raises BadInput if that is impossible."""
     from kvscope_engine.simulator.workloads.azure import read_azure
     from kvscope_engine.simulator.workloads.generators import generate
     from kvscope_engine.simulator.workloads.mooncake import read_mooncake
@@ -454,7 +450,9 @@ def _generator_options(args: argparse.Namespace) -> GeneratorOptions:
 
 
 def recording_paths(args: argparse.Namespace, labels: Sequence[str]) -> list[Path]:
-    """Return the recording path of each run, in order; empty without `--record`. Raises BadInput for a path in use."""
+    """Return the recording path of each run, in order; empty without `--record`. Raises BadInput for a path that is in
+    use.
+    """
     if args.record is None:
         return []
     from kvscope_telemetry.recordings.mcap_file import check_path
@@ -467,7 +465,6 @@ def recording_paths(args: argparse.Namespace, labels: Sequence[str]) -> list[Pat
 
 
 def chosen_allocators(args: argparse.Namespace) -> list[str]:
-    """Return the allocators without duplicates, in the given order."""
     names: list[str] = []
     for name in args.allocator or ["paged"]:
         names += ALLOCATORS if name == "all" else [name]

@@ -1,5 +1,5 @@
-"""Options for structured output: a JSON schema, any JSON object, a regex, a grammar, or choices; at most one of
-them.
+"""Options for structured output: a JSON schema, any JSON object, a regex, a grammar, or choices. At most one may be
+used.
 """
 
 from __future__ import annotations
@@ -39,25 +39,29 @@ def add_structured_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def structured(args: argparse.Namespace) -> Structured | None:
-    """Return the requested structured output.
+    """Return the requested structured output; None if there is none.
 
-    Raises BadInput for several options and for a file that cannot be read.
+    Raises BadInput for several options, and for a file that cannot be read.
     """
     options = {name: value for name in NAMES if (value := getattr(args, name))}
     for name in ("json_schema", "grammar"):
         if name in options:
             options[name] = _text_or_file(options[name], "::=" if name == "grammar" else "{")
-    return structured_of(options)
+    return structured_from_options(options)
 
 
-def structured_of(options: Mapping[str, Any]) -> Structured | None:
-    """Return the structured output of a line in a prompts file, whose schema may be an object. Raises BadInput."""
-    given = {name: options[name] for name in NAMES if options.get(name) not in (None, False, [])}
-    if not given:
+def structured_from_options(options: Mapping[str, Any]) -> Structured | None:
+    """Return the structured output that a line of a prompts file requests; None if there is none. Its schema may be an
+    object.
+
+    Raises BadInput.
+    """
+    requested = {name: options[name] for name in NAMES if options.get(name) not in (None, False, [])}
+    if not requested:
         return None
-    if len(given) > 1:
-        raise BadInput(f"one form of the answer is accepted, not {' and '.join(given)}")
-    ((kind, value),) = given.items()
+    if len(requested) > 1:
+        raise BadInput(f"one form of the answer is accepted, not {' and '.join(requested)}")
+    ((kind, value),) = requested.items()
     if kind == "json_object":
         text = ""
     elif kind == "choice" or (kind == "json_schema" and not isinstance(value, str)):
@@ -71,7 +75,7 @@ def structured_of(options: Mapping[str, Any]) -> Structured | None:
 
 
 def _text_or_file(value: str, mark: str) -> str:
-    """Return `value` if it contains `mark`; otherwise the contents of the file that it names."""
+    """Return `value` if it contains `mark`, otherwise the contents of the file with that name."""
     if mark in value:
         return value
     try:

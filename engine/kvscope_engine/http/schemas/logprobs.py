@@ -10,7 +10,6 @@ from kvscope_telemetry.messages.commands import TokenLogprobs, Tokens
 
 
 def chat_logprobs(tokens: Tokens, tokenizer: Tokenizer | None) -> ChatLogprobs | None:
-    """Return the log-probabilities of a chat's new tokens; None if they were not requested."""
     if not tokens.logprobs:
         return None
     return ChatLogprobs(
@@ -40,8 +39,7 @@ def completion_logprobs(tokens: Tokens, tokenizer: Tokenizer | None, offset: int
     )
 
 
-def concatenated(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
-    """Concatenate the log-probabilities of a whole completion; None if there are none."""
+def concatenate_logprobs(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
     if not parts:
         return None
     return CompletionLogprobs(

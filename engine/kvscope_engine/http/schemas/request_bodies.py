@@ -13,7 +13,6 @@ import msgspec
 from kvscope_telemetry.messages.commands import MAX_ADAPTER_CHARACTERS, MAX_PATH_CHARACTERS
 
 MAX_PROMPTS = 256
-"""Maximum number of prompts in one request."""
 Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Text: TypeAlias = str | None
@@ -142,8 +141,6 @@ CHAT_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class SamplingBody(NeutralFields, frozen=True, kw_only=True):
-    """Fields common to completions and chats: OpenAI's, then vLLM's."""
-
     model: Text = None
     temperature: float | None = None
     top_p: float | None = None
@@ -207,8 +204,6 @@ class FunctionCall(_Body, frozen=True, kw_only=True):
 
 
 class ToolCallBody(_Body, frozen=True, kw_only=True):
-    """A tool call of an earlier turn."""
-
     function: FunctionCall
     id: Text = None
     type: Literal["function"] = "function"
@@ -229,8 +224,6 @@ class MessageBody(_Body, frozen=True, kw_only=True):
 
 
 class Function(_Body, frozen=True, kw_only=True):
-    """A function that the model may call."""
-
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     description: Text = None
     parameters: dict[str, Any] | None = None
@@ -238,8 +231,6 @@ class Function(_Body, frozen=True, kw_only=True):
 
 
 class Tool(_Body, frozen=True, kw_only=True):
-    """A tool. Functions are the only kind."""
-
     function: Function
     type: Literal["function"] = "function"
 
@@ -276,7 +267,6 @@ class LoadAdapterBody(_Body, frozen=True, kw_only=True):
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ADAPTER_CHARACTERS)]
     lora_path: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATH_CHARACTERS)]
-    """A folder that the engine can read."""
 
 
 class UnloadAdapterBody(_Body, frozen=True, kw_only=True):

@@ -12,8 +12,6 @@ from msgspec import UNSET, UnsetType
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
-    """Prompt tokens that were found in the prefix cache."""
-
     cached_tokens: int = 0
 
 
@@ -74,8 +72,6 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
-    """Name of a called function, and its arguments as a JSON object in text form."""
-
     name: str
     arguments: str
 
@@ -143,8 +139,6 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model or LoRA adapter."""
-
     id: str
     object: Literal["model"] = "model"
     created: int = 0

@@ -47,7 +47,6 @@ MAX_PRIORITY: Final = 1000
 
 
 def completion_sampling(body: CompletionBody) -> SamplingParams:
-    """Return the sampling parameters of a completions body. Raises ApiError for unsupported fields and values."""
     if body.echo:
         raise ApiError(400, "echo=true is not accepted: prompts are not echoed", param="echo")
     if body.suffix:
@@ -60,7 +59,6 @@ def completion_sampling(body: CompletionBody) -> SamplingParams:
 
 
 def chat_sampling(body: ChatBody) -> SamplingParams:
-    """Return the sampling parameters of a chat body. Raises ApiError for unsupported fields and values."""
     if body.modalities not in (None, ["text"]):
         raise ApiError(400, f"modalities={body.modalities!r:.60} is not accepted: ['text']", param="modalities")
     if body.top_logprobs and not body.logprobs:
@@ -85,14 +83,12 @@ def submission(request_id: str, body: SamplingBody, sampling: SamplingParams, *,
 
 
 class StreamUsage(Enum):
-    """Which events of a stream report usage."""
-
     NONE = "none"
     LAST = "last"
     EACH = "each"
 
 
-def wants_usage(body: SamplingBody) -> StreamUsage:
+def stream_usage(body: SamplingBody) -> StreamUsage:
     """Return which events of a stream report usage. Raises ApiError for stream options without a stream."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is not accepted without stream=true", param="stream_options")
@@ -102,7 +98,6 @@ def wants_usage(body: SamplingBody) -> StreamUsage:
 
 
 def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise ApiError for an unsupported value that would change the answer."""
     for name, values in accepted.items():
         value = getattr(body, name)
         if value is not None and value not in values:
@@ -134,7 +129,6 @@ def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None) 
 
 
 def _require_field(kind: type[msgspec.Struct], name: str) -> None:
-    """Raise ApiError for a field that the engine's messages lack."""
     if name not in kind.__struct_fields__:
         raise ApiError(400, f"{name} is not accepted: this engine has no such option", param=name)
 

@@ -31,12 +31,10 @@ class StreamedText:
         self.is_complete = False
 
     def pop(self, length: int) -> str:
-        """Remove and return the first `length` characters."""
         popped, self.text = self.text[:length], self.text[length:]
         return popped
 
     def find(self, mark: str, start: int) -> Search[int]:
-        """Return the index of the next `mark`. Raises EndOfTextError if there is none."""
         while (index := self.text.find(mark, start)) < 0:
             start = max(start, len(self.text) - len(mark) + 1)
             yield from self._await_more()

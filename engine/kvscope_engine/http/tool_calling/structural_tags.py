@@ -39,7 +39,6 @@ def forced_format(tool_format: ToolFormat, functions: Sequence[Function], specia
 
 
 def structural_tag(forced: ForcedFormat, functions: Sequence[Function], *, is_one: bool) -> str:
-    """Return XGrammar's structural tag, as JSON, for exactly one call (`is_one`) or for one or more."""
     calls = {
         "type": "tags_with_separator",
         "tags": [_tag(forced, function) for function in functions],

@@ -13,7 +13,7 @@ from kvscope_engine.http.tool_calling.call_parsers import (
     CallParser,
     NamedFields,
     NamedJson,
-    first_of,
+    any_of,
     read_json,
     read_json_value,
     read_python,
@@ -57,8 +57,6 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """Format in which one family of models writes calls."""
-
     name: str
     spans: tuple[CallSpan, ...] = ()
     starts: tuple[str, ...] = ()
@@ -79,7 +77,6 @@ class ToolFormat:
 
     @property
     def marks(self) -> str:
-        """All marks, concatenated."""
         spans = [mark for span in self.spans for mark in (span.begin, span.end)]
         return "".join((*spans, *self.starts, *self.prefixes, *self.silent, *self.closers, *self.inner))
 
@@ -154,7 +151,7 @@ FORMATS: Final = (
     ToolFormat(name="hermes", spans=(_HERMES_SPAN,), forced=_HERMES),
     ToolFormat(
         name="mistral",
-        spans=(CallSpan("[TOOL_CALLS]", first_of(read_json_value, _MISTRAL_BODY)),),
+        spans=(CallSpan("[TOOL_CALLS]", any_of(read_json_value, _MISTRAL_BODY)),),
         starts=("[{",),
         whole=(read_json,),
         inner=("[ARGS]", "[CALL_ID]"),

@@ -8,7 +8,7 @@ which other tile sizes also give the same bits. Decodes run as prefills: attenti
 order).
 
 A tile runs through all layers before the next one, so it reads KV that earlier tiles of its own requests have written.
-Knows neither policy nor sampling.
+Must not depend on policy or sampling.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ Measured on one core with a product of (576, 3072): 32 rows of bfloat16 take 1.2
 float32 1.7 times; a row of a tile takes 1.4 and 1.3 times as long as a row of a product with 64.
 """
 ROUNDED_TILE_TOKENS: Final = 8
-"""Tokens per tile with weights of few bits, whose products take time per row.
+"""Tokens per tile with quantized weights, whose products take time in proportion to the rows.
 
 In tiles of 32, a single decode of the default model took 8 times as long; prompts took as long as without tiles.
 """
 GPU_TILE_TOKENS: Final = 128
 """Tokens per tile on a GPU, for any dtype. By GPU specifications, reading 16-bit weights takes as long as multiplying
 them by 75 (RTX 3090) to 300 (H100) rows; not measured."""
-OTHER_SIZES: Final = (1, 4, 16, 64)
-"""Additional tile sizes on a CPU, used where they are proven to give the same bits. Products with weights of few bits
-and many float32 products do."""
-_MORE_ROWS: Final = 1.25
-"""Maximum ratio of tile size to remaining tokens (plus spare rows) for padding a tile instead of filling smaller ones.
+OTHER_TILE_SIZES: Final = (1, 4, 16, 64)
+"""Additional tile sizes on a CPU, used if they are proven to give the same bits. Products with quantized weights and
+many float32 products pass.
+"""
+_MAX_PADDED_RATIO: Final = 1.25
+"""Maximum ratio of tile size to remaining tokens for padding a tile instead of filling smaller ones.
 
-Each tile reads all weights, so that padding rows are cheap in comparison where weights are not quantized.
+Each tile reads all weights, so padding rows are cheap in comparison if weights are not quantized.
 """
 
 
 def tile_tokens(device_type: str, dtype: torch.dtype, quantization: str) -> int:
-    """Return the tokens per tile; 0 if attention of this dtype depends on the batch."""
+    """Return the tokens per tile; 0 if the attention of this dtype depends on the batch."""
     if device_type == "cuda":
         return GPU_TILE_TOKENS
     size = TILE_TOKENS.get(dtype, 0)
@@ -65,8 +66,9 @@ class Tile:
     """Consecutive tokens of a step, padded with tokens that write to no slot and whose outputs are not read."""
 
     input_ids: Int64
-    """(size,); so are `positions`."""
+    """(size,)."""
     positions: Int64
+    """(size,)."""
     slot_mapping: Int64
     """(G, size)."""
     block_tables: Int32
@@ -76,28 +78,30 @@ class Tile:
     query_start: Int32
     """(S + 1,), starting from 0."""
     sample_rows: Int64
+    """Rows of the tile whose logits are sampled."""
 
 
-def tiles_of(inputs: StepInputs, sizes: Sequence[int], spare_rows: int = 0) -> Iterator[Tile]:
-    """Yield the step's tokens in tiles of the given ascending sizes. `spare_rows` rows of padding are always
-    accepted."""
+def split_into_tiles(inputs: StepInputs, sizes: Sequence[int], spare_rows: int = 0) -> Iterator[Tile]:
+    """Yield the step's tokens in tiles of the given sizes (ascending). Up to `spare_rows` rows of padding are always
+    accepted.
+    """
     starts, end = inputs.query_start, 0
-    while (begin := end) < inputs.num_tokens:
-        size = _next_size(inputs.num_tokens - begin, sizes, spare_rows)
-        end = min(begin + size, inputs.num_tokens)
-        first = int(np.searchsorted(starts, begin, "right")) - 1
+    while (start := end) < inputs.num_tokens:
+        size = _next_size(inputs.num_tokens - start, sizes, spare_rows)
+        end = min(start + size, inputs.num_tokens)
+        first = int(np.searchsorted(starts, start, "right")) - 1
         last = int(np.searchsorted(starts, end, "left"))
-        cut = np.clip(starts[first : last + 1], begin, end)
-        still_to_come = starts[first + 1 : last + 1] - cut[1:]
-        is_here = (inputs.sample_rows >= begin) & (inputs.sample_rows < end)
+        bounds = np.clip(starts[first : last + 1], start, end)
+        num_later_tokens = starts[first + 1 : last + 1] - bounds[1:]
+        is_in_tile = (inputs.sample_rows >= start) & (inputs.sample_rows < end)
         yield Tile(
-            _filled_up(inputs.input_ids[begin:end], size, 0),
-            _filled_up(inputs.positions[begin:end], size, 0),
-            _filled_up(inputs.slot_mapping[:, begin:end], size, -1),
+            _padded(inputs.input_ids[start:end], size, 0),
+            _padded(inputs.positions[start:end], size, 0),
+            _padded(inputs.slot_mapping[:, start:end], size, -1),
             np.ascontiguousarray(inputs.block_tables[:, first:last]),
-            (inputs.seq_lens[first:last] - still_to_come).astype(np.int32),
-            (cut - begin).astype(np.int32),
-            inputs.sample_rows[is_here] - begin,
+            (inputs.seq_lens[first:last] - num_later_tokens).astype(np.int32),
+            (bounds - start).astype(np.int32),
+            inputs.sample_rows[is_in_tile] - start,
         )
 
 
@@ -105,7 +109,7 @@ def _next_size(num_tokens: int, sizes: Sequence[int], spare_rows: int) -> int:
     """Return the smallest size that holds all tokens; if that would waste too many rows, the largest that they fill."""
     enough = next((size for size in sizes if size >= num_tokens), None)
     filled = next((size for size in reversed(sizes) if size <= num_tokens), None)
-    if enough is not None and (filled is None or enough <= _MORE_ROWS * num_tokens + spare_rows):
+    if enough is not None and (filled is None or enough <= _MAX_PADDED_RATIO * num_tokens + spare_rows):
         return enough
     assert filled is not None, "one of the sizes is enough, or is filled"
     return filled
@@ -114,12 +118,14 @@ def _next_size(num_tokens: int, sizes: Sequence[int], spare_rows: int) -> int:
 class FixedTiles:
     """Runs a model in tiles of `size` tokens, on the blocks of `storage`.
 
-    `others` are further tile sizes that give the same bits. The output head multiplies as many rows as the tile has; on
-    a CPU, a `Float32Head` always multiplies `size` rows.
+    `other_sizes` are further tile sizes that give the same bits. The output head multiplies as many rows as the tile
+    has; on a CPU, a `Float32Head` always multiplies `size` rows.
     """
 
-    def __init__(self, model: Forward, storage: KVStorage, ops: Ops, size: int, others: Iterable[int] = ()) -> None:
-        self.sizes = tuple(sorted({size, *others}))
+    def __init__(
+        self, model: Forward, storage: KVStorage, ops: Ops, size: int, other_sizes: Iterable[int] = ()
+    ) -> None:
+        self.sizes = tuple(sorted({size, *other_sizes}))
         self._spare_rows = max(size - ROUNDED_TILE_TOKENS // 2, 0)
         self._model = model
         self._storage = storage
@@ -135,58 +141,59 @@ class FixedTiles:
 
     def run_idle(self) -> torch.Tensor:
         """Run a tile that writes no KV and reads no block, and return the logits of one row."""
-        groups, nothing = self._storage.num_groups, np.zeros(self.sizes[0], np.int64)
+        groups, zeros = self._storage.num_groups, np.zeros(self.sizes[0], np.int64)
         tables, slots = np.zeros((groups, 1, 1), np.int32), np.full((groups, self.sizes[0]), -1)
         lengths = np.zeros(2, np.int32)
-        found = self._run(Tile(nothing, nothing, slots, tables, lengths[:1], lengths, nothing[:1]))
-        assert found is not None, "a row is sampled"
-        return found
+        logits = self._run(Tile(zeros, zeros, slots, tables, lengths[:1], lengths, zeros[:1]))
+        assert logits is not None, "a row is sampled"
+        return logits
 
     def logits(self, inputs: StepInputs) -> torch.Tensor | None:
         """Return the logits of a step's sampled rows, (num_samples, vocabulary), or None when nothing is sampled."""
-        found = [
-            logits for tile in tiles_of(inputs, self.sizes, self._spare_rows) if (logits := self._run(tile)) is not None
+        tile_logits = [
+            logits
+            for tile in split_into_tiles(inputs, self.sizes, self._spare_rows)
+            if (logits := self._run(tile)) is not None
         ]
-        return torch.cat(found) if found else None
+        return torch.cat(tile_logits) if tile_logits else None
 
     def _run(self, tile: Tile) -> torch.Tensor | None:
-        ids, positions = self._put(tile.input_ids), self._put(tile.positions)
+        ids, positions = self._to_device(tile.input_ids), self._to_device(tile.positions)
         context, count = self._context(tile), len(tile.sample_rows)
         if not count:
             self._model.fill(ids, positions, context)
             return None
         rows = tile.sample_rows
         if not self._heads:
-            rows = _filled_up(rows, len(tile.input_ids), rows[0])
-        return self._model.logits(ids, positions, context, self._put(rows))[:count]
+            rows = _padded(rows, len(tile.input_ids), rows[0])
+        return self._model.logits(ids, positions, context, self._to_device(rows))[:count]
 
-    def _put(self, array: Int64 | Int32) -> torch.Tensor:
-        """Copy an array to the device, synchronously on a GPU."""
+    def _to_device(self, array: Int64 | Int32) -> torch.Tensor:
         return torch.from_numpy(array).to(self._storage.device)
 
     def _context(self, tile: Tile) -> PagedContext:
         prefill = PrefillBatch(
-            block_tables=tuple(map(self._put, tile.block_tables)),
-            seq_lens=self._put(tile.seq_lens),
+            block_tables=tuple(map(self._to_device, tile.block_tables)),
+            seq_lens=self._to_device(tile.seq_lens),
             max_seq_len=max(int(tile.seq_lens.max()), 1),
-            query_start=self._put(tile.query_start),
+            query_start=self._to_device(tile.query_start),
             max_query_len=max(int(np.diff(tile.query_start).max()), 1),
             lengths=HostLengths(tile.query_start, tile.seq_lens),
             is_fixed=True,
         )
-        slots = tuple(map(self._put, tile.slot_mapping))
+        slots = tuple(map(self._to_device, tile.slot_mapping))
         return _TileContext(self._storage, self._ops, slots, 0, decode=None, prefill=prefill)
 
 
 class _TileContext(PagedContext):
-    """Step context whose attention returns zeros for padding tokens, because uninitialized memory may contain NaN."""
+    """Step context that zeroes the attention output of padding tokens, because uninitialized memory may contain NaN."""
 
     def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
         out = query.new_zeros(*query.shape[:2], options.value_dim(query))
         return self.attend_into(query, kv, options, out)
 
 
-def _filled_up(array: Int64, size: int, value: int) -> Int64:
+def _padded(array: Int64, size: int, value: int) -> Int64:
     """Pad the last axis to `size` with `value`."""
     filled = np.full((*array.shape[:-1], size), value, np.int64)
     filled[..., : array.shape[-1]] = array

@@ -1,8 +1,8 @@
 """Proves at load that deterministic mode works: a token's numbers are the same at every position in a tile.
 
 Runs three trials: a sequence alone, the same sequence after another one that shifts its position in the tiles, and its
-last tokens one by one. Keys and values of all layers and the last logits must be bitwise equal; otherwise the model is
-refused with the reason.
+last tokens in steps of one token. Keys and values of all layers and the last logits must be bitwise equal; otherwise
+the model is refused with the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kvscope_engine.model.batch_invariance.fixed_tiles import OTHER_SIZES, FixedTiles, tile_tokens
+from kvscope_engine.model.batch_invariance.fixed_tiles import OTHER_TILE_SIZES, FixedTiles, tile_tokens
 from kvscope_engine.model.hf_config import EXPERT_COUNTS, position_limit
 from kvscope_engine.model.input_batch.step_inputs import Int64, StepInputs
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
@@ -34,40 +34,42 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE: Final = 8
 _TUNABLE: Final = "PYTORCH_TUNABLEOP_ENABLED"
-NUM_SINGLE: Final = 3
-"""Number of last tokens that are computed one by one."""
+NUM_SINGLE_TOKEN_STEPS: Final = 3
+"""Number of last tokens that are computed in steps of one token."""
 NUM_COMPARED: Final = 1_000_000
-"""Numbers of hidden states that another tile size must reproduce, where the trial is long enough.
+"""Minimum number of elements of hidden states that another tile size must reproduce, if the model's position limit
+allows.
 
-Few numbers are not enough: on an AMD processor with AVX-512 BF16, products of one row differ from those of 32 rows in
-one of 8,000 numbers, and a trial of two tokens found no difference.
+A small sample is not enough: on an AMD processor with AVX-512 BF16, products of one row differ from those of 32 rows in
+one of 8,000 elements, and a trial of two tokens found no difference.
 """
 
 
 def proven_tiles(loaded: LoadedModel) -> tuple[int, ...]:
-    """Return the tile size that gives a token the same bits at every position, followed by other sizes that give them
-    too.
+    """Return the tile size that gives a token the same bits at every position, followed by other sizes with the same
+    bits.
 
-    Raises BadInput, in one line, for a model or machine for which this cannot be proven.
+    Raises:
+        BadInput: This cannot be proven for the model or machine. The message has one line.
     """
     size = tile_tokens(loaded.device.type, loaded.dtype, loaded.quantization)
     ops = ops_for(loaded.device.type)
-    why = _why_not(loaded, size) or differing_part(loaded.module, size, ops)
-    if why:
-        raise BadInput(f"deterministic=True is not accepted with model {loaded.info.name!r}: {why}")
+    reason = _refusal_reason(loaded, size) or differing_part(loaded.module, size, ops)
+    if reason:
+        raise BadInput(f"deterministic=True is not accepted with model {loaded.info.name!r}: {reason}")
     return (size, *(_equal_sizes(loaded.module, size, ops) if loaded.device.type == "cpu" else ()))
 
 
 def differing_part(module: nn.Module, size: int, ops: Ops) -> str:
-    """Name the first layer that gives a token other numbers at another position in tiles of `size`; empty if there is
+    """Describe the first layer whose result depends on a token's position in tiles of `size`; empty if there is
     none."""
     with _trial(module, size, ops, size + size // 2) as trial:
         return trial.first_difference()
 
 
 def _equal_sizes(module: nn.Module, size: int, ops: Ops) -> list[int]:
-    with _trial(module, size, ops, max(OTHER_SIZES) + 1) as trial:
-        return [other for other in OTHER_SIZES if other != size and trial.is_equal_in(other)]
+    with _trial(module, size, ops, max(OTHER_TILE_SIZES) + 1) as trial:
+        return [other for other in OTHER_TILE_SIZES if other != size and trial.is_equal_in(other)]
 
 
 @contextmanager
@@ -80,7 +82,7 @@ def _trial(module: nn.Module, size: int, ops: Ops, length: int) -> Iterator[_Tri
         trial.storage.close()
 
 
-def _why_not(loaded: LoadedModel, size: int) -> str:
+def _refusal_reason(loaded: LoadedModel, size: int) -> str:
     is_on_cpu = loaded.device.type == "cpu"
     if not is_on_cpu and os.environ.get(_TUNABLE, "0") != "0":
         return f"{_TUNABLE} lets each start choose its products by time"
@@ -98,10 +100,10 @@ def _why_not(loaded: LoadedModel, size: int) -> str:
     config = module.config.get_text_config(decoder=True)
     if any(getattr(config, name, None) for name in EXPERT_COUNTS):
         return "how many rows an expert has hangs on the batch"
-    return next(filter(None, (_why_not_layer(call, is_on_cpu=is_on_cpu) for call in check_hook(module))), "")
+    return next(filter(None, (_layer_refusal_reason(call, is_on_cpu=is_on_cpu) for call in check_hook(module))), "")
 
 
-def _why_not_layer(call: LayerCall, *, is_on_cpu: bool) -> str:
+def _layer_refusal_reason(call: LayerCall, *, is_on_cpu: bool) -> str:
     if call.shape.latent_dim:
         return "it attends over latents, by two ways that add differently"
     if call.options.bias is not None:
@@ -111,7 +113,7 @@ def _why_not_layer(call: LayerCall, *, is_on_cpu: bool) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _TokenRange:
     """Tokens `start` to `end` of a sequence whose blocks are listed in `table`."""
 
     ids: Int64
@@ -128,14 +130,16 @@ class _Trial:
         self.length = min(length, position_limit(config) or size)
         self.size = size
         vocabulary = int(config.vocab_size)
-        numbers = np.arange(self.length, dtype=np.int64)
-        self.ids, self.others = (numbers * 37 + 11) % vocabulary, (numbers * 53 + 5) % vocabulary
-        count = -(-self.length // BLOCK_SIZE)
-        first = range(1, 1 + count)
-        self.table, self.tried, self.beside = ([block + part * count for block in first] for part in range(3))
+        indices = np.arange(self.length, dtype=np.int64)
+        self.ids, self.other_ids = (indices * 37 + 11) % vocabulary, (indices * 53 + 5) % vocabulary
+        num_blocks = -(-self.length // BLOCK_SIZE)
+        first_blocks = range(1, 1 + num_blocks)
+        self.table, self.trial_table, self.other_table = (
+            [block + index * num_blocks for block in first_blocks] for index in range(3)
+        )
         parameter = next(module.parameters())
         shapes = [call.shape for call in check_hook(module)]
-        self.storage = KVStorage(1 + 3 * count, BLOCK_SIZE, shapes, parameter.dtype, parameter.device)
+        self.storage = KVStorage(1 + 3 * num_blocks, BLOCK_SIZE, shapes, parameter.dtype, parameter.device)
         for tensor in self.storage.block_tensors:
             tensor.zero_()
         self._numbers_per_token = int(config.hidden_size) * len(shapes)
@@ -143,59 +147,61 @@ class _Trial:
         self._expected: torch.Tensor | None = None
 
     def is_equal_in(self, size: int) -> bool:
-        """Whether tiles of `size` give the same bits, tried on two sequences that take at least two tiles each."""
+        """Whether tiles of `size` give the same bits, tested on two sequences of at least two tiles each."""
         length = min(self.length, max(size + 1, -(-NUM_COMPARED // (2 * self._numbers_per_token))))
-        for ids in (self.ids, self.others):
-            expected = self._run(_Piece(ids, self.table, 0, length))
-            found = self._run(_Piece(ids, self.tried, 0, length), size=size)
-            if not torch.equal(found, expected) or not self._is_same_in_all_layers(length):
+        for ids in (self.ids, self.other_ids):
+            expected = self._run(_TokenRange(ids, self.table, 0, length))
+            actual = self._run(_TokenRange(ids, self.trial_table, 0, length), size=size)
+            if not torch.equal(actual, expected) or not self._is_same_in_all_layers(length):
                 return False
         return True
 
     @property
     def expected(self) -> torch.Tensor:
-        """Logits of the last token when the sequence is computed alone."""
+        """Logits of the last token when the sequence is computed alone, (vocabulary,)."""
         if self._expected is None:
-            self._expected = self._run(_Piece(self.ids, self.table, 0, self.length))
+            self._expected = self._run(_TokenRange(self.ids, self.table, 0, self.length))
         return self._expected
 
     def first_difference(self) -> str:
         """Describe the first difference between the trials; empty if there is none."""
         expected = self.expected
-        for before in (1, self.size // 2 - 1, self.size - NUM_SINGLE):
-            found = self._beside(before)
+        for num_other in (1, self.size // 2 - 1, self.size - NUM_SINGLE_TOKEN_STEPS):
+            actual = self._logits_after_other(num_other)
             layers = range(len(self.storage.layers))
             layer = next((layer for layer in layers if not self._is_same(layer, self.length)), None)
             if layer is not None:
                 return f"layer {layer} gives a token other numbers beside other tokens, on this machine"
-            if not torch.equal(found, expected):
+            if not torch.equal(actual, expected):
                 return "its last layers give a token other numbers beside other tokens, on this machine"
         return ""
 
-    def _beside(self, before: int) -> torch.Tensor:
-        """Compute the sequence after `before` tokens of the other one, then its last tokens one by one, in steps shared
-        with it.
+    def _logits_after_other(self, num_other: int) -> torch.Tensor:
+        """Compute the sequence after `num_other` tokens of the other sequence, and its last tokens in steps shared with
+        it.
 
-        For the last tokens, the head also gets `before` rows in front. Returns the last token's logits.
+        In these steps, the head also gets `num_other` rows before the sampled one. Returns the last token's logits.
         """
-        before = min(before, self.length - NUM_SINGLE)
-        start = self.length - NUM_SINGLE
-        other = _Piece(self.others, self.beside, 0, before)
-        found = self._run(other, _Piece(self.ids, self.tried, 0, start))
-        for step in range(NUM_SINGLE):
-            other = _Piece(self.others, self.beside, before + step, before + step + 1)
-            found = self._run(other, _Piece(self.ids, self.tried, start + step, start + step + 1), head_rows=before)
-        return found
+        num_other = min(num_other, self.length - NUM_SINGLE_TOKEN_STEPS)
+        start = self.length - NUM_SINGLE_TOKEN_STEPS
+        other = _TokenRange(self.other_ids, self.other_table, 0, num_other)
+        logits = self._run(other, _TokenRange(self.ids, self.trial_table, 0, start))
+        for step in range(NUM_SINGLE_TOKEN_STEPS):
+            other = _TokenRange(self.other_ids, self.other_table, num_other + step, num_other + step + 1)
+            logits = self._run(
+                other, _TokenRange(self.ids, self.trial_table, start + step, start + step + 1), head_rows=num_other
+            )
+        return logits
 
-    def _run(self, *pieces: _Piece, size: int | None = None, head_rows: int = 0) -> torch.Tensor:
-        """Run the pieces as one step and return the logits of the last token, (vocabulary,).
+    def _run(self, *ranges: _TokenRange, size: int | None = None, head_rows: int = 0) -> torch.Tensor:
+        """Run the token ranges as one step and return the logits of the last token, (vocabulary,).
 
-        Tiles have `size` tokens (default: the trial's), except in a `Float32Head`. `head_rows` other rows precede the
-        last token's in the head.
+        Tiles have `size` tokens (default: the trial's), except in a `Float32Head`. In the head, `head_rows` other rows
+        precede that of the last token.
         """
         tiles = FixedTiles(self._model, self.storage, self._ops, size or self.size)
         tiles.set_head_rows(self.size)
-        logits = tiles.logits(_inputs(pieces, head_rows))
+        logits = tiles.logits(_inputs(ranges, head_rows))
         assert logits is not None, "the last token is sampled"
         return logits[-1].clone()
 
@@ -203,27 +209,27 @@ class _Trial:
         return all(self._is_same(layer, length) for layer in range(len(self.storage.layers)))
 
     def _is_same(self, layer: int, length: int) -> bool:
-        """Whether both tables hold the same keys and values of the first `length` tokens."""
+        """Whether `table` and `trial_table` have the same keys and values for the first `length` tokens of a layer."""
         return all(
-            torch.equal(kept[self.table].flatten(0, 1)[:length], kept[self.tried].flatten(0, 1)[:length])
-            for kept in self.storage.kv(layer)
+            torch.equal(cache[self.table].flatten(0, 1)[:length], cache[self.trial_table].flatten(0, 1)[:length])
+            for cache in self.storage.kv(layer)
         )
 
 
-def _inputs(pieces: tuple[_Piece, ...], head_rows: int) -> StepInputs:
-    """Return a step of these pieces. Its first token is sampled `head_rows` times before the last one."""
-    places = [np.arange(piece.start, piece.end) for piece in pieces]
+def _inputs(ranges: tuple[_TokenRange, ...], head_rows: int) -> StepInputs:
+    """Return a step of these token ranges. Its first token is sampled `head_rows` times before the last one."""
+    positions = [np.arange(token_range.start, token_range.end) for token_range in ranges]
     slots = [
-        np.array(piece.table)[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE
-        for piece, place in zip(pieces, places, strict=True)
+        np.array(token_range.table)[range_positions // BLOCK_SIZE] * BLOCK_SIZE + range_positions % BLOCK_SIZE
+        for token_range, range_positions in zip(ranges, positions, strict=True)
     ]
-    ends = np.cumsum([piece.end - piece.start for piece in pieces])
+    ends = np.cumsum([token_range.end - token_range.start for token_range in ranges])
     return StepInputs(
-        input_ids=np.concatenate([piece.ids[piece.start : piece.end] for piece in pieces]),
-        positions=np.concatenate(places),
+        input_ids=np.concatenate([token_range.ids[token_range.start : token_range.end] for token_range in ranges]),
+        positions=np.concatenate(positions),
         slot_mapping=np.concatenate(slots)[None],
-        block_tables=np.array([[piece.table for piece in pieces]], np.int32),
-        seq_lens=np.array([piece.end for piece in pieces], np.int32),
+        block_tables=np.array([[token_range.table for token_range in ranges]], np.int32),
+        seq_lens=np.array([token_range.end for token_range in ranges], np.int32),
         query_start=np.array([0, *ends], np.int32),
         num_single_token=0,
         sample_rows=np.array([0] * head_rows + [ends[-1] - 1]),

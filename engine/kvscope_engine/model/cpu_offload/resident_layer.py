@@ -1,4 +1,4 @@
-"""Brings layers whose weights are in host memory to the device one at a time, while a model is checked and fused at
+"""Moves layers whose weights are in host memory to the device one at a time, while a model is checked and fused at
 load.
 
 At most one of these layers is on the device. A layer is copied there when it runs or when one of its modules is
@@ -18,53 +18,55 @@ from kvscope_engine.model.cpu_offload.split import large_tensors, like
 
 
 class ResidentLayers:
-    """Keeps at most one of `layers` on `device`. Its hooks remain on the layers until `end`."""
+    """Keeps at most one of `layers` on `device`, through forward hooks that `end` removes."""
 
     def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
         self.layers = tuple(layers)
         self.device = device
-        self._here: nn.Module | None = None
+        self._resident: nn.Module | None = None
         self._originals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Tensor on the device and the host tensor that it copies, by the id of the former."""
+        """For each tensor on the device, by its id: the tensor, and the host tensor from which it was copied."""
         self._handles = [layer.register_forward_pre_hook(self._before) for layer in self.layers]
 
-    def bring_layer_of(self, part: nn.Module) -> None:
+    def load_layer_of(self, part: nn.Module) -> None:
         """Copy the layer that contains `part` to the device, if it is one of `layers`."""
         for layer in self.layers:
             if any(part is child for child in layer.modules()):
-                self._bring(layer)
+                self._load(layer)
 
     def end(self) -> None:
         """Move everything back to host memory and remove the hooks."""
-        self._put_away()
+        self._unload()
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def _before(self, layer: nn.Module, _: Any) -> None:
-        self._bring(layer)
+        self._load(layer)
 
-    def _bring(self, layer: nn.Module) -> None:
-        if layer is self._here:
+    def _load(self, layer: nn.Module) -> None:
+        if layer is self._resident:
             return
-        self._put_away()
-        for held, name, tensor in large_tensors(layer):
-            held[name] = brought = like(tensor, tensor.detach().to(self.device, copy=True))
-            self._originals[id(brought)] = brought, tensor
-        self._here = layer
+        self._unload()
+        for registry, name, tensor in large_tensors(layer):
+            registry[name] = on_device = like(tensor, tensor.detach().to(self.device, copy=True))
+            self._originals[id(on_device)] = on_device, tensor
+        self._resident = layer
 
-    def _put_away(self) -> None:
-        if self._here is None:
+    def _unload(self) -> None:
+        if self._resident is None:
             return
-        for held, name, tensor in large_tensors(self._here):
+        for registry, name, tensor in large_tensors(self._resident):
             _, original = self._originals.get(id(tensor), (None, None))
-            held[name] = like(tensor, tensor.detach().to("cpu")) if original is None else original
+            registry[name] = like(tensor, tensor.detach().to("cpu")) if original is None else original
         self._originals.clear()
-        self._here = None
+        self._resident = None
 
 
-def bring_layer_of(module: nn.Module, part: nn.Module) -> None:
-    """Bring the layer of `part` to the device, before `part` of the model `module` is run by itself."""
+def load_layer_of(module: nn.Module, part: nn.Module) -> None:
+    """Copy the layer that contains `part` to the device, before `part` of the model `module` is called outside of its
+    layer.
+    """
     resident: ResidentLayers | None = getattr(module, "kvscope_resident", None)
     if resident is not None:
-        resident.bring_layer_of(part)
+        resident.load_layer_of(part)

@@ -18,21 +18,23 @@ GIB = 1 << 30
 NUM_STAGES = 2
 """Number of layers on the device at once: the running one and the next one."""
 
-Place = tuple[dict[str, Any], str, torch.Tensor]
-"""Dictionary in which a tensor is registered, its name there, and the tensor."""
+TensorEntry = tuple[dict[str, Any], str, torch.Tensor]
+"""The dictionary in which a tensor is registered, its name there, and the tensor."""
 
 
 def check_streaming(cpu_offload_gb: float, device: torch.device, free_host_bytes: int) -> None:
-    """Raise, before anything is loaded, if weights cannot stay in host memory.
+    """Check, before anything is loaded, that weights can stay in host memory.
 
-    Raises BadInput on a CPU, KvscopeError if host memory is missing; both messages have one line.
+    Raises:
+        BadInput: `device` is a CPU.
+        KvscopeError: Host memory is missing.
     """
     if device.type == "cpu":
         raise BadInput(
             f"cpu_offload_gb={cpu_offload_gb:g} is not accepted on a CPU: its weights are in host memory already"
         )
-    asked = cpu_offload_gb * GIB
-    if asked > free_host_bytes:
+    num_bytes = cpu_offload_gb * GIB
+    if num_bytes > free_host_bytes:
         raise KvscopeError(
             f"no host memory for --cpu-offload-gb {cpu_offload_gb:g}: {free_host_bytes / GIB:.1f} GiB are free"
         )
@@ -41,11 +43,12 @@ def check_streaming(cpu_offload_gb: float, device: torch.device, free_host_bytes
 def layers_for_host(module: nn.Module, cpu_offload_gb: float) -> tuple[nn.Module, ...]:
     """Return the layers whose weights stay in host memory, in execution order.
 
-    Raises BadInput if that would free no memory, or if the model's layers are not in one list.
+    Raises:
+        BadInput: No device memory would be freed, or the model's layers are not in one list.
     """
-    layers, wanted = _decoder_layers(module), cpu_offload_gb * GIB
+    layers, num_bytes = _decoder_layers(module), cpu_offload_gb * GIB
     chosen: list[nn.Module] = []
-    while len(chosen) < len(layers) and sum(map(large_bytes, chosen)) < wanted:
+    while len(chosen) < len(layers) and sum(map(large_bytes, chosen)) < num_bytes:
         chosen.insert(0, layers[-1 - len(chosen)])
     sizes = [large_bytes(layer) for layer in chosen]
     if sum(sizes) <= NUM_STAGES * max(sizes):
@@ -57,29 +60,28 @@ def layers_for_host(module: nn.Module, cpu_offload_gb: float) -> tuple[nn.Module
     return tuple(chosen)
 
 
-def place_others(module: nn.Module, on_host: Sequence[nn.Module], device: torch.device) -> None:
-    """Move all of `module` to `device` except the large tensors of the layers `on_host`. Shared tensors remain
-    shared."""
-    stays = {id(tensor) for layer in on_host for _, _, tensor in large_tensors(layer)}
+def move_others(module: nn.Module, on_host: Sequence[nn.Module], device: torch.device) -> None:
+    """Move all of `module` to `device` except the large tensors of the layers `on_host`. Shared tensors stay shared."""
+    host_ids = {id(tensor) for layer in on_host for _, _, tensor in large_tensors(layer)}
     moved: dict[int, torch.Tensor] = {}
-    for held, name, tensor in tensors_of(module):
-        if id(tensor) not in stays:
+    for registry, name, tensor in tensors_of(module):
+        if id(tensor) not in host_ids:
             if id(tensor) not in moved:
                 moved[id(tensor)] = like(tensor, tensor.detach().to(device))
-            held[name] = moved[id(tensor)]
+            registry[name] = moved[id(tensor)]
 
 
-def tensors_of(module: nn.Module) -> Iterator[Place]:
+def tensors_of(module: nn.Module) -> Iterator[TensorEntry]:
     for part in module.modules():
-        for held in (part._parameters, part._buffers):
-            for name, tensor in list(held.items()):
+        for registry in (part._parameters, part._buffers):
+            for name, tensor in list(registry.items()):
                 if tensor is not None:
-                    yield held, name, tensor
+                    yield registry, name, tensor
 
 
-def large_tensors(layer: nn.Module) -> Iterator[Place]:
-    """Yield the tensors worth streaming: those with at least two dimensions."""
-    return (place for place in tensors_of(layer) if place[2].dim() > 1)
+def large_tensors(layer: nn.Module) -> Iterator[TensorEntry]:
+    """Yield the tensors to stream: those with at least two dimensions."""
+    return (entry for entry in tensors_of(layer) if entry[2].dim() > 1)
 
 
 def large_bytes(layer: nn.Module) -> int:
@@ -88,7 +90,7 @@ def large_bytes(layer: nn.Module) -> int:
 
 
 def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return `values` as a parameter if `tensor` is one, else as a plain tensor."""
+    """Return `values` as a Parameter if `tensor` is one, else as a plain tensor."""
     return nn.Parameter(values, requires_grad=False) if isinstance(tensor, nn.Parameter) else values
 
 
@@ -96,7 +98,7 @@ def _decoder_layers(module: nn.Module) -> list[nn.Module]:
     config: Any = module.config
     count = int(config.get_text_config(decoder=True).num_hidden_layers)
     lists = (part for part in module.modules() if isinstance(part, nn.ModuleList) and len(part) == count)
-    found = next(lists, None)
-    if found is None:
+    layers = next(lists, None)
+    if layers is None:
         raise BadInput(f"--cpu-offload-gb is not accepted for {type(module).__name__}: its layers are not in one list")
-    return list(found)  # by position: their names may skip numbers
+    return list(layers)  # by position: their names may skip numbers

@@ -1,15 +1,15 @@
 """Runs layers whose weights are in host memory: each is copied to the device while the previous one runs.
 
-Owns two stages (buffers) on the device and their contents. A layer's weights are permanent views of one stage, shared
-by every second layer, so that nothing is replaced when the layer runs: it waits until its weights have arrived. When it
-is done, the layer after next is copied into its stage on a separate stream; after the last layers, the first two are,
-while the layers that are on the device run.
+Owns two stages (buffers) on the device and their contents. Every second layer shares a stage, and its weights are
+permanent views of it, so that no tensor is replaced when a layer runs; the layer only waits for its copy. When it is
+done, the layer after next is copied into its stage on a separate stream. After the last layers, the first two are
+copied for the next pass.
 
 accelerate's `cpu_offload` and `dispatch_model` are not used. Their hooks replace each module's `forward` and load its
 parameters on demand: from unpinned memory, on the compute stream, without prefetching. Fused layers also read weights
-without triggering these hooks (`forward_add`; norms that are kept separately): on a fused Llama, the logits were wrong
-without an error. Here, one hook per decoder layer suffices, since every weight with two or more dimensions is read
-inside its layer's call.
+without triggering these hooks (`forward_add`; separate norms): on a fused Llama, the logits were wrong without an
+error. Here, one hook per decoder layer suffices, since every weight with two or more dimensions is read inside its
+layer's call.
 
 The copies are not part of CUDA graphs: copying such a layer takes milliseconds, its ten launches a fraction of one.
 """
@@ -37,7 +37,7 @@ EAGER_NOTE: Final = (
 
 
 class StreamedWeights:
-    """Layers whose weights stay on the host, in execution order. Call `close` when no step is in flight.
+    """Layers whose weights are in host memory, in execution order. Call `close` when no step is in flight.
 
     Raises KvscopeError if host memory is missing.
     """
@@ -50,15 +50,15 @@ class StreamedWeights:
         """One slab per layer, so that the weights of at most one layer exist twice during the transfer."""
         sizes = [_staged_bytes(layer) for layer in layers]
         self._stages = [torch.empty(max(sizes), dtype=torch.uint8, device=device) for _ in range(NUM_STAGES)]
-        self._holds: list[int | None] = [None] * NUM_STAGES
-        self._ready: list[StreamMark | None] = [None] * NUM_STAGES
-        self._used: list[StreamMark | None] = [None] * NUM_STAGES
+        self._staged_layers: list[int | None] = [None] * NUM_STAGES
+        self._copy_marks: list[StreamMark | None] = [None] * NUM_STAGES
+        self._compute_marks: list[StreamMark | None] = [None] * NUM_STAGES
         self._handles: list[Any] = []
         self.notes: list[str] = [EAGER_NOTE] if device.type == "cuda" else []
         try:
             for index, (layer, size) in enumerate(zip(layers, sizes, strict=True)):
                 self._slabs.append(_slab(size, pinner))
-                self._settle(index, layer)
+                self._attach_layer(index, layer)
         except BaseException:
             self.close()
             raise
@@ -71,13 +71,14 @@ class StreamedWeights:
 
     @property
     def pass_bytes(self) -> int:
-        """Bytes copied to the device per forward pass. A layer that does not share its stage is not copied again."""
-        shared = [slab for index, slab in enumerate(self._slabs) if self._following(index) != index]
+        """Bytes copied to the device per forward pass. A layer that shares its stage with no other is copied only
+        once."""
+        shared = [slab for index, slab in enumerate(self._slabs) if self._next_in_stage(index) != index]
         return sum(slab.num_bytes for slab in shared)
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes on the device."""
+        """Bytes of the stages on the device."""
         return sum(stage.nbytes for stage in self._stages)
 
     def close(self) -> None:
@@ -89,20 +90,20 @@ class StreamedWeights:
             slab.close()
         self._handles, self._slabs, self._stages = [], [], []
 
-    def _settle(self, index: int, layer: nn.Module) -> None:
+    def _attach_layer(self, index: int, layer: nn.Module) -> None:
         """Copy a layer's large weights to its slab in host memory, and replace them by views of its stage on the
         device.
         """
         host, stage = self._slabs[index].rows[0], self._stages[index % NUM_STAGES]
         views: dict[int, torch.Tensor] = {}
         offset = 0
-        for held, name, tensor in large_tensors(layer):
+        for registry, name, tensor in large_tensors(layer):
             if id(tensor) not in views:
                 end = offset + tensor.nbytes
                 host[offset:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
                 views[id(tensor)] = like(tensor, stage[offset:end].view(tensor.dtype).view(tensor.shape))
                 offset = _aligned(end)
-            held[name] = views[id(tensor)]
+            registry[name] = views[id(tensor)]
         self._handles += [
             layer.register_forward_pre_hook(partial(self._before, index)),
             layer.register_forward_hook(partial(self._after, index)),
@@ -110,44 +111,45 @@ class StreamedWeights:
 
     def _before(self, index: int, *_: Any) -> None:
         stage = index % NUM_STAGES
-        if self._holds[stage] != index:  # first pass, or the previous pass was interrupted
-            self._used[stage] = self._streams.mark("compute")
-            self._begin(index)
-        ready = self._ready[stage]
+        if self._staged_layers[stage] != index:  # first pass, or the previous pass was interrupted
+            self._compute_marks[stage] = self._streams.mark("compute")
+            self._enqueue_copy(index)
+        ready = self._copy_marks[stage]
         assert ready is not None, "a stage that holds a layer was copied to"
         self._streams.wait("compute", ready)
 
     def _after(self, index: int, *_: Any) -> None:
         stage = index % NUM_STAGES
-        self._used[stage] = self._streams.mark("compute")
-        following = self._following(index)
+        self._compute_marks[stage] = self._streams.mark("compute")
+        following = self._next_in_stage(index)
         if following != index:
-            self._begin(following)
+            self._enqueue_copy(following)
 
-    def _following(self, index: int) -> int:
-        """Return the next layer in the same stage, in this pass or the next one."""
+    def _next_in_stage(self, index: int) -> int:
+        """Return the index of the layer that uses the same stage next, in this pass or the following one."""
         after_next = index + NUM_STAGES
         return after_next if after_next < len(self._slabs) else index % NUM_STAGES
 
-    def _begin(self, index: int) -> None:
-        """Enqueue the copy of a layer, to run once its stage is no longer read."""
-        number = index % NUM_STAGES
-        used, source = self._used[number], self._slabs[index].rows[0]
-        target = self._stages[number][: len(source)]
+    def _enqueue_copy(self, index: int) -> None:
+        """Enqueue the copy of a layer's weights, to run once its stage is no longer read."""
+        stage = index % NUM_STAGES
+        used, source = self._compute_marks[stage], self._slabs[index].rows[0]
+        target = self._stages[stage][: len(source)]
 
         def copy() -> None:
             target.copy_(source, non_blocking=True)
 
         if used is not None:
             self._streams.wait("copy", used)
-        self._holds[number] = None  # unknown until the copy is enqueued completely
+        self._staged_layers[stage] = None  # unknown until the copy is enqueued completely
         self._streams.run("copy", copy)
-        self._ready[number] = self._streams.mark("copy")
-        self._holds[number] = index
+        self._copy_marks[stage] = self._streams.mark("copy")
+        self._staged_layers[stage] = index
 
 
 def start_streaming(module: nn.Module) -> None:
-    """Stream the layers kept in host memory, once the model is fused. Does nothing for a model without such layers."""
+    """Stream the layers that are in host memory, once the model is fused. Does nothing for a model without such
+    layers."""
     resident: ResidentLayers | None = getattr(module, "kvscope_resident", None)
     if resident is None:
         return
@@ -166,7 +168,7 @@ def streamed_weights(module: nn.Module) -> StreamedWeights | None:
 
 
 def close_streaming(module: nn.Module) -> None:
-    """Release the weights in host memory when the model is closed, or when its start failed at any point."""
+    """Free the weights in host memory when the model is closed, or when its start failed at any point."""
     resident: ResidentLayers | None = getattr(module, "kvscope_resident", None)
     if resident is not None:
         resident.end()

@@ -1,6 +1,7 @@
-"""Remembers the sizes of CUDA graphs that could not be captured, and when each may be tried again.
+"""Records which CUDA graphs could not be captured, and when each may be tried again.
 
-Each failure affects only its own size, is reported once, and is retried after growing pauses. Knows no graphs.
+Each failure affects only its own size, is reported once, and is retried after growing pauses. Must not depend on the
+graphs themselves.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ Key = TypeVar("Key")
 
 FIRST_PAUSE_S: Final = 2.0
 MAX_PAUSE_S: Final = 30.0
-"""Longest pause in seconds between two tries of one size. Each try delays a request that arrives meanwhile by about
-three steps."""
+"""Maximum seconds between two tries of one size. A try delays requests that arrive meanwhile by about three steps."""
 MAX_TRIES: Final = 4
 """Number of tries of a capture that CUDA refuses for another reason than memory. Errors other than RuntimeError are
 never retried."""
 
 
 class CaptureFailures:
-    """Failed captures by key. `tell` is called with one line when a size gets no graph, and when it is captured after
-    all."""
+    """Failed captures by key. `report` is called with one line when a size gets no graph, and when it is captured
+    later.
+    """
 
-    def __init__(self, tell: Callable[[str], object]) -> None:
-        self._report = tell
-        self._not_before_s: dict[Hashable, float] = {}
+    def __init__(self, report: Callable[[str], object]) -> None:
+        self._report = report
+        self._retry_at_s: dict[Hashable, float] = {}
         self._tries: dict[Hashable, int] = {}
         self._reported: set[Hashable] = set()
         self._is_suspended = False
@@ -41,50 +42,48 @@ class CaptureFailures:
         return self._is_suspended
 
     def set_suspended(self, is_suspended: bool) -> None:
-        """Suspend or resume all captures, including retries that are due."""
         self._is_suspended = is_suspended
 
     def contains(self, key: Hashable) -> bool:
-        """Whether the capture failed or the graph was released, and it was not captured since."""
-        return key in self._not_before_s
+        """Whether the capture failed or the graph was released, without a successful capture since."""
+        return key in self._retry_at_s
 
     def may_try(self, key: Hashable) -> bool:
-        """Whether the graph may be captured now."""
-        return not self._is_suspended and time.monotonic() >= self._not_before_s.get(key, 0.0)
+        return not self._is_suspended and time.monotonic() >= self._retry_at_s.get(key, 0.0)
 
     def due_keys(self) -> Iterator[Hashable]:
-        """Return the keys of failed captures that may be tried again now."""
-        return (key for key in list(self._not_before_s) if self.may_try(key))
+        """Return the keys of failed captures that may be tried now."""
+        return (key for key in list(self._retry_at_s) if self.may_try(key))
 
     @property
     def is_waiting(self) -> bool:
         """Whether any capture is to be tried again later."""
-        return not self._is_suspended and any(not_before_s < math.inf for not_before_s in self._not_before_s.values())
+        return not self._is_suspended and any(retry_at_s < math.inf for retry_at_s in self._retry_at_s.values())
 
     def record(self, key: Hashable, error: Exception, *, is_permanent: bool = False) -> None:
-        """Record that a capture raised `error`, without reporting it, because a note on another key covers it.
+        """Record that a capture raised `error`, without reporting it: the report on another key covers it.
 
         `is_permanent`: do not retry.
         """
         self._tries[key] = self._tries.get(key, 0) + 1
-        self._not_before_s[key] = math.inf if is_permanent else time.monotonic() + self._pause_s(key, error)
+        self._retry_at_s[key] = math.inf if is_permanent else time.monotonic() + self._pause_s(key, error)
 
     def record_and_report(self, key: Hashable, size: str, error: Exception, *, is_permanent: bool = False) -> None:
         """Record that a capture raised `error`, and report it once. `size` describes the steps that have no graph."""
         self.record(key, error, is_permanent=is_permanent)
         if key not in self._reported:
             self._reported.add(key)
-            later = "" if math.isinf(self._not_before_s[key]) else "; it will be retried later"
+            later = "" if math.isinf(self._retry_at_s[key]) else "; it will be retried later"
             self._report(f"no CUDA graph for {size}, which run slower: {failure_reason(error)}{later}")
 
     def defer(self, key: Hashable) -> None:
-        """Record that a graph was released because a step needed its memory. It may be captured again after a pause."""
-        self._not_before_s[key] = time.monotonic() + FIRST_PAUSE_S
+        """Record that a graph was released to free memory for a step. It may be captured again after a pause."""
+        self._retry_at_s[key] = time.monotonic() + FIRST_PAUSE_S
 
     def record_capture(self, key: Hashable, size: str) -> None:
         """Record a successful capture, and report it if its failure was reported."""
         self._tries.pop(key, None)
-        self._not_before_s.pop(key, None)
+        self._retry_at_s.pop(key, None)
         if key in self._reported:
             self._reported.discard(key)
             self._report(f"{size} have a CUDA graph again")
@@ -97,7 +96,9 @@ class CaptureFailures:
 
 
 def is_capture_failure(error: Exception) -> bool:
-    """Whether memory was missing or a library raised `error`. Such a failure may affect one size and not the next."""
+    """Whether `error` is a lack of memory or an error of a library. Such a failure may affect one size and not the
+    next.
+    """
     return is_out_of_memory(error) or is_library_error(error)
 
 
@@ -126,8 +127,8 @@ def failure_of(
 def failures_of(keys: Sequence[Key], capture: Callable[[Key], Exception | None]) -> dict[Key, Exception]:
     """Call `capture` for each key and return the exceptions by key.
 
-    If CUDA refuses the first, the others are not tried and get the same exception: the model cannot be captured at all,
-    and each try leaks memory (`is_refusal`).
+    If CUDA refuses the first key, the others are not tried and get the same exception: the model cannot be captured at
+    all, and each try leaks memory (`is_refusal`).
     """
     failures: dict[Key, Exception] = {}
     for key in keys:
@@ -139,7 +140,7 @@ def failures_of(keys: Sequence[Key], capture: Callable[[Key], Exception | None])
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether CUDA refuses the captured operations, such as a read on the host. Its messages for that mention
+    """Whether CUDA refuses the captured operations, such as a read on the host. The messages of these errors mention
     capturing.
 
     torch 2.13 then considers the capture's pool in use forever and never releases the memory of any graph in it

@@ -5,9 +5,10 @@ them write. States of recurrent layers are read by slot; padding sequences use a
 batch is padded to the next size with sequences of length 0 that write to slot -1. Launch grids are sized for the pool's
 capacity, and kernels stop at the actual lengths, so short requests do not pay for a long context.
 
-All sizes are captured before the first request, the largest first: that proves that capturing works, and its memory
-serves all others. Steps that fit no graph, and all steps with prefills, run eagerly. A failed capture affects only its
-own size; such batches use the next larger graph (`capture_failures`). If CUDA refuses the largest, there are no graphs.
+All sizes are captured before the first request. The largest is captured first: it proves that capturing works, and the
+other sizes reuse its memory. Steps that fit no graph, and all steps with prefills, run eagerly. A failed capture
+affects only its own size; such batches use the next larger graph (`capture_failures`). If CUDA refuses the largest,
+there are no graphs.
 
 Steps with drafts have separate graphs, by number of tokens. The number of tokens per request, from 1 to 1 + max_drafts,
 is read on the device, as in attention over short query runs. Padding every request to 1 + max_drafts rows would
@@ -16,9 +17,10 @@ the largest batch, since a step samples no more rows. The larger sizes exist twi
 for few requests, whose attention is split among programs (`max_cut_runs`).
 
 If decodes choose their blocks (sparse attention), ranking is as wide as the longest possible request. There is then a
-graph for each of several lengths, so that ranking is at most four times as wide as the longest request needs. The
-longest is captured at the start and used until a shorter one that was wanted is captured, while the engine is idle. If
-attention is measured, all layers of a graph accumulate block scores, which the host reads for the measured steps.
+graph for each of several lengths, so that ranking is at most four times as wide as the longest request needs. Graphs of
+the largest length are captured at the start. They also run shorter requests until a graph of the shorter length has
+been captured, while the engine is idle. If attention is measured, all layers of a graph accumulate block scores, which
+the host reads for the measured steps.
 
 See docs/internals/decisions/0015-cuda-graphs-are-captured-at-the-start.md.
 """
@@ -43,7 +45,7 @@ from kvscope_engine.model.device_memory.read_back import RowReadBack, Rows
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
 from kvscope_engine.model.input_batch.step_limits import StepLimits
-from kvscope_engine.model.input_batch.step_tensors import StepTensors, put_decodes, put_drafted, table_width
+from kvscope_engine.model.input_batch.step_tensors import StepTensors, stage_decodes, stage_drafted, table_width
 from kvscope_engine.model.layers.attention.attention_scores import AttentionScores
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -53,15 +55,17 @@ DRAFTED_SIZES: Final = (4, 8, 16, 32, 64, 128, 256)
 """Token counts of steps with drafts. There are fewer than `SIZES` because all are captured at the start."""
 
 FEW_REQUESTS: Final = 32
-"""Number of requests for the smaller variant of drafted graphs. About so many with 8 KV heads fill a device without
-splitting."""
+"""Maximum number of requests of the smaller variant of drafted graphs. With 8 KV heads, about this many fill a device
+without splitting attention.
+"""
 
 _SHORTEST_LENGTH: Final = 4096
 _LENGTH_FACTOR: Final = 4
 
 Forward = Callable[[StepTensors, AttentionScores | None], torch.Tensor]
-"""Computes the logits (batch, vocabulary) of a step of decodes. If given scores, each layer adds its attention per
-block."""
+"""Computes the logits (batch, vocabulary) of a step of decodes. If scores are passed, each layer adds its attention per
+block to them.
+"""
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -71,8 +75,9 @@ def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def drafted_sizes(max_num_seqs: int, max_drafts: int) -> tuple[int, ...]:
-    """Return the token counts of steps with drafts that get a graph, up to what a step may sample; none without
-    drafts."""
+    """Return the token counts of steps with drafts that get a graph, up to the largest that a step may sample; empty
+    without drafts.
+    """
     if not max_drafts:
         return ()
     largest = min(max(max_num_seqs, 1 + max_drafts), SIZES[-1])
@@ -90,7 +95,7 @@ def padded_size(sizes: tuple[int, ...], count: int) -> int | None:
 
 
 def captured_lengths(max_tokens: int) -> tuple[int, ...]:
-    """Return the lengths in tokens of the longest request for which there are graphs, if launch sizes grow with the
+    """Return the request lengths in tokens for which there are separate graphs, if launch sizes grow with the
     length."""
     lengths, length = [max_tokens], _SHORTEST_LENGTH
     while length < max_tokens:
@@ -100,10 +105,10 @@ def captured_lengths(max_tokens: int) -> tuple[int, ...]:
 
 
 class _GraphKey(NamedTuple):
-    """Identifies a graph: `size` requests of up to `length` tokens each; or, with drafts, `size` tokens of
-    `num_drafted` requests.
+    """Identifies a graph.
 
-    `num_drafted` is 0 without drafts.
+    Without drafts, the graph runs `size` requests of up to `length` tokens each, and `num_drafted` is 0. With drafts,
+    it runs `size` tokens of `num_drafted` requests.
     """
 
     size: int
@@ -112,7 +117,6 @@ class _GraphKey(NamedTuple):
 
     @property
     def num_requests(self) -> int:
-        """Maximum number of requests."""
         return self.num_drafted or self.size
 
     @property
@@ -122,8 +126,9 @@ class _GraphKey(NamedTuple):
 
 
 class DecodeGraphs:
-    """Replays decode steps. Call `size_of`, then `stage` first after the buffer's `begin`, then `replay` after its
-    `send`."""
+    """Replays decode steps. For each step, call `size_of`, then the buffer's `begin`, `stage` (before anything else is
+    put into the buffer), the buffer's `send`, and `replay`.
+    """
 
     def __init__(
         self,
@@ -179,20 +184,19 @@ class DecodeGraphs:
 
     @property
     def largest(self) -> int:
-        """The largest batch size, captured before all others."""
         return self.sizes[-1]
 
     def capture_all(self) -> str:
         """Capture all sizes before the first request, and report those that fail.
 
-        Returns why no size could be captured; empty if at least one was.
+        Returns the reason if no size could be captured, else an empty string.
         """
         keys = [_GraphKey(size, self._lengths[-1]) for size in reversed(self.sizes)]
         errors = failures_of(keys, self._try_capture)
         if len(errors) == len(keys):
             return failure_reason(errors[keys[0]])
         for key, error in errors.items():
-            self._note_failure(key, error)
+            self._report_failure(key, error)
         return ""
 
     def capture_drafted(self) -> None:
@@ -211,9 +215,13 @@ class DecodeGraphs:
                 self.failures.record(key, error, is_permanent=is_permanent)
 
     def _drafted_keys(self) -> list[_GraphKey]:
-        """Return the keys of drafted graphs, the largest first, whose memory serves the others."""
-        request_capacities = ((size, room) for size in self.drafted_sizes for room in {min(size, FEW_REQUESTS), size})
-        keys = {_GraphKey(size, self._lengths[-1], min(room, self.largest)) for size, room in request_capacities}
+        """Return the keys of drafted graphs, the largest first, so that the others reuse its memory."""
+        request_capacities = (
+            (size, capacity) for size in self.drafted_sizes for capacity in {min(size, FEW_REQUESTS), size}
+        )
+        keys = {
+            _GraphKey(size, self._lengths[-1], min(capacity, self.largest)) for size, capacity in request_capacities
+        }
         return sorted(keys, reverse=True)
 
     def _drafted_key(self, inputs: StepInputs) -> _GraphKey | None:
@@ -223,7 +231,8 @@ class DecodeGraphs:
         return min(fitting, default=None)
 
     def capture(self, size: int) -> Exception | None:
-        """Capture the graph for `size` requests of any length. Returns the error of a lack of memory or of a library.
+        """Capture the graph for `size` requests of any length. Returns the error if memory was missing or a library
+        failed.
 
         Waits for all work enqueued on the device, and uses the input buffer.
         """
@@ -239,7 +248,7 @@ class DecodeGraphs:
 
     def _capture(self, key: _GraphKey) -> None:
         self._buffer.begin()
-        tensors = self._put(None, key)
+        tensors = self._stage_key(None, key)
         self._buffer.send()
         self._forward_into_logits(tensors)  # outside the graph, so that libraries can allocate permanent workspaces
         torch.cuda.synchronize()
@@ -255,10 +264,10 @@ class DecodeGraphs:
         self._graphs[key] = graph
 
     def size_of(self, inputs: StepInputs) -> int | None:
-        """Return the size of the smallest graph for a step of decodes alone, or with drafts; None if there is none.
+        """Return the size of the smallest graph for a step of decodes only, or with drafts; None if there is none.
 
-        Must be called before anything of the step is in the buffer. A lost graph is captured again here once its pause
-        is over, because an engine that is never idle would otherwise never get it back.
+        Must be called before anything of the step is in the buffer. A released graph is captured again here once its
+        pause is over, because an engine that is never idle would otherwise not get it back.
         """
         if inputs.is_drafted:
             drafted = self._drafted_key(inputs)
@@ -277,9 +286,9 @@ class DecodeGraphs:
             if not self.failures.contains(key):
                 self._requested.add(key)
             elif self.failures.may_try(key) and (error := self._try_capture(key)) is not None:
-                self._note_failure(key, error)
-        found = self._decode_key(key)
-        return None if found is None else found.size
+                self._report_failure(key, error)
+        graph_key = self._decode_key(key)
+        return None if graph_key is None else graph_key.size
 
     def _decode_key(self, requested: _GraphKey) -> _GraphKey | None:
         """Return the smallest captured decode graph that fits `requested`."""
@@ -296,13 +305,15 @@ class DecodeGraphs:
         return self._current_key.num_requests
 
     def stage(self, inputs: StepInputs, size: int) -> StepTensors:
-        """Put a step into the buffer where its graph reads it. Must be the first thing put into the buffer."""
+        """Write a step into the buffer where its graph reads it. Must be the first data written after the buffer's
+        `begin`.
+        """
         drafted = self._drafted_key(inputs) if inputs.is_drafted else None
         decodes = _GraphKey(size, self._length_of(inputs))
-        return self._put(inputs, drafted or self._decode_key(decodes) or decodes)
+        return self._stage_key(inputs, drafted or self._decode_key(decodes) or decodes)
 
     def replay(self, size: int, num_rows: int) -> torch.Tensor:
-        """Run the step that was put. Returns logits (num_rows, vocabulary), valid until the next replay."""
+        """Run the step that was staged. Returns logits (num_rows, vocabulary), valid until the next replay."""
         assert self._logits is not None, "nothing was captured"
         for table, sent in zip(self._tables, self._sent_tables, strict=False):
             count, width = sent.shape  # uploaded only as wide as needed, read at a fixed address
@@ -311,12 +322,14 @@ class DecodeGraphs:
         return self._logits[:num_rows]
 
     def shares_of(self, size: int, inputs: StepInputs, back: RowReadBack) -> Rows | None:
-        """Start copying the attention per block of the step that was just replayed to the host."""
+        """Start copying the attention per block of the step that was just replayed to the host; see
+        `AttentionScores.start`.
+        """
         width = table_width(int(inputs.seq_lens.max()), self._block_size)
         return self._shares[self._current_key._replace(size=size)].start(back, len(inputs.seq_lens), width)
 
     def capture_pending(self) -> bool:
-        """Capture one size that failed, was released, or is wanted. Call it while the engine is idle.
+        """Capture one graph that failed, was released, or was requested by a step. Call it while the engine is idle.
 
         Returns whether there was one.
         """
@@ -324,19 +337,19 @@ class DecodeGraphs:
         for key in () if self.failures.is_suspended else (*self.failures.due_keys(), *self._requested):
             self._requested.discard(key)
             if (error := self._try_capture(key)) is not None:
-                self._note_failure(key, error)
+                self._report_failure(key, error)
             return True
         return False
 
     @property
     def is_waiting(self) -> bool:
-        """Whether `capture_pending` has, or will have, something to capture."""
+        """Whether `capture_pending` has something to capture, now or after a pause."""
         return (bool(self._requested) and not self.failures.is_suspended) or self.failures.is_waiting
 
     def release(self) -> bool:
-        """Release all graphs and their memory. They share it, so releasing one alone frees nothing.
+        """Release all graphs and their memory, which they share. They are captured again later, the largest first.
 
-        Returns whether there were any. They are captured again later, the largest first, as at the start.
+        Returns whether there were any.
         """
         for key in sorted(self._graphs, reverse=True):
             self.failures.defer(key)
@@ -346,32 +359,31 @@ class DecodeGraphs:
         self._pool = None
         return had_any
 
-    def _note_failure(self, key: _GraphKey, error: Exception) -> None:
+    def _report_failure(self, key: _GraphKey, error: Exception) -> None:
         self.failures.record_and_report(key, key.description, error)
 
     def _length_of(self, inputs: StepInputs) -> int:
         length = padded_size(self._lengths, int(inputs.seq_lens.max()))
         return self._lengths[-1] if length is None else length
 
-    def _put(self, inputs: StepInputs | None, key: _GraphKey) -> StepTensors:
+    def _stage_key(self, inputs: StepInputs | None, key: _GraphKey) -> StepTensors:
         self._current_key = key
         size, length, buffer = key.size, key.length, self._buffer
         if key.num_drafted:
             max_batch = key.num_drafted, 1 + self._max_drafts
-            tensors, self._sent_tables = put_drafted(inputs, size, *max_batch, length, self._tables, buffer)
+            tensors, self._sent_tables = stage_drafted(inputs, size, *max_batch, length, self._tables, buffer)
         else:
-            tensors, self._sent_tables = put_decodes(inputs, size, length, self._tables, buffer, self._pad_state)
+            tensors, self._sent_tables = stage_decodes(inputs, size, length, self._tables, buffer, self._pad_state)
         batch = tensors.decode or tensors.prefill
         assert batch is not None, "a step has requests"
-        read = [batch.seq_lens, *([] if tensors.state_slots is None else [tensors.state_slots])]
-        address = tuple(int(tensor.storage_offset()) * tensor.element_size() for tensor in read)
+        read_tensors = [batch.seq_lens, *([] if tensors.state_slots is None else [tensors.state_slots])]
+        address = tuple(int(tensor.storage_offset()) * tensor.element_size() for tensor in read_tensors)
         graph_id = size, key.num_drafted
         assert self._addresses.setdefault(graph_id, address) == address, "a graph reads fixed addresses"
         return tensors
 
     def _forward_into_logits(self, tensors: StepTensors) -> AttentionScores | None:
-        """Run the model and write the logits. All graphs write the first rows of the same tensors and share a memory
-        pool."""
+        """Run the model and write the logits to the first rows of a tensor that all graphs share."""
         shares = None
         if self._totals is not None and tensors.decode is not None:
             shares = AttentionScores(self._totals)

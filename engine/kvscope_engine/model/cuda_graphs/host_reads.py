@@ -1,7 +1,6 @@
 """Detects operations whose result the host waits for, which CUDA graphs cannot contain, and the module that runs them.
 
-Owns the list of these operations. A capture that meets one fails, and may leave the device in a state in which later
-captures fail too.
+A capture that contains one fails, and may leave the device in a state in which later captures fail too.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_READING: Final = frozenset(
+_READ_OPERATIONS: Final = frozenset(
     {
         "aten::_local_scalar_dense",
         "aten::_unique2",
@@ -28,16 +27,16 @@ _READING: Final = frozenset(
     }
 )
 """Operations whose output shape or value is known only on the device."""
-_COPYING: Final = frozenset({"aten::_to_copy", "aten::copy_"})
-_INDEXING: Final = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
-_GROUPED: Final = "aten::_grouped_mm"
+_COPY_OPERATIONS: Final = frozenset({"aten::_to_copy", "aten::copy_"})
+_INDEX_OPERATIONS: Final = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
+_GROUPED_MM: Final = "aten::_grouped_mm"
 _GROUPED_GENERATIONS: Final = (9, 10)
 """Major compute capabilities on which torch has a kernel for `_grouped_mm` in bfloat16. On others, it multiplies group
 by group and reads the ends of the groups on the host."""
 
 
 class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, records the first operation of `module` that makes the host read from `device`."""
+    """Dispatch mode that records the first operation of `module` that makes the host read from `device`."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -49,7 +48,7 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def description(self) -> str:
-        """Description of the first such operation and its module; empty if there was none."""
+        """Description of the recorded operation and its module; empty if there was none."""
         if self._first is None:
             return ""
         operation, module = self._first
@@ -67,7 +66,7 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
             handle.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._first is None and self._inside and self._reads(func, args, kwargs or {}):
+        if self._first is None and self._inside and self._is_host_read(func, args, kwargs or {}):
             self._first = func.overloadpacket._qualified_op_name, self._inside[-1]
         return func(*args, **(kwargs or {}))
 
@@ -77,17 +76,17 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _leave_module(self, *_: Any) -> None:
         self._inside.pop()
 
-    def _reads(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    def _is_host_read(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         name: str = func.overloadpacket._qualified_op_name
         tensor = args[1] if name == "aten::copy_" else args[0] if args else None
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != self._device.type:
             return False
-        if name in _COPYING:
+        if name in _COPY_OPERATIONS:
             target = args[0].device if name == "aten::copy_" else kwargs.get("device") or tensor.device
             return torch.device(target).type != tensor.device.type
-        if name in _INDEXING:
+        if name in _INDEX_OPERATIONS:
             return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
-        if name == _GROUPED and tensor.is_cuda:
+        if name == _GROUPED_MM and tensor.is_cuda:
             major, _ = torch.cuda.get_device_capability(tensor.device)
             return major not in _GROUPED_GENERATIONS or tensor.dtype != torch.bfloat16
-        return name in _READING
+        return name in _READ_OPERATIONS

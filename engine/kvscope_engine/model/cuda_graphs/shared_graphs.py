@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps with several ranks: which batch sizes all ranks have captured.
+"""CUDA graphs of decode steps with several ranks: determines which batch sizes all ranks have captured.
 
 The all-reduces are part of a graph. All ranks therefore capture the same sizes in the same order before the first
 request, the largest first, and replay the size that rank 0 sends. None is captured later, since only rank 0 would know
@@ -18,7 +18,7 @@ FAILED_ON_OTHER_RANK = "it failed on another rank"
 
 
 class RankSync(Protocol):
-    """Synchronization of all ranks; see `distributed.rank_group`."""
+    """Synchronization of all ranks, implemented by the executor's leader and by `distributed.rank_group`."""
 
     def recording(self) -> AbstractContextManager[None]:
         """Return a context in which all-reduces are skipped unless a graph records them, so that a failing rank blocks
@@ -29,8 +29,7 @@ class RankSync(Protocol):
 
 
 class SharedGraphs:
-    """Graphs of this rank that are captured together with those of the other ranks. `sizes` is the same on all
-    ranks."""
+    """CUDA graphs of this rank that are captured together with those of the other ranks."""
 
     def __init__(self, graphs: DecodeGraphs) -> None:
         self._graphs = graphs
@@ -42,12 +41,12 @@ class SharedGraphs:
     def is_refused(self) -> bool:
         return bool(self._refusal)
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Capture nothing on this rank.
 
         `capture_all` must still be called if other ranks call it, because they wait for this rank's answer.
         """
-        self._refusal = why
+        self._refusal = reason
 
     def capture_all(self, rank_sync: RankSync) -> list[str]:
         """Capture all sizes, on all ranks at once, before the first request.
@@ -57,15 +56,15 @@ class SharedGraphs:
         failed: dict[int, str] = {}
         for size in reversed(self._graphs.sizes):
             with rank_sync.recording():
-                why = self._try_capture(size)
-            if not rank_sync.all_agree(not why):
-                failed[size] = why or FAILED_ON_OTHER_RANK
+                reason = self._try_capture(size)
+            if not rank_sync.all_agree(not reason):
+                failed[size] = reason or FAILED_ON_OTHER_RANK
         self.sizes = tuple(size for size in self._graphs.sizes if size not in failed)
         if not self.sizes:
             return [
                 f"CUDA graphs could not be captured, steps run without them (slower): {failed[self._graphs.largest]}"
             ]
-        return [f"no CUDA graph for batches of {size}, which run slower: {why}" for size, why in failed.items()]
+        return [f"no CUDA graph for batches of {size}, which run slower: {reason}" for size, reason in failed.items()]
 
     def size_of(self, inputs: StepInputs) -> int | None:
         """Return the smallest graph size for a step of decodes alone; None if there is none."""
@@ -74,7 +73,7 @@ class SharedGraphs:
         return padded_size(self.sizes, inputs.num_tokens)
 
     def _try_capture(self, size: int) -> str:
-        """Capture one size. Returns why it failed, or an empty text."""
+        """Capture one size. Returns the reason if it failed, else an empty string."""
         if self._refusal:
             return self._refusal
         error = self._graphs.capture(size)

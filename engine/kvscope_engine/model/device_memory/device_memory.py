@@ -1,7 +1,7 @@
-"""Queries a device's memory: its size, what is free, what this process holds, its peak, and what other processes need.
+"""Queries a device's memory: its size, free bytes, bytes of this process and their peak, and claims of other processes.
 
-Owns these queries behind a protocol, so that a start can be simulated with the answers of a device that is not present.
-Knows no model.
+The queries are behind a protocol, so that tests can simulate a start on a device that is not present. Must not depend
+on the model.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from kvscope_kernels.launch import compute_capability, num_multiprocessors
 
 class DeviceMemory(Protocol):
     @property
-    def total_bytes(self) -> int:
-        """Bytes of the whole device."""
+    def total_bytes(self) -> int: ...
 
     @property
     def num_multiprocessors(self) -> int:
-        """Number of streaming multiprocessors. It decides into how many parts attention is split."""
+        """Number of streaming multiprocessors, which determines into how many splits attention is divided."""
 
     @property
     def compute_capability(self) -> int:
-        """Compute capability times 10 (90 for 9.0). It decides the size of attention's tiles."""
+        """Compute capability times 10 (90 for 9.0), which determines the size of attention's tiles."""
 
     def free_bytes(self) -> int:
         """Return the bytes that any process can allocate now. Memory cached by torch's allocator is not free."""
@@ -38,27 +37,27 @@ class DeviceMemory(Protocol):
     def reset_peak(self) -> None: ...
 
     def peak_bytes(self) -> int:
-        """Return the most bytes allocated by tensors since `reset_peak`."""
+        """Return the maximum of `held_bytes` since `reset_peak`."""
 
     def empty_cache(self) -> None:
-        """Return memory that torch caches and no tensor uses to the driver."""
+        """Return cached memory that no tensor uses to the driver."""
 
     def reserved_bytes(self) -> int:
         """Return the bytes that torch's allocator holds, in tensors or cached."""
 
     def promised_bytes(self) -> int:
-        """Return the bytes that other engines on the GPU planned for and have not allocated yet."""
+        """Return the bytes that other engines on the GPU have planned for and not allocated yet."""
 
     def draws_display(self) -> bool:
-        """Whether the GPU draws a display, whose windows use its memory and may need more."""
+        """Whether the GPU draws a display. Windows on it use the GPU's memory and may need more later."""
 
     @property
     def holders(self) -> GpuHolders:
-        """The other processes that hold memory of the GPU."""
+        """Other processes that hold memory of the GPU."""
 
 
 class CudaMemory:
-    """A CUDA device, queried through torch's allocator and the driver."""
+    """`DeviceMemory` of a CUDA device, from torch's allocator and the driver."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -99,7 +98,8 @@ class CudaMemory:
         return promised_bytes(self._uuid)
 
     def draws_display(self) -> bool:
-        """Whether the driver reports a display. If it does not report that, a GPU under WSL is assumed to draw one."""
+        """Whether the driver reports a display. If it does not report either, a GPU under WSL is assumed to draw
+        one."""
         return is_drawing(self._holders.draws_display())
 
     @property

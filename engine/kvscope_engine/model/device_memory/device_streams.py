@@ -13,24 +13,23 @@ Lane: TypeAlias = Literal["compute", "copy"]
 class StreamMark(Protocol):
     """An event recorded in a lane."""
 
-    def has_passed(self) -> bool:
-        """Whether the lane has reached the event."""
+    def has_passed(self) -> bool: ...
 
     def seconds_since(self, earlier: StreamMark) -> float:
-        """Return the device time in seconds between two events that the lane has reached."""
+        """Return the device time in seconds from `earlier` to this event. The lane must have reached both."""
 
 
 class Streams(Protocol):
     """Enqueues work on the lanes. Only `finish` waits."""
 
     def run(self, lane: Lane, work: Callable[[], None]) -> None:
-        """Call `work`; the kernels and copies that it starts run on `lane`, after all earlier work there."""
+        """Call `work`. The kernels and copies that it starts run on `lane`, after all earlier work there."""
 
     def mark(self, lane: Lane) -> StreamMark:
         """Record an event after everything enqueued on `lane`."""
 
     def wait(self, lane: Lane, mark: StreamMark) -> None:
-        """Make later work on `lane` wait for `mark`."""
+        """Make work that is enqueued on `lane` from then on wait for `mark`."""
 
     def finish(self, lane: Lane) -> None:
         """Block until `lane` has completed all its work."""

@@ -1,7 +1,6 @@
-"""Asks the driver which processes hold memory of one GPU, and whether the GPU draws a display.
+"""Queries the driver for the processes that hold memory of one GPU, and whether the GPU draws a display.
 
-What the driver does not report is unknown. Owns the texts that describe these processes. Identifies GPUs, and MIG
-instances, by UUID.
+Values that the driver does not report are unknown. Identifies GPUs, and MIG instances, by UUID.
 """
 
 from __future__ import annotations
@@ -20,24 +19,26 @@ if TYPE_CHECKING:
     from kvscope_engine.model.platforms.device import SampledGpus
 
 MAX_LISTED_PROCESSES: Final = 3
-_ENGINE: Final = (b"kvscope-engine", b"kvscope_engine")
+_ENGINE_PROGRAMS: Final = (b"kvscope-engine", b"kvscope_engine")
 
 
 class GpuHolder(NamedTuple):
+    """A process that holds memory of a GPU."""
+
     pid: int
     name: str
     """Name of the process; empty if neither the driver nor the system reports it."""
     num_bytes: int | None
+    """Bytes of the GPU that the process holds; None if unknown."""
 
     @property
     def description(self) -> str:
-        """Description for the user: name, size and process id."""
         size = "" if self.num_bytes is None else f" {gib(self.num_bytes)}"
         return f"{self.name or 'a process'}{size} (pid {self.pid})"
 
 
 class GpuHolders:
-    """Processes on the GPU with a UUID, with or without prefix. `gpus` replaces the driver's answers."""
+    """Other processes on the GPU with the given UUID (with or without prefix). `gpus` replaces the driver in tests."""
 
     def __init__(self, uuid: str, gpus: SampledGpus | None = None) -> None:
         self._uuid = bare_uuid(uuid)
@@ -61,11 +62,11 @@ class GpuHolders:
         return holders_of(gpu)
 
     def describe(self) -> str:
-        """Describe the other processes that hold memory now; empty if none is known."""
+        """Describe the processes that hold memory now, on one line; empty if none is known."""
         return describe_holders(self.others())
 
     def describe_with_bytes(self) -> tuple[str, int]:
-        """Return the same description, and the bytes known to be held by all of them."""
+        """Return the text of `describe`, and the sum of the known bytes of these processes."""
         others = self.others()
         return describe_holders(others), sum(holder.num_bytes or 0 for holder in others)
 
@@ -82,8 +83,10 @@ def is_drawing(display_active: bool | None) -> bool:
 
 def holders_of(gpu: Gpu | None) -> tuple[GpuHolder, ...]:
     """Return the processes on a GPU except this one, those with the most memory first."""
-    told = [process for process in (gpu.processes if gpu is not None else None) or () if process.pid != os.getpid()]
-    return tuple(GpuHolder(p.pid, _name(p.pid, p.name), p.used_bytes) for p in told)
+    processes = [
+        process for process in (gpu.processes if gpu is not None else None) or () if process.pid != os.getpid()
+    ]
+    return tuple(GpuHolder(p.pid, _name(p.pid, p.name), p.used_bytes) for p in processes)
 
 
 def grown(holders: Iterable[GpuHolder], before: Mapping[int, int]) -> list[GpuHolder]:
@@ -91,22 +94,28 @@ def grown(holders: Iterable[GpuHolder], before: Mapping[int, int]) -> list[GpuHo
 
     `before`: bytes by process id. Processes of unknown size come last.
     """
-    came = (h._replace(num_bytes=None if h.num_bytes is None else h.num_bytes - before.get(h.pid, 0)) for h in holders)
-    more = [h for h in came if (h.num_bytes is None and h.pid not in before) or (h.num_bytes or 0) > 0]
+    changes = (
+        h._replace(num_bytes=None if h.num_bytes is None else h.num_bytes - before.get(h.pid, 0)) for h in holders
+    )
+    more = [h for h in changes if (h.num_bytes is None and h.pid not in before) or (h.num_bytes or 0) > 0]
     return sorted(more, key=lambda h: -(h.num_bytes or 0))
 
 
 def describe_holders(holders: Iterable[GpuHolder]) -> str:
-    """Describe the first `MAX_LISTED_PROCESSES` processes on one line; empty without any."""
-    told = list(holders)
-    left = len(told) - MAX_LISTED_PROCESSES
-    return ", ".join([h.description for h in told[:MAX_LISTED_PROCESSES]] + ([f"and {left} more"] if left > 0 else []))
+    """Describe the first `MAX_LISTED_PROCESSES` processes on one line, and the number of others; empty without any."""
+    listed = list(holders)
+    num_more = len(listed) - MAX_LISTED_PROCESSES
+    return ", ".join(
+        [h.description for h in listed[:MAX_LISTED_PROCESSES]] + ([f"and {num_more} more"] if num_more > 0 else [])
+    )
 
 
 def _name(pid: int, name: str, folder: Path = Path("/proc")) -> str:
-    """Return the name of a process; another engine is identified as such, since the driver reports only "python"."""
+    """Return the name of a process. The driver reports kvscope engines only as "python", so they are recognized by
+    command.
+    """
     try:
         command = (folder / str(pid) / "cmdline").read_bytes()
     except OSError:
         return name
-    return "another kvscope engine" if any(word in command for word in _ENGINE) else name
+    return "another kvscope engine" if any(program in command for program in _ENGINE_PROGRAMS) else name

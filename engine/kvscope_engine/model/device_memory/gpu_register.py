@@ -1,8 +1,9 @@
-"""Makes the engines of one user allocate a GPU's memory one after another, and publishes what each has yet to allocate.
+"""Serializes the memory allocation of one user's engines on a GPU, and publishes the bytes that each has yet to
+allocate.
 
 Owns the lock files: one per GPU, locked while an engine allocates its memory, and one per engine and GPU, locked as
 long as the engine lives, with the bytes that it planned for steps and has not allocated. The system releases the locks
-of a killed process. If files are unavailable, an engine continues without them and only measures what others allocate.
+of a killed process. If files are unavailable, an engine continues without them and only measures the memory of others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Final
 from kvscope_telemetry.transport.bind_address import shared_folder
 
 MAX_WAIT_S: Final = 600.0
-"""Seconds to wait for another engine to load. An engine that is stopped or hangs must not block others forever."""
+"""Maximum seconds to wait for another engine to load, because one that is stopped or hangs must not block others
+forever.
+"""
 _POLL_S: Final = 0.2
 _MAX_ENTRY_CHARS: Final = 32
 
@@ -46,7 +49,7 @@ class GpuRegister:
         end of the process.
         """
         self.end_turn()
-        if not _is_private_folder(self._folder, make=True):
+        if not _is_private_folder(self._folder, create=True):
             return True
         deadline_s = time.monotonic() + max_wait_s
         turns = [
@@ -61,7 +64,7 @@ class GpuRegister:
         return all(turns)
 
     def end_turn(self) -> None:
-        """Let the next engine plan; this one has allocated its memory."""
+        """Let the next engine plan and allocate. Call it once this engine has allocated its memory."""
         while self._turn_locks:
             _release_lock(self._turn_locks.pop())
 
@@ -73,7 +76,6 @@ class GpuRegister:
                 _write(entry, num_bytes)
 
     def close(self) -> None:
-        """Release all locks and remove this engine's entries."""
         self.end_turn()
         while self._entries:
             path, entry = self._entries.popitem()
@@ -84,7 +86,7 @@ class GpuRegister:
     def _await_turn(
         self, uuid: str, report_waiting: Callable[[str], object], deadline_s: float, sleep: Callable[[float], object]
     ) -> bool:
-        """Wait until the deadline for the lock of one GPU."""
+        """Wait for the lock of one GPU. Returns False if the deadline passed."""
         path = self._folder / f"{_file_name(uuid)}.turn"
         is_reported = False
         while (turn := _locked(path)) is None:
@@ -111,11 +113,13 @@ def default_folder() -> Path:
     return shared_folder() / "gpus"
 
 
-def _is_private_folder(folder: Path, *, make: bool = False) -> bool:
-    """Whether the folder exists, and neither it nor its parent can be written to by another user."""
+def _is_private_folder(folder: Path, *, create: bool = False) -> bool:
+    """Whether the folder exists, and neither it nor its parent is writable by another user. `create` makes missing
+    folders.
+    """
     try:
         for path in (folder.parent, folder):
-            if make:
+            if create:
                 with contextlib.suppress(FileExistsError):
                     path.mkdir(mode=0o700)
             status = path.lstat()
@@ -134,24 +138,25 @@ def _release_lock(descriptor: int) -> None:
 
 
 def _entries(folder: Path, uuid: str) -> Iterator[tuple[int, int]]:
-    """Yield (process id, reserved bytes) of each engine that is alive, and delete the files of dead ones."""
+    """Yield (process id, published bytes) of each engine that is alive, and delete the files of dead engines."""
     for path in sorted(folder.glob(f"{_file_name(uuid)}.*")) if uuid else ():
         pid = path.name.rpartition(".")[2]
         if not (pid.isascii() and pid.isdigit()):
             continue
-        dead = _locked(path) if int(pid) != os.getpid() else None
-        if dead is None:
+        lock = _locked(path) if int(pid) != os.getpid() else None
+        if lock is None:
             with contextlib.suppress(OSError, ValueError):
                 yield int(pid), int(path.read_text()[:_MAX_ENTRY_CHARS])
-        elif dead >= 0:
+        elif lock >= 0:
             with contextlib.suppress(OSError):
                 path.unlink()
-            os.close(dead)
+            os.close(lock)
 
 
 def _locked(path: Path) -> int | None:
-    """Open and lock a file. Returns its descriptor, None if another process holds the lock, -1 if the file is
-    unavailable."""
+    """Open and lock a file. Returns its descriptor; None if another process holds the lock; -1 if the file is
+    unavailable.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:

@@ -10,11 +10,11 @@ import torch
 
 from kvscope_engine.model.platforms.device import free_bytes
 
-_NAMES: Final = (
+_CGROUP_FILES: Final = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Names of limit, usage, and reclaimable part of the usage, for cgroup version 2 and version 1."""
+"""Names of the limit, the usage, and the reclaimable part of the usage, in cgroup version 2 and version 1."""
 
 
 def free_host_bytes(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -25,32 +25,32 @@ def free_host_bytes(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path(
 
 def _folders(cgroup: Path, root: Path) -> Iterator[Path]:
     """Yield the memory cgroups of this process and all their ancestors."""
-    for line in _text(cgroup).splitlines():
+    for line in _read_text(cgroup).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "memory" not in controllers.split(","):
             continue
-        top = root / "memory" if controllers else root
-        own = PurePosixPath(path.lstrip("/"))
-        yield from (top / folder for folder in (own, *own.parents) if ".." not in folder.parts)
+        mount = root / "memory" if controllers else root
+        cgroup_path = PurePosixPath(path.lstrip("/"))
+        yield from (mount / folder for folder in (cgroup_path, *cgroup_path.parents) if ".." not in folder.parts)
 
 
 def _free_in(folder: Path) -> int:
-    for limit_name, use_name, idle_name in _NAMES:
-        limit, use = _text(folder / limit_name).strip(), _text(folder / use_name).strip()
-        if limit.isdigit() and use.isdigit():
-            return int(limit) - int(use) + _stat(folder / "memory.stat", idle_name)
+    for limit_name, usage_name, reclaimable_name in _CGROUP_FILES:
+        limit, usage = _read_text(folder / limit_name).strip(), _read_text(folder / usage_name).strip()
+        if limit.isdigit() and usage.isdigit():
+            return int(limit) - int(usage) + _stat(folder / "memory.stat", reclaimable_name)
     return 1 << 62
 
 
 def _stat(path: Path, name: str) -> int:
-    for line in _text(path).splitlines():
+    for line in _read_text(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.isdigit():
             return int(value)
     return 0
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError):

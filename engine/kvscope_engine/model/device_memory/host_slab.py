@@ -1,7 +1,7 @@
 """Memory of the host tier: one anonymous mapping of exactly the requested size, pinned in place.
 
 torch's pinned allocator rounds each allocation up to a power of two (see MemAscend: a 9 GiB cache takes 16 GiB). Here,
-whole pages are mapped and registered with CUDA in place. Owns the mapping; must not know who uses which row.
+whole pages are mapped and registered with CUDA in place. Owns the mapping; must not depend on the meaning of the rows.
 
 See docs/internals/decisions/0022-host-memory-is-one-exact-slab.md.
 """
@@ -20,12 +20,13 @@ from kvscope_telemetry.errors import BadInput
 
 
 class Pinner(Protocol):
-    """Locks memory in place for direct access by a device. Methods return an empty text on success, else the reason."""
+    """Locks memory in place for direct access by a device. Methods return an empty string on success, else the
+    reason."""
 
     def pin(self, address: int, num_bytes: int) -> str: ...
 
     def unpin(self, address: int) -> str:
-        """Unlock memory that was locked from `address` on."""
+        """Unlock the memory that was pinned at `address`."""
 
 
 class CudaPinner:
@@ -34,7 +35,7 @@ class CudaPinner:
     def pin(self, address: int, num_bytes: int) -> str:
         reason = _cuda_reason(_cudart().cudaHostRegister(address, num_bytes, 0))
         if reason:
-            _forget_cuda_error()
+            _clear_cuda_error()
         return reason
 
     def unpin(self, address: int) -> str:
@@ -42,7 +43,7 @@ class CudaPinner:
 
 
 class HostSlab:
-    """`num_slots` rows of `block_bytes` bytes. Unless pinned, pages are only allocated when first written.
+    """Host memory of `num_slots` rows of `block_bytes` bytes. Unless pinned, pages are allocated when first written.
 
     Raises BadInput if the size exceeds the free host memory.
     """
@@ -52,7 +53,7 @@ class HostSlab:
         _check_free_memory(self.num_bytes, free_host_bytes())
         self._map: mmap.mmap | None = None
         self.rows = torch.empty((num_slots, 0), dtype=torch.uint8)
-        """Rows of the slab, uint8 (num_places, block_bytes), page-aligned."""
+        """Rows of the slab, uint8 (num_slots, block_bytes), page-aligned as a whole."""
         if self.num_bytes:
             self._map = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self.rows = torch.frombuffer(self._map, dtype=torch.uint8).view(num_slots, block_bytes)
@@ -87,21 +88,22 @@ def exact_bytes(num_bytes: int) -> int:
 
 
 def torch_pinned_bytes(num_bytes: int) -> int:
-    """Return what torch's caching host allocator takes for `num_bytes`: the next power of two
-    (CachingHostAllocator.h)."""
+    """Return the bytes that torch's caching host allocator takes for `num_bytes`: the next power of two
+    (CachingHostAllocator.h).
+    """
     return 1 << (num_bytes - 1).bit_length() if num_bytes > 0 else 0
 
 
 def measured_torch_pinned_bytes(num_bytes: int) -> int | None:
-    """Measure what torch takes for `num_bytes` by pinning that much once; None without CUDA."""
+    """Pin `num_bytes` with torch once and return the bytes that its allocator took; None without CUDA."""
     if not torch.cuda.is_available():
         return None
     torch.cuda.init()  # type: ignore[no-untyped-call]  # without it torch counts nothing
     before = _pinned_bytes()
     tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    taken = _pinned_bytes() - before
+    num_taken = _pinned_bytes() - before
     del tensor
-    return taken
+    return num_taken
 
 
 def _pinned_bytes() -> int:
@@ -116,7 +118,7 @@ def _check_free_memory(num_bytes: int, free: int) -> None:
         )
 
 
-def _forget_cuda_error() -> None:
+def _clear_cuda_error() -> None:
     """Clear the pending CUDA error, which the next kernel launch would otherwise raise again."""
     with suppress(RuntimeError):
         torch.zeros(1, device="cuda")

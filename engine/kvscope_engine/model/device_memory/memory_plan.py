@@ -1,6 +1,6 @@
-"""Plans a GPU's memory by named parts, and composes the error message when it does not suffice.
+"""Plans a GPU's memory by purpose, and composes the error message when it does not suffice.
 
-Owns the computation: the KV cache gets what remains of the engine's share after everything that a step needs.
+The KV cache gets the part of the engine's share that remains after everything that a step needs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from kvscope_telemetry.errors import KvscopeError
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 PIECEWISE_SHARE: Final = 0.25
-"""Largest share of the memory left for the KV cache that graphs of steps with prefills may take unless requested."""
+"""Maximum share of the memory available to the KV cache for graphs of steps with prefills, unless these were requested.
+"""
 WEIGHTS_SHARE: Final = 0.85
-"""Share of the usable memory that weights can take in a working engine. A rule of thumb."""
+"""Share of the usable memory that weights may take if a step and some KV cache are to fit as well. A rule of thumb."""
 DESKTOP_BYTES: Final = 1 << 30
-"""Bytes kept free for windows on a GPU that draws a display, for a browser, a video or a second screen after
-planning."""
+"""Bytes left free on a GPU that draws a display, for windows, a video or a second screen opened after planning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class StepReserves:
     """Bytes that steps need in addition to what a profile run measures."""
 
     attention_partials: int = 0
-    """Partial results of attention over the splits of a long sequence."""
+    """Partial results of attention over the splits of long sequences."""
     graphs: int = 0
-    """Captured graphs of decodes, the tensors that they read and write, and the buffer of a step's inputs."""
+    """Captured graphs of decodes, the tensors that they read and write, and the input buffer of a step."""
     piecewise_graphs: int = 0
     """Graphs of steps with prefills and their tensors; 0 without such graphs."""
     sampling: int = 0
-    """Logits of a full batch and everything that sampling with every option makes of them."""
+    """Logits of a full batch and the tensors of sampling with every option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,30 +44,30 @@ class MemoryPlan:
     total: int
     utilization: float
     others: int
-    """Bytes of other programs and of this process's driver context, including everything that other engines planned
-    for."""
+    """Bytes of other programs, including those that other engines have only planned for, and of this process's driver
+    context.
+    """
     weights: int
     activations: int
     logits: int
-    """Bytes of the logits and of plain sampling beyond the activations, as profiled."""
+    """Bytes of the logits and of plain sampling in addition to the activations, as profiled."""
     reserves: StepReserves
     staging: int
-    """Buffers through which blocks are copied to host memory."""
+    """Bytes of the buffers through which blocks are copied to host memory."""
     kv_min: int
-    """Smallest useful size of the KV cache."""
+    """Minimum bytes of a useful KV cache."""
     host_weights: int = 0
     """Bytes of weights kept in host memory and streamed to the device in each forward pass."""
     draws_display: bool = False
 
     @property
     def allowed(self) -> int:
-        """Bytes that all programs together may take, apart from windows opened later."""
+        """Bytes that all programs together may take, without windows opened later."""
         return allowed_bytes(self.total, self.utilization, draws_display=self.draws_display)
 
     @property
     def desktop(self) -> int:
-        """Bytes left free for windows if the GPU draws a display: everything above `allowed`, at least
-        `DESKTOP_BYTES`."""
+        """Bytes left free for windows: everything above `allowed` if the GPU draws a display, else 0."""
         return self.total - self.allowed if self.draws_display else 0
 
     @property
@@ -115,7 +115,7 @@ class MemoryPlan:
         return f", {gib(self.desktop)} kept for the desktop that it draws" if self.desktop else ""
 
     def parts(self) -> str:
-        named = {
+        sizes = {
             "weights": self.weights,
             "activations": self.activations,
             "logits and sampling": self.sampling,
@@ -124,35 +124,35 @@ class MemoryPlan:
             "staging": self.staging,
             "KV cache": max(self.kv, self.kv_min),
         }
-        return ", ".join(f"{name} {gib(size)}" for name, size in named.items() if size)
+        return ", ".join(f"{name} {gib(size)}" for name, size in sizes.items() if size)
 
     def check(self, model: str, device: str, holders: Callable[[], tuple[str, int]] = lambda: ("", 0)) -> None:
         """Raise KvscopeError if the plan does not fit.
 
-        The message is one line with what is needed, what there is, and what would help. `holders` returns a description
-        of the other processes and the bytes known to be theirs.
+        The message is one line with the needed bytes, the available bytes, and a remedy. `holders` returns a
+        description of the other processes on the GPU and the sum of their known bytes.
         """
         if self.fits:
             return
-        asked = self.needed + self.kv_min
+        needed = self.needed + self.kv_min
         headroom = self.allowed - self.others
-        names, known = holders()
+        names, holder_bytes = holders()
         raise KvscopeError(
-            f"no memory for model {model!r}: it needs {gib(asked)} ({self.parts()}),"
+            f"no memory for model {model!r}: it needs {gib(needed)} ({self.parts()}),"
             f" {gib(headroom)} of the {gib(self.total)} of {device} may be used"
             f" (--gpu-memory-utilization {self.utilization:g}{self._desktop_text}, others hold {gib(self.others)}"
-            f"{f': {names}' if names else ''}): {self._way_out(asked, known)}"
+            f"{f': {names}' if names else ''}): {self._remedy(needed, holder_bytes)}"
         )
 
-    def _way_out(self, asked: int, known: int) -> str:
-        if 0 < asked - (self.allowed - self.others) <= known:
+    def _remedy(self, needed: int, holder_bytes: int) -> str:
+        if 0 < needed - (self.allowed - self.others) <= holder_bytes:
             return "end one of these, or start it with a lower --gpu-memory-utilization if it is an engine"
-        there = self.total - self.others - self.draws_display * DESKTOP_BYTES
-        if asked - self.activations - self.sampling - self.graphs > there:
-            size, weights = gib((asked + self.others) / self.utilization), gib(self._weights_that_fit())
+        available = self.total - self.others - self.draws_display * DESKTOP_BYTES
+        if needed - self.activations - self.sampling - self.graphs > available:
+            size, weights = gib((needed + self.others) / self.utilization), gib(self._weights_that_fit())
             return f"a GPU of {size} holds it, this one a model whose weights take {weights}"
-        if asked <= there:
-            share = math.ceil(100 * (asked + self.others) / self.total) / 100
+        if needed <= available:
+            share = math.ceil(100 * (needed + self.others) / self.total) / 100
             return f"free some, or give --gpu-memory-utilization {share:.2f}"
         return "free some, or use a smaller --max-num-batched-tokens, --max-num-seqs or model"
 
@@ -168,7 +168,9 @@ def allowed_bytes(total: int, utilization: float, *, draws_display: bool) -> int
 
 
 def drop_large_piecewise_graphs(plan: MemoryPlan, share: float = PIECEWISE_SHARE) -> MemoryPlan:
-    """Return the plan, without graphs of steps with prefills if these would take more than `share` of the KV cache."""
+    """Return the plan, without graphs of steps with prefills if they would take more than `share` of the KV cache's
+    memory.
+    """
     without = plan.without_piecewise_graphs()
     return plan if plan.fits and plan.reserves.piecewise_graphs <= share * without.kv else without
 
@@ -183,21 +185,22 @@ def check_weights_fit(
     on_host: int | None = None,
     holders: Callable[[], str] = lambda: "",
 ) -> None:
-    """Raise KvscopeError, with a message of one line, if the weights alone exceed `spare` bytes. Called before loading.
+    """Raise KvscopeError, with a message of one line, if the weights alone exceed `spare` bytes. Call it before
+    loading.
 
-    `on_host`: bytes of weights kept in host memory; None if weights cannot be. `holders` describes the processes that
-    hold memory of the GPU.
+    `on_host`: bytes of weights kept in host memory; None if weights cannot be kept there. `holders` describes the
+    processes that hold memory of the GPU.
     """
     needed = max(0, num_parameters * itemsize - (on_host or 0))
     if needed > spare:
-        beside = f"beside {gib(on_host)} in host memory" if on_host else "alone"
+        host_text = f"beside {gib(on_host)} in host memory" if on_host else "alone"
         names = holders()
-        held = f" beside {names}" if names else ""
+        holder_text = f" beside {names}" if names else ""
         size = WEIGHTS_SHARE * spare / itemsize / 1e9
         raise KvscopeError(
             f"no memory for model {name!r}: its {num_parameters / 1e9:.1f} billion parameters take {gib(needed)}"
-            f" {beside}, {gib(spare)} of the {gib(total)} of {device} may be used{held}: a step and some KV cache"
-            f" included, a model of about {size:.0f} billion fits there, and this one a GPU of"
+            f" {host_text}, {gib(spare)} of the {gib(total)} of {device} may be used{holder_text}:"
+            f" a step and some KV cache included, a model of about {size:.0f} billion fits there, and this one a GPU of"
             f" {gib(needed / WEIGHTS_SHARE * total / max(spare, 1))}{_offload_that_fits(on_host, needed, spare)}"
         )
 

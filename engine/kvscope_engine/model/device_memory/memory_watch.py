@@ -1,6 +1,6 @@
 """Decides how much memory steps may use while other programs hold memory that was planned for them. Plain arithmetic.
 
-Owns the levels, from everything planned down to a minimum, and the transitions: down immediately, up after a delay.
+Owns the current level, from everything planned down to a minimum. The level falls immediately and rises after a delay.
 Reads no device and frees nothing.
 """
 
@@ -13,12 +13,11 @@ from typing import Final, NamedTuple
 from kvscope_engine.model.device_memory.memory_plan import MemoryPlan
 
 RAISE_AFTER_S: Final = 30.0
-"""Seconds for which memory must suffice before the level rises. A game that loads a level frees memory and takes it
-again."""
+"""Seconds for which memory must suffice before the level rises. A game frees memory between its levels only briefly."""
 
 
 class Level(NamedTuple):
-    """Limits on steps and CUDA graphs."""
+    """Limit on the tokens of a step, and whether CUDA graphs are kept."""
 
     max_tokens: int
     has_piecewise_graphs: bool = True
@@ -29,7 +28,7 @@ class Level(NamedTuple):
 class StepCosts:
     """Planned bytes of the largest step and of CUDA graphs.
 
-    With `min_tokens` per step, all requests can still decode and prompts make progress.
+    With `min_tokens` per step, all requests can still decode, and prompts progress.
     """
 
     max_tokens: int
@@ -37,7 +36,7 @@ class StepCosts:
     activations: int
     """Bytes of activations of a step of `max_tokens`, proportional to its tokens."""
     fixed: int
-    """Bytes that depend on the number of requests instead of tokens: sampling, and attention's partial results."""
+    """Bytes in proportion to requests instead of tokens: sampling, and partial results of attention."""
     graphs: int
     piecewise_graphs: int
 
@@ -76,11 +75,11 @@ def step_costs(plan: MemoryPlan | None, max_tokens: int, max_num_seqs: int, *, h
 
 
 class MemoryWatch:
-    """Current level of memory use. `for_others`: bytes that other programs can hold before steps lack memory."""
+    """Current level of memory use. `max_others`: bytes that other programs can hold before steps lack memory."""
 
-    def __init__(self, costs: StepCosts, for_others: int) -> None:
+    def __init__(self, costs: StepCosts, max_others: int) -> None:
         self._costs = costs
-        self._for_others = for_others
+        self._max_others = max_others
         self._index = 0
         self._sufficient_since_s: float | None = None
 
@@ -94,8 +93,10 @@ class MemoryWatch:
         return self._index > 0
 
     def missing(self, others: int) -> int:
-        """Return how many bytes planned for steps other programs hold."""
-        return max(0, others - self._for_others)
+        """Return the bytes that were planned for steps and that other programs hold, if they hold `others` bytes in
+        all.
+        """
+        return max(0, others - self._max_others)
 
     def update(self, others: int, now_s: float) -> bool:
         """Update the level, given the bytes that other programs hold. Returns whether it changed."""

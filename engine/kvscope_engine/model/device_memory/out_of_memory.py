@@ -1,4 +1,4 @@
-"""Distinguishes a lack of memory from other failures. Libraries report both with exceptions of their own types."""
+"""Distinguishes a lack of memory from other failures, although libraries report both with their own exception types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _PHRASES: Final = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` reports that memory could not be allocated."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
@@ -24,15 +23,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def clear_traceback(error: BaseException) -> None:
-    """Drop the traceback and causes of `error`. Its frames keep a step's tensors alive, whose memory could not be
-    freed."""
+    """Drop the traceback and causes of `error`, because their frames keep a step's tensors and their memory alive."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Whether torch, code that torch calls, or Triton raised `error`. Such errors may affect one step and not the next.
+    """Whether torch, code that torch calls, or Triton raised `error`, and not this project's own code.
 
-    Other errors come from this project's own code.
+    Errors of libraries may affect one step and not the next.
     """
     is_tritons = any(base.__module__.partition(".")[0] == "triton" for base in type(error).__mro__)
     is_ours = isinstance(error, NotImplementedError | RecursionError)

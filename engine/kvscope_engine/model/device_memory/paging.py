@@ -1,6 +1,6 @@
 """Detects that the driver pages GPU memory to host memory, which it does silently under WSL2. Plain arithmetic.
 
-Owns the detection, by memory counters and by steps that become slow, and its texts.
+Two symptoms are used: memory counters that contradict each other, and steps that become slow on a full GPU.
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ def is_wsl(version: Path = Path("/proc/version")) -> bool:
 
 
 class PagingWatch:
-    """Detects paging. Call `check` between steps and `record_step` after each.
-
-    `check` returns a text to report, at most once per `REPORT_INTERVAL_S`; it is usually empty.
-    """
+    """Detects paging. Call `check` between steps and `record_step` after each."""
 
     def __init__(self) -> None:
         self._usual_ns: dict[Hashable, float] = {}
@@ -58,10 +55,13 @@ class PagingWatch:
             free: Bytes of the GPU that are free.
             ours: Bytes that the driver gave to this process.
             now_s: Current time in seconds.
+
+        Returns:
+            A line to report if paging is detected, at most once per `REPORT_INTERVAL_S`; else an empty string.
         """
-        beyond = ours - (total - free)
-        if beyond > SLACK_BYTES:
-            return self._report(f"{gib(beyond)} of what this engine was given are in host memory", now_s)
+        paged_bytes = ours - (total - free)
+        if paged_bytes > SLACK_BYTES:
+            return self._report(f"{gib(paged_bytes)} of what this engine was given are in host memory", now_s)
         if self._num_slow >= NUM_SLOW_STEPS and free <= FULL_SHARE * total:
             self._num_slow, symptom = (
                 0,
@@ -72,8 +72,7 @@ class PagingWatch:
         return ""
 
     def record_step(self, shape: Hashable, forward_ns: int) -> None:
-        """Record a step's time on the device in nanoseconds. Steps of the same `shape` usually take about the same
-        time."""
+        """Record a step's time on the device. Steps with the same `shape` usually take about the same time."""
         usual_ns = self._usual_ns.get(shape)
         if usual_ns is not None and forward_ns > SLOW_FACTOR * usual_ns:
             self._num_slow += 1

@@ -1,6 +1,6 @@
 """Copies a step's results to pinned host memory asynchronously.
 
-Owns the memory and the events that signal arrival. Must not know what the results mean.
+Owns the memory and the events that signal arrival. Must not depend on the meaning of the results.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def synchronize(event: torch.cuda.Event) -> None:
 
 
 class RowReadBack:
-    """Copies float32 rows of some steps to the host on its own stream.
+    """Copies float32 rows of selected steps to the host on a separate stream.
 
     Neither the next step nor this step's tokens wait for the copy. Two buffers alternate: the rows of one step are read
     while those of the next arrive.
     """
 
     def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
-        """Create without buffers. Memory for `num_numbers` numbers is allocated by the first `start`."""
+        """Create without buffers; the first `start` allocates them, for `num_numbers` float32 elements each."""
         self._device = device
         self._num_numbers = num_numbers
         self._wait = wait
@@ -45,7 +45,7 @@ class RowReadBack:
         self._stream: Any = None
 
     def start(self, rows: torch.Tensor) -> Rows:
-        """Start copying `rows`, of any shape, after the work enqueued so far. They may be overwritten by later work."""
+        """Start copying `rows`, of any shape, once the work enqueued so far is done. Later work may overwrite them."""
         if self._device.type == "cpu":
             return lambda: rows.numpy().copy()
         if not self._buffers:
@@ -59,7 +59,7 @@ class RowReadBack:
 
 
 class PendingVector:
-    """A vector that has arrived on the host or is on its way."""
+    """A vector on the host, possibly still being copied."""
 
     def __init__(self, numbers: Any, event: torch.cuda.Event | None = None, wait: Wait = synchronize) -> None:
         self._numbers = numbers
@@ -67,7 +67,7 @@ class PendingVector:
         self._wait = wait
 
     def wait(self) -> list[Any]:
-        """Wait for the numbers and return them as Python objects. This is where a step waits for the device."""
+        """Wait for the copy and return the numbers as Python objects. This is where a step waits for the device."""
         if self._event is not None:
             self._wait(self._event)
         numbers: list[Any] = self._numbers.tolist()
@@ -106,9 +106,9 @@ class PinnedBuffer:
         count = len(vector)
         if count > self._capacity:
             self._grow(count)
-        kind = torch.float64 if vector.dtype == torch.float64 else torch.int64
-        self._host.view(kind)[:count].copy_(vector, non_blocking=True)
-        return self._bytes.view("float64" if kind == torch.float64 else "int64")[:count], _recorded_event()
+        dtype = torch.float64 if vector.dtype == torch.float64 else torch.int64
+        self._host.view(dtype)[:count].copy_(vector, non_blocking=True)
+        return self._bytes.view("float64" if dtype == torch.float64 else "int64")[:count], _recorded_event()
 
     def start_rows(self, rows: torch.Tensor) -> Rows:
         """Start copying `rows`, which must be contiguous and are kept alive until they have arrived."""

@@ -13,7 +13,7 @@ from kvscope_engine.model.device_memory.memory_plan import gib
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 
 _SIGNIFICANT_SHARE: Final = 0.02
-"""Share of the device below which an amount does not explain a shortage."""
+"""Minimum share of the device's memory that an amount must have to explain a shortage."""
 _MIN_TOKENS: Final = 16
 
 
@@ -32,7 +32,7 @@ class Shortage:
     utilization: float = 0.0
     """Value of --gpu-memory-utilization; 0 on a CPU."""
     takers: str = ""
-    """Description of the processes that took memory since the start, if known."""
+    """Description of the processes that took memory since the start; empty if unknown."""
 
 
 def shortage_report(shortage: Shortage) -> str:
@@ -41,25 +41,27 @@ def shortage_report(shortage: Shortage) -> str:
 
 
 def start_remedy(holders: str = "", *, on_gpu: bool) -> str:
-    """Describe what would help if a model could not even be loaded. `holders` describes other processes on the GPU."""
+    """Return a remedy for a model that could not even be loaded. `holders` describes other processes on the GPU."""
     smaller = "a smaller model, or --dtype bfloat16 where it is float32"
-    named = f" ({holders})" if holders else ""
+    holder_text = f" ({holders})" if holders else ""
     return (
-        f"end other programs on the GPU{named}, or give {smaller}" if on_gpu else f"free some memory, or give {smaller}"
+        f"end other programs on the GPU{holder_text}, or give {smaller}"
+        if on_gpu
+        else f"free some memory, or give {smaller}"
     )
 
 
 def _holders(shortage: Shortage) -> str:
     memory = shortage.memory
-    kept = memory.reserved_bytes - memory.allocated_bytes if memory.reserved_bytes >= 0 else 0
-    named = {
+    cached = memory.reserved_bytes - memory.allocated_bytes if memory.reserved_bytes >= 0 else 0
+    amounts = {
         "weights": memory.weights_bytes,
         "KV cache": memory.kv_bytes,
-        "cached by PyTorch": kept,
+        "cached by PyTorch": cached,
         "other programs and contexts": _others(shortage),
         "free": shortage.free,
     }
-    sizes = ", ".join(f"{name} {gib(size)}" for name, size in named.items() if size > 0)
+    sizes = ", ".join(f"{name} {gib(size)}" for name, size in amounts.items() if size > 0)
     return f"of {gib(shortage.total)} there are {sizes}" if shortage.total > 0 else sizes
 
 
@@ -71,9 +73,9 @@ def _remedy(shortage: Shortage) -> str:
     split = max(0, shortage.memory.split_bytes)
     if grown > max(significant, split):
         share = max(0.05, shortage.utilization - grown / shortage.total)
-        named = f" ({shortage.takers})" if shortage.takers else ""
+        taker_text = f" ({shortage.takers})" if shortage.takers else ""
         return (
-            f"other programs took {gib(grown)} since the start{named}: end them, or give"
+            f"other programs took {gib(grown)} since the start{taker_text}: end them, or give"
             f" --gpu-memory-utilization {int(100 * share) / 100:.2f}"
         )
     if split > significant:

@@ -1,6 +1,6 @@
 """Reads torch's CUDA caching allocator: how much memory is in use, and a map of its segments and blocks.
 
-Owns the names of the allocator's statistics and snapshot fields. On a CPU, there are no statistics.
+Defines the names of the allocator's statistics and snapshot fields. On a CPU, there are no statistics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from kvscope_telemetry.messages.commands import AllocatorMap
 from kvscope_telemetry.mirror.allocator_map import AllocatorPool, State, TorchSegment, pack_map
 
 _STATES: Final = {"active_allocated": State.ALLOCATED, "inactive": State.CACHED}
-"""States of the snapshot. Any other block waits for a stream, under a name that differs between versions of torch."""
+"""Block states by their name in the snapshot. Other blocks wait for a stream; that name differs between torch versions.
+"""
 _SHARED_POOL: Final = (0, 0)
 
 
@@ -52,18 +53,19 @@ def allocator_map(
     tag: int,
     snapshot: Callable[[], Sequence[Mapping[str, Any]]] = lambda: _snapshot(),
 ) -> AllocatorMap:
-    """Return how the allocator currently divides the memory of `device`. Raises BadInput for a CPU."""
+    """Return the segments and blocks into which the allocator divides the memory of `device`. Raises BadInput for a
+    CPU.
+    """
     if device.type != "cuda":
         raise BadInput(f"the engine runs on {device.type!r}: PyTorch segments exist only on a GPU (--device cuda)")
-    began_ns = time.monotonic_ns()
+    start_ns = time.monotonic_ns()
     index = torch.cuda.current_device() if device.index is None else device.index
     segments = [_segment(segment_info) for segment_info in snapshot() if segment_info["device"] == index]
     packed = partial(pack_map, segments, tag=tag, device=f"cuda:{index}")
-    return packed(took_ns=time.monotonic_ns() - began_ns)
+    return packed(took_ns=time.monotonic_ns() - start_ns)
 
 
 def _snapshot() -> Sequence[Mapping[str, Any]]:
-    """Return the segments of all GPUs, without the allocation history."""
     segment_info: Sequence[Mapping[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
     return segment_info
 

@@ -1,4 +1,4 @@
-"""Index of a rank among all ranks, and the heads and rows that belong to it. Plain numbers without torch."""
+"""Index of a rank among all ranks, and the heads and rows of its shard. Plain numbers without torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ class Rank:
         return self.count == 1
 
     def part(self, size: int) -> slice:
-        """Return its slice of `size` rows; the number of ranks must divide `size`."""
+        """Return the rank's slice of `size` rows. The number of ranks must divide `size`."""
         width = size // self.count
         return slice(self.index * width, (self.index + 1) * width)
 
     def kv_heads(self, num_kv_heads: int) -> slice:
-        """Return the slice of its KV heads; with fewer KV heads than ranks, the one that its query heads read."""
+        """Return the slice of the rank's KV heads. With fewer KV heads than ranks, it is the head that its query heads
+        read.
+        """
         first = self.index * num_kv_heads // self.count
         return slice(first, first + max(1, num_kv_heads // self.count))
 

@@ -1,8 +1,8 @@
 """All-reduce among ranks on one machine: gloo over loopback on CPUs, NCCL on GPUs.
 
 Owns the connections between the ranks' devices, and counts the points at which ranks synchronize. In a sum, the host
-waits on a CPU, and the device's stream on a GPU. These waits have no timeout: the `leader` knows whether another rank
-is lost, is asked while waiting (`is_lost`), and ends the other ranks.
+waits on a CPU, and the device's stream on a GPU. These waits have no timeout. A host that waits polls `is_lost`, with
+which `leader` reports a lost rank; `leader` also ends the other ranks.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from kvscope_engine.model.distributed.rank import Rank
 from kvscope_telemetry.errors import KvscopeError
 
 CONNECT_TIMEOUT: Final = timedelta(seconds=120)
-"""Timeout for the slowest rank to connect and to take part in the first sum."""
+"""Maximum time until all ranks have connected and completed the first sum."""
 NO_LIMIT: Final = timedelta(days=30)
-"""Timeout of later sums: rank 0 may be suspended in the middle of a step."""
+"""Timeout of later sums, practically unlimited: rank 0 may be suspended in the middle of a step."""
 _FAILURE_CHECK_INTERVAL: Final = timedelta(seconds=0.2)
-"""Interval of checks whether a rank is lost, while a host waits."""
+"""Interval at which a waiting host checks whether a rank is lost."""
 STORE_FILE: Final = "store"
 
 
 class GroupBroken(KvscopeError):
-    """Another rank did not respond: it has exited, or hangs."""
+    """Another rank did not respond: it has exited or hangs."""
 
 
 class RankGroup:
     """Process group of all ranks that share `folder`. Creation blocks until all ranks have created it.
 
-    Raises GroupBroken if one does not. `is_lost` returns whether a rank is known to be lost.
+    `is_lost` returns whether a rank is known to be lost.
+
+    Raises:
+        GroupBroken: A rank was lost, or did not connect in time.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class RankGroup:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Skip sums inside unless a CUDA graph is capturing them."""
+        """Return a context in which sums are skipped unless a CUDA graph is capturing them."""
         self._only_records = True
         try:
             yield
@@ -91,14 +94,14 @@ class RankGroup:
             self._only_records = False
 
     def all_agree(self, is_well: bool) -> bool:
-        """Whether `is_well` is True on all ranks; waits for them."""
+        """Return whether `is_well` is True on all ranks, after waiting for them."""
         votes = torch.full((1,), float(is_well), device=self._device)
         return self.all_reduce(votes).item() == self._count
 
     def abort(self) -> None:
-        """Abort waits of the GPU, from any thread; sums then return without results.
+        """Abort pending sums on the GPU, from any thread; they return without results.
 
-        A host's waits end by polling `is_lost`.
+        On a CPU, waiting hosts notice a lost rank by polling `is_lost`.
         """
         group = self._group
         if self._is_cuda and group is not None:
@@ -113,7 +116,7 @@ class RankGroup:
         if self._is_cuda:
             work.wait()  # blocks the stream, not the host
             return
-        left = limit
+        remaining = limit
         while True:
             try:
                 work.wait(_FAILURE_CHECK_INTERVAL)
@@ -122,8 +125,8 @@ class RankGroup:
                 if work.is_completed():
                     work.wait()  # raises the error of the operation
                     return
-            left -= _FAILURE_CHECK_INTERVAL
-            if self._is_lost() or left <= timedelta():
+            remaining -= _FAILURE_CHECK_INTERVAL
+            if self._is_lost() or remaining <= timedelta():
                 raise RuntimeError("a rank is lost" if self._is_lost() else "it did not connect in time")
 
 

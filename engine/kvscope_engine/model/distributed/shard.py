@@ -2,7 +2,7 @@
 
 Must run before layers are fused. Query heads, KV heads and rows of the feed-forward block are sharded; embeddings,
 norms and the head are replicated. Output projections have a shard of columns, so their results are partial sums over
-all ranks (`all_reduce`). Until the all-reduce is inserted, the narrow model is complete in itself, and is checked and
+all ranks (`all_reduce`). Until the all-reduce is inserted, the narrow model is a complete model, and is checked and
 fused like any other.
 """
 
@@ -32,9 +32,12 @@ class Cut:
     size: int
     """Unsharded size of that dimension."""
     num_kv_heads: int = 0
-    """Number of KV heads, for layers of KV heads, which several ranks may share; else 0."""
+    """Unsharded number of KV heads for projections to keys and values, which several ranks may share; 0 for other
+    layers.
+    """
 
     def part(self, rank: Rank) -> slice:
+        """Return the rank's slice along `dim`."""
         if not self.num_kv_heads:
             return rank.part(self.size)
         width, heads = self.size // self.num_kv_heads, rank.kv_heads(self.num_kv_heads)
@@ -55,9 +58,10 @@ def check_divides(count: int, num_query_heads: int, num_kv_heads: int, intermedi
 
 
 def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, Cut]:
-    """Shard every layer, in place; other ranks' weights are released. Returns the sharding by layer name.
+    """Shard every layer in place and free the weights of other ranks. Returns the sharding by name of the linear layer.
 
-    Raises BadInput if layers do not have Llama's structure, or the number of ranks does not divide the sizes.
+    Raises:
+        BadInput: Layers do not have Llama's structure, or the number of ranks does not divide the sizes.
     """
     if rank.is_alone:
         return {}
@@ -65,26 +69,26 @@ def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, Cut]:
     attentions = {key: part for key, part in parts.items() if _has(part, _ATTENTION)}
     mlps = {key: part for key, part in parts.items() if _has(part, _MLP)}
     num_layers = int(module.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
-    strange = [part for part in attentions.values() if _own_tensors(part)]
-    strange += [part for part in parts.values() if _has_experts(part)]
-    if strange or not len(attentions) == len(mlps) == num_layers:
+    unsupported = [part for part in attentions.values() if _own_tensors(part)]
+    unsupported += [part for part in parts.values() if _has_experts(part)]
+    if unsupported or not len(attentions) == len(mlps) == num_layers:
         raise _unsupported_layers_error(rank, name)
     cuts: dict[str, Cut] = {}
     with torch.no_grad():
         for (key, attention), (mlp_key, mlp) in zip(attentions.items(), mlps.items(), strict=True):
-            of_attention = _attention_cuts(attention, mlp, rank, name)
-            _shard(attention, of_attention, rank)
-            of_mlp = _mlp_cuts(mlp)
-            _shard(mlp, of_mlp, rank)
+            attention_cuts = _attention_cuts(attention, mlp, rank, name)
+            _shard(attention, attention_cuts, rank)
+            mlp_cuts = _mlp_cuts(mlp)
+            _shard(mlp, mlp_cuts, rank)
             attention.num_key_value_groups = attention.q_proj.out_features // attention.k_proj.out_features
-            cuts |= {f"{key}.{part}": cut for part, cut in of_attention.items()}
-            cuts |= {f"{mlp_key}.{part}": cut for part, cut in of_mlp.items()}
+            cuts |= {f"{key}.{part}": cut for part, cut in attention_cuts.items()}
+            cuts |= {f"{mlp_key}.{part}": cut for part, cut in mlp_cuts.items()}
     return cuts
 
 
-def check_fused(num_joined: int, num_layers: int, rank: Rank, name: str) -> None:
-    """Raise BadInput unless all layers were fused: the all-reduce is inserted in fused layers only."""
-    if not rank.is_alone and num_joined != num_layers:
+def check_fused(num_fused: int, num_layers: int, rank: Rank, name: str) -> None:
+    """Raise BadInput unless all layers were fused, because the all-reduce is inserted in fused layers only."""
+    if not rank.is_alone and num_fused != num_layers:
         raise _unsupported_layers_error(rank, name)
 
 
@@ -113,23 +117,23 @@ def _shard(parent: nn.Module, cuts: dict[str, Cut], rank: Rank) -> None:
     for name, cut in cuts.items():
         linear, part = getattr(parent, name), cut.part(rank)
         if cut.dim == 0:
-            made = _linear(linear.weight[part], None if linear.bias is None else linear.bias[part])
+            shard = _linear(linear.weight[part], None if linear.bias is None else linear.bias[part])
         else:
             # The bias is added once, by rank 0.
-            made = _linear(linear.weight[:, part], linear.bias if rank.index == 0 else None)
-        setattr(parent, name, made)
+            shard = _linear(linear.weight[:, part], linear.bias if rank.index == 0 else None)
+        setattr(parent, name, shard)
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """Create a layer with copies, so that the whole weight can be freed.
+    """Create a layer with copies of `weight` and `bias`, so that the whole weight can be freed.
 
-    From a mapped file, only the copied part is read.
+    If the weight is mapped from a file, only the copied part is read.
     """
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    made.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)
     if bias is not None:
-        made.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
-    return made.eval()
+        linear.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+    return linear.eval()
 
 
 def _has(part: nn.Module, names: tuple[str, ...]) -> bool:

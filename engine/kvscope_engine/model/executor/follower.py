@@ -1,7 +1,7 @@
 """Process of a rank other than 0: loads its share of the model and runs the steps that rank 0 sends.
 
 Has no scheduler, no requests and no sampler. Writes nothing to the terminal; a final error message is sent to rank 0.
-The process ends when rank 0 sends a shutdown or has ended itself.
+The process ends when rank 0 sends `Shutdown` or has ended itself.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from kvscope_engine.model.distributed.rank import Rank
 from kvscope_engine.model.distributed.rank_group import GroupBroken, RankGroup
 from kvscope_engine.model.executor.rank_channel import Channel, ChannelClosed, connect
 from kvscope_engine.model.executor.rank_messages import (
-    Beat,
-    Begin,
     BlocksMoved,
-    Fill,
-    Here,
-    Load,
-    Move,
+    FillLoraSlot,
+    LoadShare,
+    MoveBlocks,
     RankFailed,
+    RankHeartbeat,
+    RankHello,
     RankJoined,
+    RankSettings,
     Ready,
     Step,
     block_ids_of,
@@ -61,16 +61,16 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 
 EXIT_GRACE_S: Final = 5.0
-"""Seconds that the main thread gets to notice by itself that rank 0 has ended, before the process exits."""
+"""Seconds after the end of rank 0 in which the main thread may end the process, before it is exited."""
 HEARTBEAT_INTERVAL_S: Final = 0.5
 
 
 def run_follower(folder: Path, rank: Rank) -> int:
-    """Serve as `rank` until rank 0 ends. Returns 0 after an orderly shutdown, 1 if this rank failed or rank 0
-    disappeared."""
-    for number in (signal.SIGINT, signal.SIGHUP):
+    """Serve as `rank` until rank 0 ends. Returns 0 after an orderly shutdown, 1 if this rank failed or rank 0 was
+    lost."""
+    for signal_number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(
-            number, signal.SIG_IGN
+            signal_number, signal.SIG_IGN
         )  # under torchrun all ranks get the terminal's signals; rank 0 ends the others
     try:
         channel = connect(folder)
@@ -79,7 +79,7 @@ def run_follower(folder: Path, rank: Rank) -> int:
         return 1
     threading.Thread(target=_watch_leader, args=(channel, folder), name="kvscope-leader-watch", daemon=True).start()
     try:
-        channel.send(encode(Here(rank=rank.index, pid=os.getpid())))
+        channel.send(encode(RankHello(rank=rank.index, pid=os.getpid())))
         _serve(channel, folder, rank)
     except ChannelClosed:
         return 1  # rank 0 is gone: no process is left to report to
@@ -90,14 +90,14 @@ def run_follower(folder: Path, rank: Rank) -> int:
 
 
 def follow_torchrun(index: int, count: int) -> int:
-    """Serve as rank `index` of `count` in a process started by torchrun. Returns as `run_follower`."""
+    """Serve as rank `index` of `count` in a process started by torchrun. Returns the result of `run_follower`."""
     store = torchrun_store()
     return run_follower(Path(store.get(FOLDER_KEY).decode()), Rank(index, count))
 
 
 def _serve(channel: Channel, folder: Path, rank: Rank) -> None:
     load = decode_to_rank(_receive_next(channel))
-    if not isinstance(load, Load):
+    if not isinstance(load, LoadShare):
         return
     config = msgspec.json.decode(load.config, type=EngineConfig)
     if config.device != "cpu" and torch.cuda.is_available():
@@ -110,9 +110,9 @@ def _serve(channel: Channel, folder: Path, rank: Rank) -> None:
     with in_full(lora):
         num_blocks = pool_size(config, loaded).num_blocks
     channel.send(encode(Ready(num_blocks=num_blocks, float32_residual=fused.float32_residual)))
-    start = decode_to_rank(_receive_next(channel))
-    if isinstance(start, Begin):
-        _run(channel, folder, rank, config, loaded, lora, start, threads)
+    settings = decode_to_rank(_receive_next(channel))
+    if isinstance(settings, RankSettings):
+        _run(channel, folder, rank, config, loaded, lora, settings, threads)
 
 
 def _run(
@@ -122,12 +122,12 @@ def _run(
     config: EngineConfig,
     loaded: LoadedModel,
     lora: LoraSlots | None,
-    start: Begin,
+    settings: RankSettings,
     threads: CpuThreads,
 ) -> None:
     storage = storage_for_model(
         loaded,
-        start.num_blocks,
+        settings.num_blocks,
         config.block_size,
         config.kv_cache_dtype,
         sparse_decode=config.sparse_decode,
@@ -139,14 +139,14 @@ def _run(
         RunnerConfig(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
-            enforce_eager=not start.captures,
+            enforce_eager=not settings.captures,
             shares_graphs=True,
             sparse_decode=config.sparse_decode,
         ),
         lora=lora,
     )
     runner.warm_up(lambda progress: None)
-    keep_residual_in_float32(loaded.module, start.float32_residual)
+    keep_residual_in_float32(loaded.module, settings.float32_residual)
     mover = make_tier_mover(_config_of_rank(config, rank), storage, "")
     group = RankGroup(folder, rank, loaded.device)
     install_all_reduce(loaded.module, group.all_reduce)
@@ -155,9 +155,9 @@ def _run(
     channel.send(
         encode(RankJoined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_device_name(loaded.device)))
     )
-    if start.captures:
+    if settings.captures:
         runner.capture_shared_graphs(group)
-    while isinstance(message := decode_to_rank(_receive_next(channel)), Step | Fill | Move):
+    while isinstance(message := decode_to_rank(_receive_next(channel)), Step | FillLoraSlot | MoveBlocks):
         if isinstance(message, Step):
             threads.refresh()
             inputs, copies, slots = inputs_of(message)
@@ -166,17 +166,17 @@ def _run(
                 sampled = group.broadcast(torch.zeros(message.num_sampled, dtype=torch.int64, device=loaded.device))
             runner.run_as_follower(inputs, copies, slots, sampled, message.graph_size)
             group.num_points += 1
-        elif isinstance(message, Fill) and lora is not None:
+        elif isinstance(message, FillLoraSlot) and lora is not None:
             lora.fill(message.stack, message.slot, deltas_of(message, loaded.dtype))
-        elif isinstance(message, Move) and mover is not None:
+        elif isinstance(message, MoveBlocks) and mover is not None:
             _move_blocks(mover, message, channel)
     if mover is not None:
         mover.close()
     group.close()
 
 
-def _move_blocks(mover: BlockMover, message: Move, channel: Channel) -> None:
-    """Carry out a block move. Replies only to the kinds of moves that rank 0 waits for."""
+def _move_blocks(mover: BlockMover, message: MoveBlocks, channel: Channel) -> None:
+    """Move blocks as ordered. Replies only to the kinds of moves for which rank 0 waits."""
     sources, targets = block_ids_of(message)
     if message.how == "flush":
         mover.flush()
@@ -193,10 +193,10 @@ def _move_blocks(mover: BlockMover, message: Move, channel: Channel) -> None:
 
 
 def _send_heartbeats(channel: Channel, group: RankGroup) -> None:
-    """Send a heartbeat with this rank's progress, regardless of what the other threads do."""
+    """Send heartbeats until the channel closes, even while other threads compute."""
     with contextlib.suppress(ChannelClosed):
         while True:
-            channel.send(encode(Beat(num_points=group.num_points)))
+            channel.send(encode(RankHeartbeat(num_points=group.num_points)))
             time.sleep(HEARTBEAT_INTERVAL_S)
 
 
@@ -226,8 +226,9 @@ def _report_failure(channel: Channel, error: Exception) -> None:
 
 
 def _watch_leader(channel: Channel, folder: Path) -> None:
-    """Remove the meeting folder and exit this process when rank 0 has ended, whatever the main thread is waiting
-    for."""
+    """Wait until rank 0 has ended, then remove the folder where ranks connect and exit, even if the main thread is
+    blocked.
+    """
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLRDHUP)
     poll.poll()

@@ -1,9 +1,9 @@
-"""Rank 0's side of tensor parallelism: starts the other ranks, negotiates with them, sends steps, and monitors them.
+"""Rank 0's side of tensor parallelism: starts the other ranks, sends them settings and steps, and monitors them.
 
 Only rank 0 schedules, keeps the block ledger, samples and serves clients. It sends the arrays of each step before
 running it, and all ranks run the step at the same time; they synchronize in the all-reduces after each layer's
-projections. Block ids are the same on all ranks: a block holds the heads of all ranks together, and each rank has as
-many blocks as the rank with the least capacity.
+projections. Block ids are the same on all ranks: a block comprises the heads of all ranks, and each rank has as many
+blocks as the rank with the least capacity.
 
 Owns the channels and the state of each rank; one thread receives all messages. A serving rank sends two heartbeats per
 second. A rank that is silent, or does not reach a point where the others wait for it, is killed, and the pending
@@ -35,14 +35,14 @@ from kvscope_engine.model.distributed.rank import ALONE, Rank
 from kvscope_engine.model.distributed.rank_group import GroupBroken, RankGroup
 from kvscope_engine.model.executor.rank_channel import Channel, ChannelClosed, listen
 from kvscope_engine.model.executor.rank_messages import (
-    Beat,
-    Begin,
     BlocksMoved,
     FromRank,
-    Here,
-    Load,
+    LoadShare,
     RankFailed,
+    RankHeartbeat,
+    RankHello,
     RankJoined,
+    RankSettings,
     Ready,
     Shutdown,
     decode_from_rank,
@@ -64,22 +64,23 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import RankMemory
 
 CONNECT_TIMEOUT_S: Final = 300.0
-"""Seconds for a rank's process to connect. It imports torch and transformers on a machine that may be busy."""
+"""Maximum seconds for a rank's process to connect, which includes importing torch and transformers on a busy machine.
+"""
 LOAD_TIMEOUT_S: Final = 1800.0
-"""Seconds for a rank to load its share of the model."""
+"""Maximum seconds for a rank to load its share of the model."""
 CHECK_INTERVAL_S: Final = 0.25
 MAX_SILENCE_S: Final = 5.0
-"""Seconds without a message from a serving, running rank until it is considered lost. It sends two heartbeats per
-second."""
+"""Maximum seconds without a message from a serving rank, unless it is suspended. It sends two heartbeats per second."""
 MAX_SUSPENDED_S: Final = 300.0
-"""Seconds that a rank's process may be suspended (SIGSTOP, a debugger). Its silence is ignored during that time."""
+"""Maximum seconds for which a rank's process may be suspended (SIGSTOP, a debugger). Meanwhile, silence is ignored."""
 MAX_BEHIND_S: Final = 60.0
-"""Seconds that a live rank may take to reach rank 0's synchronization point. It may compile a kernel the others have
-cached."""
+"""Maximum seconds for which a live rank may be behind rank 0's synchronization point, for example to compile a kernel
+that the others have cached.
+"""
 EVENT_POLL_S: Final = 0.000_05
 """Seconds between two polls of a GPU event."""
 CAUSE_TIMEOUT_S: Final = 3.0
-"""Seconds to wait for the reason when a collective failed. The root cause may arrive after the failure itself."""
+"""Seconds to wait for the cause of a failed collective, which may be reported after the failure itself."""
 
 M = TypeVar("M", bound=FromRank)
 
@@ -114,7 +115,7 @@ def rank_of(leader: Leader | None) -> Rank:
 
 
 class Leader:
-    """Rank 0 of `count` ranks. Raises BadInput and KvscopeError for errors of the other ranks, naming the rank."""
+    """Rank 0 of `count` ranks. Methods raise BadInput or KvscopeError, naming the rank, for errors of other ranks."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         if device.type == "cuda" and torch.cuda.device_count() < count:
@@ -126,12 +127,12 @@ class Leader:
         self.joined_ranks: tuple[RankJoined, ...] = ()
         """Memory and device of each of the other ranks, in rank order."""
         self._device = device
-        self._start_message: Begin | None = None
+        self._settings: RankSettings | None = None
         self._group: RankGroup | None = None
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
         self._inboxes: dict[int, queue.SimpleQueue[FromRank]] = {}
-        """Queue of the messages of each rank, without heartbeats."""
+        """Queue of received messages for each rank, without heartbeats."""
         self._liveness: dict[int, RankLiveness] = {}
         self._is_serving = threading.Event()
         self._failures: list[tuple[int, RankFailed]] = []
@@ -151,33 +152,32 @@ class Leader:
     # Called before the first step, in this order.
 
     def load_model(self, config: EngineConfig, lora_layers: Iterable[str]) -> None:
-        """Order the other ranks to load their shares. Rank 0 has loaded already, so that they find every file
-        downloaded."""
+        """Order the other ranks to load their shares. Rank 0 must have loaded, so that every file is downloaded."""
         self._await_connections()
-        told = msgspec.json.encode(replace(config, kv_events_config=None))
-        message = encode(Load(config=told, lora_layers=tuple(lora_layers)))
+        config_json = msgspec.json.encode(replace(config, kv_events_config=None))
+        message = encode(LoadShare(config=config_json, lora_layers=tuple(lora_layers)))
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
 
     def agree_on_blocks(self, num_blocks: int, fused: FusedCounts) -> int:
         """Return the number of blocks that fit on every rank, if `num_blocks` fit on rank 0."""
         ready = [self._expect(rank, Ready, LOAD_TIMEOUT_S) for rank in sorted(self._channels)]
-        self._start_message = Begin(
-            num_blocks=min(num_blocks, *(one.num_blocks for one in ready)),
-            float32_residual=fused.float32_residual and all(one.float32_residual for one in ready),
+        self._settings = RankSettings(
+            num_blocks=min(num_blocks, *(rank_ready.num_blocks for rank_ready in ready)),
+            float32_residual=fused.float32_residual and all(rank_ready.float32_residual for rank_ready in ready),
         )
-        return self._start_message.num_blocks
+        return self._settings.num_blocks
 
     def connect_ranks(self, module: nn.Module, *, captures: bool = False) -> None:
-        """Have all ranks allocate their blocks and connect. From then on, every forward pass of `module` runs on all
+        """Let all ranks allocate their blocks and connect. From then on, every forward pass of `module` runs on all
         ranks.
 
         `captures`: whether all ranks capture CUDA graphs next.
         """
-        assert self._start_message is not None, "ranks agree before they join"
+        assert self._settings is not None, "ranks agree before they join"
         for rank, channel in self._channels.items():
-            self._send(rank, channel, encode(msgspec.structs.replace(self._start_message, captures=captures)))
-        keep_residual_in_float32(module, self._start_message.float32_residual)
+            self._send(rank, channel, encode(msgspec.structs.replace(self._settings, captures=captures)))
+        keep_residual_in_float32(module, self._settings.float32_residual)
         try:
             self._group = RankGroup(self.processes.folder, self.rank, self._device, self._failed.is_set)
         except GroupBroken as error:
@@ -213,7 +213,7 @@ class Leader:
             raise self._rank_lost_error(error) from error
 
     def broadcast_tokens(self, tokens: torch.Tensor) -> None:
-        """Broadcast the tokens sampled by the previous step to the other ranks, which know their number from `tell`.
+        """Broadcast the tokens sampled by the previous step; `send_step` has sent their number to the other ranks.
 
         Raises KvscopeError when a rank is lost.
         """
@@ -226,7 +226,7 @@ class Leader:
     def wait_for(self, event: torch.cuda.Event) -> None:
         """Wait until a GPU has reached `event`, polling so that signals are handled.
 
-        Raises KvscopeError when a rank is lost; the results of the step are invalid then.
+        Raises KvscopeError when a rank is lost; the results of the step are then invalid.
         """
         with self._naming_lost_rank():
             while not self._failed.is_set() and not event.query():  # type: ignore[no-untyped-call]
@@ -240,7 +240,7 @@ class Leader:
         sources: Sequence[int] = (),
         targets: Sequence[int] = (),
     ) -> None:
-        """Have the other ranks move their parts of blocks between tiers, after the steps sent before."""
+        """Order the other ranks to move their parts of blocks between tiers, after the steps sent before."""
         message = encode(move_of(how, sources, targets))
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
@@ -248,11 +248,11 @@ class Leader:
     def moved_on_all_ranks(self, whole: Sequence[bool]) -> list[bool]:
         """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks; `whole`
         is rank 0's own result."""
-        found = np.array(whole, np.bool_)
+        is_moved = np.array(whole, np.bool_)
         for rank in sorted(self._channels):
-            found &= np.frombuffer(self._expect(rank, BlocksMoved, LOAD_TIMEOUT_S).whole, np.bool_)
-        there: list[bool] = found.tolist()
-        return there
+            is_moved &= np.frombuffer(self._expect(rank, BlocksMoved, LOAD_TIMEOUT_S).whole, np.bool_)
+        is_moved_list: list[bool] = is_moved.tolist()
+        return is_moved_list
 
     def fill_lora_slot(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
         """Replace the LoRA weights in a slot before the next step. Each rank receives only its shard."""
@@ -269,14 +269,15 @@ class Leader:
     ) -> None:
         """Send the next step to the other ranks.
 
-        No other step may be sent until `done` is called, because ranks would otherwise all-reduce layers of different
-        steps.
+        No other step may be sent before `report_step_done`, because ranks would otherwise all-reduce layers of
+        different steps.
 
         Args:
             inputs: Arrays of the step.
             copies: Blocks to copy before the step, as (source, target) pairs.
             lora_slots: Adapter slot of each row, as in `StepRows`.
-            num_sampled: Number of tokens of the previous step that `share` broadcasts first, if this step awaits any.
+            num_sampled: Number of tokens of the previous step that `broadcast_tokens` sends first, if this step awaits
+                any.
             graph_size: Size of the CUDA graph that all ranks replay; 0 if none.
 
         Raises:
@@ -295,44 +296,45 @@ class Leader:
             self._send(rank, channel, message)
 
     def report_step_done(self) -> None:
-        """Report that rank 0 has run the step's layers."""
+        """Record that rank 0 has run the layers of the step, so that the next may be sent."""
         self._is_in_step = False
         if self._group is not None:
             self._group.num_points += 1
 
     def rank_memory(self, first: RankJoined, uuids: Sequence[str]) -> tuple[RankMemory, ...]:
-        """Return the memory held by each rank in rank order. `first` describes rank 0; `uuids` are those of the GPUs,
-        if any."""
+        """Return the memory held by each rank, in rank order. `first` describes rank 0; `uuids` are those of the ranks'
+        GPUs.
+        """
         return tuple(
             RankMemory(
                 rank=rank,
-                device=one.device,
-                weights_bytes=one.weights_bytes,
-                kv_bytes=one.kv_bytes,
+                device=joined.device,
+                weights_bytes=joined.weights_bytes,
+                kv_bytes=joined.kv_bytes,
                 uuid=uuids[rank] if rank < len(uuids) else "",
             )
-            for rank, one in enumerate((first, *self.joined_ranks))
+            for rank, joined in enumerate((first, *self.joined_ranks))
         )
 
     # Shutdown.
 
     @property
     def failure(self) -> str:
-        """Why the engine cannot continue, naming the failed rank; empty while it can."""
+        """Why the engine cannot continue, naming the failed rank; empty if no rank failed."""
         causes = sorted(self._failures, key=lambda one: one[1].is_consequence)
         if not causes:
             return ""
         rank, failed = causes[0]
         return f"rank {rank} of {self.rank.count} {failed.reason}: the engine cannot go on without it"
 
-    def call_when_lost(self, act: Callable[[], None]) -> None:
-        """Call `act` once when a rank is lost, on the monitoring thread, whether or not a step runs.
+    def call_when_lost(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once when a rank is lost, on the monitoring thread, even between steps.
 
-        If a rank is lost already, `act` is called immediately on the calling thread.
+        If a rank is lost already, `callback` is called immediately on the calling thread.
         """
-        self._on_rank_lost = act
+        self._on_rank_lost = callback
         if self._failed.is_set():
-            act()
+            callback()
 
     def close(self) -> None:
         """End all ranks and wait for their processes. Idempotent."""
@@ -352,14 +354,13 @@ class Leader:
     # Private, on the caller's thread.
 
     def _await_connections(self) -> None:
-        """Wait until every rank has connected, then start the monitoring thread."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         self._listener.settimeout(CHECK_INTERVAL_S)
         while len(self._channels) < self.rank.count - 1:
             missing = [rank for rank in range(1, self.rank.count) if rank not in self._channels]
             for rank in missing:
-                if ended := self.processes.exit_reason(rank):
-                    raise KvscopeError(f"rank {rank} of {self.rank.count} {ended} before it was there")
+                if exit_reason := self.processes.exit_reason(rank):
+                    raise KvscopeError(f"rank {rank} of {self.rank.count} {exit_reason} before it was there")
             if time.monotonic() > deadline:
                 raise KvscopeError(
                     f"rank {missing[0]} of {self.rank.count} did not start within {CONNECT_TIMEOUT_S:.0f} s"
@@ -374,13 +375,13 @@ class Leader:
     def _accept(self, connection: socket.socket) -> None:
         channel = Channel(connection)
         try:
-            here = decode_from_rank(channel.receive())
+            hello = decode_from_rank(channel.receive())
         except ChannelClosed:
             channel.close()
             return  # `_await_connections` checks next how its process ended
-        assert isinstance(here, Here), "a rank says first who it is"
-        self._channels[here.rank] = channel
-        self._pids[here.rank] = here.pid
+        assert isinstance(hello, RankHello), "a rank says first who it is"
+        self._channels[hello.rank] = channel
+        self._pids[hello.rank] = hello.pid
 
     def _send(self, rank: int, channel: Channel, message: bytes) -> None:
         try:
@@ -389,8 +390,11 @@ class Leader:
             raise self._rank_lost_error(error) from error
 
     def _expect(self, rank: int, message_type: type[M], wait_s: float) -> M:
-        """Return the rank's next message. Its type must be `message_type`, unless a rank failed, which raises
-        KvscopeError."""
+        """Return the rank's next message, which must have type `message_type`.
+
+        Raises:
+            KvscopeError: A rank failed, or no message arrived within `wait_s` seconds.
+        """
         deadline = time.monotonic() + wait_s
         while not self._failed.is_set():
             with contextlib.suppress(queue.Empty):
@@ -424,7 +428,7 @@ class Leader:
     # On the monitoring thread.
 
     def _monitor_ranks(self) -> None:
-        """Receive messages of all connected ranks until close. Runs on its own thread."""
+        """Receive the messages of all connected ranks until `close`."""
         open_ranks = {channel: rank for rank, channel in self._channels.items()}
         checked_s = time.monotonic()
         while open_ranks and not self._closing.is_set():
@@ -437,7 +441,7 @@ class Leader:
                 if isinstance(message, RankFailed):
                     del open_ranks[channel]
                     self._record_failure(rank, message)
-                elif isinstance(message, Beat):
+                elif isinstance(message, RankHeartbeat):
                     self._liveness[rank].num_points = message.num_points
                 else:
                     self._inboxes[rank].put(message)
@@ -448,15 +452,15 @@ class Leader:
                 )  # capped, since this process may have been suspended
             checked_s = now_s
 
-    def _check_liveness(self, open_ranks: dict[Channel, int], passed_s: float) -> None:
+    def _check_liveness(self, open_ranks: dict[Channel, int], elapsed_s: float) -> None:
         """Kill ranks that have been silent or behind for too long, and record them as failed."""
         assert self._group is not None, "ranks serve once they have joined"
         for channel, rank in list(open_ranks.items()):
             is_suspended = _is_suspended(self._pids[rank])
-            why = self._liveness[rank].advance(passed_s, self._group.num_points, is_suspended=is_suspended)
-            if why:
+            reason = self._liveness[rank].advance(elapsed_s, self._group.num_points, is_suspended=is_suspended)
+            if reason:
                 del open_ranks[channel]
-                self._record_failure(rank, RankFailed(reason=why))
+                self._record_failure(rank, RankFailed(reason=reason))
                 with contextlib.suppress(OSError):
                     os.kill(self._pids[rank], signal.SIGKILL)
 
@@ -478,7 +482,7 @@ class Leader:
 
 
 class RankLiveness:
-    """Tracks how long a rank has been silent, and how long it has made no progress while rank 0 is ahead."""
+    """Measures how long a rank has been silent, and how long it has made no progress while rank 0 is ahead."""
 
     def __init__(self) -> None:
         self.num_points = 0
@@ -486,22 +490,21 @@ class RankLiveness:
         self._silent_s = 0.0
         self._behind_s = 0.0
         self._suspended_s = 0.0
-        self._points_before = 0
+        self._previous_num_points = 0
 
     def record_message(self) -> None:
-        """Reset the time of silence: a message arrived."""
         self._silent_s = 0.0
 
     def advance(self, seconds: float, num_points: int, *, is_suspended: bool = False) -> str:
-        """Count `seconds` in which the process ran or was suspended; rank 0 is at synchronization point `num_points`.
+        """Add `seconds` in which the process ran or was suspended. Rank 0 is at synchronization point `num_points`.
 
-        Returns why the rank is considered lost, or an empty string.
+        Returns why the rank is considered lost; empty if it is not.
         """
         if is_suspended:
             self._suspended_s += seconds
             return f"has been suspended for {MAX_SUSPENDED_S:.0f} s" if self._suspended_s >= MAX_SUSPENDED_S else ""
         self._suspended_s = 0.0
-        has_moved, self._points_before = self.num_points != self._points_before, self.num_points
+        has_moved, self._previous_num_points = self.num_points != self._previous_num_points, self.num_points
         self._silent_s += seconds
         self._behind_s = 0.0 if has_moved or self.num_points >= num_points else self._behind_s + seconds
         if self._silent_s >= MAX_SILENCE_S:

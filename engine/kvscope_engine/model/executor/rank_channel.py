@@ -1,6 +1,6 @@
 """Exchanges length-prefixed messages between two processes over a Unix socket. A closed end is detected immediately.
 
-Knows no message types. The socket is in a folder that only its user can enter.
+Must not depend on message types. The socket is in a folder that only its user can access.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 from kvscope_telemetry.errors import KvscopeError
 
 SOCKET_FILE: Final = "channel"
-SEND_S: Final = 60.0
-"""Timeout in seconds of one socket operation: sending a message, or receiving the next part of one."""
+SOCKET_TIMEOUT_S: Final = 60.0
+"""Timeout in seconds for sending a message, or for receiving the next part of one."""
 MAX_BYTES: Final = 1 << 30
 _LENGTH: Final = struct.Struct("<I")
 
@@ -28,8 +28,8 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._sending = threading.Lock()
-        self._socket.settimeout(SEND_S)
+        self._send_lock = threading.Lock()
+        self._socket.settimeout(SOCKET_TIMEOUT_S)
 
     def fileno(self) -> int:
         """File descriptor for `select`. It is readable when a message has arrived or the other end has closed."""
@@ -38,31 +38,31 @@ class Channel:
     def send(self, message: bytes) -> None:
         """Send one message. Raises ChannelClosed."""
         try:
-            with self._sending:
+            with self._send_lock:
                 self._socket.sendall(_LENGTH.pack(len(message)) + message)
         except OSError as error:
             raise ChannelClosed(f"it takes no messages ({error})") from error
 
     def receive(self) -> bytes:
-        """Return the next message. Raises ChannelClosed, also if a message is not complete within `SEND_S` per read."""
+        """Return the next message. Raises ChannelClosed, also if a part of the message is late (`SOCKET_TIMEOUT_S`)."""
         try:
-            (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+            (length,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
             if length > MAX_BYTES:
                 raise ChannelClosed(f"a message of {length} bytes is not accepted")
-            return self._read(length)
+            return self._receive_exactly(length)
         except OSError as error:
             raise ChannelClosed(f"it sends no messages ({error})") from error
 
     def close(self) -> None:
         self._socket.close()
 
-    def _read(self, count: int) -> bytes:
+    def _receive_exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
-            more = self._socket.recv(min(count - len(data), 1 << 20))
-            if not more:
+            chunk = self._socket.recv(min(count - len(data), 1 << 20))
+            if not chunk:
                 raise ChannelClosed("it is gone")
-            data += more
+            data += chunk
         return bytes(data)
 
 

@@ -23,27 +23,26 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pass
 
 
-class Load(_Message, frozen=True, kw_only=True):
-    """Order to load the rank's share. Rank 0 has loaded already, so every file is on disk. `config`: an EngineConfig as
-    JSON."""
+class LoadShare(_Message, frozen=True, kw_only=True):
+    """Order to load the rank's share. Rank 0 has loaded already, so every file is on disk."""
 
     config: bytes
+    """An `EngineConfig` as JSON."""
     lora_layers: tuple[str, ...] = ()
     """Names of the layers that the LoRA adapters of `config` change."""
 
 
-class Begin(_Message, frozen=True, kw_only=True):
-    """Settings that all ranks support: the minimum over ranks."""
+class RankSettings(_Message, frozen=True, kw_only=True):
+    """Order to allocate blocks and connect, with the settings that all ranks support (the minimum over ranks)."""
 
     num_blocks: int
     float32_residual: bool
     captures: bool = False
-    """Whether all ranks capture CUDA graphs once they have joined."""
+    """Whether all ranks capture CUDA graphs once they have connected."""
 
 
 class Step(_Message, frozen=True, kw_only=True):
-    """`StepInputs` without the fields that only sampling reads, and the (source, target) blocks to copy before the
-    step."""
+    """Order to run a step: `StepInputs` as bytes, without the fields that only sampling reads."""
 
     input_ids: bytes
     positions: bytes
@@ -54,9 +53,10 @@ class Step(_Message, frozen=True, kw_only=True):
     num_single_token: int
     num_groups: int = 1
     copies: bytes = b""
+    """(source, target) blocks to copy before the step, int64."""
     awaited: bytes = b""
-    """Rows whose input token the previous step sampled on rank 0, and the rows of these tokens there. Tokens are
-    broadcast."""
+    """`StepInputs.awaited`: rows of tokens that the previous step samples. These tokens are broadcast before the step.
+    """
     num_sampled: int = 0
     """Number of tokens that the previous step sampled, if `awaited` is not empty."""
     graph_size: int = 0
@@ -75,49 +75,52 @@ class DeltaBytes(msgspec.Struct, frozen=True, array_like=True):
     """Matrix B, (outputs, rank)."""
 
 
-class Fill(_Message, frozen=True, kw_only=True):
-    """Contents of an adapter slot of one stack from the next step on: a delta or None for each of the stack's parts."""
+class FillLoraSlot(_Message, frozen=True, kw_only=True):
+    """Order to replace the contents of an adapter slot of one stack: a delta, or None, for each linear layer of the
+    stack.
+    """
 
     stack: str
     slot: int
     deltas: tuple[DeltaBytes | None, ...]
 
 
-class Move(_Message, frozen=True, kw_only=True):
-    """Blocks to move from one tier to another, as passed to rank 0's `BlockMover`. `how` names its method."""
+class MoveBlocks(_Message, frozen=True, kw_only=True):
+    """Order to move blocks from one tier to another, as passed to rank 0's `BlockMover`."""
 
     how: MoveKind
+    """Name of the method of `BlockMover`."""
     sources: bytes = b""
     targets: bytes = b""
 
 
 class Shutdown(_Message, frozen=True, kw_only=True):
-    """Orderly end."""
+    """Order to end the process."""
 
 
-class Here(_Message, frozen=True, kw_only=True):
-    """First message of a rank: its index and process id."""
+class RankHello(_Message, frozen=True, kw_only=True):
+    """First message of a rank."""
 
     rank: int
     pid: int
 
 
 class Ready(_Message, frozen=True, kw_only=True):
-    """The rank has loaded, fused and profiled its share; the fields are what it supports."""
+    """Report that the rank has loaded, fused and profiled its share, with the settings that it supports."""
 
     num_blocks: int
     float32_residual: bool
 
 
 class RankJoined(_Message, frozen=True, kw_only=True):
-    """The rank has allocated its blocks and joined the group of ranks."""
+    """Report that the rank has allocated its blocks and joined the process group, with its memory."""
 
     weights_bytes: int
     kv_bytes: int
     device: str
 
 
-class Beat(_Message, frozen=True, kw_only=True):
+class RankHeartbeat(_Message, frozen=True, kw_only=True):
     """Heartbeat of a rank, sent by a separate thread even while the rank computes."""
 
     num_points: int
@@ -125,20 +128,22 @@ class Beat(_Message, frozen=True, kw_only=True):
 
 
 class BlocksMoved(_Message, frozen=True, kw_only=True):
-    """Result of an `offload`, `load_from_disk` or `drain`: one byte per block, or one for all, 1 if it succeeded."""
+    """Result of an `offload`, `load_from_disk` or `drain`."""
 
     whole: bytes
+    """One byte per block, or a single byte for `drain`: 1 if it succeeded."""
 
 
 class RankFailed(_Message, frozen=True, kw_only=True):
-    """Last message of a rank. `is_consequence`: whether another rank caused the failure."""
+    """Last message of a rank that failed."""
 
     reason: str
     is_consequence: bool = False
+    """Whether another rank caused the failure."""
 
 
-ToRank: TypeAlias = Load | Begin | Step | Fill | Move | Shutdown
-FromRank: TypeAlias = Here | Ready | RankJoined | Beat | BlocksMoved | RankFailed
+ToRank: TypeAlias = LoadShare | RankSettings | Step | FillLoraSlot | MoveBlocks | Shutdown
+FromRank: TypeAlias = RankHello | Ready | RankJoined | RankHeartbeat | BlocksMoved | RankFailed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
@@ -170,7 +175,7 @@ def step_of(
 
 
 def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]], NDArray[np.int64] | None]:
-    """Convert a message to writable arrays, block copies, and adapter slots. No row is sampled."""
+    """Convert a message to writable arrays, block copies (source, target), and adapter slots. No row is sampled."""
     seq_lens = _array(step.seq_lens, np.int32)
     inputs = StepInputs(
         input_ids=_array(step.input_ids, np.int64),
@@ -187,26 +192,30 @@ def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]], NDArray[np
     return inputs, copies, _array(step.lora_slots, np.int64) if step.lora_slots else None
 
 
-def move_of(how: MoveKind, sources: Sequence[int] = (), targets: Sequence[int] = ()) -> Move:
-    return Move(how=how, sources=np.array(sources, np.int64).tobytes(), targets=np.array(targets, np.int64).tobytes())
+def move_of(how: MoveKind, sources: Sequence[int] = (), targets: Sequence[int] = ()) -> MoveBlocks:
+    return MoveBlocks(
+        how=how, sources=np.array(sources, np.int64).tobytes(), targets=np.array(targets, np.int64).tobytes()
+    )
 
 
-def block_ids_of(move: Move) -> tuple[list[int], list[int]]:
-    """Return the source and target indices of a move."""
+def block_ids_of(move: MoveBlocks) -> tuple[list[int], list[int]]:
+    """Return the source and the target indices of a move."""
     return _array(move.sources, np.int64).tolist(), _array(move.targets, np.int64).tolist()
 
 
-def fill_of(stack: str, slot: int, deltas: Sequence[Delta | None]) -> Fill:
-    told = tuple(
+def fill_of(stack: str, slot: int, deltas: Sequence[Delta | None]) -> FillLoraSlot:
+    encoded = tuple(
         None if delta is None else DeltaBytes(len(delta.a), _bytes(delta.a), _bytes(delta.b)) for delta in deltas
     )
-    return Fill(stack=stack, slot=slot, deltas=told)
+    return FillLoraSlot(stack=stack, slot=slot, deltas=encoded)
 
 
-def deltas_of(fill: Fill, dtype: torch.dtype) -> list[Delta | None]:
+def deltas_of(fill: FillLoraSlot, dtype: torch.dtype) -> list[Delta | None]:
     return [
-        None if told is None else Delta(_matrix(told.a, dtype, told.rank), _matrix(told.b, dtype, -1, told.rank))
-        for told in fill.deltas
+        None
+        if encoded is None
+        else Delta(_matrix(encoded.a, dtype, encoded.rank), _matrix(encoded.b, dtype, -1, encoded.rank))
+        for encoded in fill.deltas
     ]
 
 

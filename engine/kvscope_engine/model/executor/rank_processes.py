@@ -1,6 +1,7 @@
 """Starts and ends the processes of the other ranks, or finds those that torchrun started.
 
-Owns the child processes and the folder where ranks connect, which only the user can enter. Messages belong to `leader`.
+Owns the child processes and the folder where ranks connect, which only the user can access. `leader` exchanges the
+messages.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 FOLLOWER_MODULE: Final = "kvscope_engine.model.executor.follower"
 FOLDER_KEY: Final = "kvscope-ranks"
 RENDEZVOUS_TIMEOUT_S: Final = 120.0
-"""Seconds for torchrun's ranks to rendezvous."""
+"""Maximum seconds for torchrun's ranks to find each other."""
 FOLDER_PREFIX: Final = "kvscope-ranks-"
 EXIT_TIMEOUT_S: Final = 3.0
-"""Maximum seconds to wait until all ranks have ended by themselves, and again after SIGTERM.
+"""Maximum seconds until all ranks have ended by themselves, and again after SIGTERM.
 
 Stopping the engine may take ten seconds in all.
 """
@@ -79,8 +80,11 @@ class RankProcesses:
         return ""
 
     def close(self, reached: Container[int] = ()) -> None:
-        """End all remaining children: those in `reached` may end by themselves first, the others are terminated.
-        Idempotent."""
+        """End all remaining children. Those in `reached` were told to end and get `EXIT_TIMEOUT_S`; others are
+        terminated.
+
+        Idempotent.
+        """
         deadline_s = time.monotonic() + EXIT_TIMEOUT_S
         for rank, child in self.children.items():
             if rank not in reached or not self.exit_reason(rank, max(0.0, deadline_s - time.monotonic())):
@@ -101,7 +105,8 @@ def remove_folder(folder: Path) -> None:
 
 
 def torchrun_store() -> Any:
-    """Return the key-value store of torchrun's ranks. Raises KvscopeError if they cannot rendezvous."""
+    """Return the key-value store of torchrun's ranks. Raises KvscopeError if the ranks do not find each other in
+    time."""
     from datetime import timedelta
 
     from torch.distributed.rendezvous import rendezvous

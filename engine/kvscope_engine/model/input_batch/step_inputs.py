@@ -1,7 +1,7 @@
 """Converts a step's plan to the model's input arrays in numpy, with little Python code per request.
 
 Owns one row of block ids per request that persists across steps, so that a step appends new ids instead of rebuilding
-tables. Knows no tensors and no policy: a row is correct whatever happened to the request's table in between.
+tables. A row is corrected if the request's block table changed in between. Must not depend on torch.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class StepInputs:
     slot_mapping: Int64
     """(G, T), one row per KV group; -1 for padding."""
     block_tables: Int32
-    """(G, S, max_blocks). Entries after a sequence's last block, or before its window, are never read."""
+    """(G, S, max_blocks). Entries after a sequence's last block or before its window are never read."""
     seq_lens: Int32
-    """(S,), including the step's tokens."""
+    """(S,): length of each sequence, including the step's tokens."""
     query_start: Int32
-    """(S + 1,): first row of each sequence in the batch."""
+    """(S + 1,): first row of each sequence in the batch, and the number of rows."""
     num_single_token: int
+    """Number of sequences, the first ones, that have exactly one token in the step."""
     sample_rows: Int64
     """Rows of the batch whose logits are sampled."""
     awaited: Int64 | None = None
@@ -52,7 +53,7 @@ class StepInputs:
 
     @property
     def is_drafted(self) -> bool:
-        """Whether the step consists of decodes only, at least one of them with drafts. A token is sampled in every
+        """Whether the step consists of decodes, at least one of them with drafts. A token is then sampled in every
         row."""
         return self.num_single_token < self.num_tokens == len(self.sample_rows)
 
@@ -63,45 +64,45 @@ class TableRows:
     def __init__(self, num_rows: int, max_blocks: int, num_groups: int = 1) -> None:
         self.table: Int32 = np.zeros((num_groups, num_rows, max_blocks), np.int32)
         self._rows: dict[int, int] = {}
-        self._known: list[list[list[int]]] = [_nothing(num_groups) for _ in range(num_rows)]
+        self._written_ids: list[list[list[int]]] = [_empty_rows(num_groups) for _ in range(num_rows)]
         self._free = list(range(num_rows - 1, -1, -1))
 
     def rows_of(self, requests: list[Request]) -> Int64:
-        """Return the row of each request, after updating it."""
-        self._make_room(requests)
+        """Update the row of each request and return the row indices."""
+        self._free_idle_rows(requests)
         return np.fromiter((self._update(request) for request in requests), np.int64, len(requests))
 
     def _update(self, request: Request) -> int:
         row = self._rows.get(request.number)
         if row is None:
             row = self._rows[request.number] = self._free.pop()
-        for group, (known, table) in enumerate(zip(self._known[row], request.block_tables, strict=True)):
-            let_go = request.num_null_blocks[group]
+        for group, (written, table) in enumerate(zip(self._written_ids[row], request.block_tables, strict=True)):
+            num_null = request.num_null_blocks[group]
             # elements are the same objects, so comparing 1,000 ids takes microseconds; freed blocks are not read
-            if known != table if not let_go else known[let_go:] != table[let_go:]:
-                self._write(group, row, known, table, let_go)
+            if written != table if not num_null else written[num_null:] != table[num_null:]:
+                self._write(group, row, written, table, num_null)
         return row
 
-    def _write(self, group: int, row: int, known: list[int], table: list[int], let_go: int) -> None:
-        """Append new ids; rewrite the row if the ids written before are not a prefix of the table."""
-        kept = len(known)
-        if known[let_go:] != table[let_go:kept]:
-            kept = min(let_go, kept)
-            del known[kept:]
+    def _write(self, group: int, row: int, written: list[int], table: list[int], num_null: int) -> None:
+        """Append new ids. If the ids written before are not a prefix of the block table, rewrite the row."""
+        num_kept = len(written)
+        if written[num_null:] != table[num_null:num_kept]:
+            num_kept = min(num_null, num_kept)
+            del written[num_kept:]
         if len(table) > self.table.shape[2]:
             self._widen(len(table))
-        self.table[group, row, kept : len(table)] = table[kept:]
-        known += table[kept:]
+        self.table[group, row, num_kept : len(table)] = table[num_kept:]
+        written += table[num_kept:]
 
-    def _make_room(self, requests: list[Request]) -> None:
-        """Release the rows of requests that do not run in this step if too few rows are free."""
+    def _free_idle_rows(self, requests: list[Request]) -> None:
+        """If too few rows are free, release those of requests that do not run in this step."""
         missing = sum(request.number not in self._rows for request in requests)
         if missing <= len(self._free):
             return
         running = {request.number for request in requests}
         for number in [number for number in self._rows if number not in running]:
             row = self._rows.pop(number)
-            self._known[row] = _nothing(len(self.table))
+            self._written_ids[row] = _empty_rows(len(self.table))
             self._free.append(row)
         self._add_rows(missing - len(self._free))
 
@@ -110,17 +111,17 @@ class TableRows:
             return
         num_groups, start, width = self.table.shape
         self.table = np.concatenate((self.table, np.zeros((num_groups, count, width), np.int32)), axis=1)
-        self._known += [_nothing(num_groups) for _ in range(count)]
+        self._written_ids += [_empty_rows(num_groups) for _ in range(count)]
         self._free += range(start, start + count)
 
     def _widen(self, width: int) -> None:
-        num_groups, num_rows, before = self.table.shape
-        wider = np.zeros((num_groups, num_rows, max(width, 2 * before)), np.int32)
-        wider[:, :, :before] = self.table
+        num_groups, num_rows, old_width = self.table.shape
+        wider = np.zeros((num_groups, num_rows, max(width, 2 * old_width)), np.int32)
+        wider[:, :, :old_width] = self.table
         self.table = wider
 
 
-def _nothing(num_groups: int) -> list[list[int]]:
+def _empty_rows(num_groups: int) -> list[list[int]]:
     return [[] for _ in range(num_groups)]
 
 
@@ -129,7 +130,7 @@ def build_inputs(
 ) -> StepInputs:
     """Return the arrays of one step.
 
-    `in_flight`: row of each token that the previous step is sampling, by request number.
+    `in_flight`: sample row of each token that the previous step is still sampling, by request number.
     """
     scheduled = plan.scheduled
     counts = np.fromiter((item.num_tokens for item in scheduled), np.int64, len(scheduled))
@@ -140,7 +141,7 @@ def build_inputs(
     positions = np.arange(ends[-1]) + np.repeat(starts - query_start[:-1], counts)
     row_of_token = np.repeat(row_of_sequence, counts)
     seq_lens = starts + counts
-    samples = np.fromiter((item.samples for item in scheduled), np.bool_, len(scheduled))
+    is_sampling = np.fromiter((item.samples for item in scheduled), np.bool_, len(scheduled))
     awaited: list[tuple[int, int]] = []
     return StepInputs(
         input_ids=_token_ids(scheduled, plan.num_single_token, int(ends[-1]), in_flight or {}, awaited),
@@ -150,7 +151,7 @@ def build_inputs(
         seq_lens=seq_lens.astype(np.int32),
         query_start=query_start.astype(np.int32),
         num_single_token=plan.num_single_token,
-        sample_rows=_sample_rows(scheduled, ends, samples),
+        sample_rows=_sample_rows(scheduled, ends, is_sampling),
         awaited=np.ascontiguousarray(np.array(awaited, np.int64).T) if awaited else None,
         state_slots=_state_slots(scheduled),
     )
@@ -169,8 +170,9 @@ def _token_ids(
     in_flight: Mapping[int, int],
     awaited: list[tuple[int, int]],
 ) -> Int64:
-    """Return the token ids of all rows. Adds rows whose token is in flight to `awaited`, with the row of that
-    sample."""
+    """Return the token ids of all rows. Appends (row, sample row) to `awaited` for each row whose token is still in
+    flight.
+    """
     ids: list[int] = []
     for row, item in enumerate(scheduled[:num_single_token]):
         request = item.request
@@ -189,8 +191,8 @@ def _token_ids(
     return np.array(ids, np.int64)
 
 
-def sampled_places(scheduled: Sequence[Scheduled]) -> tuple[list[Request], list[int]]:
-    """Return, per sampled row of logits, its request and the number of output tokens that precede the sampled one."""
+def sampled_positions(scheduled: Sequence[Scheduled]) -> tuple[list[Request], list[int]]:
+    """Return the request of each sampled row, and the number of output tokens that precede the sampled token."""
     requests: list[Request] = []
     num_output_tokens: list[int] = []
     for item in scheduled:
@@ -201,18 +203,18 @@ def sampled_places(scheduled: Sequence[Scheduled]) -> tuple[list[Request], list[
     return requests, num_output_tokens
 
 
-def _sample_rows(scheduled: Sequence[Scheduled], ends: Int64, samples: NDArray[np.bool_]) -> Int64:
+def _sample_rows(scheduled: Sequence[Scheduled], ends: Int64, is_sampling: NDArray[np.bool_]) -> Int64:
     """Return the rows of the last known token and of the drafts after it, for all requests that sample."""
-    last = ends[samples] - 1
-    counts = np.fromiter((1 + len(item.drafts) for item in scheduled if item.samples), np.int64, len(last))
-    if not len(last) or counts.max() == 1:
-        return last
-    firsts = np.repeat(last - (counts - 1), counts)
-    within = np.arange(len(firsts)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return firsts + within
+    last_rows = ends[is_sampling] - 1
+    counts = np.fromiter((1 + len(item.drafts) for item in scheduled if item.samples), np.int64, len(last_rows))
+    if not len(last_rows) or counts.max() == 1:
+        return last_rows
+    first_rows = np.repeat(last_rows - (counts - 1), counts)
+    offsets = np.arange(len(first_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return first_rows + offsets
 
 
 def _slots(table: Int32, row_of_token: Int64, positions: Int64, block_size: int) -> Int64:
     blocks, offsets = np.divmod(positions, block_size)
-    places = np.stack([of_group[row_of_token, blocks] for of_group in table])  # one contiguous row per group
-    return places.astype(np.int64) * block_size + offsets
+    block_ids = np.stack([group_table[row_of_token, blocks] for group_table in table])  # one contiguous row per group
+    return block_ids.astype(np.int64) * block_size + offsets

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """Sizes of the largest step that service can run."""
+    """Sizes of the largest step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_request_tokens: int
-    """Maximum number of tokens of one request: the capacity of the pool, at most the model's maximum length."""
+    """Maximum number of tokens of one request: the capacity of the pool, limited by the model's maximum length."""
     block_size: int
     num_groups: int = 1
     max_drafts: int = 0
     """Maximum number of draft tokens per request. A step with drafts samples at most max(1 + max_drafts, max_num_seqs)
     rows."""
     has_experts: bool = False
-    """Whether kernels are launched whose tiles grow with the number of tokens in a step (mixture of experts)."""
+    """Whether the model has a mixture of experts, for which kernels' tiles grow with the number of tokens in a step."""
 
     @property
     def max_request_blocks(self) -> int:

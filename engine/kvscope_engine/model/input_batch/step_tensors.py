@@ -1,7 +1,7 @@
 """Converts a step's arrays to the tensors that the model reads, through the step's input buffer.
 
-Owns their order in the buffer, and the rule that avoids recompiling kernels: tables are a multiple of 16 columns wide,
-and decodes and prefills have separate arrays, so that each array has the same alignment in every step.
+Determines their order in the buffer. To avoid recompiling kernels, tables are a multiple of 16 columns wide, and
+decodes and prefills have separate arrays, so that each array has the same alignment in every step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvscope_engine.model.layers.attention.paged_attention import DecodeBatch, P
 from kvscope_kernels.host_lengths import HostLengths
 
 WIDTH_STEP: Final = 16
-"""Columns of a table are a multiple of this, because Triton recompiles a kernel for row lengths not divisible by 16."""
+"""Divisor of the number of columns of a table. Triton recompiles kernels for row lengths that 16 does not divide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +34,20 @@ class StepTensors:
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
     sample_rows: torch.Tensor | None
-    """Sampled rows; None if none is sampled, or if all are and there is no padding."""
+    """Rows whose logits are sampled; None if there are none, or if all rows are sampled and there is no padding."""
     state_slots: torch.Tensor | None = None
     """State slot of each decode in a graph, (rows,) int64; None for models without recurrent layers."""
 
 
-def put_inputs(inputs: StepInputs, buffer: StepBuffer, size: int | None = None) -> StepTensors:
-    """Put a step into the buffer without padding, to run eagerly; or with tokens padded to `size`, for piecewise
-    graphs."""
+def stage_inputs(inputs: StepInputs, buffer: StepBuffer, size: int | None = None) -> StepTensors:
+    """Write a step into the buffer, without padding for eager runs, or padded to `size` tokens for piecewise graphs."""
     count = inputs.num_single_token
     decode = prefill = None
     if size is None:
-        slots = tuple(buffer.put(of_group) for of_group in inputs.slot_mapping)
+        slots = tuple(buffer.put(group_slots) for group_slots in inputs.slot_mapping)
         flat = buffer.put(inputs.input_ids), buffer.put(inputs.positions), slots
     else:
-        flat = put_padded(inputs, size, buffer, len(inputs.slot_mapping))
+        flat = stage_padded(inputs, size, buffer, len(inputs.slot_mapping))
     if count:
         tables, seq_lens = _tables(inputs.block_tables[:, :count], buffer), buffer.put(inputs.seq_lens[:count])
         decode = DecodeBatch(tables, seq_lens, int(inputs.seq_lens[:count].max()))
@@ -62,12 +61,12 @@ def put_inputs(inputs: StepInputs, buffer: StepBuffer, size: int | None = None) 
             max_query_len=int(np.diff(query_start).max()),
             lengths=HostLengths(query_start, inputs.seq_lens[count:]),
         )
-    is_some = 0 < len(inputs.sample_rows) < (size or 0) + inputs.num_tokens
-    rows = buffer.put(inputs.sample_rows) if is_some else None
+    has_sample_rows = 0 < len(inputs.sample_rows) < (size or 0) + inputs.num_tokens
+    rows = buffer.put(inputs.sample_rows) if has_sample_rows else None
     return StepTensors(*flat, count, decode, prefill, rows)
 
 
-def put_decodes(
+def stage_decodes(
     inputs: StepInputs | None,
     size: int,
     length: int,
@@ -75,7 +74,7 @@ def put_decodes(
     buffer: StepBuffer,
     pad_state: int | None = None,
 ) -> tuple[StepTensors, list[torch.Tensor]]:
-    """Put a step of decodes into the buffer, padded to `size` sequences of up to `length` tokens, for a CUDA graph.
+    """Write a step of decodes into the buffer, padded to `size` sequences of up to `length` tokens, for a CUDA graph.
 
     Padding sequences write to slot -1 and attend to nothing; without `inputs`, all are padding. If the model has
     recurrent layers, their state slot is `pad_state`, which belongs to no request. The graph reads the first rows of
@@ -87,7 +86,7 @@ def put_decodes(
     """
     count = 0 if inputs is None else len(inputs.seq_lens)
     assert inputs is None or inputs.num_single_token == count == inputs.num_tokens <= size, "only decodes are padded"
-    flat = put_padded(inputs, size, buffer, len(block_tables))
+    flat = stage_padded(inputs, size, buffer, len(block_tables))
     lengths, seq_lens = buffer.reserve((size,), np.int32)
     lengths[count:] = 0
     state_slots = None
@@ -99,12 +98,12 @@ def put_decodes(
     tables = []
     if inputs is not None:
         lengths[:count] = inputs.seq_lens
-        tables = [buffer.put(of_group) for of_group in inputs.block_tables]
-    read = tuple(table[:size] for table in block_tables)
-    return StepTensors(*flat, size, DecodeBatch(read, seq_lens, length), None, None, state_slots), tables
+        tables = [buffer.put(group_tables) for group_tables in inputs.block_tables]
+    graph_tables = tuple(table[:size] for table in block_tables)
+    return StepTensors(*flat, size, DecodeBatch(graph_tables, seq_lens, length), None, None, state_slots), tables
 
 
-def put_drafted(
+def stage_drafted(
     inputs: StepInputs | None,
     size: int,
     num_requests: int,
@@ -113,17 +112,17 @@ def put_drafted(
     block_tables: Sequence[torch.Tensor],
     buffer: StepBuffer,
 ) -> tuple[StepTensors, list[torch.Tensor]]:
-    """Put a step of decodes with drafts into the buffer, padded to `size` tokens of `num_requests` sequences, for a
+    """Write a step of decodes with drafts into the buffer, padded to `size` tokens of `num_requests` sequences, for a
     CUDA graph.
 
-    Each sequence has up to `max_query_len` tokens in the step and `length` in all. Returns the same as `put_decodes`.
+    Each sequence has up to `max_query_len` tokens in the step and `length` in all. Returns the same as `stage_decodes`.
 
     All sequences are query runs whose lengths are read on the device. Padding sequences have no tokens, and padding
-    tokens no sequence: they write to no slot, and their rows of attention's output are never read.
+    tokens belong to no sequence: they write to no slot, and their rows of attention's output are never read.
     """
     count = 0 if inputs is None else len(inputs.seq_lens)
     assert count <= num_requests, "there are tables for so many"
-    flat = put_padded(inputs, size, buffer, len(block_tables))
+    flat = stage_padded(inputs, size, buffer, len(block_tables))
     starts, query_start = buffer.reserve((num_requests + 1,), np.int32)
     lengths, seq_lens = buffer.reserve((num_requests,), np.int32)
     starts[count:] = 0 if inputs is None else inputs.num_tokens
@@ -131,32 +130,32 @@ def put_drafted(
     tables = []
     if inputs is not None:
         starts[:count], lengths[:count] = inputs.query_start[:-1], inputs.seq_lens
-        tables = [buffer.put(of_group) for of_group in inputs.block_tables]
-    read = tuple(table[:num_requests] for table in block_tables)
-    runs = PrefillBatch(read, seq_lens, length, query_start, max_query_len)
+        tables = [buffer.put(group_tables) for group_tables in inputs.block_tables]
+    graph_tables = tuple(table[:num_requests] for table in block_tables)
+    runs = PrefillBatch(graph_tables, seq_lens, length, query_start, max_query_len)
     return StepTensors(*flat, 0, None, runs, None), tables
 
 
-def put_padded(
+def stage_padded(
     inputs: StepInputs | None, size: int, buffer: StepBuffer, num_groups: int
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Put ids, positions and, per KV group, slots of a step into the buffer, (size,) each.
+    """Write ids, positions and, per KV group, slots of a step into the buffer, (size,) each.
 
     Padding tokens write to slot -1; without `inputs`, all are padding.
     """
     count = 0 if inputs is None else inputs.num_tokens
     ids, input_ids = buffer.reserve((size,), np.int64)
-    places, positions = buffer.reserve((size,), np.int64)
-    ids[count:] = places[count:] = 0
+    position_array, positions = buffer.reserve((size,), np.int64)
+    ids[count:] = position_array[count:] = 0
     if inputs is not None:
-        ids[:count], places[:count] = inputs.input_ids, inputs.positions
+        ids[:count], position_array[:count] = inputs.input_ids, inputs.positions
     slot_mapping = []
     for group in range(num_groups):
-        slots, of_group = buffer.reserve((size,), np.int64)
+        slots, slot_tensor = buffer.reserve((size,), np.int64)
         slots[count:] = -1
         if inputs is not None:
             slots[:count] = inputs.slot_mapping[group]
-        slot_mapping.append(of_group)
+        slot_mapping.append(slot_tensor)
     return input_ids, positions, tuple(slot_mapping)
 
 
@@ -166,15 +165,15 @@ def table_width(length: int, block_size: int) -> int:
 
 
 def inputs_bytes(num_tokens: int, num_seqs: int, length: int, block_size: int, num_groups: int = 1) -> int:
-    """Return the bytes that the largest step's tensors take in a buffer."""
+    """Return the bytes of a buffer for the tensors of the largest step."""
     tables = [4 * num_seqs * table_width(length, block_size)] * num_groups
     flat = [8 * num_tokens] * (3 + num_groups)
-    each = aligned_bytes(*flat, *tables, *[4 * (num_seqs + 1)] * 4, 8 * num_seqs)
-    return each + aligned_bytes(1)  # one more alignment gap: decodes and prefills have separate arrays
+    num_bytes = aligned_bytes(*flat, *tables, *[4 * (num_seqs + 1)] * 4, 8 * num_seqs)
+    return num_bytes + aligned_bytes(1)  # one more alignment gap: decodes and prefills have separate arrays
 
 
 def _tables(tables: NDArray[Any], buffer: StepBuffer) -> tuple[torch.Tensor, ...]:
-    return tuple(_table(of_group, buffer) for of_group in tables)
+    return tuple(_table(group_tables, buffer) for group_tables in tables)
 
 
 def _table(tables: NDArray[Any], buffer: StepBuffer) -> torch.Tensor:

@@ -4,9 +4,9 @@ Layers that choose among their blocks (sparse attention) also have bounds of the
 different KV groups share tensors: a tensor has one layer of each group, since a block belongs to one group at a time.
 
 Owns the layout: NHD `[blocks, 2, block_size, heads, dim]` on a CPU and HND `[blocks, 2, heads, block_size, dim]` on a
-GPU, with 1 instead of 2 for latents. Must not know which request uses a block, or why. Other modules see the logical
-views `(num_blocks, block_size, heads, dim)` and, of scales, `(num_blocks, block_size, heads)`. Code that copies whole
-blocks uses `block_tensors`, so that data, scales and bounds are copied together.
+GPU, with 1 instead of 2 for latents. Must not depend on requests or policy. Other modules see the logical views
+`(num_blocks, block_size, heads, dim)` and, of scales, `(num_blocks, block_size, heads)`. Code that copies whole blocks
+uses `block_tensors`, so that data, scales and bounds are copied together.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ subnormals). Every scale of a bfloat16 activation is representable in float32.
 
 @dataclass(frozen=True, slots=True)
 class TokenPart:
-    """One tensor that a layer stores per token, for models that run their own forward code (`own_forward`)."""
+    """One of the tensors that a layer stores per token in a model that runs its own forward code (`own_forward`)."""
 
     name: str
     """`key`, `value`, or `index` (the key of an indexer)."""
@@ -45,9 +45,11 @@ class TokenPart:
     """Shape for one token: (heads, elements) or (elements,)."""
     dtype: torch.dtype
 
-    def numbers(self, stored: torch.dtype) -> int:
-        """Return the number of elements of dtype `stored` that the part's bytes take. Raises BadInput if they are not
-        whole elements."""
+    def num_elements(self, stored: torch.dtype) -> int:
+        """Return the number of elements of dtype `stored` that the tensor's bytes take.
+
+        Raises BadInput if that is not a whole number.
+        """
         num_bytes = math.prod(self.shape) * self.dtype.itemsize
         if num_bytes % stored.itemsize:
             raise BadInput(f"its {self.name}s of {num_bytes} bytes a token are not kept in {stored}")
@@ -61,17 +63,18 @@ class LayerShape:
     num_kv_heads: int
     head_dim: int
     bounds_dtype: torch.dtype | None = None
-    """Data type of the smallest and largest key per block, if these are stored: that of the activations."""
+    """Dtype of the smallest and largest key per block, that of the activations; None if they are not stored."""
     latent_dim: int = 0
-    """Number of a token's `head_dim` elements that are its latent, for a layer of latents (MLA); 0 for others.
+    """Number of a token's `head_dim` elements that are its latent, for a layer with latents (MLA); 0 for other layers.
 
     The other elements are a rotary key; there are no separate values.
     """
     shares_with: int | None = None
     """Layer whose keys and values this layer reads; None if it stores its own."""
     parts: tuple[TokenPart, ...] = ()
-    """Contents of a token's `head_dim` elements, side by side, if the model runs its own forward code; otherwise
-    empty."""
+    """Tensors that make up a token's `head_dim` elements, concatenated, if the model runs its own forward code; else
+    empty.
+    """
 
     @property
     def vectors(self) -> int:
@@ -79,26 +82,26 @@ class LayerShape:
         return 1 if self.latent_dim or self.parts else 2
 
     @property
-    def numbers(self) -> int:
-        """Elements per token."""
+    def num_elements(self) -> int:
+        """Stored elements per token."""
         return self.vectors * self.num_kv_heads * self.head_dim
 
     @property
-    def multiplied(self) -> int:
-        """Elements that attention multiplies per query head and token, of key and value together."""
+    def num_multiplied(self) -> int:
+        """Elements of key and value together that attention multiplies, per query head and token."""
         widths = [part.shape[-1] for part in self.parts if part.name != "index"] or [self.head_dim]
         return sum(widths) + (self.latent_dim or (0 if self.parts else self.head_dim))
 
     def index_bytes(self, stored: torch.dtype) -> int:
         """Return the bytes per token that an indexer stores, in a storage of dtype `stored`."""
-        return sum(part.numbers(stored) * stored.itemsize for part in self.parts if part.name == "index")
+        return sum(part.num_elements(stored) * stored.itemsize for part in self.parts if part.name == "index")
 
 
 class LayerKV(NamedTuple):
     """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None.
 
-    For a layer of latents, `k` is everything that is stored and `v` a view of the latents at its start; `v_scale`
-    belongs to the latents, `k_scale` to the rotary keys after them.
+    For a layer with latents, `k` is all stored data and `v` a view of the latents at its start; `v_scale` belongs to
+    the latents, `k_scale` to the rotary keys after them.
     """
 
     k: torch.Tensor
@@ -114,10 +117,11 @@ class LayerKV(NamedTuple):
 
 
 class KVStorage:
-    """Keys and values of every block and layer. With `memory` (virtual memory), only some blocks are backed by memory.
+    """Keys and values of every block and layer. With `memory` (virtual memory), only mapped blocks are backed by
+    memory.
 
-    `groups` lists, per KV group, the layers that store KV of their own (None: one group of all). Layers at the same
-    index in their groups share a tensor, whose rows are as long as the largest of them needs.
+    `groups` lists, per KV group, the layers that store their own KV (None: one group of all). Layers at the same index
+    in their groups share a tensor, whose rows are as long as the largest of them needs.
 
     Raises KvscopeError with the sizes if the device lacks memory.
     """
@@ -137,8 +141,8 @@ class KVStorage:
         self.block_size = block_size
         self.layers = tuple(layers)
         self._sharing = layers_by_tensor(self.layers, groups)
-        self._position = {layer: place for place, sharing in enumerate(self._sharing) for layer in sharing}
-        self._group = {layer: group for group, own in enumerate(groups or ()) for layer in own}
+        self._position = {layer: index for index, sharing in enumerate(self._sharing) for layer in sharing}
+        self._group = {layer: group for group, group_layers in enumerate(groups or ()) for layer in group_layers}
         self.num_groups = len(groups or (None,))
         self.dtype = dtype
         self.device = device
@@ -150,19 +154,18 @@ class KVStorage:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that all blocks together may take."""
+        """Maximum bytes of all blocks together."""
         return self.num_blocks * self.block_bytes if self._memory is None else self._memory.num_bytes
 
     def resident_bytes(self) -> int:
-        """Return the measured bytes of `memory` that back blocks now; -1 without `memory`, where this is unknown."""
+        """Return the bytes of `memory` that currently back blocks; -1 without `memory`, where this is unknown."""
         return -1 if self._memory is None else self._memory.resident_bytes()
 
     @property
     def block_tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that a block consists of: tensors whose row b holds bytes of block b contiguously.
+        """All tensors that blocks consist of. Row b of each is contiguous and belongs to block b.
 
-        Copying row b of all of them copies block b including scales and bounds. Data types are ones that CPU indexing
-        supports.
+        Copying row b of all of them copies block b including scales and bounds. CPU indexing supports their dtypes.
         """
         return (*map(as_bytes, self._packed), *self._scales, *self._bounds.values())
 
@@ -174,7 +177,9 @@ class KVStorage:
 
     @property
     def bounds_tokens(self) -> float:
-        """Number of tokens whose keys and values have as many bytes as the bounds of a block; 0 if none are stored."""
+        """Bytes of a block's bounds, expressed as a number of tokens whose keys and values take as much; 0 without
+        bounds.
+        """
         for layer in self.layers:
             if layer.bounds_dtype is not None:
                 *token, bounds = tensor_block_bytes([layer], 1, self.dtype)
@@ -215,24 +220,23 @@ class KVStorage:
         source = self.layers[layer].shares_with
         if source is not None:
             return self._layer_view(source)._replace(is_shared=True)
-        hnd, place, form = is_hnd(self.device), self._position[layer], self.layers[layer]
-        shape = _packed_shape(self.num_blocks, self.block_size, form, hnd)
-        packed, group = _first_of_rows(self._packed[place], shape), self._group.get(layer, 0)
+        hnd, index, layer_shape = is_hnd(self.device), self._position[layer], self.layers[layer]
+        shape = _packed_shape(self.num_blocks, self.block_size, layer_shape, hnd)
+        packed, group = _first_of_rows(self._packed[index], shape), self._group.get(layer, 0)
         k_scale = v_scale = None
         if self._scales:
-            k_scale, v_scale = _logical_views(_first_of_rows(self._scales[place], _scale_shape(shape)), hnd)
-        if form.latent_dim or form.parts:
+            k_scale, v_scale = _logical_views(_first_of_rows(self._scales[index], _scale_shape(shape)), hnd)
+        if layer_shape.latent_dim or layer_shape.parts:
             stored = packed.squeeze(1)
             stored = stored.transpose(1, 2) if hnd else stored
-            return LayerKV(stored, stored[..., : form.latent_dim], k_scale, v_scale, group=group)
+            return LayerKV(stored, stored[..., : layer_shape.latent_dim], k_scale, v_scale, group=group)
         k, v = _logical_views(packed, hnd)
         return LayerKV(k, v, k_scale, v_scale, self._bounds.get(layer), group)
 
     def _allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[int, torch.Tensor]]:
-        """Return data and, if quantized, scales per shared tensor, and bounds by layer for those that have them.
+        """Return data and, if quantized, scales per shared tensor, and bounds by layer if the layer has them.
 
-        The memory is not initialized, so that a CPU allocates pages only as blocks are used; operations never read free
-        slots.
+        The memory is not initialized, so that a CPU allocates pages only as blocks are used. Free slots are never read.
         """
         hnd = is_hnd(self.device)
         packed = [_packed_shape(self.num_blocks, self.block_size, layer, hnd) for layer in self.layers]
@@ -242,16 +246,20 @@ class KVStorage:
             scale_shapes = [_shape_for([_scale_shape(packed[layer]) for layer in sharing]) for sharing in self._sharing]
         own = {index: layer for index, layer in enumerate(self.layers) if layer.shares_with is None}
         bounded = {index: layer for index, layer in own.items() if layer.bounds_dtype is not None}
-        wanted = [(shape, self.dtype) for shape in shapes] + [(shape, SCALE_DTYPE) for shape in scale_shapes]
-        wanted += [
+        requests = [(shape, self.dtype) for shape in shapes] + [(shape, SCALE_DTYPE) for shape in scale_shapes]
+        requests += [
             ((self.num_blocks, 2, layer.num_kv_heads, layer.head_dim), layer.bounds_dtype or self.dtype)
             for layer in bounded.values()
         ]
-        made = [self._make(index, *each) for index, each in enumerate(wanted)]
-        cut = len(shapes) + len(scale_shapes)
-        return made[: len(shapes)], made[len(shapes) : cut], dict(zip(bounded, made[cut:], strict=True))
+        tensors = [self._empty(index, *each) for index, each in enumerate(requests)]
+        num_tensors = len(shapes) + len(scale_shapes)
+        return (
+            tensors[: len(shapes)],
+            tensors[len(shapes) : num_tensors],
+            dict(zip(bounded, tensors[num_tensors:], strict=True)),
+        )
 
-    def _make(self, index: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _empty(self, index: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if self._memory is not None:
             return self._memory.tensor(index, shape, dtype)
         try:
@@ -273,20 +281,21 @@ def block_bytes(
     layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, groups: Sequence[Sequence[int]] | None = None
 ) -> int:
     """Return the bytes of one block over all tensors: keys and values, scales if `dtype` is quantized, and bounds."""
-    each = [sum(tensor_block_bytes([layer], block_size, dtype)) for layer in layers]
-    return sum(max(each[layer] for layer in sharing) for sharing in layers_by_tensor(layers, groups))
+    layer_bytes = [sum(tensor_block_bytes([layer], block_size, dtype)) for layer in layers]
+    return sum(max(layer_bytes[layer] for layer in sharing) for sharing in layers_by_tensor(layers, groups))
 
 
 def layers_by_tensor(layers: Sequence[LayerShape], groups: Sequence[Sequence[int]] | None) -> list[list[int]]:
-    """Return the layers stored in each tensor: one of each KV group that has enough layers."""
+    """Return the layers that share each tensor: one of each KV group that has enough layers."""
     if groups is None:
         return [[number] for number, layer in enumerate(layers) if layer.shares_with is None]
-    return [[own[place] for own in groups if place < len(own)] for place in range(max(map(len, groups)))]
+    return [[group[index] for group in groups if index < len(group)] for index in range(max(map(len, groups)))]
 
 
 def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Return the bytes of one block in each tensor: data of each layer that has its own, then scales if quantized, then
-    bounds."""
+    """Return the bytes of one block per tensor: data of each layer with its own KV, then scales if quantized, then
+    bounds.
+    """
     layers = [layer for layer in layers if layer.shares_with is None]
     heads = [layer.vectors * block_size * layer.num_kv_heads for layer in layers]
     data = [count * layer.head_dim * dtype.itemsize for count, layer in zip(heads, layers, strict=True)]
@@ -311,19 +320,19 @@ def _packed_shape(num_blocks: int, block_size: int, layer: LayerShape, hnd: bool
 
 
 def _scale_shape(packed: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of scales: two per token and head, even if one vector is key and value."""
+    """Return the shape of the scales: two per token and head, even if one vector is both key and value."""
     return (packed[0], 2, *packed[2:-1])
 
 
 def _shape_for(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shape of a tensor whose rows are large enough for each of `shapes`."""
+    """Return a shape whose rows are large enough for each of `shapes`."""
     if len(set(shapes)) == 1:
         return shapes[0]
     return shapes[0][0], max(math.prod(shape[1:]) for shape in shapes)
 
 
 def _first_of_rows(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a view of a layer's part, the first numbers of each row, of a tensor that layers of other shapes share."""
+    """Return a view of `shape` over the first elements of each row, for a tensor shared by layers of other shapes."""
     return tensor if tensor.shape == shape else tensor[:, : math.prod(shape[1:])].view(shape)
 
 

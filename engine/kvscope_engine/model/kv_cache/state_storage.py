@@ -1,9 +1,8 @@
-"""Stores the states of recurrent layers: per layer and part one tensor on the device with one row per slot, and slots
-of whole states in host memory.
+"""Stores the states of recurrent layers: on the device, one tensor per layer and part with one row per slot; in host
+memory, slots of whole states.
 
-A request's state is what Mamba, linear attention and short convolutions keep instead of keys and values: its size does
-not depend on the number of tokens, and each token overwrites it. Owns the bytes; must not know which request has which
-slot, or why.
+A request's state is what Mamba, linear attention and short convolutions store instead of keys and values: its size does
+not depend on the number of tokens, and each token overwrites it. Owns the bytes; must not depend on requests or policy.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class StatePart:
     """One tensor of a layer's state, for a single request."""
 
     kind: str
-    """`conv` (last inputs of a convolution) or `recurrent`; other names if transformers has other kinds."""
+    """`conv` (last inputs of a convolution), `recurrent`, or another name that transformers uses."""
     index: int
     """Index among the parts of the same kind in one layer."""
     shape: tuple[int, ...]
@@ -46,27 +45,29 @@ def state_bytes(layers: Sequence[LayerState]) -> int:
 
 
 class StateSlots:
-    """Rows of a layer's state tensors, in ascending order. Contiguous slots are modified in place, others are copied.
+    """Rows of a layer's state tensors, ascending. Consecutive slots are read and written as views, others are copied.
 
-    On a CPU, slots are copied one by one, which takes half the time of torch's indexing for whole states.
+    On a CPU, slots are copied in a loop, which takes half the time of torch's indexing for whole states.
     """
 
     def __init__(self, slots: Sequence[int], device: torch.device) -> None:
         self._slots = slots
-        self._is_run = slots[-1] - slots[0] == len(slots) - 1
+        self._is_contiguous = slots[-1] - slots[0] == len(slots) - 1
         self._indices = None if device.type == "cpu" else torch.tensor(slots, device=device)
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the states, (num_slots, ...) -> (slots, ...). They may be modified until `write`."""
-        if self._is_run:
+        """Return the states in the slots, (slots, ...), of `tensor`, (num_slots, ...). They may be modified until
+        `write`.
+        """
+        if self._is_contiguous:
             return tensor[self._slots[0] : self._slots[-1] + 1]
         if self._indices is not None:
             return tensor.index_select(0, self._indices)
         return torch.stack([tensor[slot] for slot in self._slots])
 
     def write(self, tensor: torch.Tensor, states: torch.Tensor) -> None:
-        """Store the states that `read` returned."""
-        if self._is_run:
+        """Store states that `read` returned, after they were modified."""
+        if self._is_contiguous:
             return
         if self._indices is not None:
             tensor.index_copy_(0, self._indices, states)
@@ -79,8 +80,10 @@ class StateStorage:
     """States of `num_slots` requests on the device, and of `num_host_slots` in host memory, pinned if the device is a
     GPU.
 
-    Host slots are numbered from `num_slots` on. With `has_pad`, the device has one additional slot that belongs to no
-    request. Raises KvscopeError with the sizes if memory is missing.
+    Host slots have indices from `num_slots`. With `has_pad`, the device has one additional slot that belongs to no
+    request.
+
+    Raises KvscopeError with the sizes if memory is missing.
     """
 
     def __init__(
@@ -115,11 +118,11 @@ class StateStorage:
         """Seconds that a copy of a state to or from host memory takes, as measured at the start."""
         if num_host_slots:
             self._host = HostSlab(num_host_slots, self.slot_bytes, CudaPinner() if device.type == "cuda" else None)
-            self.copy_seconds = self._practise()
+            self.copy_seconds = self._measure_copy_seconds()
 
     @property
     def pad_slot(self) -> int:
-        """Slot of the sequences that pad a CUDA graph, after those of requests on the device."""
+        """Slot of the sequences that pad a CUDA graph; it belongs to no request."""
         assert self._has_pad, "no graphs are captured"
         return self.num_slots
 
@@ -140,7 +143,7 @@ class StateStorage:
 
     @property
     def slot_tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that a slot consists of: tensors whose row s holds bytes of slot s."""
+        """All tensors that slots consist of. Row s of each belongs to slot s."""
         return tuple(tensor.flatten(1) for layer in self._tensors for tensor in layer)
 
     @property
@@ -153,21 +156,21 @@ class StateStorage:
         """Copy slots, given as (source, target), in order on the stream of the step. `copy_rows` is the device's
         operation.
 
-        If memory for the batched copy is missing, rows are copied one by one, since a later retry might find other
-        states.
+        If memory for a batched copy is missing, rows are copied individually: a later retry of the whole call might
+        copy states that have changed.
         """
-        together: list[tuple[int, int]] = []
+        batch: list[tuple[int, int]] = []
         for source, target in (*pairs, (-1, -1)):
-            is_here = 0 <= max(source, target) < self.num_slots
-            touched = {slot for pair in together for slot in pair}
-            if together and not (is_here and target not in touched and source not in {to for _, to in together}):
+            is_on_device = 0 <= max(source, target) < self.num_slots
+            batch_slots = {slot for pair in batch for slot in pair}
+            if batch and not (is_on_device and target not in batch_slots and source not in {to for _, to in batch}):
                 try:
-                    copy_rows(self.rows, torch.tensor(together, device=self.device))
+                    copy_rows(self.rows, torch.tensor(batch, device=self.device))
                 except (RuntimeError, MemoryError):
-                    self._copy_each(together)
-                together.clear()
-            if is_here:
-                together.append((source, target))
+                    self._copy_each(batch)
+                batch.clear()
+            if is_on_device:
+                batch.append((source, target))
             elif source >= 0:
                 self._copy_with_host(source, target)
 
@@ -192,19 +195,19 @@ class StateStorage:
     def _copy_with_host(self, source: int, target: int) -> None:
         """Copy a slot when either source or target is in host memory."""
         assert self._host is not None, "there are no states in host memory"
-        here, there = min(source, target), max(source, target) - self.num_slots
-        start, row = 0, self._host.rows[there]
+        device_slot, host_row = min(source, target), max(source, target) - self.num_slots
+        start, row = 0, self._host.rows[host_row]
         for tensor in self.slot_tensors:
-            part = tensor[here].view(torch.uint8)
-            kept = row[start : start + len(part)]
-            if target == here:
-                part.copy_(kept, non_blocking=True)
+            device_part = tensor[device_slot].view(torch.uint8)
+            host_part = row[start : start + len(device_part)]
+            if target == device_slot:
+                device_part.copy_(host_part, non_blocking=True)
             else:
-                kept.copy_(part, non_blocking=True)
-            start += len(part)
+                host_part.copy_(device_part, non_blocking=True)
+            start += len(device_part)
 
-    def _practise(self) -> float:
-        """Measure a copy to host memory or back: the fastest of three round trips, since the first includes one-time
+    def _measure_copy_seconds(self) -> float:
+        """Return the seconds of one copy to host memory or back: the best of three, since the first has one-time
         costs."""
         seconds = []
         for _ in range(3):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import Any
 
 
-def uses_interface(kind: Any) -> bool:
+def uses_interface(module_class: Any) -> bool:
     """Whether modules of the class `kind` attend through transformers' attention interface."""
+    return "ALL_ATTENTION_FUNCTIONS.get_interface(" in forward_source(module_class)
+
+
+def forward_source(kind: Any) -> str:
+    """Return the source code of `kind.forward`, or an empty string if there is none."""
+    return _forward_source(kind)
+
+
+@cache  # reading source code takes 0.5 ms, and a load asks for the class of each module several times
+def _forward_source(kind: Any) -> str:
     try:
-        return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(kind.forward)
+        return inspect.getsource(kind.forward)
     except (OSError, TypeError, AttributeError):
-        return False
+        return ""

@@ -19,7 +19,7 @@ from kvscope_engine.model.device_memory.out_of_memory import is_out_of_memory
 from kvscope_engine.model.loader.download.progress import ProgressCallback
 from kvscope_engine.model.loader.download.quiet import quiet_transformers
 from kvscope_engine.model.loader.text_part import loading_class, reading_config, take_text_part
-from kvscope_engine.model.stored_tensor import MadeTensor
+from kvscope_engine.model.stored_tensor import ComputedTensor
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 CONFIG_FILE: Final = "config.json"
@@ -59,7 +59,7 @@ def load_weights(
     Raises:
         BadInput: Weights are missing, or their shapes do not match the configuration.
     """
-    is_made = any(isinstance(tensor, MadeTensor) for tensor in (tensors or {}).values())
+    is_made = any(isinstance(tensor, ComputedTensor) for tensor in (tensors or {}).values())
     try:
         with quiet_transformers(progress, "load", detail), segment_a_weight(), _one_by_one(is_made):
             model, report = loading_class(hf_config).from_pretrained(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from kvscope_engine.model.cpu_offload.resident_layer import ResidentLayers
-from kvscope_engine.model.cpu_offload.split import GIB, check_streaming, layers_for_host, place_others
+from kvscope_engine.model.cpu_offload.split import GIB, check_streaming, layers_for_host, move_others
 from kvscope_engine.model.device_memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.device_memory.host_headroom import free_host_bytes
 from kvscope_engine.model.device_memory.memory_plan import allowed_bytes, check_weights_fit
@@ -49,7 +49,7 @@ from kvscope_engine.model.loader.quantization_choice import choose_quantization,
 from kvscope_engine.model.loader.supported_models import Blueprint, blueprint, check_options_with_states
 from kvscope_engine.model.loader.text_part import make_model, reads_more, text_config
 from kvscope_engine.model.platforms.device import choose_device, choose_dtype, device_notes, dtype_name, free_bytes
-from kvscope_engine.model.platforms.host_allocator import bound_compiled_products
+from kvscope_engine.model.platforms.host_allocator import limit_compiled_products
 from kvscope_engine.model.quantization.filed_weight import name_format
 from kvscope_engine.model.quantization.quantization_recipe import UNNAMED, Recipe, take_recipe
 from kvscope_engine.model.quantization.quantized_checkpoint import load_quantized
@@ -92,7 +92,7 @@ def load_model(
         check_streaming(config.cpu_offload_gb, device, free_host_bytes())
     if device.type == "cpu":
         quiet_kernel_advice()
-        bound_compiled_products()
+        limit_compiled_products()
         _compile_operations(progress)
     dtype = choose_dtype(config.dtype, device)
     try:
@@ -192,7 +192,7 @@ def _module(
     notes: list[str] = []
     if recipe is not None:
         build = partial(load_weights, *given)
-        module, note = load_quantized(folder, stored, recipe, dtype, build, keeps=quantization != "none")
+        module, note = load_quantized(folder, stored, recipe, dtype, build, keeps_stored=quantization != "none")
         name_format(module, recipe.format)
         widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
         notes = [line for line in (note, widened if quantization == "none" else "") if line]
@@ -215,7 +215,7 @@ def _left_out(config: Any, stored: dict[str, StoredTensor]) -> str:
 
 def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.device) -> None:
     layers = layers_for_host(module, cpu_offload_gb)
-    place_others(module, layers, device)
+    move_others(module, layers, device)
     module.kvscope_resident = ResidentLayers(layers, device)  # type: ignore[assignment]
 
 

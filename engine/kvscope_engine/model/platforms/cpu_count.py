@@ -1,7 +1,7 @@
-"""Default number of threads for a model on a CPU: the physical cores that this process may actually use.
+"""Default number of threads for a model on a CPU: the physical cores that this process may use.
 
-Counts the CPUs that it may run on (affinity, cpusets), two hyperthreads of a core once, limited by the CPU time that
-its control groups (v1 or v2, and their parents) allow. Does not depend on torch.
+Counts the CPUs on which the process may run (affinity, cpusets), with the hyperthreads of a core counted once, limited
+by the CPU time that its control groups (v1 or v2, and their parents) allow. Does not depend on torch.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 THREAD_COUNT_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Environment variables that set the number of threads of a library; if one is set, it is respected."""
+"""Environment variables with which users set the number of threads of a library; if one is set, it is respected."""
 CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
     """Return the number of cores for this process, at least 1."""
     allowed = os.sched_getaffinity(0)
-    quota = cpu_quota(_read(Path("/proc/self/cgroup")), CGROUPS)
+    quota = cpu_quota(_read_text(Path("/proc/self/cgroup")), CGROUPS)
     return max(1, int(min(physical_cores(allowed, Path("/sys/devices/system/cpu")), quota)))
 
 
 def physical_cores(allowed: Collection[int], system: Path) -> int:
-    """Return the number of cores of the CPUs `allowed`; CPUs without information in `system` count as one core each."""
-    return len({_read(system / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in allowed})
+    """Return the number of cores that the CPUs `allowed` belong to. A CPU without information in `system` counts as a
+    core.
+    """
+    return len({_read_text(system / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in allowed})
 
 
 def cpu_quota(own_groups: str, mount: Path) -> float:
@@ -41,25 +43,25 @@ def _folders(own_groups: str, mount: Path) -> Iterator[Path]:
     In a container, the folder of its own cgroup is `mount` itself, which is the last parent.
     """
     for line in own_groups.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, _, controllers_and_path = line.partition(":")
+        controllers, _, path = controllers_and_path.partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
         root = mount / controllers if controllers else mount
         group = PurePosixPath(path.lstrip("/"))
-        yield from (root / part for part in (group, *group.parents))
+        yield from (root / group_path for group_path in (group, *group.parents))
 
 
 def _quota(folder: Path) -> float:
-    limit, _, period = _read(folder / "cpu.max").partition(" ")
+    limit, _, period = _read_text(folder / "cpu.max").partition(" ")
     if not limit:
-        limit, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        limit, period = _read_text(folder / "cpu.cfs_quota_us"), _read_text(folder / "cpu.cfs_period_us")
     if limit.isdigit() and period.isdigit() and int(period) > 0:
         return int(limit) / int(period)
     return float("inf")  # "max" and -1 are no limit
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

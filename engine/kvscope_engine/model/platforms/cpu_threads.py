@@ -7,7 +7,7 @@ spinning at all costs a quarter of the speed on an idle machine, so the number o
 for each thread that was waiting for a core, according to the kernel's accounting.
 
 A process of lower priority that yields is not noticed, and need not be. When no thread waits any more, all threads are
-tried again, after a second at first, and after twice as long each time that it was too early.
+tried again: after a second at first, and after twice as long each time that the attempt was too early.
 
 Owns torch's number of threads while an engine on a CPU runs. Used on the engine's thread, between steps. See
 docs/internals/decisions/0014-busy-cpus-get-fewer-threads.md.
@@ -27,19 +27,19 @@ import torch
 
 from kvscope_engine.model.platforms.cpu_count import THREAD_COUNT_VARIABLES, usable_cores
 
-LOOK_S: Final = 0.25
+CHECK_INTERVAL_S: Final = 0.25
 """Seconds between two checks."""
-EVIDENCE_S: Final = 0.1
-"""Minimum total seconds for which threads must have run or waited before a decision is made."""
-CROWDED: Final = 0.3
-"""Average number of threads waiting for a core above which there are too many."""
-CALM: Final = 0.15
-"""Average number of threads waiting for a core below which more may be possible."""
-RETRY_S: Final = (1.0, 16.0)
-"""Seconds after a reduction until all threads are tried again: initial and maximum."""
+MIN_MEASURED_S: Final = 0.1
+"""Minimum total seconds that threads must have run or waited for the average to be used."""
+MAX_WAITING_THREADS: Final = 0.3
+"""Average number of threads waiting for a core above which threads are removed."""
+FEW_WAITING_THREADS: Final = 0.15
+"""Average number of threads waiting for a core below which all threads are tried again."""
+RETRY_DELAYS_S: Final = (1.0, 16.0)
+"""Initial and maximum seconds from a reduction until all threads are tried again."""
 
 TaskTimes = dict[int, tuple[int, int]]
-"""For each thread id: nanoseconds on a core, and nanoseconds waiting for one."""
+"""Nanoseconds on a core and nanoseconds waiting for one, by thread id."""
 
 
 class CpuThreads:
@@ -53,60 +53,61 @@ class CpuThreads:
         apply: Callable[[int], None] = torch.set_num_threads,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`num_threads` is a fixed number; None: chosen automatically."""
+        """`num_threads`: a fixed number of threads; None to choose and adapt it."""
         self._read = read or task_times
         self._apply = apply
         self._clock = clock
-        self._full = num_threads or default_num_threads()
-        self._is_free = num_threads is None and self._full > 1
-        self._count = self._full
-        self._before = self._read() if self._is_free else {}
-        self._next_look = self._clock() + LOOK_S
-        self._retry_s = RETRY_S[0]
+        self._max_threads = num_threads or default_num_threads()
+        self._is_adaptive = num_threads is None and self._max_threads > 1
+        self._count = self._max_threads
+        self._previous_times = self._read() if self._is_adaptive else {}
+        self._next_check_s = self._clock() + CHECK_INTERVAL_S
+        self._retry_s = RETRY_DELAYS_S[0]
         self._retry_at = self._raised_at = 0.0
-        self._apply(self._full)
+        self._apply(self._max_threads)
 
     @property
     def count(self) -> int:
         return self._count
 
     def refresh(self) -> None:
-        """Remove a thread for each one that waits, or restore all. Call it often; it checks every `LOOK_S`."""
-        if not self._is_free or (now := self._clock()) < self._next_look:
+        """Remove a thread for each one that waits, or restore all. Call it often; it checks every
+        `CHECK_INTERVAL_S`."""
+        if not self._is_adaptive or (now_s := self._clock()) < self._next_check_s:
             return
-        self._next_look = now + LOOK_S
+        self._next_check_s = now_s + CHECK_INTERVAL_S
         times = self._read()
-        ran, waited = _passed(self._before, times)
-        if ran + waited < EVIDENCE_S * 1e9:
+        ran_ns, waited_ns = _elapsed_ns(self._previous_times, times)
+        if ran_ns + waited_ns < MIN_MEASURED_S * 1e9:
             return
-        self._before = times
-        waiting = self._count * waited / (ran + waited)
-        if waiting > CROWDED and self._count > 1:
-            self._lower(waiting, now)
-        elif waiting < CALM and self._count < self._full and now >= self._retry_at:
-            self._raised_at = now
-            self._set(self._full)
+        self._previous_times = times
+        waiting = self._count * waited_ns / (ran_ns + waited_ns)
+        if waiting > MAX_WAITING_THREADS and self._count > 1:
+            self._lower(waiting, now_s)
+        elif waiting < FEW_WAITING_THREADS and self._count < self._max_threads and now_s >= self._retry_at:
+            self._raised_at = now_s
+            self._set(self._max_threads)
 
     def close(self) -> None:
         """Restore the full number of threads."""
-        if self._count != self._full:
-            self._set(self._full)
+        if self._count != self._max_threads:
+            self._set(self._max_threads)
 
-    def _lower(self, waiting: float, now: float) -> None:
-        was_early = self._raised_at and now - self._raised_at < 2 * self._retry_s
-        self._retry_s = min(2 * self._retry_s, RETRY_S[1]) if was_early else RETRY_S[0]
-        self._retry_at = now + self._retry_s
+    def _lower(self, waiting: float, now_s: float) -> None:
+        was_early = self._raised_at and now_s - self._raised_at < 2 * self._retry_s
+        self._retry_s = min(2 * self._retry_s, RETRY_DELAYS_S[1]) if was_early else RETRY_DELAYS_S[0]
+        self._retry_at = now_s + self._retry_s
         self._set(max(1, self._count - math.ceil(waiting)))
 
     def _set(self, count: int) -> None:
         self._count = count
         self._apply(count)
-        self._before = self._read()
+        self._previous_times = self._read()
 
 
 def default_num_threads() -> int:
-    """Return the number of usable cores, at most torch's own choice; variables in `THREAD_COUNT_VARIABLES` take
-    precedence.
+    """Return the number of usable cores, at most torch's own choice, which is used if a `THREAD_COUNT_VARIABLES` is
+    set.
     """
     if any(os.environ.get(name) for name in THREAD_COUNT_VARIABLES):
         return torch.get_num_threads()
@@ -115,19 +116,19 @@ def default_num_threads() -> int:
 
 def task_times(tasks: Path = Path("/proc/self/task")) -> TaskTimes:
     """Return the times of this process's threads; empty if the kernel does not record them."""
-    found: TaskTimes = {}
+    times: TaskTimes = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(tasks):
             with contextlib.suppress(OSError, ValueError):  # a thread may end meanwhile
                 ran, waited, _ = (tasks / name / "schedstat").read_text(encoding="ascii").split()
-                found[int(name)] = (int(ran), int(waited))
-    return found
+                times[int(name)] = (int(ran), int(waited))
+    return times
 
 
-def _passed(before: TaskTimes, now: TaskTimes) -> tuple[int, int]:
-    """Return nanoseconds run and waited between two samples, over threads in both."""
-    both = before.keys() & now.keys()
+def _elapsed_ns(previous: TaskTimes, current: TaskTimes) -> tuple[int, int]:
+    """Return the nanoseconds run and waited between two samples, over the threads in both."""
+    common = previous.keys() & current.keys()
     return (
-        sum(now[task][0] - before[task][0] for task in both),
-        sum(now[task][1] - before[task][1] for task in both),
+        sum(current[task][0] - previous[task][0] for task in common),
+        sum(current[task][1] - previous[task][1] for task in common),
     )

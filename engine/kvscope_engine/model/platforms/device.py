@@ -1,4 +1,4 @@
-"""Choice of a model's device and dtype, made once at load."""
+"""Choice of a model's device and dtype at load."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.devices import Gpu
 
 MIN_CAPABILITY: Final = (8, 0)
-"""Minimum compute capability: below, prefill's tiles exceed the shared memory of a multiprocessor."""
-_DRIVERS: Final = {11: "450", 12: "525", 13: "580"}
+"""Minimum compute capability. On older GPUs, prefill's tiles exceed the shared memory of a multiprocessor."""
+_OLDEST_DRIVERS: Final = {11: "450", 12: "525", 13: "580"}
 """Oldest driver for each major version of CUDA."""
-_MIG_UUID: Final = 40
+_MIG_UUID_CHARS: Final = 40
 """Number of characters of a complete UUID of a MIG instance."""
 BF16_INSTRUCTIONS = frozenset(("avx512_bf16", "amx_bf16"))
 
 
 class SampledGpus(Protocol):
-    """Source of information on the GPUs that a driver knows, such as `Gpus`."""
+    """Source of information on the GPUs of this machine, such as `Gpus`."""
 
-    def sample(self) -> tuple[Gpu, ...]:
-        """Return the current state of each GPU."""
-        ...
+    def sample(self) -> tuple[Gpu, ...]: ...
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device called `name`; `auto` is CUDA if there is a GPU.
+    """Return the device called `name`. `auto` is CUDA if there is a GPU.
 
-    Raises BadInput for `cuda` without one, and for a GPU that is too old, before anything is loaded.
+    Raises:
+        BadInput: `name` is `cuda` and there is no GPU, or the GPU is too old.
     """
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
@@ -40,13 +39,13 @@ def choose_device(name: str) -> torch.device:
         raise BadInput(f"device='cuda' is not accepted: {reason}; `kvscope-engine doctor` says what is missing")
     if not has_cuda or name == "cpu":
         return torch.device("cpu")
-    if refusal := too_old():
+    if refusal := unsupported_gpu_reason():
         raise BadInput(f"device={name!r} is not accepted: {refusal}; --device cpu runs on the CPU")
     return torch.device("cuda")
 
 
-def too_old() -> str:
-    """Return why the GPU that torch would use cannot run the kernels, or ""."""
+def unsupported_gpu_reason() -> str:
+    """Return why the GPU that torch would use is too old for the kernels; empty if it is not."""
     capability = torch.cuda.get_device_capability()
     if capability >= MIN_CAPABILITY:
         return ""
@@ -55,39 +54,39 @@ def too_old() -> str:
 
 
 def unused_gpu(gpus: SampledGpus | None = None) -> str:
-    """Return which NVIDIA GPU torch cannot use, why, and the remedy, on one line; "" if there is none.
+    """Describe the NVIDIA GPUs that torch cannot use, the reason and the remedy, on one line; empty if there are none.
 
-    A GPU hidden by `CUDA_VISIBLE_DEVICES` is hidden on purpose.
+    A GPU hidden by `CUDA_VISIBLE_DEVICES` is hidden on purpose and not reported.
     """
     if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES", "-") in ("", "-1"):
         return ""
-    there = [gpu.name for gpu in (gpus or Gpus()).sample() if not gpu.fault]
-    if not there:
+    names = [gpu.name for gpu in (gpus or Gpus()).sample() if not gpu.fault]
+    if not names:
         return ""
-    return f"{', '.join(there)} cannot be used: {_why_unusable()}"
+    return f"{', '.join(names)} cannot be used: {_unusable_reason()}"
 
 
-def device_notes(wanted: str, device: torch.device, gpus: SampledGpus | None = None) -> list[str]:
-    """Return notes for the user on the device that `auto` chose."""
-    unused = unused_gpu(gpus) if wanted == "auto" and device.type == "cpu" else ""
+def device_notes(requested: str, device: torch.device, gpus: SampledGpus | None = None) -> list[str]:
+    """Return notes for the user if `auto` chose the CPU although there is a GPU."""
+    unused = unused_gpu(gpus) if requested == "auto" and device.type == "cpu" else ""
     return [f"running on the CPU: {unused} (--device cpu if this is intended)"] if unused else []
 
 
 def gpu_uuids(count: int) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs of `count` ranks, as in `DeviceInfo.uuids`, without those that torch does not
-    report.
+    """Return the UUIDs of the GPUs of `count` ranks, as in `DeviceInfo.uuids`. UUIDs that torch does not report are
+    left out.
     """
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    found = []
+    uuids = []
     for rank in range(count):
-        named = visible[rank] if rank < len(visible) else ""
-        is_instance = named.startswith("MIG-") and len(named) >= _MIG_UUID
-        found.append(named if is_instance else str(getattr(torch.cuda.get_device_properties(rank), "uuid", "")))
-    return tuple(bare_uuid(uuid) for uuid in found if uuid)
+        visible_name = visible[rank] if rank < len(visible) else ""
+        is_instance = visible_name.startswith("MIG-") and len(visible_name) >= _MIG_UUID_CHARS
+        uuids.append(visible_name if is_instance else str(getattr(torch.cuda.get_device_properties(rank), "uuid", "")))
+    return tuple(bare_uuid(uuid) for uuid in uuids if uuid)
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """Return the UUID of a GPU, or "" if torch does not report it."""
+    """Return the UUID of a GPU; empty if torch does not report it."""
     count = (device.index or 0) + 1
     uuids = gpu_uuids(count)
     return uuids[-1] if len(uuids) == count else ""
@@ -108,18 +107,18 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the memory that can be allocated now; a very large number if unknown."""
+    """Return the bytes of `device` that can be allocated now; a very large number if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return _available_host_bytes()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name without prefix, as `float32` for `torch.float32`."""
+    """Return the dtype's name without prefix: `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
-def _why_unusable() -> str:
+def _unusable_reason() -> str:
     if torch.version.cuda is None:
         return "this torch is built without CUDA; install one that is"
     try:
@@ -129,7 +128,7 @@ def _why_unusable() -> str:
     else:
         reason = "no CUDA device is found"
     major = int(torch.version.cuda.partition(".")[0])
-    driver = f" {_DRIVERS[major]} or newer" if major in _DRIVERS else ""
+    driver = f" {_OLDEST_DRIVERS[major]} or newer" if major in _OLDEST_DRIVERS else ""
     return f"{reason}; CUDA {torch.version.cuda} of this torch needs an NVIDIA driver{driver}"
 
 

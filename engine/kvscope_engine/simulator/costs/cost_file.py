@@ -1,6 +1,5 @@
-"""A cost model in a file: written by benchmarks/step_costs.py, read by `simulate --costs`.
-
-JSON, validated on reading.
+"""A cost model in a JSON file: written by benchmarks/step_costs.py, read by `simulate --costs`, validated on
+reading.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ MAX_COUNT: Final = 1 << 40
 
 
 class CostFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A cost model, with the model and device it was measured on."""
-
     kvscope_costs: int = FORMAT
-    """Version of this format."""
+    """Version of the file format."""
     model: str
     device: str
     num_slots: int
-    """KV slots (tokens) of the pool on that device."""
+    """KV slots (tokens) of the pool on the device."""
     max_model_len: int
     num_layers: int
     cost_model: CostModel
@@ -38,7 +35,6 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save_costs(path: Path, costs: CostFile) -> None:
-    """Write the file. Raises KvscopeError if that fails."""
     try:
         write_whole(path, msgspec.json.format(msgspec.json.encode(costs), indent=2) + b"\n")
     except OSError as error:
@@ -46,7 +42,6 @@ def save_costs(path: Path, costs: CostFile) -> None:
 
 
 def load_costs(path: Path) -> CostFile:
-    """Read the file. Raises BadInput, in one line, if it does not exist or is invalid."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

@@ -1,12 +1,13 @@
 """Fits a cost model to measured steps: the rates that explain them best, none of them negative.
 
-A step takes `max(w + k x context, f x tokens + p x pairs) + o` seconds (`cost_model`); `w, k, f, p, o` are fitted.
-Which of the two terms is larger is not known beforehand: it is guessed, which leaves a linear problem, and the guess is
-updated from the solution until it no longer changes. Residuals are relative: a short step counts as much as a long one.
+A step takes `max(w + k x context, f x tokens + p x pairs) + o` seconds (`cost_model`); `w, k, f, p, o` are fitted. The
+larger of the two terms is not known in advance. An assignment of steps to terms is guessed, which leaves a linear
+problem, and the assignment is updated from the solution until it no longer changes. Residuals are relative, so a short
+step counts as much as a long one.
 
 Several sets of rates may explain the times equally well: on a device that is limited by compute, memory may have any
-cost below that. Then the set with the fewest rates is chosen. Errors that differ by less than any clock can measure
-count as equal, so that rounding does not decide. No scipy.
+cost below that. Then the set with the fewest rates is chosen. Errors that differ by less than clocks can measure count
+as equal, so that rounding does not decide. Does not use scipy.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from kvscope_telemetry.errors import KvscopeError
 
 MAX_ROUNDS: Final = 50
 MIN_SAMPLES: Final = 5
-SAME: Final = 1e-9
-"""Root mean square of the relative error of step times below which two explanations are equally good."""
-FREE: Final = 1e18
-"""Rate in bytes/s or FLOP/s if no step showed any cost."""
+EQUAL_ERROR: Final = 1e-9
+"""Root mean square of the relative error of step times; solutions that differ by less are equally good."""
+FREE_RATE: Final = 1e18
+"""Rate in bytes/s or FLOP/s that stands for "no cost was measurable"."""
 Floats = NDArray[np.float64]
 
 
@@ -47,8 +48,6 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Sizes of the model that are known without measuring."""
-
     weight_bytes: float
     kv_bytes_per_token: float
     flops_per_token: float
@@ -57,8 +56,6 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The cost model, and the time in seconds that it predicts for each sample."""
-
     cost: CostModel
     predicted_s: tuple[float, ...]
 
@@ -66,8 +63,8 @@ class Fit:
 def fit_costs(samples: Sequence[Sample], sizes: ModelSizes) -> Fit:
     """Return the cost model that fits `samples`. Raises KvscopeError if there are fewer than `MIN_SAMPLES`.
 
-    Weights and dense layers keep their sizes and get one rate each. At these rates, the sizes of KV and attention are
-    those that explain their time. What no step shows to cost anything is free.
+    Weights and dense layers keep their known sizes and get one rate each. The sizes of KV and attention are then those
+    that explain their times at these rates. Quantities whose cost no step shows get no cost.
     """
     if len(samples) < MIN_SAMPLES:
         raise KvscopeError(f"{len(samples)} steps were timed: at least {MIN_SAMPLES} are needed for five costs")
@@ -75,64 +72,64 @@ def fit_costs(samples: Sequence[Sample], sizes: ModelSizes) -> Fit:
     seconds = np.array([sample.seconds for sample in samples])
     # Two initial guesses: steps with more than one token per request are compute-bound, and all steps are.
     guesses = (np.array([s.pairs > s.context for s in samples]), np.ones(len(samples), np.bool_))
-    settled = [_fit_assignment(memory, compute, seconds, is_compute) for is_compute in guesses]
+    solutions = [_fit_assignment(memory, compute, seconds, is_compute) for is_compute in guesses]
     best, best_error = np.zeros(5), np.inf
-    for found in sorted(settled, key=np.count_nonzero):
-        error = float(np.square(_predict(found, memory, compute) / seconds - 1).sum())
-        if error < best_error - SAME**2 * len(samples):
-            best, best_error = found, error
+    for solution in sorted(solutions, key=np.count_nonzero):
+        error = float(np.square(_predict(solution, memory, compute) / seconds - 1).sum())
+        if error < best_error - EQUAL_ERROR**2 * len(samples):
+            best, best_error = solution, error
     return Fit(_cost_model(best, sizes), tuple(_predict(best, memory, compute).tolist()))
 
 
 def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """Return `x >= 0`, shape (m,), with the least `|matrix @ x - target|`, by trying all sets of columns.
+    """Return `x >= 0`, shape (m,), that minimizes `|matrix @ x - target|`, by trying all sets of columns.
 
-    Among equally good sets the smallest is chosen; a column of zeros gets 0. For few columns. `matrix` has shape (n,
-    m).
+    Among equally good sets the smallest is chosen; a column of zeros gets 0. Only for few columns. `matrix` has shape
+    (n, m).
     """
     scale = np.linalg.norm(matrix, axis=0)
     usable = np.flatnonzero(scale).tolist()
     scaled = matrix / np.where(scale, scale, 1.0)
     total = float(np.square(target).sum())
-    best, least = np.zeros(matrix.shape[1]), total
+    best, least_error = np.zeros(matrix.shape[1]), total
     for count in range(1, len(usable) + 1):
         for columns in map(list, combinations(usable, count)):
-            found = np.linalg.lstsq(scaled[:, columns], target, rcond=None)[0]
-            error = float(np.square(scaled[:, columns] @ found - target).sum())
-            if (found >= 0).all() and error < least - SAME**2 * total:
-                best, least = np.zeros(matrix.shape[1]), error
-                best[columns] = found / scale[columns]
+            solution = np.linalg.lstsq(scaled[:, columns], target, rcond=None)[0]
+            error = float(np.square(scaled[:, columns] @ solution - target).sum())
+            if (solution >= 0).all() and error < least_error - EQUAL_ERROR**2 * total:
+                best, least_error = np.zeros(matrix.shape[1]), error
+                best[columns] = solution / scale[columns]
     return best
 
 
 def _terms(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
-    """Return the factors of `w, k` and of `f, p`, shape (n, 2) each."""
+    """Return the factors of `w, k` and of `f, p`, each of shape (n, 2)."""
     memory = np.array([(1.0, sample.context) for sample in samples])
     compute = np.array([(sample.num_tokens, sample.pairs) for sample in samples], np.float64)
     return memory, compute
 
 
 def _fit_assignment(memory: Floats, compute: Floats, seconds: Floats, is_compute: NDArray[np.bool_]) -> Floats:
-    found = np.zeros(5)
+    solution = np.zeros(5)
     for _ in range(MAX_ROUNDS):
         rows = np.hstack([memory * ~is_compute[:, None], compute * is_compute[:, None], np.ones((len(memory), 1))])
-        found = nonnegative_least_squares(rows / seconds[:, None], np.ones(len(memory)))
-        again = compute @ found[2:4] > memory @ found[:2]
-        if np.array_equal(again, is_compute):
+        solution = nonnegative_least_squares(rows / seconds[:, None], np.ones(len(memory)))
+        updated = compute @ solution[2:4] > memory @ solution[:2]
+        if np.array_equal(updated, is_compute):
             break
-        is_compute = again
-    return found
+        is_compute = updated
+    return solution
 
 
-def _predict(found: Floats, memory: Floats, compute: Floats) -> Floats:
-    predicted: Floats = np.maximum(memory @ found[:2], compute @ found[2:4]) + found[4]
+def _predict(solution: Floats, memory: Floats, compute: Floats) -> Floats:
+    predicted: Floats = np.maximum(memory @ solution[:2], compute @ solution[2:4]) + solution[4]
     return predicted
 
 
-def _cost_model(found: Floats, sizes: ModelSizes) -> CostModel:
-    w, k, f, p, o = found.tolist()
-    bandwidth = sizes.weight_bytes / w if w else sizes.kv_bytes_per_token / k if k else FREE
-    rate = sizes.flops_per_token / f if f else sizes.attention_flops_per_pair / p if p else FREE
+def _cost_model(solution: Floats, sizes: ModelSizes) -> CostModel:
+    w, k, f, p, o = solution.tolist()
+    bandwidth = sizes.weight_bytes / w if w else sizes.kv_bytes_per_token / k if k else FREE_RATE
+    rate = sizes.flops_per_token / f if f else sizes.attention_flops_per_pair / p if p else FREE_RATE
     return CostModel(
         weight_bytes=w * bandwidth,
         kv_bytes_per_token=k * bandwidth,

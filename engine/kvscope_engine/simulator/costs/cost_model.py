@@ -1,8 +1,8 @@
-"""How long a step takes on a device that is described by a few rates. Knows the plan of a step, no tensors.
+"""How long a step takes on a device that is described by a few rates. Uses step plans, no tensors.
 
-A step reads all weights once and, for each request, the KV of its context; it computes the dense layers for each token
-and attention for each pair of a token and one it attends to. The slower of memory and compute decides: `max(bytes /
-bandwidth, flops / rate) + overhead` (the roofline model).
+A step reads all weights once and, for each request, the KV of its context. It computes the dense layers for each token,
+and attention for each pair of a token and one that it attends to. The slower of memory and compute decides: `max(bytes
+/ bandwidth, flops / rate) + overhead` (the roofline model).
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ class CostModel:
     """Costs of a model on a device. Raises BadInput for a value out of range."""
 
     weight_bytes: float
-    """Bytes of weights read in each step."""
     kv_bytes_per_token: float
     """Bytes of keys and values per token, over all layers."""
     flops_per_token: float
     """FLOPs of the dense layers per token: twice the number of parameters."""
     attention_flops_per_pair: float
-    """FLOPs of all layers for a token and one it attends to: 4 x layers x (heads x head size)."""
+    """FLOPs of all layers for a token and one that it attends to: 4 x layers x (heads x head size)."""
     memory_bandwidth: float
     """Bytes/s."""
     flops_per_second: float
     step_overhead_s: float
     """Seconds added to each step: launches, sampling, scheduling."""
     host_bandwidth: float = 25e9
-    """Bytes/s between the device and host memory; PCIe 4.0 x16 as measured, of nominally 32 GB/s."""
+    """Bytes/s between the device and host memory. Default: PCIe 4.0 x16 as measured, of nominally 32 GB/s."""
     disk_bandwidth: float = 3e9
-    """Bytes/s read from disk; an NVMe drive."""
+    """Bytes/s read from disk. Default: an NVMe drive."""
     disk_write_bandwidth: float = 1.5e9
 
     def __post_init__(self) -> None:
@@ -51,10 +50,10 @@ class CostModel:
     def step_ns(self, plan: StepPlan, layout: KVLayout | None = None) -> int:
         """Return the time of the step in ns, at least 1.
 
-        With a `layout`, its groups determine what is read of the context.
+        With a `layout`, its groups determine which part of the context is read.
         """
         if layout is not None:
-            kv_bytes, pairs = layout.read_bytes(plan.scheduled), layout.share_of_pairs(plan.scheduled)
+            kv_bytes, pairs = layout.read_bytes(plan.scheduled), layout.mean_pairs(plan.scheduled)
             return self._step_ns(plan.num_tokens, kv_bytes, pairs)
         num_tokens = context = num_pairs = 0
         for item in plan.scheduled:
@@ -73,8 +72,6 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model on its device, and the cache that fits there."""
-
     cost: CostModel
     num_slots: int
     """KV slots (tokens) that fit in memory next to the weights."""

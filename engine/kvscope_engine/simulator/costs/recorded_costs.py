@@ -1,7 +1,7 @@
-"""The cost model of a recorded engine, from the times of its steps and the work of each.
+"""The cost model of a recorded engine, from the duration and the work of its steps.
 
-Sizes of keys and values are the recorded ones; the rest is what explains the times best (`cost_fit`). Only recordings
-whose frames contain the work of a step (`Work`) can be used.
+Sizes of keys and values are those in the recording; the other values are those that explain the times best
+(`cost_fit`). Only recordings whose frames contain the work of a step (`Work`) can be used.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from kvscope_engine.simulator.costs.cost_fit import FREE, MIN_SAMPLES, ModelSizes, Sample, fit_costs
+from kvscope_engine.simulator.costs.cost_fit import FREE_RATE, MIN_SAMPLES, ModelSizes, Sample, fit_costs
 from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recordings.reader import Recording
 
 MAX_SAMPLES: Final = 2000
-"""Maximum number of steps that are fitted, evenly chosen from the recorded ones."""
+"""Maximum number of steps that are fitted, evenly selected from the recorded ones."""
 
 
 def recorded_costs(recording: Recording, kv_bytes_per_token: float) -> CostModel | None:
-    """Return the cost model, with the default speeds of lower tiers; None if the recording has too little
-    information.
-    """
+    """Return the cost model, with default speeds of lower tiers; None if the recording has too little information."""
     model = recording.info.hello.model
     sizes = ModelSizes(
         weight_bytes=2.0 * model.num_parameters,
@@ -32,18 +30,18 @@ def recorded_costs(recording: Recording, kv_bytes_per_token: float) -> CostModel
     if not (sizes.weight_bytes and kv_bytes_per_token and sizes.attention_flops_per_pair):
         return None
     samples = _samples(recording, sizes)
-    return _with_kv_of(fit_costs(samples, sizes).cost, kv_bytes_per_token) if len(samples) >= MIN_SAMPLES else None
+    return _rescaled_to_kv(fit_costs(samples, sizes).cost, kv_bytes_per_token) if len(samples) >= MIN_SAMPLES else None
 
 
 def _samples(recording: Recording, sizes: ModelSizes) -> list[Sample]:
-    samples, every = list[Sample](), 1
-    told = (frame for frame in recording.frames() if frame.work.flops and frame.timings.run_ns)
-    for index, frame in enumerate(told):
-        if index % every == 0:
+    samples, stride = list[Sample](), 1
+    usable_frames = (frame for frame in recording.frames() if frame.work.flops and frame.timings.run_ns)
+    for index, frame in enumerate(usable_frames):
+        if index % stride == 0:
             samples.append(_sample(frame, sizes))
         if len(samples) > MAX_SAMPLES:
             del samples[1::2]
-            every *= 2
+            stride *= 2
     return samples
 
 
@@ -57,12 +55,12 @@ def _sample(frame: Frame, sizes: ModelSizes) -> Sample:
     )
 
 
-def _with_kv_of(cost: CostModel, token_bytes: float) -> CostModel:
-    """Return a model with the same times and another KV size, by scaling weights and bandwidth."""
-    times = token_bytes / cost.kv_bytes_per_token if cost.kv_bytes_per_token else FREE / cost.memory_bandwidth
+def _rescaled_to_kv(cost: CostModel, token_bytes: float) -> CostModel:
+    """Return a model with the same times for a KV size of `token_bytes`, by scaling weights and bandwidth."""
+    scale = token_bytes / cost.kv_bytes_per_token if cost.kv_bytes_per_token else FREE_RATE / cost.memory_bandwidth
     return replace(
         cost,
-        weight_bytes=cost.weight_bytes * times,
+        weight_bytes=cost.weight_bytes * scale,
         kv_bytes_per_token=token_bytes,
-        memory_bandwidth=cost.memory_bandwidth * times,
+        memory_bandwidth=cost.memory_bandwidth * scale,
     )

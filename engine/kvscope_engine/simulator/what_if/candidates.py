@@ -1,4 +1,4 @@
-"""The allocation policies and layouts that are compared."""
+"""Allocators and layouts that are compared."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MAX_BLOCK_SIZE: Final = (1 << 16) - 1  # the ledger counts a block's filled slo
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One policy over a memory that is divided into `pools`, with blocks of `block_size` tokens."""
+    """An allocator for a memory that is divided into `pools`, with blocks of `block_size` tokens."""
 
     allocator: str
     block_size: int
     pools: tuple[PoolLayout, ...]
     question: str = ""
-    """Difference from the engine besides the policy: `NOT_FREED` or `EXPANDED`."""
+    """Difference from the engine besides the allocator: `NOT_FREED`, `EXPANDED`, or ""."""
 
     @property
-    def made_as(self) -> str:
-        """Name of the policy for `make_allocation`.
+    def allocator_name(self) -> str:
+        """Name of the allocator for `make_allocation`.
 
-        Any physical page can be mapped at any address: as for memory, `virtual` is paging with blocks as large as a
+        Any physical page can be mapped at any address, so `virtual` uses memory like `paged` with blocks as large as a
         page.
         """
         return "paged" if self.allocator == VIRTUAL else self.allocator
@@ -42,40 +42,40 @@ class Candidate:
 
 
 def candidates(memory: Memory) -> list[Candidate]:
-    """Return all candidates for `memory`: questions about its KV groups, policies that reserve, and block sizes of
+    """Return all candidates for `memory`: scenarios with its KV groups, allocators that reserve, and block sizes of
     `paged`.
 
     Raises BadInput for invalid KV groups.
     """
     groups, own = GroupedMemory(memory), memory.block_size
-    found = []
+    result = []
     if groups.has_windows and not groups.why_not_whole:
-        found.append(Candidate("paged", own, groups.whole(own), NOT_FREED))
+        result.append(Candidate("paged", own, groups.whole(own), NOT_FREED))
     if groups.holds_latents and not groups.why_not_expanded:
-        found.append(Candidate("paged", own, groups.expanded(), EXPANDED))
+        result.append(Candidate("paged", own, groups.expanded(), EXPANDED))
     if groups.has_tokens and not groups.why_not_whole:
         if memory.max_model_len:
-            found += [Candidate(name, own, groups.whole(own)) for name in ("contiguous", "buddy")]
+            result += [Candidate(name, own, groups.whole(own)) for name in ("contiguous", "buddy")]
         if memory.block_bytes and groups.num_layers and memory.page_bytes:
-            found.append(_virtual(memory, groups))
+            result.append(_virtual(memory, groups))
     sizes = sorted({*PAGED_BLOCK_SIZES, own} if memory.allocator == "paged" else PAGED_BLOCK_SIZES)
     for size in sizes if groups.has_tokens else [own]:
-        found.append(Candidate("paged", size, groups.by_group(size)))
-    return found
+        result.append(Candidate("paged", size, groups.by_group(size)))
+    return result
 
 
-def not_asked(memory: Memory) -> list[NotAsked]:
-    """Return the questions that cannot be answered because of missing information, with the reason."""
-    groups, found = GroupedMemory(memory), []
+def unanswerable_questions(memory: Memory) -> list[NotAsked]:
+    """Return the scenarios that cannot be simulated because information is missing, with the reason."""
+    groups, result = GroupedMemory(memory), []
     if groups.has_windows and (why := groups.why_not_whole):
-        found.append(NotAsked(NOT_FREED, why))
+        result.append(NotAsked(NOT_FREED, why))
     if groups.holds_latents and (why := groups.why_not_expanded):
-        found.append(NotAsked(EXPANDED, why))
-    return found
+        result.append(NotAsked(EXPANDED, why))
+    return result
 
 
-def check(candidate: Candidate) -> None:
-    """Raise BadInput if not one block fits into the memory, or a block has too many slots to be counted."""
+def check_candidate(candidate: Candidate) -> None:
+    """Raise BadInput if not one block fits in the memory, or a block has too many slots to be counted."""
     for pool in candidate.pools:
         if not pool.num_blocks:
             raise BadInput(f"the memory is smaller than one block of {pool.block_size} slots")
@@ -86,10 +86,10 @@ def check(candidate: Candidate) -> None:
 
 
 def _virtual(memory: Memory, groups: GroupedMemory) -> Candidate:
-    """Return the candidate `virtual`, whose block is a page group of `policy/allocation/address_space`.
+    """Return the candidate `virtual`. Its block is a page group of `policy/allocation/address_space`.
 
-    A page group is one page in the tensor of each layer, with K and V interleaved in it, or as many pages as a block of
-    the engine takes if that is more.
+    A page group is one page in each layer's tensor, in which K and V are interleaved; or, if a block of the engine is
+    larger than a page, as many pages as that block takes.
     """
     own = memory.block_size
     first, *others = groups.whole(own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvscope_engine.simulator.what_if.candidates import VIRTUAL, Candidate, candidates, not_asked
+from kvscope_engine.simulator.what_if.candidates import VIRTUAL, Candidate, candidates, unanswerable_questions
 from kvscope_engine.simulator.what_if.shadow import Shadow
 from kvscope_engine.simulator.what_if.slot_map import map_cells, slots_per_cell
 from kvscope_telemetry.errors import BadInput
@@ -12,24 +12,23 @@ from kvscope_telemetry.messages.what_if import MAX_SLOTS, Memory, PolicyUse, Run
 
 
 class PolicyComparison:
-    """One memory under several policies. Raises BadInput for a memory that is too large to compare."""
+    """One memory with several allocators. Raises BadInput for a memory that is too large to compare."""
 
     def __init__(self, memory: Memory) -> None:
         if memory.num_slots > MAX_SLOTS:
             raise BadInput(f"a memory of {memory.num_slots} slots is too large to compare: at most {MAX_SLOTS}")
         self._memory = memory
-        self._not_asked = not_asked(memory)
+        self._not_asked = unanswerable_questions(memory)
         self._shadows = [(candidate, self._shadow(candidate)) for candidate in candidates(memory)]
 
     @property
     def shadows(self) -> list[Shadow]:
-        """Shadows of the policies that can run in this memory."""
         return [shadow for _, shadow in self._shadows if isinstance(shadow, Shadow)]
 
-    def update(self, now: Sequence[Running]) -> WhatIfAnswer:
-        """Return how each policy places `now`: requests in order of number, each once."""
+    def update(self, running_requests: Sequence[Running]) -> WhatIfAnswer:
+        """Return how each allocator places these requests, given in order of number, each once."""
         for shadow in self.shadows:
-            shadow.update(now)
+            shadow.update(running_requests)
         return WhatIfAnswer(
             policies=[self._policy_use(candidate, shadow) for candidate, shadow in self._shadows],
             page_bytes=self._memory.page_bytes,
@@ -37,7 +36,6 @@ class PolicyComparison:
         )
 
     def _shadow(self, candidate: Candidate) -> Shadow | str:
-        """Return the shadow, or why there is none."""
         try:
             return Shadow(candidate, max_model_len=self._memory.max_model_len or self._memory.num_slots)
         except BadInput as refusal:

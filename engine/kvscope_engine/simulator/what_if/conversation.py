@@ -1,6 +1,6 @@
-"""Reads lines of JSON and answers them.
+"""Reads JSON lines and answers them. Defines the format of a line.
 
-Owns the format of a line; an invalid line changes nothing and is answered with a complaint.
+An invalid line changes nothing and is answered with a complaint.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, Complaint, Runnin
 
 
 class _Conversation:
-    """State of a conversation: the comparison that was set up."""
-
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(WhatIfLine)
         self._comparison: PolicyComparison | None = None
 
     def reply(self, line: bytes) -> WhatIfAnswer | None:
-        """Return the answer to a `now` line, or None for a `setup` line.
+        """Return the answer to a `now` line; None for a `setup` line.
 
         Raises BadInput for an invalid line, or a `now` line before the first setup.
         """
@@ -48,7 +46,7 @@ class _Conversation:
         return query
 
 
-def converse(requests: BinaryIO, output: BinaryIO) -> None:
+def answer_lines(requests: BinaryIO, output: BinaryIO) -> None:
     """Answer each line of `requests` on `output`, until `requests` ends."""
     conversation = _Conversation()
     for number, line in enumerate(_lines(requests), 1):
@@ -64,17 +62,17 @@ def converse(requests: BinaryIO, output: BinaryIO) -> None:
 
 
 def _lines(requests: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of input. A line longer than `MAX_LINE_BYTES` is cut to one byte more than that."""
+    """Yield the input's lines. A line longer than `MAX_LINE_BYTES` is truncated to one byte more than that."""
     while line := requests.readline(MAX_LINE_BYTES + 1):
-        rest = line
-        while rest and not rest.endswith(b"\n"):
-            rest = requests.readline(MAX_LINE_BYTES)
+        chunk = line
+        while chunk and not chunk.endswith(b"\n"):
+            chunk = requests.readline(MAX_LINE_BYTES)
         yield line
 
 
-def _in_order(now: list[Running]) -> list[Running]:
+def _in_order(requests: list[Running]) -> list[Running]:
     """Return the requests by number. Raises BadInput if one appears twice."""
-    ordered = sorted(now, key=lambda running: running.number)
+    ordered = sorted(requests, key=lambda running: running.number)
     for earlier, later in pairwise(ordered):
         if earlier.number == later.number:
             raise BadInput(f"request {later.number} is there twice")

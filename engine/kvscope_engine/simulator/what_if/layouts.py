@@ -1,7 +1,7 @@
-"""How a memory is divided into blocks: which layers share a block table, what a block holds, and which blocks are
+"""How a memory is divided into blocks: which layers share a block table, what a block contains, and which blocks are
 freed.
 
-Owns the description of the engine's KV groups. Independent of requests and allocators.
+Describes the engine's KV groups. Independent of requests and allocators.
 """
 
 from __future__ import annotations
@@ -18,41 +18,38 @@ from kvscope_telemetry.messages.what_if import Memory
 MAX_GROUPS: Final = 64
 _MAX_COUNT: Final = 1 << 40
 _NOT_COMPARED: Final = frozenset(("cross", "chunks"))
-"""Kinds of KV groups for which the number of a request's tokens does not determine what it holds."""
+"""Kinds of KV groups whose size per request does not follow from the request's number of tokens."""
 _EVERYTHING: Final = GroupRule()
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGroup:
-    """Layers with one block table."""
+    """Layers that share a block table."""
 
     num_tokens: int
-    """Tokens per block; 0: a request has one block, however long it is (states of recurrent layers)."""
+    """Tokens per block; 0: a request has one block, whatever its length (recurrent states)."""
     rule: GroupRule = _EVERYTHING
-    """Rule that determines which blocks are freed."""
     readers: tuple[tuple[float, GroupRule], ...] = ((1.0, _EVERYTHING),)
-    """Shares of the group's bytes, and which tokens are read of each."""
+    """Shares of the group's bytes, and for each the rule for which tokens are read."""
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Return the number of table entries of a request of `num_tokens` tokens."""
+        """Return the number of block table entries of a request with `num_tokens` tokens."""
         return -(-num_tokens // self.num_tokens) if self.num_tokens else 1
 
     def num_null_blocks(self, num_tokens: int) -> int:
         return self.rule.num_unread(num_tokens, self.num_tokens) if self.num_tokens else 0
 
     def num_unread(self, num_tokens: int) -> int:
-        """Return the number of a request's tokens that no later token reads.
-
-        Those read by some layers count in part.
+        """Return the number of a request's tokens that no later token reads. Tokens read only by some layers count in
+        part.
         """
         return int(sum(share * rule.first_read(num_tokens) for share, rule in self.readers))
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """One pool: `num_blocks` blocks of `block_size` slots, and its groups.
-
-    Remaining slots may be too few for a block.
+    """One pool: `num_blocks` blocks of `block_size` slots, and its groups. Slots that are left may be too few for a
+    block.
     """
 
     num_slots: int
@@ -61,7 +58,7 @@ class PoolLayout:
     """Bytes per slot; 0: unknown."""
     groups: tuple[BlockGroup, ...]
     max_blocks: int = _MAX_COUNT
-    """Maximum number of blocks, if something other than slots limits it."""
+    """Maximum number of blocks, if not only slots limit it."""
 
     @property
     def num_blocks(self) -> int:
@@ -70,8 +67,6 @@ class PoolLayout:
 
 @dataclass(frozen=True, slots=True)
 class _PublishedGroup:
-    """A KV group as published by the engine."""
-
     block_size: int
     block_bytes: int
     rule: GroupRule
@@ -86,23 +81,23 @@ class _PublishedGroup:
 
 
 class GroupedMemory:
-    """The engine's memory by its KV groups. Raises BadInput for invalid groups."""
+    """The engine's memory, by KV group. Raises BadInput for invalid groups."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         _check(memory.groups)
-        known = [group for group in memory.groups if group.kind not in _NOT_COMPARED]
+        compared_groups = [group for group in memory.groups if group.kind not in _NOT_COMPARED]
         self._groups = (
-            [_published_group(group, memory) for group in known if group.kind != "state"]
-            if known
+            [_published_group(group, memory) for group in compared_groups if group.kind != "state"]
+            if compared_groups
             else [_single_group(memory)]
         )
-        self._states = [group for group in known if group.kind == "state"]
-        self._has_separate_pools = bool(known) and all(group.num_blocks for group in known)
+        self._states = [group for group in compared_groups if group.kind == "state"]
+        self._has_separate_pools = bool(compared_groups) and all(group.num_blocks for group in compared_groups)
 
     @property
     def has_windows(self) -> bool:
-        """Whether any layers have a window or chunks, so that blocks are freed while their request runs."""
+        """Whether some layers have a window or chunks, so that blocks are freed while their request runs."""
         return any(kind.rule.window for kind in self._groups)
 
     @property
@@ -111,17 +106,16 @@ class GroupedMemory:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether any layers store something for each token."""
+        """Whether some layers store something for each token."""
         return bool(self._groups)
 
     @property
     def num_layers(self) -> int:
-        """Number of layers that store keys and values."""
         return sum(kind.num_layers for kind in self._groups) or self._memory.num_layers
 
     @property
     def why_not_whole(self) -> str:
-        """Why it is unknown what all layers would hold if nothing were freed; empty if it is known."""
+        """Why it is unknown what all layers would hold if nothing were freed; "" if it is known."""
         if self._states and not self._has_separate_pools:
             return "States of recurrent layers lie among its blocks."
         if len(self._groups) > 1 and not all(kind.block_bytes for kind in self._groups):
@@ -130,13 +124,13 @@ class GroupedMemory:
 
     @property
     def why_not_expanded(self) -> str:
-        """Why the size of latents as keys and values is unknown; empty if it is known."""
+        """Why the size of keys and values instead of latents is unknown; "" if it is known."""
         if any(kind.is_latent and not kind.expanded_bytes for kind in self._groups):
             return "The engine does not tell how large the keys and values of its heads would be."
         return self.why_not_whole or ("" if self._memory.block_bytes else "The size of a block is not known.")
 
     def by_group(self, block_size: int) -> tuple[PoolLayout, ...]:
-        """Return the engine's pools and groups, with blocks of `block_size` tokens in place of its own."""
+        """Return the engine's pools and groups, with blocks of `block_size` tokens instead of its own."""
         memory = self._memory
         if self._has_separate_pools:
             pools = [
@@ -156,7 +150,7 @@ class GroupedMemory:
         return (PoolLayout(memory.num_slots, block_size, memory.block_bytes / memory.block_size, tuple(groups)),)
 
     def whole(self, block_size: int) -> tuple[PoolLayout, ...]:
-        """Return pools with all layers in one group without a window. Requires that `why_not_whole` is empty."""
+        """Return pools with all layers in one group without a window. `why_not_whole` must be empty."""
         token_bytes = sum(kind.token_bytes for kind in self._groups)
         if len(self._groups) == 1:
             shares = [(1.0, self._groups[0].rule)]
@@ -169,10 +163,7 @@ class GroupedMemory:
         return (PoolLayout(slots, block_size, token_bytes, (group,)), *self._state_pools())
 
     def expanded(self) -> tuple[PoolLayout, ...]:
-        """Return the engine's pools with keys and values in place of latents.
-
-        Requires that `why_not_expanded` is empty.
-        """
+        """Return the engine's pools with keys and values instead of latents. `why_not_expanded` must be empty."""
         size = self._memory.block_size
         wide = [
             replace(
@@ -214,7 +205,9 @@ class GroupedMemory:
         return max(1, kind.block_size * block_size // self._memory.block_size)
 
     def _rows(self, kind: _PublishedGroup) -> int:
-        """Return the number of pool rows that a block of the group takes if groups have blocks of several sizes."""
+        """Return the number of pool rows that a block of the group takes, if blocks of different groups differ in
+        size.
+        """
         if len(self._groups) == 1 or not self._memory.block_bytes:
             return 1
         return max(1, round(kind.block_bytes / self._memory.block_bytes))
@@ -231,7 +224,7 @@ def _single_group(memory: Memory) -> _PublishedGroup:
 
 
 def _published_group(group: KVGroup, memory: Memory) -> _PublishedGroup:
-    """Convert a KV group. If it is the only one, its blocks have the memory's size in bytes."""
+    """Convert a KV group. The blocks of a single group have the size in bytes that `memory` states."""
     num_bytes, expanded = group.block_bytes, group.expanded_bytes
     if len(memory.groups) == 1 and memory.block_bytes:
         expanded = expanded * memory.block_bytes // num_bytes if num_bytes else 0

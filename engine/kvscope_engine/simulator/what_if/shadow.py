@@ -1,7 +1,7 @@
-"""A shadow: the requests of the running engine in a separate simulated memory, placed by another policy.
+"""A shadow: the requests of the running engine in a separate simulated memory, placed by another allocator.
 
-Owns the set of requests that have memory. It has no scheduler and no clock: requests arrive, grow and end as in the
-engine, so free slots are fragmented in the same way. Prefixes are not shared.
+Owns the requests that have memory. It has no scheduler and no clock: requests arrive, grow and end as in the engine, so
+free slots are fragmented in the same way. Prefixes are not shared.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from kvscope_engine.policy.request import Request
-from kvscope_engine.simulator.what_if.candidates import Candidate, check
-from kvscope_engine.simulator.what_if.placing import LayoutUse, PlacedPool
+from kvscope_engine.simulator.what_if.candidates import Candidate, check_candidate
+from kvscope_engine.simulator.what_if.placed_pool import LayoutUse, PlacedPool
 from kvscope_engine.simulator.what_if.slot_map import Spans
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.what_if import MapKind, Running
@@ -24,9 +24,8 @@ _SAMPLING: Final = ResolvedSampling()
 
 @dataclass(frozen=True, slots=True)
 class ShadowUse:
-    """Counts of slots of the first pool's size.
-
-    The seven counts from `num_used` to `num_outside` sum up to `num_slots`.
+    """Counts of slots with the size of the first pool's. The seven counts from `num_used` to `num_outside` add up to
+    `num_slots`.
     """
 
     num_slots: int
@@ -39,25 +38,28 @@ class ShadowUse:
     num_outside: int
     external_fragmentation: float
     num_fitting: int
-    """Number of requests of the mean size of those placed that would fill the memory; 0: none is placed."""
+    """Number of requests that would fill the memory, if all had the mean size of those placed; 0: none is placed."""
 
 
 class Shadow:
-    """Places the engine's requests by one policy. Raises BadInput for a policy that could not run in such a memory."""
+    """Places the engine's requests with one allocator. Raises BadInput for an allocator that cannot manage such a
+    memory.
+    """
 
     def __init__(self, candidate: Candidate, *, max_model_len: int) -> None:
-        check(candidate)
+        check_candidate(candidate)
         self.candidate = candidate
         self.num_waiting = 0
         """Number of requests of the last `update` that did not fit."""
         self.num_preempted = 0
-        """Number of times that a request lost its blocks: to an older one that grew, or because it could not grow
-        itself."""
+        """Number of times that a request lost its blocks, to an older one that grew or because it could not grow
+        itself.
+        """
         first, *others = candidate.pools
-        self._pools = [PlacedPool(candidate.made_as, first, max_model_len=max_model_len)]
+        self._pools = [PlacedPool(candidate.allocator_name, first, max_model_len=max_model_len)]
         self._pools += [PlacedPool("paged", pool, max_model_len=max_model_len) for pool in others]
         self._placed: dict[int, list[Request]] = {}
-        """Parts of a placed request, a separate `Request` per pool, by request number."""
+        """Parts of each placed request, one `Request` per pool, by request number."""
         self._limits: dict[int, int] = {}
         self._step = 0
 
@@ -67,28 +69,28 @@ class Shadow:
 
     @property
     def num_slots(self) -> int:
-        """Number of slots of all pools, in slots of the first."""
-        return sum(self._common(index, pool.layout.num_slots) for index, pool in enumerate(self._pools))
+        """Number of slots of all pools, converted to slots of the first pool."""
+        return sum(self._to_first_pool(index, pool.layout.num_slots) for index, pool in enumerate(self._pools))
 
-    def update(self, now: Sequence[Running]) -> None:
-        """Place `now` by the policy: requests in order of number, each once.
+    def update(self, running_requests: Sequence[Running]) -> None:
+        """Place the engine's running requests with the allocator. They are given in order of number, each once.
 
         Requests that do not fit wait, and are tried again in each call. A placed request that cannot grow takes blocks
         from those after it, as a scheduler preempts the newest.
         """
         self._step += 1
-        self._limits = {running.number: running.max_tokens for running in now}
+        self._limits = {running.number: running.max_tokens for running in running_requests}
         for number in [number for number in self._placed if number not in self._limits]:
             self._release(number)
-        newest_last = [running.number for running in now]
-        for running in now:
+        newest_last = [running.number for running in running_requests]
+        for running in running_requests:
             self._place_request(running, newest_last)
-        self.num_waiting = len(now) - len(self._placed)
+        self.num_waiting = len(running_requests) - len(self._placed)
 
     def use(self) -> ShadowUse:
         uses = list(enumerate(self._uses()))
         used, unread, reserved, internal, rounding, external, largest = (
-            sum(self._common(index, getattr(use, name)) for index, use in uses) for name in _COUNTS
+            sum(self._to_first_pool(index, getattr(use, name)) for index, use in uses) for name in _COUNTS
         )
         return ShadowUse(
             num_slots=self.num_slots,
@@ -106,50 +108,51 @@ class Shadow:
         )
 
     def spans(self) -> dict[MapKind, Spans]:
-        """Return the slots of each kind, one pool after the other; those in no span are free. O(blocks)."""
-        starts: dict[MapKind, list[Spans]] = {}
+        """Return the slots of each kind, one pool after another; slots in no span are free. Takes O(blocks)."""
+        spans_by_kind: dict[MapKind, list[Spans]] = {}
         start = 0
         for index, pool in enumerate(self._pools):
-            for kind, spans in pool.spans(self._of_pool(index), self._limits).items():
-                starts.setdefault(kind, []).append(self._moved(spans, index, start))
-            end = start + self._common(index, pool.layout.num_slots)
-            held = self._common(index, pool.layout.num_blocks * pool.layout.block_size)
-            starts.setdefault(MapKind.ROUNDING, []).append(
-                Spans(np.array([start + held]), np.array([end - start - held]))
+            for kind, spans in pool.spans(self._parts_in_pool(index), self._limits).items():
+                spans_by_kind.setdefault(kind, []).append(self._spans_in_first_pool(spans, index, start))
+            end = start + self._to_first_pool(index, pool.layout.num_slots)
+            end_of_blocks = self._to_first_pool(index, pool.layout.num_blocks * pool.layout.block_size)
+            spans_by_kind.setdefault(MapKind.ROUNDING, []).append(
+                Spans(np.array([start + end_of_blocks]), np.array([end - start - end_of_blocks]))
             )
             start = end
-        return {kind: Spans(*map(np.concatenate, zip(*spans, strict=True))) for kind, spans in starts.items()}
+        return {kind: Spans(*map(np.concatenate, zip(*spans, strict=True))) for kind, spans in spans_by_kind.items()}
 
     def check_integrity(self) -> None:
         for index, pool in enumerate(self._pools):
-            pool.check_integrity(self._of_pool(index).values())
+            pool.check_integrity(self._parts_in_pool(index).values())
 
     def _place_request(self, running: Running, newest_last: list[int]) -> None:
-        held = self._placed.get(running.number)
-        if held is not None:
-            if running.num_tokens >= held[0].num_computed_tokens and self._lengthen(held, running):
+        parts_before = self._placed.get(running.number)
+        if parts_before is not None:
+            if running.num_tokens >= parts_before[0].num_computed_tokens and self._grow(parts_before, running):
                 return
             self._release(running.number)
-        while not self._lengthen(parts := [placed_request(running) for _ in self._pools], running):
+        while not self._grow(parts := [placed_request(running) for _ in self._pools], running):
             for pool, part in zip(self._pools, parts, strict=True):
                 pool.release(part, self._step)
-            if held is None:
+            if parts_before is None:
                 return
             if not self._preempt_newest(newest_last, running.number):
                 self.num_preempted += 1
                 return
         self._placed[running.number] = parts
 
-    def _lengthen(self, parts: Sequence[Request], running: Running) -> bool:
-        """Allocate blocks for the request's tokens in each pool. Returns False if there are too few."""
+    def _grow(self, parts: Sequence[Request], running: Running) -> bool:
         for part in parts:
             set_output_length(part, running)
         return all(
-            pool.lengthen(part, running.num_tokens, self._step) for pool, part in zip(self._pools, parts, strict=True)
+            pool.grow(part, running.num_tokens, self._step) for pool, part in zip(self._pools, parts, strict=True)
         )
 
     def _preempt_newest(self, newest_last: list[int], number: int) -> bool:
-        """Preempt the newest placed request after `number`. Returns False if there is none. Shortens `newest_last`."""
+        """Preempt the newest placed request after `number`. Returns False if there is none. Removes the tried requests
+        from `newest_last`.
+        """
         while newest_last and newest_last[-1] > number:
             newest = newest_last.pop()
             if newest in self._placed:
@@ -162,25 +165,25 @@ class Shadow:
         for pool, part in zip(self._pools, self._placed.pop(number), strict=True):
             pool.release(part, self._step)
 
-    def _of_pool(self, index: int) -> dict[int, Request]:
+    def _parts_in_pool(self, index: int) -> dict[int, Request]:
         return {number: parts[index] for number, parts in self._placed.items()}
 
     def _uses(self) -> list[LayoutUse]:
-        return [pool.use(self._of_pool(index), self._limits) for index, pool in enumerate(self._pools)]
+        return [pool.use(self._parts_in_pool(index), self._limits) for index, pool in enumerate(self._pools)]
 
-    def _common(self, index: int, num_slots: int) -> int:
-        """Convert slots of a pool to slots of the first pool, by their bytes."""
+    def _to_first_pool(self, index: int, num_slots: int) -> int:
+        """Convert a number of slots of a pool to slots of the first pool, by their bytes."""
         first, own = self._pools[0].layout.slot_bytes, self._pools[index].layout.slot_bytes
         return int(num_slots * own // first) if index and first and own else num_slots
 
-    def _moved(self, spans: Spans, index: int, start: int) -> Spans:
+    def _spans_in_first_pool(self, spans: Spans, index: int, start: int) -> Spans:
         """Convert spans of a pool that starts at slot `start` of the whole to slots of the first pool."""
         if not index:
             return spans
         first, own = self._pools[0].layout.slot_bytes, self._pools[index].layout.slot_bytes
-        times = own / first if first and own else 1.0
-        starts = np.floor(np.asarray(spans.starts) * times).astype(np.int64)
-        ends = np.floor((np.asarray(spans.starts) + np.asarray(spans.lengths)) * times).astype(np.int64)
+        scale = own / first if first and own else 1.0
+        starts = np.floor(np.asarray(spans.starts) * scale).astype(np.int64)
+        ends = np.floor((np.asarray(spans.starts) + np.asarray(spans.lengths)) * scale).astype(np.int64)
         return Spans(start + starts, ends - starts)
 
 
@@ -191,9 +194,8 @@ _COUNTS: Final = (
 
 
 class NumTokens(list[int]):
-    """A list that has a length but no items: allocation policies only need the number of a request's tokens.
-
-    So a long request costs no more than a short one.
+    """A list with a length but no items, because allocators need only the number of a request's tokens. Makes a long
+    request cost no more than a short one.
     """
 
     __slots__ = ("count_",)
@@ -207,7 +209,7 @@ class NumTokens(list[int]):
 
 
 def placed_request(running: Running) -> Request:
-    """Return a request without computed tokens for one of the engine."""
+    """Return a request without computed tokens that corresponds to one of the engine's."""
     prompt = running.num_prompt_tokens
     request = Request(
         number=running.number,
@@ -222,6 +224,6 @@ def placed_request(running: Running) -> Request:
 
 
 def set_output_length(request: Request, running: Running) -> None:
-    """Set the number of output tokens: computed ones after the prompt, and the sampled one that is not computed yet."""
+    """Set the number of output tokens: the computed ones, and the sampled one that is not computed yet."""
     num_output = running.num_tokens + 1 - running.num_prompt_tokens
     request.output_token_ids = NumTokens(max(0, num_output))

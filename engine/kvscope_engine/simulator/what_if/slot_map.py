@@ -1,6 +1,6 @@
 """A small map of a large memory: each cell represents the same number of consecutive slots. Uses only numpy.
 
-Owns how the kinds of a cell's slots are reduced to one. It is a kind that occurs in the cell, and over the whole map
+Decides how the kinds of a cell's slots are reduced to one. It is a kind that occurs in the cell, and over the whole map
 the cells of a kind are proportional to its slots, so that a little waste everywhere remains visible as a little waste.
 """
 
@@ -18,30 +18,30 @@ Slots = npt.NDArray[np.int64]
 
 
 class Spans(NamedTuple):
-    """Consecutive slots: `lengths[i]` from `starts[i]` on. In order and disjoint; spans may be empty."""
+    """Ranges of slots: `lengths[i]` slots starting at `starts[i]`. Sorted and disjoint; ranges may be empty."""
 
     starts: Slots
     lengths: Slots
 
 
 def slots_per_cell(num_slots: int) -> int:
-    """Return the number of slots per cell for which there are at most `MAX_CELLS` cells."""
+    """Return the number of slots per cell that yields at most `MAX_CELLS` cells."""
     return max(1, -(-num_slots // MAX_CELLS))
 
 
 def map_cells(num_slots: int, spans: Mapping[MapKind, Spans]) -> bytes:
-    """Return a `MapKind` per cell, in the order of addresses; slots in no span are free."""
+    """Return a `MapKind` per cell, in the order of addresses. Slots in no span are free."""
     size = slots_per_cell(num_slots)
     edges = np.minimum(np.arange(-(-num_slots // size) + 1, dtype=np.int64) * size, num_slots)
     counts = np.zeros((len(edges) - 1, len(MapKind)), np.int64)
-    for kind, these in spans.items():
-        counts[:, kind] += np.diff(_num_before(edges, these))
+    for kind, kind_spans in spans.items():
+        counts[:, kind] += np.diff(_num_before(edges, kind_spans))
     counts[:, MapKind.FREE] = np.diff(edges) - counts.sum(axis=1)
     return _kinds(counts, size)
 
 
 def _num_before(edges: Slots, spans: Spans) -> Slots:
-    """Return how many slots of `spans` come before each edge."""
+    """Return the number of slots of `spans` before each edge."""
     starts, lengths = spans
     if not len(starts):
         return np.zeros(len(edges), np.int64)
@@ -54,13 +54,13 @@ def _num_before(edges: Slots, spans: Spans) -> Slots:
 
 
 def _kinds(counts: Slots, size: int) -> bytes:
-    """Return the kind of each cell; slots that a cell could not show are carried over to the next ones."""
+    """Return the kind of each cell. Slots that a cell cannot show are carried over to the following cells."""
     kinds: npt.NDArray[np.uint8] = counts.argmax(axis=1).astype(np.uint8)
-    owed = [0] * counts.shape[1]
+    deficits = [0] * counts.shape[1]
     mixed = np.flatnonzero(counts.max(axis=1) < size)
     for cell, row in zip(mixed.tolist(), counts[mixed].tolist(), strict=True):
-        owed = [debt + here for debt, here in zip(owed, row, strict=True)]
-        best = max((kind for kind in reversed(range(len(row))) if row[kind]), key=owed.__getitem__)
-        owed[best] -= size
+        deficits = [deficit + count for deficit, count in zip(deficits, row, strict=True)]
+        best = max((kind for kind in reversed(range(len(row))) if row[kind]), key=deficits.__getitem__)
+        deficits[best] -= size
         kinds[cell] = best
     return kinds.tobytes()

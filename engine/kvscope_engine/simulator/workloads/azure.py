@@ -1,7 +1,7 @@
 """Azure LLM inference traces (2023 and 2024): CSV with `TIMESTAMP,ContextTokens,GeneratedTokens`.
 
 A timestamp is `2023-11-16 18:15:46.6805900` or, from 2024 on, has a time zone; it is truncated to microseconds. Prompts
-share nothing, since the trace has no such information. Source: github.com/Azure/AzurePublicDataset.
+share no prefixes, because the trace has no such information. Source: github.com/Azure/AzurePublicDataset.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from kvscope_engine.simulator.workloads.trace_lines import complaints, from_first_arrival, trace_lines, whole
+from kvscope_engine.simulator.workloads.trace_lines import checked_count, from_first_arrival, line_errors, trace_lines
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
 
@@ -21,38 +21,37 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read_azure(path: Path, max_requests: int | None = None) -> Workload:
-    """Return the first `max_requests` of a trace (default: all).
-
-    An output of 0 tokens counts as 1, that of the prefill.
+    """Return the first `max_requests` of a trace; None: all. An output of 0 tokens counts as 1, the token that the
+    prefill yields.
 
     Raises BadInput, with the line number, for a line that cannot be read, and for a trace without requests.
     """
     lines = trace_lines(path)
     number, header = next(lines, (1, ""))
-    with complaints(path, number):
-        places = _places(header)
+    with line_errors(path, number):
+        columns = _column_indices(header)
     requests: list[WorkloadRequest] = []
     for number, text in islice(lines, max_requests):
-        with complaints(path, number):
-            requests.append(_request(text.split(","), places))
+        with line_errors(path, number):
+            requests.append(_request(text.split(","), columns))
     return Workload(path.name, from_first_arrival(path, requests))
 
 
-def _places(header: str) -> tuple[int, ...]:
+def _column_indices(header: str) -> tuple[int, ...]:
     names = [name.strip() for name in header.removeprefix("\ufeff").split(",")]
     if not set(COLUMNS) <= set(names):
         raise BadInput(f"{header!r:.80} is not accepted: the first line is {HEADER}")
     return tuple(names.index(name) for name in COLUMNS)
 
 
-def _request(cells: list[str], places: tuple[int, ...]) -> WorkloadRequest:
-    if len(cells) <= max(places):
+def _request(cells: list[str], columns: tuple[int, ...]) -> WorkloadRequest:
+    if len(cells) <= max(columns):
         raise BadInput(f"{','.join(cells)!r:.80} is not accepted: {HEADER}")
-    timestamp, context, generated = (cells[place].strip() for place in places)
+    timestamp, context, generated = (cells[column].strip() for column in columns)
     return WorkloadRequest(
         arrival_ns=_time_ns(timestamp),
-        num_prompt_tokens=whole("ContextTokens", _count(context), 1),
-        num_output_tokens=max(1, whole("GeneratedTokens", _count(generated), 0)),
+        num_prompt_tokens=checked_count("ContextTokens", _count(context), 1),
+        num_output_tokens=max(1, checked_count("GeneratedTokens", _count(generated), 0)),
     )
 
 

@@ -2,8 +2,8 @@
 
 Lengths are log-normal. Their means are those of PagedAttention (SOSP'23, figure 11): ShareGPT 161 tokens in and 338
 out, Alpaca 19 and 58. The paper gives no other moment; the sigmas here (of the logarithm) are chosen for the heavy
-tails that its figure shows. Lengths are cut to what `max_model_len` leaves, whereas the paper leaves longer requests
-out, so means are lower than requested if much is cut; the report shows the actual means.
+tails in its figure. Lengths are truncated to what `max_model_len` leaves, whereas the paper drops longer requests.
+Means are therefore lower than requested if many are truncated; the report shows the actual means.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_REQUESTS: Final = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Distribution of lengths with this mean before they are cut; `sigma` is that of the logarithm."""
+    """Distribution of lengths. `mean` is that before truncation; `sigma` is that of the logarithm."""
 
     mean: float
     sigma: float
@@ -38,8 +38,6 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Distributions of the lengths of prompts and outputs of one kind of request."""
-
     prompt: LogNormal
     output: LogNormal
 
@@ -56,12 +54,14 @@ class GeneratorOptions:
 
     num_requests: int = 1000
     rate: float = math.inf
-    """Mean number of requests per second; with infinity all arrive at the start."""
+    """Mean number of requests per second. If infinite, all arrive at the start."""
     arrivals: str = "poisson"
     shared_prefix_tokens: int = 0
-    """Length in tokens of the shared prefix that each prompt starts with."""
+    """Length in tokens of the shared prefix at the start of each prompt; 0: none."""
     num_prefixes: int = 1
-    """Number of different shared prefixes. Each prompt starts with one; their frequencies fall as 1/n (Zipf's law)."""
+    """Number of different shared prefixes. Each prompt starts with one; the n-th has a frequency proportional to 1/n
+    (Zipf's law).
+    """
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class GeneratorOptions:
 
 
 def generate(name: str, options: GeneratorOptions, max_model_len: int) -> Workload:
-    """Return the workload of that name; equal options give equal workloads. No request is longer than `max_model_len`.
+    """Return the workload called `name`. Equal options give equal workloads. No request is longer than `max_model_len`.
 
     Raises BadInput if the shared prefix leaves no space for a prompt and an output.
     """
@@ -112,13 +112,13 @@ def _lengths(kinds: tuple[Lengths, ...], random: Random, max_count: int) -> Iter
 def _prefixes(options: GeneratorOptions, random: Random) -> Iterator[tuple[int, ...]]:
     if not options.shared_prefix_tokens:
         yield from repeat(())
-    up_to = list(accumulate(1 / rank for rank in range(1, options.num_prefixes + 1)))
+    cumulative_weights = list(accumulate(1 / rank for rank in range(1, options.num_prefixes + 1)))
     while True:
-        yield (bisect(up_to, random.random() * up_to[-1], hi=options.num_prefixes - 1),)
+        yield (bisect(cumulative_weights, random.random() * cumulative_weights[-1], hi=options.num_prefixes - 1),)
 
 
 def _arrivals(options: GeneratorOptions, random: Random) -> Iterator[int]:
-    """Yield arrival times in ns: the first is 0, the mean gap is 1 / rate."""
+    """Yield arrival times in ns. The first is 0, the mean gap is 1 / rate."""
     time_s, mean_gap_s = 0.0, 1 / options.rate
     while True:
         yield round(time_s * 1e9)

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kvscope_engine.simulator.workloads.trace_lines import complaints, from_first_arrival, trace_lines, whole
+from kvscope_engine.simulator.workloads.trace_lines import checked_count, from_first_arrival, line_errors, trace_lines
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
 
@@ -31,9 +31,8 @@ class MooncakeLine(msgspec.Struct, frozen=True):
 
 
 def read_mooncake(path: Path, max_requests: int | None = None) -> Workload:
-    """Return the first `max_requests` of a trace (default: all).
-
-    An output of 0 tokens counts as 1, that of the prefill.
+    """Return the first `max_requests` of a trace; None: all. An output of 0 tokens counts as 1, the token that the
+    prefill yields.
 
     Raises BadInput, with the line number, for a line that cannot be read, and for a trace without requests.
     """
@@ -41,14 +40,14 @@ def read_mooncake(path: Path, max_requests: int | None = None) -> Workload:
     decoder = msgspec.json.Decoder(MooncakeLine)
     numbers: dict[int, int] = {}
     for number, text in islice(trace_lines(path), max_requests):
-        with complaints(path, number):
+        with line_errors(path, number):
             requests.append(_request(decoder.decode(text), numbers))
     return Workload(path.name, from_first_arrival(path, requests), TOKENS_PER_HASH)
 
 
 def _request(line: MooncakeLine, numbers: dict[int, int]) -> WorkloadRequest:
-    """Convert a line. `numbers` maps each hash id to a number from 0 that can be used as a token id."""
-    length = whole("input_length", line.input_length, 1)
+    """Convert a line. `numbers` maps each hash id to a number from 0 on that can be used as a token id."""
+    length = checked_count("input_length", line.input_length, 1)
     blocks = len(line.hash_ids)
     if blocks and not length // TOKENS_PER_HASH <= blocks <= -(-length // TOKENS_PER_HASH):
         raise BadInput(
@@ -57,6 +56,6 @@ def _request(line: MooncakeLine, numbers: dict[int, int]) -> WorkloadRequest:
     return WorkloadRequest(
         arrival_ns=round(line.timestamp * 1e6),
         num_prompt_tokens=length,
-        num_output_tokens=max(1, whole("output_length", line.output_length, 0)),
+        num_output_tokens=max(1, checked_count("output_length", line.output_length, 0)),
         text_ids=tuple(numbers.setdefault(hash_id, len(numbers)) for hash_id in line.hash_ids),
     )

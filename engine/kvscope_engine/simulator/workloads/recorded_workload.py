@@ -1,8 +1,8 @@
 """A recording as a workload: arrivals, lengths, and shared prefixes of its requests.
 
-Shared prefixes are found by the hashes of the prompts' full blocks. They are underestimated if the recording lacks
-them: without prefix caching, for requests that ended with their first token, and for a block whose text another block
-held when it was computed.
+Shared prefixes are found by the hashes of the prompts' full blocks. They are underestimated where the recording has no
+hash: without prefix caching, for requests that ended with their first token, and for a block whose text another block
+already contained when it was computed.
 """
 
 from __future__ import annotations
@@ -17,43 +17,48 @@ from kvscope_engine.simulator.workloads.workload import Workload, WorkloadReques
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import RecordedRequest, recorded_requests
 
-TextName = tuple[int, int]
-"""Epoch and hash: each start of an engine has its own hashes."""
+EpochAndHash = tuple[int, int]
+"""Epoch and block hash. Each start of an engine has its own hashes."""
 
 
 def read_recording(path: Path, max_requests: int | None = None) -> Workload:
-    """Return the first `max_requests` requests of a recording (default: all), with their final lengths.
+    """Return the first `max_requests` requests of a recording (None: all), with their final lengths.
 
-    A request without output counts as one token, that of the prefill. Raises BadInput for a file that is no recording,
-    and for one without requests.
+    A request without output counts as one token, which the prefill yields. Raises BadInput for a file that is no
+    recording, and for one without requests.
     """
     recording = Recording.open(path)
     requests = recorded_requests(recording)[:max_requests]
-    texts = _texts(requests)
-    made = [
+    texts = _text_ids(requests)
+    workload_requests = [
         WorkloadRequest(request.arrival_ns, request.num_prompt_tokens, max(1, request.num_output_tokens), text_ids)
         for request, text_ids in zip(requests, texts, strict=True)
     ]
-    return Workload(path.name, from_first_arrival(path, made), recording.info.hello.cache.block_size)
+    return Workload(path.name, from_first_arrival(path, workload_requests), recording.info.hello.cache.block_size)
 
 
-def _texts(requests: Sequence[RecordedRequest]) -> list[tuple[int, ...]]:
-    """Return, for each request, numbers of its first blocks, up to the last one that another request has, too."""
-    found = Counter(name for request in requests for name in _names(request))
-    numbers: dict[TextName, int] = {}
-    fresh = count(len(found))
+def _text_ids(requests: Sequence[RecordedRequest]) -> list[tuple[int, ...]]:
+    """Return, for each request, the numbers of its first blocks, up to the last one that another request has as
+    well.
+    """
+    counts = Counter(name for request in requests for name in _text_names(request))
+    numbers: dict[EpochAndHash, int] = {}
+    unshared_numbers = count(len(counts))
     return [
-        tuple(numbers.setdefault(name, len(numbers)) if name[1] else next(fresh) for name in _shared(request, found))
+        tuple(
+            numbers.setdefault(name, len(numbers)) if name[1] else next(unshared_numbers)
+            for name in _shared_names(request, counts)
+        )
         for request in requests
     ]
 
 
-def _names(request: RecordedRequest) -> list[TextName]:
+def _text_names(request: RecordedRequest) -> list[EpochAndHash]:
     return [(request.epoch, hash_) for hash_ in request.prefix_hashes]
 
 
-def _shared(request: RecordedRequest, found: Counter[TextName]) -> list[TextName]:
-    names = _names(request)
-    while names and (not names[-1][1] or found[names[-1]] == 1):
+def _shared_names(request: RecordedRequest, counts: Counter[EpochAndHash]) -> list[EpochAndHash]:
+    names = _text_names(request)
+    while names and (not names[-1][1] or counts[names[-1]] == 1):
         names.pop()
     return names

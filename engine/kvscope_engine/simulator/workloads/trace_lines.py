@@ -1,4 +1,4 @@
-"""Reads trace files line by line, with the line number in every error. Knows no format."""
+"""Reads trace files line by line, with the line number in every error. Independent of the format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NumberedLine = tuple[int, str]
 
 
 def trace_lines(path: Path) -> Iterator[NumberedLine]:
-    """Yield lines that are not blank, with their numbers from 1. Raises BadInput for a file that cannot be read."""
+    """Yield the lines that are not blank, with their numbers from 1. Raises BadInput for a file that cannot be read."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
-                with complaints(path, number):
+                with line_errors(path, number):
                     if text := _decoded(line).strip():
                         yield number, text
     except OSError as error:
@@ -30,7 +30,7 @@ def trace_lines(path: Path) -> Iterator[NumberedLine]:
 
 
 @contextmanager
-def complaints(path: Path, number: int) -> Iterator[None]:
+def line_errors(path: Path, number: int) -> Iterator[None]:
     """Convert errors in a line to BadInput with the file and the line number."""
     try:
         yield
@@ -38,7 +38,7 @@ def complaints(path: Path, number: int) -> Iterator[None]:
         raise BadInput(f"{path}, line {number}: {error}") from None
 
 
-def whole(name: str, value: int, low: int) -> int:
+def checked_count(name: str, value: int, low: int) -> int:
     """Return `value` if it is from `low` to `MAX_REQUEST_TOKENS`; otherwise raise BadInput."""
     if not low <= value <= MAX_REQUEST_TOKENS:
         raise BadInput(f"{name} {value} is not accepted: a whole number from {low} to {MAX_REQUEST_TOKENS}")
@@ -46,7 +46,7 @@ def whole(name: str, value: int, low: int) -> int:
 
 
 def from_first_arrival(path: Path, requests: list[WorkloadRequest]) -> tuple[WorkloadRequest, ...]:
-    """Return requests in order of arrival, the first at 0. Raises BadInput if there are none."""
+    """Return the requests in order of arrival, with the first arrival at 0. Raises BadInput if there are none."""
     if not requests:
         raise BadInput(f"trace {str(path)!r} contains no requests")
     requests.sort(key=lambda request: request.arrival_ns)  # stable: equal times keep the file's order

@@ -1,7 +1,7 @@
 """Converts a `Submit` to a request of another engine's OpenAI API. Uses no sockets.
 
-Sampling parameters are sent explicitly, because servers have defaults of their own (a model's generation_config).
-Parameters that an engine does not support are refused by name.
+Sampling parameters are sent explicitly, because servers have other defaults (the model's generation_config). Parameters
+that an engine does not support are refused by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.structured import Structured
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
-_ALWAYS: Final = (
+_ALWAYS_SENT: Final = (
     "temperature",
     "top_p",
     "min_p",
@@ -27,13 +27,13 @@ _ALWAYS: Final = (
     "frequency_penalty",
     "repetition_penalty",
 )
-_WHERE_GIVEN: Final = ("seed", "n", "min_tokens", "ignore_eos")
+_SENT_UNLESS_DEFAULT: Final = ("seed", "n", "min_tokens", "ignore_eos")
 _DEFAULTS: Final = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionQuery:
-    """An HTTP POST. The model is added later if `fields` has none."""
+    """Path and JSON fields of an HTTP POST. The model is added later if `fields` has none."""
 
     request_id: str
     path: str
@@ -42,7 +42,7 @@ class CompletionQuery:
 
 
 def make_completion_query(submit: Submit, engine: ExternalEngine) -> CompletionQuery:
-    """Convert `submit` for `engine`. Raises BadInput for parameters that it does not support."""
+    """Convert `submit` for `engine`. Raises BadInput for parameters that the engine does not support."""
     path, fields = _prompt(submit)
     if submit.tools:
         raise BadInput(f"tools are not accepted for {engine.name}: its answer would be calls, and no text")
@@ -58,11 +58,11 @@ def make_completion_query(submit: Submit, engine: ExternalEngine) -> CompletionQ
 
 
 def _prompt(submit: Submit) -> tuple[str, Fields]:
-    forms = (submit.prompt, submit.messages, submit.prompt_token_ids)
-    if sum(form is not None for form in forms) != 1:
+    prompts = (submit.prompt, submit.messages, submit.prompt_token_ids)
+    if sum(form is not None for form in prompts) != 1:
         raise BadInput("exactly one of prompt, messages and prompt_token_ids is accepted")
     if submit.messages is not None:
-        return CHAT, {"messages": [_turn(message) for message in submit.messages]}
+        return CHAT, {"messages": [_message_fields(message) for message in submit.messages]}
     if submit.prompt_token_ids is not None:
         return COMPLETIONS, {"prompt": list(submit.prompt_token_ids)}
     if submit.raw:
@@ -70,25 +70,25 @@ def _prompt(submit: Submit) -> tuple[str, Fields]:
     return CHAT, {"messages": [{"role": "user", "content": submit.prompt}]}
 
 
-def _turn(message: ChatMessage) -> Fields:
-    turn: Fields = {"role": message.role, "content": message.content}
+def _message_fields(message: ChatMessage) -> Fields:
+    fields: Fields = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        turn["tool_calls"] = [
+        fields["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
-    beside = {"tool_call_id": message.tool_call_id, "name": message.name}
-    return turn | {name: value for name, value in beside.items() if value}
+    optional = {"tool_call_id": message.tool_call_id, "name": message.name}
+    return fields | {name: value for name, value in optional.items() if value}
 
 
 def _sampling(sampling: SamplingParams, engine: ExternalEngine, path: str) -> Fields:
     if sampling.logprobs is not None:
-        why = "its API returns tokens as text, without ids"
-        raise BadInput(f"logprobs={sampling.logprobs} is not accepted for {engine.name}: {why}")
-    fields: Fields = {name: value for name in _ALWAYS if (value := getattr(sampling, name)) is not None}
+        reason = "its API returns tokens as text, without ids"
+        raise BadInput(f"logprobs={sampling.logprobs} is not accepted for {engine.name}: {reason}")
+    fields: Fields = {name: value for name in _ALWAYS_SENT if (value := getattr(sampling, name)) is not None}
     if sampling.top_k is not None:
         fields["top_k"] = sampling.top_k or -1  # 0 keeps all tokens in kvscope, but some server versions refuse it
-    for name in _WHERE_GIVEN:
+    for name in _SENT_UNLESS_DEFAULT:
         value = getattr(sampling, name)
         if value != getattr(_DEFAULTS, name):
             fields[name] = value
@@ -103,11 +103,11 @@ def _sampling(sampling: SamplingParams, engine: ExternalEngine, path: str) -> Fi
     if sampling.logit_bias:
         fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     if sampling.structured is not None:
-        fields |= _form(sampling.structured, engine)
+        fields |= _structured_fields(sampling.structured, engine)
     return fields
 
 
-def _form(structured: Structured, engine: ExternalEngine) -> Fields:
+def _structured_fields(structured: Structured, engine: ExternalEngine) -> Fields:
     kind, text = structured.kind, structured.text
     if kind == "json_object":
         return {"response_format": {"type": "json_object"}}

@@ -25,7 +25,7 @@ def error_text(body: bytes) -> str:
 
 
 def error_text_of_body(document: Any, depth: int = 0) -> str:
-    """Return the message of an error answer that is already decoded; empty if there is none."""
+    """Return the message of a decoded error answer; empty if there is none."""
     if isinstance(document, str):
         return one_line(document)
     if depth == _MAX_DEPTH:
@@ -39,6 +39,6 @@ def error_text_of_body(document: Any, depth: int = 0) -> str:
 
 def one_line(text: str) -> str:
     """Return printable text on one line, at most `MAX_LETTERS` characters."""
-    words = " ".join(text[: 4 * MAX_LETTERS].split())
-    shown = printable(words)
-    return shown if len(shown) <= MAX_LETTERS else f"{shown[:MAX_LETTERS]}…"
+    line = " ".join(text[: 4 * MAX_LETTERS].split())
+    printable_line = printable(line)
+    return printable_line if len(printable_line) <= MAX_LETTERS else f"{printable_line[:MAX_LETTERS]}…"

@@ -1,4 +1,4 @@
-"""One request to a server, from sending it to its end, on a thread of its own.
+"""One request to a server, from sending it to its end, on a separate thread.
 
 Owns the connection and the state of the answer. A failure is reported in one sentence, as the request's last reply.
 """
@@ -33,40 +33,40 @@ if TYPE_CHECKING:
     import httpx
 
 SILENCE_S: Final = 600.0
-"""Maximum time between two pieces of an answer. The first may be late because the request waits in the server's
-queue."""
+"""Maximum seconds between two pieces of an answer, and before the first, because requests may queue in the server."""
 MAX_ANSWER_BYTES: Final = 256 << 20
 MAX_ERROR_BYTES: Final = 64 << 10
 _EVENTS: Final = "text/event-stream"
 _RANK: Final = "X-data-parallel-rank"
 _ID: Final = "X-Request-Id"
-"""Header with the request id. vLLM makes it part of its own id, which identifies the request for kvscope inside
-vLLM."""
+"""Header with the request id. vLLM makes it part of its own id, by which kvscope's plugin in vLLM identifies the
+request.
+"""
 
 
 class Exchange:
-    """One request with its answer. Its thread calls `run`; `abort` and `cut` are thread-safe."""
+    """One request with its answer. A separate thread calls `run`; `abort` and `cut` are thread-safe."""
 
     def __init__(
         self,
-        question: CompletionQuery,
+        query: CompletionQuery,
         http: HttpClient,
         model: ServedModel,
         box: ReplyBox,
         silence_s: float = SILENCE_S,
     ) -> None:
-        self.request_id = question.request_id
-        self._question, self._address, self._model, self._box = question, http.address, model, box
+        self.request_id = query.request_id
+        self._query, self._address, self._model, self._box = query, http.address, model, box
         self._silence_s = silence_s
-        self._url = http.address.url(question.path)
+        self._url = http.address.url(query.path)
         self._http = HttpExchange(http)
-        self._telling = StreamedAnswer(question.request_id, question.num_completions)
+        self._answer = StreamedAnswer(query.request_id, query.num_completions)
         self._lock = threading.Lock()
         self._is_over = False
         self._is_accepted = False
 
-    def run(self, ended: Callable[[Exchange], None]) -> None:
-        """Send the request and enqueue replies until the answer ends, then call `ended`."""
+    def run(self, on_end: Callable[[Exchange], None]) -> None:
+        """Send the request and enqueue replies until the answer ends, then call `on_end`."""
         try:
             self._exchange()
         except NoAnswer as error:
@@ -76,14 +76,14 @@ class Exchange:
         except ProtocolError as error:
             self._fail(f"{self._url}: {error}")
         finally:
-            ended(self)
+            on_end(self)
 
     def abort(self) -> bool:
         """Close the connection, which aborts the request in these servers, and finish its completions. Never blocks.
 
-        Returns False if the request had already ended; no reply is sent then.
+        Returns False, without sending a reply, if the request had already ended.
         """
-        is_ended = self._end([Done(request_id=self.request_id)], lambda: self._telling.ends("abort"))
+        is_ended = self._end([Done(request_id=self.request_id)], lambda: self._answer.ends("abort"))
         self._http.abort()
         return is_ended
 
@@ -95,21 +95,21 @@ class Exchange:
 
     def _exchange(self) -> None:
         body = self._body()
-        head = {_RANK: str(self._address.rank)} if self._address.rank else {}
+        headers = {_RANK: str(self._address.rank)} if self._address.rank else {}
         if self.request_id.isascii() and self.request_id.isprintable():
-            head[_ID] = self.request_id
-        with self._http.send(self._question.path, body, accept=_EVENTS, head=head, wait_s=self._silence_s) as answer:
+            headers[_ID] = self.request_id
+        with self._http.send(self._query.path, body, accept=_EVENTS, head=headers, wait_s=self._silence_s) as answer:
             self._check(answer)
             self._is_accepted = True
             self._reply([Accepted(request_id=self.request_id, numbers=(), num_prompt_tokens=0)])
             self._read(answer)
-            if not self._telling.is_whole:
+            if not self._answer.is_whole:
                 raise ConnectionResetError("the rest is missing")
-        self._end([], self._telling.ends)
+        self._end([], self._answer.ends)
 
     def _body(self) -> bytes:
         model = self._model.get()
-        fields = {"model": model.name, **self._question.fields}
+        fields = {"model": model.name, **self._query.fields}
         fields = self._address.engine.fit_version(fields, self._model.version)
         if model.returns_token_ids:
             fields["return_token_ids"] = True
@@ -122,8 +122,8 @@ class Exchange:
             return
         if status == NOT_FOUND:
             self._model.invalidate()
-        words = "" if status in (OK, *REFUSALS) else error_text(_beginning(answer))
-        raise NoAnswer(why_no_stream(self._url, status, kind, words, self._address.refusal), status)
+        message = "" if status in (OK, *REFUSALS) else error_text(_read_start(answer))
+        raise NoAnswer(why_no_stream(self._url, status, kind, message, self._address.refusal), status)
 
     def _read(self, answer: httpx.Response) -> None:
         lines, num_bytes = EventLines(), 0
@@ -138,7 +138,7 @@ class Exchange:
                     return
                 with self._lock:
                     if not self._is_over:
-                        self._box.put(self._telling.feed(event))
+                        self._box.put(self._answer.feed(event))
             self._box.wait_for_capacity()
 
     def _fail(self, why: str) -> None:
@@ -151,7 +151,7 @@ class Exchange:
                 self._box.put(replies)
 
     def _end(self, replies: Iterable[Reply], last: Callable[[], Iterable[Reply]] = tuple) -> bool:
-        """Enqueue the final replies. Returns False, and enqueues none, if the request had already ended."""
+        """Enqueue the final replies. Returns False, without enqueuing any, if the request had already ended."""
         with self._lock:
             if self._is_over:
                 return False
@@ -160,7 +160,7 @@ class Exchange:
             return True
 
 
-def _beginning(answer: httpx.Response) -> bytes:
+def _read_start(answer: httpx.Response) -> bytes:
     body = b""
     for piece in answer.iter_raw():
         body += piece

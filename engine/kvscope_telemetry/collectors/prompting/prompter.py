@@ -1,6 +1,6 @@
 """Sends prompts to another engine and returns its answers as replies, like the command socket of kvscope's engine.
 
-Owns the requests in progress, with a thread and a connection each, at most `MAX_ON_THEIR_WAY`.
+Owns the requests in progress, at most `MAX_CONCURRENT_REQUESTS`, with a thread and a connection each.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from kvscope_telemetry.messages.commands import (
     refuse,
 )
 
-MAX_ON_THEIR_WAY: Final = 576
-"""Maximum number of concurrent requests: those of a load test and the user's own."""
+MAX_CONCURRENT_REQUESTS: Final = 576
+"""Maximum number of concurrent requests. Enough for a load test and the user's own prompts."""
 _END_S: Final = 1.0
 
 
@@ -45,9 +45,9 @@ class Prompter:
         self._silence_s = silence_s
         self._box = ReplyBox()
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[Exchange, threading.Thread]] = {}
+        self._exchanges: dict[str, tuple[Exchange, threading.Thread]] = {}
         self._is_closed = False
-        self._looking: threading.Thread | None = None
+        self._model_thread: threading.Thread | None = None
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
@@ -55,10 +55,10 @@ class Prompter:
         return self._model.adapters
 
     def send(self, command: Command) -> None:
-        """Execute a command; replies are returned by `poll_replies`. Thread-safe and non-blocking.
+        """Execute a command. Thread-safe and non-blocking; `poll_replies` returns the replies.
 
-        Unsupported commands get a refusal as a reply. GetStatus has no reply, and queries `adapters` again. Raises
-        BadInput for a prompt that is too large, EngineDead after `close`.
+        Unsupported commands are refused by a reply. GetStatus has no reply, and refreshes `adapters`. Raises BadInput
+        for a prompt that is too large, EngineDead after `close`.
         """
         if self._is_closed:
             raise EngineDead(f"the connection to {self._address.name} is closed")
@@ -72,73 +72,74 @@ class Prompter:
             self._box.put([refuse(command, f"{self._address.engine.name} can be watched but not controlled")])
 
     def has(self, request_id: str) -> bool:
-        return request_id in self._open
+        return request_id in self._exchanges
 
     def poll_replies(self) -> list[Reply]:
-        """Return and clear the replies since the last call, oldest first."""
         return self._box.drain()
 
     def close(self) -> None:
-        """Abort all requests; takes up to `_END_S` for the adapter query and again for all requests. Idempotent."""
+        """Abort all requests. Waits up to `_END_S` for the adapter query and as long again for the requests.
+        Idempotent.
+        """
         with self._lock:
             self._is_closed = True
-            still = list(self._open.values())
+            exchanges = list(self._exchanges.values())
         self._box.close()
         self._model.close()
-        if self._looking is not None:
-            self._looking.join(_END_S)
-        for exchange, _ in still:
+        if self._model_thread is not None:
+            self._model_thread.join(_END_S)
+        for exchange, _ in exchanges:
             exchange.cut()
         deadline = time.monotonic() + _END_S
-        for _, thread in still:
+        for _, thread in exchanges:
             thread.join(max(deadline - time.monotonic(), 0))
 
     def _submit(self, submit: Submit) -> None:
         if command_bytes(submit) > MAX_COMMAND_BYTES:
             raise BadInput(f"a request of more than {MAX_COMMAND_BYTES >> 20} MB is not accepted")
         try:
-            question = make_completion_query(submit, self._address.engine)
+            query = make_completion_query(submit, self._address.engine)
         except BadInput as error:
             self._box.put([refuse(submit, str(error))])
             return
-        exchange = Exchange(question, self._http, self._model, self._box, self._silence_s)
-        thread = threading.Thread(target=exchange.run, args=(self._ended,), name="kvscope-prompt", daemon=True)
-        why = self._begin(exchange, thread)
-        if why:
-            self._box.put([refuse(submit, why)])
+        exchange = Exchange(query, self._http, self._model, self._box, self._silence_s)
+        thread = threading.Thread(target=exchange.run, args=(self._remove,), name="kvscope-prompt", daemon=True)
+        reason = self._start(exchange, thread)
+        if reason:
+            self._box.put([refuse(submit, reason)])
 
     def _refresh_model(self) -> None:
         with self._lock:
-            if self._is_closed or (self._looking is not None and self._looking.is_alive()):
+            if self._is_closed or (self._model_thread is not None and self._model_thread.is_alive()):
                 return
-            looking = threading.Thread(target=self._model.refresh, name="kvscope-adapters", daemon=True)
+            thread = threading.Thread(target=self._model.refresh, name="kvscope-adapters", daemon=True)
             with suppress(RuntimeError):  # no thread can be started: the next call tries again
-                looking.start()
-                self._looking = looking
+                thread.start()
+                self._model_thread = thread
 
-    def _begin(self, exchange: Exchange, thread: threading.Thread) -> str:
-        """Start a request. Returns why it cannot be started, or an empty string."""
+    def _start(self, exchange: Exchange, thread: threading.Thread) -> str:
+        """Start a request. Returns the reason if it cannot be started, else an empty string."""
         key = exchange.request_id
         with self._lock:
             if self._is_closed:
                 return f"the connection to {self._address.name} is closed"
-            if key in self._open:
+            if key in self._exchanges:
                 return f"request_id={key!r} is not accepted: it is in use"
-            if len(self._open) >= MAX_ON_THEIR_WAY:
-                return f"{MAX_ON_THEIR_WAY} requests are already in progress at {self._address.name}"
+            if len(self._exchanges) >= MAX_CONCURRENT_REQUESTS:
+                return f"{MAX_CONCURRENT_REQUESTS} requests are already in progress at {self._address.name}"
             try:
                 thread.start()
             except RuntimeError as error:
                 return f"this machine cannot start more concurrent requests ({error})"
-            self._open[key] = (exchange, thread)
+            self._exchanges[key] = (exchange, thread)
         return ""
 
     def _abort(self, abort: Abort) -> None:
         with self._lock:
-            found = self._open.get(abort.request_id)
-        if found is None or not found[0].abort():
+            entry = self._exchanges.get(abort.request_id)
+        if entry is None or not entry[0].abort():
             self._box.put([Done(request_id=abort.request_id)])
 
-    def _ended(self, exchange: Exchange) -> None:
+    def _remove(self, exchange: Exchange) -> None:
         with self._lock:
-            self._open.pop(exchange.request_id, None)
+            self._exchanges.pop(exchange.request_id, None)

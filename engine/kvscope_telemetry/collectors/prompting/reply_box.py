@@ -9,30 +9,26 @@ from typing import Final
 from kvscope_telemetry.messages.commands import Reply
 
 MAX_WAITING: Final = 20_000
-"""Number of queued replies at which reading of answers pauses. Replies already read are still enqueued."""
+"""Number of queued replies from which on answers are not read. Replies that were already read are still enqueued."""
 
 
 class ReplyBox:
-    """Reply queue for many writers and one reader. Thread-safe."""
-
     def __init__(self) -> None:
         self._replies: list[Reply] = []
         self._changed = threading.Condition()
         self._is_closed = False
 
     def put(self, replies: Iterable[Reply]) -> None:
-        """Append replies. Never blocks."""
         with self._changed:
             if not self._is_closed:
                 self._replies.extend(replies)
 
     def drain(self) -> list[Reply]:
-        """Return and clear all replies, oldest first."""
         with self._changed:
-            taken, self._replies = self._replies, []
-            if taken:
+            replies, self._replies = self._replies, []
+            if replies:
                 self._changed.notify_all()
-        return taken
+        return replies
 
     def wait_for_capacity(self) -> None:
         """Wait until fewer than `MAX_WAITING` replies are queued, or the queue is closed."""
@@ -40,7 +36,7 @@ class ReplyBox:
             self._changed.wait_for(lambda: self._is_closed or len(self._replies) < MAX_WAITING)
 
     def close(self) -> None:
-        """Reject further replies and wake all waiters."""
+        """Discard further replies and wake all waiters."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

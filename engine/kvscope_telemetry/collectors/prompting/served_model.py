@@ -29,7 +29,7 @@ class _Card(msgspec.Struct):
     id: str
     owned_by: str | None = None
     parent: str | None = None
-    """Name of the base model if this is an adapter, in vLLM, SGLang and kvscope."""
+    """Name of the base model if this is an adapter (in vLLM, SGLang and kvscope); None for a base model."""
     root: str | None = None
 
 
@@ -51,9 +51,9 @@ class ServedModel:
         self._address = address
         self._http = HttpClient(address, max_bytes=MAX_BYTES)
         self._lock = threading.Lock()
-        self._known: _Model | None = None
+        self._model: _Model | None = None
         self._version: Version | None = None
-        self._num_asked = 0
+        self._num_queries = 0
         self._failure = ""
         self._status = 0
         self._adapters: tuple[LoadedAdapter, ...] | None = None
@@ -64,39 +64,42 @@ class ServedModel:
         return self._adapters
 
     def refresh(self) -> None:
-        """Query the adapters again; waits for the server. They stay unchanged if it does not answer."""
+        """Query the adapters again, waiting for the server. They remain unchanged if it does not answer."""
         with self._lock, suppress(NoAnswer):
             self._cards()
 
     def get(self) -> _Model:
-        """Return the model; may wait for the server. Thread-safe. Raises NoAnswer, also in callers that waited for the
-        same query."""
-        num_asked = self._num_asked
+        """Return the model, waiting for the server if it is unknown. Thread-safe.
+
+        Raises NoAnswer, also in threads that waited for the query of another thread.
+        """
+        num_queries = self._num_queries
         with self._lock:
-            if self._known is None and self._num_asked != num_asked and self._failure:
+            if self._model is None and self._num_queries != num_queries and self._failure:
                 raise NoAnswer(self._failure, self._status)
-            if self._known is None:
-                self._known = self._noted()
-            return self._known
+            if self._model is None:
+                self._model = self._query_and_record()
+            return self._model
 
     def version(self) -> Version:
         """Return the server's version, or `NEWEST` if it reports none. Thread-safe; the first call waits for the
-        server."""
+        server.
+        """
         with self._lock:
             if self._version is None:
-                self._version = self._asked_version()
+                self._version = self._query_version()
             return self._version
 
     def invalidate(self) -> None:
-        """Query model and version again on next use, because the server does not know the model any more."""
+        """Query model and version again on next use, because the server no longer serves the model."""
         with self._lock:
-            self._known = self._version = None
+            self._model = self._version = None
 
     def close(self) -> None:
         """Cancel queries, so that waiting callers get an error."""
         self._http.cancel()
 
-    def _asked_version(self) -> Version:
+    def _query_version(self) -> Version:
         try:
             version = msgspec.json.decode(self._http.get(VERSION)[1], type=_Version).version
         except (NoAnswer, msgspec.DecodeError, UnicodeError, RecursionError):
@@ -105,22 +108,22 @@ class ServedModel:
         is_number = all(part.isascii() and part.isdigit() and len(part) < 10 for part in (major, minor))
         return (int(major), int(minor)) if is_number else NEWEST
 
-    def _noted(self) -> _Model:
+    def _query_and_record(self) -> _Model:
         self._failure = ""
         try:
-            return self._get()
+            return self._query_model()
         except NoAnswer as error:
             self._failure, self._status = str(error), error.status
             raise
         finally:
-            self._num_asked += 1
+            self._num_queries += 1
 
-    def _get(self) -> _Model:
+    def _query_model(self) -> _Model:
         cards = self._cards()
         if not cards:
             raise NoAnswer(f"{self._address.url(MODELS)} lists no model to send prompts to")
         wanted = self._address.model
-        card = next((one for one in cards if one.id == wanted), cards[0])
+        card = next((other for other in cards if other.id == wanted), cards[0])
         return _Model(wanted or card.id, find_engine(card.owned_by or "") is not None)
 
     def _cards(self) -> list[_Card]:

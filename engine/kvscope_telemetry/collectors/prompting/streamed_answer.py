@@ -1,7 +1,8 @@
 """Parses the event stream of one answer to `Tokens` and `Finished` replies.
 
 Owns the state of each completion. Memory is bounded. Uses no sockets. Times are measured here and include the network.
-Tokens are counted by the server's usage if it reports one, else by pieces of the answer, each at least one token.
+The number of tokens is that of the server's usage if it reports one, else the number of token ids or, without ids, of
+pieces of the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAX_EVENT_BYTES: Final = 1 << 20
 DONE: Final = b"[DONE]"
 _FIELD: Final = b"data:"
 THINK: Final = ("<think>\n", "\n</think>\n\n")
-"""Markers put around reasoning that a server reports separately, as models write them."""
+"""Markers that models write around reasoning, added to reasoning that a server reports separately."""
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
@@ -99,7 +100,7 @@ class AnswerError(ProtocolError):
 
 
 class StreamedAnswer:
-    """State of an answer with `num_completions` completions, requested now."""
+    """State of an answer with `num_completions` completions. Its times count from construction."""
 
     def __init__(self, request_id: str, num_completions: int) -> None:
         self._request_id = request_id
@@ -110,25 +111,26 @@ class StreamedAnswer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every completion has finished."""
         return all(completion.reason for completion in self._completions)
 
     def feed(self, event: bytes) -> list[Tokens]:
-        """Parse an event and return its tokens. Raises ProtocolError if it is malformed, AnswerError for the server's
-        own error."""
+        """Parse an event and return its tokens.
+
+        Raises ProtocolError if the event is malformed, AnswerError if the server reports an error in it.
+        """
         try:
             chunk = self._decoder.decode(event)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ProtocolError(f"its answer cannot be read ({error})") from None
         if chunk.error is not None or chunk.object == "error":
-            words = error_text_of_body(chunk.error) or error_text_of_body(chunk.message)
-            raise AnswerError(words or "an error, without saying which")
+            message = error_text_of_body(chunk.error) or error_text_of_body(chunk.message)
+            raise AnswerError(message or "an error, without saying which")
         if chunk.usage is not None:
             self._usage = chunk.usage
         return [tokens for choice in chunk.choices for tokens in self._apply_choice(choice)]
 
     def ends(self, reason: str = "") -> list[Finished]:
-        """Return the end of each completion, with `reason` for those that did not finish."""
+        """Return the final reply of each completion, with `reason` for those that did not finish."""
         total_s = time.monotonic() - self._started_s
         return [self._end(index, one.reason or reason, total_s) for index, one in enumerate(self._completions)]
 

@@ -12,7 +12,7 @@ from tests.app.ui.color_vision import MACHADO, ciede2000, lab_seen
 from kvscope_app.ui.theme import DARK, LIGHT, SAFE_DARK, SAFE_LIGHT, SAFE_THEMES, THEMES, mix
 from kvscope_app.views.page_map.color_modes import lower_cached
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES
-from kvscope_app.views.page_map.drawing.ink import sign_color
+from kvscope_app.views.page_map.drawing.pixel_tables import glyph_color
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS
 
 MIN_DIFFERENCE = 10.0
@@ -97,7 +97,7 @@ def test_flash_symbols_have_enough_contrast():
     for theme in (*THEMES.values(), *SAFE_THEMES.values()):
         for kind in MOVES:
             flash = getattr(theme, f"flash_{kind.name.lower()}")
-            assert contrast(sign_color(kind, theme), flash) >= 3, (theme.name, kind)
+            assert contrast(glyph_color(kind, theme), flash) >= 3, (theme.name, kind)
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=lambda theme: theme.name)

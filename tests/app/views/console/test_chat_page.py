@@ -111,7 +111,7 @@ def test_answer_cannot_be_regenerated_after_the_engine_ended(console):
     console.session.poll()
     console.chat.flush()
     assert not console.card.redo.isEnabled()
-    console.page.transcript.again_wanted.emit(console.card.message)
+    console.page.transcript.regenerate_requested.emit(console.card.message)
     assert len(console.submits) == 1
     assert console.texts == ["One", "half an ans"]
 
@@ -443,7 +443,7 @@ def test_reasoning_is_folded_when_the_answer_begins(console, qtbot):
     assert not console.card.reasoning.isVisible()
     console.finish()
     assert console.card.body.toPlainText() == "Yes"
-    console.card.fold.click()
+    console.card.reasoning_toggle.click()
     assert console.card.reasoning.isVisible()
     assert console.card.reasoning.toPlainText() == "Let me see"
 

@@ -11,7 +11,7 @@ from PySide6.QtGui import QGuiApplication
 from tests.app import window_driver as driver
 
 from kvscope_app.ui.theme import THEMES
-from kvscope_app.views.console.chat_page import StarterButton
+from kvscope_app.views.console.chat_page import SamplePromptButton
 from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send
 from kvscope_app.views.console.conversation_store import ConversationStore
@@ -155,7 +155,7 @@ def test_request_link_carries_a_63_bit_epoch(console, qtbot, poll):
     console.session.status_changed.emit()
     type_and_send(console, qtbot, "x")
     console.accept()
-    with qtbot.waitSignal(console.page.transcript.request_wanted) as signal:
+    with qtbot.waitSignal(console.page.transcript.request_clicked) as signal:
         console.card.link.click()
     assert signal.args == [4_812_049_538_478_226_247, 3]
 
@@ -307,7 +307,7 @@ def test_conversation_can_be_renamed_deleted_and_restored(console, qtbot, tmp_pa
     console.chat.save()
     console.page.head.remove.click()
     assert ConversationStore(tmp_path / "conversations").load().conversations == []
-    assert console.page.starters.isVisible()
+    assert console.page.sample_buttons.isVisible()
     console.page.undo.click()
     assert console.page.current.title == "New name"
     console.chat.save()
@@ -364,12 +364,12 @@ def test_answer_text_loads_no_files_and_renders_no_html(console, qtbot, tmp_path
     assert console.card.body.loadResource(2, secret.as_uri()) is None
 
 
-def first_starter(console):
-    return console.page.starters.findChildren(StarterButton)[0]
+def first_sample_button(console):
+    return console.page.sample_buttons.findChildren(SamplePromptButton)[0]
 
 
 def test_click_on_a_starter_prompt_sends_it(console, qtbot):
-    button = first_starter(console)
+    button = first_sample_button(console)
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     (submit,) = console.submits
     assert submit.messages[-1].content == button.accessibleName()
@@ -378,8 +378,8 @@ def test_click_on_a_starter_prompt_sends_it(console, qtbot):
 
 
 def test_starter_prompt_can_be_edited_before_sending(console, qtbot):
-    button = first_starter(console)
-    console.page.starters.edit_wanted.emit(button.accessibleName())
+    button = first_sample_button(console)
+    console.page.sample_buttons.edit_requested.emit(button.accessibleName())
     assert not console.submits
     assert console.page.composer.edit.toPlainText() == button.accessibleName()
 
@@ -387,14 +387,14 @@ def test_starter_prompt_can_be_edited_before_sending(console, qtbot):
 def test_starter_prompt_is_put_into_the_composer_while_nothing_can_be_sent(console, qtbot):
     console.engine.set_status(SourceState.LOADING)
     console.session.poll()
-    button = first_starter(console)
+    button = first_sample_button(console)
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     assert not console.submits
     assert console.page.composer.edit.toPlainText() == button.accessibleName()
 
 
 def test_starter_button_elides_its_text_when_the_font_grows(console, qtbot):
-    button = first_starter(console)
+    button = first_sample_button(console)
     before = button.text()
     font = button.font()
     font.setPointSizeF(3 * font.pointSizeF())
@@ -445,7 +445,7 @@ def test_context_bar_warns_when_nearly_full(console):
 
 
 def test_partial_answer_is_saved_while_it_is_written(console, qtbot, tmp_path, monkeypatch):
-    monkeypatch.setattr("kvscope_app.views.console.conversation_saver.SAVE_WRITING_S", 0.01)
+    monkeypatch.setattr("kvscope_app.views.console.conversation_saver.UNFINISHED_SAVE_INTERVAL_S", 0.01)
     type_and_send(console, qtbot, "Hello")
     console.accept()
     console.chat.save()
@@ -478,7 +478,7 @@ def test_answer_finds_its_request_by_id_if_the_engine_reports_no_number(console,
 
 
 def set_adapters(console, *names):
-    """Set the adapters that the engine reports; `None` as the only name means that it reports none."""
+    """Set the adapters that the engine reports. A single name `None` means that it reports none."""
     adapters = None if names == (None,) else tuple(LoadedAdapter(name=name, path=f"/adapters/{name}") for name in names)
     console.engine.source.status = replace_fields(console.engine.source.status, adapters=adapters)
     console.session.poll()

@@ -1,15 +1,15 @@
-"""Tests of the message tree: versions, the shown path, and joining two copies."""
+"""Tests of the message tree: versions, the shown path, and merging two copies."""
 
 from __future__ import annotations
 
-from kvscope_app.views.console.conversation import Conversation, Message, join_messages
+from kvscope_app.views.console.conversation import Conversation, Message, merge_messages
 
 
 def make_conversation():
-    made = Conversation(key="a")
-    made.append("user", "One")
-    made.append("assistant", "re One")
-    return made
+    conversation = Conversation(key="a")
+    conversation.append("user", "One")
+    conversation.append("assistant", "re One")
+    return conversation
 
 
 def contents(conversation):
@@ -17,15 +17,15 @@ def contents(conversation):
 
 
 def test_message_after_an_earlier_message_becomes_a_version():
-    made = make_conversation()
-    prompt, answer = made.path
-    made.append("user", "Two")
-    made.last = prompt.key
-    other = made.append("assistant", "other")
-    assert contents(made) == ["One", "other"]
-    assert made.versions(answer) == [answer, other]
-    made.last = made.newest_end(answer)
-    assert contents(made) == ["One", "re One", "Two"]
+    conversation = make_conversation()
+    prompt, answer = conversation.path
+    conversation.append("user", "Two")
+    conversation.last = prompt.key
+    other = conversation.append("assistant", "other")
+    assert contents(conversation) == ["One", "other"]
+    assert conversation.versions(answer) == [answer, other]
+    conversation.last = conversation.newest_end(answer)
+    assert contents(conversation) == ["One", "re One", "Two"]
 
 
 def test_messages_without_keys_are_chained():
@@ -44,6 +44,6 @@ def test_joined_copies_contain_the_longer_text_of_every_message():
     ours = [Message(role="user", key="1", content="One"), Message(role="assistant", key="2", parent="1", content="ha")]
     theirs = [ours[0], Message(role="assistant", key="2", parent="1", content="half"), Message(role="user", key="3")]
     more = Message(role="user", key="4", parent="1", content="only ours")
-    joined = join_messages([*ours, more], theirs)
+    joined = merge_messages([*ours, more], theirs)
     assert [message.content for message in joined] == ["One", "half", "", "only ours"]
     assert joined[0] is ours[0]

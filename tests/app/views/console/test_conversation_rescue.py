@@ -20,9 +20,9 @@ def conversation(text):
 @pytest.fixture
 def saver_and_conversation(qapp, tmp_path):
     ours = conversation("words that matter")
-    made = ConversationSaver(ConversationStore(tmp_path / "c"), [ours], {}, lambda key: False, qapp)
-    yield made, ours
-    made.deleteLater()
+    saver = ConversationSaver(ConversationStore(tmp_path / "c"), [ours], {}, lambda key: False, qapp)
+    yield saver, ours
+    saver.deleteLater()
 
 
 def test_failed_save_is_retried_once_and_leaves_no_rescue_file(saver_and_conversation, monkeypatch):

@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from kvscope_app.views.console.conversation import Conversation, Message, title_from, to_send
+from kvscope_app.views.console.conversation import Conversation, Message, messages_to_send, title_from
 from kvscope_app.views.console.conversation_store import FILE_NAME, ChangedElsewhere, ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -17,9 +17,9 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 @pytest.fixture
 def store(tmp_path):
-    made = ConversationStore(tmp_path / "conversations")
-    yield made
-    made.close()
+    store = ConversationStore(tmp_path / "conversations")
+    yield store
+    store.close()
 
 
 def conversation(key="a", changed_s=1.0):
@@ -146,7 +146,7 @@ def test_changes_of_other_stores_are_returned_once(store):
     other.delete("a")
     assert store.read_changes().deleted == ["a"]
     other.save(conversation("b", 9.0))
-    assert store.read_changes(but={"b"}).written == []  # also changed here: its save will raise
+    assert store.read_changes(exclude={"b"}).written == []  # also changed here: its save will raise
     with pytest.raises(ChangedElsewhere):
         store.save(conversation("b", 8.0))
 
@@ -214,7 +214,7 @@ def test_refused_prompts_are_not_sent_again():
         Message(role="user", content="go on"),
     ]
     conversation = Conversation(key="a", system="be kind", messages=messages)
-    assert [(turn.role, turn.content) for turn in to_send(conversation)] == [
+    assert [(turn.role, turn.content) for turn in messages_to_send(conversation)] == [
         ("system", "be kind"),
         ("user", "short"),
         ("assistant", "part"),

@@ -9,9 +9,9 @@ from kvscope_app.views.console.text_body import TextBody, split_reasoning
 
 @pytest.fixture
 def body(qtbot):
-    made = TextBody("Answer")
-    qtbot.addWidget(made)
-    return made
+    body = TextBody("Answer")
+    qtbot.addWidget(body)
+    return body
 
 
 @pytest.mark.parametrize(

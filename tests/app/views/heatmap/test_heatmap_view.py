@@ -16,7 +16,7 @@ from kvscope_app.views.heatmap.heatmap_view import EMPTY_TEXT, HeatmapView
 from kvscope_app.views.heatmap.pools import PoolRegistry
 from kvscope_app.views.heatmap.time_frame import TimeFrameMode
 from kvscope_app.views.page_map.color_modes import FILL, OWNER, STATE
-from kvscope_app.views.page_map.drawing.ink import pixel
+from kvscope_app.views.page_map.drawing.pixel_tables import pixel
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 from kvscope_telemetry.summaries.summary import SECOND_NS
 

@@ -89,8 +89,8 @@ def read_history(view, qtbot):
 
 
 def row_at(part, time_ns):
-    place = int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
-    return tuple(int(part.rows[name][place]) for name in LASTING)
+    index = int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
+    return tuple(int(part.rows[name][index]) for name in LASTING)
 
 
 def test_block_history_covers_the_whole_recording(recording_and_block, playback_session, show_inspector, qtbot):
@@ -138,11 +138,11 @@ def test_list_marks_the_event_at_the_cursor(recording_and_block, playback_sessio
     playback_session.timeline.go_to(middle.time_ns)
     qtbot.waitUntil(lambda: abs(playback_session.timeline.cursor_ns - middle.time_ns) < 1000, timeout=WAIT_MS)
     view.refresh()
-    marked = view.block_history.model.moment_at(view.block_history.model.now_row)
+    marked = view.block_history.model.moment_at(view.block_history.model.current_row)
     assert marked.time_ns <= playback_session.timeline.cursor_ns + 1000
     assert view.block_history.model.row_at(part.begin_ns - 1) == -1
     assert view.block_history.table.visualRect(
-        view.block_history.model.index(view.block_history.model.now_row, 0)
+        view.block_history.model.index(view.block_history.model.current_row, 0)
     ).isValid()
 
 

@@ -12,7 +12,7 @@ from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.page_map import color_modes as modes
 from kvscope_app.views.page_map.color_modes import AGE, ATTENTION, COLOR_MODES, EVICTION, FILL, OWNER, SHARING, STATE
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS
-from kvscope_app.views.page_map.drawing.ink import Ink
+from kvscope_app.views.page_map.drawing.pixel_tables import PixelTables
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier, attention_units
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 
@@ -114,7 +114,7 @@ def test_every_key_in_use_has_a_color(mode, theme, ledger):
     colors = mode.key_colors(theme)
     for key in mode.keys(ledger, ALL, 16, 100).tolist():
         assert colors[key] != theme.base
-    assert Ink(mode, theme).solid.shape == (3, len(LEVELS), 768)
+    assert PixelTables(mode, theme).solid.shape == (3, len(LEVELS), 768)
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
@@ -162,7 +162,7 @@ def test_attention_keys_mark_blocks_skipped_by_sparse_decode(ledger):
     result = ATTENTION.keys(ledger, ALL, 16, 100).astype(int)
     assert result[1] == modes.COLDEST + modes.ATTENTION_STEPS
     assert result[2] == modes.COLDEST + modes.ATTENTION_STEPS // 4
-    assert result[3] == result[4] == modes.PASSED_OVER
+    assert result[3] == result[4] == modes.SKIPPED_BY_ALL
     assert result[5] == modes.UNMEASURED
     ledger.attention[2] = attention_units(np.array([1.0], np.float32))[0]
     assert ATTENTION.keys(ledger, ALL, 16, 100)[2] == modes.COLDEST + modes.ATTENTION_STEPS

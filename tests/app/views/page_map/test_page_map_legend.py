@@ -11,16 +11,16 @@ from kvscope_app.views.page_map.legend_items import MAX_OWNERS, ShownItems, may_
 from kvscope_app.views.page_map.page_map_legend import PageMapLegend
 from kvscope_telemetry.ledger import Tier
 
-ALL = ShownItems(frozenset({Tier.HOST, Tier.DISK}), unmapped=True, flashes=MOVES)
+ALL = ShownItems(frozenset({Tier.HOST, Tier.DISK}), has_unmapped=True, flashes=MOVES)
 
 
 @pytest.fixture
 def legend(qtbot, themes):
-    made = PageMapLegend()
-    qtbot.addWidget(made)
-    made.resize(400, 20)
-    made.show()
-    return made
+    legend = PageMapLegend()
+    qtbot.addWidget(legend)
+    legend.resize(400, 20)
+    legend.show()
+    return legend
 
 
 def test_legend_of_a_plain_pool_has_one_line_at_any_width(legend):
@@ -105,10 +105,10 @@ def test_every_mode_explains_flashes_and_missing_memory(legend, mode, theme):
 
 
 def test_reserved_empty_slots_are_in_the_legend(legend, make_engine, make_session):
-    legend.show_mode(STATE, DARK, ShownItems(reserved=True))
+    legend.show_mode(STATE, DARK, ShownItems(has_reserved=True))
     assert "held, empty slots" in legend.accessibleName()
     assert "shared" not in legend.accessibleName()
-    assert not shown_in(make_session(make_engine()).mirror, ()).reserved
+    assert not shown_in(make_session(make_engine()).mirror, ()).has_reserved
 
 
 @pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
@@ -116,7 +116,7 @@ def test_pin_marker_is_in_the_legend_while_blocks_are_pinned(legend, mode):
     legend.show_mode(mode, LIGHT, ShownItems())
     assert "pinned" not in legend.accessibleName()
     legend.resize(700, 20)
-    legend.show_mode(mode, LIGHT, ShownItems(pins=True))
+    legend.show_mode(mode, LIGHT, ShownItems(has_pins=True))
     assert "pinned" in legend.accessibleName()
     ((_, x, _),) = [placed for placed in legend.fitting if placed[0].is_pin]
     image = legend.grab().toImage()

@@ -15,7 +15,7 @@ from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import STATE, lower_cached
 from kvscope_app.views.page_map.drawing.grid import Grid
 from kvscope_app.views.page_map.drawing.headings import Heading, headings
-from kvscope_app.views.page_map.drawing.ink import Ink, pixel
+from kvscope_app.views.page_map.drawing.pixel_tables import PixelTables, pixel
 from kvscope_app.views.page_map.drawing.scene import Scene, fit
 from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
@@ -51,7 +51,7 @@ def show_page_map(qtbot, themes):
 
 def tiered_scene(sizes, size=(640, 400), mode=STATE):
     scene = Scene()
-    scene.flashing = False
+    scene.is_flashing = False
     scene.set_mode(mode)
     scene.resize(*size, 20)
     ledger = Ledger(sum(sizes))
@@ -62,7 +62,7 @@ def tiered_scene(sizes, size=(640, 400), mode=STATE):
 
 
 def pixel_at(scene, block):
-    x, y = scene.camera.corner_of(*scene.grid.place_of(block))
+    x, y = scene.camera.corner_of(*scene.grid.position_of(block))
     middle = scene.camera.pitch / 2
     return scene.pixels[min(int(y + middle), scene.height - 1), min(int(x + middle), scene.width - 1)]
 
@@ -93,7 +93,7 @@ def test_every_block_has_its_own_cell_inside_the_window(sizes, window):
 def test_sections_begin_in_new_rows_below_a_gap():
     grid = Grid(13, 4, (6, 5, 2), gap_rows=2)
     assert [s.first_row for s in grid.sections] == [2, 6, 10]
-    assert grid.place_of(6) == (6, 0)
+    assert grid.position_of(6) == (6, 0)
     assert grid.block_at(6, 0) == 6
     assert grid.block_at(3, 2) is None  # after the last block of the first section
     assert grid.block_at(5, 0) is None  # a heading
@@ -161,11 +161,11 @@ def test_unmapped_block_is_drawn_as_an_outline(tiered_engine):
     scene, ledger = tiered_scene((64,))
     ledger.state[:] = BlockState.UNMAPPED
     scene.change(np.arange(64, dtype=np.uint32), 2, S)
-    ink = Ink(STATE, DARK)
+    tables = PixelTables(STATE, DARK)
     assert pixel_at(scene, 9) == pixel(DARK.block_unmapped)
-    x, y = (int(v) for v in scene.camera.corner_of(*scene.grid.place_of(9)))
+    x, y = (int(v) for v in scene.camera.corner_of(*scene.grid.position_of(9)))
     cell = scene.pixels[y : y + int(scene.camera.pitch), x : x + int(scene.camera.pitch)]
-    assert (cell == ink.empty_outline).sum() > scene.camera.pitch
+    assert (cell == tables.empty_outline).sum() > scene.camera.pitch
 
 
 def test_headings_show_the_name_and_use_of_tiers(tiered_engine, make_engine, make_session, show_page_map):
@@ -183,8 +183,8 @@ def test_headings_are_painted_and_stay_slim_when_zoomed(make_engine, make_sessio
     view = show_page_map(make_session(make_engine(num_blocks=200_000, num_host=50_000)))
     first = view.canvas.cell_rect(200_000)
     band = view.canvas.grab().toImage()
-    ink = {band.pixelColor(x, y).name() for y in range(first.top() - 18, first.top() - 2) for x in range(40, 300)}
-    assert DARK.text in ink
+    colors = {band.pixelColor(x, y).name() for y in range(first.top() - 18, first.top() - 2) for x in range(40, 300)}
+    assert DARK.text in colors
     for _ in range(30):
         view.canvas.zoom(1.3, view.canvas.cell_rect(200_000).topLeft().toPointF())
     gap = view.scene.grid.gap_rows * view.scene.camera.pitch
@@ -231,8 +231,8 @@ def test_facts_of_an_unmapped_block(engine, make_session, show_page_map):
     engine.write_blocks([3], state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     session = make_session(engine)
     facts = block_facts(session.mirror, 3, 16)
-    assert (facts.state, facts.color, facts.rows, facts.asked) == ("unmapped", "block_unmapped", (), None)
-    assert "without memory" in facts.empty
+    assert (facts.state, facts.color, facts.rows, facts.text_lookup) == ("unmapped", "block_unmapped", (), None)
+    assert "without memory" in facts.empty_text
     view = show_page_map(session)
     assert "1 without memory" in view.summary.longest
     assert "no memory behind it" in view.legend.accessibleName()

@@ -15,7 +15,7 @@ from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.inspector.findings import findings
 from kvscope_app.views.page_map import page_map_canvas as canvas_module
 from kvscope_app.views.page_map.block_facts import block_facts
-from kvscope_app.views.page_map.color_modes import ATTENTION, COLOR_MODES, PASSED_OVER, STATE, UNMEASURED
+from kvscope_app.views.page_map.color_modes import ATTENTION, COLOR_MODES, SKIPPED_BY_ALL, STATE, UNMEASURED
 from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_telemetry.ledger import BlockState, attention_units
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -337,7 +337,7 @@ def test_attention_mode_shows_sparse_decode_choices_if_attention_is_not_measured
     name = view.legend.accessibleName()
     assert "from selected by few heads to by all" in name
     assert "skipped by all" in name
-    assert color_at(view, 3) == ATTENTION.colors(DARK)[PASSED_OVER]
+    assert color_at(view, 3) == ATTENTION.colors(DARK)[SKIPPED_BY_ALL]
     assert color_at(view, 4) == ATTENTION.colors(DARK)[UNMEASURED]
 
 

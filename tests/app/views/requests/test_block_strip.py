@@ -18,10 +18,10 @@ NUM_BLOCKS = 300
 
 @pytest.fixture
 def strip(qtbot):
-    made = BlockStrip()
-    qtbot.addWidget(made)
-    made.apply_theme(DARK)
-    return made
+    strip = BlockStrip()
+    qtbot.addWidget(strip)
+    strip.apply_theme(DARK)
+    return strip
 
 
 def show_blocks(strip, ids, seed=5, cache=None):

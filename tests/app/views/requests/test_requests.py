@@ -34,13 +34,13 @@ def view(engine, session, poll, qtbot):
     engine.write_blocks([4, 9], owner=2)
     engine.write_blocks([17], owner=2, filled=5)
     poll(session)
-    made = RequestsView(session)
-    qtbot.addWidget(made)
-    made.resize(900, 500)
-    made.apply_theme(THEMES["dark"])
-    made.show()
-    made.refresh()
-    return made
+    view = RequestsView(session)
+    qtbot.addWidget(view)
+    view.resize(900, 500)
+    view.apply_theme(THEMES["dark"])
+    view.show()
+    view.refresh()
+    return view
 
 
 def column(view, title):
@@ -237,10 +237,10 @@ def test_number_of_listed_events_is_bounded(view, session, qtmodeltester):
 
 @pytest.fixture
 def strip(qtbot):
-    made = BlockStrip()
-    qtbot.addWidget(made)
-    made.apply_theme(THEMES["dark"])
-    return made
+    strip = BlockStrip()
+    qtbot.addWidget(strip)
+    strip.apply_theme(THEMES["dark"])
+    return strip
 
 
 def test_cells_wrap_and_are_found_by_position(strip):

@@ -29,15 +29,15 @@ STATE = next(place for place, each in enumerate(COLUMNS) if each.title == "State
 def view(qtbot):
     session = Session(PlaybackSource(Recording.open(sample_recording()), is_playing=False))
     session.start()
-    made = RequestsView(session)
-    qtbot.addWidget(made)
-    made.resize(1000, 300)
-    made.apply_theme(THEMES["dark"])
-    made.show()
-    made.refresh()
-    qtbot.waitUntil(lambda: made.is_loaded and session.is_overview_complete, timeout=WAIT_MS)
-    made.refresh()
-    yield made
+    view = RequestsView(session)
+    qtbot.addWidget(view)
+    view.resize(1000, 300)
+    view.apply_theme(THEMES["dark"])
+    view.show()
+    view.refresh()
+    qtbot.waitUntil(lambda: view.is_loaded and session.is_overview_complete, timeout=WAIT_MS)
+    view.refresh()
+    yield view
     session.close()
 
 

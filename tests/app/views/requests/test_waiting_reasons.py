@@ -39,14 +39,14 @@ def busy_session(engine, session, poll):
 
 @pytest.fixture
 def view(busy_session, qtbot):
-    made = RequestsView(busy_session)
-    qtbot.addWidget(made)
-    made.resize(900, 500)
-    made.apply_theme(THEMES["dark"])
-    made.show()
-    made.refresh()
-    yield made
-    made.shut_down()
+    view = RequestsView(busy_session)
+    qtbot.addWidget(view)
+    view.resize(900, 500)
+    view.apply_theme(THEMES["dark"])
+    view.show()
+    view.refresh()
+    yield view
+    view.shut_down()
 
 
 def test_waiting_reason_names_needed_blocks_and_position(busy_session):

@@ -19,7 +19,7 @@ from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overvie
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import DARK
 from kvscope_app.views.timeline.lane_layout import GUTTER
-from kvscope_app.views.timeline.measured_range import WholeSeconds, measured, most_delayed
+from kvscope_app.views.timeline.measured_range import WholeSeconds, measure_range, most_delayed
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_app.views.timeline.timeline_view import TimelineView
 from kvscope_telemetry.summaries.latency_buckets import pack
@@ -51,28 +51,28 @@ def latency(*values_s):
 def test_measured_figures_cover_the_nearest_whole_seconds():
     overview = SessionOverview()
     overview.extend([second(at, decode_tokens=10 * at, finished=1, preemptions=at % 2) for at in range(20)])
-    found = measured(overview, RequestLanes(), span(4.2, 6.9), UNTIL_NS)
+    found = measure_range(overview, RequestLanes(), span(4.2, 6.9), UNTIL_NS)
     rows = dict(found.rows)
     assert found.title.startswith("2.7")
     assert rows["Requests finished"] == "3"
     assert rows["Preemptions"] == "1"
     assert rows["Decode tokens per second"] == "50.0 tokens/s"
-    whole = WholeSeconds.of(span(4.2, 6.9))
+    whole = WholeSeconds.from_span(span(4.2, 6.9))
     assert BY_KEY["decode_tokens_per_s"].of(overview, whole) == pytest.approx(50)
-    assert BY_KEY["finished"].of(overview, WholeSeconds.of(span(4, 5))) == 1, "the end of the range is excluded"
+    assert BY_KEY["finished"].of(overview, WholeSeconds.from_span(span(4, 5))) == 1, "the end of the range is excluded"
 
 
 def test_measured_latencies_include_the_maximum():
     overview = SessionOverview()
     overview.extend([second(0, first_token=latency(0.1, 0.2)), second(1, first_token=latency(0.1, 4.0))])
-    assert largest_of(overview, "first_token", rows_in(overview, WholeSeconds.of(span(0, 2)))) == pytest.approx(
+    assert largest_of(overview, "first_token", rows_in(overview, WholeSeconds.from_span(span(0, 2)))) == pytest.approx(
         4, rel=0.01
     )
-    assert largest_of(overview, "first_token", rows_in(overview, WholeSeconds.of(span(0, 1)))) == pytest.approx(
+    assert largest_of(overview, "first_token", rows_in(overview, WholeSeconds.from_span(span(0, 1)))) == pytest.approx(
         0.2, rel=0.01
     )
     assert largest_of(overview, "inter_token", slice(0, 2)) is None
-    rows = dict(measured(overview, RequestLanes(), span(0, 2), UNTIL_NS).rows)
+    rows = dict(measure_range(overview, RequestLanes(), span(0, 2), UNTIL_NS).rows)
     assert rows["First token, p50 / p95 / max"].count("/") == 2
     assert "unknown" in rows["Between tokens, p50 / p95 / max"]
 
@@ -97,20 +97,20 @@ def test_most_delayed_requests_are_those_not_served_within_the_range():
 
 @pytest.fixture
 def view(qtbot):
-    made = TimelineView(FakeTimedSession(small_overview()))
-    qtbot.addWidget(made)
-    made.resize(GUTTER + 1_000, 520)
-    made.apply_theme(DARK)
-    made.show()
-    made.refresh()
-    return made
+    view = TimelineView(FakeTimedSession(small_overview()))
+    qtbot.addWidget(view)
+    view.resize(GUTTER + 1_000, 520)
+    view.apply_theme(DARK)
+    view.show()
+    view.refresh()
+    return view
 
 
 def drag_with_shift(view, begin_s, end_s):
     canvas = view.canvas
     first, last = (
         QPoint(
-            GUTTER + round(canvas.shown.span.share_at(START_NS + at * SECOND_NS) * canvas.layout_now.chart_width), 60
+            GUTTER + round(canvas.shown.span.share_at(START_NS + at * SECOND_NS) * canvas.lane_layout.chart_width), 60
         )
         for at in (begin_s, end_s)
     )
@@ -159,7 +159,7 @@ def test_card_is_updated_while_its_range_grows(view):
 
 def test_wasd_keys_zoom_at_the_pointer_and_pan(view, qtbot):
     canvas = view.canvas
-    x = GUTTER + canvas.layout_now.chart_width // 4
+    x = GUTTER + canvas.lane_layout.chart_width // 4
     qtbot.mouseMove(canvas, QPoint(x, 60))
     under = canvas.shown.span.time_at(0.25)
     qtbot.keyClick(canvas, Qt.Key.Key_W)
@@ -185,5 +185,5 @@ def test_wasd_keys_zoom_at_the_pointer_and_pan(view, qtbot):
     ],
 )
 def test_whole_seconds_nearest_to_the_range_are_used(begin_s, end_s, first, last):
-    whole = WholeSeconds.of(span(begin_s, end_s))
+    whole = WholeSeconds.from_span(span(begin_s, end_s))
     assert (whole.from_ns, whole.until_ns + 1) == (span(first, last).begin_ns, span(first, last).end_ns)

@@ -174,7 +174,7 @@ def test_forgotten_requests_are_removed_and_running_ones_stay():
     overview.extend((), (timed(4_000, "finished", 7),))
     follower.update(overview)
     assert (EPOCH, 7, RequestPhase.RUNNING, START_NS, START_NS + 4_000 * SECOND_NS) in spans_of(follower.lanes)
-    assert follower.lanes.history_of(EPOCH, 7) is not None
+    assert follower.lanes.index_of(EPOCH, 7) is not None
 
 
 def test_requests_of_an_ended_engine_end_when_it_was_last_seen():
@@ -186,22 +186,22 @@ def test_requests_of_an_ended_engine_end_when_it_was_last_seen():
     )
 
 
-def phase_change(at, number, kind, epoch=EPOCH):
-    return PhaseChange(START_NS + round(at * SECOND_NS), epoch, number, kind)
+def phase_change(at_s, number, kind, epoch=EPOCH):
+    return PhaseChange(START_NS + round(at_s * SECOND_NS), epoch, number, kind)
 
 
 def phases_by_request(lanes):
     """Return (phase, begin, end) in seconds for each request, in time order."""
-    found = {}
+    phases = {}
     for _, number, phase, begin, end in sorted(spans_of(lanes), key=lambda span: span[3:]):
         ended = None if end == OPEN_NS else (end - START_NS) / SECOND_NS
-        found.setdefault(number, []).append((phase, (begin - START_NS) / SECOND_NS, ended))
-    return found
+        phases.setdefault(number, []).append((phase, (begin - START_NS) / SECOND_NS, ended))
+    return phases
 
 
-def admission(at, number, known=100, kept=0, kind="admitted"):
-    made = timed(at, kind, number, about="started", num_known_tokens=known)
-    return TimedEvent(made.time_ns, made.epoch, replace(made.event, num_tokens=kept))
+def admission(at_s, number, num_known_tokens=100, num_cached_tokens=0, kind="admitted"):
+    event = timed(at_s, kind, number, about="started", num_known_tokens=num_known_tokens)
+    return TimedEvent(event.time_ns, event.epoch, replace(event.event, num_tokens=num_cached_tokens))
 
 
 def test_decode_change_ends_the_prefill_even_if_it_arrives_late():
@@ -231,7 +231,9 @@ def test_decode_change_ends_the_prefill_even_if_it_arrives_late():
 def test_request_admitted_with_all_its_blocks_decodes_immediately():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add_events([admission(1, 5, known=100, kept=99), phase_change(1.5, 5, RequestPhase.DECODE)])
+    lanes.add_events(
+        [admission(1, 5, num_known_tokens=100, num_cached_tokens=99), phase_change(1.5, 5, RequestPhase.DECODE)]
+    )
     assert phases_by_request(lanes) == {5: [(RequestPhase.DECODE, 1.0, None)]}
 
 

@@ -16,7 +16,7 @@ from kvscope_app.ui.number_text import count
 from kvscope_app.ui.theme import DARK
 from kvscope_app.views.inspector.inspector_view import STEP, InspectorView
 from kvscope_app.views.timeline.lane_layout import STEPS, gutter
-from kvscope_app.views.timeline.step_lane import steps_are_apart, wants_steps
+from kvscope_app.views.timeline.step_lane import can_show_steps, steps_are_wide
 from kvscope_app.views.timeline.steps import read_steps
 from kvscope_app.views.timeline.timeline_view import TimelineView
 from kvscope_telemetry.messages.telemetry import Frame
@@ -38,23 +38,23 @@ def recording():
 
 @pytest.fixture
 def session(recording, qtbot):
-    made = Session(PlaybackSource(recording, is_playing=False))
-    made.start()
-    qtbot.waitUntil(lambda: made.mirror.hello is not None and made.is_overview_complete, timeout=WAIT_MS)
-    yield made
-    made.close()
+    session = Session(PlaybackSource(recording, is_playing=False))
+    session.start()
+    qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_complete, timeout=WAIT_MS)
+    yield session
+    session.close()
 
 
 @pytest.fixture
 def view(session, qtbot):
-    made = TimelineView(session)
-    qtbot.addWidget(made)
-    made.resize(1_300, 560)
-    made.apply_theme(DARK)
-    made.show()
-    made.refresh()
-    yield made
-    made.shut_down()
+    view = TimelineView(session)
+    qtbot.addWidget(view)
+    view.resize(1_300, 560)
+    view.apply_theme(DARK)
+    view.show()
+    view.refresh()
+    yield view
+    view.shut_down()
 
 
 def batches_by_step(recording):
@@ -77,9 +77,9 @@ def zoom_to_steps(view, recording, qtbot, at_s=12.0, length_s=2.0):
     return view.canvas.shown.steps
 
 
-def step_point(view, steps, place):
-    layout = view.canvas.layout_now
-    middle = (int(steps.begin_ns[place]) + int(steps.end_ns[place])) // 2
+def step_point(view, steps, index):
+    layout = view.canvas.lane_layout
+    middle = (int(steps.begin_ns[index]) + int(steps.end_ns[index])) // 2
     top, height = next((top, height) for lane, top, height in layout.boxes() if lane.name == STEPS)
     return QPoint(gutter() + round(view.canvas.shown.span.share_at(middle) * layout.chart_width), top + height - 3)
 
@@ -110,10 +110,10 @@ def test_reading_steps_can_be_cancelled(recording):
 
 
 def test_steps_are_read_only_when_zoomed_in(view, session, recording, qtbot):
-    overview, width = session.overview, view.canvas.layout_now.chart_width
+    overview, width = session.overview, view.canvas.lane_layout.chart_width
     begin_ns = recording.start_ns
-    assert wants_steps(overview, TimeSpan(begin_ns, begin_ns + 2 * SECOND_NS), width)
-    assert not wants_steps(overview, TimeSpan(begin_ns, recording.end_ns), 60)
+    assert can_show_steps(overview, TimeSpan(begin_ns, begin_ns + 2 * SECOND_NS), width)
+    assert not can_show_steps(overview, TimeSpan(begin_ns, recording.end_ns), 60)
     zoom_to_steps(view, recording, qtbot)
     view.canvas.resize(gutter() + 40, 560)
     view.canvas.fit()
@@ -197,9 +197,9 @@ def test_steps_known_before_their_lane_exists_are_not_drawn(view, recording, qtb
     steps, canvas = zoom_to_steps(view, recording, qtbot), view.canvas
     assert len(steps)
     view.resize(1_300, 260)  # a low timeline has no lane for things that never happened
-    assert any(lane.name == STEPS for lane, *_ in canvas.layout_now.boxes())
+    assert any(lane.name == STEPS for lane, *_ in canvas.lane_layout.boxes())
     canvas.show_overview(SessionOverview(), canvas.shown.lanes, canvas.whole, canvas.cursor_ns)
     canvas.show_steps(steps)
-    assert steps_are_apart(steps, canvas.shown.span, canvas.layout_now.chart_width)
-    assert all(lane.name != STEPS for lane, *_ in canvas.layout_now.boxes())
+    assert steps_are_wide(steps, canvas.shown.span, canvas.lane_layout.chart_width)
+    assert all(lane.name != STEPS for lane, *_ in canvas.lane_layout.boxes())
     assert not canvas.grab().isNull()

@@ -17,7 +17,7 @@ from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overvie
 
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import DARK, THEMES
-from kvscope_app.views.timeline.lane_colors import softened
+from kvscope_app.views.timeline.lane_colors import pale_pixel
 from kvscope_app.views.timeline.lane_layout import GUTTER, ROW_HEIGHT
 from kvscope_app.views.timeline.timeline_view import EMPTY_TEXT, TimelineView
 from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
@@ -31,33 +31,33 @@ def timed_session():
 
 @pytest.fixture
 def view(timed_session, qtbot):
-    made = TimelineView(timed_session)
-    qtbot.addWidget(made)
-    made.resize(GUTTER + 1_000, 520)
-    made.apply_theme(DARK)
-    made.show()
-    made.refresh()
-    return made
+    view = TimelineView(timed_session)
+    qtbot.addWidget(view)
+    view.resize(GUTTER + 1_000, 520)
+    view.apply_theme(DARK)
+    view.show()
+    view.refresh()
+    return view
 
 
-def point_at(view, at, lane=None, row=None):
+def point_at(view, at_s, lane=None, row=None):
     """Return the position of a time in a lane or in a row of requests."""
-    layout = view.canvas.layout_now
-    x = GUTTER + view.canvas.shown.span.share_at(START_NS + round(at * SECOND_NS)) * layout.chart_width
+    layout = view.canvas.lane_layout
+    x = GUTTER + view.canvas.shown.span.share_at(START_NS + round(at_s * SECOND_NS)) * layout.chart_width
     if row is not None:
         return QPoint(round(x), layout.requests_top + row * ROW_HEIGHT + 5)
     top, height = next((top, height) for found, top, height in layout.boxes() if found.name == lane)
     return QPoint(round(x), top + height - 2)
 
 
-def color_at(view, at, **where):
-    return view.canvas.grab().toImage().pixelColor(point_at(view, at, **where)).name()
+def color_at(view, at_s, **where):
+    return view.canvas.grab().toImage().pixelColor(point_at(view, at_s, **where)).name()
 
 
 @pytest.mark.parametrize("theme", list(THEMES.values()), ids=list(THEMES))
 def test_each_lane_is_colored_where_its_events_happened(view, theme):
     view.apply_theme(theme)
-    bare = f"#{softened('raised', theme, 0.55) & 0xFFFFFF:06x}"
+    bare = f"#{pale_pixel('raised', theme, 0.55) & 0xFFFFFF:06x}"
     assert color_at(view, 55, lane="usage") == theme.block_active
     assert color_at(view, 65, lane="usage") == bare
     assert color_at(view, 65, lane="gaps") == theme.warn
@@ -78,7 +78,7 @@ def test_usage_lane_is_as_high_as_the_share_in_use(view, theme):
     view.apply_theme(theme)
     image = view.canvas.grab().toImage()
     x = point_at(view, 30, lane="usage").x()
-    _, top, height = next(view.canvas.layout_now.boxes())
+    _, top, height = next(view.canvas.lane_layout.boxes())
     column = [image.pixelColor(x, y).name() for y in range(top, top + height)]
     assert abs(column.count(theme.block_active) - height * 0.5) <= 1
     assert abs(column.count(theme.block_cached) - height * 0.25) <= 1
@@ -90,7 +90,7 @@ def test_request_row_has_the_colors_of_its_phases(view):
     assert color_at(view, 60, row=0) == DARK.good
     assert color_at(view, 95, row=0) == DARK.base
     assert color_at(view, 99, row=1) == DARK.good
-    assert color_at(view, 8.5, row=0) == f"#{softened('warn', DARK, 0.35) & 0xFFFFFF:06x}"
+    assert color_at(view, 8.5, row=0) == f"#{pale_pixel('warn', DARK, 0.35) & 0xFFFFFF:06x}"
 
 
 def test_click_on_a_request_selects_it_and_seeks(view, timed_session, qtbot):
@@ -121,7 +121,7 @@ def test_selected_request_is_outlined(view, timed_session):
     timed_session.selection.select_request(2)
     after = view.canvas.grab().toImage()
     assert before != after
-    top = view.canvas.layout_now.requests_top + ROW_HEIGHT
+    top = view.canvas.lane_layout.requests_top + ROW_HEIGHT
     assert after.pixelColor(point_at(view, 60, row=1).x(), top).name() == DARK.selection
 
 
@@ -139,25 +139,25 @@ def test_lane_and_row_under_the_pointer_are_described(view):
 
 
 def test_description_of_a_request_names_its_adapter(view, timed_session):
-    told = RequestInfo(number=1, request_id="r", arrival_ns=1, num_prompt_tokens=2, max_tokens=3, adapter="sql")
-    timed_session.mirror.requests.apply([told], RequestRows(), time_ns=1)
+    request_info = RequestInfo(number=1, request_id="r", arrival_ns=1, num_prompt_tokens=2, max_tokens=3, adapter="sql")
+    timed_session.mirror.requests.apply([request_info], RequestRows(), time_ns=1)
     assert "#1 (sql) preempted, swapped" in view.canvas.hit_test(point_at(view, 35, row=0)).text
     assert "#3 refused" in view.canvas.hit_test(point_at(view, 70, row=2)).text
 
 
-def turn_wheel(view, at, phases, *, keys=Qt.KeyboardModifier.NoModifier):
-    turn_wheel_at(view, point_at(view, at, lane="usage"), phases, keys=keys)
+def turn_wheel(view, at_s, steps, *, modifiers=Qt.KeyboardModifier.NoModifier):
+    turn_wheel_at(view, point_at(view, at_s, lane="usage"), steps, modifiers=modifiers)
 
 
-def turn_wheel_at(view, where, phases, *, keys=Qt.KeyboardModifier.NoModifier):
-    where = QPointF(where)
+def turn_wheel_at(view, position, steps, *, modifiers=Qt.KeyboardModifier.NoModifier):
+    position = QPointF(position)
     event = QWheelEvent(
-        where,
-        view.canvas.mapToGlobal(where),
+        position,
+        view.canvas.mapToGlobal(position),
         QPoint(),
-        QPoint(0, 120 * phases),
+        QPoint(0, 120 * steps),
         Qt.MouseButton.NoButton,
-        keys,
+        modifiers,
         Qt.ScrollPhase.NoScrollPhase,
         False,
     )
@@ -248,7 +248,7 @@ def test_dragging_pans_without_selecting_anything(view, timed_session, qtbot):
     for x in (550, 400):
         qtbot.mouseMove(view.canvas, QPoint(GUTTER + x, 100))
     qtbot.mouseRelease(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(GUTTER + 400, 100))
-    width = view.canvas.layout_now.chart_width
+    width = view.canvas.lane_layout.chart_width
     assert abs(view.canvas.shown.span.begin_ns - begin - 200 / width * 20 * SECOND_NS) < SECOND_NS / 10
     assert not timed_session.timeline.went_to
 
@@ -289,7 +289,7 @@ def test_many_requests_can_be_scrolled_newest_at_the_bottom(view, timed_session,
     assert view.canvas.hit_test(point_at(view, 96, row=row)).number == 209
     most = view.rows.maximum()
     qtbot.keyClick(view.canvas, Qt.Key.Key_PageUp)
-    assert view.rows.value() == most - view.canvas.layout_now.num_rows
+    assert view.rows.value() == most - view.canvas.lane_layout.num_rows
 
 
 def test_up_and_down_select_the_previous_and_next_request(view, timed_session, qtbot):
@@ -325,7 +325,7 @@ def test_up_starts_at_the_last_visible_row(view, timed_session, qtbot):
     view.orders.chosen.emit(1)
     timed_session.timeline.go_to(START_NS + 99 * SECOND_NS)
     qtbot.keyClick(view.canvas, Qt.Key.Key_Up)
-    row = view.canvas.layout_now.num_rows - 1
+    row = view.canvas.lane_layout.num_rows - 1
     assert timed_session.selection.request == view.canvas.hit_test(point_at(view, 96, row=row)).number
     qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
     assert view.canvas.shown.first_row == 1, "the selected row must be visible"
@@ -345,13 +345,13 @@ def test_up_and_down_do_nothing_without_requests(qtbot):
 def test_low_dock_hides_lanes_without_events(view, timed_session):
     timed_session.overview.forget_before(START_NS + 71 * SECOND_NS)
     view.refresh()
-    assert {"refused", "copied", "swapped"} <= {lane.name for lane, *_ in view.canvas.layout_now.boxes()}
+    assert {"refused", "copied", "swapped"} <= {lane.name for lane, *_ in view.canvas.lane_layout.boxes()}
     view.resize(GUTTER + 1_000, 260)
-    assert {lane.name for lane, *_ in view.canvas.layout_now.boxes()} == {"usage", "running", "waiting", "gaps"}
+    assert {lane.name for lane, *_ in view.canvas.lane_layout.boxes()} == {"usage", "running", "waiting", "gaps"}
 
 
 def lane_names(view):
-    return [lane.name for lane, *_ in view.canvas.layout_now.boxes()]
+    return [lane.name for lane, *_ in view.canvas.lane_layout.boxes()]
 
 
 LANES_IN_USE = ["usage", "running", "waiting", "preempted", "evicted", "copied", "refused", "gaps"]
@@ -365,7 +365,7 @@ def low_view(view):
 
 
 def test_low_dock_shows_request_rows_instead_of_the_last_lanes(low_view):
-    canvas, layout = low_view.canvas, low_view.canvas.layout_now
+    canvas, layout = low_view.canvas, low_view.canvas.lane_layout
     shown = lane_names(low_view)
     assert 2 <= len(shown) < len(LANES_IN_USE)
     assert shown == LANES_IN_USE[: len(shown)]
@@ -387,14 +387,14 @@ def test_low_dock_scrolls_to_the_lanes_that_do_not_fit(low_view, timed_session):
     assert lane_names(low_view) == LANES_IN_USE
     rows.setValue(rows.maximum())
     assert lane_names(low_view) == fixed
-    assert canvas.hit_test(point_at(low_view, 96, row=canvas.layout_now.num_rows - 1)).number == 59
+    assert canvas.hit_test(point_at(low_view, 96, row=canvas.lane_layout.num_rows - 1)).number == 59
 
 
 def test_wheel_over_names_and_ctrl_wheel_scroll_without_zooming(low_view):
     span = low_view.canvas.shown.span
     turn_wheel_at(low_view, QPoint(GUTTER // 2, 60), 1)
     assert low_view.rows.value() == -3
-    turn_wheel(low_view, 30, -1, keys=Qt.KeyboardModifier.ControlModifier)
+    turn_wheel(low_view, 30, -1, modifiers=Qt.KeyboardModifier.ControlModifier)
     assert low_view.rows.value() == 0
     assert low_view.canvas.shown.span == span
 
@@ -406,7 +406,7 @@ def test_low_dock_without_requests_shows_every_lane(qtbot):
     qtbot.addWidget(empty)
     empty.resize(GUTTER + 1_000, 200)
     empty.refresh()
-    assert empty.canvas.layout_now.num_scrolling == 0
+    assert empty.canvas.lane_layout.num_scrolling == 0
 
 
 def test_long_overview_is_read_in_parts_and_painted_meanwhile(view, timed_session, qtbot):
@@ -417,7 +417,7 @@ def test_long_overview_is_read_in_parts_and_painted_meanwhile(view, timed_sessio
         view.canvas.grab()
         view.canvas.hit_test(point_at(view, 92, row=2))
         QApplication.processEvents()
-    assert view.canvas.shown.lanes.history_of(EPOCH, 2_099) is not None
+    assert view.canvas.shown.lanes.index_of(EPOCH, 2_099) is not None
     assert view.canvas.hit_test(point_at(view, 92.5, row=0)).number
 
 

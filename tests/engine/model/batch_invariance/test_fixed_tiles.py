@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from kvscope_engine.model.batch_invariance.fixed_tiles import tiles_of
+from kvscope_engine.model.batch_invariance.fixed_tiles import split_into_tiles
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
 
 
@@ -33,7 +33,7 @@ def test_every_token_is_in_one_tile_with_its_request(sizes: tuple[int, ...]) -> 
     for _ in range(50):
         lengths = [(rng.choice((0, 1, 30)), rng.choice((1, 1, 2, 9, 33, 70))) for _ in range(rng.randrange(1, 9))]
         step, seen, sampled = step_of(lengths), list[tuple[int, int, int]](), list[int]()
-        for tile in tiles_of(step, sizes):
+        for tile in split_into_tiles(step, sizes):
             count = int(tile.query_start[-1])
             assert len(tile.input_ids) in sizes
             assert tile.slot_mapping[0, count:].tolist() == [-1] * (len(tile.input_ids) - count), "they write nowhere"
@@ -50,7 +50,7 @@ def test_every_token_is_in_one_tile_with_its_request(sizes: tuple[int, ...]) -> 
 
 def test_tile_is_not_much_larger_than_the_remaining_tokens() -> None:
     def sizes_for(num_tokens: int, spare_rows: int) -> list[int]:
-        tiles = tiles_of(step_of([(0, num_tokens)]), (1, 4, 8, 16, 64), spare_rows)
+        tiles = split_into_tiles(step_of([(0, num_tokens)]), (1, 4, 8, 16, 64), spare_rows)
         return [len(tile.input_ids) for tile in tiles]
 
     assert [sizes_for(count, 4) for count in (1, 3, 5, 9, 40, 63, 70)] == [

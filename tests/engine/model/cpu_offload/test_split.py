@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.model.cpu_offload.split import check_streaming, large_bytes, layers_for_host, place_others
+from kvscope_engine.model.cpu_offload.split import check_streaming, large_bytes, layers_for_host, move_others
 from kvscope_engine.model.loader.model_loader import load_model
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -40,7 +40,7 @@ def test_model_with_layers_in_several_lists_is_refused(model: Any) -> None:
 
 def test_other_weights_are_placed_and_shared_ones_stay_shared(vivid_model: Callable[..., Any]) -> None:
     model = vivid_model("llama", num_hidden_layers=4, tie_word_embeddings=True)
-    place_others(model, tuple(model.model.layers[1:]), torch.device("meta"))
+    move_others(model, tuple(model.model.layers[1:]), torch.device("meta"))
     assert model.lm_head.weight is model.model.embed_tokens.weight
     places = {name: tensor.device.type for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     stays = {name for name, place in places.items() if place == "cpu"}

@@ -119,6 +119,7 @@ def test_two_ranks_give_the_tokens_of_one_and_report_a_killed_rank(model: str, m
     assert not folder.exists()
 
 
+@pytest.mark.storm({"num_kv_heads": 1})
 @pytest.mark.parametrize("num_kv_heads", [4, 1])
 def test_lora_adapters_give_the_same_tokens_on_two_ranks(
     num_kv_heads: int, tiny_model: Callable[..., str], make_engine: Make, adapters: Callable[[str], Path]

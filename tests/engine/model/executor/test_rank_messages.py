@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvscope_engine.model.executor.rank_messages import (
-    Begin,
-    Fill,
+    FillLoraSlot,
+    RankSettings,
     Step,
     decode_to_rank,
     deltas_of,
@@ -58,7 +58,7 @@ def test_step_message_round_trips(sizes: tuple[int, int, int], copies: list[tupl
 def test_adapter_message_round_trips() -> None:
     delta = Delta(torch.randn(2, 6)[:, ::2].bfloat16(), torch.randn(5, 2).bfloat16())
     message = decode_to_rank(encode(fill_of("model.layers.0.q_proj", 3, [delta, None])))
-    assert isinstance(message, Fill)
+    assert isinstance(message, FillLoraSlot)
     assert (message.stack, message.slot) == ("model.layers.0.q_proj", 3)
     progress_events, nothing = deltas_of(message, torch.bfloat16)
     assert nothing is None
@@ -68,5 +68,5 @@ def test_adapter_message_round_trips() -> None:
 
 
 def test_begin_message_round_trips() -> None:
-    begin = Begin(num_blocks=7, float32_residual=True)
+    begin = RankSettings(num_blocks=7, float32_residual=True)
     assert decode_to_rank(encode(begin)) == begin

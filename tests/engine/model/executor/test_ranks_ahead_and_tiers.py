@@ -72,6 +72,7 @@ def test_async_scheduling_on_two_ranks_gives_the_tokens_of_one(options: dict[str
     assert counts.overlapped > counts.steps / 2, counts.summary()
 
 
+@pytest.mark.storm({"is_ahead": False})
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_offloaded_blocks_come_back_on_all_ranks(
     is_ahead: bool, options: dict[str, Any], make_engine: Make, tmp_path: Path

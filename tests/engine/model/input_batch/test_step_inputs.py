@@ -9,7 +9,7 @@ import torch
 from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes, padded_size
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import TableRows, build_inputs
-from kvscope_engine.model.input_batch.step_tensors import put_decodes
+from kvscope_engine.model.input_batch.step_tensors import stage_decodes
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
@@ -113,7 +113,7 @@ def test_padding_writes_and_attends_to_nothing() -> None:
     plan = StepPlan(tuple(Scheduled(request, 9, 1, True) for request in requests), num_single_token=3)
     inputs = build_inputs(plan, TableRows(4, 3), BLOCK_SIZE)
     tables = torch.full((16, 32), -1, dtype=torch.int32)
-    padded, own_tables = put_decodes(inputs, 8, 20, [tables], StepBuffer(torch.device("cpu"), 0))
+    padded, own_tables = stage_decodes(inputs, 8, 20, [tables], StepBuffer(torch.device("cpu"), 0))
     assert padded.input_ids.tolist() == [6, 7, 8, 0, 0, 0, 0, 0]
     assert padded.positions.tolist() == [9, 9, 9, 0, 0, 0, 0, 0]
     assert padded.slot_mapping[0].tolist() == [25, 25, 25, -1, -1, -1, -1, -1]
@@ -131,7 +131,7 @@ def test_prefills_are_not_padded() -> None:
     request = make_request(1, [1, 2], [], [0])
     inputs = build_inputs(StepPlan((Scheduled(request, 0, 2, True),), 0), TableRows(1, 4), BLOCK_SIZE)
     with pytest.raises(AssertionError, match="only decodes"):
-        put_decodes(inputs, 8, 16, [torch.zeros(8, 16, dtype=torch.int32)], StepBuffer(torch.device("cpu"), 0))
+        stage_decodes(inputs, 8, 16, [torch.zeros(8, 16, dtype=torch.int32)], StepBuffer(torch.device("cpu"), 0))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from kvscope_engine.model.layers.own_forward import OwnBatch, OwnForward, Tokens
 from kvscope_engine.model.layers.recurrent.recurrent_layers import StateBatch
 from kvscope_engine.model.verification.hook_check import check_hook, own_calls
 from kvscope_engine.planning.inference_plan import InferenceQuestion, plan_inference
-from kvscope_engine.planning.plan_answer import answer
+from kvscope_engine.planning.plan_answer import build_answer
 from kvscope_engine.planning.skeleton import read_skeleton
 from kvscope_kernels import ops_for
 from kvscope_telemetry.engine_config import SpeculativeConfig
@@ -93,11 +93,11 @@ def test_cached_tensors_of_each_layer_are_found(model_type: str, dtype: torch.dt
     assert [call.shape.parts for call in calls] == [layer.parts for layer in own.layers]
     if model_type == "falcon":
         assert calls[0].shape.parts == (TokenPart("key", (1, 16), dtype), TokenPart("value", (1, 16), dtype))
-        assert (calls[0].shape.numbers, calls[0].shape.latent_dim) == (2 * 16, 0)
+        assert (calls[0].shape.num_elements, calls[0].shape.latent_dim) == (2 * 16, 0)
     if model_type == "deepseek_v32":
         assert [part.name for part in calls[0].shape.parts] == ["key", "value", "index"]
         assert [part.shape for part in calls[0].shape.parts] == [(1, 32), (1, 8), (16,)]
-        assert (calls[0].shape.numbers, calls[0].shape.latent_dim) == (32 + 8 + 16, 32)
+        assert (calls[0].shape.num_elements, calls[0].shape.latent_dim) == (32 + 8 + 16, 32)
         assert calls[0].shape.index_bytes(dtype) == 16 * dtype.itemsize
     if model_type == "dots3_note_text":
         assert {call.options.sliding_window for call in calls} == {None, 13}
@@ -157,7 +157,9 @@ def test_decodes_are_batched_only_if_the_result_is_right(monkeypatch: pytest.Mon
 
     def unpadded(self: OwnForward, context: Any, numbers: Any, longest: int) -> Any:
         found = tokens(self, context, numbers, longest)
-        return replace(found, places=[(blocks.roll(1, 0), slots.roll(1, 0)) for blocks, slots in found.places])
+        return replace(
+            found, block_slots=[(blocks.roll(1, 0), slots.roll(1, 0)) for blocks, slots in found.block_slots]
+        )
 
     monkeypatch.setattr(OwnForward, "tokens_in_blocks", unpadded)
     module = model_of("falcon")
@@ -260,7 +262,7 @@ def test_memory_plan_counts_what_the_engine_allocates(model_type: str, engine_of
     skeleton = read_skeleton(str(tmp_path / f"{model_type}.json"))
     plan = plan_inference(skeleton, InferenceQuestion(gpu_memory=8 << 30, block_size=4, max_model_len=256))
     assert plan.tightest.block_bytes == engine.components.storage.block_bytes
-    notes = answer(skeleton, plan, (64,)).inference.notes
+    notes = build_answer(skeleton, plan, (64,)).inference.notes
     assert any("by transformers' own code, prompts one after the other" in note for note in notes)
     assert any("are keys of indexers" in note for note in notes) is (model_type != "falcon")
     with pytest.raises(BadInput, match="kv_cache_dtype='fp8' is not accepted"):

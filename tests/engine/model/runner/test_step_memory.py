@@ -14,9 +14,9 @@ from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes
 from kvscope_engine.model.device_memory.step_buffer import ALIGNMENT, StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
 from kvscope_engine.model.input_batch.step_limits import StepLimits
-from kvscope_engine.model.input_batch.step_tensors import put_inputs
+from kvscope_engine.model.input_batch.step_tensors import stage_inputs
 from kvscope_engine.model.runner.step_memory import (
-    PIECES_BYTES,
+    PIECEWISE_GRAPH_BYTES,
     HeadShape,
     Processors,
     graph_tensor_bytes,
@@ -186,7 +186,7 @@ def test_piecewise_graphs_are_reserved_unless_disabled(tiny_loaded: Callable[...
         return reserves.piecewise_graphs
 
     crossing = 3 * 4 * 512 * loaded.num_query_heads * loaded.head_dim
-    assert graphs() == graphs(piecewise_graphs=True) == PIECES_BYTES + crossing
+    assert graphs() == graphs(piecewise_graphs=True) == PIECEWISE_GRAPH_BYTES + crossing
     assert graphs(piecewise_graphs=False) == graphs(sparse_decode=0.5) == 0
     assert graphs(enforce_eager=True) == graphs(piecewise_graphs=True, enforce_eager=True) == 0
 
@@ -220,7 +220,7 @@ def test_largest_step_fits_the_buffer(max_request_tokens: int) -> None:
         num_single_token=num_seqs - 1,
         sample_rows=np.zeros(num_seqs, np.int64),
     )
-    put_inputs(inputs, Counting(torch.device("cpu"), 0))
+    stage_inputs(inputs, Counting(torch.device("cpu"), 0))
     assert 4 * num_seqs * most.max_request_blocks < taken
     assert taken + (1 << 20) <= step_buffer_bytes(most, 0) < taken + (2 << 20)
     assert step_buffer_bytes(most, 3200) == step_buffer_bytes(most, 0) + 400 * num_seqs

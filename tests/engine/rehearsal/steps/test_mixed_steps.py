@@ -164,7 +164,13 @@ def test_measured_step_is_replayed_like_others(fake_gpu: Any) -> None:
     assert replays == [(3, True), (3, False), (3, True), (3, False), (3, True), (3, False)]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), AttributeError("no such part")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        pytest.param(AttributeError("no such part"), marks=pytest.mark.storm),
+    ],
+)
 def test_failed_capture_costs_no_request_and_no_decode_graph(fake_gpu: Any, error: Exception) -> None:
     """The step uses the next larger size; the largest size has none and runs eagerly."""
     for size in SIZES:

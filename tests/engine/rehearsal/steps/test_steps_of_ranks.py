@@ -148,6 +148,7 @@ def test_all_sizes_are_captured_at_the_start_and_replayed_by_both_ranks(
     assert sums == [], "all sums must be in the graphs"
 
 
+@pytest.mark.storm({"is_ours": True, "compiles": True})
 @pytest.mark.parametrize(("is_ours", "compiles"), [(True, True), (False, True), (True, False)])
 def test_failed_capture_on_one_rank_drops_its_size_on_both(
     is_ours: bool, compiles: bool, fake_gpu: Any, ranks: tuple[ModelRunner, FollowerRank]
@@ -190,6 +191,7 @@ def test_without_any_graph_both_ranks_run_eagerly_and_report_why(
     assert sums == [2] * (2 * SUMS_A_PASS), "sums of two rows, on each rank"
 
 
+@pytest.mark.storm({"is_ours": True})
 @pytest.mark.parametrize("is_ours", [True, False], ids=["rank 0", "another rank"])
 def test_graphs_impossible_on_one_rank_are_dropped_on_all(
     is_ours: bool, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch

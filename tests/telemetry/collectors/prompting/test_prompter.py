@@ -309,7 +309,7 @@ def test_unsupported_and_excess_requests_are_refused_locally(
     prompter.send(Control(action="pause", tag=5))
     prompter.send(HELLO)
     prompter.send(HELLO)
-    monkeypatch.setattr("kvscope_telemetry.collectors.prompting.prompter.MAX_ON_THEIR_WAY", 1)
+    monkeypatch.setattr("kvscope_telemetry.collectors.prompting.prompter.MAX_CONCURRENT_REQUESTS", 1)
     prompter.send(Submit(request_id="b", prompt="x"))
     option, status, twice, many = prompter.poll_replies()
     assert "logprobs=1 is not accepted for vLLM" in option.reason  # type: ignore[union-attr]

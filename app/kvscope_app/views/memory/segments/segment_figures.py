@@ -77,11 +77,11 @@ def omission_text(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> 
 
 
 def pool_label(pool: int) -> str:
-    return next((text for known, text in POOL_LABELS.items() if known == pool), f"pool {pool}")
+    return next((text for known_pool, text in POOL_LABELS.items() if known_pool == pool), f"pool {pool}")
 
 
 def state_label(state: int) -> str:
-    return next((text for known, text in STATE_TEXTS.items() if known == state), f"state {state}")
+    return next((text for known_state, text in STATE_TEXTS.items() if known_state == state), f"state {state}")
 
 
 def segment_name(segment: TorchSegment) -> str:

@@ -1,9 +1,9 @@
-"""Cells of the page map: the rank of every block, and their pixels. Uses numpy only.
+"""Cells of the page map: the rank of every block (see `pixel_tables`), and the pixels of its cell. Uses numpy only.
 
-`Cells` owns the ranks, which follow from the ledger, the colour mode and the selection. `CellRaster` draws large cells
-one by one: a rounded square, solid for the filled share of its slots and hollow beyond. A dot marks a block that
-several requests hold, an outline a block of the selected request, a faint outline a block without memory, and a glyph
-the kind of a flash. `DenseRaster` draws cells of less than a few pixels.
+`Cells` owns the ranks, which follow from the ledger, the colour mode and the selection. `CellRaster` draws cells of at
+least a few pixels: a rounded square, solid for the filled share of its slots and hollow for the rest. A dot marks a
+block that several requests hold, an outline a block of the selected request, a faint outline a block without memory,
+and a glyph the kind of a flash. `DenseRaster` draws smaller cells.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_app.views.page_map.color_modes import HAS_CONTENT, ColorMode
 from kvscope_app.views.page_map.drawing.flash_glyphs import glyph_pixels
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES
 from kvscope_app.views.page_map.drawing.grid import Camera, Grid
-from kvscope_app.views.page_map.drawing.ink import Emphasis, Ink, Pixels
+from kvscope_app.views.page_map.drawing.pixel_tables import Emphasis, Pixels, PixelTables
 from kvscope_telemetry.ledger import STATE_TIERS, BlockState, Ledger
 
 Ids = npt.NDArray[np.uint32]
@@ -28,7 +28,7 @@ _NO_IDS = np.empty(0, np.uint32)
 
 
 def distinct(ids: Ids) -> Ids:
-    """Return the distinct `ids`, ascending. Runs in each frame; np.unique takes several times as long."""
+    """Return the distinct `ids`, ascending. Several times faster than np.unique; called for each frame."""
     ordered = np.sort(ids)
     is_first = np.empty(ids.size, np.bool_)
     is_first[:1] = True
@@ -37,9 +37,9 @@ def distinct(ids: Ids) -> Ids:
 
 
 class Cells:
-    """Ranks of the cells of `grid`. Cells without a block (ends of sections, headings) keep rank 0.
+    """Ranks of the cells of `grid`. Cells without a block (ends of sections, headings) have rank 0.
 
-    The ledger is only read. Call `refresh` for changed blocks, `refresh_all` for everything.
+    Reads the ledger without changing it. Call `refresh` for changed blocks, `refresh_all` after any other change.
     """
 
     def __init__(self, ledger: Ledger, grid: Grid, block_size: int, mode: ColorMode) -> None:
@@ -48,11 +48,12 @@ class Cells:
         self.block_size = block_size
         self.mode = mode
         self.has_filled = True
-        """Whether the engine reports how full blocks are; otherwise cells are drawn as full."""
+        """Whether the engine reports the filled slots of blocks; otherwise cells are drawn as full."""
         self.step = 0
         self.last_used: npt.NDArray[np.uint32] | None = None
-        """Step of each block's last use, including reads (`state.last_use`), shape (num_blocks,); None: the ledger's
-        values."""
+        """Step of each block's last use, including reads (`mirror.last_use`), shape (num_blocks,). None: use the
+        ledger's values, which exclude reads.
+        """
         self.selected: Ids = _NO_IDS
         self.has_selection = False
         self._ranks: Ranks = np.zeros(grid.num_cells, np.uint16)
@@ -64,7 +65,6 @@ class Cells:
         return self._ranks
 
     def ranks_of(self, ids: Ids) -> Ranks:
-        """Return the rank of each block, in the shape of `ids`."""
         return self._ranks[self.grid.cells_of(ids)]
 
     @property
@@ -73,45 +73,46 @@ class Cells:
         return self._ranks.reshape(self.grid.rows, self.grid.columns)
 
     def refresh(self, ids: Ids) -> None:
-        """Update the ranks of blocks `ids`, shape (n,), from the ledger."""
-        fresh = self.mode.keys(self._ledger_with_reads(), ids, self.block_size, self.step)
-        self._ranks[self.grid.cells_of(ids)] = self._emphasis[ids] | fresh
+        """Recompute the ranks of blocks `ids`, shape (n,), from the ledger."""
+        keys = self.mode.keys(self._ledger_with_reads(), ids, self.block_size, self.step)
+        self._ranks[self.grid.cells_of(ids)] = self._emphasis[ids] | keys
 
     def refresh_all(self) -> None:
-        fresh = self.mode.keys(self._ledger_with_reads(), slice(None), self.block_size, self.step)
-        for part in self.grid.sections:
-            blocks, cells = slice(part.start, part.end), slice(part.first_cell, part.first_cell + part.size)
-            np.bitwise_or(self._emphasis[blocks], fresh[blocks], out=self._ranks[cells])
+        keys = self.mode.keys(self._ledger_with_reads(), slice(None), self.block_size, self.step)
+        for section in self.grid.sections:
+            blocks = slice(section.start, section.end)
+            cells = slice(section.first_cell, section.first_cell + section.size)
+            np.bitwise_or(self._emphasis[blocks], keys[blocks], out=self._ranks[cells])
 
     def _ledger_with_reads(self) -> Ledger:
-        if not self.mode.by_step or self.last_used is None or self.last_used.size != self.ledger.num_blocks:
+        if not self.mode.depends_on_step or self.last_used is None or self.last_used.size != self.ledger.num_blocks:
             return self.ledger
         ledger = self.ledger.part(0, self.ledger.num_blocks)
         ledger.last_used_step = self.last_used
         return ledger
 
     def select(self, ids: Ids | None) -> Ids:
-        """Highlight `ids`, or clear the highlight (None). Returns the ids whose appearance changed.
+        """Emphasize blocks `ids` and dim all others; None removes the emphasis. Returns the ids whose rank changed.
 
-        An empty selection still dims all blocks: the selected request holds none now.
+        An empty selection dims all blocks: the selected request holds none.
         """
-        fresh = _NO_IDS if ids is None else np.unique(ids[ids < self.grid.num_blocks])
+        selected = _NO_IDS if ids is None else np.unique(ids[ids < self.grid.num_blocks])
         if (ids is not None) == self.has_selection:
-            changed = np.setxor1d(fresh, self.selected, assume_unique=True)
+            changed = np.setxor1d(selected, self.selected, assume_unique=True)
         else:
             changed = np.arange(self.grid.num_blocks, dtype=np.uint32)
         self.has_selection = ids is not None
         self._emphasis[changed] = (Emphasis.DIMMED if self.has_selection else Emphasis.NORMAL) << 8
-        self._emphasis[fresh] = Emphasis.SELECTED << 8
-        self.selected = fresh
+        self._emphasis[selected] = Emphasis.SELECTED << 8
+        self.selected = selected
         if changed.size:
             self.refresh(changed)
         return changed
 
     def fill_share(self, ids: Ids) -> npt.NDArray[np.float32]:
-        """Return the share of each block's slots that hold a token, 0 to 1.
+        """Return the share of each block's slots that contain a token, 0 to 1, in the shape of `ids`.
 
-        The share is 1 for blocks without content and for recurrent states, which are drawn whole.
+        The share is 1 for blocks without content and for recurrent states, which are drawn as full cells.
         """
         if not self.has_filled:
             return np.ones(ids.size, np.float32)
@@ -120,7 +121,6 @@ class Cells:
         return np.where(is_partial, filled, np.float32(1))
 
     def unmapped(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Return a mask of the blocks that are address space without memory."""
         unmapped: npt.NDArray[np.bool_] = self.ledger.state[ids] == BlockState.UNMAPPED
         return unmapped
 
@@ -128,17 +128,17 @@ class Cells:
         return self.ledger.ref_count[ids] > 1
 
 
-_FILL_FROM: Final = 7
-_ROUND_FROM: Final = 10
-_MARK_FROM: Final = 13
-_OUTLINE_FROM: Final = 7
+_MIN_PITCH_FOR_FILL: Final = 7
+_MIN_PITCH_FOR_CORNERS: Final = 10
+_MIN_PITCH_FOR_MARK: Final = 13
+_MIN_PITCH_FOR_OUTLINE: Final = 7
 _MAX_TILE_PIXELS: Final = 1 << 21
-"""Maximum pixels of tiles made at a time, to bound memory."""
-_NOTHING: Final = np.empty(0, np.int64)
+"""Maximum number of pixels in tiles computed at a time, to limit memory."""
+_NO_PIXELS: Final = np.empty(0, np.int64)
 
 
 class CellShape:
-    """Flat indices of the gap, corner, mark and outline pixels in a tile of `pitch` x `pitch` pixels."""
+    """Indices of the gap, corner, mark and outline pixels in a flattened tile of `pitch` x `pitch` pixels."""
 
     def __init__(self, pitch: int) -> None:
         self.pitch = pitch
@@ -158,17 +158,16 @@ class CellShape:
         return self.high - self.low
 
     def glyph(self, level: int) -> npt.NDArray[np.int64]:
-        """Return the glyph's pixels for a flash level; empty for levels without one."""
-        return self._glyphs.get(LEVELS[level].kind, _NOTHING)
+        return self._glyphs.get(LEVELS[level].kind, _NO_PIXELS)
 
     def _corners(self) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
-        """Return the pixels that are cut off, and those with two thirds and with one third coverage."""
-        if self.pitch < _ROUND_FROM:
+        """Return the corner pixels that stay background, and those with two-thirds and one-third coverage."""
+        if self.pitch < _MIN_PITCH_FOR_CORNERS:
             return np.empty(0, np.int64), []
         if self.pitch < 20:
             return self._mirrored([(0, 0)]), []
-        cut, most, some = [(0, 0), (0, 1), (1, 0)], [(1, 1), (0, 3), (3, 0)], [(0, 2), (2, 0)]
-        return self._mirrored(cut), [self._mirrored(most), self._mirrored(some)]
+        cut, two_thirds, one_third = [(0, 0), (0, 1), (1, 0)], [(1, 1), (0, 3), (3, 0)], [(0, 2), (2, 0)]
+        return self._mirrored(cut), [self._mirrored(two_thirds), self._mirrored(one_third)]
 
     def _mirrored(self, pixels: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
         low, last = self.low, self.high - 1
@@ -178,7 +177,7 @@ class CellShape:
         return np.array(sorted(flat), np.int64)
 
     def _mark(self) -> npt.NDArray[np.int64]:
-        if self.pitch < _MARK_FROM:
+        if self.pitch < _MIN_PITCH_FOR_MARK:
             return np.empty(0, np.int64)
         size, inset = max(2, self.pitch // 7), max(2, self.pitch // 8)
         ys = np.arange(self.low + inset, self.low + inset + size)
@@ -186,18 +185,18 @@ class CellShape:
         return (ys[:, None] * self.pitch + xs[None, :]).ravel()
 
     def _outline(self) -> npt.NDArray[np.int64]:
-        if self.pitch < _OUTLINE_FROM:
+        if self.pitch < _MIN_PITCH_FOR_OUTLINE:
             return np.empty(0, np.int64)
-        thick = 1 if self.pitch < 24 else 2
+        thickness = 1 if self.pitch < 24 else 2
         index = np.arange(self.pitch)
-        inside = (index >= self.low) & (index < self.high)
-        deep = (index >= self.low + thick) & (index < self.high - thick)
-        ring = (inside[:, None] & inside[None, :]) & ~(deep[:, None] & deep[None, :])
-        return np.setdiff1d(np.flatnonzero(ring), self.corners)
+        is_inside = (index >= self.low) & (index < self.high)
+        is_interior = (index >= self.low + thickness) & (index < self.high - thickness)
+        is_border = (is_inside[:, None] & is_inside[None, :]) & ~(is_interior[:, None] & is_interior[None, :])
+        return np.setdiff1d(np.flatnonzero(is_border), self.corners)
 
 
 class CellRaster:
-    """Draws `cells` through `camera` (integral pitch and offset) into `pixels`, shape (height, width)."""
+    """Draws `cells` through `camera` (whose pitch and offset must be integral) into `pixels`, shape (height, width)."""
 
     def __init__(self, cells: Cells, camera: Camera, pixels: Pixels) -> None:
         self._cells = cells
@@ -209,32 +208,35 @@ class CellRaster:
         self._rows = range(max(0, -self._y // pitch), min(grid.rows, -((self._y - height) // pitch)))
         self._columns = range(max(0, -self._x // pitch), min(grid.columns, -((self._x - width) // pitch)))
 
-    def draw_all(self, ink: Ink) -> None:
-        self._pixels.fill(ink.background)
+    def draw_all(self, tables: PixelTables) -> None:
+        self._pixels.fill(tables.background)
         if not (self._rows and self._columns):
             return
         rows_at_once = max(1, _MAX_TILE_PIXELS // (len(self._columns) * self._shape.pitch**2))
         for start in range(self._rows.start, self._rows.stop, rows_at_once):
-            self._draw_rows(range(start, min(start + rows_at_once, self._rows.stop)), ink)
+            self._draw_rows(range(start, min(start + rows_at_once, self._rows.stop)), tables)
 
-    def draw(self, ids: Ids, level: int, ink: Ink) -> tuple[int, int] | None:
-        """Draw the cells of `ids`, shape (n,), at flash `level`. Returns the pixel rows touched, (first, end)."""
+    def draw(self, ids: Ids, level: int, tables: PixelTables) -> tuple[int, int] | None:
+        """Draw the cells of `ids`, shape (n,), at flash `level`.
+
+        Returns the pixel rows touched, (first, end), or None if no cell is visible.
+        """
         row, column = np.divmod(self._cells.grid.cells_of(ids), self._cells.grid.columns)
         shown = (row >= self._rows.start) & (row < self._rows.stop)
         shown &= (column >= self._columns.start) & (column < self._columns.stop)
         if not shown.any():
             return None
         row, column = row[shown], column[shown]
-        tiles = self._tiles(ids[shown], level, ink)
+        tiles = self._tiles(ids[shown], level, tables)
         self._scatter(tiles, row * self._shape.pitch + self._y, column * self._shape.pitch + self._x)
-        return self._touched(int(row.min()), int(row.max()))
+        return self._row_span(int(row.min()), int(row.max()))
 
-    def _draw_rows(self, rows: range, ink: Ink) -> None:
+    def _draw_rows(self, rows: range, tables: PixelTables) -> None:
         grid, pitch = self._cells.grid, self._shape.pitch
         row_ids = np.arange(rows.start, rows.stop)[:, None] * grid.columns
         ids = grid.blocks_of((row_ids + np.arange(self._columns.start, self._columns.stop)).ravel())
-        tiles = self._tiles(np.maximum(ids, 0).astype(np.uint32), 0, ink)
-        tiles[ids < 0] = ink.background
+        tiles = self._tiles(np.maximum(ids, 0).astype(np.uint32), 0, tables)
+        tiles[ids < 0] = tables.background
         shape = (len(rows), len(self._columns), pitch, pitch)
         band = tiles.reshape(shape).transpose(0, 2, 1, 3).reshape(shape[0] * pitch, shape[1] * pitch)
         self._blit(band, rows.start * pitch + self._y, self._columns.start * pitch + self._x)
@@ -247,7 +249,6 @@ class CellRaster:
         ]
 
     def _scatter(self, tiles: Pixels, tops: npt.NDArray[np.int64], lefts: npt.NDArray[np.int64]) -> None:
-        """Write tiles of shape (n, pitch, pitch) at their positions, clipped at the edges of the window."""
         height, width = self._pixels.shape
         index = np.arange(self._shape.pitch)
         ys, xs = tops[:, None] + index, lefts[:, None] + index
@@ -258,59 +259,60 @@ class CellRaster:
         flat = ys[:, :, None] * width + xs[:, None, :]
         self._pixels.reshape(-1)[flat[shown]] = tiles[shown]
 
-    def _touched(self, first_row: int, last_row: int) -> tuple[int, int]:
+    def _row_span(self, first_row: int, last_row: int) -> tuple[int, int]:
         pitch = self._shape.pitch
         return max(0, first_row * pitch + self._y), min(len(self._pixels), (last_row + 1) * pitch + self._y)
 
-    def _tiles(self, ids: Ids, level: int, ink: Ink) -> Pixels:
+    def _tiles(self, ids: Ids, level: int, tables: PixelTables) -> Pixels:
         """Return the pixels of each block, shape (n, pitch, pitch)."""
         shape, ranks = self._shape, self._cells.ranks_of(ids)
-        rows = self._row_pattern(ids, ranks, 0, level, ink)
+        rows = self._row_pattern(ids, ranks, 0, level, tables)
         tiles = np.repeat(rows[:, None, :], shape.pitch, axis=1)
         flat = tiles.reshape(len(ids), -1)
         for coverage, indices in enumerate(shape.smooth, start=1):
-            blended = self._row_pattern(ids, ranks, coverage, level, ink)
+            blended = self._row_pattern(ids, ranks, coverage, level, tables)
             flat[:, indices] = blended[:, indices % shape.pitch]
-        flat[:, shape.gap] = ink.background
-        flat[:, shape.corners] = ink.background
-        self._decorate(flat, ids, ranks, ink)
-        signs = shape.glyph(level)
-        if signs.size:
-            flat[:, signs] = ink.glyphs[LEVELS[level].kind]
+        flat[:, shape.gap] = tables.background
+        flat[:, shape.corners] = tables.background
+        self._decorate(flat, ids, ranks, tables)
+        glyph = shape.glyph(level)
+        if glyph.size:
+            flat[:, glyph] = tables.glyphs[LEVELS[level].kind]
         return tiles
 
-    def _row_pattern(self, ids: Ids, ranks: npt.NDArray[np.uint16], coverage: int, level: int, ink: Ink) -> Pixels:
-        """Return one pixel row of each cell, shape (n, pitch): solid for the filled share of the block, then hollow."""
+    def _row_pattern(
+        self, ids: Ids, ranks: npt.NDArray[np.uint16], coverage: int, level: int, tables: PixelTables
+    ) -> Pixels:
         shape = self._shape
-        solid = ink.solid[coverage, level][ranks][:, None]
-        if shape.pitch < _FILL_FROM:
+        solid = tables.solid[coverage, level][ranks][:, None]
+        if shape.pitch < _MIN_PITCH_FOR_FILL:
             return np.repeat(solid, shape.pitch, axis=1)
-        hollow = ink.hollow[coverage, level][ranks][:, None]
+        hollow = tables.hollow[coverage, level][ranks][:, None]
         share = self._cells.fill_share(ids)
         end = shape.low + np.where(share > 0, np.maximum(1, np.rint(share * shape.width)), 0)
         pattern: Pixels = np.where(np.arange(shape.pitch) < end[:, None], solid, hollow)
         return pattern
 
-    def _decorate(self, flat: Pixels, ids: Ids, ranks: npt.NDArray[np.uint16], ink: Ink) -> None:
+    def _decorate(self, flat: Pixels, ids: Ids, ranks: npt.NDArray[np.uint16], tables: PixelTables) -> None:
         if self._shape.mark.size:
             shared = np.flatnonzero(self._cells.shared(ids) & (ranks >> 8 != Emphasis.DIMMED))
-            flat[shared[:, None], self._shape.mark] = ink.mark
+            flat[shared[:, None], self._shape.mark] = tables.mark
         if self._shape.outline.size:
             unmapped = np.flatnonzero(self._cells.unmapped(ids))
-            flat[unmapped[:, None], self._shape.outline] = ink.empty_outline
+            flat[unmapped[:, None], self._shape.outline] = tables.empty_outline
         selected = np.flatnonzero(ranks >> 8 == Emphasis.SELECTED)
         if selected.size and self._shape.outline.size:
-            flat[selected[:, None], self._shape.outline] = ink.outline
+            flat[selected[:, None], self._shape.outline] = tables.outline
 
 
 Index = npt.NDArray[np.int64]
 
 
 class _Axis:
-    """Mapping between the pixels and the cells of one axis.
+    """Mapping between pixels and cells along one axis.
 
-    Pixel `first_pixel + i` shows cells `cells[i]` (shape (k,), k >= 1, the last one repeated at the edge). Cell `c` is
-    shown by `count[c]` pixels starting at `start[c]`.
+    Pixel `first_pixel + i` shows cells `cells[i]`, shape (k,) with k >= 1; the last cell is repeated at the edge. Cell
+    `c` covers `count[c]` pixels from `start[c]`.
     """
 
     def __init__(self, num_cells: int, num_pixels: int, pitch: float, offset: float) -> None:
@@ -320,22 +322,22 @@ class _Axis:
         reach = max(1, math.ceil(1 / pitch))
         first = np.floor((centers - 0.5 if reach > 1 else centers) / pitch).astype(np.int64)
         self.cells: Index = np.clip(first[:, None] + np.arange(reach), 0, num_cells - 1)
-        every = np.arange(num_cells)
-        self.start: Index = np.searchsorted(self.cells[:, -1], every, side="left")
-        self.count: Index = np.searchsorted(self.cells[:, 0], every, side="right") - self.start
+        all_cells = np.arange(num_cells)
+        self.start: Index = np.searchsorted(self.cells[:, -1], all_cells, side="left")
+        self.count: Index = np.searchsorted(self.cells[:, 0], all_cells, side="right") - self.start
         self.max_count = int(self.count.max(initial=0))
 
     @property
     def window(self) -> slice:
-        """Range of pixels that the axis covers."""
         return slice(self.first_pixel, self.first_pixel + len(self.cells))
 
 
 class DenseRaster:
-    """Draws `cells` through `camera` into `pixels`, shape (height, width). Every pixel shows the highest rank under it.
+    """Draws `cells` through `camera` into `pixels`, shape (height, width). Each pixel shows the highest rank of its
+    cells.
 
-    With nearest sampling, single blocks would vanish between pixels. The cost of a full draw depends on the number of
-    pixels, later draws on the number of changed blocks; neither depends on the number of all blocks.
+    With nearest sampling, single blocks would vanish between pixels. `draw_all` takes time proportional to the number
+    of pixels, `draw` to the number of changed blocks.
     """
 
     def __init__(self, cells: Cells, camera: Camera, pixels: Pixels) -> None:
@@ -345,21 +347,24 @@ class DenseRaster:
         self._x = _Axis(cells.grid.columns, width, camera.pitch, camera.x)
         self._y = _Axis(cells.grid.rows, height, camera.pitch, camera.y)
 
-    def draw_all(self, ink: Ink) -> None:
-        self._pixels.fill(ink.background)
-        ranks = self._pooled()
-        self._pixels[self._y.window, self._x.window] = ink.solid[0, 0][ranks]
+    def draw_all(self, tables: PixelTables) -> None:
+        self._pixels.fill(tables.background)
+        ranks = self._max_pooled()
+        self._pixels[self._y.window, self._x.window] = tables.solid[0, 0][ranks]
 
-    def draw(self, ids: Ids, level: int, ink: Ink) -> tuple[int, int] | None:
-        """Draw the pixels of `ids`, shape (n,), at flash `level`. Returns the pixel rows touched, (first, end)."""
+    def draw(self, ids: Ids, level: int, tables: PixelTables) -> tuple[int, int] | None:
+        """Draw the pixels of `ids`, shape (n,), at flash `level`.
+
+        Returns the pixel rows touched, (first, end), or None if no block is visible.
+        """
         y, x = self._pixels_of(ids)
         if not y.size:
             return None
         ranks = self._ranks_under(y, x)
-        self._pixels[y + self._y.first_pixel, x + self._x.first_pixel] = ink.solid[0, level][ranks]
+        self._pixels[y + self._y.first_pixel, x + self._x.first_pixel] = tables.solid[0, level][ranks]
         return int(y.min()) + self._y.first_pixel, int(y.max()) + self._y.first_pixel + 1
 
-    def _pooled(self) -> npt.NDArray[np.uint16]:
+    def _max_pooled(self) -> npt.NDArray[np.uint16]:
         rows, columns = self._y.cells, self._x.cells
         tall = self._cells.table[rows[:, 0]]
         for k in range(1, rows.shape[1]):
@@ -370,7 +375,9 @@ class DenseRaster:
         return wide
 
     def _pixels_of(self, ids: Ids) -> tuple[Index, Index]:
-        """Return the pixel indices (within each axis) that show any of `ids`; a pixel may occur twice."""
+        """Return (y, x) of the pixels that show any of `ids`, relative to each axis's first pixel. A pixel may occur
+        twice.
+        """
         row, column = np.divmod(self._cells.grid.cells_of(ids), self._cells.grid.columns)
         ys, xs = [], []
         for dy in range(self._y.max_count):

@@ -1,7 +1,7 @@
 """Glyphs in cells that flash for a block move, for users who cannot distinguish the colours. Uses numpy only.
 
-An evicted block carries a cross, a copied one a plus, one saved to a lower tier an arrowhead down, one loaded from
-there an arrowhead up.
+An evicted block has a cross, a copied one a plus, one saved to a lower tier an arrowhead down, one loaded from there an
+arrowhead up.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from kvscope_app.views.page_map.drawing.flash_kinds import FlashKind
 
-GLYPHS_FROM: Final = 11
+MIN_PITCH_FOR_GLYPH: Final = 11
 """Minimum cell pitch for a glyph, in pixels."""
 
 
 def glyph(kind: FlashKind, size: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the glyph's pixels, shape (size, size); `size` must be odd."""
+    """Return a mask of the glyph's pixels, shape (size, size); `CHANGED` has none. `size` must be odd."""
     middle = size // 2
     y, x = np.mgrid[-middle : middle + 1, -middle : middle + 1]
     half = size // 10  # half of the stroke width
@@ -32,9 +32,11 @@ def glyph(kind: FlashKind, size: int) -> npt.NDArray[np.bool_]:
 
 
 def glyph_pixels(kind: FlashKind, pitch: int, low: int, width: int) -> npt.NDArray[np.int64]:
-    """Return the glyph's flat pixel indices in a `pitch` x `pitch` tile whose cell starts at `low` and is `width`
-    wide."""
-    if pitch < GLYPHS_FROM:
+    """Return the glyph's pixel indices in a flattened tile of `pitch` x `pitch` pixels; empty if the tile is too small.
+
+    The tile's cell starts at pixel `low` and is `width` pixels wide and high.
+    """
+    if pitch < MIN_PITCH_FOR_GLYPH:
         return np.empty(0, np.int64)
     size = max(5, width // 2)
     size -= 1 - size % 2

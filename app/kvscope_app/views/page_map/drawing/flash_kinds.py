@@ -1,7 +1,7 @@
 """Kinds of flashes and their fading levels. Refers to colours only by their names in the theme.
 
-A *level* is one byte: 0 is unlit, then come the levels of each kind, weak before strong. `LEVELS` defines the duration
-and strength of each.
+A *level* is one byte: 0 means no flash; then follow the levels of each kind, weak before strong. `LEVELS` defines the
+duration and strength of each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class FlashKind(IntEnum):
-    """Why a cell flashes. `CHANGED` yields to the other kinds, which say what happened."""
+    """Reason for a cell's flash. `CHANGED` never replaces a flash of another kind."""
 
     CHANGED = 0
     EVICTED = 1
@@ -22,13 +22,13 @@ class FlashKind(IntEnum):
 
 
 MOVES: Final = (FlashKind.EVICTED, FlashKind.COPIED, FlashKind.SAVED, FlashKind.LOADED)
-"""Kinds of block moves that a frame's `Moves` reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlashLevel:
-    """One fading level: how far a cell's colour moves towards `color` of the theme (0 to 1), and the age at which the
-    flash drops to the next lower level."""
+    """One fading level of a flash. `share_*`: how far the cell's colour moves towards the theme's `color`, 0 to 1, in a
+    dark and in a light theme; `fade_ns`: age at which the flash drops to the next lower level.
+    """
 
     kind: FlashKind
     color: str
@@ -49,16 +49,14 @@ LEVELS: Final = (
         for share, fade_ns in ((0.45, 560_000_000), (0.9, 280_000_000))
     ),
 )
-STRENGTHS: Final = 2
-"""Number of levels of each kind."""
-FIRST_MOVE_LEVEL: Final = 1 + STRENGTHS
+LEVELS_PER_KIND: Final = 2
+FIRST_MOVE_LEVEL: Final = 1 + LEVELS_PER_KIND
 
 
 def top_level(kind: FlashKind) -> int:
-    """Return the level at which a flash of `kind` starts."""
-    return STRENGTHS * (kind + 1)
+    return LEVELS_PER_KIND * (kind + 1)
 
 
 def level_below(level: int) -> int:
-    """Return the level that follows `level` as a flash fades."""
-    return level - 1 if level % STRENGTHS == 0 else 0
+    """Return the level to which a flash drops from `level`; 0: the flash ends."""
+    return level - 1 if level % LEVELS_PER_KIND == 0 else 0

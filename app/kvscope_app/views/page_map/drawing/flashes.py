@@ -10,18 +10,19 @@ import numpy as np
 from kvscope_app.views.page_map.drawing.cells import Ids, distinct
 from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, LEVELS, FlashKind, level_below, top_level
 
-MAX_AT_ONCE: Final = 4096
-"""A change of more blocks than this in one frame does not flash: if everything flashes, nothing can be
-distinguished."""
+MAX_CHANGED_BLOCKS: Final = 4096
+"""Maximum number of blocks that flash for a change in one frame. If more change, none flashes, because single ones
+could not be distinguished.
+"""
 MAX_MOVES_AT_ONCE: Final = 1024
-"""Maximum flashes per kind of move and frame; only the newest moves flash. Bounds the cost at any frame rate."""
+"""Maximum number of flashes per kind of move and frame, to limit the drawing time. Only the newest moves flash."""
 
 LitCells = list[tuple[int, Ids]]
-"""List of (level, ids) to draw."""
+"""(level, block ids) pairs to draw."""
 
 
 class Flashes:
-    """Flash level of each block over time. `change` and `move` start flashes; `fade` returns what to redraw."""
+    """Flash level of each block over time. `change` and `move` start flashes; `fade` returns which cells to redraw."""
 
     def __init__(self, num_blocks: int) -> None:
         self._lit_ns = np.zeros(num_blocks, np.int64)
@@ -29,39 +30,43 @@ class Flashes:
         self._batches: tuple[deque[tuple[int, Ids]], ...] = tuple(deque() for _ in LEVELS)
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         return any(self._batches)
 
     def change(self, ids: Ids, now_ns: int) -> LitCells:
-        """Flash `ids` as changed, except those that still flash for a move. Returns all of them for drawing."""
+        """Flash `ids` as changed, except blocks that still flash for a move. Returns all of `ids` with their levels."""
         level = self._level[ids]
         moving = level >= FIRST_MOVE_LEVEL
         if not moving.any():
             return [(self._light(ids, FlashKind.CHANGED, now_ns), ids)]
-        others = ids[~moving]
+        unmoved = ids[~moving]
         moved = [(int(lit), ids[level == lit]) for lit in np.unique(level[moving])]
-        return [(self._light(others, FlashKind.CHANGED, now_ns), others), *moved]
+        return [(self._light(unmoved, FlashKind.CHANGED, now_ns), unmoved), *moved]
 
     def move(self, kind: FlashKind, ids: Ids, now_ns: int) -> LitCells:
-        """Flash `ids` (oldest first, possibly repeated) for the move `kind`. Returns what to draw."""
+        """Flash `ids` (oldest first, possibly repeated) for the move `kind`. Returns the blocks that flash, with their
+        level.
+        """
         newest = distinct(ids[-MAX_MOVES_AT_ONCE:])
         return [(self._light(newest, kind, now_ns), newest)] if newest.size else []
 
     def fade(self, now_ns: int) -> LitCells:
-        """Return (new level, ids) of flashes that dropped to a lower level, leaving out blocks that were lit again
-        since."""
+        """Lower the level of flashes that are old enough at `now_ns`. Returns their blocks with the new levels.
+
+        Blocks that flashed again since are left out.
+        """
         result = []
         for level in reversed(range(1, len(LEVELS))):
             queue = self._batches[level]
             while queue and now_ns - queue[0][0] >= LEVELS[level].fade_ns:
                 lit_ns, ids = queue.popleft()
-                still = ids[(self._lit_ns[ids] == lit_ns) & (self._level[ids] == level)]
-                if still.size:
-                    below = level_below(level)
-                    self._level[still] = below
-                    result.append((below, still))
-                    if below:
-                        self._batches[below].append((lit_ns, still))
+                fading = ids[(self._lit_ns[ids] == lit_ns) & (self._level[ids] == level)]
+                if fading.size:
+                    next_level = level_below(level)
+                    self._level[fading] = next_level
+                    result.append((next_level, fading))
+                    if next_level:
+                        self._batches[next_level].append((lit_ns, fading))
         return result
 
     def clear(self) -> None:
@@ -70,8 +75,7 @@ class Flashes:
             queue.clear()
 
     def _light(self, ids: Ids, kind: FlashKind, now_ns: int) -> int:
-        """Light `ids` and return the level to draw them at."""
-        level = top_level(kind) if 0 < ids.size <= MAX_AT_ONCE else 0
+        level = top_level(kind) if 0 < ids.size <= MAX_CHANGED_BLOCKS else 0
         self._lit_ns[ids] = now_ns
         self._level[ids] = level
         if level:

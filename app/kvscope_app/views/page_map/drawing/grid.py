@@ -1,8 +1,8 @@
-"""Geometry of the page map: the grid of blocks, and the camera that views it.
+"""Geometry of the page map: the grid of blocks, and the camera that views it. Lengths are in device pixels.
 
-All lengths are in device pixels. The map is one lattice of cells, numbered row by row. The ledger's rows fill it in
-order, one section per tier; each section starts in a row of its own, after `gap_rows` empty rows for its heading. With
-one section there are no headings, and block `id` is cell `id`.
+The map is one lattice of cells, numbered row by row. The ledger's rows fill it in order, one section per tier; each
+section starts on a new row, after `gap_rows` empty rows for its heading. With one section there are no headings, and
+block `id` is in cell `id`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 MIN_CELL_PITCH: Final = 4
-"""Minimum pitch at which cells are drawn one by one, with a gap and an integral number of pixels."""
+"""Minimum pitch in pixels at which each cell is drawn with a gap, on an integral number of pixels."""
 MAX_PITCH: Final = 112
 
 Index = npt.NDArray[np.int64]
@@ -23,7 +23,7 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Part of the map with the blocks of one tier: `start` to `start + size - 1`, in cells from `first_cell`."""
+    """Blocks of one tier: `size` blocks from block `start`, in consecutive cells from `first_cell`."""
 
     start: int
     size: int
@@ -33,13 +33,15 @@ class Section:
 
     @property
     def end(self) -> int:
-        """One past the last block."""
         return self.start + self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`num_blocks` blocks in rows of `columns`. `sizes`: number of blocks of each section, () for a single section."""
+    """Arrangement of `num_blocks` blocks in rows of `columns` cells.
+
+    `sizes`: number of blocks in each section, () for a single section; `gap_rows`: empty rows above each section.
+    """
 
     num_blocks: int
     columns: int
@@ -47,7 +49,7 @@ class Grid:
     gap_rows: int = 0
     sections: tuple[Section, ...] = field(init=False, compare=False)
     _shifts: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)
-    """(first block, additional cells from that block on) for each section but the first."""
+    """(first block, cells to skip before it) for each section but the first."""
 
     def __post_init__(self) -> None:
         sections: list[Section] = []
@@ -72,16 +74,16 @@ class Grid:
         return self.rows * self.columns
 
     def cells_of(self, ids: npt.NDArray[np.uint32]) -> Index:
-        """Return the cell of each block, in the shape of `ids`."""
+        """Return the cell index of each block, in the shape of `ids`."""
         cells = ids.astype(np.int64)
         if self._shifts or self.gap_rows:
             cells += self.sections[0].first_cell
-            for start, further in self._shifts:
-                cells[ids >= start] += further
+            for start, offset in self._shifts:
+                cells[ids >= start] += offset
         return cells
 
     def blocks_of(self, cells: Index) -> Index:
-        """Return the block of each cell, -1 where there is none, in the shape of `cells`."""
+        """Return the block in each cell, -1 for none, in the shape of `cells`."""
         blocks = np.full(cells.shape, -1, np.int64)
         for section in self.sections:
             number = cells - section.first_cell
@@ -89,7 +91,7 @@ class Grid:
             blocks[inside] = number[inside] + section.start
         return blocks
 
-    def place_of(self, block: int) -> tuple[int, int]:
+    def position_of(self, block: int) -> tuple[int, int]:
         section = self.section_of(block)
         return divmod(block - section.start + section.first_cell, self.columns)
 
@@ -97,21 +99,21 @@ class Grid:
         return next(section for section in reversed(self.sections) if block >= section.start)
 
     def step_from(self, block: int, dx: int, dy: int) -> int:
-        """Return the block `dx` positions further, or `dy` rows below, skipping headings; 0 if `block` is -1."""
+        """Return the block `dx` blocks after `block`, or `dy` rows below it, skipping headings; 0 if `block` is -1."""
         if block < 0:
             return 0
         if not dy:
             return min(max(0, block + dx), self.num_blocks - 1)
-        row, column = self.place_of(block)
+        row, column = self.position_of(block)
         row += dy
         while 0 <= row < self.rows:
-            if (found := self.block_at(row, column)) is not None:
-                return found
+            if (block_below := self.block_at(row, column)) is not None:
+                return block_below
             row += 1 if dy > 0 else -1
         return self.num_blocks - 1 if dy > 0 else 0
 
     def block_at(self, row: int, column: int) -> int | None:
-        """Return the block of a cell; None outside the sections and in heading rows."""
+        """Return the block in a cell; None outside the sections and in heading rows."""
         if not (0 <= column < self.columns and row >= 0):
             return None
         cell = row * self.columns + column
@@ -123,21 +125,23 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """Viewport: the grid's corner is at pixel (`x`, `y`), and a cell with its gap is `pitch` pixels wide and high."""
+    """Viewport of the grid. The grid's top left corner is at pixel (`x`, `y`); a cell with its gap has `pitch` pixels
+    per side.
+    """
 
     pitch: float
     x: float
     y: float
 
     def cell_at(self, px: float, py: float) -> tuple[int, int]:
-        """Return (row, column) under a pixel, possibly outside the grid."""
+        """Return the (row, column) under a pixel, possibly outside the grid."""
         return math.floor((py - self.y) / self.pitch), math.floor((px - self.x) / self.pitch)
 
     def corner_of(self, row: int, column: int) -> tuple[float, float]:
         return self.x + column * self.pitch, self.y + row * self.pitch
 
     def zoomed(self, factor: float, px: float, py: float, min_pitch: float) -> Camera:
-        """Return the camera zoomed by `factor`, keeping what is under pixel (px, py) fixed."""
+        """Return the camera zoomed by `factor` around pixel (px, py), which keeps its position in the grid."""
         pitch = _snapped(min(max(self.pitch * factor, min_pitch), MAX_PITCH))
         if pitch == self.pitch and self.pitch >= MIN_CELL_PITCH:
             pitch = _snapped(min(max(self.pitch + (1 if factor > 1 else -1), min_pitch), MAX_PITCH))
@@ -145,7 +149,7 @@ class Camera:
         return Camera(pitch, px - (px - self.x) * share, py - (py - self.y) * share)
 
     def clamped(self, grid: Grid, width: int, height: int) -> Camera:
-        """Return the camera moved so that the grid fills the window, or is centred if it is smaller."""
+        """Return the camera moved so that the grid covers the window, or is centred if it is smaller."""
         x = _clamp_axis(self.x, grid.columns * self.pitch, width)
         y = _clamp_axis(self.y, grid.rows * self.pitch, height)
         return replace(self, x=float(round(x)), y=float(round(y)))

@@ -1,4 +1,4 @@
-"""Corner that marks a pinned block, visible in every colour mode and without colour vision."""
+"""Corner mark of pinned blocks, visible in every colour mode and without colour vision."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from PySide6.QtGui import QPainter, QPen, QPolygonF
 from kvscope_app.ui.theme import Theme
 from kvscope_app.views.page_map.drawing.scene import Scene
 
-_FROM_PITCH: Final = 6.0
-"""Minimum cell pitch for a corner, in device-independent pixels."""
-_SHARE: Final = 0.42
-_MOST: Final = 14.0
+_MIN_PITCH: Final = 6.0
+_PITCH_SHARE: Final = 0.42
+_MAX_SIZE: Final = 14.0
 
 
 def draw_pins(painter: QPainter, scene: Scene, pinned: frozenset[int], theme: Theme, gutter: int, ratio: float) -> None:
-    """Draw a folded corner at the upper right of each pinned block."""
     pitch = scene.camera.pitch / ratio
-    if not pinned or pitch < _FROM_PITCH or scene.cells is None:
+    if not pinned or pitch < _MIN_PITCH or scene.cells is None:
         return
-    size, inset = min(pitch * _SHARE, _MOST), max(0.5, pitch * 0.04)
+    size, inset = min(pitch * _PITCH_SHARE, _MAX_SIZE), max(0.5, pitch * 0.04)
     for block in pinned:
         if block < scene.grid.num_blocks:
-            x, y = scene.camera.corner_of(*scene.grid.place_of(block))
+            x, y = scene.camera.corner_of(*scene.grid.position_of(block))
             draw_corner(painter, theme, x / ratio + gutter + pitch - 2 * inset, y / ratio + inset, size)
 
 

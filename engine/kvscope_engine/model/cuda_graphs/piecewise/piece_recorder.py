@@ -1,8 +1,8 @@
 """Captures a model as a sequence of graphs that end where attention begins, and replays them around eager attention.
 
-Owns the cut: the model runs once, and at each call for attention the current capture ends and the next begins. All
-graphs of a run share memory, which is correct as long as they are replayed consecutively in the order of capture.
-Tensors passed between a graph and eager code have memory of their own (`Crossings`).
+The model runs once; at each call of attention, the current capture ends and the next begins. All graphs of a run share
+memory, which is correct as long as they are replayed consecutively in the order of capture. Tensors passed between a
+graph and eager code are outside that memory (`Crossings`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kvscope_engine.model.kv_cache.kv_storage import LayerKV
 from kvscope_engine.model.layers.attention.paged_attention import AttentionOptions, PagedContext
 
 Attend = Callable[[torch.Tensor, LayerKV, AttentionOptions], torch.Tensor]
-"""Attends queries (T, Hq, D) to a layer's stored keys and values. Returns (T, Hq, D)."""
+"""Computes attention of queries (T, Hq, D) over a layer's stored keys and values. Returns (T, Hq, D)."""
 
 
 class Crossings:
-    """Tensors at fixed addresses, which CUDA graphs of all sizes use to pass data; each reads and writes the first
+    """Tensors at fixed addresses that pass data between CUDA graphs and eager code. Graphs of each size use the first
     rows.
 
-    Layers run one after another, so tensors of the same name and shape are shared by all layers. They are allocated
-    outside of graphs, when first requested.
+    Layers run in sequence, so all layers share the tensors of the same name and shape. They are allocated outside of
+    graphs, when first requested.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -52,7 +52,7 @@ class AttentionCut:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class GraphSequence:
     """Graphs and the attention calls between them; there is one graph more than cuts."""
 
     graphs: list[Any] = field(default_factory=list)
@@ -68,13 +68,13 @@ class Pieces:
 
 @dataclass(slots=True)
 class CutContext(PagedContext):
-    """Step context that writes keys and values as usual and delegates attention to `attends`."""
+    """Step context that writes keys and values as usual and delegates attention to `attend_function`."""
 
-    attends: Attend | None = None
+    attend_function: Attend | None = None
 
     def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
-        assert self.attends is not None, "made with one"
-        return self.attends(query, kv, options)
+        assert self.attend_function is not None, "made with one"
+        return self.attend_function(query, kv, options)
 
 
 class PieceRecorder:
@@ -83,13 +83,13 @@ class PieceRecorder:
     def __init__(self, static_buffers: Crossings, pool: Any, stream: Any) -> None:
         """Create a recorder. All recorders that share `pool` must use one `stream`: libraries keep memory for each
         stream."""
-        self.pieces = Pieces()
+        self.sequence = GraphSequence()
         self._crossings = static_buffers
         self._pool = pool
         self._stream = stream
         self._is_capturing = False
 
-    def record(self, run: Callable[[Attend], None]) -> Pieces:
+    def record(self, run: Callable[[Attend], None]) -> GraphSequence:
         """Capture `run`, which must call the model with the given attention. Raises what CUDA or the model raise."""
         run(self._cut)  # outside the graphs, so that libraries and crossings can allocate permanent memory
         torch.cuda.synchronize()
@@ -103,7 +103,7 @@ class PieceRecorder:
                     self._end_capture()
                 raise
             self._end_capture()
-        return self.pieces
+        return self.sequence
 
     def _cut(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
         rows = self._crossings.rows
@@ -112,14 +112,14 @@ class PieceRecorder:
         cut.query.copy_(query)
         if self._is_capturing:
             self._end_capture()
-            self.pieces.cuts.append(cut)
+            self.sequence.cuts.append(cut)
             self._begin_capture()
         return cut.attended
 
     def _begin_capture(self) -> None:
-        self.pieces.graphs.append(torch.cuda.CUDAGraph())
+        self.sequence.graphs.append(torch.cuda.CUDAGraph())
         # "thread_local" lets copy threads continue.
-        self.pieces.graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self.sequence.graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def _end_capture(self) -> None:
-        self.pieces.graphs[-1].capture_end()
+        self.sequence.graphs[-1].capture_end()

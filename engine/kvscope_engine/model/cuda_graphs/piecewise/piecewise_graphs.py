@@ -1,11 +1,12 @@
 """Piecewise CUDA graphs of steps with prefills, one per padded number of tokens.
 
-Owns the sizes and what all graphs share. All are captured before the first request, so that no request waits for a
-capture; the largest comes first, and its memory serves the others. A size that could not be captured uses the next
-larger one, and is retried while the engine is idle, if memory was missing. A step is padded with tokens that write to
-slot -1 and attend to nothing. Attention runs eagerly, since its launches depend on the step's lengths, and so does the
-head, since it runs only on the sampled rows. Larger steps run eagerly: in them, a launch keeps the device busy for
-longer than the host takes to issue it.
+Owns the graphs of all sizes and their shared buffers. All are captured before the first request, so that no request
+waits for a capture; the largest comes first, and the others reuse its memory. Steps of a size that could not be
+captured use the next larger one. A capture that failed for lack of memory is retried while the engine is idle.
+
+A step is padded with tokens that write to slot -1 and attend to nothing. Attention runs eagerly, since its launches
+depend on the step's lengths, and so does the head, since it runs only on the sampled rows. Larger steps run eagerly: in
+them, a launch keeps the device busy for longer than the host takes to issue it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from kvscope_engine.model.cuda_graphs.piecewise.piece_recorder import (
     Attend,
     Crossings,
     CutContext,
+    GraphSequence,
     PieceRecorder,
-    Pieces,
 )
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
-from kvscope_engine.model.input_batch.step_tensors import StepTensors, put_inputs, put_padded
+from kvscope_engine.model.input_batch.step_tensors import StepTensors, stage_inputs, stage_padded
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.model.layers.attention.attention_scores import AttentionScores
 from kvscope_engine.model.layers.attention.paged_attention import PagedContext
@@ -34,7 +35,9 @@ from kvscope_engine.model.layers.forward import Forward
 from kvscope_kernels import Ops
 
 SIZES: Final = (16, 32, 64, 128, 256, 512)
-"""Token counts. Below the first, the tile of a matrix product is padded anyway."""
+"""Token counts, ascending. Steps of fewer tokens than the first are padded to it, as a tile of a matrix product would
+be.
+"""
 
 
 def piecewise_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
@@ -49,15 +52,16 @@ def _describe_size(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    pieces: Pieces
+    sequence: GraphSequence
     hidden: torch.Tensor
     """Output of the last piece, (size, hidden)."""
     input_ids: torch.Tensor
 
 
 class PiecewiseGraphs:
-    """Replays steps with prefills. Call `size_of`, then `stage` first after the buffer's `begin`, then `replay`
-    after its `send`."""
+    """Replays steps with prefills. For each step, call `size_of`, then the buffer's `begin`, `stage` (before anything
+    else is put into the buffer), the buffer's `send`, and `replay`.
+    """
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class PiecewiseGraphs:
             self.failures.record_and_report(largest, "steps with prefills", errors[largest], is_permanent=is_permanent)
             return
         for size, error in errors.items():
-            self._note_failure(size, error)
+            self._report_failure(size, error)
 
     def capture_pending(self) -> bool:
         """Capture the largest size that failed or was released, if its pause is over. Call it while the engine is idle.
@@ -109,7 +113,7 @@ class PiecewiseGraphs:
             if size not in self._captured and self.failures.may_try(size):
                 error = self._try_capture(size)
                 if error is not None:
-                    self._note_failure(size, error)
+                    self._report_failure(size, error)
                 else:
                     self.failures.record_capture(size, _describe_size(size))
                 return True
@@ -117,7 +121,7 @@ class PiecewiseGraphs:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether `capture_pending` will have something to capture."""
+        """Whether `capture_pending` has something to capture, now or after a pause."""
         return self.failures.is_waiting
 
     def release(self) -> bool:
@@ -137,7 +141,7 @@ class PiecewiseGraphs:
             self._pool = self._stream = None
         return error
 
-    def _note_failure(self, size: int, error: Exception) -> None:
+    def _report_failure(self, size: int, error: Exception) -> None:
         self.failures.record_and_report(size, _describe_size(size), error)
 
     def _capture(self, size: int) -> None:
@@ -146,45 +150,47 @@ class PiecewiseGraphs:
         Raises what CUDA or the model raise.
         """
         self._buffer.begin()
-        ids, positions, slots = put_padded(None, size, self._buffer, self._storage.num_groups)
+        ids, positions, slots = stage_padded(None, size, self._buffer, self._storage.num_groups)
         self._buffer.send()
-        found: list[torch.Tensor] = []
+        hidden_rows: list[torch.Tensor] = []
 
-        def run(attends: Attend) -> None:
-            context = CutContext(self._storage, self._ops, slots, 0, None, None, attends=attends)
+        def run(attend: Attend) -> None:
+            context = CutContext(self._storage, self._ops, slots, 0, None, None, attend_function=attend)
             hidden = self._forward.hidden(ids, positions, context)
-            found[:] = [self._crossings.rows("hidden", hidden)]
-            found[0].copy_(hidden)
+            hidden_rows[:] = [self._crossings.rows("hidden", hidden)]
+            hidden_rows[0].copy_(hidden)
 
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        pieces = PieceRecorder(self._crossings, self._pool, self._stream).record(run)
-        self._captured[size] = _Captured(pieces, found[0], ids)
+        sequence = PieceRecorder(self._crossings, self._pool, self._stream).record(run)
+        self._captured[size] = _Captured(sequence, hidden_rows[0], ids)
 
     def num_graphs(self, size: int) -> int:
-        """Return the number of graphs that a step of this size replays."""
-        return len(self._captured[size].pieces.graphs)
+        """Return the number of graphs that a step of `size` tokens replays."""
+        return len(self._captured[size].sequence.graphs)
 
     def stage(self, inputs: StepInputs, size: int) -> StepTensors:
-        """Put a step into the buffer where its graphs read it. Must be the first thing put into the buffer."""
-        tensors = put_inputs(inputs, self._buffer, size)
+        """Write a step into the buffer where its graphs read it. Must be the first data written after the buffer's
+        `begin`.
+        """
+        tensors = stage_inputs(inputs, self._buffer, size)
         captured = self._captured[size].input_ids
         assert tensors.input_ids.data_ptr() == captured.data_ptr(), "graphs read fixed addresses"
         self._step = tensors, inputs.num_tokens
         return tensors
 
     def replay(self, size: int, num_rows: int, shares: AttentionScores | None = None) -> torch.Tensor | None:
-        """Run the step that was put. Returns logits (num_rows, vocabulary), or None when nothing is sampled.
+        """Run the step that was staged. Returns logits (num_rows, vocabulary), or None if `num_rows` is 0.
 
-        `shares`: accumulates attention per block, if it is measured.
+        `shares` accumulates attention per block, if it is measured.
         """
         assert self._step is not None, "nothing was put"
         (tensors, num_tokens), self._step = self._step, None
         captured = self._captured[size]
         count, decode, prefill = tensors.num_single_token, tensors.decode, tensors.prefill
         context = PagedContext(self._storage, self._ops, tensors.slot_mapping, count, decode, prefill, shares=shares)
-        captured.pieces.replay(context, num_tokens)
+        captured.sequence.replay(context, num_tokens)
         if not num_rows:
             return None
         assert tensors.sample_rows is not None, "a padded step says which rows are sampled"

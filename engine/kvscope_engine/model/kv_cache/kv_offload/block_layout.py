@@ -1,4 +1,5 @@
-"""Describes a block's bytes across the tensors of a storage, and the offset of each part in a slot of a lower tier.
+"""Describes a block's bytes across the tensors of a storage, and the offset of each tensor's bytes in a slot of a lower
+tier.
 
 A slot holds the concatenation of a block's bytes in every tensor. Tensors are viewed as rows of the widest word type
 that divides all of them, because copying single bytes is several times slower.
@@ -16,7 +17,7 @@ _WORD_DTYPES: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.
 
 
 class BlockTensors(Protocol):
-    """A storage of blocks, as this package sees it."""
+    """Storage of blocks, reduced to the attribute that lower tiers use."""
 
     @property
     def block_tensors(self) -> tuple[torch.Tensor, ...]:
@@ -25,15 +26,15 @@ class BlockTensors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorColumns:
-    """One tensor of the storage, and its columns of a slot."""
+    """A tensor of the storage, and the columns of a slot that hold its bytes."""
 
     blocks: torch.Tensor
-    """Words, (num_blocks, words of a block in this tensor)."""
+    """View of the tensor as words, (num_blocks, words of a block in this tensor)."""
     columns: slice
 
 
 class BlockLayout:
-    """Parts of the blocks of a storage, and their columns in a slot."""
+    """Tensors that the blocks of a storage consist of, and their columns in a slot."""
 
     def __init__(self, storage: BlockTensors) -> None:
         rows = [tensor.view(tensor.shape[0], -1).view(torch.uint8) for tensor in storage.block_tensors]
@@ -49,10 +50,10 @@ class BlockLayout:
             start += words.shape[1]
 
     def slots(self, rows: torch.Tensor) -> torch.Tensor:
-        """View rows of bytes, (num_places, block_bytes), as words."""
+        """View rows of bytes, (num_slots, block_bytes), as words."""
         return rows.view(self.dtype)
 
 
 def layout_text(storage: BlockTensors) -> str:
-    """Return the dtypes and shapes of a block's parts. Storages with equal text have interchangeable blocks."""
+    """Return the dtypes and shapes of a block's tensors. Storages with equal text have interchangeable blocks."""
     return ";".join(f"{tensor.dtype}{tuple(tensor.shape[1:])}" for tensor in storage.block_tensors)

@@ -1,8 +1,8 @@
 """Moves the bytes of blocks between the pool, host memory and disk; implements
 `policy.kv_offload.mover_protocol.TierMover`.
 
-Owns the order between copies: a host slot that the device still copies from or to is settled before the disk tier
-accesses it. Must not know what a slot holds. Slots of host memory and of the disk file are called `slots` and
+Owns the order between copies: before the disk tier accesses a host slot, the device's copies from and to the slot must
+be complete. Must not depend on the contents of slots. Slots of host memory and of the disk file are called `slots` and
 `disk_slots` in signatures.
 """
 
@@ -24,7 +24,7 @@ MoveKind: TypeAlias = Literal["save", "load", "offload", "load_from_disk", "flus
 
 
 class OtherMovers(Protocol):
-    """Forwards each move to the block movers of the other ranks, which hold the other heads of the same blocks.
+    """Forwards each move to the block movers of the other ranks, which store the other heads of the same blocks.
 
     Implemented in `executor.leader`.
     """
@@ -40,15 +40,17 @@ class OtherMovers(Protocol):
         """Start the same move on the other ranks."""
 
     def moved_on_all_ranks(self, whole: Sequence[bool]) -> list[bool]:
-        """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks; `whole`
-        is this rank's result."""
+        """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks.
+
+        `whole` is the result on this rank.
+        """
 
 
 class BlockMover:
-    """Moves blocks between tiers; owns the copies, the host memory and the disk tier passed to it.
+    """Moves blocks between tiers. Owns the copies, the host memory and the disk tier.
 
     `salt` is that of the prefixes in a persistent file, None without one. Each move is sent to `others` before it runs
-    here, so that all ranks run it concurrently.
+    on this rank, so that all ranks run it concurrently.
     """
 
     def __init__(
@@ -67,10 +69,10 @@ class BlockMover:
         self._rows = slab.rows.numpy()
         self._closed = False
         self.copy_failure = ""
-        """Why blocks may not be where the ledger says, so that the engine must stop; empty while all copies
-        succeeded."""
+        """Why blocks may not be where the ledger says, so that the engine must stop; empty while all copies succeeded.
+        """
         self.salt = salt
-        """Salt from which the prefixes in a persistent file must be hashed; None if any salt is fine."""
+        """Salt with which the prefixes in a persistent file were hashed; None if any salt may be used."""
         self.note = note
         """One line about options that could not be applied as requested; empty if there are none."""
         self.num_host_slots, self._block_bytes = self._rows.shape
@@ -78,7 +80,7 @@ class BlockMover:
 
     @property
     def has_disk(self) -> bool:
-        """Whether the disk tier can be written. False for good once a write failed (disk full, file removed)."""
+        """Whether the disk tier can be written. False permanently once a write failed (disk full, file removed)."""
         return self._disk is not None and not self._disk.failure
 
     @property
@@ -88,68 +90,69 @@ class BlockMover:
 
     @property
     def num_offloadable(self) -> int:
-        """Number of blocks that `offload` accepts now without waiting for the drive."""
+        """Number of blocks that `offload` accepts without waiting for the drive."""
         return self._disk.num_offloadable if self._disk is not None else 0
 
     @property
-    def keeps(self) -> bool:
+    def is_persistent(self) -> bool:
         """Whether the contents of the disk tier persist after this process ends."""
         return self.salt is not None and self.has_disk and not self.copy_failure
 
     def forget_prefixes(self) -> None:
-        """Exclude the current contents of the disk tier from the index that the next start reads."""
+        """Exclude the current contents of the disk tier from the index for the next start."""
         if self._disk is not None:
             self._disk.forget_prefixes()
 
     def recovered(self) -> list[tuple[int, Prefix]]:
-        """Return the disk slots that hold prefixes of an earlier run, with these prefixes."""
+        """Return (disk slot, prefix) for each prefix that an earlier run left in a persistent file."""
         return self._disk.recovered() if self._disk is not None else []
 
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy blocks of the pool to host slots."""
         with self._moving():
             if self._others is not None and blocks:
                 self._others.move_blocks("save", blocks, slots)
             self._copier.save(blocks, slots)
 
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy host slots to blocks of the pool."""
         with self._moving():
             if self._others is not None and blocks:
                 self._others.move_blocks("load", slots, blocks)
             self._copier.load(slots, blocks)
 
     def offload(self, slots: Sequence[int], disk_slots: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
-        """Write host slots to disk slots. Returns which were accepted on all ranks."""
+        """Write host slots to disk slots. Returns, per slot, whether it was accepted on all ranks."""
         with self._moving():
             if self._disk is None:
                 return [False] * len(slots)
             if self._others is not None:
                 self._others.move_blocks("offload", slots, disk_slots)
             self._copier.await_copies(slots)
-            there = self._disk.offload([self._rows[slot] for slot in slots], disk_slots, prefixes)
-            return there if self._others is None else self._others.moved_on_all_ranks(there)
+            is_written = self._disk.offload([self._rows[slot] for slot in slots], disk_slots, prefixes)
+            return is_written if self._others is None else self._others.moved_on_all_ranks(is_written)
 
     def load_from_disk(self, disk_slots: Sequence[int], slots: Sequence[int]) -> list[bool]:
-        """Read disk slots into host slots. Returns which were intact; the others are lost."""
+        """Read disk slots into host slots. Returns, per slot, whether it was intact on all ranks; the others are
+        lost."""
         with self._moving():
             if self._disk is None:
                 return [False] * len(slots)
             if self._others is not None:
                 self._others.move_blocks("load_from_disk", disk_slots, slots)
             self._copier.await_copies(slots)
-            whole = self._disk.load_from_disk(disk_slots, [self._rows[slot] for slot in slots])
-            return whole if self._others is None else self._others.moved_on_all_ranks(whole)
+            is_intact = self._disk.load_from_disk(disk_slots, [self._rows[slot] for slot in slots])
+            return is_intact if self._others is None else self._others.moved_on_all_ranks(is_intact)
 
     def flush(self) -> None:
-        """Enqueue all pending copies on the device, so that whatever runs next may overwrite the blocks."""
+        """Enqueue all pending copies on the device, so that work enqueued later may overwrite the blocks."""
         with self._moving():
             if self._others is not None:
                 self._others.move_blocks("flush")
             self._copier.flush()
 
     def drain(self) -> bool:
-        """Wait until everything offloaded has been written. Returns whether it was. Used only for measurements."""
+        """Wait until all offloaded blocks are on disk. Returns whether they are, on all ranks. Used only for
+        measurements.
+        """
         self._check_open()
         if self._disk is None:
             return True
@@ -193,10 +196,10 @@ class BlockMover:
         )
 
     def close(self) -> str:
-        """Release everything and write the index of a persistent file. Returns one line about what failed, or an empty
-        text.
+        """Free everything, after writing the index of a persistent file. Returns one line about a failure, or an empty
+        string.
 
-        After a `copy_failure`, the index is empty, so that the next start finds nothing.
+        After a `copy_failure`, the index lists no blocks, so that the next start uses none.
         """
         if self._closed:
             return ""
@@ -216,7 +219,7 @@ class BlockMover:
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
-        """Record a failure inside the context as `copy_failure`.
+        """Return a context that records a failure as `copy_failure`.
 
         The caller's ledger has recorded the move already or is about to, so a failed move cannot be undone.
         """

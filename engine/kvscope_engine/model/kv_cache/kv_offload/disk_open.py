@@ -1,6 +1,6 @@
 """Opens the file of the disk tier: locked, fully allocated from the start, and with direct I/O if possible.
 
-Raises BadInput for files that cannot be used. Does not interpret the file's contents.
+Raises BadInput for files that cannot be used. Must not depend on the format of the file's contents.
 """
 
 from __future__ import annotations
@@ -22,31 +22,30 @@ from kvscope_engine.model.kv_cache.kv_storage import MIB
 from kvscope_telemetry.errors import BadInput
 
 SECTOR_BYTES: Final = 4096
-"""Alignment of offsets, sizes and addresses for direct I/O; the most that current drives require."""
+"""Alignment in bytes of offsets, sizes and addresses for direct I/O; the largest that current drives require."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A locked file, allocated in full."""
+    """A locked file with all its space allocated."""
 
     fd: int
     path: Path | None
-    """Path of the file; None if it has no name and disappears with the process."""
+    """Path of the file; None if it has no name, so that it disappears with the process."""
     is_direct: bool
     """Whether reads and writes bypass the page cache."""
     previous_bytes: int
     """Size of the file before it was opened."""
 
     def is_at_path(self) -> bool:
-        """Whether the path still refers to this file. Always True for a file without a name, which cannot be
-        removed."""
+        """Whether the path still refers to this file. Always True for a file without a name."""
         if self.path is None:
             return True
         try:
-            there, ours = os.stat(self.path), os.fstat(self.fd)
+            at_path, opened = os.stat(self.path), os.fstat(self.fd)
         except OSError:
             return False
-        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+        return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def index_path(path: Path) -> Path:
@@ -55,14 +54,14 @@ def index_path(path: Path) -> Path:
 
 
 def open_disk_file(path: Path | None, num_bytes: int, *, keep: bool) -> OpenFile:
-    """Open and lock the tier's file, with `num_bytes` allocated. Without `keep`, the file has no name when this
-    returns.
+    """Open and lock the tier's file, with `num_bytes` allocated. Unless `keep`, the file has no name afterwards.
 
-    Raises BadInput if the drive lacks space, another engine uses the file, or it contains foreign data.
+    Raises:
+        BadInput: The drive lacks space, another engine uses the file, or it contains foreign data.
     """
     is_new = path is not None and not os.path.lexists(path)
-    with _errors_named(path):
-        fd = _temporary() if path is None else os.open(path, _FLAGS, 0o600)
+    with _naming_file(path):
+        fd = _open_temporary() if path is None else os.open(path, _FLAGS, 0o600)
     try:
         previous_bytes = os.fstat(fd).st_size
         if path is not None:
@@ -82,14 +81,14 @@ def open_disk_file(path: Path | None, num_bytes: int, *, keep: bool) -> OpenFile
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
-def _temporary() -> int:
+def _open_temporary() -> int:
     fd, name = tempfile.mkstemp(prefix="kv-", dir=cache_folder())
     os.unlink(name)
     return fd
 
 
 def _lock_file(fd: int, path: Path) -> None:
-    """Lock the file after checking that it contains no foreign data."""
+    """Lock the file, after checking that it contains no foreign data."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise BadInput(f"--kv-disk-path {str(path)!r} is not accepted: it is no regular file")
@@ -102,12 +101,12 @@ def _lock_file(fd: int, path: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise BadInput(f"--kv-disk-path {str(path)!r} is in use by another engine") from error
-    with _errors_named(path):
+    with _naming_file(path):
         os.fchmod(fd, 0o600)
 
 
 def _check_free_space(fd: int, path: Path | None, num_bytes: int) -> None:
-    """Check free space and this process's file size limit before anything is allocated."""
+    """Raise BadInput if free space or this process's limit on file sizes is too small."""
     drive, status = os.fstatvfs(fd), os.fstat(fd)
     free = drive.f_bavail * drive.f_frsize + 512 * status.st_blocks
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -118,17 +117,17 @@ def _check_free_space(fd: int, path: Path | None, num_bytes: int) -> None:
 
 
 def _allocate(fd: int, path: Path | None, num_bytes: int) -> None:
-    with _errors_named(path, num_bytes):
+    with _naming_file(path, num_bytes):
         os.ftruncate(fd, num_bytes)
         os.posix_fallocate(fd, 0, num_bytes)
 
 
-def _too_large(path: Path | None, num_bytes: int, what: str) -> str:
-    return f"--kv-disk asks for {num_bytes / MIB:.0f} MiB in {_name(path)}: {what}"
+def _too_large(path: Path | None, num_bytes: int, limit: str) -> str:
+    return f"--kv-disk asks for {num_bytes / MIB:.0f} MiB in {_name(path)}: {limit}"
 
 
 def _unlink(path: Path) -> None:
-    """Unlink the file, so that it disappears however the process ends, and the index of an earlier run with it."""
+    """Unlink the file, so that it disappears even if the process is killed, and the index of an earlier run."""
     path.unlink(missing_ok=True)
     index_path(path).unlink(missing_ok=True)
 
@@ -151,8 +150,8 @@ def _name(path: Path | None) -> str:
 
 
 @contextmanager
-def _errors_named(path: Path | None, num_bytes: int | None = None) -> Iterator[None]:
-    """Convert an OSError to a BadInput that names the file."""
+def _naming_file(path: Path | None, num_bytes: int | None = None) -> Iterator[None]:
+    """Return a context that converts an OSError to a BadInput that names the file."""
     try:
         yield
     except OSError as error:

@@ -20,7 +20,7 @@ from kvscope_engine.model.kv_cache.kv_offload.disk_open import SECTOR_BYTES, Ope
 
 Bytes = npt.NDArray[np.uint8]
 MAX_RECORDS_PER_CALL = 256
-"""Maximum number of records per call. The system accepts at most 1,024 buffers."""
+"""Maximum number of records per system call, below the system's limit of 1,024 buffers."""
 
 
 def record_bytes(block_bytes: int) -> int:
@@ -29,18 +29,16 @@ def record_bytes(block_bytes: int) -> int:
 
 
 def checksum(payload: Bytes) -> int:
-    """Return the CRC-32 of a block's bytes."""
     return zlib.crc32(payload.data)
 
 
 def record_buffers(num_records: int, size: int) -> Bytes:
-    """Return zeroed records, (num_records, size), page-aligned as direct I/O requires."""
+    """Return zeroed memory for records, uint8 (num_records, size), page-aligned as direct I/O requires."""
     return np.frombuffer(mmap.mmap(-1, num_records * size), np.uint8).reshape(num_records, size)
 
 
 def consecutive_ranges(slots: Sequence[int], at_most: int = MAX_RECORDS_PER_CALL) -> Iterator[range]:
-    """Yield ranges of indices into the ascending slots `slots` within which slots are consecutive, at most `at_most`
-    each."""
+    """Yield ranges of indices into ascending `slots` that have consecutive slots, of at most `at_most` indices each."""
     breaks = [index for index, (a, b) in enumerate(pairwise(slots), start=1) if b != a + 1]
     for low, high in pairwise([0, *breaks, len(slots)]):
         for start in range(low, high, at_most):
@@ -55,7 +53,8 @@ class DiskRecords:
         self._size = size
 
     def write(self, slot: int, records: Sequence[Bytes]) -> None:
-        """Write whole records from `slot` on. Raises OSError, also for a partial write or if the file was removed."""
+        """Write whole records, starting at `slot`. Raises OSError, also for a partial write or if the file was
+        removed."""
         if not self._file.is_at_path():
             raise FileNotFoundError(f"{self._file.path} was removed or replaced")
         written = os.pwritev(self._file.fd, [record.data for record in records], slot * self._size)
@@ -64,7 +63,8 @@ class DiskRecords:
             raise OSError(f"only {written} of {expected} bytes were taken")
 
     def read(self, slot: int, records: Bytes) -> int:
-        """Read into `records`, (n, size), from `slot` on. Returns how many were read whole; 0 on an error."""
+        """Read into `records`, (n, size), starting at `slot`. Returns the number of whole records read; 0 on an
+        error."""
         try:
             return os.preadv(self._file.fd, [records.data], slot * self._size) // self._size
         except OSError:

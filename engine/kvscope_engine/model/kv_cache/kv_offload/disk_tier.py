@@ -1,6 +1,6 @@
 """The disk tier: writes blocks' bytes to slots of a file and reads them back.
 
-After it is made, it raises nothing: errors appear in return values, `failure` and the result of `close`.
+Methods raise nothing after construction: errors appear in return values, `failure` and the result of `close`.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from kvscope_engine.model.kv_cache.kv_storage import MIB
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
 QUEUE_BYTES: Final = 256 * MIB
-"""Maximum bytes of records waiting to be written. A long prompt may evict this many at once."""
+"""Maximum bytes of records waiting to be written. A long prompt may evict this many in one step."""
 ASSUMED_READ_RATE: Final = 1e9
-"""Bytes per second assumed before anything was read."""
+"""Bytes per second assumed before the first read."""
 READ_BYTES: Final = 8 * MIB
 """Maximum bytes of adjacent records in one read."""
 
 
 class DiskTier:
-    """`num_slots` blocks of `block_bytes` in `file`, which it owns. With `kept`, the contents persist."""
+    """`num_slots` blocks of `block_bytes` in `file`, which the tier closes. With `persistent`, the contents persist."""
 
     def __init__(
         self,
         file: OpenFile,
         num_slots: int,
         block_bytes: int,
-        kept: PersistentPrefixes | None = None,
+        persistent: PersistentPrefixes | None = None,
         *,
         max_queue_bytes: int = QUEUE_BYTES,
     ) -> None:
@@ -53,12 +53,12 @@ class DiskTier:
         self.read_seconds = 0.0
         self._file = file
         self._block_bytes = block_bytes
-        self._retained = kept
+        self._persistent = persistent
         self._records = DiskRecords(file, size)
         self._read_buffers = record_buffers(_count(READ_BYTES, size, min(num_slots, MAX_RECORDS_PER_CALL)), size)
         self._writer = DiskWriter(self._records, size, block_bytes, _count(max_queue_bytes, size, num_slots))
-        if kept is not None:
-            self._writer.add_recovered({block.slot: block.checksum for block in kept.recovered})
+        if persistent is not None:
+            self._writer.add_recovered({block.slot: block.checksum for block in persistent.recovered})
 
     @property
     def read_seconds_per_block(self) -> float:
@@ -74,7 +74,7 @@ class DiskTier:
 
     @property
     def num_offloadable(self) -> int:
-        """Number of blocks that `offload` accepts now without waiting."""
+        """Number of blocks that `offload` accepts without waiting."""
         return self._writer.num_free
 
     @property
@@ -86,58 +86,59 @@ class DiskTier:
         return self._writer.seconds
 
     def offload(self, rows: Sequence[Bytes], slots: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
-        """Queue `rows[i]` to be written to `slots[i]`. Returns which were accepted. Waits only while the queue is
-        full."""
-        if self._retained is not None:
+        """Queue `rows[i]` to be written to `slots[i]`. Returns, per slot, whether it was accepted. Waits only while the
+        queue is full.
+        """
+        if self._persistent is not None:
             for slot, prefix in zip(slots, prefixes, strict=True):
-                self._retained.record_offload(slot, prefix)
+                self._persistent.record_offload(slot, prefix)
         return self._writer.enqueue(slots, rows)
 
     def load_from_disk(self, slots: Sequence[int], rows: Sequence[Bytes]) -> list[bool]:
-        """Read `slots[i]` into `rows[i]`. Returns which were intact."""
-        started = time.perf_counter()
+        """Read `slots[i]` into `rows[i]`. Returns, per slot, whether it was intact."""
+        start_s = time.perf_counter()
         is_intact = [self._writer.read_queued(slot, row) for slot, row in zip(slots, rows, strict=True)]
         missing = sorted((slot, index) for index, slot in enumerate(slots) if not is_intact[index])
-        for stretch in consecutive_ranges([slot for slot, _ in missing], len(self._read_buffers)):
-            for index in self._read(missing[stretch.start : stretch.stop], rows):
+        for span in consecutive_ranges([slot for slot, _ in missing], len(self._read_buffers)):
+            for index in self._read(missing[span.start : span.stop], rows):
                 is_intact[index] = True
-        self._discard_lost([slot for slot, whole in zip(slots, is_intact, strict=True) if not whole])
+        self._discard_lost([slot for slot, intact in zip(slots, is_intact, strict=True) if not intact])
         self.num_read += sum(is_intact)
-        self.read_seconds += time.perf_counter() - started
+        self.read_seconds += time.perf_counter() - start_s
         return is_intact
 
     def forget_prefixes(self) -> None:
-        if self._retained is not None:
-            self._retained.clear()
+        if self._persistent is not None:
+            self._persistent.clear()
 
     def recovered(self) -> list[tuple[int, Prefix]]:
-        """Return the slots that held prefixes at the start, with these prefixes."""
-        return [] if self._retained is None else [(block.slot, block.prefix) for block in self._retained.recovered]
+        """Return (slot, prefix) for each prefix that an earlier run left in the file."""
+        return [] if self._persistent is None else [(block.slot, block.prefix) for block in self._persistent.recovered]
 
     def close(self) -> str:
-        """Close the file, after writing the index if it persists. Returns why the index was not written, or an empty
-        text."""
-        note = self._write_index() if self._retained is not None else ""
+        """Close the file, after writing its index if it persists. Returns why the index was not written, or an empty
+        string.
+        """
+        note = self._write_index() if self._persistent is not None else ""
         self._writer.close()
         os.close(self._file.fd)
         return note
 
     def drain(self) -> bool:
-        """Wait until everything queued has been written. Returns whether it was."""
+        """Wait until all queued records are written. Returns whether they are."""
         return self._writer.drain()
 
     def _read(self, missing: list[tuple[int, int]], rows: Sequence[Bytes]) -> list[int]:
-        """Read adjacent slots, given as (slot, index of its row), in one call. Returns the indices that were
-        intact."""
+        """Read adjacent slots, given as (slot, index into `rows`), in one call. Returns the indices of intact slots."""
         records = self._read_buffers[: len(missing)]
         num_whole = self._records.read(missing[0][0], records)
-        whole = []
+        intact = []
         for (slot, index), record in zip(missing[:num_whole], records, strict=False):
             payload = record[: self._block_bytes]
             if checksum(payload) == self._writer.checksum(slot):
                 rows[index][:] = payload
-                whole.append(index)
-        return whole
+                intact.append(index)
+        return intact
 
     def _discard_lost(self, slots: list[int]) -> None:
         self.num_lost += len(slots)
@@ -145,11 +146,11 @@ class DiskTier:
             self._writer.discard(slot)
 
     def _write_index(self) -> str:
-        assert self._retained is not None, "only a kept file gets an index"
+        assert self._persistent is not None, "only a kept file gets an index"
         try:
             if not self._writer.drain():
                 return f"the KV cache's file is not kept: {self._writer.failure or 'the drive is too slow'}"
-            self._retained.finish(self._writer.checksums())
+            self._persistent.finish(self._writer.checksums())
         except OSError as error:
             return f"the KV cache's file is not kept: {error.strerror or error}"
         return ""

@@ -1,8 +1,8 @@
 """Write-behind for the disk tier: a bounded queue of records and the thread that writes them.
 
 Owns the queue's contents, and which slots of the file hold valid records. A record counts as stored once it is in the
-queue, and is read from there until it is in the file. The first failed write ends writing for good and loses what was
-in the queue; records in the file stay readable.
+queue, and is read from the queue until it is in the file. After the first failed write, nothing more is written, and
+queued records are lost; records in the file stay readable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvscope_engine.model.kv_cache.kv_offload.disk_records import (
 )
 
 MAX_WAIT_S: Final = 30.0
-"""Seconds without progress after which a drive counts as failed, so that the engine continues."""
+"""Seconds without progress after which the drive is treated as failed, so that the engine continues."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class DiskWriter:
         self._free = list(range(num_buffers))
         self._queue: deque[_Entry] = deque()
         self._latest: dict[int, _Entry] = {}
-        """For each slot in the queue, the entry that it holds in the end."""
+        """Newest queued entry of each slot in the queue."""
         self._checksums: dict[int, int] = {}
         """Checksum of each slot with a valid record in the file."""
         self._changed = threading.Condition()
@@ -60,26 +60,27 @@ class DiskWriter:
 
     @property
     def num_free(self) -> int:
-        """Number of records that `enqueue` accepts now without waiting."""
+        """Number of records that `enqueue` accepts without waiting."""
         with self._changed:
             return len(self._free)
 
     def enqueue(self, slots: Sequence[int], payloads: Sequence[Bytes]) -> list[bool]:
-        """Queue blocks' bytes for `slots`. Returns which were accepted. Waits only while the queue is full.
+        """Queue blocks' bytes for `slots`. Returns, per slot, whether it was accepted. Waits only while the queue is
+        full.
 
-        The previous contents of a slot are lost either way.
+        The previous contents of all `slots` are lost, even if they were not accepted.
         """
-        done = 0
-        while done < len(slots):
-            buffers = self._acquire_buffers(slots[done:])
+        num_accepted = 0
+        while num_accepted < len(slots):
+            buffers = self._acquire_buffers(slots[num_accepted:])
             if not buffers:
                 break
-            for buffer, payload in zip(buffers, payloads[done:], strict=False):
+            for buffer, payload in zip(buffers, payloads[num_accepted:], strict=False):
                 self._buffers[buffer, : self._block_bytes] = payload
-            if not self._enqueue(list(map(_Entry, slots[done:], buffers))):
+            if not self._enqueue(list(map(_Entry, slots[num_accepted:], buffers))):
                 break
-            done += len(buffers)
-        return [True] * done + [False] * (len(slots) - done)
+            num_accepted += len(buffers)
+        return [True] * num_accepted + [False] * (len(slots) - num_accepted)
 
     def read_queued(self, slot: int, target: Bytes) -> bool:
         """Copy the record queued for `slot` to `target`. Returns False if there is none."""
@@ -95,17 +96,16 @@ class DiskWriter:
             return self._checksums.get(slot)
 
     def checksums(self) -> dict[int, int]:
-        """Return the checksums of all slots with a record in the file."""
+        """Return the checksum of each slot with a record in the file."""
         with self._changed:
             return dict(self._checksums)
 
     def add_recovered(self, checksums: dict[int, int]) -> None:
-        """Add slots that the file holds from an earlier run."""
+        """Add the checksums of records from an earlier run, by slot."""
         with self._changed:
             self._checksums.update(checksums)
 
     def discard(self, slot: int) -> None:
-        """Discard the record at `slot`."""
         with self._changed:
             self._checksums.pop(slot, None)
 
@@ -123,7 +123,9 @@ class DiskWriter:
         self._thread.join(MAX_WAIT_S)
 
     def _acquire_buffers(self, slots: Sequence[int]) -> list[int]:
-        """Return buffers for as many of `slots` as are free, at least one; empty if writing has failed."""
+        """Return free buffers for the first of `slots`: at least one, after waiting if necessary; none if writing has
+        failed.
+        """
         with self._changed:
             for slot in slots:
                 self._checksums.pop(slot, None)
@@ -131,12 +133,12 @@ class DiskWriter:
                 self._fail(f"the drive took nothing for {MAX_WAIT_S:.0f} s")
             if self.failure:
                 return []
-            taken = self._free[: len(slots)]
+            buffers = self._free[: len(slots)]
             del self._free[: len(slots)]
-            return taken
+            return buffers
 
     def _enqueue(self, entries: list[_Entry]) -> bool:
-        """Queue all entries at once, so that adjacent ones are written together. Returns False if writing has
+        """Queue all entries together, so that adjacent ones are written together. Returns False if writing has
         failed."""
         with self._changed:
             if not self.failure:
@@ -149,13 +151,13 @@ class DiskWriter:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            started = time.perf_counter()
+            start_s = time.perf_counter()
             try:
                 self._write(batch)
             except OSError as error:
                 with self._changed:
                     self._fail(error.strerror or str(error))
-            self.seconds += time.perf_counter() - started
+            self.seconds += time.perf_counter() - start_s
 
     def _next_batch(self) -> list[_Entry]:
         """Wait for queued entries and return them by slot, without superseded ones; empty when the thread must end."""
@@ -164,10 +166,10 @@ class DiskWriter:
                 self._changed.wait_for(lambda: self._queue or self._closing or self.failure)
                 if self._closing or self.failure:
                     return []
-                taken = list(self._queue)
+                entries = list(self._queue)
                 self._queue.clear()
-                batch = [entry for entry in taken if self._latest.get(entry.slot) is entry]
-                self._release([entry for entry in taken if self._latest.get(entry.slot) is not entry])
+                batch = [entry for entry in entries if self._latest.get(entry.slot) is entry]
+                self._release([entry for entry in entries if self._latest.get(entry.slot) is not entry])
                 if batch:
                     return sorted(batch, key=lambda entry: entry.slot)
 
@@ -177,9 +179,9 @@ class DiskWriter:
             sums = [checksum(self._buffers[entry.buffer, : self._block_bytes]) for entry in entries]
             self._records.write(entries[0].slot, [self._buffers[entry.buffer] for entry in entries])
             with self._changed:
-                self._stored(entries, sums)
+                self._record_written(entries, sums)
 
-    def _stored(self, entries: list[_Entry], sums: list[int]) -> None:
+    def _record_written(self, entries: list[_Entry], sums: list[int]) -> None:
         self.num_written += len(entries)
         for entry, value in zip(entries, sums, strict=True):
             if self._latest.get(entry.slot) is entry:
@@ -192,7 +194,7 @@ class DiskWriter:
         self._changed.notify_all()
 
     def _fail(self, reason: str) -> None:
-        """Stop writing for good; all queued records are lost."""
+        """Stop writing permanently; all queued records are lost."""
         self.failure = self.failure or reason
         self._latest.clear()
         self._queue.clear()

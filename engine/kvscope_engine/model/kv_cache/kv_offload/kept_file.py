@@ -1,4 +1,4 @@
-"""Tracks the prefixes in a disk tier file that persists: those found at the start, and those to list at exit."""
+"""Tracks the prefixes in a disk tier file that persists: those of the last run, and those to list at exit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvscope_telemetry.errors import BadInput
 
 
 class PersistentPrefixes:
-    """Prefixes by slot, from the last run's index and from offloads. Checksums are verified elsewhere.
+    """Prefixes by slot, from the last run's index and from offloads. Does not verify checksums.
 
     Raises BadInput if no index can be written next to the file.
     """
@@ -40,13 +40,13 @@ class PersistentPrefixes:
             raise BadInput(f"cannot write {str(self._index_path)!r}: {error.strerror}") from error
 
     def record_offload(self, slot: int, prefix: Prefix | None) -> None:
-        """Record that `slot` is about to hold `prefix`, or nothing that can be found again."""
+        """Record that `prefix` is about to be written to `slot`; None for data that no prefix identifies."""
         self._prefixes.pop(slot, None)
         if prefix is not None:
             self._prefixes[slot] = prefix
 
     def clear(self) -> None:
-        """Exclude the current contents from the index that the next start reads."""
+        """Exclude the current contents from the index for the next start."""
         self._prefixes.clear()
 
     def finish(self, checksums: dict[int, int]) -> None:
@@ -57,9 +57,9 @@ class PersistentPrefixes:
         write_index(self._index_path, self._index(self._blocks_to_list(checksums)))
 
     def _blocks_to_list(self, checksums: dict[int, int]) -> list[IndexedBlock]:
-        """Return the blocks to list; if several slots have the same digest, only the last."""
+        """Return the index entries of valid slots. If several slots have the same digest, only the last is listed."""
         last = {prefix.digest: slot for slot, prefix in self._prefixes.items() if slot in checksums}
-        kept = [(slot, self._prefixes[slot]) for slot in last.values()]
+        listed = [(slot, self._prefixes[slot]) for slot in last.values()]
         return [
             IndexedBlock(
                 slot,
@@ -72,7 +72,7 @@ class PersistentPrefixes:
                 adapter=prefix.adapter,
                 adapter_key=prefix.adapter_key,
             )
-            for slot, prefix in kept
+            for slot, prefix in listed
         ]
 
     def _index(self, blocks: Sequence[IndexedBlock]) -> DiskIndex:

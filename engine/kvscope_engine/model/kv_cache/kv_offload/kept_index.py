@@ -1,7 +1,7 @@
-"""Reads and writes the index file of a disk tier that persists: which prefix each slot holds, and its checksum.
+"""Reads and writes the index file of a disk tier that persists: the prefix in each slot, and its checksum.
 
 `FILE.index` is a line that names the format, the BLAKE2b digest of the rest, and the rest as MessagePack. It is
-replaced atomically. While an engine uses the file, the index lists no slots, so nothing is trusted after a crash.
+replaced atomically. While an engine uses the file, the index lists no slots, so nothing is reused after a crash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_START: Final = 1 << 31
 
 
 class IndexedBlock(msgspec.Struct, frozen=True, array_like=True):
-    """A slot of the file that holds a prefix."""
+    """Index entry of a slot with a prefix."""
 
     slot: int
     checksum: int
@@ -38,18 +38,18 @@ class IndexedBlock(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def prefix(self) -> Prefix:
-        """Key under which the prefix cache finds the block."""
+        """The entry's prefix, as the key of the prefix cache."""
         return Prefix(self.digest, self.start, self.tokens, self.parent, self.salt, self.adapter, self.adapter_key)
 
 
 class DiskIndex(msgspec.Struct, frozen=True):
-    """Contents of a disk tier file."""
+    """Index of a disk tier file."""
 
     fingerprint: str
     """Hash of model, dtype and layout. Blocks with another fingerprint cannot be used."""
     salt: bytes
-    """Salt of the prefix digests."""
     num_bytes: int
+    """Size of the disk tier file in bytes."""
     blocks: list[IndexedBlock]
 
 
@@ -63,14 +63,14 @@ class IndexRequirements:
 
     @property
     def max_bytes(self) -> int:
-        """Upper bound for the size of an index. The file may have had more slots in an earlier run."""
+        """Maximum bytes of an index that is read. The file may have had more slots in an earlier run."""
         return (1 << 26) + 4 * self.num_slots * (4 * self.block_size + 96)
 
 
 def read_index(path: Path, requirements: IndexRequirements, previous_bytes: int) -> tuple[DiskIndex | None, str]:
-    """Read the index at `path` of a file of `previous_bytes`. Returns the index, or None and why it is not used.
+    """Read the index at `path` for a disk tier file of `previous_bytes`.
 
-    The reason is empty if there is no index.
+    Returns the index, or None and the reason why it is not used. The reason is empty if there is no index.
     """
     try:
         with open(path, "rb") as file:
@@ -88,7 +88,7 @@ def read_index(path: Path, requirements: IndexRequirements, previous_bytes: int)
 
 
 def write_index(path: Path, index: DiskIndex) -> None:
-    """Replace the index at `path` atomically, with its contents synced to the drive. Raises OSError."""
+    """Replace the index at `path` atomically and sync it to the drive. Raises OSError."""
     body = msgspec.msgpack.encode(index)
     fd, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
     try:
@@ -120,7 +120,7 @@ def _checked_index(
         return None, "is of another model or layout"
     if previous_bytes != index.num_bytes:
         return None, f"is for a file of {index.num_bytes} bytes, not {previous_bytes}"
-    if len(index.salt) != SALT_BYTES or not all(_is_sound(block, requirements.block_size) for block in index.blocks):
+    if len(index.salt) != SALT_BYTES or not all(_is_valid(block, requirements.block_size) for block in index.blocks):
         return None, "is damaged"
     blocks = [block for block in index.blocks if block.slot < requirements.num_slots]
     if len({block.slot for block in blocks}) < len(blocks) or len({block.digest for block in blocks}) < len(blocks):
@@ -128,7 +128,7 @@ def _checked_index(
     return msgspec.structs.replace(index, blocks=blocks), ""
 
 
-def _is_sound(block: IndexedBlock, block_size: int) -> bool:
+def _is_valid(block: IndexedBlock, block_size: int) -> bool:
     return (
         block.slot >= 0
         and 0 <= block.checksum < 1 << 32

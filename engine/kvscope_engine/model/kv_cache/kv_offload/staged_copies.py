@@ -2,8 +2,8 @@
 
 A save gathers blocks into a staging buffer on the compute lane, in order with the kernels that write them; one large
 copy to the host follows on the copy lane. A load is copied to staging on the copy lane and scattered on the compute
-lane. Two buffers alternate; each waits for the event of its last use. The host waits only for a slot that it is about
-to access itself, and when the device lacks memory for a gather: blocks are then copied one by one.
+lane. Two buffers alternate; each waits for the event of its last use. The host waits only before it accesses a slot
+itself, and if the device lacks memory for a gather: blocks are then copied individually.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Staging:
 
 @dataclass(frozen=True, slots=True)
 class _TimedCopy:
-    """A copy on the copy lane, between two events."""
+    """A copy on the copy lane, and the events before and after it."""
 
     speed: CopySpeed
     num_blocks: int
@@ -56,7 +56,8 @@ class _Chunk:
 
 
 class StagedBlockCopier:
-    """Copies blocks of a device's pool to and from `rows` of host memory, at most `staging_blocks` per copy."""
+    """`BlockCopier` between a device's pool and `rows` of host memory, with at most `staging_blocks` blocks per
+    copy."""
 
     def __init__(self, layout: BlockLayout, rows: torch.Tensor, streams: Streams, staging_blocks: int) -> None:
         self._parts = layout.parts
@@ -89,8 +90,7 @@ class StagedBlockCopier:
             self._in_progress.clear()
 
     def flush(self) -> None:
-        """Enqueue all pending copies on the device, in order. If this raises, copies not yet enqueued remain
-        pending."""
+        """Enqueue all pending copies on the device, in order. If this raises, copies not yet enqueued stay pending."""
         self._in_progress |= self._pending.slots
         self._enqueue(self._pending.saves, self._save, self._save_block)
         self._enqueue(self._pending.loads, self._load, self._load_block)
@@ -119,8 +119,9 @@ class StagedBlockCopier:
         enqueue: Callable[[_Chunk, _Staging], None],
         copy_block: Callable[[int, int], None],
     ) -> None:
-        """Enqueue `pairs` by slot, so that consecutive slots share one copy. A chunk is removed from `pairs` once
-        it is enqueued."""
+        """Enqueue `pairs` ordered by slot, so that consecutive slots share one copy. Enqueued pairs are removed from
+        the list.
+        """
         pairs.sort()
         size = self._stagings[0].rows.shape[0]
         while pairs:
@@ -135,7 +136,7 @@ class StagedBlockCopier:
             del pairs[:size]
 
     def _copy_one_by_one(self, chunk: _Chunk, copy_block: Callable[[int, int], None]) -> None:
-        """Copy the whole chunk, even if part of it was enqueued before memory ran out.
+        """Copy each block of the chunk separately, even if part of the chunk was enqueued before memory ran out.
 
         Needs no device memory and waits for both lanes.
         """
@@ -188,8 +189,7 @@ class StagedBlockCopier:
             part.blocks.index_copy_(0, ids, rows[: len(blocks), part.columns])
 
     def _ids(self, blocks: list[int]) -> torch.Tensor:
-        """Return the block ids on the device, uploaded from pinned memory; from pageable memory, the host would wait
-        for the compute lane."""
+        """Upload block ids from pinned memory. From pageable memory, the host would wait for the compute lane."""
         return torch.tensor(blocks, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
 
     def _to_host(self, chunk: _Chunk, rows: torch.Tensor) -> None:
@@ -206,7 +206,7 @@ class StagedBlockCopier:
 
 
 class PendingCopies:
-    """Saves and loads that were requested but not started, collected so that many share one large copy.
+    """Saves and loads that were requested and not started, collected so that many share one large copy.
 
     Saves run before loads. A request that contradicts this order, or a second copy to the same target, requires a flush
     first. Pairs are (slot, block); no two saves have the same slot, no two loads the same block.
@@ -223,7 +223,7 @@ class PendingCopies:
         return bool(self.saves or self.loads)
 
     def admits_saves(self, blocks: Sequence[int], slots: Sequence[int]) -> bool:
-        """Whether these saves may run with the pending saves, before the pending loads."""
+        """Whether these saves may run together with the pending saves, before the pending loads."""
         return not (self.touches(slots) or not self._loaded_blocks.isdisjoint(blocks))
 
     def admits_loads(self, blocks: Sequence[int]) -> bool:
@@ -246,5 +246,5 @@ class PendingCopies:
 
     @property
     def slots(self) -> set[int]:
-        """All slots with a pending copy."""
+        """Slots with a pending copy."""
         return self._saved_slots | self._loaded_slots

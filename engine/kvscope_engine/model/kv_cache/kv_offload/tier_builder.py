@@ -1,4 +1,4 @@
-"""Builds the lower tiers from the configuration: number of slots, kind of copies, and file."""
+"""Builds the lower tiers from the configuration: number of slots, kind of copies, and file of the disk tier."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 STAGING_BYTES: Final = 32 * MIB
-"""Bytes of each of the two staging buffers on a GPU. Larger ones do not make the link faster."""
+"""Bytes of each of the two staging buffers on a GPU. Larger buffers do not increase the transfer rate."""
 QUEUE_SHARE: Final = 4
-"""The queue of records waiting for the disk takes at most 1/QUEUE_SHARE of the host tier's size, in addition to it."""
+"""The queue of records waiting to be written takes at most 1/QUEUE_SHARE of the host tier's size, in addition to it."""
 MIN_QUEUE_BYTES: Final = 16 * MIB
-"""Lower limit for that queue in bytes, because a drive is fast only with many records at once."""
+"""Minimum bytes of the queue of records waiting to be written, because drives are fast only with many records at once.
+"""
 MEASURED_BYTES: Final = 4 * MIB
 """Bytes copied to host memory and back at the start, to measure the cost of a swap. Takes a few milliseconds."""
 
@@ -62,22 +63,23 @@ def make_tier_mover(
         return _mover_without_bytes(storage, "no layer has keys and values: nothing goes to disk" * has_disk)
     layout = BlockLayout(storage)
     is_cuda = layout.device.type == "cuda"
-    with ExitStack() as undo:
+    with ExitStack() as cleanup:
         num_slots = _num_slots("--kv-host-memory", config.host_kv_memory_bytes - state_bytes, layout.block_bytes)
         slab = HostSlab(num_slots, layout.block_bytes, CudaPinner() if is_cuda else None)
-        undo.callback(slab.close)
+        cleanup.callback(slab.close)
         copier = _staged_copier(layout, slab) if is_cuda else HostBlockCopier(layout, slab.rows)
-        undo.callback(copier.close)
+        cleanup.callback(copier.close)
         _measure_copies(copier, layout, num_slots)
         disk, retained = _disk_tier(config, layout.block_bytes, f"{fingerprint};{layout_text(storage)}")
-        undo.pop_all()
+        cleanup.pop_all()
     note = "; ".join(filter(None, (slab.note, retained.note if retained is not None else "")))
     return BlockMover(copier, slab, disk, retained.salt if retained is not None else None, note, others)
 
 
 def _mover_without_bytes(storage: KVStorage, note: str) -> BlockMover:
-    """Build a mover for models without KV layers: blocks and slots are only entries of the prefix cache and have no
-    bytes."""
+    """Build a mover for models without KV layers. Their blocks and slots are only entries of the prefix cache, without
+    bytes.
+    """
     slab = HostSlab(storage.num_blocks, 0)
     return BlockMover(HostBlockCopier(None, slab.rows), slab, None, None, note)
 
@@ -95,11 +97,10 @@ def _staged_copier(layout: BlockLayout, slab: HostSlab) -> StagedBlockCopier:
 
 
 def _measure_copies(copier: BlockCopier, layout: BlockLayout, num_slots: int) -> None:
-    """Copy some blocks to host memory and back, unchanged, twice: only the second time counts, since the first has
-    one-time costs."""
+    """Copy some blocks to host memory and back, unchanged, to measure the speed."""
     count = max(1, min(MEASURED_BYTES // layout.block_bytes, layout.num_blocks, num_slots))
     ids = range(count)
-    for _ in range(2):
+    for _ in range(2):  # only the second time counts: the first has one-time costs
         copier.saving.reset()
         copier.loading.reset()
         copier.save(ids, ids)

@@ -21,7 +21,7 @@ class TierStats:
     loaded_seconds: float
     disk_written_bytes: int = 0
     disk_write_seconds: float = 0.0
-    """Time that the writer thread spent on writing."""
+    """Seconds that the writer thread spent on checksums and writing."""
     disk_read_bytes: int = 0
     disk_read_seconds: float = 0.0
     num_lost: int = 0

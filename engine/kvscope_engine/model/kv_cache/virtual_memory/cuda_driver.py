@@ -1,6 +1,6 @@
-"""Wraps CUDA's virtual memory calls; raises a KvscopeError that names the call when one fails.
+"""Wraps CUDA's virtual memory calls. A failed call raises a KvscopeError that names the call.
 
-Owns the driver's structures. Which page is mapped where is decided in `cuda_pages`.
+Owns the driver's structures; `cuda_pages` decides which page is mapped where.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from kvscope_telemetry.errors import KvscopeError
 def open_driver(device: torch.device) -> CudaDriver:
     """Return the driver for the context that torch uses on `device`.
 
-    Raises KvscopeError if `cuda-bindings` is not installed or there is no driver.
+    Raises:
+        KvscopeError: `cuda-bindings` is not installed, or there is no driver.
     """
     try:
         bindings = import_module("cuda.bindings.driver")
@@ -48,7 +49,7 @@ class CudaDriver:
         self._context = self._call("cuCtxGetCurrent")
 
     def enter(self) -> None:
-        """Make the context current in this thread."""
+        """Make the context current in the calling thread."""
         self._call("cuCtxSetCurrent", self._context)
 
     def granularity(self) -> int:
@@ -57,7 +58,7 @@ class CudaDriver:
         return int(self._call("cuMemGetAllocationGranularity", self._properties, smallest))
 
     def reserve(self, num_bytes: int, alignment: int) -> int:
-        """Reserve an address range without memory and return its address."""
+        """Reserve a range of addresses without memory and return its first address."""
         return int(self._call("cuMemAddressReserve", num_bytes, alignment, 0, 0))
 
     def free_address(self, address: int, num_bytes: int) -> None:
@@ -85,7 +86,7 @@ class CudaDriver:
         self._call("cuMemUnmap", address, num_bytes)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call the driver and return the call's value, or None if it has none."""
+        """Call the driver function `name` and return its value, or None if it has none."""
         try:
             result, *values = getattr(self._cuda, name)(*arguments)
         except RuntimeError as error:  # the bindings found no driver

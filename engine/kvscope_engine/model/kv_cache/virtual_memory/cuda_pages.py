@@ -1,6 +1,6 @@
-"""GPU memory in pages: all allocated at the start, mapped behind reserved addresses as blocks are used.
+"""GPU memory in pages: all are allocated at the start, and mapped behind reserved addresses as blocks are used.
 
-Owns the pages and where each is mapped. Addresses never change, so captured graphs stay valid. Access is set after each
+Owns the pages and their mapping. Addresses never change, so captured graphs stay valid. Access is set after each
 mapping; nothing is unmapped before the device is idle.
 
 One additional page, the floor, is mapped at the start of every tensor whose first blocks are unused: Triton queries the
@@ -22,9 +22,9 @@ from kvscope_telemetry.errors import KvscopeError
 
 
 class CudaPages:
-    """`PagedMemory` of a GPU. Raises KvscopeError, with everything released, if the driver refuses.
+    """`PagedMemory` of a GPU. `synchronize` waits for all work enqueued on the device (default: torch's).
 
-    `synchronize` waits for all work enqueued on the device (default: torch's).
+    Raises KvscopeError, after releasing everything, if the driver refuses.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class CudaPages:
         self._synchronize = synchronize or (lambda: torch.cuda.synchronize(device))
         self._free: list[Any] = []  # handles of unmapped pages
         self._mapped: dict[int, Any] = {}  # page number in the range -> handle of the page there
-        self._beginnings = frozenset(offset // page_bytes for offset in self._layout.offsets)
-        self._floors: set[int] = set()  # pages in `_beginnings` where the floor is mapped
+        self._first_pages = frozenset(offset // page_bytes for offset in self._layout.offsets)
+        self._floors: set[int] = set()  # pages in `_first_pages` where the floor is mapped
         self._floor: Any = None
         self._address: int | None = None
         try:
@@ -52,7 +52,7 @@ class CudaPages:
             for _ in range(self._layout.num_pages):
                 self._free.append(driver.create(page_bytes))
             self._floor = driver.create(page_bytes)
-            for page in sorted(self._beginnings):
+            for page in sorted(self._first_pages):
                 self._map_placeholder(page)
         except KvscopeError as error:
             self.close()
@@ -64,7 +64,7 @@ class CudaPages:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all pages that blocks can have."""
+        """Bytes of all pages, without the floor."""
         return self._layout.num_pages * self._layout.page_bytes
 
     def resident_bytes(self) -> int:
@@ -72,7 +72,7 @@ class CudaPages:
         return len(self._mapped) * self._layout.page_bytes
 
     def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return tensor number `index`, which does not own its memory."""
+        """Return the tensor at `index`, which does not own its memory."""
         assert self._address is not None, "the memory is closed"
         return tensor_at(self._address + self._layout.offsets[index], shape, dtype, self._device)
 
@@ -84,18 +84,18 @@ class CudaPages:
                 if page in self._floors:
                     self._synchronize()
                     self._unmap_placeholder(page)
-                self._driver.map(self._at(page), self._layout.page_bytes, self._free[-1])
+                self._driver.map(self._page_address(page), self._layout.page_bytes, self._free[-1])
                 self._mapped[page] = self._free.pop()
-            self._driver.allow(self._at(pages.start), len(pages) * self._layout.page_bytes)
+            self._driver.allow(self._page_address(pages.start), len(pages) * self._layout.page_bytes)
 
     def unmap(self, first_block: int, num_blocks: int) -> None:
-        """Wait for the device, then unmap and free the pages behind these blocks."""
+        """Wait for the device, then unmap the pages behind these blocks. The pages can be mapped again elsewhere."""
         self._driver.enter()
         self._synchronize()
         for pages in self._layout.spans(first_block, num_blocks):
             for page in pages:
                 self._unmap_page(page)
-                if page in self._beginnings:
+                if page in self._first_pages:
                     self._map_placeholder(page)
 
     def close(self) -> None:
@@ -117,19 +117,19 @@ class CudaPages:
         self._address = None
 
     def _unmap_page(self, page: int) -> None:
-        self._driver.unmap(self._at(page), self._layout.page_bytes)
+        self._driver.unmap(self._page_address(page), self._layout.page_bytes)
         self._free.append(self._mapped.pop(page))
 
     def _map_placeholder(self, page: int) -> None:
-        self._driver.map(self._at(page), self._layout.page_bytes, self._floor)
+        self._driver.map(self._page_address(page), self._layout.page_bytes, self._floor)
         self._floors.add(page)
-        self._driver.allow(self._at(page), self._layout.page_bytes)
+        self._driver.allow(self._page_address(page), self._layout.page_bytes)
 
     def _unmap_placeholder(self, page: int) -> None:
-        self._driver.unmap(self._at(page), self._layout.page_bytes)
+        self._driver.unmap(self._page_address(page), self._layout.page_bytes)
         self._floors.discard(page)
 
-    def _at(self, page: int) -> int:
+    def _page_address(self, page: int) -> int:
         assert self._address is not None, "the memory is closed"
         return self._address + page * self._layout.page_bytes
 

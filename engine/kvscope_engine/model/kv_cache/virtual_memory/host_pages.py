@@ -31,8 +31,10 @@ PAGE_MAP: Final = "/proc/self/pagemap"
 
 Bit 63: the page is present; bit 56: no other process maps it.
 """
-IS_OWN: Final = np.uint64(1 << 63 | 1 << 56)
-CHUNK: Final = 1 << 20
+OWN_PAGE_BITS: Final = np.uint64(1 << 63 | 1 << 56)
+"""Bits of an entry of `PAGE_MAP` that are set for a page that counts as resident memory of this process."""
+CHUNK_PAGES: Final = 1 << 20
+"""Number of pages whose entries are read at a time."""
 
 
 class HostPages:
@@ -48,7 +50,7 @@ class HostPages:
         return self._layout.num_pages * self._layout.page_bytes
 
     def resident_bytes(self) -> int:
-        """Return the bytes of the pages that back the addresses now; -1 if the system does not report them.
+        """Return the bytes of the pages that currently back the addresses; -1 if the system does not report them.
 
         A page that was read but never written is the system's shared zero page and does not count.
         """
@@ -57,13 +59,16 @@ class HostPages:
         first = np.frombuffer(self._memory, np.uint8).ctypes.data // mmap.PAGESIZE
         num_pages = self._layout.num_bytes // mmap.PAGESIZE
         try:
-            counts = (_num_own_pages(first + at, min(CHUNK, num_pages - at)) for at in range(0, num_pages, CHUNK))
+            counts = (
+                _num_own_pages(first + start, min(CHUNK_PAGES, num_pages - start))
+                for start in range(0, num_pages, CHUNK_PAGES)
+            )
             return sum(counts) * mmap.PAGESIZE
         except OSError:
             return -1
 
     def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return tensor number `index`, which keeps the addresses reserved as long as it lives."""
+        """Return the tensor at `index`. The addresses stay reserved as long as it exists."""
         flat = torch.frombuffer(self._memory, dtype=dtype, count=prod(shape), offset=self._layout.offsets[index])
         return flat.view(tuple(shape))
 
@@ -77,16 +82,18 @@ class HostPages:
             self._memory.madvise(mmap.MADV_DONTNEED, pages.start * size, len(pages) * size)
 
     def close(self) -> None:
-        """Free all memory immediately; the addresses are released with the last tensor that uses them. Idempotent."""
+        """Free all memory. The addresses are released with the last tensor that uses them. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 def _num_own_pages(first: int, count: int) -> int:
-    """Return how many of `count` pages from page number `first` on are resident. Raises OSError if unknown."""
+    """Return the number of resident pages among `count` pages, starting at page number `first`. Raises OSError if
+    unknown.
+    """
     entries = np.fromfile(PAGE_MAP, np.uint64, count=count, offset=8 * first)
-    return int(np.count_nonzero((entries & IS_OWN) == IS_OWN))
+    return int(np.count_nonzero((entries & OWN_PAGE_BITS) == OWN_PAGE_BITS))
 
 
 def _reserve(num_bytes: int, space: AddressSpace) -> mmap.mmap:

@@ -1,4 +1,5 @@
-"""Defines the paged memory that the KV storage and the policy `virtual` use, and makes the kind that fits a device."""
+"""Defines the paged memory of the KV storage with `--allocator virtual`, and creates the implementation for a
+device."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ class PagedMemory(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that may back all addresses together."""
+        """Maximum bytes of memory that back the addresses."""
 
     def resident_bytes(self) -> int:
-        """Return the bytes of memory that back the addresses now, as reported by the system that provides it."""
+        """Return the bytes of memory that currently back the addresses; -1 if unknown."""
 
     def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return tensor number `index`, contiguous and uninitialized. It must not be used after `close`."""
+        """Return the tensor at `index`, contiguous and uninitialized. It must not be used after `close`."""
 
     def map(self, first_block: int, num_blocks: int) -> None:
         """Map memory behind these blocks in every tensor."""

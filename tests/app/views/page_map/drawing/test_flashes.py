@@ -7,10 +7,10 @@ import pytest
 
 from kvscope_app.ui.theme import DARK, LIGHT, THEMES
 from kvscope_app.views.page_map.drawing.cells import CellShape
-from kvscope_app.views.page_map.drawing.flash_glyphs import GLYPHS_FROM, glyph
+from kvscope_app.views.page_map.drawing.flash_glyphs import MIN_PITCH_FOR_GLYPH, glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES, FlashKind, level_below, top_level
 from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE, Flashes
-from kvscope_app.views.page_map.drawing.ink import Ink, pixel
+from kvscope_app.views.page_map.drawing.pixel_tables import PixelTables, pixel
 from kvscope_app.views.page_map.drawing.scene import Scene
 from kvscope_app.views.page_map.page_map_view import PageMapView, PendingMoves
 from kvscope_telemetry.ledger import BlockState, Ledger
@@ -36,7 +36,7 @@ def flashing_scene():
 
 
 def cell_pixels(scene, block):
-    x, y = (int(v) for v in scene.camera.corner_of(*scene.grid.place_of(block)))
+    x, y = (int(v) for v in scene.camera.corner_of(*scene.grid.position_of(block)))
     pitch = int(scene.camera.pitch)
     return scene.pixels[y : y + pitch, x : x + pitch]
 
@@ -45,11 +45,11 @@ def cell_pixels(scene, block):
 def test_move_flashes_in_its_color_with_its_symbol_and_fades(flashing_scene, kind):
     before = flashing_scene.pixels.copy()
     flashing_scene.flash(kind, ids_of(9), NOW)
-    ink = Ink(flashing_scene.mode, DARK)
-    tinted = ink.solid[0, top_level(kind), flashing_scene.cells.ranks_of(ids_of(9))[0]]
+    tables = PixelTables(flashing_scene.mode, DARK)
+    tinted = tables.solid[0, top_level(kind), flashing_scene.cells.ranks_of(ids_of(9))[0]]
     shown = cell_pixels(flashing_scene, 9)
     assert (shown == tinted).sum() > 20
-    assert (shown[5:-5, 5:-5] == ink.glyphs[kind]).sum() > 4
+    assert (shown[5:-5, 5:-5] == tables.glyphs[kind]).sum() > 4
     assert (cell_pixels(flashing_scene, 10) == cell_pixels(flashing_scene, 8)).all()
     flashing_scene.fade(NOW + 300 * MS)
     assert flashing_scene.is_fading
@@ -80,7 +80,7 @@ def test_later_move_of_a_block_replaces_the_earlier_one(flashing_scene):
 
 
 def test_nothing_flashes_if_flashes_are_off(flashing_scene):
-    flashing_scene.flashing = False
+    flashing_scene.is_flashing = False
     before = flashing_scene.pixels.copy()
     assert flashing_scene.flash(FlashKind.SAVED, ids_of(9), NOW) is None
     flashing_scene.change(ids_of(10), 2, NOW)
@@ -133,20 +133,20 @@ def test_flash_symbols_differ_and_lie_inside_the_cell():
         shape = CellShape(pitch)
         for kind in MOVES:
             places = shape.glyph(top_level(kind))
-            assert bool(places.size) == (pitch >= GLYPHS_FROM)
+            assert bool(places.size) == (pitch >= MIN_PITCH_FOR_GLYPH)
             assert not np.isin(places, shape.gap).any()
         assert not shape.glyph(top_level(FlashKind.CHANGED)).size
 
 
 @pytest.fixture
 def view(engine, session, qtbot, themes):
-    made = PageMapView(session)
-    qtbot.addWidget(made)
-    made.apply_theme(THEMES["dark"])
-    made.resize(720, 520)
-    made.show()
-    made.refresh()
-    return made
+    view = PageMapView(session)
+    qtbot.addWidget(view)
+    view.apply_theme(THEMES["dark"])
+    view.resize(720, 520)
+    view.show()
+    view.refresh()
+    return view
 
 
 def test_moves_of_a_frame_flash_and_are_in_the_legend(engine, session, poll, view):

@@ -8,7 +8,7 @@ import pytest
 from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.page_map import color_modes as modes
 from kvscope_app.views.page_map.color_modes import AGE, OWNER, STATE
-from kvscope_app.views.page_map.drawing.ink import Emphasis, Ink, pixel
+from kvscope_app.views.page_map.drawing.pixel_tables import Emphasis, PixelTables, pixel
 from kvscope_app.views.page_map.drawing.scene import Scene, union
 from kvscope_telemetry.ledger import BlockState, Ledger
 
@@ -17,7 +17,7 @@ S = 1_000_000_000
 
 def make_scene(num_blocks, size=(640, 400), mode=STATE):
     scene = Scene()
-    scene.flashing = False
+    scene.is_flashing = False
     scene.set_mode(mode)
     scene.resize(*size)
     ledger = Ledger(num_blocks)
@@ -57,7 +57,7 @@ def test_half_filled_block_is_solid_on_the_left_and_hollow_on_the_right():
     pitch = int(scene.camera.pitch)
     row = scene.pixels[y + pitch // 2, x : x + pitch]
     assert row[pitch // 4] == pixel(DARK.block_active)
-    assert row[pitch * 3 // 4] == Ink(STATE, DARK).hollow[0, 0, Emphasis.NORMAL << 8 | modes.ACTIVE]
+    assert row[pitch * 3 // 4] == PixelTables(STATE, DARK).hollow[0, 0, Emphasis.NORMAL << 8 | modes.ACTIVE]
 
 
 @pytest.mark.parametrize("num_blocks", [40_000, 300_000, 1_000_000])
@@ -107,9 +107,9 @@ def test_selection_is_outlined_and_dims_other_blocks():
     scene, ledger = make_scene(500)
     scene.change(set_blocks(ledger, range(20)), 2, S)
     scene.select(np.array([3, 4], np.uint32))
-    ink = Ink(STATE, DARK)
+    tables = PixelTables(STATE, DARK)
     assert center_pixel(scene, 3) == pixel(DARK.block_active)
-    assert center_pixel(scene, 5) == ink.solid[0, 0, Emphasis.DIMMED << 8 | modes.ACTIVE]
+    assert center_pixel(scene, 5) == tables.solid[0, 0, Emphasis.DIMMED << 8 | modes.ACTIVE]
     x, y = (int(v) for v in scene.camera.corner_of(*divmod(3, scene.grid.columns)))
     pitch = int(scene.camera.pitch)
     assert (scene.pixels[y : y + pitch, x : x + pitch] == pixel(DARK.selection)).sum() > pitch
@@ -134,7 +134,7 @@ def test_selected_block_is_visible_among_many_in_one_pixel():
 
 def test_changed_cells_flash_and_fade():
     scene, ledger = make_scene(500)
-    scene.flashing = True
+    scene.is_flashing = True
     scene.change(set_blocks(ledger, [9]), 2, 10 * S)
     lit = center_pixel(scene, 9)
     assert lit != pixel(DARK.block_active)
@@ -149,7 +149,7 @@ def test_changed_cells_flash_and_fade():
 
 def test_block_that_changes_again_stays_lit():
     scene, ledger = make_scene(500)
-    scene.flashing = True
+    scene.is_flashing = True
     ids = set_blocks(ledger, [9])
     scene.change(ids, 2, 10 * S)
     lit = center_pixel(scene, 9)
@@ -160,7 +160,7 @@ def test_block_that_changes_again_stays_lit():
 
 def test_nothing_flashes_if_all_blocks_change():
     scene, ledger = make_scene(20_000)
-    scene.flashing = True
+    scene.is_flashing = True
     scene.change(set_blocks(ledger, range(20_000)), 2, 10 * S)
     assert not scene.is_fading
 
@@ -178,9 +178,9 @@ def test_ages_are_updated_with_the_step():
     ledger.last_used_step[0] = 5
     scene.change(set_blocks(ledger, [0]), 5, S)
     fresh = center_pixel(scene, 0)
-    assert scene.grow_older(5) is not None, "other blocks are older"
-    assert scene.grow_older(5) is None
-    assert scene.grow_older(4000) is not None
+    assert scene.redraw_ages(5) is not None, "other blocks are older"
+    assert scene.redraw_ages(5) is None
+    assert scene.redraw_ages(4000) is not None
     assert center_pixel(scene, 0) != fresh
 
 

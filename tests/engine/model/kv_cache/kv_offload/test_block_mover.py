@@ -126,13 +126,13 @@ def test_failed_copy_stops_all_moves_and_keeps_nothing(
     mover = make_mover(4, 4, path, keep=True)
     mover.save([0], [0])
     assert mover.offload([0], [0], [prefix(0)]) == [True]
-    assert (mover.keeps, mover.copy_failure) == (True, "")
+    assert (mover.is_persistent, mover.copy_failure) == (True, "")
     monkeypatch.setattr(HostBlockCopier, "save", fails)
     with pytest.raises(RuntimeError):
         mover.save([1], [1])
     monkeypatch.undo()
     assert "an illegal instruction was encountered" in mover.copy_failure
-    assert not mover.keeps
+    assert not mover.is_persistent
     for move in (lambda: mover.save([1], [1]), lambda: mover.offload([0], [1], [None]), mover.flush):
         with pytest.raises(EngineDead, match="could not be copied between the tiers"):
             move()

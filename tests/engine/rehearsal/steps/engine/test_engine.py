@@ -194,6 +194,7 @@ def test_steps_do_not_overlap_without_async_scheduling(start_engine: Start, lane
 @pytest.mark.parametrize(
     ("share", "asked", "are_there"), [(0.08, None, False), (0.08, True, True), (0.2, None, True), (0.2, False, False)]
 )
+@pytest.mark.storm({"share": 0.2})
 def test_prefill_graphs_are_left_out_if_blocks_need_the_memory(
     start_engine: Start, lanes: Any, fake_gpu: Any, share: float, asked: bool | None, are_there: bool
 ) -> None:
@@ -252,7 +253,13 @@ def compared_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, SWAPPING, pytest.param({"dtype": "float16", "max_num_batched_tokens": 512}, marks=pytest.mark.storm)],
+    [
+        SWAPPING,
+        *(
+            pytest.param(options, marks=pytest.mark.storm)
+            for options in ({}, {"dtype": "float16", "max_num_batched_tokens": 512})
+        ),
+    ],
     ids=str,
 )
 def test_deterministic_engine_runs_tiles_of_one_shape(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_app.ui.theme import THEMES
-from kvscope_app.views.requests.request_detail import linked
+from kvscope_app.views.requests.request_detail import link_requests
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.messages.telemetry import EventData
 
@@ -35,13 +35,13 @@ def view(engine, session, poll, qtbot):
         engine.event(kind="finished", number=number)
         engine.request(number, state=FINISHED, num_output_tokens=2)
     poll(session)
-    made = RequestsView(session)
-    qtbot.addWidget(made)
-    made.resize(900, 700)
-    made.apply_theme(THEMES["dark"])
-    made.show()
-    made.refresh()
-    return made
+    view = RequestsView(session)
+    qtbot.addWidget(view)
+    view.resize(900, 700)
+    view.apply_theme(THEMES["dark"])
+    view.show()
+    view.refresh()
+    return view
 
 
 def shown_numbers(view):
@@ -96,7 +96,7 @@ def test_link_in_a_delay_selects_the_request_that_caused_it(view, session):
 
 
 def test_linked_text_escapes_markup():
-    assert linked(["<b>#3</b> for #4"], 4) == '&lt;b&gt;<a href="3">#3</a>&lt;/b&gt; for #4'
+    assert link_requests(["<b>#3</b> for #4"], 4) == '&lt;b&gt;<a href="3">#3</a>&lt;/b&gt; for #4'
 
 
 def test_goals_are_saved_and_restored(view, settings, session, qtbot):

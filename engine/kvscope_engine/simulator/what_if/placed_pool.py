@@ -1,6 +1,6 @@
 """One pool of a shadow: allocates blocks for requests, and frees those that are no longer read.
 
-Owns the pool and the allocation policy over it. Decides neither which requests exist nor which are preempted.
+Owns the pool and its allocator. Decides neither which requests exist nor which are preempted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.what_if import MapKind
 
 @dataclass(frozen=True, slots=True)
 class LayoutUse:
-    """Use of a pool's slots under one layout; the six counts after `num_slots` sum up to it."""
+    """Use of a pool's slots with one layout. The six counts after `num_slots` add up to it."""
 
     num_slots: int
     num_used: int
@@ -40,29 +40,30 @@ class LayoutUse:
 
 
 class PlacedPool:
-    """Allocates requests in one pool. Raises BadInput for a policy that cannot serve such a pool."""
+    """Allocates requests in one pool. Raises BadInput for an allocator that cannot manage such a pool."""
 
-    def __init__(self, made_as: str, layout: PoolLayout, *, max_model_len: int) -> None:
+    def __init__(self, allocator_name: str, layout: PoolLayout, *, max_model_len: int) -> None:
         self.layout = layout
         rules = tuple(group.rule for group in layout.groups)
         self._num_null = 1 if any(rule.window for rule in rules) else 0
         self._has_unread = any(rule.window for group in layout.groups for _, rule in group.readers)
         num_blocks = layout.num_blocks + self._num_null
-        self._pool = make_pool(made_as, num_blocks, layout.block_size, prefix_caching=False, groups=rules)
-        self._allocation = make_allocation(made_as, self._pool, max_model_len=max_model_len)
+        self._pool = make_pool(allocator_name, num_blocks, layout.block_size, prefix_caching=False, groups=rules)
+        self._allocation = make_allocation(allocator_name, self._pool, max_model_len=max_model_len)
 
-    def lengthen(self, request: Request, num_tokens: int, step: int) -> bool:
-        """Allocate blocks for the request's tokens.
-
-        Returns False if there are too few; the caller must then release it.
+    def grow(self, request: Request, num_tokens: int, step: int) -> bool:
+        """Allocate blocks for the request's tokens. Returns False if there are too few; the caller must then release
+        the request.
         """
-        before, request.num_computed_tokens = request.num_computed_tokens, num_tokens
+        num_computed_before, request.num_computed_tokens = request.num_computed_tokens, num_tokens
         if not request.num_null_blocks or len(request.block_tables) != len(self.layout.groups):
             request.block_tables = tuple([] for _ in self.layout.groups)
             request.num_null_blocks = (0,) * len(self.layout.groups)
         needed = [self._prepare_group(request, group, step) for group in range(len(self.layout.groups))]
         if any(needed):
-            request.num_computed_tokens = before  # policies that move and reserve expect the previous count
+            request.num_computed_tokens = (
+                num_computed_before  # policies that move and reserve expect the previous count
+            )
             if sum(needed) > self._allocation.num_available(request):
                 return False
             if self._allocation.reserves:
@@ -72,9 +73,9 @@ class PlacedPool:
                     request.block_tables[group].extend(self._allocation.allocate(request, count, group))
             request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
             request.num_computed_tokens = num_tokens
-        if num_tokens != before:
+        if num_tokens != num_computed_before:
             for index, kind in enumerate(self.layout.groups):
-                self._write(request, index, kind, before, step)
+                self._write(request, index, kind, num_computed_before, step)
         return True
 
     def release(self, request: Request, step: int) -> None:
@@ -86,25 +87,25 @@ class PlacedPool:
             self._pool.release(blocks, step)
 
     def use(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> LayoutUse:
-        """Return the use of the slots. Slots beyond a request's limit count as never to be used."""
-        has_ends = self._allocation.reserves
-        found = kv_use(self._pool, _with_ends(requests, limits) if has_ends else requests.values())
+        """Return the use of the slots. Slots beyond a request's limit count as slots that will never be used."""
+        counts_to_limit = self._allocation.reserves
+        use = kv_use(self._pool, _with_expected_tokens(requests, limits) if counts_to_limit else requests.values())
         unread = 0
         if self._has_unread:
             unread = sum(int(slots.sum()) for request in requests.values() for _, slots in self._unread(request))
         return LayoutUse(
-            num_slots=found.num_slots,
-            num_used=found.num_used - unread,
+            num_slots=use.num_slots,
+            num_used=use.num_used - unread,
             num_unread=unread,
-            num_reserved=found.num_reserved,
-            num_internal=found.num_internal,
-            num_rounding=found.num_rounding,
-            num_external=found.num_external,
-            largest_free_run=found.largest_free_run,
+            num_reserved=use.num_reserved,
+            num_internal=use.num_internal,
+            num_rounding=use.num_rounding,
+            num_external=use.num_external,
+            largest_free_run=use.largest_free_run,
         )
 
     def spans(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> dict[MapKind, Spans]:
-        """Return the slots of each kind; those in no span are free. O(blocks)."""
+        """Return the slots of each kind; slots in no span are free. Takes O(blocks)."""
         size, ledger = self._pool.block_size, self._pool.ledger
         active = np.flatnonzero(ledger.state[: self._pool.num_blocks] == BlockState.ACTIVE)
         unread = np.zeros(self._pool.num_blocks, np.int64)
@@ -116,13 +117,13 @@ class PlacedPool:
             ledger.filled[active].astype(np.int64),
             unread[active],
         )
-        used = {
+        used_spans = {
             MapKind.UNREAD: Spans(starts, unread_slots),
             MapKind.USED: Spans(starts + unread_slots, filled - unread_slots),
         }
         if not self._allocation.reserves:
-            return used | {MapKind.INTERNAL: Spans(starts + filled, size - filled)}
-        return used | self._spans_of_runs(requests.values(), limits)
+            return used_spans | {MapKind.INTERNAL: Spans(starts + filled, size - filled)}
+        return used_spans | self._spans_of_runs(requests.values(), limits)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         holders = (
@@ -133,7 +134,7 @@ class PlacedPool:
         self._pool.check_integrity(holders)
 
     def _prepare_group(self, request: Request, number: int, step: int) -> int:
-        """Free the blocks that the group no longer reads. Returns how many blocks it needs."""
+        """Free the blocks that the group no longer reads. Returns the number of blocks that it still needs."""
         group, table = self.layout.groups[number], request.block_tables[number]
         first, stop = request.num_null_blocks[number], group.num_null_blocks(request.num_computed_tokens)
         if stop > first:
@@ -162,7 +163,9 @@ class PlacedPool:
         self._pool.record_write(table[first:], filled, [request.number] * len(filled), step)
 
     def _unread(self, request: Request) -> Iterator[tuple[list[int], npt.NDArray[np.int64]]]:
-        """Yield, for each group, the blocks with slots that are no longer read, and how many slots of each."""
+        """Yield, for each group, the blocks with slots that are no longer read, and the number of these slots per
+        block.
+        """
         for number, group in enumerate(self.layout.groups):
             if not group.num_tokens or not request.block_tables[number]:
                 continue
@@ -175,13 +178,13 @@ class PlacedPool:
                 yield blocks, tokens * self._pool.block_size // group.num_tokens
 
     def _slots(self, num_tokens: int, group: BlockGroup) -> int:
-        """Return the slots used by `num_tokens` of a block, whose tokens may be more or fewer than the pool's slots per
-        block.
+        """Return the slots used by `num_tokens` tokens of a block, which may hold more or fewer tokens than the pool's
+        slots per block.
         """
         return -(-num_tokens * self._pool.block_size // group.num_tokens)
 
     def _spans_of_runs(self, requests: Iterable[Request], limits: Mapping[int, int]) -> dict[MapKind, Spans]:
-        """Return the empty parts of each run: reserved up to the request's limit, beyond it, and beyond the
+        """Return the empty parts of each run: reserved up to the request's limit, reserved beyond it, and beyond the
         reservation.
         """
         rows = sorted(self._run_marks(request, limits[request.number]) for request in requests if request.block_table)
@@ -192,7 +195,7 @@ class PlacedPool:
         }
 
     def _run_marks(self, request: Request, limit: int) -> tuple[int, int, int, int]:
-        """Return the slots of the pool where the run's tokens, its limit, its reservation and the run itself end."""
+        """Return the slots of the pool at which the run's tokens, its limit, its reservation and the run itself end."""
         size, computed = self._pool.block_size, request.num_computed_tokens
         first = request.block_table[0] * size
         reserved = max(request.num_reserved_tokens, computed)
@@ -201,11 +204,11 @@ class PlacedPool:
 
 
 def _held_blocks(request: Request) -> Iterator[list[int]]:
-    """Yield the blocks of each group's table that were not freed."""
+    """Yield, for each group, the blocks of its table that were not freed."""
     for table, num_null in zip(request.block_tables, request.num_null_blocks, strict=True):
         yield table[num_null:]
 
 
-def _with_ends(requests: Mapping[int, Request], limits: Mapping[int, int]) -> Iterator[Request]:
+def _with_expected_tokens(requests: Mapping[int, Request], limits: Mapping[int, int]) -> Iterator[Request]:
     for number, request in requests.items():
         yield replace(request, expected_tokens=limits[number] or None)

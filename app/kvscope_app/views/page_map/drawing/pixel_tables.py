@@ -1,7 +1,7 @@
 """Colours of the page map as lookup tables from rank to pixel.
 
-A *rank* is `emphasis * 256 + key`: emphasized blocks (those of the selected request) win where blocks share a pixel,
-then the higher key. A pixel is `0xffRRGGBB`.
+A *rank* is `emphasis * 256 + key`. Where blocks share a pixel, the highest rank is shown: blocks of the selected
+request win, then the higher key. A pixel is `0xffRRGGBB`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES, FlashK
 Pixels = npt.NDArray[np.uint32]
 
 COVERAGES: Final = (1.0, 0.66, 0.33)
-"""Shares of a pixel that a rounded cell covers, for antialiased corners."""
-_DIM: Final = 0.68
+"""Shares of a pixel that a cell's rounded corner covers, for antialiasing."""
+_DIM_SHARE: Final = 0.68
 
 
 class Emphasis(IntEnum):
@@ -32,28 +32,26 @@ class Emphasis(IntEnum):
     SELECTED = 2
 
 
-class Ink:
-    """Lookup tables of one colour mode in one theme."""
+class PixelTables:
+    """Lookup tables from rank to pixel for one colour mode in one theme, and the colours of marks."""
 
     def __init__(self, mode: ColorMode, theme: Theme) -> None:
         self.background: int = pixel(theme.base)
         self.outline: int = pixel(theme.selection)
         self.mark: int = pixel(theme.selection)
         self.empty_outline: int = pixel(theme.block_free)
-        """Outline colour of a block without memory."""
-        self.glyphs = {kind: pixel(sign_color(kind, theme)) for kind in MOVES}
-        """Glyph colour for each kind of move."""
+        self.glyphs = {kind: pixel(glyph_color(kind, theme)) for kind in MOVES}
         colors = mode.key_colors(theme)
         self.solid: Pixels = _table(colors, theme)
-        """Pixel by [coverage, flash level, rank]."""
+        """Pixels of filled slots, indexed by [coverage, flash level, rank]."""
         self.hollow: Pixels = _table([hollow(color, theme) for color in colors], theme)
-        """Pixel by [coverage, flash level, rank] for the empty slots of a cell."""
+        """Pixels of empty slots, indexed by [coverage, flash level, rank]."""
 
 
 @lru_cache(maxsize=4)
-def ink_of(mode: ColorMode, theme: Theme) -> Ink:
-    """Return the shared, cached tables; callers must not write into them."""
-    return Ink(mode, theme)
+def cached_tables(mode: ColorMode, theme: Theme) -> PixelTables:
+    """Return the tables of `mode` in `theme`. They are shared, so callers must not modify them."""
+    return PixelTables(mode, theme)
 
 
 def pixel(color: str) -> int:
@@ -61,22 +59,21 @@ def pixel(color: str) -> int:
     return 0xFF000000 | int(color[1:], 16)
 
 
-def sign_color(kind: FlashKind, theme: Theme) -> str:
-    """Return the colour of the glyph on a flash of `kind`."""
+def glyph_color(kind: FlashKind, theme: Theme) -> str:
     return readable_on(str(getattr(theme, f"flash_{kind.name.lower()}")), theme)
 
 
 def _table(colors: list[str], theme: Theme) -> Pixels:
     normal = _channels(colors)
     base = _channels([theme.base])
-    by_emphasis = np.concatenate([normal + (base - normal) * _DIM, normal, normal])
-    flashes = np.stack([_towards(by_emphasis, level, theme) for level in LEVELS])
+    by_emphasis = np.concatenate([normal + (base - normal) * _DIM_SHARE, normal, normal])
+    flashes = np.stack([_blend(by_emphasis, level, theme) for level in LEVELS])
     flashes[:, 0::NUM_KEYS] = base  # no block: never a flash
-    covered = np.stack([base + (flashes - base) * share for share in COVERAGES])
-    return _packed(covered)
+    with_coverage = np.stack([base + (flashes - base) * share for share in COVERAGES])
+    return _pack(with_coverage)
 
 
-def _towards(colors: npt.NDArray[np.float64], level: FlashLevel, theme: Theme) -> npt.NDArray[np.float64]:
+def _blend(colors: npt.NDArray[np.float64], level: FlashLevel, theme: Theme) -> npt.NDArray[np.float64]:
     share = level.share_dark if theme.is_dark else level.share_light
     return colors + (_channels([getattr(theme, level.color)]) - colors) * share
 
@@ -86,8 +83,8 @@ def _channels(colors: list[str]) -> npt.NDArray[np.float64]:
     return np.array([(v >> 16, v >> 8 & 255, v & 255) for v in values], np.float64)
 
 
-def _packed(channels: npt.NDArray[np.float64]) -> Pixels:
-    parts = np.rint(channels).astype(np.uint32)
-    red, green, blue = (parts[..., index] for index in range(3))
-    packed: Pixels = np.bitwise_or(red << np.uint32(16) | green << np.uint32(8) | blue, np.uint32(0xFF000000))
-    return packed
+def _pack(channels: npt.NDArray[np.float64]) -> Pixels:
+    values = np.rint(channels).astype(np.uint32)
+    red, green, blue = (values[..., index] for index in range(3))
+    pixels: Pixels = np.bitwise_or(red << np.uint32(16) | green << np.uint32(8) | blue, np.uint32(0xFF000000))
+    return pixels
