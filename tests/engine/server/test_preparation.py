@@ -31,7 +31,7 @@ class PausedPreparation:
         self.begun: list[str] = []
         self.wanted: list[bool] = []
         self.done: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
-        self.preparation = Preparation(self._token_ids, self._has_form, self.done.enqueue_submit, limits)
+        self.preparation = Preparation(self._token_ids, self._has_form, self.done.put, limits)
 
     def enqueue_submit(self, client: bytes, submit: Submit) -> tuple[Prepared, str]:
         prepared = Prepared(client, submit)
