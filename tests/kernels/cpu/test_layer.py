@@ -201,7 +201,7 @@ def test_unsupported_input_is_not_accepted() -> None:
 
 
 def test_accepted_number_of_tokens_is_that_of_the_operations() -> None:
-    """Larger batches are computed by torch, which rounds in other places."""
+    """Larger batches are computed by torch, which rounds different intermediate results."""
     layer = CompiledLayer(make_form(), *make_caches(torch.bfloat16))
     most = MAX_ELEMENTS_PER_CALL // (2 * SIZE)
     for count in (most, most + 1):

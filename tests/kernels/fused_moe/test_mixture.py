@@ -158,7 +158,7 @@ def test_invalid_expert_adds_nothing(runner: Any, num_tokens: int) -> None:
 
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
 def test_nan_stays_in_its_token(runner: Any, gate: Gate) -> None:
-    """Limits and squares do not turn it into a number."""
+    """The limits and squares of a gate do not turn NaN into a number."""
     x, ids, shares, weights = random_mixture(3, 2, 4, 32, 48, gate, torch.float32)
     x[1, 5] = math.nan
     found = runner.ops.mix_experts(*(each.to(runner.device) for each in (x, ids, shares)), on(runner.device, weights))

@@ -41,7 +41,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def clear_caches() -> None:
-    """Forget what this process has read, as after a restart."""
+    """Clear the caches of measured tiles, as a restart would."""
     tile_table._tiles_of.cache_clear()
     tile_table._gpu_name.cache_clear()
 

@@ -52,13 +52,13 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(kvscope_kernels, "ops_for", lambda _: ops)
     monkeypatch.setattr(calls, "pools_of", small)
     monkeypatch.setattr(samplers, "sampler_on", sampler)
-    forget_tables()
+    clear_caches()
     yield
-    forget_tables()
+    clear_caches()
 
 
-def forget_tables() -> None:
-    """Clear what this process knows of tuned tiles, like a restart."""
+def clear_caches() -> None:
+    """Clear the caches of measured tiles, as a restart would."""
     tile_table._tiles_of.cache_clear()
     tile_table._gpu_name.cache_clear()
 
@@ -76,7 +76,7 @@ def test_tuned_tiles_are_used_at_the_next_start(capsys: pytest.CaptureFixture[st
     heard: list[str] = []
     seconds = count()
     assert tune("cuda", options(), heard.append, lambda: float(next(seconds))) == 0
-    forget_tables()
+    clear_caches()
     assert tuned_tiles("cuda:0").tile_n == 128
     assert tuned_tiles("cuda:0").num_warps != 8, "what does not run is not taken"
     assert describe_user_table(GPU) == f"tiles of 8 shapes as tuned on this GPU, from {user_table_path()}"
@@ -87,7 +87,7 @@ def test_tuned_tiles_are_used_at_the_next_start(capsys: pytest.CaptureFixture[st
     assert "8 of 8 shapes gained more than 3 %" in said
     assert f"in {user_table_path()}, which engines read at their start. To undo it, delete that file." in said
     user_table_path().unlink()
-    forget_tables()
+    clear_caches()
     assert tuned_tiles("cuda:0") == GIVEN
     assert describe_user_table(GPU) == ""
 
@@ -108,7 +108,7 @@ def test_interrupted_tuning_keeps_finished_shapes() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         tune("cuda", options(), stop)
-    forget_tables()
+    clear_caches()
     assert describe_user_table(GPU).startswith("tiles of 2 shapes")
 
 
