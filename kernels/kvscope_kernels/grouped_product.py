@@ -60,8 +60,8 @@ class TorchGrouped:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        held = (self._weight.codes, *self._weight.facts)
-        return held if self._bias is None else (*held, self._bias)
+        weight_tensors = (self._weight.codes, *self._weight.scale_and_low)
+        return weight_tensors if self._bias is None else (*weight_tensors, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.

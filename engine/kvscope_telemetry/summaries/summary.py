@@ -128,7 +128,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     process_bytes: int = -1
     memory_used_bytes: int = -1
     num_rows: int = 0
-    """Number of ledger rows that the bins cover."""
     bins: AddressBins | None = None
     """Address bins; None if they are those of the previous second."""
     longest_wait_s: float = -1.0

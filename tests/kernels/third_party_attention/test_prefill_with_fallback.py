@@ -76,13 +76,13 @@ def test_plan_is_made_once_per_step_for_equal_layers(fake_libraries: Any) -> Non
 
 
 def test_unsupported_options_are_computed_by_own_kernels(fake_libraries: Any) -> None:
-    class Loud(FlashAttention3):
+    class MustNotRun(FlashAttention3):
         def prefill(self, given: Any) -> torch.Tensor:
-            raise AssertionError("ours was to run")
+            raise AssertionError("expected our kernel to run")
 
-    ops, batch = with_library_prefill(torch_ops(), Loud()), make_work()
+    ops, batch = with_library_prefill(torch_ops(), MustNotRun()), make_work()
     pool, lengths = make_pool(batch, "cpu"), host_lengths(batch)
-    with pytest.raises(AssertionError, match="ours was to run"):
+    with pytest.raises(AssertionError, match="expected our kernel to run"):
         prefill(ops, pool, lengths=lengths)
     for options in (
         {},
@@ -141,7 +141,7 @@ def test_failing_library_is_retried_and_then_disabled(
 
     for _ in range(num_errors):
         assert [run(), run()] == [1, 0]
-        now_s += prefill_with_fallback.PAUSE_S
+        now_s += prefill_with_fallback.RETRY_DELAY_S
     is_given_up = num_errors == prefill_with_fallback.MAX_ERRORS
     assert run() == (0 if is_given_up else 1)
     failed = "flash-attn 3 failed; kvscope's own kernels run prompts"

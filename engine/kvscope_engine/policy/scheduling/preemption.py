@@ -97,7 +97,7 @@ class Preemption:
         The caller returns the victim to the queue.
         """
         record = self._free_blocks(victim, step, builder, self._mode)
-        assert record is not None, "only who insists on a swap is told that there is no room"
+        assert record is not None, "only a requested swap can be refused"
         return record
 
     def free_blocks_by_request(
