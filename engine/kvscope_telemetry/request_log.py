@@ -105,7 +105,6 @@ class RequestColumns:
     queue_s: FloatArray
     """Time from the arrival to the first run, or until now; NaN if the first run was not observed."""
     time_s: FloatArray
-    """Time from the arrival to the end, or until now."""
     preempted_s: FloatArray
     cached_share: FloatArray
     """Share of the prompt found in the prefix cache, 0 to 1; NaN for a request that has not started."""
@@ -226,7 +225,6 @@ class RequestLog:
         return self._lookup(key, lambda start, row: start.reason(row), "")
 
     def times(self, key: int) -> RequestWallTimes | None:
-        """Return the moments of a request; None if it is unknown."""
         nothing: RequestWallTimes | None = None
         return self._lookup(key, lambda start, row: start.times(row), nothing)
 
@@ -438,8 +436,8 @@ class _EngineStart:
         )
 
     def _rows_in(self, rows: RequestRows) -> tuple[Indices, Indices]:
-        """Return the row indices that `rows` change, and the matching indices into `rows`. Unknown requests are left
-        out.
+        """Return the row indices that `rows` change, and the indices of the matching entries of `rows`. Unknown
+        requests are left out.
         """
         numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
         if not len(self) or numbers.size != len(rows.state):
@@ -449,7 +447,9 @@ class _EngineStart:
         return at[matches], matches
 
     def _write(self, rows: RequestRows, at: Indices, matches: Indices) -> None:
-        """Write the counts and states of `rows[kept]` to the rows `at`. The last row of a request wins."""
+        """Write the counts and states of entries `matches` of `rows` to the rows `at`. The last entry of a request
+        wins.
+        """
         if not at.size:
             return
         states = np.frombuffer(rows.state, "u1")[matches]

@@ -32,7 +32,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvscope_app.session.source_timeline import Viewpoint
-from kvscope_app.views.requests.request_columns import read_columns
+from kvscope_app.views.requests.request_rows import read_columns
 from kvscope_telemetry import LiveSource
 from kvscope_telemetry.exports.comparison.comparison import Run, compare
 from kvscope_telemetry.exports.export import ExportTarget, export

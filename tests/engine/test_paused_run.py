@@ -108,6 +108,6 @@ def test_pause_is_in_the_events_the_overview_and_the_report(paused_run: list[Tel
     assert "engine_paused" in events
     assert "it was paused by Ada for 2" in events
     assert "stopped_ns" in requests
-    assert "The engine stood still for 2" in report
+    assert "The engine was stopped for 2" in report
     assert '<g class="stopped"><title>paused by Ada' in report
     assert "in the queue (without 2" in report or "waited" not in report

@@ -210,7 +210,7 @@ def _file_names(paths: list[Path]) -> str:
 
 @contextmanager
 def _stop_event_on_signals() -> Iterator[threading.Event]:
-    """Yield an event that is set by a termination signal."""
+    """Yield an event that a termination signal sets."""
     stop_event = threading.Event()
     with handling_signals(lambda *_: stop_event.set()):
         yield stop_event

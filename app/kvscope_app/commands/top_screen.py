@@ -43,7 +43,7 @@ _ATTRIBUTES: Final = {
     Style.BOLD: curses.A_BOLD,
     Style.MUTED: curses.A_DIM,
     Style.BAD: curses.A_BOLD,
-    Style.CHOSEN: curses.A_REVERSE,
+    Style.SELECTED: curses.A_REVERSE,
 }
 
 
@@ -102,7 +102,7 @@ class _Screen:
         self._window.refresh()
 
     def _lines(self, readings: Sequence[EngineStatus], width: int, height: int) -> list[Line]:
-        blocks = [engine_lines(each, width, is_chosen=index == self._selected) for index, each in enumerate(readings)]
+        blocks = [engine_lines(each, width, is_selected=index == self._selected) for index, each in enumerate(readings)]
         if sum(map(len, blocks)) > height - _MIN_REQUEST_ROWS:
             blocks = [
                 block if index == self._selected else [short_line(each, width)]

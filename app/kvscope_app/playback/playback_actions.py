@@ -30,10 +30,10 @@ class EventJumps:
         self._timeline = timeline
         self._report = report
 
-    def choose(self, kind: str) -> None:
+    def set_kind(self, kind: str) -> None:
         self.kind = kind
 
-    def go(self, *, forward: bool) -> None:
+    def go_to_event(self, *, forward: bool) -> None:
         event = self._timeline.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
             self._report(f"No {STEPPED_EVENT_KINDS[self.kind]} {'after' if forward else 'before'} this moment")
@@ -109,9 +109,13 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
         history_action("frame_back", "Previous frame", partial(timeline.step_frames, -1), (",",), "frame-back"),
         history_action("frame_forward", "Next frame", partial(timeline.step_frames, 1), (".",), "frame-forward"),
         history_action(
-            "event_before", "Previous event", partial(jumps.go, forward=False), ("Ctrl+,",), starts_section=True
+            "event_before",
+            "Previous event",
+            partial(jumps.go_to_event, forward=False),
+            ("Ctrl+,",),
+            starts_section=True,
         ),
-        history_action("event_next", "Next event", partial(jumps.go, forward=True), ("Ctrl+.",)),
+        history_action("event_next", "Next event", partial(jumps.go_to_event, forward=True), ("Ctrl+.",)),
         history_action(
             "event_side",
             "State before this event",
@@ -130,7 +134,7 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
             f"events_{kind or 'all'}",
             f"Step by {plural}",
             group,
-            partial(jumps.choose, kind),
+            partial(jumps.set_kind, kind),
             checkable=True,
             exclusive="event_kind",
             checked=partial(lambda kind: jumps.kind == kind, kind),

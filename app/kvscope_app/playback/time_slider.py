@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QSlider, QStyle, QStyleOptionSlider
 from kvscope_app.playback.playback import LONG_JUMP_S, SHORT_JUMP_S
 
 _MAX_STEPS: Final = 1_000_000_000
-"""A QSlider has a 32-bit value, which is at most 24.8 days in milliseconds."""
+"""Maximum value of the slider. A QSlider has 32 bits, which is at most 24.8 days in milliseconds."""
 
 
 class TimeSlider(QSlider):

@@ -25,8 +25,6 @@ _START_DELAY_MS: Final = 1500
 
 
 class CrashedHistories(QObject):
-    """Searches for histories on a thread and makes a single offer."""
-
     def __init__(
         self,
         parent: QObject,

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvscope_telemetry.alarms.alarm_figures import value_text
 from kvscope_telemetry.alarms.expression import expression_of
-from kvscope_telemetry.alarms.rules import Rule, complaint
+from kvscope_telemetry.alarms.rules import Rule, rule_error
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -27,9 +27,7 @@ CALM_S: Final = 10.0
 SLACK: Final = 0.05
 """Relative distance that a value must keep from its threshold to count as clearly not holding."""
 _MAX_GAP_NS: Final = 2 * SECOND_NS
-"""Largest gap between seconds over which a condition counts as held without interruption. Missing seconds are
-unknown.
-"""
+"""Longest gap between seconds over which a condition counts as held without interruption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class AlarmEngine:
     """Evaluates rules on the seconds passed to `read`. Rules that are off or invalid are ignored."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        self._rules = [rule for rule in rules if rule.is_on and not complaint(rule)]
+        self._rules = [rule for rule in rules if rule.is_on and not rule_error(rule)]
         self._states = [_RuleState(rule) for rule in self._rules]
         self._epoch: int | None = None
         self._last_ns = 0

@@ -49,7 +49,6 @@ an engine slow, not stuck.
 @dataclass(frozen=True, slots=True)
 class SecondFigure:
     name: str
-    """Name in expressions, with its unit, such as `ttft_p99_ms`."""
     label: str
     unit: str
     """Unit: "share" (0 to 1), "blocks", "ms", "/s", ..."""
@@ -98,7 +97,6 @@ def _run_out_s(overview: SessionOverview, rows: slice) -> FloatArray:
 
 
 def _stalled_s(overview: SessionOverview, rows: slice) -> FloatArray:
-    """Return the stalled time in seconds; 0 while it is at most `_STALL_FACTOR` times the longest recent step."""
     stalled = overview.column("stalled_s")
     values = stalled[rows].copy()
     for index in np.flatnonzero(values > 0).tolist():

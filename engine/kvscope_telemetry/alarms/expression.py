@@ -118,7 +118,6 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _token_at(text: str, offset: int) -> str:
-    """Return the word or operator that begins at or surrounds the 1-based `offset`."""
     for token in re.finditer(r"[\w.]+|[^\w\s]+", text):
         if token.end() >= offset:
             return token.group()
@@ -241,8 +240,6 @@ def _has_figure(root: ast.expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _EvaluationContext:
-    """Rows of the overview on which an expression is evaluated, and the mode of evaluation."""
-
     overview: SessionOverview
     rows: slice
     slack: float = 0.0

@@ -30,7 +30,6 @@ _UNITS: Final = {"s": 1.0, "min": 60.0}
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: str
-    """Name of the alarm, unique among the rules."""
     expression: str
     seconds: float = 0.0
     """Seconds for which the expression must hold before the alarm fires; 0: it fires with the first second."""
@@ -54,7 +53,7 @@ def checked(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """
     rules_by_name: dict[str, Rule] = {}
     for rule in rules:
-        error = complaint(rule)
+        error = rule_error(rule)
         if error:
             raise BadInput(f"alarm {rule.name!r:.80}: {error}")
         if rule.name in rules_by_name:
@@ -65,7 +64,7 @@ def checked(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     return tuple(rules_by_name.values())
 
 
-def complaint(rule: Rule) -> str:
+def rule_error(rule: Rule) -> str:
     """Return why a rule is invalid, in one line; empty for a valid rule."""
     if not rule.name.strip():
         return "a name is needed"

@@ -112,7 +112,6 @@ class Webhook:
             self.failure = f"{self._where}: {failure}" if failure else ""
 
     def _try(self, data: bytes) -> str:
-        """Post once. Returns why it failed, or an empty string."""
         headers = {"Content-Type": "application/json", "User-Agent": "kvscope"}
         request = urllib.request.Request(self.url, data, headers, method="POST")
         try:

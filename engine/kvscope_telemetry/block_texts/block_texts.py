@@ -32,7 +32,6 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sampling: SamplingParams
     """Sampling parameters of this completion, with the defaults of the model and the engine filled in."""
     finish_reason: str = ""
-    """Reason as in `Finished.finish_reason`."""
     index: int = 0
     priority: int = 0
     cache_salt: str = ""
@@ -55,11 +54,9 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     number: int = 0
     """Number of the request whose tokens these are."""
     start: int = 0
-    """Position of the first token in the request."""
     token_ids: tuple[int, ...] = ()
     text: str = ""
     notes: tuple[tuple[str, str], ...] = ()
-    """Further (name, value) pairs that the engine reported for the block."""
     request: AskedRequest | None = None
     """Set if this is the text of a finished request (all its tokens) instead of a block's."""
 
@@ -78,8 +75,6 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 @dataclass(frozen=True, slots=True)
 class BlockTextLookup:
-    """State of a block whose text is looked up."""
-
     epoch: int
     block: int
     owner: int

@@ -33,7 +33,6 @@ class TextCollector:
 
     def __init__(self) -> None:
         self.num_confirmed = 0
-        """Number of texts confirmed since the current file began."""
         self._epoch: int | None = None
         self._dirty: list[IdArray] = []
         self._is_all_dirty = True

@@ -43,7 +43,6 @@ class Gpus:
         self._tried_ns: int | None = None
         self._queries: dict[int, GpuQueries] = {}
         self._seen: dict[str, Gpu] = {}
-        """Facts of all GPUs that ever responded, by UUID, or by index if a GPU has none."""
         self.fault = ""
         """Why NVML reports nothing at all; empty if it works."""
 
@@ -81,7 +80,9 @@ class Gpus:
         return gpu
 
     def _sample_instances(self, count: int) -> list[Gpu]:
-        """Sample the MIG instances in use, numbered from `count`. A GPU that disappeared is not one."""
+        """Sample the MIG instances in use, numbered from `count`. A UUID of a GPU that disappeared is not taken for an
+        instance.
+        """
         gpus = {bare_uuid(facts.uuid) for facts in self._seen.values()}
         instances: list[Gpu] = []
         for uuid in self._used:

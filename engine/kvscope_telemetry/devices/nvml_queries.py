@@ -18,7 +18,6 @@ from kvscope_telemetry.devices.throttling import names_of
 from kvscope_telemetry.messages.devices import MAX_PROCESSES, Gpu, GpuProcess
 
 _MEMORY_V2: Final = 0x2000028
-"""`nvmlMemory_v2`: struct size and version number."""
 _TEMPERATURE_OF_GPU: Final = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _PCIE_SENT, _PCIE_RECEIVED = 0, 1
@@ -31,7 +30,7 @@ _MAX_NAME: Final = 80
 
 
 class GpuQueries:
-    """Queries the GPU with NVML handle `handle`.
+    """Queries the GPU that NVML identifies by `handle`.
 
     Only `sample` may raise: it passes on an error of the memory query, which shows that the GPU is no longer present.
     """

@@ -42,7 +42,6 @@ class Processes:
         return tuple(sorted(found, key=lambda process: -(process.resident_bytes or 0)))
 
     def _largest_pids(self) -> tuple[int, ...]:
-        """Return the pids with the most resident pages, which `statm` gives in a short line."""
         sizes = [(known(partial(self._pages, pid)) or 0, pid) for pid in self._pids_in_folder()]
         return tuple(pid for size, pid in sorted(sizes, reverse=True)[: self._num_largest] if size)
 

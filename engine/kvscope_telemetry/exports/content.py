@@ -28,5 +28,4 @@ class Content:
         return iter(timed_messages(self.recording, self.span, self.watch))
 
     def histories(self) -> list[RequestHistory]:
-        """Return the requests of the range, completed by earlier events."""
         return read_request_histories(self.messages(), self.overview.events)

@@ -88,7 +88,6 @@ class RequestHistory:
         return self.moments.running.stopped_text(*(self._engine_times(phase, until_ns) for phase in phases))
 
     def total_stopped_ns(self, until_ns: int) -> int:
-        """Return how long the engine was stopped between the request's arrival and its end."""
         return self.stopped_ns(PhaseSpan(RequestPhase.QUEUED, self.arrival_ns, self.end_ns), until_ns)
 
     def _engine_times(self, phase: PhaseSpan, until_ns: int) -> tuple[int, int]:
@@ -129,7 +128,6 @@ class RequestHistoryReader:
         self._running = RunningTime()
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> None:
-        """Process the next message, recorded at `log_time_ns`."""
         if isinstance(message, Snapshot):
             self._apply_snapshot(message, log_time_ns)
         elif isinstance(message, Frame) and message.epoch == self._epoch:
@@ -225,7 +223,6 @@ class RequestHistoryReader:
                 del self._unfinished[number]
 
     def _derive_phase(self, history: RequestHistory, time_ns: int, has_token: bool) -> None:
-        """Derive the phase from the request's state if no event reported it."""
         phase, state = history.phase, history.state
         if history.is_ended:
             return
@@ -254,7 +251,7 @@ def read_request_histories(
     return list(reader.histories.values())
 
 
-def within(histories: Iterable[RequestHistory], from_ns: int, until_ns: int) -> list[RequestHistory]:
+def histories_within(histories: Iterable[RequestHistory], from_ns: int, until_ns: int) -> list[RequestHistory]:
     """Return the requests that existed at any time from `from_ns` to `until_ns`."""
     return [
         history

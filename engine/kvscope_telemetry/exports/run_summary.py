@@ -18,7 +18,6 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _OTHER_FIELDS: Final = ("num_steps", "num_lost_frames")
 _TOTALS: Final = tuple(figure.column for figure in FIGURES if figure.column and figure.column not in _OTHER_FIELDS)
-"""Keys of `RunSummary.totals`."""
 
 
 class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +44,10 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     epochs: tuple[int, ...]
     """Epochs (engine starts) of the whole recording."""
     start_ns: int
-    """Start of the range, in nanoseconds since 1970."""
     end_ns: int
     length_s: float
     num_steps: int | None
     peak_usage: float | None
-    """Largest share of the pool that requests held at any time."""
     peak_usage_s: float | None
     """Time at which `peak_usage` was first reached, in seconds of the recording."""
     mean_usage: float | None

@@ -16,7 +16,7 @@ from kvscope_telemetry.fleet.pool_bins import PoolBins, pool_bins
 from kvscope_telemetry.fleet.rates import WINDOW_NS, Rates
 from kvscope_telemetry.messages.telemetry import Reading
 from kvscope_telemetry.mirror.mirror import Mirror
-from kvscope_telemetry.summaries.histograms import joined
+from kvscope_telemetry.summaries.histograms import sum_histograms
 
 _MAX_READINGS: Final = 600
 
@@ -70,7 +70,7 @@ class ExternalMember:
 
     def _first_token_s(self) -> float | None:
         """Return the upper bound of the median time to first token; None if there is none."""
-        buckets = joined((reading for _, reading in self._readings), "first_token")
+        buckets = sum_histograms((reading for _, reading in self._readings), "first_token")
         high = math.nan if buckets is None else buckets.percentile(0.5).high
         return high if math.isfinite(high) else None
 

@@ -125,7 +125,6 @@ class Fleet:
                 self._has_work.wait(PASS_S)
 
     def _update_members(self, wanted: tuple[FleetEntry, ...], context: Context) -> bool:
-        """Close members that are no longer listed and open new ones. Returns whether the list changed."""
         if wanted == tuple(self._members):
             return False
         _close_all([member for entry, member in self._members.items() if entry not in wanted])

@@ -21,7 +21,6 @@ class FleetRow:
     version: str = ""
     model: str = ""
     usage: float | None = None
-    """Share of the pool's blocks that requests hold, 0 to 1."""
     num_running: int | None = None
     num_waiting: int | None = None
     first_token_s: float | None = None

@@ -54,7 +54,6 @@ class ListReader:
         self._wake.set()
 
     def stop(self) -> None:
-        """Request the thread to stop, without waiting; `close` waits."""
         self._stopped.set()
         self._wake.set()
 

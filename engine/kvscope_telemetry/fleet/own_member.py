@@ -108,7 +108,6 @@ class OwnMember:
         return True
 
     def _summarize(self, hello: Hello) -> None:
-        """Compute usage and bins, once for all frames since the last call."""
         if not self._is_stale:
             return
         self._is_stale = False

@@ -116,7 +116,6 @@ class TallySink:
         self.tally: Tally | None = None
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """Update the tally. Called on the reading thread."""
         with self.lock:
             if isinstance(message, Snapshot):
                 self._apply_snapshot(message)
@@ -163,7 +162,6 @@ class EngineWatch:
         self._thread.start()
 
     def scrape(self) -> Scrape:
-        """Return the current state. Thread-safe."""
         with self._mirror_lock:
             self._update_mirror()
             status, mirror = self._source.status, self._source.mirror

@@ -133,7 +133,6 @@ def _memory(memory: MemoryBreakdown) -> list[tuple[Labels, float]]:
 
 
 def _device(make: Maker, sample: DeviceSample) -> Iterator[Metric]:
-    """Yield the known values of the device; unknown ones (-1) get no sample."""
     parts = {"total": sample.memory_total_bytes, "used": sample.memory_used_bytes, "process": sample.process_bytes}
     known: list[tuple[Labels, float]] = [({"part": part}, value) for part, value in parts.items() if value >= 0]
     if known:

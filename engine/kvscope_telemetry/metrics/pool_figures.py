@@ -29,8 +29,6 @@ class TierFigures:
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """Numbers of blocks of an engine at one time."""
-
     epoch: int
     tiers: tuple[TierFigures, ...]
     slots: PoolUse
@@ -48,7 +46,6 @@ class PoolFigures:
 
 
 def pool_figures(mirror: Mirror) -> PoolFigures:
-    """Return the figures of `mirror`, which must have a snapshot."""
     assert mirror.hello is not None, "an engine was heard of"
     cache = mirror.hello.cache
     rows = cache.rows_by_tier.present

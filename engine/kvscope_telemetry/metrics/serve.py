@@ -75,7 +75,6 @@ def _parsed(listen: str) -> tuple[str, int]:
 
 
 def main() -> int:
-    """Run the server. Returns 0, or 1 after printing why it could not start."""
     os.nice(10)
     try:
         server = MetricsServer(*sys.argv[1:3])

@@ -75,7 +75,7 @@ class Tally:
         return self.hello.wall_time_ns / 1e9
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Process the first snapshot, or one after a gap."""
+        """Process the first snapshot of the epoch, or one after lost frames."""
         self._count(snapshot.counters, (), snapshot.step)
         self._histories.snapshot(snapshot)
 

@@ -31,9 +31,8 @@ PAST_NS: Final = 60_000_000_000
 """Length of the past that a seek can deliver for charts."""
 _PROGRESS_EVERY: Final = 64
 _FRAME_LOOKBACK_NS: Final = 250_000_000
-"""Initial distance of the backward search for a frame."""
 _MAX_REPORT_DELAY_NS: Final = 10_000_000_000
-"""How long after an event the frame that reports it is searched for. An event is reported at the end of its step."""
+"""How long after an event a frame that reports it is searched for. Events are reported at the end of their step."""
 SPAN_NS: Final = 1_000_000_000
 """Length of an update, which limits the resolution of charts: an update ends with the first frame at least this long
 after the end of the previous update.
@@ -147,12 +146,11 @@ class PlaybackReader:
             self._has_unread = False
         return has_changed
 
-    def lose(self) -> None:
+    def skip_to_snapshot(self) -> None:
         """Skip messages until the next snapshot, because the consumer could not apply an update."""
         self._spans.continuity.mark_lost()
 
     def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
-        """Process messages up to `until_ns`. Returns False if the read was cancelled."""
         num_read = 0
         while (ahead := self._next()) is not None and ahead[0] <= until_ns:
             self._apply(ahead)
@@ -215,8 +213,6 @@ class PlaybackReader:
 
 @dataclass(frozen=True, slots=True)
 class TimedUpdate:
-    """An update, and the recorded time since the start at which it ends."""
-
     update: Update
     until_ns: int
     jumped: bool = False
@@ -242,9 +238,7 @@ class UpdateBuilder:
         self._memory: MemoryBreakdown | None = None
         self._until_ns = 0
         self._built_until_ns = 0
-        """End time of the newest update built."""
         self._offset_ns = 0
-        """Recorded time minus the engine's clock."""
         self._is_short = False
         self._has_heartbeats = False
 
@@ -254,7 +248,6 @@ class UpdateBuilder:
         self._is_short, self._built_until_ns = True, at_ns
 
     def add_message(self, at_ns: int, message: TelemetryMessage) -> None:
-        """Add the next message, recorded at `at_ns` since the start."""
         if isinstance(message, Frame):
             self._add_frame(at_ns, message)
         elif isinstance(message, Snapshot):

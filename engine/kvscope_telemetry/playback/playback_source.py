@@ -105,12 +105,10 @@ class PlaybackSource:
 
     @property
     def note(self) -> str:
-        """Text about damage in the file; "" if none has been found so far."""
         return self.recording.note
 
     @property
     def detail(self) -> str:
-        """Text on what was skipped and why, one line per finding."""
         return self.recording.detail
 
     @property
@@ -334,7 +332,7 @@ class PlaybackSource:
             until_ns = self._clock.tick()
             needs_snapshot, self._needs_snapshot = self._needs_snapshot, False
         if needs_snapshot:
-            self._reader.lose()
+            self._reader.skip_to_snapshot()
         spans = self._reader.read_until(until_ns)
         with self._changed:
             if self._requested is None:
@@ -355,7 +353,6 @@ class PlaybackClock:
 
     def __init__(self, duration_ns: int, clock: Callable[[], int]) -> None:
         self.position_ns = 0
-        """Recorded time since the start, as of the last tick."""
         self.duration_ns = duration_ns
         self.is_playing = False
         self.waits_at_end = False

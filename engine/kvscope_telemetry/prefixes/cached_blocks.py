@@ -31,7 +31,6 @@ class CachedBlocks:
     parent: npt.NDArray[np.uint64]
     """Hash of the block before it in its text; 0 for the first."""
     row: npt.NDArray[np.int64]
-    """Row in the ledger, or as the source numbers it."""
     tier: npt.NDArray[np.uint8]
     ref_count: npt.NDArray[np.int32]
     prefix_hits: npt.NDArray[np.uint16]

@@ -35,7 +35,6 @@ class PrefixTree:
     num_blocks: Ints
     """Number of blocks of text, each counted once even if it is in several tiers."""
     num_with_all: Ints
-    """Number of blocks of this node and all its descendants."""
     num_before: Ints
     """Number of blocks of text before the node; -1 if the beginning is missing."""
     num_in_tier: Ints
@@ -63,7 +62,6 @@ class PrefixTree:
 
     @property
     def num_texts(self) -> int:
-        """Number of nodes without children."""
         return int((np.diff(self.first_child)[1:] == 0).sum())
 
     def children_of(self, node: int) -> Ints:
@@ -93,7 +91,6 @@ class PrefixTree:
         return int(found[0]) if found.size else None
 
     def node_with(self, key: int) -> int | None:
-        """Return the node that begins with the block of this hash; None if there is none."""
         found = np.flatnonzero(self.key == np.uint64(key))
         return int(found[0]) if found.size else None
 
@@ -146,7 +143,9 @@ def build(blocks: CachedBlocks) -> PrefixTree:
 
 
 def _entries_in(merged: MergedNodes, order: Ints) -> tuple[Ints, Ints]:
-    """Return the entries of the blocks in `order`, and the start of each block's entries, plus the end."""
+    """Return the entries of the blocks in `order`, and the start of each block's entries followed by the end of the
+    last.
+    """
     num_entries = np.diff(merged.first_entry)[order]
     ends = np.concatenate(([0], np.cumsum(num_entries)))
     offset = np.repeat(merged.first_entry[:-1][order] - ends[:-1], num_entries)
@@ -154,8 +153,6 @@ def _entries_in(merged: MergedNodes, order: Ints) -> tuple[Ints, Ints]:
 
 
 class _Descendants:
-    """Computes sums and maxima over a tree, level by level."""
-
     def __init__(self, parent: Ints, level: Ints) -> None:
         order = np.argsort(level, kind="stable")
         bounds = np.searchsorted(level[order], np.arange(1, level.max(initial=0) + 2))
@@ -171,7 +168,6 @@ class _Descendants:
         return before
 
     def sum(self, values: Ints) -> Ints:
-        """Sum `values` over each node and its descendants."""
         total = values.copy()
         for nodes in reversed(self._levels):
             np.add.at(total, self._parent[nodes], total[nodes])
@@ -225,7 +221,6 @@ class MergedNodes:
     num_cached: int
     """Number of cached prefixes. They come first in all columns; the missing ones follow."""
     entries: Ints
-    """Indices into `CachedBlocks`, grouped by prefix."""
     first_entry: Ints
     """Start of each prefix's entries in `entries`, plus the end. Missing prefixes have none."""
 
@@ -236,9 +231,7 @@ class Chains:
 
     heads: Ints
     chain: Ints
-    """Chain of each block, shape (blocks,)."""
     position: Ints
-    """Position of each block in its chain, shape (blocks,)."""
 
 
 def merge_chains(blocks: CachedBlocks) -> MergedNodes:

@@ -73,10 +73,10 @@ def read_part(
             _report_progress(watch, (log_time_ns - from_ns) / length_ns)
         if log_time_ns <= until_ns or _is_until(moments, last):
             block_history.feed(_resumed_after(block_history.seq, moments), min(log_time_ns, until_ns))
-    return part_of(block_history, from_ns, until_ns, block_size)
+    return history_part(block_history, from_ns, until_ns, block_size)
 
 
-def part_of(block_history: BlockChanges, begin_ns: int, end_ns: int, block_size: int) -> BlockHistoryPart:
+def history_part(block_history: BlockChanges, begin_ns: int, end_ns: int, block_size: int) -> BlockHistoryPart:
     rows = block_history.rows.copy()
     if block_history.num_forgotten and rows.size:
         begin_ns = int(rows["time_ns"][0])
@@ -105,17 +105,17 @@ class GrowingBlockHistory:
         first = self._num_rows - num_forgotten  # the first row not converted yet
         if first < rows.size:
             fresh = block_moments_of(moments_of(rows[max(first - 1, 0) :], self._block_size))
-            self._block_moments = self._block_moments.followed_by(fresh.after(1) if first > 0 else fresh)
+            self._block_moments = self._block_moments.followed_by(fresh.without_first(1) if first > 0 else fresh)
             self._num_rows = num_forgotten + rows.size
         if num_forgotten:
             begin_ns = int(rows["time_ns"][0])
-            self._block_moments = self._block_moments.after(
+            self._block_moments = self._block_moments.without_first(
                 int(np.searchsorted(self._block_moments.times_ns, begin_ns))
             )
         return BlockHistoryPart(begin_ns, end_ns, rows.copy(), self._block_moments, num_forgotten)
 
 
-def joined(older: BlockHistoryPart, newer: BlockHistoryPart) -> BlockHistoryPart:
+def concatenate_parts(older: BlockHistoryPart, newer: BlockHistoryPart) -> BlockHistoryPart:
     """Concatenate two parts. A gap between them is marked as unknown by a row of `ChangeKind.LOST`."""
     if not older.rows.size or not newer.rows.size:
         rows = older.rows if older.rows.size else newer.rows
@@ -127,14 +127,13 @@ def joined(older: BlockHistoryPart, newer: BlockHistoryPart) -> BlockHistoryPart
         lost_row = np.zeros(1, HISTORY_DTYPE)
         lost_row["time_ns"], lost_row["how"], lost_row["epoch"] = older.end_ns, ChangeKind.LOST, older.rows["epoch"][-1]
     elif _repeats_state(older.rows[-1], newer_rows[0]):
-        newer_rows, moments = newer_rows[1:], moments.after(1)
+        newer_rows, moments = newer_rows[1:], moments.without_first(1)
     rows = np.concatenate((older.rows, lost_row, newer_rows))
     moments, num_forgotten = older.block_moments.followed_by(moments), older.num_forgotten + newer.num_forgotten
     return BlockHistoryPart(older.begin_ns, newer.end_ns, rows, moments, num_forgotten)
 
 
 def _repeats_state(last: np.void, first: np.void) -> bool:
-    """Whether `first` only repeats the state of `last`."""
     is_known = first["how"] == ChangeKind.KNOWN and last["how"] != ChangeKind.LOST and first["epoch"] == last["epoch"]
     return bool(is_known and all(first[name] == last[name] for name in LASTING))
 

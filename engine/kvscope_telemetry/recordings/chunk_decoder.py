@@ -54,7 +54,6 @@ class ChunkDecoder:
         self._last_read: tuple[int, list[tuple[int, TimedMessage]]] = (0, [])
         """Offset and messages of the chunk decoded last, cached because the next read is often in the same chunk."""
         self._cached_states: OrderedDict[int, TimedMessage] = OrderedDict()
-        """Chunk offset -> its keyframe or delta checkpoint, least recently used first."""
         self._num_cached_bytes = 0
         self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, index in it)
         self._claimed_bytes: dict[tuple[int, int], int] = {}  # (offset, index) -> claimed size of its columns
@@ -132,7 +131,9 @@ class ChunkDecoder:
     def _batch_frames(
         self, chunk: Chunk, index: int, raw: RawMessage, block: int | None
     ) -> Iterator[tuple[int, TimedMessage]]:
-        """Yield the frames of a batch, each with the number of other messages that precede it."""
+        """Yield (number of messages of the chunk before it, not counting frames; timed frame) for the frames of a
+        batch.
+        """
         try:
             batch = FrameBatch(self._columns_data(chunk, index, raw))
             messages_before = batch.messages_before
@@ -257,8 +258,8 @@ class ChunkDecoder:
         return checkpoint
 
     def _columns_data(self, chunk: Chunk, index: int, raw: RawMessage) -> bytes:
-        """Return the data of a message of columns. Raises ProtocolError once the file's columns claim too much in
-        total.
+        """Return the data of a columnar message. Raises ProtocolError if all columns of the file together claim too
+        many bytes.
         """
         key = chunk.offset, index
         if key not in self._claimed_bytes:
@@ -278,7 +279,7 @@ class ChunkDecoder:
         try:
             messages = read_chunk(file, chunk, self._decompressor)
         except DamagedChunk:
-            self._survey.damages.append(chunk.where)
+            self._survey.damages.append(chunk.damage_text)
             return
         for index, message in enumerate(messages):
             if message.channel in channels:

@@ -72,7 +72,6 @@ class Chunk:
     frames_ns: tuple[int, int] | None = None
     """Log times of the first and last frame, or None while unknown."""
     damage: str = ""
-    """Why the chunk cannot be read; "" if no damage is known."""
     is_read: bool = False
     """Whether `counts` holds the actual numbers of messages."""
 
@@ -81,7 +80,7 @@ class Chunk:
         self.indexed_ns = min(known[0], first_ns), max(known[1], last_ns)
 
     @property
-    def where(self) -> str:
+    def damage_text(self) -> str:
         """The chunk's offset and damage as text for the user."""
         return f"in its chunk at byte {self.offset}, {self.damage}"
 
@@ -216,11 +215,8 @@ _TEXT_BYTES: Final = struct.Struct("<I")
 
 @dataclass(slots=True)
 class ChunkList:
-    """The chunks found in a file, and the channels and damage found on the way."""
-
     chunks: list[Chunk] = field(default_factory=list)
     declared_topics: dict[str, int] = field(default_factory=dict)
-    """Topic -> channel, from the file's channel records."""
     used: set[int] = field(default_factory=set)
     is_complete: bool = False
     limit: str = ""
@@ -283,7 +279,7 @@ class ChunkWalk:
             self.found.limit = str(spent)
 
     def _walk(self, end: int) -> bool:
-        """Walk from record to record. Returns whether all records up to the end were valid."""
+        """Process records until the end of the file or an invalid one. Returns whether all were valid."""
         self._file.seek(self._offset)
         while len(head := self._file.read(RECORD.size)) == RECORD.size:
             opcode, length = RECORD.unpack(head)
@@ -371,7 +367,7 @@ class ChunkWalk:
         self.found.chunks.append(chunk)
 
     def _chunk_at(self, body: int, length: int) -> Chunk:
-        """Parse the header of a chunk record. Raises _Nonsense if its lengths contradict each other."""
+        """Parse the header of a chunk record. Raises _InvalidRecord if its lengths contradict each other."""
         if length < _CHUNK_HEAD.size + 8:
             raise _InvalidRecord
         start_ns, end_ns, inflated, crc, name_bytes = self._unpack(_CHUNK_HEAD)
@@ -385,8 +381,8 @@ class ChunkWalk:
         return Chunk(offset, stored, inflated, crc, name, start_ns, end_ns)
 
     def _read_index(self, length: int) -> None:
-        """Store the number of messages and the first and last log time of one channel. Index entries are sorted by
-        time.
+        """Store the number of messages and the first and last log time of one channel. The entries of an index are
+        sorted by time.
         """
         if length < _INDEX.size:
             raise _InvalidRecord

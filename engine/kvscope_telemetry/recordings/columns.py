@@ -384,7 +384,6 @@ class Columns:
         return values
 
     def _column(self, name: str, dtype: np.dtype[Any], counts: Ints) -> Numbers:
-        """Return a column concatenated over all messages, with `counts` numbers for each."""
         count = self._charge(counts, dtype)
         if name not in self._columns:
             return np.zeros(count, dtype)
@@ -393,7 +392,6 @@ class Columns:
         return numbers.cumsum(dtype=dtype, out=numbers) if is_difference else numbers
 
     def _charge(self, counts: Ints, dtype: np.dtype[Any]) -> int:
-        """Return the total of `counts`, and charge its bytes to the size limit."""
         count = int(counts.sum())
         self._remaining_bytes -= count * dtype.itemsize
         if self._remaining_bytes < 0:
@@ -483,7 +481,6 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[_Field, ...]:
 
 @cache
 def _rows_of(kind: type[msgspec.Struct]) -> Mapping[str, Packing]:
-    """Return the packing of the fields that have one number per row."""
     return {f.name: f.packing for f in _fields(kind) if f.packing is not None and f.packing.is_row}
 
 
@@ -528,7 +525,6 @@ def _sort_order(keys: Numbers) -> Numbers | None:
 
 
 def _concatenated(parts: Sequence[bytes], dtype: np.dtype[Any]) -> tuple[Numbers, Ints]:
-    """Return the numbers of all `parts` concatenated, and the count per part."""
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     if (lengths % dtype.itemsize).any():
         raise ValueError(f"bytes that are no whole numbers of {dtype.itemsize}")
@@ -545,8 +541,9 @@ def _repeated(numbers: Sequence[int] | Ints, counts: Ints, dtype: np.dtype[Any])
 
 
 def _without_zeros(numbers: Numbers, marker: Numbers | None, counts: Ints, *, is_merged: bool) -> tuple[Numbers, Ints]:
-    """Drop the numbers of rows that have none, and return the rest with the count per message. A message whose numbers
-    are all 0 has none.
+    """Drop the numbers of rows without a number. Returns the others and their count per message.
+
+    A message whose numbers are all 0 has none. `marker`, if given, is 0 in the rows without a number.
     """
     has_number = np.ones(len(numbers), np.bool_) if marker is None else marker != 0
     if is_merged or len(counts) == 1:

@@ -64,7 +64,6 @@ class EngineRecorder:
 
     @property
     def wants_texts(self) -> tuple[int, ...]:
-        """Blocks to pass to `add_texts` when no step runs; empty if none are due."""
         return () if self.texts is None or self._has_failed else self.texts.due()
 
     def add_texts(self, contents: Iterable[BlockContent]) -> None:

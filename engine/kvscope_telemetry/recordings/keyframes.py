@@ -79,7 +79,7 @@ class Keyframes:
         return []
 
     def keyframe(self, log_time_ns: int) -> Snapshot | None:
-        """Return a keyframe, due or not; None if the state is unknown."""
+        """Return a keyframe, whether or not one is due; None if the state is unknown."""
         self._follower.apply_pending()
         if self._follower.is_lost:
             return None
@@ -89,7 +89,9 @@ class Keyframes:
         return state
 
     def checkpoint(self) -> DeltaCheckpoint | None:
-        """Return the changes since the last checkpoint, due or not; None if nothing changed or the state is unknown."""
+        """Return the changes since the last checkpoint, whether or not one is due; None if there are none or the state
+        is unknown.
+        """
         if not self._frames or self._is_lost:
             return None
         self._follower.apply_pending()
@@ -139,7 +141,7 @@ def snapshot_of(mirror: Mirror) -> Snapshot:
 
 
 def bare_snapshot_of(mirror: Mirror) -> Snapshot:
-    """Return the same as `snapshot_of`, but without blocks."""
+    """Return the state of `mirror` like `snapshot_of`, but without blocks."""
     assert mirror.hello is not None, "a mirror without a hello has no state"
     requests = mirror.requests
     rows = np.flatnonzero(requests.state != RequestState.FINISHED)

@@ -53,7 +53,6 @@ JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
     BOOKMARKS: ("kvscope.Bookmark", Bookmark),
     TEXTS: ("kvscope.RecordedText", RecordedText),
 }
-"""Schema name and struct type of each JSON channel."""
 
 CHUNK_BYTES: Final = 1 << 20
 """Bytes of messages after which a chunk ends, counted before frames are packed into columns. A killed process loses at

@@ -49,8 +49,8 @@ LIBRARY: Final = "kvscope"
 Entry = tuple[int, int, bytes]
 """Channel, log time in ns, and data."""
 _MAX_CHUNK_ENDS: Final = 8
-"""Number of chunk ends that are remembered: if the disk has no space for the file's end after the last chunk, the file
-is cut at an earlier one.
+"""Number of chunk ends that are stored. If the disk has no space for the file's end after the last chunk, the file is
+truncated at an earlier one.
 """
 _DATA_END: Final = 15
 _NO_CRC: Final = struct.pack("<I", 0)
@@ -72,8 +72,7 @@ class RecordingFile(Protocol):
     """Destination of a recording's messages: one file, or a sequence of files."""
 
     @property
-    def path(self) -> Path:
-        """Path of the complete file."""
+    def path(self) -> Path: ...
 
     @property
     def part(self) -> Path:
@@ -198,7 +197,6 @@ class McapFile:
             self._write(entries)
 
     def flush(self) -> None:
-        """End the chunk in progress and pass everything to the operating system."""
         frames, before, messages, times = self._frames, self._messages_before, self._messages, self._frame_times
         self._frames, self._messages_before, self._messages, self._frame_times = [], [], [], []
         self._unwritten_bytes = 0
@@ -236,7 +234,6 @@ class McapFile:
             self._chunk_ends.append(self.num_bytes)
 
     def finish(self) -> None:
-        """Write the end of the file and rename it to `path`."""
         self.flush()
         self._writer.finish()
         self.num_bytes = self._stream.tell()
@@ -284,7 +281,6 @@ class McapFile:
 
 
 def check_path(path: Path) -> None:
-    """Raise BadInput if `path` has the wrong suffix or already exists."""
     if path.suffix != SUFFIX:
         raise BadInput(f"recording {str(path)!r} is not accepted: its name ends in {SUFFIX}")
     if os.path.lexists(path):  # too long a name does not exist here, and fails when it is opened

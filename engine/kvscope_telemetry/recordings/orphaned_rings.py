@@ -30,7 +30,6 @@ class OrphanedRing:
     folder: Path
     model: str
     start_ns: int
-    """Wall-clock time of the oldest retained message, in nanoseconds since 1970."""
     seconds: float
     num_bytes: int
     is_readable: bool = True
@@ -120,7 +119,6 @@ def _orphaned_ring(folder: Path) -> OrphanedRing | None:
 
 
 def _first_readable(paths: Iterable[Path]) -> Recording:
-    """Open the first readable recording. Raises BadInput if there is none."""
     for path in paths:
         try:
             return Recording.open(path)

@@ -24,10 +24,11 @@ _LOOKBACK_NS: Final = 2 * SECOND_NS
 stalled engine are known.
 """
 _MAX_SUMMARIES: Final = 1_000
-_MAX_EVENTS: Final = 20_000
-"""Maximum number of events per part (`_MAX_SUMMARIES`: of summaries). Hours are read in parts because the caller
-keeps the overview in a more compact form.
+"""Maximum number of summaries per part. Hours are read in parts because the caller keeps the overview in a more compact
+form.
 """
+_MAX_EVENTS: Final = 20_000
+"""Maximum number of events per part."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class OverviewPart:
         """Start time of the last second, or None if there are no summaries."""
         return self.summaries[-1].time_ns if self.summaries else None
 
-    def into(self, overview: SessionOverview) -> None:
+    def append_to(self, overview: SessionOverview) -> None:
         overview.extend(self.summaries, self.events)
 
 
@@ -138,9 +139,9 @@ def _resume_from(recording: Recording, at_ns: int, follower: Follower, summarize
 def read_overview(recording: Recording, watch: ProgressCallback | None = None) -> SessionOverview:
     overview = SessionOverview()
     for part in written_parts(recording):
-        part.into(overview)
+        part.append_to(overview)
     from_ns = missing_from(recording, int(overview.time_ns[-1]) if len(overview) else None)
     if from_ns is not None:
         for part in computed_parts(recording, from_ns, watch):
-            part.into(overview)
+            part.append_to(overview)
     return overview

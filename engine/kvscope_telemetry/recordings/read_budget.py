@@ -65,7 +65,6 @@ class ReadBudget:
         self._unreported_bytes = _PROGRESS_EVERY  # so that the first `spend` reports progress
 
     def set_progress(self, share: float) -> None:
-        """Set the progress within the step, from 0 to 1."""
         self._share = self._from_share + (self._to_share - self._from_share) * min(share, 1.0)
 
     def spend(self, num_bytes: int) -> None:

@@ -282,8 +282,8 @@ class Recording:
         return self._backwards(seconds, lambda segment, until_ns: segment.newest_first(kinds, until_ns))
 
     def _overlapping_segments(self, from_ns: int, until_ns: int) -> Iterator[tuple[Segment, bool]]:
-        """Yield the segments from the first that may contain `from_ns`, including those that `grow` adds meanwhile,
-        each with whether the segment before it was yielded too.
+        """Yield the segments from the first that may contain `from_ns`, and whether the previous segment was yielded
+        too. Segments that `grow` adds meanwhile are included.
         """
         number, is_continued = 0, False
         while (number := next((at for at in self._segments if at >= number), -1)) >= 0:
@@ -298,8 +298,8 @@ class Recording:
     def _backwards(
         self, seconds: float, read: Callable[[Segment, int], Iterator[_Item]], *, until_found: bool = False
     ) -> Iterator[_Item]:
-        """Yield what `read` returns for each segment up to `seconds`, newest segment first. With `until_found`, stop
-        after the first segment that yields anything.
+        """Yield the items that `read` returns for each segment up to `seconds`, newest segment first. With
+        `until_found`, stop after the first segment with an item.
         """
         until_ns, is_found = max(self._log_time_ns(seconds), self.segments[0].start_ns), False
         for segment in reversed(self.segments):
@@ -339,7 +339,6 @@ class Recording:
         return has_changed
 
     def _scan(self, watch: ProgressCallback | None) -> bool:
-        """Update the list of segments. Returns whether anything changed."""
         if not self._is_folder:
             if self._segments:
                 return self.segments[-1].grow()
@@ -592,9 +591,9 @@ class Segment:
     def _state_updates(
         self, file: BinaryIO, position: StatePosition, from_ns: int, until_ns: int
     ) -> Iterator[TimedMessage]:
-        """Yield the delta checkpoints from a state's time until about `until_ns`, then the frames that continue from
-        there. Unreadable delta checkpoints are replaced by their frames. Advances `position`, the position of the
-        state.
+        """Yield the delta checkpoints after a state until about `until_ns`, then the frames that continue from there.
+
+        Unreadable delta checkpoints are replaced by their frames. `position` is that of the state, and is advanced.
         """
         offset = 0
         previous_ns = from_ns  # time of the previous checkpoint, readable or not
@@ -652,7 +651,6 @@ class Segment:
             position.epoch, position.seq = first.epoch, first.seq - 1
 
     def _state_before(self, frame: Frame, log_time_ns: int) -> Snapshot | None:
-        """Return the state that precedes `frame`, or None if it cannot be restored."""
         mirror = _state_after(message for _, message in self.state_messages(log_time_ns - 1))
         is_known = mirror.hello is not None and (mirror.epoch, mirror.seq) == (frame.epoch, frame.seq - 1)
         return snapshot_of(mirror) if is_known else None

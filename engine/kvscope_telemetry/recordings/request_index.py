@@ -25,7 +25,6 @@ class RecordedRequest:
     """Arrival time on the recording's clock, the same as log times."""
     num_prompt_tokens: int
     num_output_tokens: int
-    """Number of output tokens at the request's end, or at the recording's end."""
     max_tokens: int
     priority: int
     is_finished: bool

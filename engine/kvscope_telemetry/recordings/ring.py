@@ -85,7 +85,6 @@ class Ring:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on disk, at most one second old."""
         return self._segments.num_bytes
 
     @property
@@ -131,7 +130,6 @@ class Ring:
         return self._writer is not None and self._writer.add_bookmark(bookmark)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> bool:
-        """Record block texts. Requires the user's consent."""
         return self._writer is not None and self._writer.write_texts(texts)
 
     def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:

@@ -53,8 +53,6 @@ _PIPE_BYTES: Final = 1 << 20
 
 
 class _Flush(Mark):
-    """Flush marker with the result of the flush."""
-
     is_flushed = False
 
 
@@ -87,39 +85,30 @@ class RingClient:
 
     @property
     def failure(self) -> str:
-        """Why recording has ended, as a text for the user; "" while it works. What was recorded before remains
-        readable.
-        """
         return self._status.failure or self._end_reason
 
     @property
     def pause(self) -> str:
-        """Why nothing is recorded at present, as a text for the user; "" while it works. The ring retries by itself."""
         return "" if self.failure else self._status.pause
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on disk, at most about one second old."""
         return self._status.num_bytes
 
     @property
     def origin_ns(self) -> int | None:
-        """Wall-clock time at which the ring started, even if that part was deleted; None before the first message."""
         return self._status.origin_ns
 
     @property
     def start_ns(self) -> int | None:
-        """Wall-clock time of the oldest retained message; None before the first message."""
         return self._status.start_ns
 
     @property
     def end_ns(self) -> int | None:
-        """Wall-clock time of the newest message; None before the first."""
         return self._status.end_ns
 
     @property
     def num_dropped(self) -> int:
-        """Number of messages that were not recorded: a queue was full, the disk failed, or the ring had ended."""
         return self._queue.num_refused + self._status.num_dropped
 
     @property
@@ -133,14 +122,10 @@ class RingClient:
         return [self._overview.popleft() for _ in range(len(self._overview))]
 
     def set_bounds(self, *, max_bytes: int, max_seconds: float) -> None:
-        """Change the limits on size and time. Raises BadInput for invalid values."""
         self._bounds = Bounds(max_bytes, max_seconds)
         self._queue.put_mark(Mark())  # wakes the sender, which sends the new limits
 
     def write(self, message: TelemetryMessage, data: bytes | None = None, *, wait: bool = False) -> bool:
-        """Record a message, like `Ring.write`: never raises, and blocks only if `wait` is set. Returns whether it was
-        accepted.
-        """
         if self.failure:
             return False
         return self._queue.put(message, None, wait=wait) if data is None else self._queue.put_bytes(data, wait=wait)
@@ -149,12 +134,10 @@ class RingClient:
         return not self.failure and self._queue.put_bookmark(bookmark)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> bool:
-        """Record block texts. Requires the user's consent."""
         items = tuple(texts)
         return not self.failure and (not items or self._queue.put_texts(items, wait=False))
 
     def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:
-        """Make everything written so far visible to readers. Returns whether that succeeded in time."""
         mark = _Flush()
         self._queue.put_mark(mark)
         return mark.wait(timeout_s) and mark.is_flushed
@@ -202,7 +185,7 @@ class RingClient:
             with pipe:
                 pipe.write(packet(PacketKind.BEGIN, encoded(BeginRing(str(self.folder), _limits(self._bounds)))))
                 pipe.flush()
-                while (items := self._queue.take(_POLL_INTERVAL_S)) is not None:
+                while (items := self._queue.drain(_POLL_INTERVAL_S)) is not None:
                     _write_all(pipe.fileno(), list(self._packets(items)))
                 pipe.write(packet(PacketKind.END, encoded(self._is_kept)))
         except OSError:  # the process is gone, which the receiving thread reports
@@ -227,7 +210,6 @@ class RingClient:
                 yield from _message_parts(encode(each.message))
 
     def _receive_statuses(self, process: subprocess.Popen[bytes]) -> None:
-        """Main function of the receiving thread. Returns when the process has exited."""
         assert process.stdout is not None, "a pipe"
         packets = PacketReader()
         with process.stdout as pipe:
@@ -267,7 +249,9 @@ class RingClient:
 
 
 def _message_parts(data: bytes) -> tuple[bytes, bytes]:
-    """Return head and body without joining them: copying a snapshot of a large pool would delay drawing."""
+    """Return head and body of a packet. They are not joined, because copying a snapshot of a large pool would delay
+    drawing.
+    """
     return head(PacketKind.MESSAGE, len(data)), data
 
 
@@ -276,8 +260,8 @@ def _limits(bounds: Bounds) -> RingLimits:
 
 
 def _write_all(out: int, parts: list[bytes]) -> None:
-    """Write many buffers per system call, without copying: thousands of small calls per second, or copies, would delay
-    drawing.
+    """Write `parts` to the file descriptor `out` without copying, many per system call: thousands of calls or copies
+    per second would delay drawing.
     """
     for begin in range(0, len(parts), _MAX_BUFFERS):
         buffers: list[bytes | memoryview] = [*parts[begin : begin + _MAX_BUFFERS]]

@@ -48,8 +48,6 @@ class BeginRing(msgspec.Struct, frozen=True):
 
 
 class RingStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Status of the ring, with the summaries and events since the last status."""
-
     is_held: bool = False
     failure: str = ""
     num_bytes: int = 0
@@ -80,7 +78,6 @@ def packet(kind: PacketKind, body: bytes) -> bytes:
 
 
 def encoded(item: object) -> bytes:
-    """Encode the body of a packet, except of a telemetry message."""
     return _ENCODER.encode(item)
 
 

@@ -69,13 +69,11 @@ class RingSegments:
         self.origin_ns: int | None = None
         """Wall-clock start of the first segment of all; None before anything was written."""
         self.start_ns: int | None = None
-        """Wall-clock start of the oldest retained segment."""
         self.end_ns: int | None = None
         self.num_bytes = 0
         self.pause = ""
         """Why nothing is recorded at present; "" while it works."""
         self.num_missed = 0
-        """Number of messages received during pauses."""
         self._is_paused = False
         self._retry_s = self._first_retry_s = retry_seconds
         self._retry_at_s = self._resumed_s = 0.0
@@ -181,7 +179,6 @@ class RingSegments:
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
 
     def _clear_pause(self) -> None:
-        """Clear `pause` after a successful write to a segment that contains its state."""
         if self._num_added < 2:
             return
         self.pause = ""

@@ -120,7 +120,6 @@ def _copy(
 
 
 def _write_state(recorded: Recording, writer: RecordingWriter, from_s: float, from_ns: int) -> Snapshot | None:
-    """Write the state at `from_s` as the first message. Returns it, or None if there is none."""
     mirror = recorded.state_at(from_s)
     if mirror.hello is None:
         return None

@@ -37,7 +37,6 @@ class Survey:
     chunks: list[Chunk] = field(default_factory=list)
     """Chunks with messages, sorted by time."""
     channels: dict[int, int] = field(default_factory=dict)
-    """Kind (`layout.FRAMES`, ...) -> channel id."""
     hellos: list[Hello] = field(default_factory=list)
     is_complete: bool = False
     limit: str = ""
@@ -48,7 +47,6 @@ class Survey:
     """One text for each skipped chunk or byte range, with its position and the reason."""
 
     def add(self, new: list[Chunk]) -> None:
-        """Merge `new` into `chunks`. Both are sorted by start time."""
         in_order = not (self.chunks and new) or self.chunks[-1].start_ns <= new[0].start_ns
         self.chunks += new
         if not in_order:
@@ -78,8 +76,6 @@ def survey(followed: FollowedFile, surveyor: Surveyor, watch: ProgressCallback |
 
 
 class Surveyor:
-    """Scans a file; later calls of `run` scan only what was appended."""
-
     def __init__(self) -> None:
         self.found = Survey()
         self._walk = ChunkWalk(len(MAGIC))
@@ -129,7 +125,7 @@ class Surveyor:
                     self.found.limit = self.found.limit or str(spent)
                     break
             if chunk.damage:
-                self.found.damages.append(chunk.where)
+                self.found.damages.append(chunk.damage_text)
             elif chunk.counts:
                 plausible.append(chunk)
         return sorted(plausible, key=lambda chunk: chunk.start_ns)
@@ -168,7 +164,7 @@ class Surveyor:
                 try:
                     messages = self._read(chunk)
                 except DamagedChunk:
-                    self.found.damages.append(chunk.where)
+                    self.found.damages.append(chunk.damage_text)
                     new.remove(chunk)
                     continue
                 for message in messages:

@@ -35,7 +35,6 @@ class Queued(msgspec.Struct, frozen=True, gc=False):
     log_time_ns: int | None
     """Wall-clock time of the message; None: determined by the recording's clock."""
     queued_s: float
-    """Monotonic time at which the message was queued."""
 
 
 Mark = threading.Event
@@ -109,7 +108,7 @@ class RecordingQueue:
                 self._changed.notify_all()
             return not self._is_closed
 
-    def take(self, timeout_s: float) -> list[Queued | Mark | Bookmark] | None:
+    def drain(self, timeout_s: float) -> list[Queued | Mark | Bookmark] | None:
         """Return all queued items after a short gathering time, after `timeout_s` at the latest. Returns None once the
         queue is closed and empty.
         """

@@ -79,13 +79,13 @@ class RecordingWriter:
         self.num_written = 0
         """Number of messages written, not counting derived ones."""
         self._newest_ns = 0
-        self._since_s = 0.0  # when the oldest message in the partial chunk was queued
+        self._oldest_queued_s = 0.0  # when the oldest message in the partial chunk was queued
         self._texts: list[tuple[int, int, bytes]] = []  # held until the chunk in progress ends
         self._num_lost = 0  # removed from the queue and not written
         self._hello_epoch: int | None = None  # the engine start whose hello was written last
         self.failure = ""
         """Why the recording ended early; "" while it works."""
-        self.left = ""
+        self.saved_text = ""
         """After a failure, a text for the user about what was saved."""
         self._marks: list[Mark] = []  # marks among the items being written
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
@@ -135,8 +135,8 @@ class RecordingWriter:
 
     def write_texts(self, texts: Iterable[RecordedText], *, wait: bool = False) -> bool:
         """Queue block texts. Requires the user's consent. A text without a time gets that of the newest message."""
-        taken = tuple(texts)
-        return not taken or self._queue.put_texts(taken, wait=wait)
+        items = tuple(texts)
+        return not items or self._queue.put_texts(items, wait=wait)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Write everything queued so far to the operating system. Returns whether that succeeded within `timeout_s`."""
@@ -153,7 +153,7 @@ class RecordingWriter:
         self._queue.close()
         self._thread.join()
         if self.failure:
-            raise KvscopeError(f"recording {str(self.path)!r} stopped early: {self.failure}; {self.left}")
+            raise KvscopeError(f"recording {str(self.path)!r} stopped early: {self.failure}; {self.saved_text}")
 
     def __enter__(self) -> Self:
         return self
@@ -169,10 +169,10 @@ class RecordingWriter:
 
     def _run(self) -> None:
         try:
-            while (taken := self._queue.take(self._wait_s)) is not None:
-                self._write(taken)
+            while (items := self._queue.drain(self._wait_s)) is not None:
+                self._write(items)
                 self._flush_when_due()
-            self._file.add_chunk(self._annotations.glance(at_end=True))
+            self._file.add_chunk(self._annotations.due_entries(at_end=True))
             self._flush()
             self._collect_overview()
             self._file.finish()
@@ -183,10 +183,10 @@ class RecordingWriter:
         except Exception as error:  # any error ends the recording, not the engine
             self._fail(f"{type(error).__name__}: {error}")
 
-    def _write(self, taken: list[Queued | Mark | Bookmark]) -> None:
-        self._marks = [each for each in taken if isinstance(each, Mark)]
-        self._num_lost += sum(isinstance(each, Queued) for each in taken)
-        for each in taken:
+    def _write(self, items: list[Queued | Mark | Bookmark]) -> None:
+        self._marks = [each for each in items if isinstance(each, Mark)]
+        self._num_lost += sum(isinstance(each, Queued) for each in items)
+        for each in items:
             if isinstance(each, Mark):
                 self._flush()
                 each.set()
@@ -194,7 +194,7 @@ class RecordingWriter:
                 self._file.add_chunk([(BOOKMARKS, max(each.time_ns, 0), encode_bookmark(each))])
             else:
                 self._record(each)
-        if any(isinstance(each, Queued) and isinstance(each.message, Snapshot) for each in taken):
+        if any(isinstance(each, Queued) and isinstance(each.message, Snapshot) for each in items):
             self._flush()  # messages queued with a snapshot waited for it and are late already
 
     def _record(self, queued: Queued) -> None:
@@ -209,7 +209,7 @@ class RecordingWriter:
         if log_time_ns > self._newest_ns and self._file.wants_state(log_time_ns):
             self._start_segment()
         if not self._file.has_unwritten:
-            self._since_s = queued.queued_s
+            self._oldest_queued_s = queued.queued_s
         self._add_hello(message, log_time_ns)
         self._file.add_message(message, log_time_ns, queued.num_bytes, data)
         self._newest_ns = log_time_ns
@@ -218,7 +218,7 @@ class RecordingWriter:
         for state in self._annotations.add_message(message, log_time_ns):
             self._file.add_state(log_time_ns, state)
         if self._annotations.new:  # nothing can be due otherwise
-            self._file.add_chunk(self._annotations.glance())
+            self._file.add_chunk(self._annotations.due_entries())
             self._collect_overview()
         self._write_texts()
 
@@ -258,12 +258,12 @@ class RecordingWriter:
         file ends with a delta checkpoint: its final state is then known even if its last seconds are damaged.
         """
         checkpoint = self._annotations.last_checkpoint()
-        state = self._annotations.restate(self._newest_ns)
+        state = self._annotations.segment_state(self._newest_ns)
         if state is None:
             return
         if checkpoint is not None:
             self._file.add_state(self._newest_ns, checkpoint)
-        self._file.add_chunk(self._annotations.glance(is_due=True))
+        self._file.add_chunk(self._annotations.due_entries(is_due=True))
         self._flush()
         self._file.start_segment()
         self._file.add_message(state.hello, self._newest_ns, approximate_bytes(state.hello))
@@ -277,8 +277,7 @@ class RecordingWriter:
 
     @property
     def _wait_s(self) -> float:
-        """Time until the file's unwritten messages have to be flushed, in seconds."""
-        return self._since_s + FLUSH_S - time.monotonic() if self._file.has_unwritten else FLUSH_S
+        return self._oldest_queued_s + FLUSH_S - time.monotonic() if self._file.has_unwritten else FLUSH_S
 
     def _flush_when_due(self) -> None:
         if self._wait_s <= 0:
@@ -286,7 +285,7 @@ class RecordingWriter:
 
     def _fail(self, reason: str) -> None:
         if not self.failure:  # later errors are consequences of the first
-            self.left = self._end_early()
+            self.saved_text = self._end_early()
             self.failure = reason
         self._queue.close(discard=True)
         for mark in self._marks:
@@ -301,7 +300,7 @@ class RecordingWriter:
 class _Annotations:
     """Creates keyframes, delta checkpoints, summaries and events from the recorded messages.
 
-    Call `add_message` with every message as it is recorded, then `glance` for the entries that are due.
+    Call `add_message` with every message as it is recorded, then `due_entries` for the entries that are due.
     """
 
     def __init__(self, keyframe_interval_ns: int = INTERVAL_NS) -> None:
@@ -318,7 +317,7 @@ class _Annotations:
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Snapshot | DeltaCheckpoint]:
         """Process a written message. Returns the delta checkpoint and keyframe that belong after it, if any."""
         for summary in self._summarizer.add_message(message, log_time_ns):
-            self._note_summary(summary)
+            self._record_summary(summary)
         for event in self._summarizer.drain_events():
             self._record_event(event)
         self.follower.feed(message)
@@ -328,20 +327,20 @@ class _Annotations:
         """Return a delta checkpoint up to the current state, to end a file with; None if there is one already."""
         return self._keyframes.checkpoint()
 
-    def glance(self, *, is_due: bool = False, at_end: bool = False) -> list[Entry]:
+    def due_entries(self, *, is_due: bool = False, at_end: bool = False) -> list[Entry]:
         """Return the summaries and events to be written together, if they are due or `is_due`; otherwise an empty
         list. `at_end` also ends the last second.
         """
         if at_end:
             for summary in self._summarizer.close():
-                self._note_summary(summary)
+                self._record_summary(summary)
         elif not (is_due or self._is_due):
             return []
-        due = sorted(self._waiting, key=lambda entry: entry[1]) + _together(self._waiting_events)
+        due = sorted(self._waiting, key=lambda entry: entry[1]) + _event_entries(self._waiting_events)
         self._waiting, self._waiting_events, self._num_waiting_bytes = [], [], 0
         return due
 
-    def restate(self, log_time_ns: int) -> Snapshot | None:
+    def segment_state(self, log_time_ns: int) -> Snapshot | None:
         state = self._keyframes.keyframe(log_time_ns)
         if state is not None:
             self._summarizer.restate()
@@ -353,26 +352,26 @@ class _Annotations:
             return False
         return self._newest_ns - self._since_ns >= OVERVIEW_INTERVAL_NS or self._num_waiting_bytes >= MAX_OVERVIEW_BYTES
 
-    def _note_summary(self, summary: Summary) -> None:
+    def _record_summary(self, summary: Summary) -> None:
         self.new.append(summary)
         data = encode_json(summary)
-        self._wait(summary.time_ns, len(data))
+        self._count_pending(summary.time_ns, len(data))
         self._waiting.append((SUMMARIES, max(summary.time_ns, 0), data))
 
     def _record_event(self, event: TimedEvent) -> None:
         self.new.append(event)
         data = encode_json(event)
-        self._wait(event.time_ns, len(data))
+        self._count_pending(event.time_ns, len(data))
         self._waiting_events.append((max(event.time_ns, 0), data))
 
-    def _wait(self, time_ns: int, num_bytes: int) -> None:
+    def _count_pending(self, time_ns: int, num_bytes: int) -> None:
         if not self._num_waiting_bytes:
             self._since_ns = time_ns
         self._newest_ns = time_ns
         self._num_waiting_bytes += num_bytes
 
 
-def _together(events: list[tuple[int, bytes]]) -> list[Entry]:
+def _event_entries(events: list[tuple[int, bytes]]) -> list[Entry]:
     """Group events into lists, each with the log time of its newest event, so that a reader can skip older lists."""
     in_order = sorted(events, key=lambda event: event[0])
     lists = [in_order[begin : begin + MAX_LISTED] for begin in range(0, len(in_order), MAX_LISTED)]

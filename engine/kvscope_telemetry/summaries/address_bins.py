@@ -60,6 +60,6 @@ def count_by_size(lengths: IntArray) -> tuple[int, ...]:
 
 
 def _scaled(counts: IntArray, totals: IntArray) -> bytes:
-    """Return `counts / of` scaled to 0 to 255, and at least 1 where the count is not 0."""
+    """Return `counts / totals` scaled to 0 to 255, one byte each, and at least 1 where the count is not 0."""
     shares = np.maximum(counts * 255 // totals, counts > 0)
     return bytes(np.minimum(shares, 255).astype(np.uint8).tobytes())

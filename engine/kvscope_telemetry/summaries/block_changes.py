@@ -87,7 +87,6 @@ class BlockChanges:
         return self._continuity.seq
 
     def feed(self, message: TelemetryMessage, time_ns: int) -> None:
-        """Process the next message, with its wall-clock time."""
         if isinstance(message, Snapshot):
             if self._continuity.accepts(message):
                 self._add_known(message, time_ns)
@@ -96,7 +95,7 @@ class BlockChanges:
             if self._continuity.accepts(message):
                 self._change(message, time_ns)
             elif self.is_lost and not was_lost:
-                self.lose(time_ns)
+                self.mark_lost(time_ns)
 
     def start_at(self, time_ns: int) -> None:
         """Drop the rows so far, and keep only the current values as the state at `time_ns`."""
@@ -110,12 +109,12 @@ class BlockChanges:
 
     def add_known(self, ledger: Ledger, time_ns: int, epoch: int, step: int) -> None:
         if self.block >= ledger.num_blocks:
-            self.lose(time_ns)
+            self.mark_lost(time_ns)
             return
         values = tuple(int(getattr(ledger, name)[self.block]) for name in LASTING)
         self._add(time_ns, epoch, step, values, how=ChangeKind.KNOWN)
 
-    def lose(self, time_ns: int) -> None:
+    def mark_lost(self, time_ns: int) -> None:
         if self._size:
             self._add(time_ns, int(self._data["epoch"][self._size - 1]), 0, _NOTHING, how=ChangeKind.LOST)
 
@@ -137,7 +136,7 @@ class BlockChanges:
 
     def _add_known(self, snapshot: Snapshot, time_ns: int) -> None:
         if self.block >= len(snapshot.blocks.state):
-            self.lose(time_ns)
+            self.mark_lost(time_ns)
             return
         values = _row(snapshot.blocks, self.block)
         self._add(time_ns, snapshot.hello.epoch, snapshot.step, values, how=ChangeKind.KNOWN)

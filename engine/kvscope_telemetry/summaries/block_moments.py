@@ -54,8 +54,6 @@ class MomentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockMoment:
-    """A change of the block at `time_ns` (wall clock), and its state then."""
-
     time_ns: int
     step: int
     kind: MomentKind
@@ -77,7 +75,7 @@ class BlockMoments:
     times_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     kinds: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
 
-    def after(self, count: int) -> BlockMoments:
+    def without_first(self, count: int) -> BlockMoments:
         return BlockMoments(self.moments[count:], self.times_ns[count:], self.kinds[count:])
 
     def followed_by(self, later: BlockMoments) -> BlockMoments:

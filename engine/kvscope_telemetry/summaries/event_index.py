@@ -42,7 +42,6 @@ class EventIndex:
 
     @property
     def kind_codes(self) -> npt.NDArray[np.int64]:
-        """Kind of each event (`KIND_CODES`), shape (n,)."""
         return self._rows[_KIND, : len(self)]
 
     def extend(self, events: Iterable[TimedEvent]) -> int:

@@ -59,7 +59,7 @@ class Buckets:
         return PercentileBounds(low, high)
 
 
-def joined(readings: Iterable[Reading], kind: str) -> Buckets | None:
+def sum_histograms(readings: Iterable[Reading], kind: str) -> Buckets | None:
     """Return the sum of the histograms of `kind`, from the last change of bounds on; None if there are none."""
     total: Buckets | None = None
     for reading in readings:

@@ -22,7 +22,6 @@ PHASE: Final = np.dtype([("time_ns", "<i8"), ("number", "<u4"), ("kind", "u1")])
 _ROW: Final = np.dtype([*PHASE.descr, ("epoch", "<i8")])
 _LAST_NS: Final = (1 << 62) - 1
 _STORED: Final = (RequestPhase.QUEUED, RequestPhase.PREFILL, RequestPhase.DECODE, RequestPhase.PREEMPTED)
-"""Phases by their code in a summary."""
 _CODES: Final = {phase: code for code, phase in enumerate(_STORED)}
 PhaseRows = npt.NDArray[np.void]
 
@@ -33,15 +32,12 @@ class PhaseRecorder:
     def __init__(self) -> None:
         self._pending: list[tuple[int, int, RequestPhase]] = []
         self._announced: set[int] = set()
-        """Requests of this epoch that have been announced and have not ended."""
         self._decoding: set[int] = set()
         self._prefilled_ns: dict[int, int] = {}
-        """Time of each request's newest prefill chunk."""
         self._last_batch = b""
         """Request numbers of the last step if it only decoded, else empty. An identical batch needs no processing."""
 
     def restart(self) -> None:
-        """Reset for a new epoch, in which request numbers start again."""
         self._announced, self._decoding, self._prefilled_ns, self._last_batch = set(), set(), {}, b""
 
     def drain(self) -> bytes:

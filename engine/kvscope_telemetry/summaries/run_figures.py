@@ -66,12 +66,11 @@ USAGE: Final = Share(("active",), ("pool",))
 """Share of the pool's blocks that requests hold."""
 ACCEPTED: Final = Share(("accepted_tokens",), ("draft_tokens",))
 WASTE: Final = Share(("wasted_slots",), ("held_slots",))
-"""Share of the slots held by requests that are unused, as `state.pool_use` counts them."""
+"""Share of the slots held by requests that are unused, as `mirror.pool_use` counts them."""
 _ALL: Final = slice(None)
 
 
 def rows_in(overview: SessionOverview, span: Range) -> slice:
-    """Return the slice of the overview's seconds that `span` overlaps."""
     first = int(np.searchsorted(overview.time_ns, span.from_ns - SECOND_NS, "right"))
     return slice(first, int(np.searchsorted(overview.time_ns, span.until_ns, "right")))
 
@@ -149,7 +148,6 @@ def silences_s(overview: SessionOverview, rows: slice) -> FloatArray:
 
 
 def total_of(column: FloatArray) -> float | None:
-    """Return the sum; None if a part of it is unknown."""
     return None if np.isnan(column).any() else float(column.sum())
 
 
@@ -190,8 +188,6 @@ def largest_of(overview: SessionOverview, latency: str, rows: slice) -> float | 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A figure in the header of a report."""
-
     place: int
     """Position in the header, from 1."""
     detail: str = ""
@@ -250,8 +246,8 @@ def _known_sum(overview: SessionOverview, names: tuple[str, ...], rows: slice) -
 
 
 def _total(names: tuple[str, ...], overview: SessionOverview, rows: slice, span: Range) -> float | None:
-    """Return a count. Tokens of a step that ran over several seconds are divided among them, as in rates, so that a
-    rate is its total divided by the time.
+    """Return the sum of columns. Tokens of a step that ran over several seconds are divided among them, as in rates, so
+    that a rate is its total divided by the time.
     """
     total = _known_sum(overview, tuple(map(_rate_column, names)), rows) if len(overview.time_ns[rows]) else None
     return None if total is None else float(round(total))

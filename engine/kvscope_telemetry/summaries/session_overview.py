@@ -77,7 +77,6 @@ class SessionOverview:
         """Packed bins per second; None if they are those of the previous second."""
         self._free_runs: list[tuple[int, ...]] = []
         self._buckets: list[tuple[bytes, ...]] = []
-        """Latency buckets per second, one for each of `LATENCIES`."""
         self._carried: list[FloatArray | None] = []
         """Tokens of each second's first step that were moved to earlier seconds, shape (2, seconds back)."""
         self._bin_bytes = 0
@@ -104,11 +103,9 @@ class SessionOverview:
         return self._columns[OVERVIEW_COLUMNS.index(name), : self._size]
 
     def free_runs(self, index: int) -> tuple[int, ...]:
-        """Return `Summary.free_runs` of the second at index `index`."""
         return self._free_runs[index]
 
     def latency_buckets(self, latency: str, index: int) -> bytes:
-        """Return `Latency.buckets` of the second at index `index`."""
         return self._buckets[index][_LATENCIES.index(latency)]
 
     def index_at(self, time_ns: int) -> int:
@@ -230,7 +227,6 @@ class SessionOverview:
             self._columns = np.concatenate((self._columns, np.empty_like(self._columns)), axis=1)
 
     def _thin_out(self) -> None:
-        """Drop the bins of every other second that has some."""
         self._stride *= 2
         with_bins = [index for index, bins in enumerate(self._bins) if bins is not None]
         for index in with_bins[1::2]:

@@ -36,7 +36,7 @@ from kvscope_telemetry.mirror.pool_use import pool_use
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.summaries import latency_buckets
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
-from kvscope_telemetry.summaries.histograms import Buckets, joined
+from kvscope_telemetry.summaries.histograms import Buckets, sum_histograms
 from kvscope_telemetry.summaries.moments import MomentRecorder
 from kvscope_telemetry.summaries.request_phases import PhaseRecorder
 from kvscope_telemetry.summaries.second_peaks import Peak, SecondPeaks
@@ -44,8 +44,8 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, CarriedS
 from kvscope_telemetry.summaries.unknown_fields import unknown_fields
 
 _LATE_NS: Final = 2_000_000_000
-"""Longest expected interval of heartbeats, which are sent twice a second. After a longer one, the whole process had no
-CPU time and no step could end.
+"""Longest expected interval of heartbeats, which are sent twice a second. After a longer one, the engine's whole
+process had no CPU time and no step could end.
 """
 _LEVELS: Final = ("num_running", "num_waiting")
 _TOTALS: Final = tuple(
@@ -185,7 +185,6 @@ class Summarizer:
             self._record_event(event, frame.epoch)
 
     def _record_step(self, frame: Frame, log_time_ns: int) -> None:
-        """Record the first step that ended in this second, if it started in an earlier one."""
         if self._has_stepped or not frame.batch.number:
             return
         self._has_stepped = True
@@ -299,8 +298,8 @@ class Summarizer:
         return max(0, peak.time_ns - self._second * SECOND_NS)
 
     def _without_unknown(self, summary: Summary, mirror: Mirror) -> Summary:
-        """Replace the fields that this engine reports by other messages than frames, and mark the ones that it does
-        not report as unknown.
+        """Return `summary` with values from other messages than frames where this engine reports them there, and with
+        the other values that it does not report marked as unknown.
         """
         capabilities = mirror.capabilities
         changes: dict[str, object] = dict.fromkeys(unknown_fields(capabilities), -1)
@@ -313,7 +312,8 @@ class Summarizer:
             changes |= {"prefill_tokens": self._sums["prompt_tokens"], "decode_tokens": self._sums["generation_tokens"]}
         if not capabilities.latencies:
             changes |= {
-                name: latency_of(joined(self._readings, name)) for name in (latency.key for latency in LATENCIES)
+                name: latency_of(sum_histograms(self._readings, name))
+                for name in (latency.key for latency in LATENCIES)
             }
         if not capabilities.requests:
             changes |= {"phases": None, "moments": None}
@@ -328,7 +328,6 @@ class Summarizer:
         return tuple(RunningTime(new_stops).shifted(self._offset_ns))
 
     def _longest_wait_s(self, mirror: Mirror) -> float:
-        """Return the longest current wait of a request at the end of the second, on the engine's clock."""
         arrivals = mirror.requests.arrival_ns[mirror.requests.state == RequestState.WAITING]
         if not arrivals.size:
             return 0.0

@@ -128,7 +128,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     process_bytes: int = -1
     memory_used_bytes: int = -1
     num_rows: int = 0
-    """Number of ledger rows that the bins cover."""
     bins: AddressBins | None = None
     """Address bins; None if they are those of the previous second."""
     longest_wait_s: float = -1.0
@@ -172,7 +171,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     peak_waiting: int = -1
     peak_waiting_ns: int = -1
     held_slots: int = -1
-    """Slots that requests hold. `wasted_slots` of them are unused (`state.pool_use`)."""
+    """Slots that requests hold. `wasted_slots` of them are unused (`mirror.pool_use`)."""
     wasted_slots: int = -1
     carried_step: CarriedStep | None = None
 

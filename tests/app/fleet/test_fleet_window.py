@@ -186,7 +186,7 @@ def test_status_label_shows_the_state_of_the_list(window):
     window.list_reader.listed = ListReading(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
     window.refresh()
     assert "'ls' failed" in window.status_label.text()
-    window.reload.click()
+    window.reload_button.click()
     assert window.list_reader.num_asked == 1
     show_rows(window, ())
     assert NOTHING_LISTED in driver.visible_texts(window)
@@ -290,11 +290,11 @@ def press_button(dialog, text):
 def test_added_engine_is_validated_watched_and_saved(window, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     dialog = open_attach_sheet(window)
-    dialog.fields.where.setText("no such thing")
+    dialog.fields.address_line.setText("no such thing")
     press_button(dialog, "Add")
     assert dialog.isVisible(), "the dialog stays open and shows the error"
     assert window.fleet.watched == ()
-    dialog.fields.where.setText("ipc:///run/kvscope/telemetry")
+    dialog.fields.address_line.setText("ipc:///run/kvscope/telemetry")
     dialog.fields.name.setText("ours")
     press_button(dialog, "Add")
     assert [(entry.address.text, entry.name) for entry in window.fleet.watched] == [
@@ -302,7 +302,7 @@ def test_added_engine_is_validated_watched_and_saved(window, monkeypatch, tmp_pa
     ]
     assert [(kept.endpoint, kept.label) for kept in read_connections()] == [("ipc:///run/kvscope/telemetry", "ours")]
     again = open_attach_sheet(window)
-    again.fields.where.setText("ipc:///run/kvscope/telemetry")
+    again.fields.address_line.setText("ipc:///run/kvscope/telemetry")
     press_button(again, "Add")
     assert any("is already on the list" in each.text() for each in again.findChildren(QLabel))
     again.close()

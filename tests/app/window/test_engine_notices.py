@@ -75,7 +75,7 @@ def test_unreachable_address_shows_the_reason_and_can_be_changed(make_engine, ma
     assert {"Change address…", "Cancel"} <= buttons.keys()
     qtbot.mouseClick(buttons["Change address…"], Qt.MouseButton.LeftButton)
     dialog = window.findChild(AttachDialog)
-    dialog.fields.where.setText("ipc:///nowhere/telemetry")
+    dialog.fields.address_line.setText("ipc:///nowhere/telemetry")
     attach = next(button for button in dialog.findChildren(QPushButton) if button.text() == "Attach")
     attach.click()
     assert [address.text for address in attached] == ["ipc:///nowhere/telemetry"]

@@ -55,7 +55,7 @@ def test_written_summaries_equal_those_computed_from_frames(record: Callable[...
     written = OverviewPart.joined(written_parts(recording))
     assert missing_from(recording, written.newest_ns) is None
     computed = SessionOverview()
-    computed_part(recording, recording.start_ns).into(computed)
+    computed_part(recording, recording.start_ns).append_to(computed)
     overview = read_overview(recording)
     assert same(overview, computed)
     assert len(overview) == len(set(overview.time_ns.tolist())) >= 14
@@ -210,7 +210,7 @@ def test_long_overview_is_read_in_parts(record, monkeypatch):
     assert max(len(part.summaries) for part in parts) == 4
     assert OverviewPart.joined(parts) == whole
     in_parts, overview = SessionOverview(), read_overview(recording)
-    whole.into(in_parts)
+    whole.append_to(in_parts)
     assert overview.time_ns.tolist() == in_parts.time_ns.tolist()
     assert [overview.events[at] for at in range(len(overview.events))] == [
         in_parts.events[at] for at in range(len(in_parts.events))

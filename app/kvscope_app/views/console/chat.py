@@ -60,7 +60,6 @@ class Chat(QObject):
     answer_ended = Signal(str, object)
     """Emitted with the key of the conversation and the complete message."""
     notified = Signal(str)
-    """Emitted with a one-line message for the user."""
 
     def __init__(self, session: Session, store: ConversationStore, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -126,7 +125,6 @@ class Chat(QObject):
         self.listed.emit()
 
     def rename(self, conversation: Conversation, title: str) -> None:
-        """Set the title; an empty one is ignored."""
         if title.strip() and title != conversation.title:
             conversation.title, conversation.named = title.strip(), True
             self._saver.touch(conversation)

@@ -44,7 +44,6 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Decode speed: tokens after the first per second in which the engine ran."""
     total_s: float | None = None
     queue_s: float | None = None
-    """Time from the request's arrival to its first step."""
     adapter: str = ""
     stopped_s: float = 0.0
     """Part of `total_s` in which the engine was paused or suspended."""

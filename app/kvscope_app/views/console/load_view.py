@@ -196,7 +196,6 @@ class LoadView(View):
         self._color_message()
 
     def _why_not(self) -> str:
-        """Return why this engine accepts no load in any state, or "" if it does."""
         if not self.session.accepts_prompts:
             return why_no_prompts(self.session.live_mirror.capabilities) or "This engine accepts no prompts"
         return _OPERATORS_ONLY if self.session.is_viewer else ""

@@ -210,7 +210,6 @@ _MAX_DUPLICATES: Final = 256
 
 
 def _is_shown(text: RecordedText, mirror: Mirror, shown_hashes: set[int]) -> bool:
-    """Whether the text is in a block at the time shown, which was searched before."""
     if text.hash:
         return int(text.hash, 16) in shown_hashes
     return text.block < mirror.num_rows and int(mirror.ledger.owner[text.block]) == text.owner

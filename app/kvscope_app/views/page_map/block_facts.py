@@ -49,7 +49,7 @@ class BlockFacts:
     title: str
     """For example "Block 7" or "Host block 12"."""
     state: str
-    """"free", "active", "cached", "shared", "unmapped", "reserved", "swapped out" or "unknown"."""
+    """"free", "active", "cached", "shared", "unmapped", "reserved", "swapped out", "not assigned" or "unknown"."""
     color: str
     """Name of the block's colour in the theme, for example "block_active"."""
     rows: tuple[tuple[str, str], ...]
@@ -73,7 +73,6 @@ class BlockFacts:
 
     @property
     def sentence(self) -> str:
-        """All facts in one line, for screen readers."""
         return ", ".join([f"{self.title}: {self.state}", *(f"{k.lower()} {v}" for k, v in self.rows)])
 
 

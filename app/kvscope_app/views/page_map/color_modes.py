@@ -73,7 +73,6 @@ class ColorMode:
         return f"{engine_name(capabilities)} does not report {self.needs}{how}"
 
     def key_colors(self, theme: Theme) -> list[str]:
-        """Return the colour of each of the 256 keys; unused keys have the background colour."""
         colors = [theme.base] * NUM_KEYS
         colors[UNMAPPED] = theme.block_unmapped
         colors[FREE] = theme.block_free
@@ -125,7 +124,7 @@ SHARED: Final = 9
 UNKNOWN: Final = 10
 """Key of a block in a state or tier that only a later protocol version defines."""
 _STATE_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
-"""Keys, indexed by [tier, state]."""
+"""Key of each combination of tier and state, indexed by [tier, state]."""
 _STATE_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
 _STATE_KEYS[Tier.HOST, :4] = (FREE, HOST, HOST_CACHED, UNMAPPED)
 _STATE_KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)
@@ -185,7 +184,6 @@ def _lower_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 
 def _prefix_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    """Return swatches of lower tiers for engines that report only cached prefixes."""
     tiers = _lower_tiers(theme, shown)
     return [LegendSwatch(lower_cached(color, theme), f"{word}: cached prefix") for color, word in tiers]
 

@@ -1,7 +1,6 @@
 """Durations of a request's phases (queued, prefill, decode, preempted) up to the time shown, as text. Imports no Qt.
 
-Times are those that kvscope observed. For earlier ones, the admission event and `find_first` are used. Unknown times
-are omitted.
+Times before kvscope connected are taken from the admission event and `find_first`. Unknown times are omitted.
 """
 
 from __future__ import annotations

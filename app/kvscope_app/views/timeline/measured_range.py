@@ -55,7 +55,6 @@ class DelayedRequest(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Text such as "#12: 1.5 s"."""
         return f"#{count(self.number)}: {seconds(self.delay_ns / 1e9)}"
 
 
@@ -69,7 +68,6 @@ class MeasuredRange:
 
     @property
     def text(self) -> str:
-        """All figures as text for the clipboard, one per line."""
         lines = [self.title, *(f"{name}: {value}" for name, value in self.rows)]
         if self.delayed:
             lines.append(f"Most delayed: {', '.join(delayed.text for delayed in self.delayed)}")

@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.structured import Structured
 REASONING_MARKS: Final = frozenset((*REASONING, *REASONING.values()))
 PROMPT_END_TOKENS: Final = 16
 """Number of tokens at the end of a prompt that are searched for a mark that begins reasoning."""
-CHOICES: Final = "none, auto, required or a function by its name"
+ACCEPTED_CHOICES: Final = "none, auto, required or a function by its name"
 
 
 class _NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,7 +99,7 @@ def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUs
 def check_tool_choice(body: ChatBody) -> None:
     choice = body.tool_choice
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
-        raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted: {CHOICES}", param="tool_choice")
+        raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted: {ACCEPTED_CHOICES}", param="tool_choice")
     if choice not in (None, "none") and not body.tools:
         raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted without tools", param="tool_choice")
     _forced(body, [tool.function for tool in body.tools or ()])
@@ -122,7 +122,7 @@ def _name(choice: dict[str, Any]) -> str:
     try:
         return msgspec.convert(choice, _ToolChoice).function.name
     except msgspec.ValidationError as error:
-        message = f"tool_choice={choice!r:.60} is not accepted: {CHOICES} ({error})"
+        message = f"tool_choice={choice!r:.60} is not accepted: {ACCEPTED_CHOICES} ({error})"
         raise ApiError(400, message, param="tool_choice") from None
 
 

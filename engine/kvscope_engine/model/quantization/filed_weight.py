@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from kvscope_kernels.quantized_linear.fp8 import Fp8Weight, joined_fp8
+from kvscope_kernels.quantized_linear.fp8 import Fp8Weight, concatenated_fp8
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, concatenated
 
 FiledWeight = Callable[[], GroupedWeight | Fp8Weight]
@@ -47,7 +47,7 @@ def filed_weight(module: nn.Module) -> GroupedWeight | Fp8Weight | None:
     in_groups = [weight for weight in weights if isinstance(weight, GroupedWeight)]
     if in_fp8 and in_groups:
         return None
-    return joined_fp8(in_fp8) if in_fp8 else concatenated(in_groups) if in_groups else None
+    return concatenated_fp8(in_fp8) if in_fp8 else concatenated(in_groups) if in_groups else None
 
 
 def name_format(model: nn.Module, name: str) -> None:

@@ -23,7 +23,7 @@ from kvscope_kernels.third_party_attention.library_choice import (
     by_events,
     choose,
 )
-from kvscope_kernels.third_party_attention.preferred import Options
+from kvscope_kernels.third_party_attention.prefill_with_fallback import Options
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 

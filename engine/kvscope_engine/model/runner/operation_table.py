@@ -24,7 +24,7 @@ from kvscope_kernels.cpu.library import library_refusal
 from kvscope_kernels.dispatch import explain_ops
 from kvscope_kernels.grouped_product import grouped_implementation
 from kvscope_kernels.linear.skinny_linear import MAX_ROWS
-from kvscope_kernels.operation_choice import TORCH, TRITON, C, Operands, OperationChoice
+from kvscope_kernels.operation_row import TORCH, TRITON, C, Operands, OperationChoice
 from kvscope_kernels.quantized_linear.fp8 import fp8_implementation
 from kvscope_kernels.third_party_attention.library_choice import importable
 from kvscope_telemetry.errors import BadInput

@@ -16,7 +16,7 @@ from kvscope_engine.model.layers.fused.float32_head import Float32Head
 from kvscope_engine.model.layers.fused.packed_linear import FusedLinear
 from kvscope_kernels.launch import compute_capability
 from kvscope_kernels.linear.choice import Clock, time_by_graphs, times_against_torch
-from kvscope_kernels.linear.skinny_linear import NEVER, supports_product, untried
+from kvscope_kernels.linear.skinny_linear import NEVER, default_few_rows, supports_product
 
 
 @torch.inference_mode()
@@ -44,7 +44,7 @@ def choose_products(module: nn.Module, report: Callable[[str], object], clock: C
 
 def is_timed_at_load(device: torch.device) -> bool:
     """Whether products are timed at load, because the kernels have not been measured on GPUs like `device`."""
-    return device.type == "cuda" and untried(compute_capability(device)) == NEVER
+    return device.type == "cuda" and default_few_rows(compute_capability(device)) == NEVER
 
 
 def _needs_timing(weight: torch.Tensor) -> bool:

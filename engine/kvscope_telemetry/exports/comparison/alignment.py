@@ -43,7 +43,7 @@ class Alignment:
         return time_ns - self.offset_ns
 
 
-def moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) -> list[AlignedMoment]:
+def named_moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) -> list[AlignedMoment]:
     """Return the named moments of a timeline, `bookmarks` last. Of moments with the same name, only the first is
     included.
     """
@@ -61,7 +61,7 @@ def moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) 
     return list(first_by_name.values())
 
 
-def shared(a: Sequence[AlignedMoment], b: Sequence[AlignedMoment]) -> list[tuple[AlignedMoment, Alignment]]:
+def shared_moments(a: Sequence[AlignedMoment], b: Sequence[AlignedMoment]) -> list[tuple[AlignedMoment, Alignment]]:
     """Return the moments of A that B has too, each with the alignment that it defines."""
     times_of_b = {moment.name: moment.time_ns for moment in b}
     return [(each, Alignment.of(each.time_ns, times_of_b[each.name])) for each in a if each.name in times_of_b]

@@ -48,7 +48,6 @@ NUM_PARTS: Final = 60
 them repeatedly.
 """
 _RATIO_UNITS: Final = ("s", "tokens/s", "1/min")
-"""Units of times and rates, which are compared as ratios."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """Encode an int, uint, enum or bool field."""
     return varint(field << 3 | _VARINT) + varint(value)
 
 
@@ -41,7 +40,6 @@ def fixed64(field: int, value: int) -> bytes:
 
 
 def block(field: int, data: bytes) -> bytes:
-    """Encode a message or bytes field."""
     return varint(field << 3 | _BYTES) + varint(len(data)) + data
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
-from kvscope_telemetry.exports.phase_spans import RequestHistory, within
+from kvscope_telemetry.exports.phase_spans import RequestHistory, histories_within
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind_text
 from kvscope_telemetry.messages.model_names import short_name
@@ -167,7 +167,7 @@ def _stops(overview: SessionOverview, span: Span) -> Iterator[bytes]:
 
 
 def _requests(histories: Sequence[RequestHistory], span: Span) -> Iterator[bytes]:
-    shown = within(histories, span.from_ns, span.until_ns)
+    shown = histories_within(histories, span.from_ns, span.until_ns)
     uuids = {(history.epoch, history.info.number): _FIRST_REQUEST + index for index, history in enumerate(shown)}
     if shown:
         yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 4)
@@ -181,7 +181,7 @@ def _requests(histories: Sequence[RequestHistory], span: Span) -> Iterator[bytes
 
 
 def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:
-    """Yield the starts of arrows to `history`, on the tracks of the requests for which it was preempted."""
+    """Yield the starts of arrows to `history`, on the tracks of the requests that caused its preemptions."""
     for index, phase in enumerate(history.phases):
         flow = _flow(history, index, uuids, span)
         if flow:
@@ -191,7 +191,6 @@ def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], s
 
 
 def _flow(history: RequestHistory, index: int, uuids: Mapping[tuple[int, int], int], span: Span) -> int:
-    """Return the id of the arrow to this phase from the request that caused the preemption; 0 if there is none."""
     phase = history.phases[index]
     is_preempted = phase.kind in PREEMPTED_PHASES
     is_available = (history.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns

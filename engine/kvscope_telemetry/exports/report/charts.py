@@ -71,7 +71,6 @@ class ReportTimeAxis:
     """Text for the bands in the chart's legend, such as `engine suspended`."""
 
     def x(self, seconds: float) -> float:
-        """Return the x coordinate of a time, clipped to the plot."""
         length_s = max(self.until_s - self.from_s, 1e-9)
         return LEFT + PLOT_WIDTH * min(max((seconds - self.from_s) / length_s, 0.0), 1.0)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
 from kvscope_telemetry.exports.goodput import GoodputReport, evaluate_goals
-from kvscope_telemetry.exports.phase_spans import RequestHistory, within
+from kvscope_telemetry.exports.phase_spans import RequestHistory, histories_within
 from kvscope_telemetry.exports.report.charts import (
     ALARM_INK,
     BOTTOM,
@@ -58,7 +58,6 @@ _MAX_COLUMNS: Final = 480
 _MAX_ROWS: Final = 256
 _LATENCY_KEYS: Final = tuple(f"{latency.key}_p{p}_s" for latency in LATENCIES for p in (50, 95))
 _UNKNOWN: Final = "unknown"
-"""Text of an unknown figure. The summary omits such figures."""
 MAX_WORST: Final = 12
 MAX_MISSED: Final = 40
 MAX_EVENTS: Final = 40
@@ -144,7 +143,7 @@ def _stops_note(overview: SessionOverview, span: Span) -> str:
         length_by_text[stop_text(stop)] = length_by_text.get(stop_text(stop), 0) + stop.end_ns - stop.begin_ns
     parts = ", ".join(f"{text} for {length_ns / 1e9:,.1f} s" for text, length_ns in length_by_text.items())
     left_out = "Excluded from latencies and rates; shown as a band in the charts."
-    return f'<p class="note">The engine stood still for {stopped_ns / 1e9:,.1f} s: {clean(parts)}. {left_out}</p>'
+    return f'<p class="note">The engine was stopped for {stopped_ns / 1e9:,.1f} s: {clean(parts)}. {left_out}</p>'
 
 
 def _bookmarks(marks: Sequence[Bookmark], span: Span) -> str:
@@ -160,7 +159,7 @@ def _bookmarks(marks: Sequence[Bookmark], span: Span) -> str:
         ]
         for mark in marks[:MAX_MARKS]
     ]
-    header = (("When", True), ("For", True), ("What", False), ("Words", False))
+    header = (("When", True), ("For", True), ("What", False), ("Text", False))
     more = f'<p class="soft">{len(marks) - len(rows):,} more are not shown.</p>' if len(marks) > len(rows) else ""
     flags = keys(((NOTE_INK, "bookmarks"), (ALARM_INK, "alarms")))
     return section("Bookmarks and alarms", flags, table(header, rows), more)
@@ -228,7 +227,7 @@ def _heatmap(overview: SessionOverview, span: Span, axis: ReportTimeAxis) -> str
 def _requests(
     overview: SessionOverview, histories: Sequence[RequestHistory], span: Span, axis: ReportTimeAxis
 ) -> list[str]:
-    shown = within(histories, span.from_ns, span.until_ns)
+    shown = histories_within(histories, span.from_ns, span.until_ns)
     worst = worst_requests(shown, span.until_ns, MAX_WORST)
     phases = (
         ("queued", "queued"),
@@ -326,7 +325,6 @@ def heatmap(overview: SessionOverview, axis: ReportTimeAxis, start_ns: int) -> s
 
 
 def _second_index(overview: SessionOverview, time_ns: int) -> int:
-    """Return the index of the second at `time_ns`, -1 if it was not recorded."""
     index = overview.index_at(time_ns)
     return index if index >= 0 and time_ns - int(overview.time_ns[index]) < 2 * SECOND_NS else -1
 

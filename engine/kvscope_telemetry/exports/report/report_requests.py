@@ -67,7 +67,6 @@ def request_lanes(worst: Sequence[WorstRequest], axis: ReportTimeAxis, span: Spa
 
 
 def _stopped_rectangles(history: RequestHistory, axis: ReportTimeAxis, span: Span, y: int) -> Iterator[str]:
-    """Yield rectangles that cover the request's phases while the engine was stopped."""
     end_s = span.until_s if history.end_ns is None else span.seconds(history.end_ns)
     for band in axis.bands:
         first_s, last_s = max(band.from_s, span.seconds(history.arrival_ns)), min(band.until_s, end_s)
@@ -136,7 +135,6 @@ def _event_text(overview: SessionOverview, index: int) -> tuple[str, str]:
 
 
 def _gaps(overview: SessionOverview, span: Span) -> Iterator[tuple[int, str, str]]:
-    """Yield the recording gaps, seconds with lost frames, and restarts of the engine."""
     rows = rows_in(overview, span)
     times, lost = overview.time_ns[rows].tolist(), overview.column("num_lost_frames")[rows].tolist()
     for time_ns, num_lost in zip(times, lost, strict=True):

@@ -43,7 +43,6 @@ def _wait_ns(history: RequestHistory, until_ns: int) -> int:
 
 
 def _slow_prefill_ns(history: RequestHistory, until_ns: int) -> int:
-    """Return the duration of the request's prefill if it counts as a delay, otherwise 0."""
     prefill = [phase for phase in history.phases if phase.kind is RequestPhase.PREFILL]
     took_ns = sum(history.length_ns(phase, until_ns) for phase in prefill)
     return took_ns if took_ns >= _SLOW_PREFILL_NS else 0

@@ -36,7 +36,6 @@ def write_csv(table: Table, file: BinaryIO) -> None:
 
 
 def readable_name(column: Column) -> str:
-    """Return the name of the text column that precedes the `time` column `column`."""
     return column.name.removesuffix("_ns") + "_utc"
 
 

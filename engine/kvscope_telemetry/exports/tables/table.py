@@ -31,7 +31,6 @@ class Table:
     name: str
     columns: tuple[Column, ...]
     about: dict[str, str]
-    """Metadata of the table: model, range, origin of times."""
 
     @property
     def num_rows(self) -> int:

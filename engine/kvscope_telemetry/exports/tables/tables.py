@@ -12,7 +12,7 @@ import numpy as np
 
 from kvscope_telemetry.exports.content import Content
 from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
-from kvscope_telemetry.exports.phase_spans import RequestHistory, within
+from kvscope_telemetry.exports.phase_spans import RequestHistory, histories_within
 from kvscope_telemetry.exports.tables.recording_description import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_kinds import cause_text
@@ -79,7 +79,7 @@ def metrics_table(content: Content) -> Table:
 def requests_table(content: Content) -> Table:
     """Return one row per request that existed in the range, in the order they were announced."""
     recording, span = content.recording, content.span
-    histories = within(content.histories(), span.from_ns, span.until_ns)
+    histories = histories_within(content.histories(), span.from_ns, span.until_ns)
 
     def ints(name: str, value_of: Callable[[RequestHistory], int | None], unit: str, description: str) -> Column:
         return Column(name, "int", [value_of(history) for history in histories], unit, description)
@@ -89,11 +89,11 @@ def requests_table(content: Content) -> Table:
 
     columns = (
         ints("number", lambda history: history.info.number, "", "counts from 1 within an engine start"),
-        texts("request_id", lambda history: history.info.request_id, "what the client called it"),
+        texts("request_id", lambda history: history.info.request_id, "id chosen by the client"),
         ints("epoch", lambda history: history.epoch, "", "start of the engine"),
-        ints("index", lambda history: history.info.index, "", "which of the n completions of a prompt"),
-        ints("priority", lambda history: history.info.priority, "", "as asked for"),
-        texts("adapter", lambda history: history.info.adapter, "the LoRA adapter that it is computed with"),
+        ints("index", lambda history: history.info.index, "", "index among the n completions of a prompt"),
+        ints("priority", lambda history: history.info.priority, "", "priority that the client requested"),
+        texts("adapter", lambda history: history.info.adapter, "LoRA adapter"),
         Column("arrival_time_ns", "time", [history.arrival_ns for history in histories], "ns", "since 1970"),
         Column(
             "arrival_s",
@@ -112,7 +112,10 @@ def requests_table(content: Content) -> Table:
             "num_cached_tokens", lambda history: history.num_cached_tokens, "tokens", "of these, from the prefix cache"
         ),
         ints(
-            "num_output_tokens", lambda history: history.num_output_tokens, "tokens", "generated, in the end or so far"
+            "num_output_tokens",
+            lambda history: history.num_output_tokens,
+            "tokens",
+            "generated until the end of the request or of the range",
         ),
         ints("max_tokens", lambda history: history.info.max_tokens, "tokens", "maximum new tokens"),
         ints("num_preemptions", lambda history: history.num_preemptions, "preemptions", "number of preemptions"),
@@ -126,10 +129,10 @@ def requests_table(content: Content) -> Table:
             "stopped_ns",
             lambda history: history.total_stopped_ns(span.until_ns),
             "ns",
-            "paused or suspended; excluded",
+            "time paused or suspended, excluded from the durations",
         ),
         texts("state", _state, "at the end of the range"),
-        texts("end_reason", lambda history: history.end_reason, "in words, as far as the recording tells"),
+        texts("end_reason", lambda history: history.end_reason, "reason for the end, as text; empty if unknown"),
     )
     return Table("requests", columns, about(recording, span))
 
@@ -147,12 +150,12 @@ def events_table(content: Content) -> Table:
         Column("time_ns", "time", times, "ns", "since 1970"),
         Column("second_s", "float", (times - span.start_ns) / 1e9, "s", "the same from the recording's start"),
         ints("epoch", lambda timed: timed.epoch, "", "start of the engine"),
-        Column("kind", "text", [timed.event.kind for timed in events], "", "what happened"),
-        ints("number", lambda timed: timed.event.number, "", "the request it happened to, 0 for none"),
-        ints("other", lambda timed: timed.event.other, "", "the request that caused it, 0 for none"),
-        ints("num_blocks", lambda timed: timed.event.num_blocks, "blocks", "it was about"),
-        ints("num_tokens", lambda timed: timed.event.num_tokens, "tokens", "it was about"),
-        Column("cause", "text", [cause_text(timed.event) for timed in events], "", "why, in words"),
+        Column("kind", "text", [timed.event.kind for timed in events], "", "kind of event"),
+        ints("number", lambda timed: timed.event.number, "", "number of the request; 0 for none"),
+        ints("other", lambda timed: timed.event.other, "", "number of the request that caused the event; 0 for none"),
+        ints("num_blocks", lambda timed: timed.event.num_blocks, "blocks", "number of blocks concerned"),
+        ints("num_tokens", lambda timed: timed.event.num_tokens, "tokens", "number of tokens concerned"),
+        Column("cause", "text", [cause_text(timed.event) for timed in events], "", "cause as text"),
     )
     return Table("events", columns, about(recording, span))
 
@@ -164,11 +167,19 @@ def bookmarks_table(content: Content) -> Table:
     columns = (
         Column("time_ns", "time", times, "ns", "since 1970"),
         Column("second_s", "float", (times - span.start_ns) / 1e9, "s", "the same from the recording's start"),
-        Column("length_s", "float", lengths, "s", "how long what it is about lasted, 0 for a moment"),
-        Column("kind", "text", [mark.kind for mark in marks], "", "note: a person's; else the name of an alarm"),
-        Column("name", "text", [name_of(mark) for mark in marks], "", "what it is about"),
-        Column("text", "text", [mark.text for mark in marks], "", "a person's words, or how bad it was"),
-        Column("bookmark_id", "text", [mark.bookmark_id for mark in marks], "", "the same wherever it is kept"),
+        Column("length_s", "float", lengths, "s", "duration; 0 for a moment"),
+        Column(
+            "kind",
+            "text",
+            [mark.kind for mark in marks],
+            "",
+            "note for a user's bookmark, otherwise the name of the alarm",
+        ),
+        Column("name", "text", [name_of(mark) for mark in marks], "", "title"),
+        Column("text", "text", [mark.text for mark in marks], "", "text of the user, or worst value of the alarm"),
+        Column(
+            "bookmark_id", "text", [mark.bookmark_id for mark in marks], "", "id of the bookmark, equal in all copies"
+        ),
     )
     return Table("bookmarks", columns, about(recording, span))
 
@@ -187,7 +198,6 @@ def _is_included(name: str, overview: SessionOverview, rows: slice) -> bool:
 
 
 def _achieved(name: str, done: str, unit: str, overview: SessionOverview, rows: slice) -> Column:
-    """Return a column of the overview column `done` per second of forward pass."""
     amounts, forward_ns = overview.column(done)[rows], overview.column("forward_ns")[rows]
     is_known = (amounts > 0) & (forward_ns > 0)
     values = np.where(is_known, amounts * 1e9 / np.where(is_known, forward_ns, 1.0), np.nan)

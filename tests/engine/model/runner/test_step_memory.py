@@ -91,7 +91,7 @@ def partials_of_a_launch(
             starts = torch.arange(num_seqs + 1, dtype=torch.int32) * num_queries
             paged_prefill_attention.paged_prefill_attention(args, QueryRuns(starts, num_queries, plans=plans))
     if is_measured:
-        return sum(room.of_pieces.nbytes + room.lse.nbytes for room in plans._sums.values())
+        return sum(room.piece_sums.nbytes + room.lse.nbytes for room in plans._sums.values())
     return sum(room.partial.nbytes + room.lse.nbytes for room in plans._split_buffers.values())
 
 

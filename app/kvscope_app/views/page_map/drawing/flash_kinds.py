@@ -50,7 +50,6 @@ LEVELS: Final = (
     ),
 )
 LEVELS_PER_KIND: Final = 2
-"""Number of levels of each kind."""
 FIRST_MOVE_LEVEL: Final = 1 + LEVELS_PER_KIND
 
 

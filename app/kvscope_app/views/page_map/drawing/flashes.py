@@ -75,7 +75,6 @@ class Flashes:
             queue.clear()
 
     def _light(self, ids: Ids, kind: FlashKind, now_ns: int) -> int:
-        """Start a flash of `ids`, unless they are too many. Returns the level to draw, 0 for none."""
         level = top_level(kind) if 0 < ids.size <= MAX_CHANGED_BLOCKS else 0
         self._lit_ns[ids] = now_ns
         self._level[ids] = level

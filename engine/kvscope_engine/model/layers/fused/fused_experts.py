@@ -15,7 +15,7 @@ from torch import nn
 
 from kvscope_engine.model.tensor_agreement import is_close
 from kvscope_kernels import ops_for
-from kvscope_kernels.fused_moe.expert_weights import RELU_SQUARED, ExpertWeights, Gate, Mxfp4Weight, four_bits
+from kvscope_kernels.fused_moe.expert_weights import RELU_SQUARED, ExpertWeights, Gate, Mxfp4Weight, to_mxfp4
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
 
 TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
@@ -53,8 +53,8 @@ class FusedExperts(nn.Module):
     def in_four_bits(self) -> FusedExperts | None:
         """Return the same experts in MXFP4, a quarter of the memory; None if that cannot represent each weight
         exactly."""
-        up = four_bits(self.up)
-        down = None if up is None else four_bits(self.down)
+        up = to_mxfp4(self.up)
+        down = None if up is None else to_mxfp4(self.down)
         return None if up is None or down is None else FusedExperts(self.weights._replace(up=up, down=down))
 
     def forward(self, hidden_states: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:

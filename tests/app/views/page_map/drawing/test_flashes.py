@@ -80,7 +80,7 @@ def test_later_move_of_a_block_replaces_the_earlier_one(flashing_scene):
 
 
 def test_nothing_flashes_if_flashes_are_off(flashing_scene):
-    flashing_scene.flashing = False
+    flashing_scene.is_flashing = False
     before = flashing_scene.pixels.copy()
     assert flashing_scene.flash(FlashKind.SAVED, ids_of(9), NOW) is None
     flashing_scene.change(ids_of(10), 2, NOW)
