@@ -81,14 +81,14 @@ def run(args: argparse.Namespace) -> int:
 def _record_and_measure(seconds: int, rate: int, args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
         path = args.keep or Path(folder) / "made.mcap"
-        make(path, seconds, rate, args)
+        write_recording(path, seconds, rate, args)
         print(f"{seconds} s at {rate} frames/s, {args.blocks:,} blocks", flush=True)
         return subprocess.call(
             [sys.executable, "-m", "benchmarks.recording", "--open", str(path), "--jumps", str(args.jumps)]
         )
 
 
-def make(path: Path, seconds: int, rate: int, args: argparse.Namespace) -> None:
+def write_recording(path: Path, seconds: int, rate: int, args: argparse.Namespace) -> None:
     """Write a recording of evenly spaced steps, with a memory breakdown and a heartbeat each second, as a real engine
     publishes.
     """

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from benchmarks.command_line import run_benchmark
-from kvscope_engine.command_parser import whole_number
+from kvscope_engine.command_parser import parse_int
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_engine.simulator.costs.cost_file import CostFile, save_costs
@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", default="default", metavar="M", help="as for `serve`")
     add("--device", choices=DEVICES, default="auto", help="device to run on")
     add("--dtype", choices=DTYPES, default="auto", help="data type of weights and activations")
-    add("--num-threads", type=whole_number, metavar="N", help="CPU threads (default: torch's choice)")
-    add("--repeats", type=whole_number, default=5, metavar="N", help="runs of each step")
+    add("--num-threads", type=parse_int, metavar="N", help="CPU threads (default: torch's choice)")
+    add("--repeats", type=parse_int, default=5, metavar="N", help="runs of each step")
     add("--save", metavar="FILE.json", help="write the costs to this file, for `simulate --costs`")
     add("--json", action="store_true", help="print one JSON object instead of a table")
 

@@ -23,7 +23,7 @@ _CODE = re.compile(
 _SKIPPED_CALLS = {"field", "compile", "getLogger", "cast", "TypeVar", "getattr", "setattr", "hasattr", "encode", "Path"}
 
 
-def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def user_visible_strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     hidden = _hidden_nodes(tree)
     for node in ast.walk(tree):
         if node in hidden:
@@ -68,7 +68,7 @@ def _hidden_nodes(tree: ast.AST) -> set[ast.AST]:
 def main() -> None:
     for folder in sys.argv[1:] or FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            lines = dict.fromkeys(sorted(strings(ast.parse(path.read_text("utf-8")))))
+            lines = dict.fromkeys(sorted(user_visible_strings(ast.parse(path.read_text("utf-8")))))
             if lines:
                 print(f"\n{path.relative_to(ROOT)}")
             for line, text in lines:

@@ -264,9 +264,9 @@ def live_window(folder: Path) -> None:
             desktop.attach(f"ipc://{socket}/telemetry")
             window = desktop.windows[-1]
             prepare(window)
-            _load(window)
+            _start_load(window)
             run_event_loop(LOAD_DURATION_S)
-            _ask(window, "Why is the sky blue? One sentence.")
+            _send_prompt(window, "Why is the sky blue? One sentence.")
             run_event_loop(6.0)
             window.alarm_strip.hide()  # it covers the page map
             save_picture(window, "window.png")
@@ -297,7 +297,7 @@ def prepare(window: MainWindow) -> None:
     run_event_loop(2.0)
 
 
-def _load(window: MainWindow) -> None:
+def _start_load(window: MainWindow) -> None:
     from kvscope_app.views.console.load_view import LoadView
 
     load = window.findChild(LoadView)
@@ -305,7 +305,7 @@ def _load(window: MainWindow) -> None:
     load.toggle()
 
 
-def _ask(window: MainWindow, prompt: str) -> None:
+def _send_prompt(window: MainWindow, prompt: str) -> None:
     from PySide6.QtCore import Qt
     from PySide6.QtTest import QTest
 

@@ -244,7 +244,7 @@ def test_recipe_for_an_event_kind_is_complete(recipe: Recipe) -> None:
         recording = Recording.open(writer.path)
         why = "5 blocks moved to another machine"
         for name in ("events.csv", "report.html", "trace.pftrace"):
-            export(recording, ExportTarget.of(Path(name)))
+            export(recording, ExportTarget.from_path(Path(name)))
             data = Path(name).read_bytes()
             assert b"migrated" in data and why.encode() in data, name
 
@@ -423,7 +423,7 @@ def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -
         "things",
         "Things that are made up",
         is_compared=True,
-        places=FigureUses(Card(16, "in {{num_steps}} steps"), CACHE, in_range=True),
+        uses=FigureUses(Card(16, "in {{num_steps}} steps"), CACHE, in_range=True),
     ),
     _counted("draft_tokens", ''',
     )
@@ -469,10 +469,10 @@ def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -
         found = json.loads(told.getvalue())
         assert found["figures"][COLUMN] == found["totals"][COLUMN] == total, found["figures"][COLUMN]
 
-        export(recording, ExportTarget.of(Path("report.html")))
+        export(recording, ExportTarget.from_path(Path("report.html")))
         report = Path("report.html").read_text()
         assert "Made-up things" in report and f"{total:,}" in report and "in 8 steps" in report
-        export(recording, ExportTarget.of(Path("metrics.csv")))
+        export(recording, ExportTarget.from_path(Path("metrics.csv")))
         head, *rows = [line.split(",") for line in Path("metrics.csv").read_text().splitlines()]
         assert sum(int(row[head.index(COLUMN)]) for row in rows) == total
 

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 _DEFAULT: Final = "default"
 
 
-def add_alarm_options(parser: argparse.ArgumentParser, which: str) -> None:
-    """Add `--alarm` and `--alarm-webhook`. `which` is inserted into the help of `--alarm`."""
+def add_alarm_options(parser: argparse.ArgumentParser, rules_help: str) -> None:
+    """Add `--alarm` and `--alarm-webhook`. `rules_help` is inserted into the help of `--alarm`."""
     parser.add_argument(
         "--alarm",
         metavar="RULE",
         action="append",
         default=[],
         help="an alarm for this run: '[NAME:] EXPRESSION [for N s]', such as 'Slow: ttft_p99_ms > 500 for 10 s' "
-        f"(repeatable; {which}). An unknown figure name prints the list of figures; see docs/alarms.md",
+        f"(repeatable; {rules_help}). An unknown figure name prints the list of figures; see docs/alarms.md",
     )
     parser.add_argument(
         "--alarm-webhook",

@@ -106,10 +106,10 @@ class Desktop(QObject):
         self._addresses[source] = address
         window = self.watch(source, None if engine is None else EngineSupervisor(engine, self))
         # After the first paint, so that the window does not wait for the disk.
-        QTimer.singleShot(_HISTORY_DELAY_MS, self, partial(self._retain, source))
+        QTimer.singleShot(_HISTORY_DELAY_MS, self, partial(self._start_disk_history, source))
         return window
 
-    def _retain(self, source: WatchedSource) -> None:
+    def _start_disk_history(self, source: WatchedSource) -> None:
         session = self.sessions.find_by_source(source)
         if session is not None:
             from kvscope_app.session.recording.disk_history import DiskHistory
@@ -170,7 +170,7 @@ class Desktop(QObject):
         window.closing.connect(partial(save_geometry, settings=self._settings, group=group))
         window.closing.connect(lambda _: self._slots.release(COMPARISON_WINDOW, slot))
         self.comparisons.append(window)
-        window.closing.connect(self._comparison_closed)
+        window.closing.connect(self._on_comparison_closed)
         if comparing_window is not None and is_live:
             comparing_window.closing.connect(window.close)
         window.show()
@@ -196,7 +196,7 @@ class Desktop(QObject):
             window.failed.connect(self._report_failure)
             window.show()
 
-    def _comparison_closed(self, window: CompareWindow) -> None:
+    def _on_comparison_closed(self, window: CompareWindow) -> None:
         if window in self.comparisons:
             self.comparisons.remove(window)
             window.deleteLater()
@@ -263,7 +263,7 @@ class Desktop(QObject):
         window = MainWindow(session, self.themes, self._settings, supervisor, openers, slot)
         window.alarms.set_run_rules(self._options.alarms, self._options.alarm_webhook)
         dock_state.cascade(window, self.windows, window.has_saved_geometry)
-        window.closing.connect(self._closed)
+        window.closing.connect(self._on_window_closed)
         window.views_loaded.connect(exclude_from_collection)
         if self.initial_layout is not None:
             window.views_loaded.connect(partial(window.layouts.apply, self.initial_layout, "opening the layout"))
@@ -278,7 +278,7 @@ class Desktop(QObject):
             window.banner.show_message("The window uses the default layout", detail)
         return window
 
-    def _closed(self, window: MainWindow) -> None:
+    def _on_window_closed(self, window: MainWindow) -> None:
         if window not in self.windows:
             return
         self.windows.remove(window)

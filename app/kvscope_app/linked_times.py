@@ -59,11 +59,10 @@ class LinkedTimes(QObject):
         self._is_following = False
         """Whether this object, rather than the user, causes the current changes."""
         self.is_on = False
-        self._clock = QTimer(self, interval=TICK_MS)
-        self._clock.timeout.connect(self.follow)
+        self._follow_timer = QTimer(self, interval=TICK_MS)
+        self._follow_timer.timeout.connect(self.follow)
 
     def add(self, window: MainWindow) -> None:
-        """Register an opened window, which follows while times are linked."""
         member = LinkedWindow(window)
         self._members.append(member)
         window.linking.connect(self.link)
@@ -81,12 +80,12 @@ class LinkedTimes(QObject):
         if self.is_on:
             self._leader = next((member for member in self._members if self._is_active(member.window)), None)
             self._leader = self._leader or self._members[0]
-            self._clock.start()
+            self._follow_timer.start()
             self.follow()
             if self._leader.session.timeline.shared_zoom.span is not None:
                 self._share_range(self._leader)
         else:
-            self._clock.stop()
+            self._follow_timer.stop()
         self._notify()
 
     def follow(self) -> None:
@@ -157,7 +156,7 @@ class LinkedTimes(QObject):
             member.sent_ns = None
             if timeline.is_paused:
                 timeline.go_live()
-            member.window.set_link_text(self._text(member))
+            member.window.set_link_text(self._link_text(member))
             return
         range_ns = timeline.range_ns
         if range_ns is None:
@@ -165,11 +164,11 @@ class LinkedTimes(QObject):
         wanted_ns = lead.cursor_ns + offset_ns
         nearest_ns = max(range_ns[0], min(wanted_ns, range_ns[1]))
         has_data = abs(nearest_ns - wanted_ns) <= _TOLERANCE_NS or (wanted_ns > range_ns[1] and not timeline.is_file)
-        member.window.set_link_text(self._text(member, has_data=has_data))
+        member.window.set_link_text(self._link_text(member, has_data=has_data))
         if lead.is_playing and has_data:
             _play_in_sync(member, lead, wanted_ns)
         else:
-            _seek(member, nearest_ns)
+            _seek_follower(member, nearest_ns)
 
     def _share_range(self, member: LinkedWindow) -> None:
         span, self._is_following = member.session.timeline.shared_zoom.span, True
@@ -186,9 +185,9 @@ class LinkedTimes(QObject):
     def _notify(self) -> None:
         for member in self._members:
             member.window.set_may_link(len(self._members) > 1)
-            member.window.set_link_text(self._text(member) if self.is_on else "")
+            member.window.set_link_text(self._link_text(member) if self.is_on else "")
 
-    def _text(self, member: LinkedWindow, *, has_data: bool = True) -> str:
+    def _link_text(self, member: LinkedWindow, *, has_data: bool = True) -> str:
         if not has_data:
             return "Times linked: nothing was recorded at this time"
         return "Times linked" if not member.offset_ns else "Times linked by their starts"
@@ -208,7 +207,7 @@ def _play_in_sync(member: LinkedWindow, lead: Timeline, wanted_ns: int) -> None:
         timeline.play()
 
 
-def _seek(member: LinkedWindow, time_ns: int) -> None:
+def _seek_follower(member: LinkedWindow, time_ns: int) -> None:
     timeline = member.session.timeline
     if timeline.is_playing:
         timeline.pause()

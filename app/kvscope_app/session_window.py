@@ -34,7 +34,6 @@ class Openers:
     compare: Callable[[Recording, Recording, SessionWindow], object] | None = None
     """Opens a window that compares two recordings; the first is that of the given window."""
     open_fleet: Callable[[], object] | None = None
-    """Opens a table of all attached and saved engines."""
 
 
 NO_OPENERS: Final = Openers()

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Final
 
 _LOCK_TIMEOUT_S: Final = 1.0
-"""Maximum wait of a writer for another process, which locks the file for milliseconds."""
+"""Maximum seconds that a writer waits for another process, which usually locks the file for milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqliteSchema:
-    """Tables that a database file must have, and their version."""
-
     version: int
     tables: str
     """SQL that creates the missing tables."""

@@ -24,7 +24,7 @@ from kvscope_kernels.fused_moe.mixture import (
     expert_tiles,
 )
 from kvscope_kernels.gated_activation import GELU_TANH, SILU, _gated_activation_kernel, gate_constants
-from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
+from kvscope_kernels.kv_formats import E4M3, E4M3_BITS, INT8, UNQUANTIZED, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import (
     DotTiles,
@@ -70,14 +70,14 @@ _SHORT_QUERY_LENS: Final = (3, 128)
 """Number of queries of a speculative draft, and of a short turn of a conversation."""
 _MANY_RUNS: Final = 64
 _TYPES: Final = {
-    **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges", "places"), "*i32"),
+    **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges", "sum_offsets"), "*i32"),
     **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words", "rows"), "*i64"),
     "allowed": "*i32",
     **dict.fromkeys(("keys", "tokens"), "*i64"),
     "asked": "*fp64",
     "logits": "*fp32",
     **dict.fromkeys(("partial", "partial_lse", "k_scale", "v_scale"), "*fp32"),
-    **dict.fromkeys(("of_pieces", "lse_of_parts", "shares", "sums"), "*fp32"),
+    **dict.fromkeys(("piece_sums", "part_lse", "shares", "sums"), "*fp32"),
     **dict.fromkeys(("x", "total", "weight", "norm_weight", "eps"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
@@ -96,9 +96,9 @@ _DATA: Final = frozenset({"query", "key", "value", "k_cache", "v_cache", "out", 
 }
 _CACHES: Final = frozenset({"k_cache", "v_cache"})
 _EIGHT_BITS: Final = {INT8: "*i8", E4M3: "*fp8e4nv", E4M3_BITS: "*u8"}
-_FORMAT_NAMES: Final = {AS_IS: "", INT8: " int8", E4M3: " fp8", E4M3_BITS: " fp8 bits"}
+_FORMAT_NAMES: Final = {UNQUANTIZED: "", INT8: " int8", E4M3: " fp8", E4M3_BITS: " fp8 bits"}
 _SCALES: Final = ("k_scale", "v_scale", "scale_stride_b", "scale_stride_s", "scale_stride_h")
-_SUMS: Final = ("places", "of_pieces", "lse_of_parts")
+_SUMS: Final = ("sum_offsets", "piece_sums", "part_lse")
 _UNALIGNED: Final = frozenset({"scale", "softcap", "window"})
 
 
@@ -132,7 +132,7 @@ class Experts(NamedTuple):
         return f"{self.top_k} of {self.num_experts} {self.hidden}/{self.size}{' 4 bits' * self.is_packed}"
 
 
-class Options(NamedTuple):
+class AttentionOptions(NamedTuple):
     window: bool = False
     softcap: bool = False
     sinks: bool = False
@@ -153,25 +153,30 @@ EXPANDED: Final = Heads(16, 16, 192, 128)
 """Attention heads of a prefill if DeepSeek-V2-Lite's latents are expanded to keys and values."""
 QWEN3_30B_A3B: Final = Experts(128, 8, 2048, 768)
 GPT_OSS_EXPERTS: Final = Experts(32, 4, 2880, 2880, Gate(alpha=1.702, limit=7.0, shift=1.0), has_bias=True)
-PLAIN: Final = Options()
+PLAIN: Final = AttentionOptions()
 EVERY_OPTION: Final = (
     PLAIN,
-    Options(window=True),
-    Options(softcap=True),
-    Options(sinks=True),
-    Options(chunks=True),
-    Options(window=True, softcap=True, sinks=True),
+    AttentionOptions(window=True),
+    AttentionOptions(softcap=True),
+    AttentionOptions(sinks=True),
+    AttentionOptions(chunks=True),
+    AttentionOptions(window=True, softcap=True, sinks=True),
 )
 
 
 def decode_case(
-    heads: Heads, options: Options, dtype: str = "bf16", kv_format: int = AS_IS, *, is_measured: bool = False
+    heads: Heads,
+    options: AttentionOptions,
+    dtype: str = "bf16",
+    kv_format: int = UNQUANTIZED,
+    *,
+    is_measured: bool = False,
 ) -> Launch:
     """Return decode attention; with `is_measured`, it also measures page heat.
 
     A window is not a separate variant, because the kernel takes it as a number.
     """
-    is_quantized = kv_format != AS_IS
+    is_quantized = kv_format != UNQUANTIZED
     tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, _element_bytes(dtype), is_quantized=is_quantized)
     constants = {"NUM_KV_HEADS": heads.num_kv_heads, **_attention_constants(heads, tiles, options, kv_format)}
     constants |= _piece_constants(tiles.tile_n, is_measured=is_measured)
@@ -179,7 +184,7 @@ def decode_case(
     return _launch("paged_decode", variant, _paged_decode_attention_kernel, constants, dtype, tiles)
 
 
-def bounds_case(heads: Heads, dtype: str = "bf16", kv_format: int = AS_IS) -> Launch:
+def bounds_case(heads: Heads, dtype: str = "bf16", kv_format: int = UNQUANTIZED) -> Launch:
     constants: dict[str, object] = {
         "NUM_KV_HEADS": heads.num_kv_heads,
         **bounds_constants(heads.head_dim, _BLOCK_SIZE),
@@ -200,10 +205,10 @@ def choice_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
 
 def prefill_case(
     heads: Heads,
-    options: Options,
+    options: AttentionOptions,
     capability: int,
     dtype: str = "bf16",
-    kv_format: int = AS_IS,
+    kv_format: int = UNQUANTIZED,
     *,
     max_query_len: int = 512,
     is_cut: bool = False,
@@ -217,13 +222,13 @@ def prefill_case(
     """
     dims = heads.head_dim, heads.value_dim or heads.head_dim, heads.group, _element_bytes(dtype)
     if is_fixed:
-        tiles = fixed_prefill_tiles(*dims, capability, is_quantized=kv_format != AS_IS)
+        tiles = fixed_prefill_tiles(*dims, capability, is_quantized=kv_format != UNQUANTIZED)
     tiles = tiles or prefill_tiles(
         *dims,
         max_query_len,
         capability,
         num_runs=heads.num_kv_heads * (_MANY_RUNS if max_query_len >= _LONG_QUERY_LEN else 1),
-        is_quantized=kv_format != AS_IS,
+        is_quantized=kv_format != UNQUANTIZED,
     )
     constants = {
         "IS_SLIDING": int(options.window),
@@ -242,7 +247,7 @@ def prefill_case(
 
 
 def cut_cases(
-    heads: Heads, capability: int, dtype: str = "bf16", kv_format: int = AS_IS, options: Options = PLAIN
+    heads: Heads, capability: int, dtype: str = "bf16", kv_format: int = UNQUANTIZED, options: AttentionOptions = PLAIN
 ) -> Iterator[Launch]:
     for max_query_len in _SHORT_QUERY_LENS:
         yield prefill_case(heads, options, capability, dtype, kv_format, max_query_len=max_query_len, is_cut=True)
@@ -255,7 +260,7 @@ def memory_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator
     for is_chunked in (False, True):
         for block_size in (0, _BLOCK_SIZE):
             plan: dict[str, object] = {"LONGEST": MAX_PART_TOKENS, "TILE_B": TILE_B, "IS_CHUNKED": is_chunked}
-            plan |= {"BLOCK_SIZE": block_size, **({} if block_size else {"places": None})}
+            plan |= {"BLOCK_SIZE": block_size, **({} if block_size else {"sum_offsets": None})}
             variant_of_plan = f"every batch{' of chunks' * is_chunked}{' heat' * (block_size > 0)}"
             yield _launch("plan_decode", variant_of_plan, _plan_decode_kernel, plan, dtype)
     yield write_case(heads, dtype)
@@ -289,7 +294,7 @@ def draw_case() -> Launch:
     return _launch("draw_tokens", "every vocabulary", _draw_tokens_kernel, shapes, "fp32", num_warps=_DRAW_WARPS)
 
 
-def write_case(heads: Heads, dtype: str = "bf16", kv_format: int = AS_IS) -> Launch:
+def write_case(heads: Heads, dtype: str = "bf16", kv_format: int = UNQUANTIZED) -> Launch:
     shapes = write_constants(heads.num_kv_heads, heads.head_dim, heads.head_dim, _BLOCK_SIZE)
     constants = {**shapes, **_format_constants(kv_format)}
     return _launch("kv_write", f"{heads} {dtype}{_FORMAT_NAMES[kv_format]}", _kv_write_kernel, constants, dtype)
@@ -304,7 +309,7 @@ def layer_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[
     for kind, name in ((SILU, "silu"), (GELU_TANH, "gelu")):
         constants = gate_constants(4 * hidden, kind)
         yield _launch("gate", f"{4 * hidden} {name} {dtype}", _gated_activation_kernel, constants, dtype)
-    for kv_format in (AS_IS, INT8):
+    for kv_format in (UNQUANTIZED, INT8):
         yield rotate_case(heads, dtype, kv_format)
     yield rotate_case(heads, dtype, has_norm=True)
     for num_rows, bits in product((1, 16, 64, 512), (4, 8)):
@@ -314,7 +319,7 @@ def layer_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[
             yield linear_case(heads, num_rows, capability, dtype, times=times)
 
 
-def rotate_case(heads: Heads, dtype: str = "bf16", kv_format: int = AS_IS, *, has_norm: bool = False) -> Launch:
+def rotate_case(heads: Heads, dtype: str = "bf16", kv_format: int = UNQUANTIZED, *, has_norm: bool = False) -> Launch:
     constants = {
         **rotate_constants(heads.num_heads, heads.num_kv_heads, heads.head_dim, _BLOCK_SIZE),
         **_format_constants(kv_format),
@@ -419,9 +424,15 @@ def _with_expert_types(launch: Launch, dtype: str) -> Launch:
 
 
 def latent_case(
-    heads: Heads, capability: int, max_queries: int, dtype: str, kv_format: int = AS_IS, *, is_measured: bool = False
+    heads: Heads,
+    capability: int,
+    max_queries: int,
+    dtype: str,
+    kv_format: int = UNQUANTIZED,
+    *,
+    is_measured: bool = False,
 ) -> Launch:
-    rows, is_quantized = max_queries * heads.num_heads, kv_format != AS_IS
+    rows, is_quantized = max_queries * heads.num_heads, kv_format != UNQUANTIZED
     tiles = latent_tiles(rows, _element_bytes(dtype), capability, is_quantized=is_quantized)
     constants: dict[str, object] = {
         **latent_constants(heads.num_heads, heads.value_dim, heads.head_dim, _BLOCK_SIZE, tiles),
@@ -439,19 +450,21 @@ def latent_case(
 
 
 def latent_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
-    for kv_format in (AS_IS, INT8, fp8_format(capability)) if dtype != "fp32" else (AS_IS,):
+    for kv_format in (UNQUANTIZED, INT8, fp8_format(capability)) if dtype != "fp32" else (UNQUANTIZED,):
         for max_queries in (1, _SHORT_QUERY_LENS[0]):
             yield latent_case(heads, capability, max_queries, dtype, kv_format)
         yield latent_case(heads, capability, 1, dtype, kv_format, is_measured=True)
     yield from merge_cases(heads, heads.value_dim, dtype)
     write = {
         **write_constants(1, heads.value_dim, heads.head_dim - heads.value_dim, _BLOCK_SIZE),
-        **_format_constants(AS_IS),
+        **_format_constants(UNQUANTIZED),
     }
     yield _launch("kv_write", f"{heads} {dtype}", _kv_write_kernel, write, dtype)
 
 
-def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options: Options = PLAIN) -> Iterator[Launch]:
+def quantized_cases(
+    heads: Heads, capability: int, dtype: str = "bf16", options: AttentionOptions = PLAIN
+) -> Iterator[Launch]:
     for kv_format in (INT8, fp8_format(capability)):
         for is_measured in (False, True):
             yield decode_case(heads, options, dtype, kv_format, is_measured=is_measured)
@@ -512,7 +525,9 @@ def few_cases(capability: int) -> Iterator[Launch]:
     """Yield the configurations nearest to a program's limits, which every run of the tests compiles."""
     yield decode_case(LLAMA_8B, PLAIN)
     yield prefill_case(LLAMA_8B, PLAIN, capability, kv_format=INT8, max_query_len=_SHORT_QUERY_LENS[-1], is_cut=True)
-    yield prefill_case(GPT_OSS_20B, Options(sinks=True), capability, max_query_len=_SHORT_QUERY_LENS[0], is_cut=True)
+    yield prefill_case(
+        GPT_OSS_20B, AttentionOptions(sinks=True), capability, max_query_len=_SHORT_QUERY_LENS[0], is_cut=True
+    )
     yield latent_case(DEEPSEEK_V3, capability, 1, "bf16")
     yield linear_case(LLAMA_8B, 16, capability)
 
@@ -543,7 +558,7 @@ def core_cases(capability: int) -> Iterator[Launch]:
     yield from memory_cases(LLAMA_8B, capability)
     yield from fp8_cases(LLAMA_8B, capability)
     yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_QUERY_LEN)
-    yield prefill_case(LLAMA_8B, Options(chunks=True), capability)
+    yield prefill_case(LLAMA_8B, AttentionOptions(chunks=True), capability)
     for heads, options in ((LLAMA_8B, PLAIN), (SMOLLM2_135M, EVERY_OPTION[-1])):
         yield prefill_case(heads, options, capability, is_fixed=True)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, kv_format=INT8)
@@ -562,7 +577,7 @@ def _piece_constants(tile_n: int, *, is_measured: bool) -> dict[str, object]:
     return {"PIECE": math.gcd(_BLOCK_SIZE, tile_n)} if is_measured else {"PIECE": 0, **dict.fromkeys(_SUMS)}
 
 
-def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, kv_format: int) -> dict[str, object]:
+def _attention_constants(heads: Heads, tiles: DotTiles, options: AttentionOptions, kv_format: int) -> dict[str, object]:
     constants: dict[str, object] = {
         **attention_constants(heads.group, heads.head_dim, heads.value_dim or heads.head_dim, _BLOCK_SIZE, tiles),
         **_format_constants(kv_format),
@@ -577,7 +592,7 @@ def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, kv_for
 
 def _format_constants(kv_format: int) -> dict[str, object]:
     """Return the constants for the cache's format, as the launcher passes them: an unquantized cache has no scales."""
-    return {"KV_FORMAT": kv_format, **(dict.fromkeys(_SCALES) if kv_format == AS_IS else {})}
+    return {"KV_FORMAT": kv_format, **(dict.fromkeys(_SCALES) if kv_format == UNQUANTIZED else {})}
 
 
 def _launch(
@@ -591,8 +606,8 @@ def _launch(
 ) -> Launch:
     names = [name for name in kernel.arg_names if name not in constants]
     arguments = {name: f"*{dtype}" if name in _DATA else _TYPES.get(name, "i32") for name in names}
-    kv_format = constants.get("KV_FORMAT", AS_IS)
-    if isinstance(kv_format, int) and kv_format != AS_IS:
+    kv_format = constants.get("KV_FORMAT", UNQUANTIZED)
+    if isinstance(kv_format, int) and kv_format != UNQUANTIZED:
         arguments |= dict.fromkeys(_CACHES, _EIGHT_BITS[kv_format])
     aligned = frozenset(name for name in names if name not in _UNALIGNED) - varying_arguments(kernel)
     warps, stages, registers = tiles[4:7] if tiles else (num_warps, 3, None)

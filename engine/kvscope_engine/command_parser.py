@@ -43,7 +43,7 @@ def parse_size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: {error}") from None
 
 
-def whole_number(text: str) -> int:
+def parse_int(text: str) -> int:
     try:
         return int(text)
     except ValueError:

@@ -72,7 +72,7 @@ from kvscope_engine.roofline.step_costs import ModelWork
 from kvscope_engine.structured_output.structured_output_manager import StructuredOutputManager
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.third_party_attention.library_choice import LibraryChoice
-from kvscope_kernels.tuning.tile_table import describe_own_table
+from kvscope_kernels.tuning.tile_table import describe_user_table
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -102,7 +102,7 @@ NO_MEMORY_FOR_PIECEWISE_GRAPHS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineComponents:
-    """Components of one engine, in the state in which `build_components` left them."""
+    """Components of one engine, created by `build_components`."""
 
     epoch: int
     loaded: LoadedModel
@@ -258,14 +258,14 @@ def build_components(
         leader = lead_ranks(config)
         if leader is not None:
             undo.callback(leader.close)
-        config = _without_unsupported_graphs(config_of_rank(config, leader))
+        config = _disable_graphs_for_options(config_of_rank(config, leader))
         threads = CpuThreads(config.num_threads or (default_num_threads() if config.deterministic else None))
         register = GpuRegister()
         undo.callback(register.close)
-        model = _ready_model(config, leader, progress, undo, register)
+        model = _load_ready_model(config, leader, progress, undo, register)
         requested = config
-        config = _limited_by_model(config, model.loaded.module)
-        size = _agreed_size(config, model, leader, progress)
+        config = _disable_graphs_for_model(config, model.loaded.module)
+        size = _agree_on_pool_size(config, model, leader, progress)
         if size.plan is not None:
             register.publish(size.plan.needed - size.plan.weights + max(size.plan.kv, 0))
         loaded, allocator_notes = adapt_to_allocator(config, model.loaded, size.num_blocks)
@@ -300,7 +300,7 @@ def build_components(
             pool=cache.pool,
             scheduler=scheduler,
             runner=runner,
-            hello=_hello(config, epoch, loaded, cache, states, scheduler, model.attention),
+            hello=_build_hello(config, epoch, loaded, cache, states, scheduler, model.attention),
             mover=cache.mover,
             notes=notes,
             threads=threads if loaded.device.type == "cpu" else None,
@@ -388,8 +388,8 @@ def _notes_at_start(
     streamed = streamed_weights(loaded.module)
     return [
         *loaded.notes,
-        *filter(None, (model.products, describe_own_table(loaded.device))),
-        *expanded_notes(loaded.module),
+        *filter(None, (model.products, describe_user_table(loaded.device))),
+        *mla_expansion_notes(loaded.module),
         *_notes_on_bias(loaded.module),
         *allocator_notes,
         *(streamed.notes if streamed is not None else ()),
@@ -400,7 +400,7 @@ def _notes_at_start(
     ]
 
 
-def _without_unsupported_graphs(config: EngineConfig) -> EngineConfig:
+def _disable_graphs_for_options(config: EngineConfig) -> EngineConfig:
     """Disable CUDA graphs for streamed weights and deterministic engines, which do not support them.
 
     Must run before memory is planned, because the plan reserves memory for graphs.
@@ -408,7 +408,7 @@ def _without_unsupported_graphs(config: EngineConfig) -> EngineConfig:
     return replace(config, enforce_eager=True) if config.cpu_offload_gb or config.deterministic else config
 
 
-def _limited_by_model(config: EngineConfig, module: torch.nn.Module) -> EngineConfig:
+def _disable_graphs_for_model(config: EngineConfig, module: torch.nn.Module) -> EngineConfig:
     """Disable CUDA graphs that the model does not support.
 
     All graphs are disabled if transformers' own forward runs the model, if a layer adds a bias to attention scores
@@ -422,7 +422,7 @@ def _limited_by_model(config: EngineConfig, module: torch.nn.Module) -> EngineCo
     return replace(config, piecewise_graphs=False) if recurrent.layers else config
 
 
-def _ready_model(
+def _load_ready_model(
     config: EngineConfig,
     leader: Leader | None,
     progress: Callable[[Progress], None],
@@ -481,7 +481,7 @@ def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) ->
     refuse_options(refused, loaded.info.name, why)
 
 
-def _agreed_size(
+def _agree_on_pool_size(
     config: EngineConfig, model: _ReadyModel, leader: Leader | None, progress: Callable[[Progress], None]
 ) -> PoolSize:
     """Return the pool size of this rank, with the smallest number of blocks of all ranks."""
@@ -562,7 +562,7 @@ def _build_states(config: EngineConfig, loaded: LoadedModel, size: PoolSize, und
     return states
 
 
-def expanded_notes(module: torch.nn.Module) -> list[str]:
+def mla_expansion_notes(module: torch.nn.Module) -> list[str]:
     """Return a note if an MLA model caches keys and values instead of latents; empty for other models."""
     config: Any = module.config
     config = config.get_text_config(decoder=True)
@@ -759,7 +759,7 @@ def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
     return f"{loaded.info.name};{loaded.quantization};{loaded.fingerprint}{sparse}"
 
 
-def _hello(
+def _build_hello(
     config: EngineConfig,
     epoch: int,
     loaded: LoadedModel,

@@ -271,13 +271,15 @@ class Replayer:
             equal_logits,
             num_requests - len(different_texts),
             first,
-            left_out=_left_out(run, recorded, replayed),
+            left_out=_exclusions(run, recorded, replayed),
             environment=_environment(run.hello, hello),
         )
 
 
-def _left_out(run: RecordedRun, recorded: RunDigests, replayed: RunDigests) -> tuple[str, ...]:
-    fingerprints = {number for message in run.fingerprints for packed in _numbers(message) for number in packed}
+def _exclusions(run: RecordedRun, recorded: RunDigests, replayed: RunDigests) -> tuple[str, ...]:
+    fingerprints = {
+        number for message in run.fingerprints for packed in _described_requests(message) for number in packed
+    }
     without_end = len(fingerprints - run.failed - {text.number for text in run.requests})
     counts = (
         (len(run.failed), "request", "that failed in the recording"),
@@ -289,7 +291,7 @@ def _left_out(run: RecordedRun, recorded: RunDigests, replayed: RunDigests) -> t
     return tuple(f"{count} {noun}{'s' * (count > 1)} {reason}" for count, noun, reason in known_counts if count > 0)
 
 
-def _numbers(message: Fingerprints) -> tuple[list[int], list[int]]:
+def _described_requests(message: Fingerprints) -> tuple[list[int], list[int]]:
     """Return the numbers of the requests whose blocks, and of those whose sampled tokens, the message describes."""
     return np.frombuffer(message.number, "<u4").tolist(), np.frombuffer(message.sampled_number, "<u4").tolist()
 

@@ -66,7 +66,7 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "filled": np.dtype("<u2"),  # slots that hold a token, 0..block_size
     "owner": np.dtype("<i4"),  # number of the request that last wrote it, NO_OWNER when free
     "tier": np.dtype("u1"),  # Tier
-    "last_used_step": np.dtype("<u4"),  # step of the last write, hit or release; reads: `state.last_use`
+    "last_used_step": np.dtype("<u4"),  # step of the last write, hit or release; reads: `mirror.last_use`
     "prefix_hits": np.dtype("<u2"),  # prefix-cache hits since it was written, saturating
     "hash": np.dtype("<u8"),  # low 64 bits of the chained block hash, 0 when not hashed
     "parent": np.dtype("<u8"),  # `hash` of the block before it in its text; 0 for the first, and when not hashed

@@ -1,7 +1,7 @@
-"""Options as fields of a frozen dataclass: each field defines how it is given, checked and explained.
+"""Options as fields of a frozen dataclass. Each field defines the flag, the accepted values and the help text.
 
-The command line, the validation of a configuration, and programs that pass options on are derived from the fields. This
-module knows no particular option.
+The command line, the validation of a configuration, and programs that pass options on are derived from the fields.
+Independent of any particular option.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ SIZE_UNITS: Final = {
     "TIB": 1 << 40,
 }
 MIN_PLAIN_BYTES: Final = 4096
-"""Smaller numbers without a unit are refused: a user who types `--gpu-memory 24` means 24 GiB."""
+"""Minimum number of bytes without a unit. Smaller numbers are refused: `--gpu-memory 24` is probably meant as 24 GiB.
+"""
 _OPTION: Final = "option"
-_MOST_BYTES: Final = 1 << 50
+_MAX_BYTES: Final = 1 << 50
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class Kind(Protocol):
 
     @property
     def accepted(self) -> str:
-        """Text that completes "... is not accepted: "."""
+        """Description of the accepted values, to complete "... is not accepted: "."""
         ...
 
     def read(self, text: str) -> object:
@@ -52,7 +53,7 @@ class Kind(Protocol):
         ...
 
     def accepts(self, value: Any) -> bool:
-        """Whether `value` is of this kind and within its bounds."""
+        """Whether `value` has this type and is within its bounds."""
         ...
 
 
@@ -69,7 +70,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of a few words. `aliases` maps other programs' words to them."""
+    """One of a few words. `aliases` maps synonyms of other programs to them."""
 
     words: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...] = ()
@@ -144,7 +145,7 @@ class Size:
         return read_size(text)
 
     def accepts(self, value: Any) -> bool:
-        return Whole(self.low, _MOST_BYTES).accepts(value)
+        return Whole(self.low, _MAX_BYTES).accepts(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class OnOff(Switch):
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A JSON object parsed by `parse`, which raises BadInput with the flag and the field."""
+    """JSON object parsed by `parse`, which raises BadInput with the flag and the field."""
 
     parse: Callable[[str], object]
     accepted: ClassVar[str] = "a JSON object"
@@ -203,7 +204,7 @@ class Option:
     metavar: str
     help: str
     brief: str
-    """Shorter help for a program in which this is one of many options; equal to `help` if there is none."""
+    """Shorter help for a program with many options; equal to `help` if none was given."""
 
     def argument(self, text: str) -> object:
         """Parse a command-line text, for argparse. Raises ArgumentTypeError."""
@@ -218,45 +219,45 @@ class Option:
         return value
 
     def add_to(self, group: argparse._ArgumentGroup, name: str) -> None:
-        """Add the option to the parser of a program that uses the value, as `name` in the namespace."""
+        """Add the option to the parser of a program that uses its value, as `name` in the namespace."""
         match self.kind:
             case OnOff():
-                given: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+                settings: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
             case Switch():
-                given = {"action": "store_true"}
+                settings = {"action": "store_true"}
             case OneOf(words=words):
-                given = {"type": self.argument, "choices": words}
+                settings = {"type": self.argument, "choices": words}
             case Several():
-                given = {"type": self.argument, "metavar": self.metavar, "nargs": "+"}
+                settings = {"type": self.argument, "metavar": self.metavar, "nargs": "+"}
             case _:
-                given = {"type": self.argument, "metavar": self.metavar}
-        group.add_argument(*self.flags, dest=name, default=self.default, help=self.help, **given)
+                settings = {"type": self.argument, "metavar": self.metavar}
+        group.add_argument(*self.flags, dest=name, default=self.default, help=self.help, **settings)
 
     def add_passed_on(self, group: argparse._ArgumentGroup, name: str) -> None:
-        """Add the option to the parser of a program that passes it on (`words`): the value is checked and kept as
+        """Add the option to the parser of a program that passes it on (`words`). The value is checked but remains
         text.
         """
         match self.kind:
             case OnOff():
-                given: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+                settings: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
             case Switch():
-                given = {"action": "store_true", "default": None}
+                settings = {"action": "store_true", "default": None}
             case Several():
-                given = {"type": self._checked, "metavar": self.metavar, "nargs": "+"}
+                settings = {"type": self._checked, "metavar": self.metavar, "nargs": "+"}
             case _:
-                given = {"type": self._checked, "metavar": self.metavar}
-        group.add_argument(*self.flags, dest=name, help=self.brief, **given)
+                settings = {"type": self._checked, "metavar": self.metavar}
+        group.add_argument(*self.flags, dest=name, help=self.brief, **settings)
 
-    def words(self, given: str | bool | list[str] | None) -> list[str]:
+    def words(self, value: str | bool | list[str] | None) -> list[str]:
         """Return the command-line arguments that pass on a value read by `add_passed_on`."""
         flag = self.flags[0]
-        if given is None:
+        if value is None:
             return []
-        if isinstance(given, list):
-            return [flag, *given]
-        if isinstance(given, bool):
-            return [flag if given else "--no-" + flag.removeprefix("--")]
-        return [f"{flag}={given}"]
+        if isinstance(value, list):
+            return [flag, *value]
+        if isinstance(value, bool):
+            return [flag if value else "--no-" + flag.removeprefix("--")]
+        return [f"{flag}={value}"]
 
     def _checked(self, text: str) -> str:
         self.argument(text)
@@ -287,30 +288,32 @@ def option(
 
 
 def options_of(config: type[Any]) -> dict[str, Option]:
-    """Return a dataclass's options by field name, in order."""
-    found = {}
-    for each in fields(config):
-        about = dict(each.metadata[_OPTION])
-        first, *others = about.pop("flags")
-        flags = (first or "--" + each.name.replace("_", "-"), *others)
-        found[each.name] = Option(flags=flags, default=each.default, **about)
-    return found
+    """Return a dataclass's options by field name, in the order of the fields."""
+    options = {}
+    for config_field in fields(config):
+        metadata = dict(config_field.metadata[_OPTION])
+        first, *others = metadata.pop("flags")
+        flags = (first or "--" + config_field.name.replace("_", "-"), *others)
+        options[config_field.name] = Option(flags=flags, default=config_field.default, **metadata)
+    return options
 
 
 def check_options(config: Any) -> None:
-    """Raise BadInput if an option does not accept its value in `config`. None is accepted if it is the default."""
-    for name, each in options_of(type(config)).items():
+    """Raise BadInput if a value in `config` is not accepted by its option. None is accepted if it is the default."""
+    for name, option in options_of(type(config)).items():
         value = getattr(config, name)
-        if not (value is None and each.default is None) and not each.kind.accepts(value):
-            raise BadInput(f"{name}={value!r} is not accepted: {each.kind.accepted}")
+        if not (value is None and option.default is None) and not option.kind.accepts(value):
+            raise BadInput(f"{name}={value!r} is not accepted: {option.kind.accepted}")
 
 
 def read_size(text: str) -> int:
-    """Return the number of bytes of `512MiB`, `1.5GB`, `4G` (binary) or a plain number. Raises ValueError."""
+    """Return the number of bytes of a text such as `512MiB`, `1.5GB`, `4G` (binary) or a plain number. Raises
+    ValueError.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
     unit = SIZE_UNITS.get(match[2].upper()) if match else None
     num_bytes = float(match[1]) * unit if match and unit else 0.0
-    at_least = MIN_PLAIN_BYTES if match and not match[2] else 1
-    if not at_least <= num_bytes < math.inf:
+    min_bytes = MIN_PLAIN_BYTES if match and not match[2] else 1
+    if not min_bytes <= num_bytes < math.inf:
         raise ValueError(Size.accepted)
     return int(num_bytes)

@@ -1,7 +1,7 @@
 """Rule for pinned blocks: each unfinished request must fit alone into the blocks that are not pinned.
 
-The engine refuses pins by it, and the desktop disables actions that would be refused. Works on numbers only; knows
-neither a pool nor a mirror.
+The engine refuses pins by it, and the desktop disables actions that would be refused. Computes with numbers only,
+independent of pool and mirror.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MAX_PINNED: Final = 4096
 
 
 def max_held_blocks(num_tokens: int, *, window: int, max_chunk: int, block_size: int) -> int:
-    """Return the maximum number of blocks of a KV group that a request of `num_tokens` tokens holds at a time.
+    """Return the maximum number of blocks of a KV group that a request of `num_tokens` tokens needs at a time.
 
     Args:
         num_tokens: Prompt and output tokens.
@@ -21,15 +21,15 @@ def max_held_blocks(num_tokens: int, *, window: int, max_chunk: int, block_size:
         max_chunk: Maximum tokens of the request in a step.
         block_size: Tokens per block.
     """
-    whole = -(-num_tokens // block_size)
-    return min(whole, -(-(window - 1 + max_chunk) // block_size) + 1) if window else whole
+    num_all = -(-num_tokens // block_size)
+    return min(num_all, -(-(window - 1 + max_chunk) // block_size) + 1) if window else num_all
 
 
 def num_missing(*, num_needed: int, num_own: int, num_usable: int, num_pinned: int) -> int:
-    """Return the number of blocks that a request could lack if pinned blocks were never evicted; 0 or less if it fits.
+    """Return the number of blocks that a request could lack if pinned blocks are never evicted; 0 or less if it fits.
 
     Args:
-        num_needed: Maximum number of blocks that the request holds.
+        num_needed: Maximum number of blocks that the request needs at a time.
         num_own: Pinned blocks that are a prefix of the request's text.
         num_usable: Blocks available to requests.
         num_pinned: Pinned blocks.
@@ -38,7 +38,7 @@ def num_missing(*, num_needed: int, num_own: int, num_usable: int, num_pinned: i
 
 
 def refusal_for_request(number: int, *, num_needed: int, num_usable: int, num_pinned: int) -> str:
-    """Return the text why blocks cannot be pinned that would leave too few for request `number`."""
+    """Return the text of a refusal to pin blocks, because too few would remain for request `number`."""
     return (
         f"pinning these would leave {num_usable - num_pinned} of {num_usable} blocks to others, and request {number}"
         f" may need {num_needed}"

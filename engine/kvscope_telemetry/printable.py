@@ -1,6 +1,6 @@
 """Makes text from engines, servers and files safe to display, so that it cannot control a terminal or a parser.
 
-Every command prints such text with `print_line` or `print_text`.
+All commands print such text with `print_line` or `print_text`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import unicodedata
 from typing import Final, TextIO
 
 _JOINERS: Final = "\u200c\u200d"
-"""Format characters that words and emoji need. Other format characters can reorder or hide text."""
+"""Format characters that are needed in words and emoji. Others could reorder or hide text."""
 _NOT_IN_XML: Final = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-"""Complement of `Char` in XML 1.0, 2.2: XML documents must not contain these, not even escaped."""
+"""Characters that XML documents must not contain, not even escaped: the complement of `Char` in XML 1.0, section 2.2.
+"""
 
 
 def printable(text: str, *, keep: str = "", replacement: str = "?") -> str:
@@ -27,12 +28,12 @@ def printable(text: str, *, keep: str = "", replacement: str = "?") -> str:
 
 
 def xml_text(text: str) -> str:
-    """Replace characters that XML does not allow by U+FFFD. Does not escape."""
+    """Replace characters that XML does not allow by U+FFFD. Nothing is escaped."""
     return _NOT_IN_XML.sub("\ufffd", text)
 
 
 def print_line(text: str, *, file: TextIO | None = None, prefix: str = "") -> None:
-    """Print one line and flush. `prefix` is printed unchanged: it may contain terminal sequences of our own."""
+    """Print one line and flush. `prefix` is printed unchanged, because it may contain terminal sequences of kvscope."""
     print(prefix + printable(text), file=file or sys.stdout, flush=True)
 
 

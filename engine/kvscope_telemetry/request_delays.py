@@ -1,8 +1,8 @@
-"""Explains what delayed a request: what it waited for, for which request it was preempted, and what was recomputed.
+"""Explains what delayed a request: why it waited, for which request it was preempted, and what was recomputed.
 
-Owns the sequence of delays and their text, derived from the events of one engine start and a request's `Moments`.
-Requests are named `#7`. The explanation lists what was observed at that time: the requests that ran while another
-waited are not necessarily the cause.
+Owns the order of delays and their text, derived from the events of one engine start and a request's `Moments`. Requests
+are named `#7`. The explanation lists what was observed at that time: the requests that ran while another waited are not
+necessarily the cause.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RAN_UNTIL: Final = ("preempted", "finished")
 _UNBOUNDED: Final = 1 << 62
 _MAX_NAMED: Final = 3
 _NOTABLE_NS: Final = 10_000_000
-"""Shorter waits are for the current step to end, not for another request."""
+"""Minimum wait to explain. Shorter waits are for the current step to end, not for another request."""
 _WAITED_FOR: Final[dict[int, str]] = {
     WaitsFor.GRAMMAR: "the grammar of its answer",
     WaitsFor.REMOTE_KV: "its KV to be loaded",
@@ -43,21 +43,21 @@ _WAITED_FOR: Final[dict[int, str]] = {
 class RequestDelays:
     """Explains the delays of the requests of one engine start.
 
-    `batch_limit` is the maximum number of running requests, 0 if it is unknown.
+    `batch_limit`: maximum number of running requests; 0: unknown.
     """
 
     def __init__(self, events: Iterable[Event] = (), batch_limit: int = 0) -> None:
         self._batch_limit = batch_limit
-        self._own: dict[int, list[Event]] = defaultdict(list)
+        self._own_events: dict[int, list[Event]] = defaultdict(list)
         self._ended_runs = _Rows(3)
         """Request number, start and end of each completed run."""
-        self._began: dict[int, int | None] = {}
-        """Start of each request's current run; None if it does not run. Only requests whose start or stop was
-        observed.
+        self._run_starts: dict[int, int | None] = {}
+        """Request number -> start of its current run; None if it does not run. Without requests that were never seen to
+        start or stop.
         """
-        self._short = _Rows(2)
-        """Requests that were preempted for blocks, and the times."""
-        self._ran: IntArray | None = None
+        self._block_preemptions = _Rows(2)
+        """Requests that were preempted for blocks, and when."""
+        self._runs: IntArray | None = None
         for event in events:
             self.add(event)
 
@@ -65,29 +65,28 @@ class RequestDelays:
         """Add the next event of this engine start. Kinds other than `KINDS` are ignored."""
         if event.kind not in KINDS:
             return
-        number, began = event.number, self._began
+        number, run_starts = event.number, self._run_starts
         if event.kind != "finished":
-            self._own[number].append(event)
+            self._own_events[number].append(event)
         if event.kind in _STARTS:
-            began[number] = event.time_ns
+            run_starts[number] = event.time_ns
         else:
-            begin = began.get(number, -_UNBOUNDED if event.kind in _RAN_UNTIL else None)
-            began[number] = None
+            begin = run_starts.get(number, -_UNBOUNDED if event.kind in _RAN_UNTIL else None)
+            run_starts[number] = None
             if begin is not None:
                 self._ended_runs.append(number, begin, event.time_ns)
         if event.kind == "preempted" and event.data is not None and event.data.kind == "preempted":
-            self._short.append(number, event.time_ns)
-        self._ran = None
+            self._block_preemptions.append(number, event.time_ns)
+        self._runs = None
 
     def chain(
         self, number: int, moments: Moments, num_output_tokens: int, waits_for: int = WaitsFor.UNKNOWN
     ) -> tuple[str, ...]:
-        """Return the delays of a request from its arrival to its end, oldest first. Times are on the engine's clock
-        and exclude its stops.
+        """Return the delays of a request from its arrival to its end, oldest first, without the engine's stops.
 
-        `waits_for` is the last reason for waiting that the engine reported.
+        `waits_for`: the last reason for waiting that the engine reported.
         """
-        return tuple(self._links(number, moments, num_output_tokens, waits_for))
+        return tuple(self._delay_texts(number, moments, num_output_tokens, waits_for))
 
     def reason(self, number: int, moments: Moments, num_output_tokens: int, waits_for: int, now_ns: int) -> str:
         """Return the request's delays in one line, the longest first, then how long it decoded.
@@ -104,14 +103,15 @@ class RequestDelays:
             waited_until_ns = until_ns if moments.first_token_ns is None else None
         if waited_until_ns is not None:
             waited_ns = running.running_ns(arrival_ns, waited_until_ns)
-            parts.append((waited_ns, self._waited(number, moments, waited_until_ns, waits_for)))
+            parts.append((waited_ns, self._wait_text(number, moments, waited_until_ns, waits_for)))
         spans, others = self._preempted_spans(number, until_ns)
         if others:
-            aside_ns = _running_ns(spans, moments, arrival_ns, until_ns)
+            preempted_ns = _running_ns(spans, moments, arrival_ns, until_ns)
             times = f" {len(others)} times" if len(others) > 1 else ""
-            whom = ", ".join(f"#{other}" for other in dict.fromkeys(others) if other not in (0, number))
-            what = f"preempted{times}{f' for {whom}' if whom else ''}, {time_text(aside_ns / 1e9)} in total"
-            parts.append((aside_ns, what))
+            beneficiaries = ", ".join(f"#{other}" for other in dict.fromkeys(others) if other not in (0, number))
+            suffix = f" for {beneficiaries}" if beneficiaries else ""
+            preempted = f"preempted{times}{suffix}, {time_text(preempted_ns / 1e9)} in total"
+            parts.append((preempted_ns, preempted))
         if moments.prefill_ns is not None and moments.first_token_ns is not None:
             prefill_ns = moments.prefill_ns - _running_ns(spans, moments, arrival_ns, moments.first_token_ns)
             parts.append((prefill_ns, f"prefill took {time_text(prefill_ns / 1e9)}"))
@@ -123,7 +123,7 @@ class RequestDelays:
 
     def _preempted_spans(self, number: int, until_ns: int) -> tuple[list[tuple[int, int]], list[int]]:
         spans, others, since_ns = [], [], None
-        for event in self._own.get(number, []):
+        for event in self._own_events.get(number, []):
             if event.kind == "preempted":
                 since_ns = event.time_ns
                 others.append(event.other)
@@ -134,60 +134,65 @@ class RequestDelays:
             spans.append((since_ns, max(until_ns, since_ns)))
         return spans, others
 
-    def _links(self, number: int, moments: Moments, num_output_tokens: int, waits_for: int) -> Iterator[str]:
-        own_events = self._own.get(number, [])
+    def _delay_texts(self, number: int, moments: Moments, num_output_tokens: int, waits_for: int) -> Iterator[str]:
+        own_events = self._own_events.get(number, [])
         if moments.started_ns is not None:
-            yield self._waited(number, moments, moments.started_ns, waits_for)
+            yield self._wait_text(number, moments, moments.started_ns, waits_for)
         elif moments.ended_ns is not None and moments.first_token_ns is None:
-            yield self._waited(number, moments, moments.ended_ns, waits_for)
+            yield self._wait_text(number, moments, moments.ended_ns, waits_for)
         events = [event for event in own_events if moments.ended_ns is None or event.time_ns <= moments.ended_ns]
-        lost = 0  # tokens freed by its last preemption
-        is_first_told = moments.first_token_ns is None
-        for place, event in enumerate(events):
-            if not is_first_told and moments.first_token_ns is not None and event.time_ns > moments.first_token_ns:
-                yield _prefill(events, moments)
-                is_first_told = True
+        num_lost = 0  # tokens freed by its last preemption
+        is_prefill_explained = moments.first_token_ns is None
+        for index, event in enumerate(events):
+            if (
+                not is_prefill_explained
+                and moments.first_token_ns is not None
+                and event.time_ns > moments.first_token_ns
+            ):
+                yield _prefill_text(events, moments)
+                is_prefill_explained = True
             if event.kind == "preempted":
-                later = (other.time_ns for other in events[place + 1 :] if other.kind in KINDS)
-                yield _preempted_spans(event, moments, next(later, moments.ended_ns))
-                lost = event.num_tokens
+                later = (other.time_ns for other in events[index + 1 :] if other.kind in KINDS)
+                yield _preemption_text(event, moments, next(later, moments.ended_ns))
+                num_lost = event.num_tokens
             elif event.kind == "resumed":
-                if (again := lost - event.num_tokens) > 0:
-                    yield f"recomputed {again:,} token{'s' * (again != 1)}"
-                lost = 0
+                if (num_recomputed := num_lost - event.num_tokens) > 0:
+                    yield f"recomputed {num_recomputed:,} token{'s' * (num_recomputed != 1)}"
+                num_lost = 0
             elif event.kind in ("aborted", "refused"):
                 yield f"{event.kind}: {cause_text(event)}" if cause_text(event) else event.kind
-        if not is_first_told:
-            yield _prefill(events, moments)
+        if not is_prefill_explained:
+            yield _prefill_text(events, moments)
         if moments.decode_ns is not None and moments.first_token_ns is not None and num_output_tokens > 1:
-            yield self._decoded(number, moments, num_output_tokens)
+            yield self._decode_text(number, moments, num_output_tokens)
 
-    def _waited(self, number: int, moments: Moments, until_ns: int, waits_for: int) -> str:
+    def _wait_text(self, number: int, moments: Moments, until_ns: int, waits_for: int) -> str:
         from_ns, running = moments.arrival_ns, moments.running
-        text = f"waited {time_text(running.running_ns(from_ns, until_ns) / 1e9)}{_without(moments, from_ns, until_ns)}"
+        waited_s = running.running_ns(from_ns, until_ns) / 1e9
+        text = f"waited {time_text(waited_s)}{_without_stops(moments, from_ns, until_ns)}"
         if until_ns - from_ns < _NOTABLE_NS:
             return text
         if waits_for in _WAITED_FOR:
             return f"{text} for {_WAITED_FOR[waits_for]}"
-        there = self._running_mask(number, from_ns, until_ns)
-        if not len(there):
+        runs = self._runs_in(number, from_ns, until_ns)
+        if not len(runs):
             return text
-        overlap = np.minimum(there[:, 2], until_ns) - np.maximum(there[:, 1], from_ns)
-        longest = there[np.argsort(-overlap, kind="stable"), 0]
+        overlap = np.minimum(runs[:, 2], until_ns) - np.maximum(runs[:, 1], from_ns)
+        longest = runs[np.argsort(-overlap, kind="stable"), 0]
         first = np.sort(np.unique(longest, return_index=True)[1])  # first occurrence of each request
-        named = ", ".join(f"#{other}" for other in longest[first[:_MAX_NAMED]])
-        named += f" and {first.size - _MAX_NAMED} more" if first.size > _MAX_NAMED else ""
-        if (limit := self._full_batch(there, from_ns, until_ns, waits_for)) is not None:
-            return f"{text} for a place in the batch behind {named}{f' ({limit} running)' if limit else ''}"
+        names = ", ".join(f"#{other}" for other in longest[first[:_MAX_NAMED]])
+        names += f" and {first.size - _MAX_NAMED} more" if first.size > _MAX_NAMED else ""
+        if (limit := self._full_batch(runs, from_ns, until_ns, waits_for)) is not None:
+            return f"{text} for a place in the batch behind {names}{f' ({limit} running)' if limit else ''}"
         if (preempted := self._short_of_blocks(from_ns, until_ns, waits_for)) is not None:
             meanwhile = f" (#{preempted} was preempted meanwhile)" if preempted else ""
-            return f"{text} for blocks held by {named}{meanwhile}"
+            return f"{text} for blocks held by {names}{meanwhile}"
         if waits_for == WaitsFor.BUDGET:
-            return f"{text} for tokens of the step's budget, spent on {named}"
-        return f"{text} behind {named}"
+            return f"{text} for tokens of the step's budget, spent on {names}"
+        return f"{text} behind {names}"
 
-    def _full_batch(self, there: IntArray, from_ns: int, until_ns: int, waits_for: int) -> int | None:
-        """Return the maximum number of running requests (0: unknown) if the request waited for that, else None.
+    def _full_batch(self, runs: IntArray, from_ns: int, until_ns: int, waits_for: int) -> int | None:
+        """Return the maximum number of running requests (0: unknown) if the request waited because of it, else None.
 
         A reason reported by the engine takes precedence. Without one, the batch must have been full for most of the
         time.
@@ -195,42 +200,44 @@ class RequestDelays:
         limit = self._batch_limit
         if waits_for != WaitsFor.UNKNOWN:
             return limit if waits_for == WaitsFor.PLACE else None
-        times, counts = _counted(there, from_ns, until_ns)
+        times, counts = _num_running_over_time(runs, from_ns, until_ns)
         lengths = np.diff(np.append(times, until_ns))
         is_limit_known = limit > 0 and int(counts.max()) <= limit  # the limit may be changed while the engine runs
         is_full = is_limit_known and 2 * int(lengths[counts == limit].sum()) > until_ns - from_ns
         return limit if is_full else None
 
     def _short_of_blocks(self, from_ns: int, until_ns: int, waits_for: int) -> int | None:
-        """Return a request that was preempted for blocks meanwhile (0: none) if blocks were short, else None."""
-        rows = self._short.rows
+        """Return a request that was preempted for blocks in this time (0: none) if blocks were short, else None."""
+        rows = self._block_preemptions.rows
         short = rows[(rows[:, 1] >= from_ns) & (rows[:, 1] <= until_ns)]
         if len(short):
             return int(short[0, 0]) if waits_for in (WaitsFor.UNKNOWN, WaitsFor.BLOCKS) else None
         return 0 if waits_for == WaitsFor.BLOCKS else None
 
-    def _decoded(self, number: int, moments: Moments, num_output_tokens: int) -> str:
+    def _decode_text(self, number: int, moments: Moments, num_output_tokens: int) -> str:
         assert moments.first_token_ns is not None, "it has a first token"
         assert moments.ended_ns is not None, "it has an end"
         assert moments.decode_ns is not None, "it has both"
-        each = time_text(moments.decode_ns / 1e9 / (num_output_tokens - 1))
-        there = self._running_mask(number, moments.first_token_ns, moments.ended_ns)
-        most = int(_counted(there, moments.first_token_ns, moments.ended_ns)[1].max()) if len(there) else 0
-        beside = f", with up to {most} other{'s' * (most != 1)} running" if most else ""
-        return f"wrote {num_output_tokens:,} tokens, {each} each on average{beside}"
+        per_token = time_text(moments.decode_ns / 1e9 / (num_output_tokens - 1))
+        runs = self._runs_in(number, moments.first_token_ns, moments.ended_ns)
+        max_running = (
+            int(_num_running_over_time(runs, moments.first_token_ns, moments.ended_ns)[1].max()) if len(runs) else 0
+        )
+        others = f", with up to {max_running} other{'s' * (max_running != 1)} running" if max_running else ""
+        return f"wrote {num_output_tokens:,} tokens, {per_token} each on average{others}"
 
-    def _running_mask(self, number: int, from_ns: int, until_ns: int) -> IntArray:
-        """Rows (number, start, end) of the other requests that ran in this time."""
-        if self._ran is None:
-            going_on = [(each, begin, _UNBOUNDED) for each, begin in self._began.items() if begin is not None]
-            self._ran = np.concatenate((self._ended_runs.rows, np.array(going_on, np.int64).reshape(-1, 3)))
-        ran = self._ran
-        found: IntArray = ran[(ran[:, 0] != number) & (ran[:, 1] < until_ns) & (ran[:, 2] > from_ns)]
-        return found
+    def _runs_in(self, number: int, from_ns: int, until_ns: int) -> IntArray:
+        """Return rows (number, start, end) of the other requests that ran in this time."""
+        if self._runs is None:
+            ongoing = [(each, begin, _UNBOUNDED) for each, begin in self._run_starts.items() if begin is not None]
+            self._runs = np.concatenate((self._ended_runs.rows, np.array(ongoing, np.int64).reshape(-1, 3)))
+        runs = self._runs
+        overlapping: IntArray = runs[(runs[:, 0] != number) & (runs[:, 1] < until_ns) & (runs[:, 2] > from_ns)]
+        return overlapping
 
 
 class _Rows:
-    """A growing array of integers, shape (n, width)."""
+    """Growing array of integers, shape (n, width)."""
 
     def __init__(self, width: int) -> None:
         self._data = np.empty((64, width), np.int64)
@@ -253,17 +260,17 @@ def _running_ns(spans: Iterable[tuple[int, int]], moments: Moments, from_ns: int
     return sum(moments.running.running_ns(start, end) for start, end in clipped if start < end)
 
 
-def _counted(ran: IntArray, from_ns: int, until_ns: int) -> tuple[IntArray, IntArray]:
-    """Return times in the range, ascending, and the number of running requests from each on."""
-    begins, ends = np.maximum(ran[:, 1], from_ns), np.minimum(ran[:, 2], until_ns)
-    times, places = np.unique(np.concatenate(([from_ns], begins, ends)), return_inverse=True)
+def _num_running_over_time(runs: IntArray, from_ns: int, until_ns: int) -> tuple[IntArray, IntArray]:
+    """Return times in the range, ascending, and the number of running requests from each time on."""
+    begins, ends = np.maximum(runs[:, 1], from_ns), np.minimum(runs[:, 2], until_ns)
+    times, indices = np.unique(np.concatenate(([from_ns], begins, ends)), return_inverse=True)
     steps = np.concatenate(([0], np.ones(len(begins), np.int64), -np.ones(len(ends), np.int64)))
     changes = np.zeros(len(times), np.int64)
-    np.add.at(changes, places, steps)
+    np.add.at(changes, indices, steps)
     return times, np.cumsum(changes)
 
 
-def _prefill(own_events: list[Event], moments: Moments) -> str:
+def _prefill_text(own_events: list[Event], moments: Moments) -> str:
     took = time_text((moments.prefill_ns or 0) / 1e9)
     if moments.prefill_ns is None:
         return "it produced its first token; its start was not observed"
@@ -275,17 +282,17 @@ def _prefill(own_events: list[Event], moments: Moments) -> str:
     return text
 
 
-def _preempted_spans(event: Event, moments: Moments, until_ns: int | None) -> str:
+def _preemption_text(event: Event, moments: Moments, until_ns: int | None) -> str:
     whom = f" for #{event.other}" if event.other not in (0, event.number) else ""
     verb = "swapped out" if event.data is not None and event.data.is_swapped else "preempted"
     text = f"{verb}{whom}"
     if until_ns is not None:
         aside = time_text(moments.running.running_ns(event.time_ns, until_ns) / 1e9)
-        text += f", {aside} aside{_without(moments, event.time_ns, until_ns)}"
+        text += f", {aside} aside{_without_stops(moments, event.time_ns, until_ns)}"
     return f"{text}: {cause}" if (cause := cause_text(event)) else text
 
 
-def _without(moments: Moments, from_ns: int, until_ns: int) -> str:
+def _without_stops(moments: Moments, from_ns: int, until_ns: int) -> str:
     stopped_ns = moments.running.stopped_ns(from_ns, until_ns)
     if not stopped_ns:
         return ""

@@ -1,7 +1,8 @@
 """All requests of a session as numpy columns: arrival, latencies, end, and the reason for each delay.
 
-Fed with telemetry in order, live or from a recording. Keeps finished requests and those of earlier engine starts.
-Latencies follow `latencies`, so they equal those of the exports. Thread-safe. Knows no Qt and no files.
+Must be fed with telemetry in order, live or from a recording. Keeps finished requests and those of earlier engine
+starts. Latencies are those of `latencies`, so they equal those of the exports. Thread-safe. Must not depend on Qt or
+files.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from kvscope_telemetry.request_delays import KINDS, RequestDelays
 from kvscope_telemetry.running_time import RunningTime
 
 FloatArray = npt.NDArray[np.float64]
-Places = npt.NDArray[np.intp]
+Indices = npt.NDArray[np.intp]
 IntArray = npt.NDArray[np.int64]
 MAX_REQUESTS: Final = 250_000
 """Maximum number of requests. Above it, the oldest engine starts and then the oldest requests are dropped."""
 _UNSEEN: Final = -2
-"""Marks a moment before telemetry was received, so that a later observation is not taken for the first."""
+"""Marks a moment that passed before telemetry was received. A later observation is then not taken for the first one."""
 _UNKNOWN: Final = -1
 _COLUMNS: Final = (
     *("number", "arrival_ns", "num_prompt_tokens", "max_tokens", "client"),
     *("state", "num_computed_tokens", "num_cached_tokens", "num_output_tokens", "num_preemptions"),
     *("num_draft_tokens", "num_accepted_tokens", "waits_for"),
-    *("started_ns", "first_token_ns", "last_token_ns", "ended_ns", "ending", "aside_ns", "aside_since_ns"),
+    *("started_ns", "first_token_ns", "last_token_ns", "ended_ns", "ending", "preempted_ns", "preempted_since_ns"),
 )
 """Columns of an engine start. Times are on its clock; `_UNKNOWN` or `_UNSEEN` if not known."""
-_MOMENTS: Final = ("started_ns", "first_token_ns", "last_token_ns", "ended_ns", "aside_since_ns")
+_MOMENTS: Final = ("started_ns", "first_token_ns", "last_token_ns", "ended_ns", "preempted_since_ns")
 _KEY_SHIFT: Final = 40
 _FRAMES_AT_ONCE: Final = 128
 """Frames per update of the log. More would hold the lock for longer than a display frame."""
@@ -52,8 +53,6 @@ _Read = TypeVar("_Read")
 
 
 class Ending(IntEnum):
-    """How a request ended, according to its last event."""
-
     UNKNOWN = 0
     """The request has not ended, or its end was not reported."""
     FINISHED = 1
@@ -66,7 +65,9 @@ ENDINGS: Final = {"finished": Ending.FINISHED, "aborted": Ending.ABORTED, "refus
 
 @dataclass(frozen=True, slots=True)
 class RequestColumns:
-    """Copied columns of requests, oldest first, each of shape (n,). Durations of unfinished requests last until now."""
+    """Copied columns of requests, oldest first, each of shape (n,). Durations of unfinished requests last until the
+    newest telemetry.
+    """
 
     request_ids: list[str]
     adapters: list[str]
@@ -79,18 +80,18 @@ class RequestColumns:
     arrival_ns: IntArray
     """Arrival on the timeline's wall clock."""
     end_ns: IntArray
-    """End on the timeline's wall clock; now for an unfinished request, the arrival if the end was not observed."""
+    """End on the timeline's wall clock: the newest time for an unfinished request, the arrival if the end was not
+    observed.
+    """
     state: IntArray
-    """A `RequestState`."""
     has_ended: npt.NDArray[np.bool_]
     ending: IntArray
-    """An `Ending`."""
     num_prompt_tokens: IntArray
     num_computed_tokens: IntArray
     num_cached_tokens: IntArray
     num_output_tokens: IntArray
     num_output_now: IntArray
-    """Output tokens at the moment shown."""
+    """Number of output tokens at the time that is displayed."""
     max_tokens: IntArray
     num_blocks: IntArray
     num_preemptions: IntArray
@@ -104,8 +105,7 @@ class RequestColumns:
     queue_s: FloatArray
     """Time from the arrival to the first run, or until now; NaN if the first run was not observed."""
     time_s: FloatArray
-    """Time from the arrival to the end, or until now."""
-    aside_s: FloatArray
+    preempted_s: FloatArray
     cached_share: FloatArray
     """Share of the prompt found in the prefix cache, 0 to 1; NaN for a request that has not started."""
 
@@ -120,7 +120,7 @@ class RequestColumns:
 
     @property
     def delay_s(self) -> FloatArray:
-        return np.nan_to_num(self.queue_s) + np.nan_to_num(self.aside_s)
+        return np.nan_to_num(self.queue_s) + np.nan_to_num(self.preempted_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,6 @@ class RequestWallTimes:
 class RequestLog:
     def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
         self.version = 0
-        """Incremented by each change."""
         self._max_requests = max_requests
         self._starts: list[_EngineStart] = []
         self._num_starts = 0
@@ -164,7 +163,7 @@ class RequestLog:
                 self._num_starts += 1
             self._starts[-1].offset_ns = offset_ns
             self._starts[-1].restate(snapshot)
-            self._changed()
+            self._update_version()
 
     def add(
         self,
@@ -193,22 +192,21 @@ class RequestLog:
             for each, times_ns in rows:
                 newest.change(each, times_ns)
             newest.add_events(events)
-            self._changed()
+            self._update_version()
 
     def columns(self) -> RequestColumns:
         with self._lock:
-            return _joined([start.columns() for start in self._starts])
+            return _concatenated([start.columns() for start in self._starts])
 
     def columns_of(self, epoch: int, number: int) -> RequestColumns | None:
         key = self.key_of(epoch, number)
         return None if key is None else self._lookup(key, _EngineStart.row_columns, None)
 
     def key_of(self, epoch: int, number: int) -> int | None:
-        """Return the key of a request; None if it is unknown."""
         with self._lock:
             start = next((each for each in reversed(self._starts) if each.epoch == epoch), None)
             is_known = start is not None and start.row_of(number) is not None
-            return (start.place << _KEY_SHIFT) + number if start is not None and is_known else None
+            return (start.ordinal << _KEY_SHIFT) + number if start is not None and is_known else None
 
     def first_token_ns(self, epoch: int, number: int) -> int:
         """Return the time of a request's first token on its engine's clock; -1 if unknown."""
@@ -227,19 +225,18 @@ class RequestLog:
         return self._lookup(key, lambda start, row: start.reason(row), "")
 
     def times(self, key: int) -> RequestWallTimes | None:
-        """Return the moments of a request; None if it is unknown."""
         nothing: RequestWallTimes | None = None
         return self._lookup(key, lambda start, row: start.times(row), nothing)
 
     def _lookup(self, key: int, read: Callable[[_EngineStart, int], _Read], default: _Read) -> _Read:
         with self._lock:
             for start in self._starts:
-                row = start.row_of(key & ((1 << _KEY_SHIFT) - 1)) if start.place == key >> _KEY_SHIFT else None
+                row = start.row_of(key & ((1 << _KEY_SHIFT) - 1)) if start.ordinal == key >> _KEY_SHIFT else None
                 if row is not None:
                     return read(start, row)
         return default
 
-    def _changed(self) -> None:
+    def _update_version(self) -> None:
         self.version += 1
         surplus = sum(len(start) for start in self._starts) - self._max_requests
         if surplus > 0:
@@ -252,9 +249,9 @@ class RequestLog:
 class _EngineStart:
     """Requests of one engine start, sorted by number. Times are on the engine's clock."""
 
-    def __init__(self, epoch: int, place: int, batch_limit: int) -> None:
+    def __init__(self, epoch: int, ordinal: int, batch_limit: int) -> None:
         self.epoch = epoch
-        self.place = place
+        self.ordinal = ordinal
         self.offset_ns = 0
         self.time_ns = 0
         self.delays = RequestDelays(batch_limit=batch_limit)
@@ -262,7 +259,7 @@ class _EngineStart:
         self.request_ids: list[str] = []
         self.adapters: list[str] = []
         self._data = np.zeros((len(_COLUMNS), 64), np.int64)
-        self._expose()
+        self._update_views()
 
     def __len__(self) -> int:
         return len(self.request_ids)
@@ -272,21 +269,21 @@ class _EngineStart:
         return row if row < len(self) and self._column["number"][row] == number else None
 
     def announce(self, infos: Iterable[RequestInfo]) -> None:
-        fresh = {info.number: info for info in infos}
-        fresh = {number: info for number, info in fresh.items() if self.row_of(number) is None}
-        if not fresh:
+        added_infos = {info.number: info for info in infos}
+        added_infos = {number: info for number, info in added_infos.items() if self.row_of(number) is None}
+        if not added_infos:
             return
-        begin, is_in_order = len(self), not len(self) or min(fresh) > self._column["number"][-1]
-        added = [fresh[number] for number in sorted(fresh)]
-        self.request_ids += [info.request_id for info in added]
-        self.adapters += [info.adapter for info in added]
+        begin, is_in_order = len(self), not len(self) or min(added_infos) > self._column["number"][-1]
+        sorted_infos = [added_infos[number] for number in sorted(added_infos)]
+        self.request_ids += [info.request_id for info in sorted_infos]
+        self.adapters += [info.adapter for info in sorted_infos]
         if len(self) > self._data.shape[1]:
-            more = max(len(self) - self._data.shape[1], self._data.shape[1])
-            self._data = np.concatenate((self._data, np.zeros((len(_COLUMNS), more), np.int64)), axis=1)
+            num_more_columns = max(len(self) - self._data.shape[1], self._data.shape[1])
+            self._data = np.concatenate((self._data, np.zeros((len(_COLUMNS), num_more_columns), np.int64)), axis=1)
         self._data[:, begin : len(self)] = 0
-        self._expose()
+        self._update_views()
         for name in ("number", "arrival_ns", "num_prompt_tokens", "max_tokens", "client"):
-            self._column[name][begin:] = [getattr(info, name) for info in added]
+            self._column[name][begin:] = [getattr(info, name) for info in sorted_infos]
         for name in _MOMENTS:
             self._column[name][begin:] = _UNKNOWN
         if not is_in_order:
@@ -296,42 +293,42 @@ class _EngineStart:
         """Apply the state of a snapshot. Moments that passed unobserved before it stay unknown."""
         self.time_ns = max(self.time_ns, snapshot.time_ns)
         self.running.catch_up(snapshot.stops, snapshot.time_ns)
-        there = [info.number for info in snapshot.requests_info]
+        listed = [info.number for info in snapshot.requests_info]
         column = self._column
-        missing = (column["state"] != RequestState.FINISHED) & ~np.isin(column["number"], there)
+        missing = (column["state"] != RequestState.FINISHED) & ~np.isin(column["number"], listed)
         column["state"][missing] = RequestState.FINISHED
         column["ended_ns"][missing] = _UNSEEN
         self.announce(snapshot.requests_info)
-        at, kept = self._rows_in(snapshot.requests)
-        self._write(snapshot.requests, at, kept)
+        at, matches = self._rows_in(snapshot.requests)
+        self._write(snapshot.requests, at, matches)
         column = self._column
-        passed = {
+        has_passed_by_name = {
             "started_ns": column["state"][at] != RequestState.WAITING,
             "first_token_ns": column["num_output_tokens"][at] > 0,
         }
-        for name, has_passed in passed.items():
+        for name, has_passed in has_passed_by_name.items():
             unseen = at[has_passed & (column[name][at] == _UNKNOWN)]
             column[name][unseen] = _UNSEEN
 
     def change(self, rows: RequestRows, times_ns: IntArray) -> None:
         """Apply changes of requests, oldest first, with the time of each. A request may have several."""
         column = self._column
-        at, kept = self._rows_in(rows)
+        at, matches = self._rows_in(rows)
         if not at.size:
             return
         tokens_before = column["num_output_tokens"][at]
-        self._write(rows, at, kept)
-        times = times_ns[kept]
-        states = np.frombuffer(rows.state, "u1")[kept]
-        tokens = np.frombuffer(rows.num_output_tokens, "<u4")[kept]
-        for name, happens in (
+        self._write(rows, at, matches)
+        times = times_ns[matches]
+        states = np.frombuffer(rows.state, "u1")[matches]
+        tokens = np.frombuffer(rows.num_output_tokens, "<u4")[matches]
+        for name, has_happened in (
             ("started_ns", states == RequestState.RUNNING),
             ("first_token_ns", tokens > 0),
             ("ended_ns", states == RequestState.FINISHED),
         ):
-            first = happens & (column[name][at] == _UNKNOWN)
+            is_first = has_happened & (column[name][at] == _UNKNOWN)
             # In reverse, so that the earliest time of each request is written last.
-            column[name][at[first][::-1]] = times[first][::-1]
+            column[name][at[is_first][::-1]] = times[is_first][::-1]
         # A request's newest token came with the first row that has as many tokens as its last one.
         is_newest = (tokens == column["num_output_tokens"][at]) & (tokens > tokens_before)
         column["last_token_ns"][at[is_newest][::-1]] = times[is_newest][::-1]
@@ -350,11 +347,11 @@ class _EngineStart:
             if event.kind == "admitted":
                 column["started_ns"][row] = event.time_ns
             elif event.kind == "preempted":
-                column["aside_since_ns"][row] = event.time_ns
-            elif column["aside_since_ns"][row] != _UNKNOWN:
-                aside_ns = self.running.running_ns(int(column["aside_since_ns"][row]), event.time_ns)
-                column["aside_ns"][row] += aside_ns
-                column["aside_since_ns"][row] = _UNKNOWN
+                column["preempted_since_ns"][row] = event.time_ns
+            elif column["preempted_since_ns"][row] != _UNKNOWN:
+                preempted_ns = self.running.running_ns(int(column["preempted_since_ns"][row]), event.time_ns)
+                column["preempted_ns"][row] += preempted_ns
+                column["preempted_since_ns"][row] = _UNKNOWN
             if event.kind in ENDINGS:
                 column["state"][row] = RequestState.FINISHED
                 column["ended_ns"][row], column["ending"][row] = event.time_ns, ENDINGS[event.kind]
@@ -367,13 +364,15 @@ class _EngineStart:
         now = np.maximum(self.time_ns, arrival)
         end = np.where(has_ended, ended, now)
         waits = (column["state"] == RequestState.WAITING) & (column["started_ns"] < 0)
-        since = column["aside_since_ns"]
-        aside_s = column["aside_ns"] / 1e9 + np.where(since >= 0, np.nan_to_num(running_s(since, now, running)), 0.0)
+        since = column["preempted_since_ns"]
+        preempted_s = column["preempted_ns"] / 1e9 + np.where(
+            since >= 0, np.nan_to_num(running_s(since, now, running)), 0.0
+        )
         copied = (*_COUNTS, "number", "state", "ending", "num_prompt_tokens", "max_tokens", "client")
         return RequestColumns(
             request_ids=self.request_ids[part],
             adapters=self.adapters[part],
-            key=(self.place << _KEY_SHIFT) + column["number"],
+            key=(self.ordinal << _KEY_SHIFT) + column["number"],
             epoch=np.full(arrival.size, self.epoch),
             arrival_ns=arrival + self.offset_ns,
             end_ns=np.maximum(end, arrival) + self.offset_ns,
@@ -386,7 +385,7 @@ class _EngineStart:
             ttft_s=running_s(arrival, first, running),
             queue_s=running_s(arrival, np.where(waits, now, column["started_ns"]), running),
             time_s=running_s(arrival, end, running),
-            aside_s=aside_s,
+            preempted_s=preempted_s,
             cached_share=cached_share(*(column[name] for name in SHARE_OF)),
             **{name: column[name].copy() for name in copied},
         )
@@ -436,40 +435,42 @@ class _EngineStart:
             self.running,
         )
 
-    def _rows_in(self, rows: RequestRows) -> tuple[Places, Places]:
-        """Return the row indices that `rows` change, and the matching indices into `rows`. Unknown requests are left
-        out.
+    def _rows_in(self, rows: RequestRows) -> tuple[Indices, Indices]:
+        """Return the row indices that `rows` change, and the indices of the matching entries of `rows`. Unknown
+        requests are left out.
         """
         numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
         if not len(self) or numbers.size != len(rows.state):
             return np.empty(0, np.intp), np.empty(0, np.intp)
         at = np.minimum(np.searchsorted(self._column["number"], numbers), len(self) - 1)
-        kept = np.flatnonzero(self._column["number"][at] == numbers)
-        return at[kept], kept
+        matches = np.flatnonzero(self._column["number"][at] == numbers)
+        return at[matches], matches
 
-    def _write(self, rows: RequestRows, at: Places, kept: Places) -> None:
-        """Write the counts and states of `rows[kept]` to the rows `at`. The last row of a request wins."""
+    def _write(self, rows: RequestRows, at: Indices, matches: Indices) -> None:
+        """Write the counts and states of entries `matches` of `rows` to the rows `at`. The last entry of a request
+        wins.
+        """
         if not at.size:
             return
-        states = np.frombuffer(rows.state, "u1")[kept]
+        states = np.frombuffer(rows.state, "u1")[matches]
         self._column["state"][at] = states
         for name, dtype in _COUNTS.items():
             if packed := getattr(rows, name):
-                self._column[name][at] = np.frombuffer(packed, dtype)[kept]
+                self._column[name][at] = np.frombuffer(packed, dtype)[matches]
         if rows.waits_for:
-            waits_for = np.frombuffer(rows.waits_for, "<u4")[kept]
+            waits_for = np.frombuffer(rows.waits_for, "<u4")[matches]
             waits = (waits_for > 0) & (states == RequestState.WAITING)
             self._column["waits_for"][at[waits]] = waits_for[waits]
 
-    def _select_rows(self, order: Places) -> None:
+    def _select_rows(self, order: Indices) -> None:
         self._data[:, : len(order)] = self._data[:, order]
         rows = order.tolist()
         self.request_ids = [self.request_ids[row] for row in rows]
         self.adapters = [self.adapters[row] for row in rows]
-        self._expose()
+        self._update_views()
 
-    def _expose(self) -> None:
-        self._column = {name: self._data[place, : len(self)] for place, name in enumerate(_COLUMNS)}
+    def _update_views(self) -> None:
+        self._column = {name: self._data[ordinal, : len(self)] for ordinal, name in enumerate(_COLUMNS)}
 
 
 class RequestLogReader:
@@ -498,7 +499,6 @@ class RequestLogReader:
         return False
 
     def flush(self) -> None:
-        """Add the collected frames to the log."""
         frames, self._frames = self._frames, []
         if not frames:
             return
@@ -533,12 +533,12 @@ _COUNTS: Final = {
 }
 
 
-def _joined(parts: Sequence[RequestColumns]) -> RequestColumns:
+def _concatenated(parts: Sequence[RequestColumns]) -> RequestColumns:
     if len(parts) == 1:
         return parts[0]
     if not parts:
         return _EngineStart(0, 0, 0).columns()
-    joined = {
+    columns = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in RequestColumns.__slots__
         if name not in ("request_ids", "adapters")
@@ -546,5 +546,5 @@ def _joined(parts: Sequence[RequestColumns]) -> RequestColumns:
     return RequestColumns(
         request_ids=[each for part in parts for each in part.request_ids],
         adapters=[each for part in parts for each in part.adapters],
-        **joined,
+        **columns,
     )

@@ -1,7 +1,7 @@
-"""Phases of a request, and how they follow from its events and its state.
+"""Phases of a request, derived from its events and its state.
 
-The timeline's lanes, the summaries of recordings and the exports share this definition. Of the messages, it knows only
-events.
+The timeline's lanes, the summaries of recordings and the exports share this definition. Of the messages, only events
+are used.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from kvscope_telemetry.messages.telemetry import Event
 
 
 class RequestPhase(IntEnum):
-    """Phase of a request, or how it ended. If several fall on one pixel, the greatest value is drawn."""
+    """Phase of a request, or how it ended. If several are on one pixel, the greatest value is drawn."""
 
     RUNNING = 0
     """In a batch, if prefill and decode are not distinguished."""
     DECODE = 1
     PREFILL = 2
-    """The prompt, or KV lost by a preemption, is computed."""
+    """The prompt, or KV lost by a preemption, is being computed."""
     QUEUED = 3
     PREEMPTED = 4
-    """Preempted; the KV will be recomputed."""
+    """Preempted, so that the KV will be recomputed."""
     SWAPPED = 5
     """Preempted, with its blocks in a lower tier."""
     ABORTED = 6
@@ -32,7 +32,7 @@ class RequestPhase(IntEnum):
 
     @property
     def label(self) -> str:
-        """Name of the phase in exports: `queued`, `prefill`, `decode`, ..."""
+        """Name of the phase in exports, such as "queued" or "prefill"."""
         return self.name.lower()
 
 
@@ -55,12 +55,12 @@ def phase_after(event: Event) -> RequestPhase | None:
     if event.kind not in ("admitted", "resumed"):
         return None
     # A request with at most one uncomputed token decodes immediately: a fork, or a fully cached prompt.
-    decodes = data is not None and (data.kind == "forked" or data.num_known_tokens - event.num_tokens <= 1)
-    return RequestPhase.DECODE if decodes else RequestPhase.PREFILL
+    is_decode = data is not None and (data.kind == "forked" or data.num_known_tokens - event.num_tokens <= 1)
+    return RequestPhase.DECODE if is_decode else RequestPhase.PREFILL
 
 
 def phase_of_state(state: int, num_output_tokens: int) -> RequestPhase | None:
-    """Return the phase of a request of which only the `RequestState` is known; None if it has ended."""
+    """Return the phase of a request by its `RequestState`, without events; None if it has ended."""
     if state == RequestState.RUNNING:
         return RequestPhase.DECODE if num_output_tokens else RequestPhase.PREFILL
     return _WAITING_STATES.get(state)

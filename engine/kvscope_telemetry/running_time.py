@@ -1,8 +1,7 @@
-"""Running time: the time between two moments, excluding stops of the engine (paused by a user, or its process
-suspended).
+"""Running time: the time between two moments without stops of the engine (paused by a user, or its process suspended).
 
 All latencies are defined by it: queue time, time to first token, time between tokens, time preempted. Owns the stops on
-one clock (an engine's or a recording's). Knows no files, no views, and no texts of events.
+one clock (an engine's or a recording's). Independent of files, views, and texts of events.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from kvscope_telemetry.messages.telemetry import PAUSED, SUSPENDED, Event, Stop
 
 IntArray = npt.NDArray[np.int64]
 MAX_STOPS: Final = 4096
-"""Number of stops that are kept, the newest ones. An hour of single-stepping by a user makes some hundreds."""
+"""Maximum number of stops; the oldest are dropped. An hour of single-stepping by a user makes some hundreds."""
 _OPEN_NS: Final = (1 << 63) - 1
 
 
@@ -27,9 +26,9 @@ class RunningTime:
 
     def __init__(self, stops: Iterable[Stop] = ()) -> None:
         self.version = 0
-        """Incremented by each change."""
+        """Number that increases with each change."""
         self._stops: list[Stop] = []
-        self._begins = self._ends = self._before = np.empty(0, np.int64)
+        self._begins = self._ends = self._stopped_before = np.empty(0, np.int64)
         self._last_ns = -_OPEN_NS
         self._is_counted = True
         for stop in stops:
@@ -43,7 +42,7 @@ class RunningTime:
 
     @property
     def open(self) -> Stop | None:
-        """The current stop, which has no end yet, or None."""
+        """The current stop, which has no end yet; None if the engine runs."""
         return self._stops[-1] if self._stops and not self._stops[-1].end_ns else None
 
     @property
@@ -57,32 +56,32 @@ class RunningTime:
         return tuple(stop for stop in self._stops if not stop.end_ns or stop.end_ns > time_ns)
 
     def within(self, first_ns: int, last_ns: int) -> list[Stop]:
-        """Return the stops in a range, clipped to it."""
-        found = []
+        """Return the stops in a time range, clipped to it."""
+        clipped = []
         for stop in self._stops:
             begin_ns, end_ns = max(stop.begin_ns, first_ns), min(stop.end_ns or _OPEN_NS, last_ns)
             if begin_ns < end_ns:
-                found.append(replace(stop, begin_ns=begin_ns, end_ns=end_ns))
-        return found
+                clipped.append(replace(stop, begin_ns=begin_ns, end_ns=end_ns))
+        return clipped
 
     def add(self, stop: Stop) -> None:
-        """Add a stop. It is merged with overlapping ones of the same kind and holder."""
-        joined = [
-            each
-            for each in self._stops
-            if (each.kind, each.by) == (stop.kind, stop.by)
-            and each.begin_ns <= (stop.end_ns or _OPEN_NS)
-            and stop.begin_ns <= (each.end_ns or _OPEN_NS)
+        """Add a stop. It is merged with overlapping ones of the same kind and user."""
+        overlapping = [
+            other
+            for other in self._stops
+            if (other.kind, other.by) == (stop.kind, stop.by)
+            and other.begin_ns <= (stop.end_ns or _OPEN_NS)
+            and stop.begin_ns <= (other.end_ns or _OPEN_NS)
         ]
-        if stop in joined:
+        if stop in overlapping:
             return
-        for each in joined:
-            self._stops.remove(each)
-            end_ns = max(stop.end_ns, each.end_ns) if stop.end_ns and each.end_ns else 0
-            stop = replace(stop, begin_ns=min(stop.begin_ns, each.begin_ns), end_ns=end_ns)
+        for other in overlapping:
+            self._stops.remove(other)
+            end_ns = max(stop.end_ns, other.end_ns) if stop.end_ns and other.end_ns else 0
+            stop = replace(stop, begin_ns=min(stop.begin_ns, other.begin_ns), end_ns=end_ns)
         self._stops.append(stop)
-        self._stops.sort(key=lambda each: each.end_ns or _OPEN_NS)
-        self._changed()
+        self._stops.sort(key=lambda other: other.end_ns or _OPEN_NS)
+        self._record_change()
 
     def begin(self, time_ns: int, by: str) -> None:
         """Start a pause by the user `by`."""
@@ -90,14 +89,13 @@ class RunningTime:
         self.add(Stop(begin_ns=time_ns, by=by))
 
     def end(self, time_ns: int) -> None:
-        """End the current stop, if there is one."""
         stop = self.open
         if stop is None:
             return
         self._stops.pop()
         if time_ns > stop.begin_ns:
             self.add(replace(stop, end_ns=time_ns))
-        self._changed()
+        self._record_change()
 
     def record(self, event: Event) -> None:
         """Apply an event about stops. Other events are ignored."""
@@ -113,8 +111,8 @@ class RunningTime:
             self.add(Stop(begin_ns=max(1, time_ns - data.lasted_ns + data.slept_ns), end_ns=time_ns, kind=SUSPENDED))
 
     def catch_up(self, stops: Sequence[Stop], time_ns: int) -> None:
-        """Apply the stops that an engine reported at `time_ns`. They determine the current stop; earlier stops are
-        kept.
+        """Apply the stops that an engine reported at `time_ns`. They determine the current stop; earlier stops
+        remain.
         """
         if self.open is not None:
             self.end(stops[-1].begin_ns if stops else time_ns)
@@ -130,10 +128,10 @@ class RunningTime:
 
     def forget_before(self, time_ns: int) -> None:
         """Drop the stops that ended by `time_ns`."""
-        kept = list(self.since(time_ns))
-        if len(kept) < len(self._stops):
-            self._stops = kept
-            self._changed()
+        remaining = list(self.since(time_ns))
+        if len(remaining) < len(self._stops):
+            self._stops = remaining
+            self._record_change()
 
     def stopped_ns(self, from_ns: int, until_ns: int) -> int:
         """Return the stopped time between two moments. Overlapping stops count once."""
@@ -142,12 +140,12 @@ class RunningTime:
         return int(self._stopped_until(np.array([until_ns]))[0] - self._stopped_until(np.array([from_ns]))[0])
 
     def stopped_text(self, *spans: tuple[int, int]) -> str:
-        """Return how the engine was stopped within `spans`: `paused`, `suspended`, `paused or suspended`, or ""."""
-        found = (stop for from_ns, until_ns in spans for stop in self.within(from_ns, until_ns))
-        return " or ".join(sorted({PAUSED if stop.kind == PAUSED else SUSPENDED for stop in found}))
+        """Return how the engine was stopped within `spans`: "paused", "suspended", "paused or suspended", or ""."""
+        stops = (stop for from_ns, until_ns in spans for stop in self.within(from_ns, until_ns))
+        return " or ".join(sorted({PAUSED if stop.kind == PAUSED else SUSPENDED for stop in stops}))
 
     def running_ns(self, from_ns: int, until_ns: int) -> int:
-        """Return the time between two moments without stops; never negative."""
+        """Return the time between two moments without stops. Never negative."""
         return max(0, until_ns - from_ns - self.stopped_ns(from_ns, until_ns))
 
     def running_between(self, from_ns: IntArray, until_ns: IntArray) -> IntArray:
@@ -162,9 +160,9 @@ class RunningTime:
     def _stopped_until(self, times_ns: IntArray) -> IntArray:
         """Return the total stopped time before each moment, shape (n,)."""
         self._count()
-        place = np.searchsorted(self._begins, times_ns, "right") - 1
-        inside = np.minimum(times_ns, self._ends[place]) - self._begins[place]
-        stopped: IntArray = np.where(place < 0, 0, self._before[place] + inside)
+        index = np.searchsorted(self._begins, times_ns, "right") - 1
+        stopped_in_interval = np.minimum(times_ns, self._ends[index]) - self._begins[index]
+        stopped: IntArray = np.where(index < 0, 0, self._stopped_before[index] + stopped_in_interval)
         return stopped
 
     def _count(self) -> None:
@@ -179,10 +177,10 @@ class RunningTime:
                 stretches.append([begin_ns, end_ns])
         self._begins, self._ends = np.array(stretches, np.int64).reshape(-1, 2).T.copy()
         lengths = self._ends - self._begins
-        self._before = np.cumsum(lengths) - lengths
+        self._stopped_before = np.cumsum(lengths) - lengths
         self._is_counted = True
 
-    def _changed(self) -> None:
+    def _record_change(self) -> None:
         del self._stops[:-MAX_STOPS]
         self.version += 1
         self._is_counted = False
@@ -190,7 +188,7 @@ class RunningTime:
 
 
 def stop_text(stop: Stop) -> str:
-    """Return the label of a stop: `paused by NAME`, or `process suspended`."""
+    """Return the label of a stop: "paused by NAME", "paused" or "process suspended"."""
     if stop.kind == PAUSED:
         return f"paused by {stop.by}" if stop.by else "paused"
     return "process suspended"

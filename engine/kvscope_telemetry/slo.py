@@ -1,8 +1,8 @@
 """Latency goals for requests, named as in vLLM's `--goodput`, and which requests met or missed them.
 
 Owns the names, the syntax of goals (`ttft:200 tpot:50`, in milliseconds), and the definition of goodput: the share of
-finished requests that met every goal. Latencies are those of `latencies`, so a stop of the engine makes no request miss
-its goal.
+finished requests that met every goal. Latencies are those of `latencies`, so no request misses its goal because the
+engine was stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Goals = Mapping[str, float]
 
 
 def read_goals(texts: Iterable[str], option: str = "--goodput") -> dict[str, float]:
-    """Parse texts such as `ttft:200`; the last value of a name applies. Raises BadInput, which names `option`."""
+    """Parse texts such as `ttft:200`. The last value of a name applies. Raises BadInput, which names `option`."""
     return dict(_read_goal(text, option) for text in texts)
 
 
@@ -55,7 +55,7 @@ def _read_goal(text: str, option: str) -> tuple[str, float]:
 def took_s(moments: Moments, num_output_tokens: int) -> dict[str, float]:
     """Return the latencies of one request in seconds by goal name; NaN if unknown so far.
 
-    A request with at most one output token has a `tpot` of 0, so it meets that goal.
+    A request with at most one output token has a `tpot` of 0, so that it meets that goal.
     """
     decode_s = _seconds(moments.decode_ns)
     return {
@@ -71,16 +71,14 @@ def _seconds(duration_ns: int | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GoalResults:
-    """Results for many finished requests, shape (n,) each. A request for which both are False has an
-    unknown latency.
-    """
+    """Results for many finished requests, shape (n,) each. If both are False, a latency of the request is unknown."""
 
     kept: BoolArray
     missed: BoolArray
 
     @property
     def goodput(self) -> float | None:
-        """Share of the judged requests that met every goal, 0 to 1; None if there are none."""
+        """Share of the judged requests that met every goal, 0 to 1; None without judged requests."""
         num_judged = self.num_judged
         return float(np.count_nonzero(self.kept)) / num_judged if num_judged else None
 
@@ -91,15 +89,15 @@ class GoalResults:
 
 def judge(took: Mapping[str, FloatArray], goals: Goals) -> GoalResults:
     """Compare latencies (`took_s` as arrays) with goals. A missed goal counts even if another latency is unknown."""
-    kept, missed = (np.full(len(next(iter(took.values()))), start) for start in (True, False))
+    is_met, is_missed = (np.full(len(next(iter(took.values()))), start) for start in (True, False))
     for name, limit_ms in goals.items():
-        kept &= took[name] * 1e3 <= limit_ms
-        missed |= took[name] * 1e3 > limit_ms
-    return GoalResults(kept, missed)
+        is_met &= took[name] * 1e3 <= limit_ms
+        is_missed |= took[name] * 1e3 > limit_ms
+    return GoalResults(is_met, is_missed)
 
 
 def missed_goals_text(took: Mapping[str, float], goals: Goals) -> list[str]:
-    """Return a text such as `TTFT 2.31 s, goal 200 ms` for each missed goal."""
+    """Return a text for each missed goal, such as "TTFT 2.31 s, goal 200 ms"."""
     return [
         f"{name.upper()} {time_text(took[name])}, goal {limit_ms:g} ms"
         for name, limit_ms in goals.items()
@@ -108,5 +106,5 @@ def missed_goals_text(took: Mapping[str, float], goals: Goals) -> list[str]:
 
 
 def time_text(seconds: float) -> str:
-    """Format a duration as `2.31 s` or `52.0 ms`."""
+    """Format a duration such as "2.31 s" or "52.0 ms"."""
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"

@@ -8,9 +8,9 @@ from kvscope_kernels.kv_formats import widen
 from kvscope_kernels.triton_language import fast_log2, jit, tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-AFTER = tl.constexpr(1)
-OUTSIDE = tl.constexpr(2)
-OTHER_CHUNKS = tl.constexpr(3)
+CAUSAL = tl.constexpr(1)
+SLIDING_WINDOW = tl.constexpr(2)
+CHUNKED_WINDOW = tl.constexpr(3)
 VALUE_LIFT = tl.constexpr(128.0)
 """Factor by which `weighted` is scaled up with a quantized cache.
 
@@ -78,9 +78,10 @@ def attend_tiles(
         weighted: (TILE_M, TILE_V) float32, sum of 2^(score - top) * value; times VALUE_LIFT with a quantized cache.
         k_head: The head's first key in block 0; v_head likewise; k_scale and v_scale are its scales, or None.
         table: The request's block table.
-        row_position: (TILE_M,) position of each query row; read with MASK_ROWS only. AFTER masks tokens after a row;
-            OUTSIDE also those at least `window` before it; OTHER_CHUNKS also those before its chunk of `window` tokens.
-            With AFTER, each row must see a token of the first tile, or have seen one. Rows at or past `end` are absent.
+        row_position: (TILE_M,) position of each query row; read with MASK_ROWS only. CAUSAL masks tokens after a row;
+            SLIDING_WINDOW also those at least `window` before it; CHUNKED_WINDOW also those before its chunk of
+            `window` tokens. With CAUSAL, each row must see a token of the first tile, or have seen one. Rows at or past
+            `end` are absent.
         scale: Factor of the scores, above 0.
         SAME_STRIDES: Whether keys and values have the same strides, so that offsets are computed once.
         sums: Output for log2 of the sum of 2^score over each piece, for the first `num_kept` rows. Points to the piece
@@ -94,12 +95,12 @@ def attend_tiles(
     token = tl.arange(0, TILE_N)
     k_dim = tl.arange(0, TILE_D)
     v_dim = tl.arange(0, TILE_V)
-    if MASK_ROWS == OTHER_CHUNKS:
+    if MASK_ROWS == CHUNKED_WINDOW:
         row_first = first_seen(row_position, window, True)
     first = begin
     if PIECE:
         first = begin // PIECE * PIECE
-        seen = tl.zeros_like(total)
+        own_total = tl.zeros_like(total)
         piece = tl.arange(0, TILE_N // PIECE)
         row = tl.arange(0, query.shape[0])
     if ALIGNED:
@@ -109,23 +110,23 @@ def attend_tiles(
         inside = (position < end) | WHOLE_TILES
         if PIECE or ALIGNED:
             inside = inside & (position >= begin)
-        place = position.to(tl.uint32)  # unsigned: division needs no rounding towards zero
-        block = tl.load(table + place // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        offset = (place % BLOCK_SIZE).to(tl.int32)
-        k_at = block * k_stride_b + offset * k_stride_s
-        v_at = k_at
+        unsigned_position = position.to(tl.uint32)  # unsigned: division needs no rounding towards zero
+        block = tl.load(table + unsigned_position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        offset = (unsigned_position % BLOCK_SIZE).to(tl.int32)
+        k_offset = block * k_stride_b + offset * k_stride_s
+        v_offset = k_offset
         if not SAME_STRIDES:
-            v_at = block * v_stride_b + offset * v_stride_s
-        k_rows = k_head + k_at
-        v_rows = v_head + v_at
+            v_offset = block * v_stride_b + offset * v_stride_s
+        k_rows = k_head + k_offset
+        v_rows = v_head + v_offset
         in_key = inside[:, None] & (k_dim < HEAD_DIM)[None, :]
         in_value = inside[:, None] & (v_dim < VALUE_DIM)[None, :]
         key = tl.load(k_rows[:, None] + k_dim[None, :], mask=in_key, other=0.0)
         value = tl.load(v_rows[:, None] + v_dim[None, :], mask=in_value, other=0.0)
         if KV_FORMAT:  # scales multiply products: one operation per token instead of one per dimension
-            at = block * scale_stride_b + offset * scale_stride_s
-            k_factor = tl.load(k_scale + at, mask=inside, other=0.0)
-            v_factor = tl.load(v_scale + at, mask=inside, other=0.0) * VALUE_LIFT
+            scale_offset = block * scale_stride_b + offset * scale_stride_s
+            k_factor = tl.load(k_scale + scale_offset, mask=inside, other=0.0)
+            v_factor = tl.load(v_scale + scale_offset, mask=inside, other=0.0) * VALUE_LIFT
             key = widen(key, query.dtype, KV_FORMAT)
             value = widen(value, query.dtype, KV_FORMAT)
         if UPCAST_DOT:
@@ -139,34 +140,34 @@ def attend_tiles(
             score = score * scale
             score = softcap * (1.0 - 2.0 / (tl.exp2(score * (2.0 * LOG2_E) / softcap) + 1.0)) * LOG2_E
             factor = 1.0
-        if MASK_ROWS == OUTSIDE:
+        if MASK_ROWS == SLIDING_WINDOW:
             distance = row_position[:, None] - position[None, :]
             visible = inside[None, :] & (distance >= 0) & (distance < window)
             score = tl.where(visible, score, float("-inf"))
-        elif MASK_ROWS == OTHER_CHUNKS:
-            is_own = (position[None, :] <= row_position[:, None]) & (position[None, :] >= row_first[:, None])
-            score = tl.where(inside[None, :] & is_own, score, float("-inf"))
-        elif MASK_ROWS == AFTER:
+        elif MASK_ROWS == CHUNKED_WINDOW:
+            is_visible = (position[None, :] <= row_position[:, None]) & (position[None, :] >= row_first[:, None])
+            score = tl.where(inside[None, :] & is_visible, score, float("-inf"))
+        elif MASK_ROWS == CAUSAL:
             score = tl.where(position[None, :] <= row_position[:, None], score, float("-inf"))
         elif not WHOLE_TILES:
             score = tl.where(inside[None, :], score, float("-inf"))
         # Scale after the maximum, so that a score takes one fused multiply-add and no separate multiplication.
         new_top = tl.maximum(top, tl.max(score, 1) * factor)
         # A row may have seen no token yet: -inf - -inf would be NaN.
-        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASK_ROWS >= OUTSIDE else new_top
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASK_ROWS >= SLIDING_WINDOW else new_top
         shrink = tl.exp2(top - finite_top)
         weight = tl.exp2(score * factor - finite_top[:, None])
         total = total * shrink + tl.sum(weight, 1)
         if PIECE:
-            seen = seen * shrink + tl.sum(weight, 1)
-            of_pieces = tl.sum(tl.reshape(weight, [query.shape[0], TILE_N // PIECE, PIECE]), 2)
-            to = ((start - first) // PIECE + piece)[None, :] * SUMS_STRIDE + row[:, None]
-            is_there = (row < num_kept)[:, None] & (start + piece * PIECE < end)[None, :]
-            tl.store(sums + to, new_top[:, None] + fast_log2(of_pieces, UPCAST_DOT), mask=is_there)
+            own_total = own_total * shrink + tl.sum(weight, 1)
+            sums_of_pieces = tl.sum(tl.reshape(weight, [query.shape[0], TILE_N // PIECE, PIECE]), 2)
+            sums_offset = ((start - first) // PIECE + piece)[None, :] * SUMS_STRIDE + row[:, None]
+            is_stored = (row < num_kept)[:, None] & (start + piece * PIECE < end)[None, :]
+            tl.store(sums + sums_offset, new_top[:, None] + fast_log2(sums_of_pieces, UPCAST_DOT), mask=is_stored)
         if KV_FORMAT:
             weight = weight * v_factor[None, :]
         weighted = tl.dot(weight.to(value.dtype), value, weighted * shrink[:, None], input_precision="ieee")
         top = new_top
     if not PIECE:
-        seen = total
-    return top, total, weighted, seen
+        own_total = total
+    return top, total, weighted, own_total

@@ -65,7 +65,7 @@ class AttentionArgs(NamedTuple):
     def cache(self) -> Cache:
         return Cache(self.k_cache, self.v_cache, self.k_scale, self.v_scale)
 
-    def made_out(self) -> Tensor:
+    def out_or_new(self) -> Tensor:
         """Return `out`, or a new tensor if it is None."""
         if self.out is not None:
             return self.out

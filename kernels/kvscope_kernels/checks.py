@@ -9,9 +9,9 @@ from kvscope_kernels.kv_formats import LARGEST, Cache
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def require(accepted: bool, name: str, found: object, needed: str) -> None:
-    if not accepted:
-        raise ValueError(f"{name} is {_describe(found)}: {needed} is needed")
+def require(is_accepted: bool, name: str, value: object, requirement: str) -> None:
+    if not is_accepted:
+        raise ValueError(f"{name} is {_describe(value)}: {requirement} is needed")
 
 
 def check_caches(cache: Cache, like: Tensor, name: str) -> None:
@@ -76,18 +76,18 @@ def check_attention(args: AttentionArgs) -> None:
         require(False, "softcap", softcap, "above 0, or None,")
     if sinks is not None and (sinks.shape != (num_heads,) or not sinks.is_contiguous()):
         require(False, "sinks", sinks, f"({num_heads},), contiguous,")
-    if out is not None and not _fits(out, query, v_cache):
+    if out is not None and not _is_valid_out(out, query, v_cache):
         needed = f"{(*query.shape[:2], v_cache.shape[3])} of the dtype of query, with contiguous last axis,"
         require(False, "out", out, needed)
 
 
-def _fits(out: Tensor, query: Tensor, v_cache: Tensor) -> bool:
+def _is_valid_out(out: Tensor, query: Tensor, v_cache: Tensor) -> bool:
     shape = (*query.shape[:2], v_cache.shape[3])
     return tuple(out.shape) == shape and out.dtype == query.dtype and out.stride(2) == 1
 
 
-def _describe(found: object) -> str:
-    if not isinstance(found, Tensor):
-        return repr(found)
-    dtype = str(found.dtype).removeprefix("torch.")
-    return f"{tuple(found.shape)} {dtype} on {found.device} with strides {found.stride()}"
+def _describe(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{tuple(value.shape)} {dtype} on {value.device} with strides {value.stride()}"

@@ -30,8 +30,8 @@ class RowTensors(NamedTuple):
 def row_tensors(tensors: Sequence[Tensor]) -> RowTensors:
     """Copy the addresses of tensors to their device. Call it once for tensors that stay at their addresses."""
     words = [tensor[:1].nbytes // WORD_BYTES for tensor in tensors]
-    numbers = ([tensor.data_ptr() for tensor in tensors], words)
-    addresses, row_words = (torch.tensor(each, dtype=torch.int64).to(tensors[0].device) for each in numbers)
+    columns = ([tensor.data_ptr() for tensor in tensors], words)
+    addresses, row_words = (torch.tensor(each, dtype=torch.int64).to(tensors[0].device) for each in columns)
     is_whole = all(tensor[:1].nbytes % WORD_BYTES == 0 for tensor in tensors)
     return RowTensors(tuple(tensors), addresses, row_words, max(words), is_whole)
 
@@ -80,8 +80,8 @@ def _copy_rows_kernel(addresses: tl.tensor, row_words: tl.tensor, pairs: tl.tens
 def copy_rows_torch(rows: RowTensors, pairs: Tensor) -> None:
     """Reference of `copy_rows`, and the implementation for CPUs. It reads all rows before it writes any."""
     _check(rows, pairs)
-    kept = pairs[pairs[:, 0] >= 0]
-    sources, targets = kept.unbind(1)
+    copied_pairs = pairs[pairs[:, 0] >= 0]
+    sources, targets = copied_pairs.unbind(1)
     for tensor in rows.tensors:
         tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 

@@ -1,10 +1,11 @@
 """Registry of operations: which implementation is used on a device (`ops_for`), and why (`explain_ops`).
 
 On `cpu`, these are the operations compiled from C if the machine can compile them (`cpu`), and for the rest the torch
-references, which support everything. On `cuda`, they are the Triton kernels. The choice by device is made at load
-(`ops_for`), and callers pass the result on. A C operation also checks at each call whether it supports its arguments,
-because callers may pass other dtypes than the model's; `explain_ops` makes the same checks, so that it names the
-implementation that actually runs.
+references, which support everything. On `cuda`, they are the Triton kernels, except where the engine measured at load
+that an attention library or torch is faster (`attention_backend.py` and `product_choice.py` in
+`kvscope_engine/model/runner`). The choice by device is made at load (`ops_for`), and callers pass the result on. A C
+operation also checks at each call whether it supports its arguments, because callers may pass other dtypes than the
+model's; `explain_ops` makes the same checks, so that it names the implementation that actually runs.
 
 The engine decides which parts of a model use these operations. A norm that was not fused is transformers' own
 (`kvscope_engine/model/verification/fuse.py`). In steps of decodes only, a whole layer on a CPU may be one C call
@@ -28,7 +29,7 @@ from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.cpu.decode import decode_refusal, paged_decode_attention_native
 from kvscope_kernels.cpu.latent import latent_decode_native, latent_prefill_native
 from kvscope_kernels.cpu.layers import (
-    FEW_NUMBERS,
+    MAX_ELEMENTS_PER_CALL,
     add_rms_norm_native,
     gated_activation_native,
     rms_norm_native,
@@ -45,7 +46,7 @@ from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.linear.skinny_linear import Linear, linear, linear_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.logits.draw_tokens import draw_tokens, draw_tokens_torch
-from kvscope_kernels.operation_choice import TORCH, TRITON, C, NamedImplementation, Operands, OperationChoice
+from kvscope_kernels.operation_row import TORCH, TRITON, C, NamedImplementation, Operands, OperationChoice
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_latent_attention import (
     latent_decode,
@@ -237,7 +238,7 @@ _C_REFUSALS: Final[Mapping[str, Callable[[Operands], str]]] = {
 }
 """For each operation that exists in C, the check that it makes at each call: returns the reason for a refusal, or "".
 """
-_FOR_FEW_NUMBERS: Final = ("rotate_write", "rms_norm", "add_rms_norm", "gated_activation")
+_SINGLE_THREADED: Final = ("rotate_write", "rms_norm", "add_rms_norm", "gated_activation")
 _LABELS: Final[Mapping[str, str]] = {
     "kv_write": "KV write",
     "decode": "decode attention",
@@ -307,18 +308,20 @@ def explain_ops(ops: Ops, operands: Operands) -> dict[str, OperationChoice]:
 
 
 def _explain(ops: Ops, name: str, operands: Operands) -> OperationChoice:
-    operation, chosen = _LABELS.get(name, name.replace("_", " ")), getattr(ops, name)
-    if isinstance(chosen, NamedImplementation):
+    operation, implementation = _LABELS.get(name, name.replace("_", " ")), getattr(ops, name)
+    if isinstance(implementation, NamedImplementation):
         reason = f"taken at load; {TRITON} for layers that it does not accept"
-        return OperationChoice(operation, chosen.implementation, reason)
-    if chosen is getattr(_CUDA, name):
+        return OperationChoice(operation, implementation.implementation, reason)
+    if implementation is getattr(_CUDA, name):
         return OperationChoice(operation, TRITON, "the device is a CUDA GPU")
-    if chosen is getattr(_TORCH, name):
+    if implementation is getattr(_TORCH, name):
         reason = library_refusal() if name in _C_REFUSALS else "there is no C implementation"
         return OperationChoice(operation, TORCH, reason)
-    if chosen is not getattr(_C, name):
-        return OperationChoice(operation, getattr(chosen, "__name__", type(chosen).__name__), "given by the caller")
+    if implementation is not getattr(_C, name):
+        return OperationChoice(
+            operation, getattr(implementation, "__name__", type(implementation).__name__), "given by the caller"
+        )
     if refusal := _C_REFUSALS[name](operands):
         return OperationChoice(operation, TORCH, refusal)
-    limit = f"; {TORCH} for more than {FEW_NUMBERS:,} numbers a call" if name in _FOR_FEW_NUMBERS else ""
+    limit = f"; {TORCH} for more than {MAX_ELEMENTS_PER_CALL:,} numbers a call" if name in _SINGLE_THREADED else ""
     return OperationChoice(operation, C, f"compiled for this CPU{limit}")

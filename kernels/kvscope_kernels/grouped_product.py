@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from kvscope_kernels.cpu.grouped import NativeGrouped
 from kvscope_kernels.cpu.library import library
 from kvscope_kernels.cpu.weight_buffer import WeightBuffer
-from kvscope_kernels.operation_choice import TORCH, TRITON, C
+from kvscope_kernels.operation_row import TORCH, TRITON, C
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight
 from kvscope_kernels.quantized_linear.triton_product import TritonGrouped, check_product
 
@@ -60,8 +60,8 @@ class TorchGrouped:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        held = (self._weight.codes, *self._weight.facts)
-        return held if self._bias is None else (*held, self._bias)
+        weight_tensors = (self._weight.codes, *self._weight.scale_and_low)
+        return weight_tensors if self._bias is None else (*weight_tensors, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.

@@ -20,7 +20,7 @@ from kvscope_kernels.triton_language import is_interpreting, jit, tl
 LARGEST: Final = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Largest number of each 8-bit format."""
 
-AS_IS: Final = 0
+UNQUANTIZED: Final = 0
 INT8: Final = 1
 E4M3: Final = 2
 """e4m3 converted by GPU instructions: compute capability 8.9 and up."""
@@ -53,7 +53,7 @@ def kv_format(cache: Tensor) -> int:
     """Return the format of a cache for kernels, one of the constants above."""
     if cache.dtype == torch.float8_e4m3fn:
         return fp8_format(compute_capability(cache.device))
-    return INT8 if cache.dtype == torch.int8 else AS_IS
+    return INT8 if cache.dtype == torch.int8 else UNQUANTIZED
 
 
 def fp8_format(capability: int) -> int:
@@ -66,9 +66,9 @@ def scale_strides(k_scale: Tensor | None) -> tuple[int | None, ...]:
     return k_scale.stride() if k_scale is not None else (None, None, None)
 
 
-def as_kernels_see(cache: Tensor, form: int) -> Tensor:
+def as_kernel_input(cache: Tensor, cache_format: int) -> Tensor:
     """Return the cache viewed as uint8 if the kernel converts its bits, otherwise the cache."""
-    return cache.view(torch.uint8) if form == E4M3_BITS else cache
+    return cache.view(torch.uint8) if cache_format == E4M3_BITS else cache
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from kvscope_kernels.checks import FLOAT_DTYPES, check_caches, require
 from kvscope_kernels.kv_formats import (
     Cache,
     as_bytes,
-    as_kernels_see,
+    as_kernel_input,
     kv_format,
     quantize,
     quantize_rows,
@@ -57,13 +57,13 @@ def kv_write(
     num_tokens, num_kv_heads, head_dim = key.shape
     if num_tokens == 0:
         return
-    form = kv_format(k_cache)
+    cache_format = kv_format(k_cache)
     constants = write_constants(num_kv_heads, head_dim, value.shape[2], k_cache.shape[1])
     _kv_write_kernel[(num_tokens, cdiv(num_kv_heads, constants["TILE_H"]))](
         key,
         value,
-        as_kernels_see(k_cache, form),
-        as_kernels_see(v_cache, form),
+        as_kernel_input(k_cache, cache_format),
+        as_kernel_input(v_cache, cache_format),
         slot_mapping,
         k_scale,
         v_scale,
@@ -73,7 +73,7 @@ def kv_write(
         *v_cache.stride()[:3],
         *scale_strides(k_scale),
         **constants,
-        KV_FORMAT=form,
+        KV_FORMAT=cache_format,
         num_warps=4,
     )
 
@@ -137,9 +137,9 @@ def _kv_write_kernel(
         new_key, k_factor = quantize_rows(tl.where(in_key, new_key, 0.0), KV_FORMAT)
         new_value, v_factor = quantize_rows(tl.where(in_value, new_value, 0.0), KV_FORMAT)
         heads = tl.program_id(1) * TILE_H + tl.arange(0, TILE_H)
-        at = block * scale_stride_b + offset * scale_stride_s + heads * scale_stride_h
-        tl.store(k_scale + at, k_factor, mask=heads < NUM_KV_HEADS)
-        tl.store(v_scale + at, v_factor, mask=heads < NUM_KV_HEADS)
+        scale_offset = block * scale_stride_b + offset * scale_stride_s + heads * scale_stride_h
+        tl.store(k_scale + scale_offset, k_factor, mask=heads < NUM_KV_HEADS)
+        tl.store(v_scale + scale_offset, v_factor, mask=heads < NUM_KV_HEADS)
     k_slot = k_cache + block * k_stride_b + offset * k_stride_s
     v_slot = v_cache + block * v_stride_b + offset * v_stride_s
     tl.store(k_slot + head * k_stride_h + dim, new_key, mask=in_key)
@@ -157,16 +157,16 @@ def kv_write_torch(
 ) -> None:
     """Reference of `kv_write`, and the implementation for CPUs: one scatter for keys and one for values."""
     _check(key, value, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
-    kept = slot_mapping >= 0
-    if not bool(kept.all()):
-        key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
+    is_stored = slot_mapping >= 0
+    if not bool(is_stored.all()):
+        key, value, slot_mapping = key[is_stored], value[is_stored], slot_mapping[is_stored]
     block_size = k_cache.shape[1]
-    where = (slot_mapping.div(block_size, rounding_mode="floor"), slot_mapping.remainder(block_size))
+    indices = (slot_mapping.div(block_size, rounding_mode="floor"), slot_mapping.remainder(block_size))
     for rows, cache, scales in ((key, k_cache, k_scale), (value, v_cache, v_scale)):
         if scales is not None:
             rows, scale = quantize(rows, cache.dtype)
-            scales.index_put_(where, scale)
-        as_bytes(cache).index_put_(where, as_bytes(rows))
+            scales.index_put_(indices, scale)
+        as_bytes(cache).index_put_(indices, as_bytes(rows))
 
 
 def _check(key: Tensor, value: Tensor, cache: Cache, slot_mapping: Tensor) -> None:

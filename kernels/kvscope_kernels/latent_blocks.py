@@ -11,7 +11,7 @@ from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.kv_formats import as_bytes, dequantize
 from kvscope_kernels.triton_language import cdiv
 
-_TOKENS_AT_ONCE = 4096
+_TOKENS_PER_PART = 4096
 """Number of tokens dequantized at a time via float32, which takes five times the memory of the result."""
 
 
@@ -24,16 +24,16 @@ def latent_blocks(args: AttentionArgs, blocks: Tensor) -> Tensor:
     """Return `blocks` (n,) of the cache, (n, block_size, 1, head_dim), in the query's dtype. Unwritten slots are
     arbitrary.
     """
-    k_cache, k_scale, v_scale, cut = args.k_cache, args.k_scale, args.v_scale, args.v_cache.shape[3]
+    k_cache, k_scale, v_scale, latent_dim = args.k_cache, args.k_scale, args.v_scale, args.v_cache.shape[3]
     if k_scale is None or v_scale is None:
         return k_cache.index_select(0, blocks)
     out = args.query.new_empty(len(blocks), *k_cache.shape[1:])
-    step = max(1, _TOKENS_AT_ONCE // k_cache.shape[1])
+    step = max(1, _TOKENS_PER_PART // k_cache.shape[1])
     for start in range(0, len(blocks), step):
-        part, to = blocks[start : start + step], out[start : start + step]
-        held = as_bytes(k_cache).index_select(0, part).view(k_cache.dtype)
-        to[..., :cut] = dequantize(held[..., :cut], v_scale.index_select(0, part), out.dtype)
-        to[..., cut:] = dequantize(held[..., cut:], k_scale.index_select(0, part), out.dtype)
+        part, out_part = blocks[start : start + step], out[start : start + step]
+        quantized = as_bytes(k_cache).index_select(0, part).view(k_cache.dtype)
+        out_part[..., :latent_dim] = dequantize(quantized[..., :latent_dim], v_scale.index_select(0, part), out.dtype)
+        out_part[..., latent_dim:] = dequantize(quantized[..., latent_dim:], k_scale.index_select(0, part), out.dtype)
     return out
 
 
@@ -50,6 +50,6 @@ def plain_latents(args: AttentionArgs) -> AttentionArgs:
         width = min(width, cdiv(args.max_seq_len, block_size))
     tables = args.block_tables[:, :width]
     stored = latent_blocks(args, tables.reshape(-1).clamp(0, num_blocks - 1))
-    own = torch.arange(tables.numel(), dtype=torch.int32, device=stored.device).view(tables.shape)
+    own_tables = torch.arange(tables.numel(), dtype=torch.int32, device=stored.device).view(tables.shape)
     values = stored[..., : args.v_cache.shape[3]]
-    return args._replace(k_cache=stored, v_cache=values, block_tables=own, k_scale=None, v_scale=None)
+    return args._replace(k_cache=stored, v_cache=values, block_tables=own_tables, k_scale=None, v_scale=None)

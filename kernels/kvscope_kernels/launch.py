@@ -12,7 +12,7 @@ UNBOUNDED: Final = 2**31 - 1
 
 _FIXED_ROWS: Final = 64
 _LARGE_ROWS: Final = 256
-_PROGRAMS_EACH: Final = 2
+_MIN_LARGE_PROGRAMS_PER_MULTIPROCESSOR: Final = 2
 """Minimum number of programs with large tiles per multiprocessor for which large tiles are faster."""
 
 
@@ -80,18 +80,18 @@ def prefill_tiles(
     largest tiles spill.
     """
     tile_d, tile_v = padded_dim(head_dim), padded_dim(value_dim)
-    fewest = max(16, next_power_of_2(group))
+    min_rows = max(16, next_power_of_2(group))
     num_rows = max(max_query_len, 1) * group
     if element_bytes == 4:
-        return DotTiles(fewest, 16, tile_d, tile_v, num_warps=4, num_stages=2)
+        return DotTiles(min_rows, 16, tile_d, tile_v, num_warps=4, num_stages=2)
     is_wide = max(tile_d, tile_v) > 128
     is_hopper, is_blackwell = 90 <= capability < 100, 100 <= capability < 120
     is_widened = is_quantized and (is_hopper or (max(tile_d, tile_v) > 64 and not is_blackwell))
-    most = 64 if is_wide or is_widened else 128
-    tile_m = max(fewest, min(most, next_power_of_2(num_rows)))
+    max_rows = 64 if is_wide or is_widened else 128
+    tile_m = max(min_rows, min(max_rows, next_power_of_2(num_rows)))
     if is_hopper and not is_quantized and 64 < max(tile_d, tile_v) <= 128:
-        is_large = cdiv(num_rows, _LARGE_ROWS) * num_runs >= _PROGRAMS_EACH * multiprocessors
-        return _hopper_tiles_of_128(num_rows, fewest, tile_d, tile_v, is_large=is_large)
+        is_large = cdiv(num_rows, _LARGE_ROWS) * num_runs >= _MIN_LARGE_PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
+        return _hopper_tiles_of_128(num_rows, min_rows, tile_d, tile_v, is_large=is_large)
     if is_hopper:
         return _hopper_prefill_tiles(tile_m, tile_d, tile_v, element_bytes, is_quantized=is_quantized)
     tile_n = _tile_tokens(head_dim, value_dim, element_bytes, 16 << 10)
@@ -102,7 +102,7 @@ def prefill_tiles(
     if is_quantized:
         tile_n = min(tile_n, 32)
     num_warps = 8 if tile_m >= 128 or (is_wide and tile_m >= 64) else 4
-    is_tight = is_quantized or tile_m <= max(32, fewest)  # else small tiles spill
+    is_tight = is_quantized or tile_m <= max(32, min_rows)  # else small tiles spill
     return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 3, max_registers=255 if is_tight else None)
 
 
@@ -110,12 +110,12 @@ def fixed_prefill_tiles(
     head_dim: int, value_dim: int, group: int, element_bytes: int, capability: int, *, is_quantized: bool = False
 ) -> DotTiles:
     """Return tiles that do not depend on the runs (`QueryRuns.is_fixed`). A single token does not fill them."""
-    most = max(1, _FIXED_ROWS // group)
-    tiles = prefill_tiles(head_dim, value_dim, group, element_bytes, most, capability, is_quantized=is_quantized)
+    max_queries = max(1, _FIXED_ROWS // group)
+    tiles = prefill_tiles(head_dim, value_dim, group, element_bytes, max_queries, capability, is_quantized=is_quantized)
     return tiles._replace(max_registers=tiles.max_registers or 255)
 
 
-def _hopper_tiles_of_128(num_rows: int, fewest: int, tile_d: int, tile_v: int, *, is_large: bool) -> DotTiles:
+def _hopper_tiles_of_128(num_rows: int, min_rows: int, tile_d: int, tile_v: int, *, is_large: bool) -> DotTiles:
     """Return the tiles for head dim 128, as measured on an H100.
 
     Large tiles are 1.1 to 1.2 times as fast if there are enough programs for all multiprocessors, although each thread
@@ -123,7 +123,7 @@ def _hopper_tiles_of_128(num_rows: int, fewest: int, tile_d: int, tile_v: int, *
     """
     if is_large:
         return DotTiles(_LARGE_ROWS, 64, tile_d, tile_v, num_warps=16, num_stages=2)
-    return DotTiles(max(fewest, min(64, next_power_of_2(num_rows))), 64, tile_d, tile_v, num_warps=4, num_stages=3)
+    return DotTiles(max(min_rows, min(64, next_power_of_2(num_rows))), 64, tile_d, tile_v, num_warps=4, num_stages=3)
 
 
 def _hopper_prefill_tiles(tile_m: int, tile_d: int, tile_v: int, element_bytes: int, *, is_quantized: bool) -> DotTiles:
@@ -211,5 +211,5 @@ def padded_dim(head_dim: int) -> int:
 def _tile_tokens(head_dim: int, value_dim: int, element_bytes: int, max_bytes: int) -> int:
     """Return the tokens per tile, a power of two from 16 to 64, such that keys and values take at most `max_bytes`."""
     token_bytes = (padded_dim(head_dim) + padded_dim(value_dim)) * element_bytes
-    fitting = next_power_of_2(max_bytes // token_bytes + 1) // 2
-    return min(64, max(16, fitting))
+    max_fitting = next_power_of_2(max_bytes // token_bytes + 1) // 2
+    return min(64, max(16, max_fitting))

@@ -85,7 +85,7 @@ def merge_splits(
         out: (num_tokens, num_heads, value_dim), contiguous last axis.
         query_start: (batch + 1,) int32: see `QueryRuns.start`; None for one query each.
         measured: For decodes: the share of each block is added to its `shares`, in the order of heads. With m_i the sum
-            of 2^(of_pieces[p, h]) over the pieces p of block i, and n as above: shares[b, i] += mean over h of m_i /
+            of 2^(piece_sums[p, h]) over the pieces p of block i, and n as above: shares[b, i] += mean over h of m_i /
             sum_{f <= s < f + n} 2^(lse[s, h]). None: shares are not measured.
     """
     num_heads, value_dim = out.shape[1:]
@@ -97,7 +97,7 @@ def merge_splits(
         ranges,
         query_start,
         out,
-        *(None, None, None, None, None) if measured is None else _tensors(measured),
+        *(None, None, None, None, None) if measured is None else _share_tensors(measured),
         len(ranges),
         0 if measured is None else measured.shares.stride(0),
         *out.stride()[:2],
@@ -107,9 +107,9 @@ def merge_splits(
     )
 
 
-def _tensors(measured: ShareBuffers) -> tuple[Tensor | None, ...]:
+def _share_tensors(measured: ShareBuffers) -> tuple[Tensor | None, ...]:
     plan, sums = measured.plan, measured.sums
-    return plan.parts, plan.places, sums.of_pieces, sums.lse, measured.shares
+    return plan.parts, plan.sum_offsets, sums.piece_sums, sums.lse, measured.shares
 
 
 def merge_constants(num_heads: int, value_dim: int) -> dict[str, int]:
@@ -122,7 +122,7 @@ def shares_constants(num_heads: int, sum_spec: BlockSumSpec) -> dict[str, int]:
     return {"BLOCK_SIZE": sum_spec.block_size, "PIECE": sum_spec.piece, "TILE_H": tile_h, "TILE_P": tile_p}
 
 
-@jit_varying(numbers=("batch", "shares_stride"), pointers=("ranges", "query_start", "parts", "places", "shares"))
+@jit_varying(numbers=("batch", "shares_stride"), pointers=("ranges", "query_start", "parts", "sum_offsets", "shares"))
 def _merge_splits_kernel(
     partial: tl.tensor,
     partial_lse: tl.tensor,
@@ -130,9 +130,9 @@ def _merge_splits_kernel(
     query_start: tl.tensor,
     out: tl.tensor,
     parts: tl.tensor,
-    places: tl.tensor,
-    of_pieces: tl.tensor,
-    lse_of_parts: tl.tensor,
+    sum_offsets: tl.tensor,
+    piece_sums: tl.tensor,
+    part_lse: tl.tensor,
     shares: tl.tensor,
     batch: tl.tensor,
     shares_stride: tl.tensor,
@@ -154,11 +154,11 @@ def _merge_splits_kernel(
     if PIECE:
         part_of_program = tl.program_id(0) - batch * NUM_HEADS
         if part_of_program >= 0:
-            _share_out(
+            _add_block_shares(
                 parts,
-                places,
-                of_pieces,
-                lse_of_parts,
+                sum_offsets,
+                piece_sums,
+                part_lse,
                 ranges,
                 shares,
                 part_of_program,
@@ -192,24 +192,24 @@ def _merge_splits_kernel(
         index = ((first + part) * tl.num_programs(1) + query) * NUM_HEADS + head
         lse = tl.load(partial_lse + index, mask=part < num_parts, other=float("-inf"))
         inside = (part < num_parts)[:, None] & (dim < VALUE_DIM)[None, :]
-        found = tl.load(partial + index[:, None] * VALUE_DIM + dim[None, :], mask=inside, other=0.0)
+        part_result = tl.load(partial + index[:, None] * VALUE_DIM + dim[None, :], mask=inside, other=0.0)
         new_top = tl.maximum(top, tl.max(lse, 0))
         finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)  # no visible token yet: -inf - -inf would be NaN
         shrink = tl.exp2(top - finite_top)
         weight = tl.exp2(lse - finite_top)
         total = total * shrink + tl.sum(weight, 0)
-        weighted = weighted * shrink + tl.sum(found * weight[:, None], 0)
+        weighted = weighted * shrink + tl.sum(part_result * weight[:, None], 0)
         top = new_top
-    place = out + row * out_stride_t + head * out_stride_h
-    tl.store(place + dim, (weighted / total).to(out.dtype.element_ty), mask=dim < VALUE_DIM)
+    out_row = out + row * out_stride_t + head * out_stride_h
+    tl.store(out_row + dim, (weighted / total).to(out.dtype.element_ty), mask=dim < VALUE_DIM)
 
 
 @jit
-def _share_out(
+def _add_block_shares(
     parts: tl.tensor,
-    places: tl.tensor,
-    of_pieces: tl.tensor,
-    lse_of_parts: tl.tensor,
+    sum_offsets: tl.tensor,
+    piece_sums: tl.tensor,
+    part_lse: tl.tensor,
     ranges: tl.tensor,
     shares: tl.tensor,
     part: tl.tensor,
@@ -225,8 +225,8 @@ def _share_out(
     request = tl.load(parts + part * _FIELDS).to(tl.int64)
     if request < 0:  # unused part
         return
-    place = tl.load(places + part).to(tl.int64)
-    if place < 0:
+    sum_offset = tl.load(sum_offsets + part).to(tl.int64)
+    if sum_offset < 0:
         return
     head = tl.arange(0, TILE_H)
     top = tl.full([TILE_H], float("-inf"), tl.float32)
@@ -237,12 +237,12 @@ def _share_out(
         number = start + tl.arange(0, TILE_S)
         at = (first + number)[:, None] * NUM_HEADS + head[None, :]
         inside = (number < num_parts)[:, None] & (head < NUM_HEADS)[None, :]
-        lse = tl.load(lse_of_parts + at, mask=inside, other=float("-inf"))
+        lse = tl.load(part_lse + at, mask=inside, other=float("-inf"))
         new_top = tl.maximum(top, tl.max(lse, 0))
         finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
         total = total * tl.exp2(top - finite_top) + tl.sum(tl.exp2(lse - finite_top[None, :]), 0)
         top = new_top
-    whole = tl.where(total > 0.0, top + tl.log2(total), 0.0)
+    total_lse = tl.where(total > 0.0, top + tl.log2(total), 0.0)
     begin = tl.load(parts + part * _FIELDS + 1)
     end = tl.load(parts + part * _FIELDS + 2)
     first_block = begin // BLOCK_SIZE
@@ -252,11 +252,11 @@ def _share_out(
         share = tl.zeros([TILE_P], tl.float32)
         for number in range(BLOCK_SIZE // PIECE):
             position = (first_block + block) * BLOCK_SIZE + number * PIECE
-            is_there = (position < end) & (position + PIECE > begin)
-            at = ((place + block) * (BLOCK_SIZE // PIECE) + number)[:, None] * NUM_HEADS + head[None, :]
-            inside = is_there[:, None] & (head < NUM_HEADS)[None, :]
-            found = tl.load(of_pieces + at, mask=inside, other=float("-inf"))
-            share += tl.sum(tl.exp2(found - whole[None, :]), 1)
-        to = shares + request * shares_stride + first_block + block
-        told = tl.load(to, mask=block < num_blocks, other=0.0)
-        tl.store(to, told + share * (1.0 / NUM_HEADS), mask=block < num_blocks)
+            is_visible = (position < end) & (position + PIECE > begin)
+            at = ((sum_offset + block) * (BLOCK_SIZE // PIECE) + number)[:, None] * NUM_HEADS + head[None, :]
+            inside = is_visible[:, None] & (head < NUM_HEADS)[None, :]
+            piece_lse = tl.load(piece_sums + at, mask=inside, other=float("-inf"))
+            share += tl.sum(tl.exp2(piece_lse - total_lse[None, :]), 1)
+        share_pointers = shares + request * shares_stride + first_block + block
+        previous = tl.load(share_pointers, mask=block < num_blocks, other=0.0)
+        tl.store(share_pointers, previous + share * (1.0 / NUM_HEADS), mask=block < num_blocks)

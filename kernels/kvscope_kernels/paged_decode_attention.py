@@ -12,14 +12,14 @@ from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.decode.plan_kernel import FIRST, ONLY, PART_FIELDS
 from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import Lengths, similar_groups
-from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides
+from kvscope_kernels.kv_formats import as_kernel_input, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles
 from kvscope_kernels.merge_splits import block_sum_spec, merge_splits, share_buffers
 from kvscope_kernels.triton_language import is_interpreting, jit_varying, require_triton, tl
-from kvscope_kernels.tuning.tile_table import DECODE, tuned
+from kvscope_kernels.tuning.tile_table import DECODE, measured_tiles
 
-_CALL_WORTH_ELEMENTS = 1 << 17  # elements read in the time of one more torch call, on one CPU thread
+_CALL_COST_ELEMENTS = 1 << 17  # elements read in the time of one more torch call, on one CPU thread
 _FIRST = tl.constexpr(FIRST)
 _ONLY = tl.constexpr(ONLY)
 _FIELDS = tl.constexpr(PART_FIELDS)
@@ -67,25 +67,25 @@ def paged_decode_attention(
     out = query.new_empty(batch, num_heads, value_dim) if args.out is None else args.out
     if batch == 0:
         return out
-    form = kv_format(k_cache)
+    cache_format = kv_format(k_cache)
     group, is_quantized = num_heads // num_kv_heads, k_scale is not None
     tiles = decode_tiles(head_dim, value_dim, group, query.element_size(), is_quantized=is_quantized)
     bound = block_tables.shape[1] * block_size if args.max_seq_len is None else args.max_seq_len
     window = args.sliding_window or UNBOUNDED
     plans = DecodePlans() if plans is None else plans
-    cut = num_kv_heads, tiles.tile_n, tiles.num_warps
-    tiles = tuned(DECODE, tiles, group, query.element_size(), query.device, is_quantized=is_quantized)
-    visible = min(bound, window)
-    sum_spec = block_sum_spec(args, shares, visible, tiles.tile_n)
-    plan = plans.plan(seq_lens, visible, window, *cut, *sum_spec[:2], is_chunked=args.is_chunked)
+    split_arguments = num_kv_heads, tiles.tile_n, tiles.num_warps
+    tiles = measured_tiles(DECODE, tiles, group, query.element_size(), query.device, is_quantized=is_quantized)
+    max_visible = min(bound, window)
+    sum_spec = block_sum_spec(args, shares, max_visible, tiles.tile_n)
+    plan = plans.plan(seq_lens, max_visible, window, *split_arguments, *sum_spec[:2], is_chunked=args.is_chunked)
     buffers, measured = (
         plans.buffers(plan, num_heads, value_dim),
         share_buffers(plans, plan, sum_spec, num_heads, shares),
     )
     _paged_decode_attention_kernel[(plan.bounds.num_parts * num_kv_heads,)](
         query,
-        as_kernels_see(k_cache, form),
-        as_kernels_see(v_cache, form),
+        as_kernel_input(k_cache, cache_format),
+        as_kernel_input(v_cache, cache_format),
         block_tables,
         plan.parts,
         args.sinks,
@@ -94,8 +94,8 @@ def paged_decode_attention(
         out,
         buffers.partial,
         buffers.lse,
-        None if measured is None else plan.places,
-        None if measured is None else measured.sums.of_pieces,
+        None if measured is None else plan.sum_offsets,
+        None if measured is None else measured.sums.piece_sums,
         None if measured is None else measured.sums.lse,
         args.scale,
         args.softcap or 1.0,
@@ -108,7 +108,7 @@ def paged_decode_attention(
         NUM_KV_HEADS=num_kv_heads,
         **attention_constants(num_heads // num_kv_heads, head_dim, value_dim, block_size, tiles),
         PIECE=sum_spec.piece,
-        KV_FORMAT=form,
+        KV_FORMAT=cache_format,
         HAS_SOFTCAP=args.softcap is not None,
         HAS_SINKS=args.sinks is not None,
         UPCAST_DOT=is_interpreting(),
@@ -121,7 +121,7 @@ def paged_decode_attention(
     return out
 
 
-@jit_varying(numbers=("table_stride",), pointers=("block_tables", "parts", "places"))
+@jit_varying(numbers=("table_stride",), pointers=("block_tables", "parts", "sum_offsets"))
 def _paged_decode_attention_kernel(
     query: tl.tensor,
     k_cache: tl.tensor,
@@ -134,9 +134,9 @@ def _paged_decode_attention_kernel(
     out: tl.tensor,
     partial: tl.tensor,
     partial_lse: tl.tensor,
-    places: tl.tensor,
-    of_pieces: tl.tensor,
-    lse_of_parts: tl.tensor,
+    sum_offsets: tl.tensor,
+    piece_sums: tl.tensor,
+    part_lse: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
     query_stride_t: tl.tensor,
@@ -184,7 +184,7 @@ def _paged_decode_attention_kernel(
         return
     begin = tl.load(parts + part * _FIELDS + 1)
     end = tl.load(parts + part * _FIELDS + 2)
-    which = tl.load(parts + part * _FIELDS + 3)
+    flags = tl.load(parts + part * _FIELDS + 3)
     head = kv_head * GROUP + row
     rows = query + request * query_stride_t + head[:, None] * query_stride_h
     tile = tl.load(rows + k_dim[None, :], mask=in_query, other=0.0)
@@ -201,16 +201,16 @@ def _paged_decode_attention_kernel(
         v_head_scale = v_scale + kv_head * scale_stride_h
     if HAS_SINKS:  # a token with a zero value, in the first part
         sink = tl.load(sinks + head, mask=row < GROUP, other=0.0).to(tl.float32) * LOG2_E
-        top = tl.where((which & _FIRST) != 0, sink, top)
-        total = tl.where((which & _FIRST) != 0, 1.0, total)
-    sums = of_pieces
+        top = tl.where((flags & _FIRST) != 0, sink, top)
+        total = tl.where((flags & _FIRST) != 0, 1.0, total)
+    sums = piece_sums
     num_kept = GROUP
     if PIECE:  # sums of the part's blocks, from its first tile on
-        place = tl.load(places + part).to(tl.int64)
-        at = place * (BLOCK_SIZE // PIECE) + begin % BLOCK_SIZE // PIECE
-        sums = of_pieces + at * (NUM_KV_HEADS * GROUP) + kv_head * GROUP
-        num_kept = tl.where(place >= 0, GROUP, 0)
-    top, total, weighted, seen = attend_tiles(
+        sum_offset = tl.load(sum_offsets + part).to(tl.int64)
+        first_piece = sum_offset * (BLOCK_SIZE // PIECE) + begin % BLOCK_SIZE // PIECE
+        sums = piece_sums + first_piece * (NUM_KV_HEADS * GROUP) + kv_head * GROUP
+        num_kept = tl.where(sum_offset >= 0, GROUP, 0)
+    top, total, weighted, own_total = attend_tiles(
         tile,
         top,
         total,
@@ -250,13 +250,13 @@ def _paged_decode_attention_kernel(
         PIECE,
     )
     if PIECE:
-        to_lse = lse_of_parts + part * (NUM_KV_HEADS * GROUP) + head
-        tl.store(to_lse, top + tl.log2(seen), mask=row < GROUP)
+        lse_pointers = part_lse + part * (NUM_KV_HEADS * GROUP) + head
+        tl.store(lse_pointers, top + tl.log2(own_total), mask=row < GROUP)
 
     result = weighted / tl.where(total > 0.0, total, 1.0)[:, None]  # zeros for a request without tokens
     if KV_FORMAT:
         result = result * (1.0 / VALUE_LIFT)
-    if (which & _ONLY) != 0:
+    if (flags & _ONLY) != 0:
         rows = out + request * out_stride_t + head[:, None] * out_stride_h
         tl.store(rows + v_dim[None, :], result.to(out.dtype.element_ty), mask=in_out)
     else:
@@ -275,18 +275,18 @@ def paged_decode_attention_torch(
     """
     check_decode(args)
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]
-    out = args.made_out()
+    out = args.out_or_new()
     if shares is not None:
         block_attention_torch(args, shares)
     end = seq_lens.cpu().numpy().astype(np.int64)
     first = args.first_seen(end - 1)
-    worth = _CALL_WORTH_ELEMENTS // (k_cache.shape[2] * (k_cache.shape[3] + v_cache.shape[3]))
-    for rows in similar_groups(end - first, worth):
+    call_cost = _CALL_COST_ELEMENTS // (k_cache.shape[2] * (k_cache.shape[3] + v_cache.shape[3]))
+    for rows in similar_groups(end - first, call_cost):
         if len(rows) == len(end):
             return out.copy_(_attend_rows(args, first, end))
-        picked = torch.from_numpy(rows)
-        part = args._replace(query=query[picked], block_tables=block_tables[picked])
-        out[picked] = _attend_rows(part, first[rows], end[rows])
+        selected = torch.from_numpy(rows)
+        part = args._replace(query=query[selected], block_tables=block_tables[selected])
+        out[selected] = _attend_rows(part, first[rows], end[rows])
     return out
 
 

@@ -12,7 +12,7 @@ from kvscope_kernels.checks import require
 from kvscope_kernels.decode.bounds import max_cut_runs
 from kvscope_kernels.decode.plan import DecodePlan, DecodePlans, SplitBuffers
 from kvscope_kernels.decode.plan_kernel import ONLY, PART_FIELDS
-from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides, widen
+from kvscope_kernels.kv_formats import as_kernel_input, kv_format, scale_strides, widen
 from kvscope_kernels.latent_blocks import plain_latents
 from kvscope_kernels.launch import (
     UNBOUNDED,
@@ -51,7 +51,7 @@ def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares:
     check_decode(args)
     _check_latents(args)
     require_triton()
-    out = args.made_out()
+    out = args.out_or_new()
     batch, num_heads, _ = args.query.shape
     if batch == 0:
         return out
@@ -60,17 +60,17 @@ def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares:
     tiles = latent_tiles(num_heads, element_bytes, capability, is_quantized=args.k_scale is not None)
     plans = DecodePlans() if plans is None else plans
     programs_each = cdiv(num_heads, tiles.tile_m)
-    sum_spec = block_sum_spec(args, shares, _bound(args), tiles.tile_n)
+    sum_spec = block_sum_spec(args, shares, _max_seq_len(args), tiles.tile_n)
     plan = plans.plan(
-        args.seq_lens, _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps, *sum_spec[:2]
+        args.seq_lens, _max_seq_len(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps, *sum_spec[:2]
     )
-    cut, measured = (
-        _Cut(plan, plans.buffers(plan, num_heads, value_dim)),
+    split, measured = (
+        _SplitPlan(plan, plans.buffers(plan, num_heads, value_dim)),
         share_buffers(plans, plan, sum_spec, num_heads, shares),
     )
-    _launch(args, out, None, 1, tiles, cut, measured)
+    _launch(args, out, None, 1, tiles, split, measured)
     if plan.bounds.num_cuts or measured is not None:
-        merge_splits(cut.buffers.partial, cut.buffers.lse, plan.ranges, out, measured=measured)
+        merge_splits(split.buffers.partial, split.buffers.lse, plan.ranges, out, measured=measured)
     return out
 
 
@@ -83,7 +83,7 @@ def latent_prefill(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     check_prefill(args, runs)
     _check_latents(args)
     require_triton()
-    out = args.made_out()
+    out = args.out_or_new()
     num_tokens, num_heads, _ = args.query.shape
     if num_tokens == 0:
         return out
@@ -93,24 +93,24 @@ def latent_prefill(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     tiles = latent_tiles(num_heads * runs.max_len, element_bytes, capability, is_quantized=is_quantized)
     programs_each = cdiv(runs.max_len * num_heads, tiles.tile_m)
     processors = num_multiprocessors(args.query.device)
-    cut = None
-    if len(args.seq_lens) <= max_cut_runs(runs.max_len, _bound(args), programs_each, processors, tiles.num_warps):
+    split = None
+    if len(args.seq_lens) <= max_cut_runs(runs.max_len, _max_seq_len(args), programs_each, processors, tiles.num_warps):
         plans = DecodePlans() if runs.plans is None else runs.plans
-        shape = _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps
+        shape = _max_seq_len(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps
         plan = plans.plan(args.seq_lens, *shape, reads_again=programs_each > 1)
-        cut = _Cut(plan, plans.buffers(plan, runs.max_len * num_heads, value_dim))
-    _launch(args, out, runs.start, runs.max_len, tiles, cut)
-    if cut is not None and cut.plan.bounds.num_cuts:
-        merge_splits(cut.buffers.partial, cut.buffers.lse, cut.plan.ranges, out, runs.start)
+        split = _SplitPlan(plan, plans.buffers(plan, runs.max_len * num_heads, value_dim))
+    _launch(args, out, runs.start, runs.max_len, tiles, split)
+    if split is not None and split.plan.bounds.num_cuts:
+        merge_splits(split.buffers.partial, split.buffers.lse, split.plan.ranges, out, runs.start)
     return out
 
 
-class _Cut(NamedTuple):
+class _SplitPlan(NamedTuple):
     plan: DecodePlan
     buffers: SplitBuffers
 
 
-def _bound(args: AttentionArgs) -> int:
+def _max_seq_len(args: AttentionArgs) -> int:
     bound = args.block_tables.shape[1] * args.k_cache.shape[1]
     return bound if args.max_seq_len is None else args.max_seq_len
 
@@ -131,26 +131,26 @@ def _launch(
     start: Tensor | None,
     max_queries: int,
     tiles: LatentTiles,
-    cut: _Cut | None,
+    split: _SplitPlan | None,
     measured: ShareBuffers | None = None,
 ) -> None:
-    query, k_cache, form = args.query, args.k_cache, kv_format(args.k_cache)
+    query, k_cache, cache_format = args.query, args.k_cache, kv_format(args.k_cache)
     num_heads, head_dim = query.shape[1:]
-    pieces = len(args.seq_lens) if cut is None else cut.plan.bounds.num_parts
-    _paged_latent_attention_kernel[(cdiv(max_queries * num_heads, tiles.tile_m), pieces)](
+    num_parts = len(args.seq_lens) if split is None else split.plan.bounds.num_parts
+    _paged_latent_attention_kernel[(cdiv(max_queries * num_heads, tiles.tile_m), num_parts)](
         query,
-        as_kernels_see(k_cache, form),
+        as_kernel_input(k_cache, cache_format),
         args.block_tables,
         start,
         args.seq_lens,
         args.k_scale,
         args.v_scale,
-        None if cut is None else cut.plan.parts,
+        None if split is None else split.plan.parts,
         out,
-        None if cut is None else cut.buffers.partial,
-        None if cut is None else cut.buffers.lse,
-        None if measured is None else measured.plan.places,
-        None if measured is None else measured.sums.of_pieces,
+        None if split is None else split.buffers.partial,
+        None if split is None else split.buffers.lse,
+        None if measured is None else measured.plan.sum_offsets,
+        None if measured is None else measured.sums.piece_sums,
         None if measured is None else measured.sums.lse,
         max_queries,
         args.scale,
@@ -161,7 +161,7 @@ def _launch(
         *out.stride()[:2],
         **latent_constants(num_heads, args.v_cache.shape[3], head_dim, k_cache.shape[1], tiles),
         PIECE=0 if measured is None else measured.sum_spec.piece,
-        KV_FORMAT=form,
+        KV_FORMAT=cache_format,
         UPCAST_DOT=is_interpreting(),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -185,7 +185,7 @@ def latent_constants(
 
 @jit_varying(
     numbers=("max_queries", "table_stride"),
-    pointers=("block_tables", "query_start", "seq_lens", "parts", "places"),
+    pointers=("block_tables", "query_start", "seq_lens", "parts", "sum_offsets"),
 )
 def _paged_latent_attention_kernel(
     query: tl.tensor,
@@ -199,9 +199,9 @@ def _paged_latent_attention_kernel(
     out: tl.tensor,
     partial: tl.tensor,
     partial_lse: tl.tensor,
-    places: tl.tensor,
-    of_pieces: tl.tensor,
-    lse_of_parts: tl.tensor,
+    sum_offsets: tl.tensor,
+    piece_sums: tl.tensor,
+    part_lse: tl.tensor,
     max_queries: tl.tensor,
     scale: tl.tensor,
     query_stride_t: tl.tensor,
@@ -278,24 +278,24 @@ def _paged_latent_attention_kernel(
     factor = scale * LOG2_E
     if PIECE:
         piece = tl.arange(0, TILE_N // PIECE)
-        first_kept = tl.load(places + tl.program_id(1)).to(tl.int64)
-        sums = of_pieces + first_kept * (BLOCK_SIZE // PIECE * NUM_HEADS)
-        num_kept = tl.where(first_kept >= 0, NUM_HEADS, 0)
+        sum_offset = tl.load(sum_offsets + tl.program_id(1)).to(tl.int64)
+        sums = piece_sums + sum_offset * (BLOCK_SIZE // PIECE * NUM_HEADS)
+        num_kept = tl.where(sum_offset >= 0, NUM_HEADS, 0)
     for start in range(begin, end, TILE_N):
         position = start + tl.arange(0, TILE_N)
         inside = position < end
-        place = position.to(tl.uint32)
-        block = tl.load(table + place // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        offset = (place % BLOCK_SIZE).to(tl.int32)
+        unsigned_position = position.to(tl.uint32)
+        block = tl.load(table + unsigned_position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        offset = (unsigned_position % BLOCK_SIZE).to(tl.int32)
         tokens = k_cache + block * k_stride_b + offset * k_stride_s
         in_key = inside[:, None] & (latent_dim < LATENT_DIM)[None, :]
-        in_turn = inside[:, None] & (rotary_dim < ROTARY_DIM)[None, :]
+        in_rotary_key = inside[:, None] & (rotary_dim < ROTARY_DIM)[None, :]
         latent = tl.load(tokens[:, None] + latent_dim[None, :], mask=in_key, other=0.0)
-        rotary = tl.load(tokens[:, None] + (LATENT_DIM + rotary_dim)[None, :], mask=in_turn, other=0.0)
+        rotary = tl.load(tokens[:, None] + (LATENT_DIM + rotary_dim)[None, :], mask=in_rotary_key, other=0.0)
         if KV_FORMAT:
-            at = block * scale_stride_b + offset * scale_stride_s
-            rotary_factor = tl.load(k_scale + at, mask=inside, other=0.0)
-            latent_factor = tl.load(v_scale + at, mask=inside, other=0.0)
+            scale_offset = block * scale_stride_b + offset * scale_stride_s
+            rotary_factor = tl.load(k_scale + scale_offset, mask=inside, other=0.0)
+            latent_factor = tl.load(v_scale + scale_offset, mask=inside, other=0.0)
             latent = widen(latent, latent_query.dtype, KV_FORMAT)
             rotary = widen(rotary, latent_query.dtype, KV_FORMAT)
         if UPCAST_DOT:
@@ -303,8 +303,8 @@ def _paged_latent_attention_kernel(
             rotary = rotary.to(tl.float32)
         score = tl.dot(rotary_query, tl.trans(rotary), input_precision="ieee")
         if KV_FORMAT:
-            of_latents = tl.dot(latent_query, tl.trans(latent), input_precision="ieee")
-            score = score * rotary_factor[None, :] + of_latents * latent_factor[None, :]
+            latent_score = tl.dot(latent_query, tl.trans(latent), input_precision="ieee")
+            score = score * rotary_factor[None, :] + latent_score * latent_factor[None, :]
         else:
             score = tl.dot(latent_query, tl.trans(latent), score, input_precision="ieee")
         visible = inside[None, :] & (position[None, :] <= position_of_row[:, None])
@@ -315,18 +315,18 @@ def _paged_latent_attention_kernel(
         weight = tl.exp2(score * factor - finite_top[:, None])
         total = total * shrink + tl.sum(weight, 1)
         if PIECE:
-            found = tl.sum(tl.reshape(weight, [TILE_M, TILE_N // PIECE, PIECE]), 2)
-            to = ((start - begin) // PIECE + piece)[None, :] * NUM_HEADS + row[:, None]
-            is_there = (row < num_kept)[:, None] & (start + piece * PIECE < end)[None, :]
-            tl.store(sums + to, finite_top[:, None] + fast_log2(found, UPCAST_DOT), mask=is_there)
+            sums_of_pieces = tl.sum(tl.reshape(weight, [TILE_M, TILE_N // PIECE, PIECE]), 2)
+            sums_offset = ((start - begin) // PIECE + piece)[None, :] * NUM_HEADS + row[:, None]
+            is_stored = (row < num_kept)[:, None] & (start + piece * PIECE < end)[None, :]
+            tl.store(sums + sums_offset, finite_top[:, None] + fast_log2(sums_of_pieces, UPCAST_DOT), mask=is_stored)
         if KV_FORMAT:
             weight = weight * (latent_factor * VALUE_LIFT)[None, :]
         weighted = tl.dot(weight.to(latent.dtype), latent, weighted * shrink[:, None], input_precision="ieee")
         top = new_top
 
     if PIECE:
-        to_lse = lse_of_parts + tl.program_id(1).to(tl.int64) * NUM_HEADS + row
-        tl.store(to_lse, top + tl.log2(total), mask=present)
+        lse_pointers = part_lse + tl.program_id(1).to(tl.int64) * NUM_HEADS + row
+        tl.store(lse_pointers, top + tl.log2(total), mask=present)
     divisor = tl.where(total > 0.0, total, 1.0)
     result = weighted / divisor[:, None]
     if KV_FORMAT:

@@ -6,7 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvscope_kernels.attend_tiles import AFTER, LOG2_E, OTHER_CHUNKS, OUTSIDE, VALUE_LIFT, attend_tiles, first_seen
+from kvscope_kernels.attend_tiles import (
+    CAUSAL,
+    CHUNKED_WINDOW,
+    LOG2_E,
+    SLIDING_WINDOW,
+    VALUE_LIFT,
+    attend_tiles,
+    first_seen,
+)
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.decode.bounds import PartBounds, max_cut_runs, part_bounds
@@ -14,7 +22,7 @@ from kvscope_kernels.decode.plan import DecodePlan, DecodePlans, SplitBuffers
 from kvscope_kernels.decode.plan_kernel import FIRST, ONLY, PART_FIELDS
 from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import Lengths, similar_groups
-from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides
+from kvscope_kernels.kv_formats import as_kernel_input, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import (
     UNBOUNDED,
@@ -27,9 +35,9 @@ from kvscope_kernels.launch import (
 )
 from kvscope_kernels.merge_splits import merge_splits
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, require_triton, tl
-from kvscope_kernels.tuning.tile_table import PREFILL, tuned
+from kvscope_kernels.tuning.tile_table import PREFILL, measured_tiles
 
-_CALL_WORTH_ELEMENTS = 1 << 21  # query * key products that take as long as one more torch call, on one CPU thread
+_CALL_COST_ELEMENTS = 1 << 21  # query * key products that take as long as one more torch call, on one CPU thread
 _FIRST = tl.constexpr(FIRST)
 _ONLY = tl.constexpr(ONLY)
 _FIELDS = tl.constexpr(PART_FIELDS)
@@ -65,11 +73,11 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     k_scale, v_scale = args.k_scale, args.v_scale
     num_tokens, num_heads, head_dim = query.shape
     block_size, num_kv_heads, value_dim = v_cache.shape[1:]
-    out = args.made_out()
+    out = args.out_or_new()
     if num_tokens == 0:
         return out
     group = num_heads // num_kv_heads
-    form = kv_format(k_cache)
+    cache_format = kv_format(k_cache)
     capability = compute_capability(query.device)
     dims = head_dim, value_dim, group, query.element_size()
     tiles = prefill_tiles(
@@ -84,26 +92,26 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     if runs.is_fixed:
         tiles = fixed_prefill_tiles(*dims, capability, is_quantized=k_scale is not None)
     else:
-        bounds = _bounds_of_cut(args, runs, tiles)
+        bounds = _split_bounds(args, runs, tiles)
         shape = group, query.element_size(), query.device
-        tiles = tuned(PREFILL, tiles, *shape, is_quantized=k_scale is not None, is_cut=bounds is not None)
-    cut = None if bounds is None else _cut(args, runs, tiles, bounds)
-    pieces = len(seq_lens) if cut is None else cut.plan.bounds.num_parts
-    grid = (cdiv(runs.max_len, tiles.tile_m // group), num_kv_heads, pieces)
+        tiles = measured_tiles(PREFILL, tiles, *shape, is_quantized=k_scale is not None, is_cut=bounds is not None)
+    split = None if bounds is None else _plan_split(args, runs, tiles, bounds)
+    num_parts = len(seq_lens) if split is None else split.plan.bounds.num_parts
+    grid = (cdiv(runs.max_len, tiles.tile_m // group), num_kv_heads, num_parts)
     _paged_prefill_attention_kernel[grid](
         query,
-        as_kernels_see(k_cache, form),
-        as_kernels_see(v_cache, form),
+        as_kernel_input(k_cache, cache_format),
+        as_kernel_input(v_cache, cache_format),
         block_tables,
         runs.start,
         seq_lens,
         args.sinks,
         k_scale,
         v_scale,
-        None if cut is None else cut.plan.parts,
+        None if split is None else split.plan.parts,
         out,
-        None if cut is None else cut.buffers.partial,
-        None if cut is None else cut.buffers.lse,
+        None if split is None else split.buffers.partial,
+        None if split is None else split.buffers.lse,
         runs.max_len,
         args.scale,
         args.softcap or 1.0,
@@ -117,29 +125,29 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         **attention_constants(group, head_dim, value_dim, block_size, tiles),
         IS_SLIDING=int(args.sliding_window is not None and not args.is_chunked),
         IS_CHUNKED=args.is_chunked,
-        KV_FORMAT=form,
+        KV_FORMAT=cache_format,
         HAS_SOFTCAP=args.softcap is not None,
         HAS_SINKS=args.sinks is not None,
         UPCAST_DOT=is_interpreting(),
         SAME_STRIDES=k_cache.stride()[:2] == v_cache.stride()[:2],
-        IS_CUT=cut is not None,
+        IS_CUT=split is not None,
         IS_FIXED=runs.is_fixed,
         QUERY_IN_REGISTERS=tiles.query_in_registers,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         maxnreg=tiles.max_registers,
     )
-    if cut is not None:
-        merge_splits(cut.buffers.partial, cut.buffers.lse, cut.plan.ranges, out, runs.start)
+    if split is not None:
+        merge_splits(split.buffers.partial, split.buffers.lse, split.plan.ranges, out, runs.start)
     return out
 
 
-class _Cut(NamedTuple):
+class _SplitPlan(NamedTuple):
     plan: DecodePlan
     buffers: SplitBuffers
 
 
-def _bounds_of_cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> PartBounds | None:
+def _split_bounds(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> PartBounds | None:
     """Return the bounds of the split of keys, for sizing buffers, or None if keys are not split."""
     visible, _, programs_each, _ = _extent(args, runs, tiles)
     processors, num_requests = num_multiprocessors(args.query.device), len(args.seq_lens)
@@ -148,13 +156,13 @@ def _bounds_of_cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> Par
     return part_bounds(num_requests, visible, programs_each, tiles.tile_n, processors, tiles.num_warps)
 
 
-def _cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles, bounds: PartBounds) -> _Cut:
+def _plan_split(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles, bounds: PartBounds) -> _SplitPlan:
     """Plan the split of keys over programs with these tiles."""
     plans = DecodePlans() if runs.plans is None else runs.plans
     visible, window, programs_each, reads_again = _extent(args, runs, tiles)
-    cut = visible, window, programs_each, tiles.tile_n, tiles.num_warps
-    plan = plans.plan(args.seq_lens, *cut, reads_again=reads_again, max_cuts=bounds.num_cuts)
-    return _Cut(plan, plans.buffers(plan, runs.max_len * args.query.shape[1], args.v_cache.shape[3]))
+    split_arguments = visible, window, programs_each, tiles.tile_n, tiles.num_warps
+    plan = plans.plan(args.seq_lens, *split_arguments, reads_again=reads_again, max_cuts=bounds.num_cuts)
+    return _SplitPlan(plan, plans.buffers(plan, runs.max_len * args.query.shape[1], args.v_cache.shape[3]))
 
 
 def _extent(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> tuple[int, int, int, bool]:
@@ -319,7 +327,7 @@ def _paged_prefill_attention_kernel(
             TILE_N,
             BLOCK_SIZE,
             KV_FORMAT,
-            (OTHER_CHUNKS if IS_CHUNKED else OUTSIDE if IS_SLIDING or IS_CUT else AFTER) if masked else 0,
+            (CHUNKED_WINDOW if IS_CHUNKED else SLIDING_WINDOW if IS_SLIDING or IS_CUT else CAUSAL) if masked else 0,
             not masked,
             HAS_SOFTCAP,
             UPCAST_DOT,
@@ -349,18 +357,18 @@ def paged_prefill_attention_torch(args: AttentionArgs, runs: QueryRuns) -> Tenso
     """
     check_prefill(args, runs)
     query, block_tables = args.query, args.block_tables
-    out = args.made_out()
+    out = args.out_or_new()
     starts = runs.start.cpu().numpy().astype(np.int64)
     num_queries = np.diff(starts)
     end = args.seq_lens.cpu().numpy().astype(np.int64)
     first = args.first_seen(end - num_queries)
-    worth = _CALL_WORTH_ELEMENTS // (query.shape[1] * query.shape[2])
-    for rows in similar_groups(num_queries * (end - first), worth):
+    call_cost = _CALL_COST_ELEMENTS // (query.shape[1] * query.shape[2])
+    for rows in similar_groups(num_queries * (end - first), call_cost):
         if not num_queries[rows].any():
             continue
         if len(rows) * num_queries[0] == len(query) and bool((num_queries == num_queries[0]).all()):
-            even = query.view(len(rows), -1, *query.shape[1:])
-            return out.copy_(_attend_rows(args._replace(query=even), num_queries, first, end).flatten(0, 1))
+            equal_runs = query.view(len(rows), -1, *query.shape[1:])
+            return out.copy_(_attend_rows(args._replace(query=equal_runs), num_queries, first, end).flatten(0, 1))
         index = np.arange(num_queries[rows].max())
         token = torch.from_numpy(starts[rows, None] + index)
         present = torch.from_numpy(index < num_queries[rows, None])
@@ -384,13 +392,13 @@ def _attend_rows(args: AttentionArgs, num_queries: Lengths, first: Lengths, end:
     is_causal = from_start and sees_all and args.softcap is None and args.sinks is None
     hidden = None
     if not is_causal:
-        hidden = _hidden(args, end - num_queries, kv.base, max_queries, kv.keys.shape[1]).to(query.device)
-    given = tile, kv.keys, kv.values, hidden
-    result = attend(*given, scale=args.scale, softcap=args.softcap, sinks=args.sinks, is_causal=is_causal)
+        hidden = _hidden_mask(args, end - num_queries, kv.base, max_queries, kv.keys.shape[1]).to(query.device)
+    arguments = tile, kv.keys, kv.values, hidden
+    result = attend(*arguments, scale=args.scale, softcap=args.softcap, sinks=args.sinks, is_causal=is_causal)
     return result.permute(0, 3, 1, 2, 4).reshape(n, max_queries, num_heads, value_dim)
 
 
-def _hidden(args: AttentionArgs, num_before: Lengths, base: Lengths, max_queries: int, num_tokens: int) -> Tensor:
+def _hidden_mask(args: AttentionArgs, num_before: Lengths, base: Lengths, max_queries: int, num_tokens: int) -> Tensor:
     """Return (n, max_queries, num_tokens) bool: whether each token, from `base` on, is hidden from each query.
 
     `num_before` tokens precede the first query. Padding needs no mask: it comes after every valid query, and rows of

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.checks import FLOAT_DTYPES, check_caches, require
-from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, quantize_rows, scale_strides
+from kvscope_kernels.kv_formats import Cache, as_kernel_input, kv_format, quantize_rows, scale_strides
 from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_kernels.rms_norm import rms_norm_torch
 from kvscope_kernels.triton_language import cdiv, jit_varying, next_power_of_2, require_triton, tl
@@ -80,7 +80,7 @@ def rotate_write(
     query = torch.empty((num_tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
     if num_tokens == 0:
         return query
-    form = kv_format(k_cache)
+    cache_format = kv_format(k_cache)
     constants = rotate_constants(num_heads, k_cache.shape[2], head_dim, k_cache.shape[1])
     tile = constants["TILE_H"]
     _rotate_write_kernel[(num_tokens, cdiv(num_heads, tile) + cdiv(k_cache.shape[2], tile))](
@@ -90,8 +90,8 @@ def rotate_write(
         None if cos_sin is None else cos_sin.cos,
         None if cos_sin is None else cos_sin.signed_sin,
         query,
-        as_kernels_see(k_cache, form),
-        as_kernels_see(v_cache, form),
+        as_kernel_input(k_cache, cache_format),
+        as_kernel_input(v_cache, cache_format),
         slot_mapping,
         k_scale,
         v_scale,
@@ -102,7 +102,7 @@ def rotate_write(
         *v_cache.stride()[:3],
         *scale_strides(k_scale),
         **constants,
-        KV_FORMAT=form,
+        KV_FORMAT=cache_format,
         num_warps=4,
     )
     return query
@@ -160,29 +160,29 @@ def _rotate_write_kernel(
     part = tl.program_id(1)
     is_query = part < num_query_tiles
     first = tl.where(is_query, part, part - num_query_tiles) * TILE_H
-    most = tl.where(is_query, NUM_HEADS, NUM_KV_HEADS)
+    num_heads_of_kind = tl.where(is_query, NUM_HEADS, NUM_KV_HEADS)
     head = first + tl.arange(0, TILE_H)
-    place = tl.where(is_query, head, head + NUM_HEADS)
+    row_head = tl.where(is_query, head, head + NUM_HEADS)
     dim = tl.arange(0, TILE_D)
-    inside = (head < most)[:, None] & (dim < HEAD_DIM)[None, :]
-    rows = heads + token * stride_t + place[:, None] * stride_h
+    inside = (head < num_heads_of_kind)[:, None] & (dim < HEAD_DIM)[None, :]
+    rows = heads + token * stride_t + row_head[:, None] * stride_h
     numbers = tl.load(rows + dim[None, :], mask=inside, other=0.0)
     result = numbers.to(tl.float32)
     factor = tl.full([TILE_H], 1.0, tl.float32)
     if norm_weight is not None:
         factor = tl.rsqrt(tl.sum(result * result, 1) / HEAD_DIM + tl.load(eps))
-        weights = norm_weight + place[:, None] * HEAD_DIM
+        weights = norm_weight + row_head[:, None] * HEAD_DIM
         result *= factor[:, None] * tl.load(weights + dim[None, :], mask=inside, other=0.0)
     if cos is not None:
         half: tl.constexpr = HEAD_DIM // 2
         swapped = tl.where(dim < half, dim + half, dim - half)
         partner = tl.load(rows + swapped[None, :], mask=inside, other=0.0).to(tl.float32)
         if norm_weight is not None:
-            weights = norm_weight + place[:, None] * HEAD_DIM
+            weights = norm_weight + row_head[:, None] * HEAD_DIM
             partner *= factor[:, None] * tl.load(weights + swapped[None, :], mask=inside, other=0.0)
-        there = dim < HEAD_DIM
-        cosine = tl.load(cos + token * cos_stride + dim, mask=there, other=0.0).to(tl.float32)
-        sine = tl.load(signed_sin + token * sin_stride + dim, mask=there, other=0.0).to(tl.float32)
+        in_dim = dim < HEAD_DIM
+        cosine = tl.load(cos + token * cos_stride + dim, mask=in_dim, other=0.0).to(tl.float32)
+        sine = tl.load(signed_sin + token * sin_stride + dim, mask=in_dim, other=0.0).to(tl.float32)
         result = result * cosine[None, :] + partner * sine[None, :]
     rotated = result.to(query.dtype.element_ty)
     if is_query:
@@ -198,9 +198,9 @@ def _rotate_write_kernel(
             if KV_FORMAT:
                 k_data, k_factor = quantize_rows(tl.where(inside, rotated, 0.0), KV_FORMAT)
                 v_data, v_factor = quantize_rows(new_value, KV_FORMAT)
-                at = block * scale_stride_b + offset * scale_stride_s + head * scale_stride_h
-                tl.store(k_scale + at, k_factor, mask=head < NUM_KV_HEADS)
-                tl.store(v_scale + at, v_factor, mask=head < NUM_KV_HEADS)
+                scale_offset = block * scale_stride_b + offset * scale_stride_s + head * scale_stride_h
+                tl.store(k_scale + scale_offset, k_factor, mask=head < NUM_KV_HEADS)
+                tl.store(v_scale + scale_offset, v_factor, mask=head < NUM_KV_HEADS)
                 tl.store(k_slot + dim[None, :], k_data, mask=inside)
                 tl.store(v_slot + dim[None, :], v_data, mask=inside)
             else:

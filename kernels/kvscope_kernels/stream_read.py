@@ -51,5 +51,5 @@ def stream_read_torch(data: Tensor, sums: Tensor) -> None:
 
 def _check(data: Tensor, sums: Tensor) -> None:
     for name, words in (("data", data), ("sums", sums)):
-        right = words.dim() == 1 and words.dtype == torch.int32 and words.is_contiguous() and len(words) > 0
-        require(right, name, words, "(n,) int32, contiguous, not empty")
+        is_valid = words.dim() == 1 and words.dtype == torch.int32 and words.is_contiguous() and len(words) > 0
+        require(is_valid, name, words, "(n,) int32, contiguous, not empty")

@@ -401,9 +401,9 @@ def themes(qapp, settings):
     """Theme manager with the dark theme applied."""
     from kvscope_app.ui.theming.theme_manager import ThemeManager
 
-    keeper = ThemeManager(qapp, settings, "dark")
-    yield keeper
-    keeper.deleteLater()
+    theme_manager = ThemeManager(qapp, settings, "dark")
+    yield theme_manager
+    theme_manager.deleteLater()
 
 
 @pytest.fixture
@@ -415,8 +415,8 @@ def make_window(qtbot, themes, settings):
     from kvscope_app.session_window import Openers
     from kvscope_app.window.main_window import MainWindow
 
-    def make(session, with_views=False, keeper=None, size=(1200, 800), **openers):
-        window = MainWindow(session, themes, settings, keeper, Openers(**openers))
+    def make(session, with_views=False, supervisor=None, size=(1200, 800), **openers):
+        window = MainWindow(session, themes, settings, supervisor, Openers(**openers))
         if with_views is not True:
             load_only_views(window, with_views or ())
         window.resize(*size)

@@ -37,10 +37,10 @@ def test_registered_engine_can_be_attached_and_has_a_row_in_the_fleet(server, qt
     buttons = [button for button in dialog.fields.engine_kinds.findChildren(QAbstractButton) if button.isVisible()]
     assert [button.text() for button in buttons] == ["kvscope", "vLLM", "SGLang", "llama.cpp", "Made-up"]
     buttons[-1].click()
-    assert dialog.fields.where.placeholderText() == "HOST:4242"
+    assert dialog.fields.address_line.placeholderText() == "HOST:4242"
     assert dialog.fields.kv_events.isVisible()
     assert "Where its server listens." in driver.visible_texts(dialog)
-    dialog.fields.where.setText(f"127.0.0.1:{server.port}")
+    dialog.fields.address_line.setText(f"127.0.0.1:{server.port}")
     next(button for button in dialog.findChildren(QPushButton) if button.text() == "Attach").click()
     (address,) = found
     assert [known.endpoint for known in read_connections()] == [address.text]

@@ -121,7 +121,7 @@ def test_key_option_applies_to_every_attached_engine(qapp, tmp_path, monkeypatch
     monkeypatch.setattr(desktop_module, "make_application", lambda: qapp)
     monkeypatch.setattr(desktop_module, "probe_startup", lambda app, window: None)
     monkeypatch.setattr(Address, "open", lambda self: opened.append(self) or FakeSource())
-    monkeypatch.setattr(Desktop, "watch", lambda self, source, keeper: self.windows.append(source))
+    monkeypatch.setattr(Desktop, "watch", lambda self, source, supervisor: self.windows.append(source))
     monkeypatch.setattr(qapp, "exec", lambda: 0)
     key = tmp_path / "mine.key"
     addresses = tuple(Address(f"tcp://10.0.0.{number}:5600", key) for number in (1, 2))

@@ -61,6 +61,6 @@ def test_status_bar_counts_skipped_and_unknown_data(engine, session, make_window
 def test_answer_with_an_unknown_finish_reason_is_ended():
     message = Message(role="assistant")
     answer = ChatAnswer("r", Conversation(key="k"), message, 1)
-    answer.finished(Finished(request_id="r", finish_reason="quota", usage=Usage(), timing=RequestTiming()))
+    answer.set_finished(Finished(request_id="r", finish_reason="quota", usage=Usage(), timing=RequestTiming()))
     assert answer.is_ended
     assert (message.ending, message.note) == ("stopped", "the engine says 'quota'")

@@ -1,4 +1,4 @@
-"""The benchmark of model families: the engine serves every shape, and a step is timed beside transformers."""
+"""Tests of the benchmark of model families: the engine serves every shape, and a step is timed against transformers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvscope_app.session.source_timeline import Viewpoint
-from kvscope_app.views.requests.request_columns import read_columns
+from kvscope_app.views.requests.request_rows import read_columns
 from kvscope_telemetry import LiveSource
 from kvscope_telemetry.exports.comparison.comparison import Run, compare
 from kvscope_telemetry.exports.export import ExportTarget, export
@@ -248,7 +248,7 @@ def of_compare(recording: Recording, overview: SessionOverview) -> Figures:
 
 def of_report(recording: Recording, folder: Path) -> Figures:
     """Return the figures in the text of the report page."""
-    export(recording, ExportTarget.of(folder / "report.html"))
+    export(recording, ExportTarget.from_path(folder / "report.html"))
     page = (folder / "report.html").read_text("utf-8")
     items = re.findall(r"<dt>(.*?)</dt><dd>(.*?)(?:<small>(.*?)</small>)?</dd>", page)
     said = {unescape(name): (numbers_in(value), numbers_in(more)) for name, value, more in items}
@@ -340,7 +340,7 @@ def of_perfetto(recording: Recording, folder: Path) -> Figures:
     """Return the figures of the trace: counters of each second, a slice for each step, an instant for each first
     token.
     """
-    export(recording, ExportTarget.of(folder / "run.perfetto-trace"))
+    export(recording, ExportTarget.from_path(folder / "run.perfetto-trace"))
     trace = trace_pb2.Trace()
     trace.ParseFromString((folder / "run.perfetto-trace").read_bytes())
     names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
@@ -516,10 +516,10 @@ def of_files(path: Path, folder: Path) -> dict[str, Figures]:
     found["report"] = of_report(recording, folder)
     tables = {}
     for kind in ("metrics", "requests", "events"):
-        export(recording, ExportTarget.of(folder / f"{kind}.csv"))
+        export(recording, ExportTarget.from_path(folder / f"{kind}.csv"))
         tables[kind] = list(csv.DictReader(io.StringIO((folder / f"{kind}.csv").read_text("utf-8-sig"))))
-        export(recording, ExportTarget.of(folder / f"{kind}.parquet"))
-        export(recording, ExportTarget.of(folder / f"{kind}.arrow"))
+        export(recording, ExportTarget.from_path(folder / f"{kind}.parquet"))
+        export(recording, ExportTarget.from_path(folder / f"{kind}.arrow"))
     named = [name for name in tables["metrics"][0] if not name.endswith("_utc")]
     columns = {name: [float(row[name] or 0) for row in tables["metrics"]] for name in named}
     found["metrics.csv"], found["requests.csv"] = of_metrics(columns), of_requests(tables["requests"])

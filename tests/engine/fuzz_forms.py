@@ -1,12 +1,13 @@
-"""Random structured-output requests and a well-behaved client: what expensive ones cost a client that only streams.
+"""Random structured-output requests next to a well-behaved client: how much expensive ones delay a client that only
+streams.
 
-`python tests/engine/fuzz_forms.py --count 500` starts `serve` with the default model, measures a stream alone, then the
-same stream beside clients that ask for no form ("plain"), then beside clients that send forms ("loud"), and prints its
-times between tokens, what became of the forms, memory before and after, and how long SIGTERM takes. `make test` runs a
-small part of it.
+`python tests/engine/fuzz_forms.py --count 500` starts `serve` with the default model, and measures a stream alone, then
+together with clients that request no structured output ("plain"), then with clients that do ("loud"). It prints the
+times between tokens, the outcomes of the structured-output requests, memory before and after, and how long SIGTERM
+takes. `make test` runs a small part of it.
 
-The engine has a small pool of blocks, which is written whole before memory is measured: what a pool takes when it is
-written for the first time is nothing that forms take.
+The engine has a small pool of blocks, which is written completely before memory is measured, because the first write of
+a pool takes memory that is unrelated to structured output.
 """
 
 from __future__ import annotations

@@ -40,12 +40,12 @@ def _assert_nothing_is_allocated(engine: Engine) -> None:
 
 
 def _process_failing_for(name: str, after: int, whole: Callable[..., Any]) -> Callable[..., Any]:
-    def judge(stream: OutputStream, *values: Any) -> Any:
+    def process_token(stream: OutputStream, *values: Any) -> Any:
         if stream.client_id == name and len(stream.request.output_token_ids) >= after:
             raise ValueError("an evil\ntokenizer")
         return whole(stream, *values)
 
-    return judge
+    return process_token
 
 
 @pytest.mark.parametrize("after", [1, 5, 12])

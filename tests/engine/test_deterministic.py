@@ -55,12 +55,12 @@ def make_deterministic_engine(
         pytest.skip("needs a CUDA device")
     name = tiny_model(**WIDE, initializer_range=0.1)
 
-    def made(**options: Any) -> Engine:
+    def make_engine(**options: Any) -> Engine:
         given = {"block_size": 4, "num_gpu_blocks_override": 256, "max_num_batched_tokens": 64} | options
         engines.append(Engine(EngineConfig(model=name, device=device, dtype=dtype, deterministic=True, **given)))
         return engines[-1]
 
-    yield made
+    yield make_engine
     for engine in engines:
         engine.close()
 

@@ -269,7 +269,7 @@ def held_states(engine: Engine) -> dict[int, tuple[int, int]]:
 def test_recurrent_states_have_their_own_rows(
     make_watched_engine: Callable[..., Engine], tmp_path: Path, tiers: dict[str, Any]
 ) -> None:
-    """The mirror knows the request of each state, even of saved states, whichever frames are lost."""
+    """The mirror has the request of each state, even of saved states, whichever frames are lost."""
     path = tmp_path / "hybrid.json"
     path.write_text(json.dumps(recurrent_config("qwen3_next", vocab_size=256).to_dict(), default=str))
     watchers = [LossyMirror(), LossyMirror(LINES["every third"])]

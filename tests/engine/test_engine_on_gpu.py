@@ -178,7 +178,7 @@ def test_tokens_of_other_architectures_equal_transformers(
     sizes: dict[str, Any],
     num_joined: int,
 ) -> None:
-    """It does not matter which of their layers are fused."""
+    """The tokens are equal whether or not layers are fused."""
     folder = save_model(tmp_path / architecture, architecture, **sizes)
     with Engine(EngineConfig(model=folder, device=device, dtype="float32", kv_memory_bytes=32 << 20)) as engine:
         assert engine.components.runner.fused.layers == num_joined
@@ -316,7 +316,7 @@ def test_prefill_graphs_do_not_change_the_tokens(
 
 
 def test_seeded_tokens_do_not_depend_on_the_batch(device: str, folder: str) -> None:
-    """Requests with every filter run beside greedy ones and alone."""
+    """Requests with every filter run in a batch with greedy ones, and alone."""
     wanted = [
         SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=place, **options)
         for place, options in enumerate(

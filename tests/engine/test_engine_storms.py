@@ -116,12 +116,14 @@ class RandomLoad:
 
     def end(self, last: Finished) -> None:
         name = last.request_id
-        said, expected_tokens = self.said.pop(name), self.expected[self.alive.pop(name)]
+        generated_ids, expected_tokens = self.said.pop(name), self.expected[self.alive.pop(name)]
         assert last.finish_reason == ("abort" if name in self.aborted else "length")
-        assert said == expected_tokens[: len(said)], "a request that was aborted was right up to there"
-        assert last.usage.completion_tokens == len(said)
+        assert generated_ids == expected_tokens[: len(generated_ids)], (
+            "a request that was aborted was right up to there"
+        )
+        assert last.usage.completion_tokens == len(generated_ids)
         if name not in self.aborted:
-            assert said == expected_tokens
+            assert generated_ids == expected_tokens
             self.num_whole += 1
 
 
@@ -224,12 +226,12 @@ def test_another_seed_gives_other_tokens(make_engine: Make, load_jobs: list[Job]
     """This shows that the comparison above can fail: other seeds give other tokens, no seed follows the engine's."""
     ids = load_jobs[0].ids
 
-    def said(engine: Engine, **options: int) -> list[int]:
+    def generated_ids(engine: Engine, **options: int) -> list[int]:
         return run_all(engine, [Job(ids, SamplingParams(temperature=0.8, max_tokens=12, ignore_eos=True, **options))])[
             0
         ]
 
     engine = make_engine()
-    assert said(engine, seed=1) == said(engine, seed=1) != said(engine, seed=2)
-    assert said(engine) != said(engine), "two requests without a seed gave the same tokens"
-    assert said(make_engine()) == said(make_engine()), "engines with one seed gave different tokens"
+    assert generated_ids(engine, seed=1) == generated_ids(engine, seed=1) != generated_ids(engine, seed=2)
+    assert generated_ids(engine) != generated_ids(engine), "two requests without a seed gave the same tokens"
+    assert generated_ids(make_engine()) == generated_ids(make_engine()), "engines with one seed gave different tokens"

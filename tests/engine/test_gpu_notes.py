@@ -38,7 +38,7 @@ def test_notices_that_depend_on_the_gpu_are_no_faults(own_cache: Path, monkeypat
     """Tuned tiles of a user are one example; no test has them in its cache."""
     monkeypatch.setattr(tile_table, "_gpu_name", lambda _: "A GPU")
     gpu = torch.device("cuda:0")
-    assert tile_table.own_table().parent == own_cache
-    assert tile_table.describe_own_table(gpu) == ""
-    tile_table.write_table(tile_table.own_table(), "A GPU", {"one": {}})
-    assert faults_in([WSL_NOTE, tile_table.describe_own_table(gpu)]) == []
+    assert tile_table.user_table_path().parent == own_cache
+    assert tile_table.describe_user_table(gpu) == ""
+    tile_table.write_table(tile_table.user_table_path(), "A GPU", {"one": {}})
+    assert faults_in([WSL_NOTE, tile_table.describe_user_table(gpu)]) == []

@@ -187,10 +187,10 @@ def test_preempted_request_gives_the_same_tokens_as_an_undisturbed_one(
     person.result_of(Control, action="resume")
     person.wait_finished("harried")
 
-    def said(name: str) -> list[int]:
+    def token_ids_of(name: str) -> list[int]:
         return [i for r in person.replies if getattr(r, "request_id", "") == name for i in getattr(r, "token_ids", ())]
 
-    assert said("harried") == said("calm")
+    assert token_ids_of("harried") == token_ids_of("calm")
 
 
 def test_pinned_blocks_stay_and_a_request_that_does_not_fit_beside_them_is_refused(

@@ -1,4 +1,6 @@
-"""Other programs take GPU memory while an engine serves: what it gives up, in which order, and that all comes back."""
+"""Tests of the memory guard: which limits it lowers while other programs take GPU memory, in which order, and that it
+restores all of them.
+"""
 
 from __future__ import annotations
 
@@ -100,8 +102,8 @@ class GuardSetting:
             **options,
         )
 
-    def look(self, others_gib: float, after_s: float = POLL_INTERVAL_S) -> list[Any]:
-        """Return what the guard did when others had this much memory."""
+    def poll_with_others(self, others_gib: float, after_s: float = POLL_INTERVAL_S) -> list[Any]:
+        """Poll while other programs hold `others_gib`. Returns what the guard did."""
         self.driver.others, self.now_s = int(others_gib * GIB), self.now_s + after_s
         self.driver.done.clear()
         self.guard.poll(self.driver.finish_in_flight)
@@ -114,60 +116,60 @@ def setting() -> GuardSetting:
 
 
 def test_memory_left_for_others_has_no_effect(setting: GuardSetting) -> None:
-    assert setting.look(4.0) == []
+    assert setting.poll_with_others(4.0) == []
     assert setting.notes == []
 
 
 def test_steps_shrink_then_graphs_are_freed_and_all_comes_back(setting: GuardSetting) -> None:
     """Each action is reported once with the program that took the memory; the pool of blocks is not touched here."""
-    assert setting.look(5.0) == ["settled", "unused", ("cap", 1024)]
+    assert setting.poll_with_others(5.0) == ["settled", "unused", ("cap", 1024)]
     assert setting.notes.pop() == (
         "steps may need 1.0 GiB of the GPU's memory that other programs now hold"
         f" (more than at the start: {NAME} 4.0 GiB (pid {PID})):"
         " steps compute up to 1024 tokens and not 2048 until it is free again"
     )
-    assert setting.look(5.0) == []
+    assert setting.poll_with_others(5.0) == []
     assert setting.guard.is_lowered
-    assert setting.look(5.4) == [("cap", 512)], "nothing is given back twice"
-    assert setting.look(5.7) == ["settled", ("cap", 512), ("graphs", True, False)]
+    assert setting.poll_with_others(5.4) == [("cap", 512)], "nothing is given back twice"
+    assert setting.poll_with_others(5.7) == ["settled", ("cap", 512), ("graphs", True, False)]
     assert "up to 512 tokens and not 2048, steps with prefills without CUDA graphs until" in setting.notes[-1]
-    assert setting.look(6.0) == ["settled", ("cap", 512), ("graphs", False, False)]
+    assert setting.poll_with_others(6.0) == ["settled", ("cap", 512), ("graphs", False, False)]
     assert "all steps without CUDA graphs" in setting.notes[-1]
-    assert setting.look(6.0, 600) == []
+    assert setting.poll_with_others(6.0, 600) == []
     assert len(setting.notes) == 3
-    assert setting.look(4.9) == []
-    assert setting.look(4.9, RAISE_AFTER_S) == ["settled", ("cap", 1024), ("graphs", True, True)]
+    assert setting.poll_with_others(4.9) == []
+    assert setting.poll_with_others(4.9, RAISE_AFTER_S) == ["settled", ("cap", 1024), ("graphs", True, True)]
     assert setting.notes[-1] == (
         "a part of the GPU's memory is free again: steps compute up to 1024 tokens and not 2048, until all of it is"
     )
-    assert setting.look(1.0) == []
-    assert setting.look(1.0, RAISE_AFTER_S) == [("cap", None)]
+    assert setting.poll_with_others(1.0) == []
+    assert setting.poll_with_others(1.0, RAISE_AFTER_S) == [("cap", None)]
     assert setting.notes[-1] == "the GPU's memory is free again: steps compute up to 2048 tokens, as planned"
     assert not setting.guard.is_lowered
 
 
 def test_memory_is_checked_at_intervals(setting: GuardSetting) -> None:
-    assert setting.look(5.0, POLL_INTERVAL_S / 2) == []
-    assert setting.look(5.0, POLL_INTERVAL_S / 2) != []
+    assert setting.poll_with_others(5.0, POLL_INTERVAL_S / 2) == []
+    assert setting.poll_with_others(5.0, POLL_INTERVAL_S / 2) != []
 
 
 def test_memory_of_others_at_the_start_is_tolerated() -> None:
     """A driver that has a little more for this process than planned, and a little more later, does not shrink steps."""
     setting = GuardSetting(others=5 * GIB)
-    assert setting.look(5.1) == []
-    assert setting.look(5.2) == ["settled", "unused", ("cap", 1024)]
+    assert setting.poll_with_others(5.1) == []
+    assert setting.poll_with_others(5.2) == ["settled", "unused", ("cap", 1024)]
 
 
 def test_memory_taken_by_others_after_planning_is_not_tolerated() -> None:
     setting = GuardSetting(others=6 * GIB, planned_others=GIB)
-    assert setting.look(6.0) != []
+    assert setting.poll_with_others(6.0) != []
 
 
 def test_driver_memory_of_graphs_counts_as_own() -> None:
     """Torch does not count it: it is neither promised again nor taken for another program."""
     setting = GuardSetting(others=GIB + GIB // 2, planned_others=GIB)
     assert setting.promised == [2 * GIB - GIB // 2]
-    assert setting.look(4.5) == []
+    assert setting.poll_with_others(4.5) == []
 
 
 def test_full_gpu_gets_back_unused_torch_memory() -> None:
@@ -179,28 +181,28 @@ def test_full_gpu_gets_back_unused_torch_memory() -> None:
         (RELEASE_INTERVAL_S, ["settled", "unused"]),
     ):
         setting.driver.ours, setting.driver.unused = 20 * GIB, GIB
-        assert setting.look(4.0, after_s) == done
+        assert setting.poll_with_others(4.0, after_s) == done
     setting.driver.ours, setting.driver.unused = 20 * GIB, GIB // 4
-    assert setting.look(4.0, 600) == [], "too little memory to release was released"
+    assert setting.poll_with_others(4.0, 600) == [], "too little memory to release was released"
     assert setting.notes == []
 
 
 def test_promised_memory_shrinks_as_it_is_taken(setting: GuardSetting) -> None:
     setting.driver.ours = 19 * GIB
-    setting.look(1.0)
+    setting.poll_with_others(1.0)
     setting.driver.ours = 21 * GIB
-    setting.look(1.0)
+    setting.poll_with_others(1.0)
     assert setting.promised == [2 * GIB, GIB, 0]
 
 
 def test_pages_outside_torch_count_as_own() -> None:
     setting = GuardSetting(pages=lambda: GIB)
-    assert setting.look(5.0) == [], "own pages were counted as those of others"
+    assert setting.poll_with_others(5.0) == [], "own pages were counted as those of others"
 
 
 def test_notice_without_known_holders_names_other_programs_or_the_driver(setting: GuardSetting) -> None:
     setting.driver.holders = GpuHolders("GPU-1", SimpleNamespace(sample=lambda: (Gpu(index=0, uuid="GPU-1"),)))
-    setting.look(5.0)
+    setting.poll_with_others(5.0)
     assert "that other programs or the driver hold: steps compute" in setting.notes[0]
 
 
@@ -212,15 +214,15 @@ def test_paging_to_host_memory_is_reported_with_advice() -> None:
     setting = GuardSetting(paging=PagingWatch())
     for _ in range(20):
         setting.guard.record_step(*make_step(1_000_000))
-    setting.look(5.9)
+    setting.poll_with_others(5.9)
     setting.notes.clear()
     for _ in range(20):
         setting.guard.record_step(*make_step(9_000_000, graph_size=0))
-    setting.look(5.9)
+    setting.poll_with_others(5.9)
     assert setting.notes == [], "a step without its graph is another one"
     for _ in range(20):
         setting.guard.record_step(*make_step(9_000_000))
-    setting.look(5.9)
+    setting.poll_with_others(5.9)
     (note,) = setting.notes
     assert "steps take 9 times what they took" in note
     assert "CUDA - Sysmem Fallback Policy" in note
@@ -233,5 +235,5 @@ def test_longer_context_is_not_mistaken_for_paging() -> None:
         scheduled = (Scheduled(request, start, 1, samples=True),)
         for _ in range(20):
             setting.guard.record_step(StepPlan(scheduled, 1), StepResult((), forward_ns=forward_ns, graph_size=1))
-        setting.look(5.9)
+        setting.poll_with_others(5.9)
     assert not any("Sysmem" in note for note in setting.notes)

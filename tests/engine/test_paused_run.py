@@ -103,11 +103,11 @@ def test_pause_is_in_the_events_the_overview_and_the_report(paused_run: list[Tel
     assert stop.by == "Ada"
     assert PAUSE_S <= (stop.end_ns - stop.begin_ns) / 1e9 < PAUSE_S + 1
     for name in ("events.csv", "requests.csv", "report.html"):
-        export(recording, ExportTarget.of(tmp_path / name))
+        export(recording, ExportTarget.from_path(tmp_path / name))
     events, requests, report = ((tmp_path / name).read_text() for name in ("events.csv", "requests.csv", "report.html"))
     assert "engine_paused" in events
     assert "it was paused by Ada for 2" in events
     assert "stopped_ns" in requests
-    assert "The engine stood still for 2" in report
+    assert "The engine was stopped for 2" in report
     assert '<g class="stopped"><title>paused by Ada' in report
     assert "in the queue (without 2" in report or "waited" not in report

@@ -365,7 +365,7 @@ def test_known_prefix_gives_the_first_token_ten_times_sooner(make_engine_of_fami
     prefix = prompt_of(1, 1500)
 
     def seconds_to_first_token(number: int) -> float:
-        """Of the CPU: others have it, too."""
+        """Return CPU seconds, because other processes share the machine."""
         engine.submit(submit_of(f"{number}", prefix + prompt_of(10 + number, 8), 1))
         started = time.process_time()
         while engine.has_unfinished:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.engine.test_step_loop import RandomLoad, close_to, jobs_of, said_by
+from tests.engine.test_step_loop import RandomLoad, close_to, generated, jobs_of
 
 from kvscope_engine import Engine, SamplingParams
 from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs
@@ -68,7 +68,7 @@ def jobs() -> list[Submit]:
 def expected(make_small: Make, jobs: list[Submit]) -> Said:
     """The output without drafts, with room for all."""
     with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as engine:
-        return said_by(engine, jobs)
+        return generated(engine, jobs)
 
 
 def make_drafting_engine(make: Make, jobs: list[Submit], expected: Said, **options: Any) -> Engine:
@@ -92,7 +92,7 @@ ROOMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("room", ROOMS)
 def test_tokens_equal_the_plain_run(make_engine: Make, jobs: list[Submit], expected: Said, room: str) -> None:
     engine = make_drafting_engine(make_engine, jobs, expected, **ROOMS[room])
-    found = said_by(engine, jobs)
+    found = generated(engine, jobs)
     assert [(ids, reason, [(one.token_id, one.logprob) for one in p]) for ids, reason, p in found] == close_to(expected)
     engine.components.scheduler.check_integrity()
     counters = engine.snapshot().counters
@@ -138,7 +138,7 @@ def test_tokens_with_graphs_equal_the_plain_run(
         graphs.capture(graphs.largest)
         graphs.capture_drafted()
     runner._graphs = graphs
-    found = said_by(engine, jobs)
+    found = generated(engine, jobs)
     assert [(ids, reason, [(one.token_id, one.logprob) for one in p]) for ids, reason, p in found] == close_to(expected)
     counters = engine.snapshot().counters
     assert 0 < counters.accepted_tokens < counters.draft_tokens
@@ -149,7 +149,7 @@ def test_cached_prefixes_equal_the_plain_run(make_engine: Make, jobs: list[Submi
     cached = []
     for make in (make_engine, lambda **options: make_drafting_engine(make_engine, jobs, expected, **options)):
         engine = make(num_gpu_blocks_override=2048, max_num_seqs=32)
-        said_by(engine, jobs)
+        generated(engine, jobs)
         pool = engine.components.pool
         prefixes = filter(None, map(pool.prefix, range(pool.num_blocks)))
         cached.append({(prefix.start, bytes(prefix.tokens)) for prefix in prefixes})
@@ -176,7 +176,7 @@ def test_random_load_changes_no_tokens(
 
 
 def test_each_request_reports_its_accepted_drafts(make_engine: Make, jobs: list[Submit], expected: Said) -> None:
-    """They are in its rows on the wire, in a mirror, in a recording and in the table of requests."""
+    """The counts are in the request's rows on the wire, in a mirror, in a recording and in the table of requests."""
     mirror, histories, heard = Mirror(), RequestHistoryReader(), list[Frame]()
 
     def hear(message: TelemetryMessage) -> None:
@@ -189,7 +189,7 @@ def test_each_request_reports_its_accepted_drafts(make_engine: Make, jobs: list[
     snapshot = engine.snapshot()
     mirror.reset(snapshot)
     histories.add_message(snapshot, 0)
-    said_by(engine, jobs)
+    generated(engine, jobs)
     heard = [msgspec.msgpack.decode(encode(frame), type=Frame) for frame in heard]
     for frame in heard:
         histories.add_message(frame, frame.time_ns)

@@ -50,7 +50,7 @@ def jobs_of(count: int) -> list[Submit]:
     return jobs
 
 
-def said_by(engine: Engine, jobs: list[Submit]) -> list[tuple[list[int], str | None, Any]]:
+def generated(engine: Engine, jobs: list[Submit]) -> list[tuple[list[int], str | None, Any]]:
     return [(one.token_ids, one.finish_reason, one.logprobs) for one in engine.generate(jobs)]
 
 
@@ -63,7 +63,7 @@ def jobs() -> list[Submit]:
 def expected(make_small: Make, jobs: list[Submit]) -> list[tuple[list[int], str | None, Any]]:
     """The output of steps in turn, with room for all."""
     with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as engine:
-        said = said_by(engine, jobs)
+        said = generated(engine, jobs)
         assert engine.overlaps.overlapped == 0
     assert {reason for _, reason, _ in said} == {"length", "stop"}
     return said
@@ -96,7 +96,7 @@ def test_tokens_equal_those_of_steps_in_turn(
     make_engine: Make, jobs: list[Submit], expected: list[Any], room: str
 ) -> None:
     engine = make_engine(async_scheduling=True, **ROOMS[room])
-    assert numbers(said_by(engine, jobs)) == close_to(expected)
+    assert numbers(generated(engine, jobs)) == close_to(expected)
     engine.components.scheduler.check_integrity()
     counts = engine.overlaps
     if room == "virtual":
@@ -313,7 +313,7 @@ class LateForm:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_late_mask_delays_only_its_own_request(make_engine: Make, seed: int) -> None:
-    """Alone and beside others, its tokens are the same but later, and those of others are not delayed."""
+    """Alone and in a batch, the request gets the same tokens, only later. Tokens of other requests are not delayed."""
     chance = random.Random(seed)
     engine = make_engine(async_scheduling=True, num_gpu_blocks_override=40)
     for num_others in (0, 3):
@@ -425,7 +425,7 @@ def test_steps_are_planned_smaller_for_a_while_after_a_shortage(
     the same.
     """
     engine = make_engine(async_scheduling=overlaps, max_num_batched_tokens=64)
-    wanted, scheduler, runner = said_by(engine, jobs), engine.components.scheduler, engine.components.runner
+    wanted, scheduler, runner = generated(engine, jobs), engine.components.scheduler, engine.components.runner
     limits, launch, failed = (
         (scheduler.limits.max_num_batched_tokens, scheduler.limits.max_num_seqs),
         runner.launch,
@@ -440,7 +440,7 @@ def test_steps_are_planned_smaller_for_a_while_after_a_shortage(
 
     with monkeypatch.context() as short:
         short.setattr(runner, "launch", small)
-        assert numbers(said_by(engine, jobs)) == close_to(wanted)
+        assert numbers(generated(engine, jobs)) == close_to(wanted)
         assert scheduler.limits.max_step_tokens <= 9
         reduced = f"{scheduler.limits.max_step_tokens} tokens of {scheduler.limits.max_step_requests} requests"
         assert engine.notes == (f"a step had no memory: steps have up to {reduced} for now",)
@@ -459,10 +459,10 @@ POISON = (200, 201, 202, 203) * 6
 def test_only_the_request_that_makes_a_library_fail_ends(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, jobs: list[Submit], overlaps: bool
 ) -> None:
-    """Its blocks are not found afterwards, because their contents were not written."""
+    """The failed request's blocks are not found in the prefix cache, because their contents were not written."""
     engine = make_engine(async_scheduling=overlaps, num_gpu_blocks_override=256)
     launch, runner = engine.components.runner.launch, engine.components.runner
-    wanted = said_by(engine, jobs)
+    wanted = generated(engine, jobs)
     poison = Submit(request_id="-", prompt_token_ids=POISON, sampling=SamplingParams(temperature=0.0, max_tokens=9))
 
     def picky(plan: StepPlan, after: Any = None) -> Any:
@@ -586,7 +586,7 @@ def test_copies_of_a_failed_step_are_not_repeated(
         for number in range(16)
     ]
     with make_small(num_gpu_blocks_override=2048, max_num_seqs=64) as calm:
-        wanted = said_by(calm, asked)
+        wanted = generated(calm, asked)
     engine = make_engine(num_gpu_blocks_override=num_blocks, max_num_seqs=12, async_scheduling=False)
     runner, launch = engine.components.runner, engine.components.runner.launch
     tries = 0
@@ -600,7 +600,7 @@ def test_copies_of_a_failed_step_are_not_repeated(
         return launched
 
     monkeypatch.setattr(runner, "launch", every_second_fails_late)
-    said = said_by(engine, asked)
+    said = generated(engine, asked)
     assert engine.components.scheduler.totals.copied_blocks > 0
     assert [tokens for tokens, *_ in said] == [tokens for tokens, *_ in wanted]
     engine.components.scheduler.check_integrity()

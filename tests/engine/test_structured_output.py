@@ -96,7 +96,7 @@ def test_every_form_at_every_temperature_matches_in_one_batch(engine: Engine, st
 
 
 def test_one_request_with_a_form_does_not_reduce_overlaps(engine: Engine) -> None:
-    """As many steps begin ahead as for the same requests without a form: all but the first."""
+    """As many steps are launched ahead as for the same requests without a grammar: all but the first."""
     counts = []
     for form in (None, DATE):
         overlapped, why_not = engine.overlaps.overlapped, engine.overlaps.blockers.copy()

@@ -16,10 +16,10 @@ from kvscope_kernels.cpu.library import library
 from kvscope_kernels.cpu.prefill import paged_prefill_attention_native
 from kvscope_kernels.dispatch import _C, _C_REFUSALS, explain_ops, torch_ops
 from kvscope_kernels.kv_write import kv_write_torch
-from kvscope_kernels.operation_choice import Operands
+from kvscope_kernels.operation_row import Operands
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torch
-from kvscope_kernels.third_party_attention.preferred import PrefillWithFallback
+from kvscope_kernels.third_party_attention.prefill_with_fallback import PrefillWithFallback
 
 
 def test_each_device_has_its_own_operations() -> None:

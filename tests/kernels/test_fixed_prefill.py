@@ -79,7 +79,7 @@ def run(runner: Any, args: AttentionArgs, pieces: list[tuple[int, int, int]], st
         block_tables=args.block_tables[[which for which, _, _ in pieces]],
         seq_lens=torch.tensor([end for _, _, end in pieces], dtype=torch.int32, device=device),
     )
-    given = given._replace(out=torch.full_like(given.made_out(), torch.nan))
+    given = given._replace(out=torch.full_like(given.out_or_new(), torch.nan))
     runs = QueryRuns(sizes.cumsum(0, dtype=torch.int32).to(device), int(sizes.max()), is_fixed=True)
     out: torch.Tensor = runner.ops.prefill(given, runs)
     return out

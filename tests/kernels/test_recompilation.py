@@ -16,7 +16,7 @@ VARYING: dict[str, tuple[Any, set[str], set[str]]] = {
     "decode": (
         _paged_decode_attention_kernel,
         {"table_stride"},
-        {"block_tables", "parts", "places"},
+        {"block_tables", "parts", "sum_offsets"},
     ),
     "prefill": (
         _paged_prefill_attention_kernel,
@@ -26,12 +26,12 @@ VARYING: dict[str, tuple[Any, set[str], set[str]]] = {
     "merge": (
         _merge_splits_kernel,
         {"batch", "shares_stride"},
-        {"ranges", "query_start", "parts", "places", "shares"},
+        {"ranges", "query_start", "parts", "sum_offsets", "shares"},
     ),
     "plan": (
         _plan_decode_kernel,
-        {"batch", "num_places", "window", "max_parts", "num_cuts", "num_filling", "min_tokens", "tile_n"},
-        {"seq_lens", "parts", "ranges", "places"},
+        {"batch", "sum_capacity", "window", "max_parts", "num_cuts", "num_filling", "min_tokens", "tile_n"},
+        {"seq_lens", "parts", "ranges", "sum_offsets"},
     ),
     "write": (_kv_write_kernel, set(), {"slot_mapping"}),
 }

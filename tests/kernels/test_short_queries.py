@@ -130,7 +130,7 @@ def test_real_sizes_equal_the_reference(name: str, shape: Any, build: Any, asser
 
 @pytest.mark.gpu
 def test_graph_is_replayed_with_other_lengths(shape: Any, build: Any, assert_close: Any) -> None:
-    """It is captured for runs of up to 16 queries after up to 32,768 tokens."""
+    """The graph is captured for up to 16 queries per request and contexts of up to 32,768 tokens."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     heads = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "dtype": torch.bfloat16}

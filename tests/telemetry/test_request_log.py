@@ -70,7 +70,7 @@ def test_latencies_and_counts_equal_those_of_the_exports(path: str) -> None:
         (columns.time_s, [each["e2el"] for each in took]),
         (np.nan_to_num(columns.tpot_s), [each["tpot"] for each in took]),
         (columns.queue_s, exported(lambda each: known(each.moments.queue_ns))),
-        (columns.aside_s, exported(lambda each: each.preempted_ns(recording.end_ns) / 1e9)),
+        (columns.preempted_s, exported(lambda each: each.preempted_ns(recording.end_ns) / 1e9)),
     ):
         np.testing.assert_allclose(shown, expected, rtol=1e-9)
     assert [Ending(code).name.lower() for code in columns.ending] == [each.end for each in histories]

@@ -32,10 +32,10 @@ _PLATFORM_KEYS: Final = {
     Qt.Key.Key_Home: (QComboBox,),
     Qt.Key.Key_End: (QComboBox,),
 }
-"""Keys that a focused widget of these classes handles itself on every platform, before an action that `yields`.
+"""Widget classes that handle these keys themselves, on every platform, while they have the focus.
 
-All other shortcuts work regardless of the focus, so a view must use keys that no action has. Qt makes sure that text
-fields keep their editing keys.
+A shortcut of an action that `yields` leaves the key to them. All other shortcuts work regardless of the focus, so a
+view must use keys that no action has. Qt makes sure that text fields keep their editing keys.
 """
 
 
@@ -52,7 +52,7 @@ class ActionSpec:
     shortcuts: Sequence[str] = ()
     icon: str = ""
     checkable: bool = False
-    """Whether the action has a check state. `run` is called with it, unless the action is `exclusive`."""
+    """Whether the action has a check state. Unless the action is `exclusive`, `run` is called with the new state."""
     exclusive: str = ""
     """Name of a group of actions of which exactly one is checked; empty if the action is in no group."""
     yields: bool = False
@@ -89,18 +89,18 @@ class YieldingAction(QAction):
 
 
 class Actions(QObject):
-    """Actions of one window by name, in insertion order. `choices` are the settings with the user's shortcuts."""
+    """Actions of one window by name, in insertion order. `settings_store` has the user's shortcuts."""
 
     keys_changed = Signal()
 
-    def __init__(self, parent: QWidget, choices: SettingsStore) -> None:
+    def __init__(self, parent: QWidget, settings_store: SettingsStore) -> None:
         super().__init__(parent)
         self._parent = parent
-        self._choices = choices
+        self._settings_store = settings_store
         self._actions: dict[str, QAction] = {}
         self._specs: dict[str, ActionSpec] = {}
         self._exclusive: dict[str, QActionGroup] = {}
-        choices.changed.connect(self._on_settings)
+        settings_store.changed.connect(self._on_settings)
 
     def __getitem__(self, name: str) -> QAction:
         return self._actions[name]
@@ -188,7 +188,7 @@ class Actions(QObject):
             spec.run()
 
     def _on_settings(self, before: Settings) -> None:
-        if before.shortcuts != self._choices.values.shortcuts:
+        if before.shortcuts != self._settings_store.values.shortcuts:
             for spec in self:
                 self._set_shortcuts(spec)
                 self._refresh(spec)
@@ -208,7 +208,7 @@ class Actions(QObject):
 
     def _set_shortcuts(self, spec: ActionSpec) -> None:
         action = self._actions[spec.name]
-        keys = keys_of(spec.name, tuple(spec.shortcuts), self._choices.values.shortcuts)
+        keys = keys_of(spec.name, tuple(spec.shortcuts), self._settings_store.values.shortcuts)
         action.setShortcuts([QKeySequence(text) for text in keys])
         action.setToolTip(self._tip(spec))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-Chosen = Mapping[str, tuple[str, ...]]
-"""Keys that the user chose, by action name. Other actions have their default keys."""
+UserShortcuts = Mapping[str, tuple[str, ...]]
+"""Keys that the user chose, by action name. Actions that are not in it have their default keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,13 @@ class Command:
     """Name of the dock that must have the keyboard focus for the keys; empty: any focus in the window."""
 
 
-def keys_of(name: str, own_keys: tuple[str, ...], chosen: Chosen) -> tuple[str, ...]:
-    return chosen.get(name, own_keys)
+def keys_of(name: str, own_keys: tuple[str, ...], shortcuts: UserShortcuts) -> tuple[str, ...]:
+    return shortcuts.get(name, own_keys)
 
 
-def conflicts(command: Command, keys: Iterable[str], commands: Iterable[Command], chosen: Chosen) -> list[Command]:
+def conflicts(
+    command: Command, keys: Iterable[str], commands: Iterable[Command], shortcuts: UserShortcuts
+) -> list[Command]:
     """Return the other commands that have one of `keys` for the same focus. Qt would trigger none of them on such a
     key.
     """
@@ -32,27 +34,31 @@ def conflicts(command: Command, keys: Iterable[str], commands: Iterable[Command]
         for other in commands
         if other.name != command.name
         and _overlap(command, other)
-        and folded_keys & {key.casefold() for key in keys_of(other.name, other.own_keys, chosen)}
+        and folded_keys & {key.casefold() for key in keys_of(other.name, other.own_keys, shortcuts)}
     ]
 
 
-def with_keys(command: Command, keys: tuple[str, ...], commands: Iterable[Command], chosen: Chosen) -> Chosen:
-    """Return a copy of `chosen` in which `keys` are assigned to `command` and removed from conflicting commands."""
+def with_keys(
+    command: Command, keys: tuple[str, ...], commands: Iterable[Command], shortcuts: UserShortcuts
+) -> UserShortcuts:
+    """Return a copy of `shortcuts` in which `keys` are assigned to `command` and removed from conflicting
+    commands.
+    """
     commands = list(commands)
-    result = dict(chosen)
-    for rival in conflicts(command, keys, commands, chosen):
+    result = dict(shortcuts)
+    for rival in conflicts(command, keys, commands, shortcuts):
         assigned = {key.casefold() for key in keys}
-        kept_keys = tuple(k for k in keys_of(rival.name, rival.own_keys, chosen) if k.casefold() not in assigned)
+        kept_keys = tuple(k for k in keys_of(rival.name, rival.own_keys, shortcuts) if k.casefold() not in assigned)
         _set_keys(result, rival, kept_keys)
     _set_keys(result, command, keys)
     return result
 
 
-def _set_keys(chosen: dict[str, tuple[str, ...]], command: Command, keys: tuple[str, ...]) -> None:
+def _set_keys(shortcuts: dict[str, tuple[str, ...]], command: Command, keys: tuple[str, ...]) -> None:
     if keys == command.own_keys:
-        chosen.pop(command.name, None)
+        shortcuts.pop(command.name, None)
     else:
-        chosen[command.name] = keys
+        shortcuts[command.name] = keys
 
 
 def _overlap(first: Command, second: Command) -> bool:

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.actions.action_registry import Actions
-from kvscope_app.actions.keymap import Chosen, Command, conflicts, keys_of, with_keys
+from kvscope_app.actions.keymap import Command, UserShortcuts, conflicts, keys_of, with_keys
 from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.widget_factories import label
@@ -30,11 +30,13 @@ _HINT = "Select a command, press its new shortcut, then Set."
 
 
 class ShortcutEditor(Sheet):
-    """Editor for the shortcuts of `actions`. Changes are saved in `choices` and apply immediately in all windows."""
+    """Editor for the shortcuts of `actions`. Changes are saved in `settings_store` and apply immediately in all
+    windows.
+    """
 
-    def __init__(self, parent: QWidget, actions: Actions, choices: SettingsStore, accent: QColor) -> None:
+    def __init__(self, parent: QWidget, actions: Actions, settings_store: SettingsStore, accent: QColor) -> None:
         super().__init__("Change shortcuts", parent)
-        self._actions, self._choices, self._accent = actions, choices, accent
+        self._actions, self._settings_store, self._accent = actions, settings_store, accent
         self._unconfirmed: tuple[str, str] | None = None
         """(command, key) of the conflict that is shown; pressing Set again reassigns the key. None: no conflict is
         shown.
@@ -43,7 +45,7 @@ class ShortcutEditor(Sheet):
         self.search.setPlaceholderText("Find a command or a key")
         self.search.setAccessibleName("Find a command or a key")
         self.search.setClearButtonEnabled(True)
-        self.list = QTreeWidget()
+        self.command_list = QTreeWidget()
         self.keys = QKeySequenceEdit()
         self.keys.setMaximumSequenceLength(1)
         self.keys.setAccessibleName("New shortcut")
@@ -58,14 +60,14 @@ class ShortcutEditor(Sheet):
         self._fill()
         self.resize(620, 640)
 
-    def choose(self, name: str) -> None:
+    def select_command(self, name: str) -> None:
         for item in self._items():
             if item.data(0, _NAME) == name:
-                self.list.setCurrentItem(item)
+                self.command_list.setCurrentItem(item)
 
     @property
     def _command(self) -> Command | None:
-        item = self.list.currentItem()
+        item = self.command_list.currentItem()
         name = "" if item is None else item.data(0, _NAME)
         return next((command for command in self._actions.commands() if command.name == name), None)
 
@@ -74,30 +76,30 @@ class ShortcutEditor(Sheet):
         if command is None or not keys:
             self.hint.setText(_HINT)
             return
-        others = conflicts(command, (keys,), self._actions.commands(), self._choices.values.shortcuts)
+        others = conflicts(command, (keys,), self._actions.commands(), self._settings_store.values.shortcuts)
         if others and self._unconfirmed != (command.name, keys):
             self._unconfirmed = (command.name, keys)
             names = " and ".join(f"“{other.text.rstrip('…')}”" for other in others)
             self.hint.setText(f"{_native(keys)} is assigned to {names}. Press Set again to reassign it.")
             return
-        self._change(command, lambda commands, chosen: with_keys(command, (keys,), commands, chosen))
+        self._change(command, lambda commands, shortcuts: with_keys(command, (keys,), commands, shortcuts))
         self.hint.setText(f"{_native(keys)} is now “{command.text.rstrip('…')}”.")
 
     def _on_clear(self) -> None:
         if (command := self._command) is not None:
-            self._change(command, lambda commands, chosen: with_keys(command, (), commands, chosen))
+            self._change(command, lambda commands, shortcuts: with_keys(command, (), commands, shortcuts))
 
     def _on_default(self) -> None:
         if (command := self._command) is not None:
-            self._change(command, lambda commands, chosen: with_keys(command, command.own_keys, commands, chosen))
+            self._change(command, lambda commands, shortcuts: with_keys(command, command.own_keys, commands, shortcuts))
 
-    def _change(self, command: Command, compute: Callable[[list[Command], Chosen], Chosen]) -> None:
+    def _change(self, command: Command, compute: Callable[[list[Command], UserShortcuts], UserShortcuts]) -> None:
         commands = self._actions.commands()
-        self._choices.change_by(lambda now: {"shortcuts": compute(commands, now.shortcuts)})
+        self._settings_store.change_by(lambda settings: {"shortcuts": compute(commands, settings.shortcuts)})
         self._unconfirmed = None
         self.keys.clear()
         self.hint.setText(_HINT)
-        self.choose(command.name)
+        self.select_command(command.name)
 
     def _on_item_changed(self) -> None:
         command = self._command
@@ -107,44 +109,44 @@ class ShortcutEditor(Sheet):
             button.setEnabled(command is not None)
 
     def _fill(self) -> None:
-        chosen = self._choices.values.shortcuts
+        shortcuts = self._settings_store.values.shortcuts
         current = self._command
-        self.list.clear()
+        self.command_list.clear()
         for spec, command in zip(self._actions, self._actions.commands(), strict=True):
-            keys = keys_of(command.name, command.own_keys, chosen)
+            keys = keys_of(command.name, command.own_keys, shortcuts)
             text = ", ".join(_native(key) for key in keys)
             location = f"{spec.group}, when it has the focus" if command.within else spec.group
             item = QTreeWidgetItem([command.text.rstrip("…"), text, location])
             item.setData(0, _NAME, command.name)
-            if command.name in chosen:
+            if command.name in shortcuts:
                 item.setForeground(1, self._accent)
                 default_keys = ", ".join(_native(key) for key in command.own_keys) or "none"
                 item.setToolTip(1, f"Changed; its own: {default_keys}")
-            self.list.addTopLevelItem(item)
+            self.command_list.addTopLevelItem(item)
         if current is not None:
-            self.choose(current.name)
+            self.select_command(current.name)
         self._filter(self.search.text())
-        self.reset_button.setEnabled(bool(chosen))
+        self.reset_button.setEnabled(bool(shortcuts))
 
     def _filter(self, text: str) -> None:
-        wanted = text.casefold().strip()
+        folded_text = text.casefold().strip()
         for item in self._items():
-            item.setHidden(not any(wanted in item.text(column).casefold() for column in range(3)))
+            item.setHidden(not any(folded_text in item.text(column).casefold() for column in range(3)))
 
     def _items(self) -> list[QTreeWidgetItem]:
-        items = (self.list.topLevelItem(index) for index in range(self.list.topLevelItemCount()))
+        items = (self.command_list.topLevelItem(index) for index in range(self.command_list.topLevelItemCount()))
         return [item for item in items if item is not None]
 
     def _set_up_list(self) -> None:
-        self.list.setAccessibleName("Commands and shortcuts")
-        self.list.setHeaderLabels(["Command", "Keys", "Menu"])
-        self.list.setRootIsDecorated(False)
-        self.list.setUniformRowHeights(True)
-        self.list.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.list.header().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
-        self.list.header().setSectionResizeMode(1, QHeaderView.ResizeMode.ResizeToContents)
-        self.list.header().setSectionResizeMode(2, QHeaderView.ResizeMode.ResizeToContents)
-        self.list.header().setStretchLastSection(False)
+        self.command_list.setAccessibleName("Commands and shortcuts")
+        self.command_list.setHeaderLabels(["Command", "Keys", "Menu"])
+        self.command_list.setRootIsDecorated(False)
+        self.command_list.setUniformRowHeights(True)
+        self.command_list.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.command_list.header().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+        self.command_list.header().setSectionResizeMode(1, QHeaderView.ResizeMode.ResizeToContents)
+        self.command_list.header().setSectionResizeMode(2, QHeaderView.ResizeMode.ResizeToContents)
+        self.command_list.header().setStretchLastSection(False)
 
     def _lay_out(self) -> None:
         row = QHBoxLayout()
@@ -153,18 +155,18 @@ class ShortcutEditor(Sheet):
             button.setAutoDefault(False)  # Enter can be assigned like any other key
             row.addWidget(button)
         self.column.addWidget(self.search)
-        self.column.addWidget(self.list, 1)
+        self.column.addWidget(self.command_list, 1)
         self.column.addWidget(self.hint)
         self.column.addLayout(row)
         self._on_item_changed()
 
     def _connect(self) -> None:
         self.search.textChanged.connect(self._filter)
-        self.list.currentItemChanged.connect(lambda *_: self._on_item_changed())
+        self.command_list.currentItemChanged.connect(lambda *_: self._on_item_changed())
         self.set_button.clicked.connect(self._on_set)
         self.clear_button.clicked.connect(self._on_clear)
         self.default_button.clicked.connect(self._on_default)
-        self.reset_button.clicked.connect(partial(self._choices.change, shortcuts={}))
+        self.reset_button.clicked.connect(partial(self._settings_store.change, shortcuts={}))
         self._actions.keys_changed.connect(self._fill)
 
 

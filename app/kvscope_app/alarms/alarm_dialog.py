@@ -39,7 +39,7 @@ from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.capability_messages import why_not_measured
 from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES, SecondFigure, value_text
 from kvscope_telemetry.alarms.expression import Expression
-from kvscope_telemetry.alarms.rules import DEFAULT_RULES, MAX_SECONDS, Rule, complaint, parse_rule
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, MAX_SECONDS, Rule, parse_rule, rule_error
 from kvscope_telemetry.alarms.webhook import checked_url
 from kvscope_telemetry.errors import BadInput
 
@@ -63,13 +63,13 @@ class AlarmDialog(Sheet):
         self._last_row: RuleRow | None = None
         """Row whose expression had the keyboard focus last; None if that row was removed or no expression had it yet.
         """
-        self.all = QCheckBox("All alarms")
-        self.all.clicked.connect(self._set_all)
-        self.add = QPushButton("Add alarm")
-        self.add.clicked.connect(self._add_new)
-        self.figures = QPushButton("Insert figure")
-        self.figures.setToolTip("Insert a figure into the expression edited last")
-        self.figures.setMenu(self._figure_menu())
+        self.all_box = QCheckBox("All alarms")
+        self.all_box.clicked.connect(self._switch_all)
+        self.add_button = QPushButton("Add alarm")
+        self.add_button.clicked.connect(self._add_new)
+        self.figure_button = QPushButton("Insert figure")
+        self.figure_button.setToolTip("Insert a figure into the expression edited last")
+        self.figure_button.setMenu(self._figure_menu())
         self.url, self._url_note = QLineEdit(evaluator.settings.values.alarm_webhook), label("", "warning", wraps=True)
         self.url.setPlaceholderText(_URL_HINT)
         self.url.setAccessibleName("Webhook")
@@ -79,12 +79,12 @@ class AlarmDialog(Sheet):
             | QDialogButtonBox.StandardButton.Cancel
             | QDialogButtonBox.StandardButton.RestoreDefaults
         )
-        for button in (self.add, self.figures):
+        for button in (self.add_button, self.figure_button):
             button.setAutoDefault(False)  # Enter in a field presses OK
         self.buttons.button(QDialogButtonBox.StandardButton.Ok).setDefault(True)
         self.buttons.accepted.connect(self.accept)
         self.buttons.rejected.connect(self.reject)
-        self.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).clicked.connect(self._restore)
+        self.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).clicked.connect(self._restore_defaults)
         self._lay_out()
         self._show_rules(evaluator.settings.values.alarm_rules)
         evaluator.evaluated.connect(self._show_values)
@@ -111,7 +111,7 @@ class AlarmDialog(Sheet):
         self.area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.area.setWidget(body)
         buttons_row, webhook_grid = QHBoxLayout(), QGridLayout()
-        for widget in (self.add, self.figures):
+        for widget in (self.add_button, self.figure_button):
             buttons_row.addWidget(widget)
         buttons_row.addStretch(1)
         webhook_label = label("Webhook")
@@ -120,7 +120,7 @@ class AlarmDialog(Sheet):
         webhook_grid.addWidget(webhook_label, 0, 0)
         webhook_grid.addWidget(self.url, 0, 1)
         webhook_grid.addWidget(self._url_note, 1, 1)
-        self.column.addWidget(self.all)
+        self.column.addWidget(self.all_box)
         self.column.addWidget(self.area, 1)
         self.column.addLayout(buttons_row)
         self.column.addLayout(webhook_grid)
@@ -138,14 +138,14 @@ class AlarmDialog(Sheet):
         self.rows, self._last_row = [], None
         for rule in rules:
             self._add_row(rule)
-        self.all.setChecked(any(rule.is_on for rule in rules))
+        self.all_box.setChecked(any(rule.is_on for rule in rules))
         self._check()
 
     def _add_row(self, rule: Rule) -> RuleRow:
         row = RuleRow(rule, self._theme)
         row.edited.connect(self._check)
         row.entered.connect(partial(self._set_last_row, row))
-        row.remove.clicked.connect(partial(self._remove, row))
+        row.remove_button.clicked.connect(partial(self._remove, row))
         self.rows.append(row)
         self._column.insertWidget(self._column.count() - 1, row)
         return row
@@ -166,27 +166,27 @@ class AlarmDialog(Sheet):
         self._column.removeWidget(row)
         row.hide()
         row.deleteLater()
-        self.add.setFocus()
+        self.add_button.setFocus()
         self._check()
 
     def _set_last_row(self, row: RuleRow) -> None:
         self._last_row = row
 
-    def _restore(self) -> None:
+    def _restore_defaults(self) -> None:
         """Reset the predefined rules to their defaults. Keep the rules that the user added."""
         names = {rule.name for rule in DEFAULT_RULES}
         self._show_rules((*DEFAULT_RULES, *(rule for rule in self.rules if rule.name not in names)))
 
-    def _set_all(self, is_on: bool) -> None:
+    def _switch_all(self, is_on: bool) -> None:
         for row in self.rows:
-            row.is_on.setChecked(is_on)
+            row.on_box.setChecked(is_on)
 
     def _figure_menu(self) -> QMenu:
         menu = QMenu(self)
         groups: dict[str, QMenu] = {}
         for figure in SECOND_FIGURES.values():
             group = groups.get(figure.group) or groups.setdefault(figure.group, menu.addMenu(figure.group))
-            action = group.addAction(f"{figure.name}\t{figure.words}")
+            action = group.addAction(f"{figure.name}\t{figure.label}")
             action.triggered.connect(partial(self._insert, figure))
         return menu
 
@@ -202,7 +202,7 @@ class AlarmDialog(Sheet):
         names = [row.name.text().strip() for row in self.rows]
         are_all_valid = True
         for row, name in zip(self.rows, names, strict=True):
-            why_not = "Another alarm has this name" if names.count(name) > 1 else complaint(row.rule)
+            why_not = "Another alarm has this name" if names.count(name) > 1 else rule_error(row.rule)
             are_all_valid = are_all_valid and not why_not
             row.show_reason(why_not, "" if why_not else why_not_measured(row.rule, self._evaluator.capabilities))
         url_note = ""
@@ -228,14 +228,14 @@ class RuleRow(QWidget):
 
     def __init__(self, rule: Rule, theme: Theme) -> None:
         super().__init__()
-        self.is_on, self.name, self.expression = QCheckBox(), QLineEdit(rule.name), _Expression(rule.expression)
+        self.on_box, self.name, self.expression = QCheckBox(), QLineEdit(rule.name), _Expression(rule.expression)
         self.seconds = seconds_box(0.0, MAX_SECONDS, rule.seconds, "For how long")
-        self.remove = QToolButton()
-        self.remove.setIcon(icon("trash", theme.muted, size=15))
+        self.remove_button = QToolButton()
+        self.remove_button.setIcon(icon("trash", theme.muted, size=15))
         self._value_label, self._note_label = ElidedLabel(), ElidedLabel()
         self._value_label.setProperty("look", "muted")
         self._note_label.setProperty("look", "warning")
-        self.is_on.setChecked(rule.is_on)
+        self.on_box.setChecked(rule.is_on)
         self.expression.setFont(mono())
         self.expression.setPlaceholderText(_EXPRESSION_HINT)
         self.name.setCursorPosition(0)  # shows the start of a long name
@@ -246,7 +246,7 @@ class RuleRow(QWidget):
         for line in (self.name, self.expression):
             line.textChanged.connect(self.edited)
         self.seconds.valueChanged.connect(self.edited)
-        self.is_on.toggled.connect(self.edited)
+        self.on_box.toggled.connect(self.edited)
         self.expression.entered.connect(self.entered)
         self.expression.editingFinished.connect(self._on_seconds_edited)
 
@@ -256,7 +256,7 @@ class RuleRow(QWidget):
             name=self.name.text().strip(),
             expression=" ".join(self.expression.text().split()),
             seconds=self.seconds.value(),
-            is_on=self.is_on.isChecked(),
+            is_on=self.on_box.isChecked(),
         )
         typed_rule = _with_seconds(rule.expression)
         return (
@@ -296,13 +296,13 @@ class RuleRow(QWidget):
 
     def _set_accessible_names(self) -> None:
         name = self.name.text() or "Alarm"
-        self.is_on.setAccessibleName(f"{name}: on")
-        self.is_on.setToolTip("On or off")
+        self.on_box.setAccessibleName(f"{name}: on")
+        self.on_box.setToolTip("On or off")
         self.name.setAccessibleName("Name of the alarm")
         self.expression.setAccessibleName(f"{name}: expression")
         self.seconds.setAccessibleName(f"{name}: for how long")
-        self.remove.setAccessibleName(f"Remove {name}")
-        self.remove.setToolTip("Remove this alarm")
+        self.remove_button.setAccessibleName(f"Remove {name}")
+        self.remove_button.setToolTip("Remove this alarm")
 
     @property
     def is_folded(self) -> bool:
@@ -331,7 +331,7 @@ class RuleRow(QWidget):
         """
         self._is_folded = is_folded
         self._value_label.setVisible(not is_folded)
-        first = (self.is_on, self.name, self._for_label, self.seconds, self.remove)
+        first = (self.on_box, self.name, self._for_label, self.seconds, self.remove_button)
         cells = {part: (0, index, 1) for part, index in zip(first, (0, 1, 4, 5, 6), strict=True)}
         cells |= {
             self.expression: (1, 1, 6) if is_folded else (0, 2, 1),

@@ -63,7 +63,7 @@ class AlarmEvaluator(QObject):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Rules of the command line, then the saved rules, without those that have the name of one of the former."""
+        """Rules of the command line, then the saved rules with other names."""
         names = {rule.name for rule in self._run_rules}
         return (*self._run_rules, *(rule for rule in self.settings.values.alarm_rules if rule.name not in names))
 
@@ -185,4 +185,4 @@ class AlarmEvaluator(QObject):
 
 
 def _end_alarm(alarm: Alarm, at_ns: int) -> Alarm:
-    return replace(alarm, until_ns=max(at_ns, alarm.rang_ns))
+    return replace(alarm, until_ns=max(at_ns, alarm.fired_ns))

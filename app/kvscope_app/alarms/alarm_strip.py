@@ -45,13 +45,17 @@ class AlarmStrip(PassingStrip):
         self._ended_s: dict[str, float] = {}
         self._sign_label, self._line = PlainLabel(), AlarmLine()
         self._more_label = PlainLabel()
-        self.go, self.all, self.dismiss = QPushButton("Go there"), QPushButton("All alarms"), QToolButton()
+        self.go_button, self.all_button, self.dismiss_button = (
+            QPushButton("Go there"),
+            QPushButton("All alarms"),
+            QToolButton(),
+        )
         self._expiry_timer = QTimer(self, interval=1000)
         self._expiry_timer.timeout.connect(self._forget_old)
         self._lay_out()
-        self.go.clicked.connect(self._show_in_timeline)
-        self.all.clicked.connect(show_all)
-        self.dismiss.clicked.connect(self._dismiss)
+        self.go_button.clicked.connect(self._show_in_timeline)
+        self.all_button.clicked.connect(show_all)
+        self.dismiss_button.clicked.connect(self._dismiss)
         evaluator.alarm_started.connect(self._on_alarm_started)
         evaluator.alarm_updated.connect(self._on_alarm_updated)
         evaluator.alarm_ended.connect(self._on_alarm_ended)
@@ -68,7 +72,7 @@ class AlarmStrip(PassingStrip):
 
     def apply_theme(self, theme: Theme) -> None:
         self._sign_label.setPixmap(sign_pixmap(is_note=False, theme=theme))
-        self.dismiss.setIcon(icon("close", theme.muted, size=14))
+        self.dismiss_button.setIcon(icon("close", theme.muted, size=14))
 
     def _on_alarm_started(self, alarm: Alarm) -> None:
         self._shown_alarms.pop(alarm.name, None)
@@ -113,32 +117,32 @@ class AlarmStrip(PassingStrip):
         self.setVisible(alarm is not None)
         if alarm is None:
             return
-        more = len(self._shown_alarms) - 1
-        self._line.show_alarm(alarm.name, f"{describe_rule(alarm.rule)}, {_detail(alarm)}")
-        self._more_label.setText(f"and {more} more" if more else "")
+        num_others = len(self._shown_alarms) - 1
+        self._line.show_alarm(alarm.name, f"{describe_rule(alarm.rule)}, {_detail_text(alarm)}")
+        self._more_label.setText(f"and {num_others} more" if num_others else "")
         self.setAccessibleName(f"Alarm: {self.text}")
 
     def _lay_out(self) -> None:
         self._more_label.setProperty("look", "muted")
-        self.go.setToolTip("Go to the moment it began")
-        self.all.setToolTip("Show bookmarks and alarms")
-        self.dismiss.setAccessibleName("Dismiss")
-        self.dismiss.setToolTip("Dismiss (the alarm stays in the list)")
+        self.go_button.setToolTip("Go to the moment it began")
+        self.all_button.setToolTip("Show bookmarks and alarms")
+        self.dismiss_button.setAccessibleName("Dismiss")
+        self.dismiss_button.setToolTip("Dismiss (the alarm stays in the list)")
         text_row, buttons = QHBoxLayout(), QHBoxLayout()
         text_row.setSpacing(10)
         text_row.addWidget(self._sign_label)
         text_row.addWidget(self._line, 1)
         buttons.setSpacing(10)
-        for widget in (self._more_label, self.go, self.all):
+        for widget in (self._more_label, self.go_button, self.all_button):
             buttons.addWidget(widget)
-        frame = FoldingFrame(text_row, buttons, self.dismiss)
+        frame = FoldingFrame(text_row, buttons, self.dismiss_button)
         frame.setProperty("look", "notice")
         outer = QVBoxLayout(self)
         outer.setContentsMargins(8, 8, 8, 2)
         outer.addWidget(frame)
 
 
-def _detail(alarm: Alarm) -> str:
+def _detail_text(alarm: Alarm) -> str:
     start_text = wall_text(alarm.begin_ns)
     if alarm.until_ns:
         duration = seconds((alarm.until_ns - alarm.begin_ns) / 1e9)
@@ -179,8 +183,8 @@ class AlarmLine(QWidget):
         self._fold()
 
     def _fold(self) -> None:
-        wanted = sum(label.fontMetrics().horizontalAdvance(label.text()) + _SPACING for label in self._labels)
-        if self.is_narrow is not (self.width() < wanted):
+        needed_width = sum(label.fontMetrics().horizontalAdvance(label.text()) + _SPACING for label in self._labels)
+        if self.is_narrow is not (self.width() < needed_width):
             self._arrange(is_narrow=not self.is_narrow)
 
     def _arrange(self, *, is_narrow: bool) -> None:

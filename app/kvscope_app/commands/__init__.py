@@ -1,4 +1,4 @@
-"""Commands of `kvscope` that open no window: they inspect, record, export, repair and replay recordings.
+"""Commands of `kvscope`, most of which open no window: they inspect, record, export, repair and replay recordings.
 
-Nothing here imports Qt at module level.
+No module here imports Qt at module level.
 """

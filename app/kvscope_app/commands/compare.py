@@ -68,7 +68,7 @@ def compare(args: argparse.Namespace) -> int | Options:
     if args.json:
         print_text(_as_json(args, comparison))
     elif args.csv:
-        _write(args.csv, comparison)
+        _write_csv(args.csv, comparison)
         print_line(f"{args.csv}: {len(comparison.rows)} figures")
     else:
         print_text(as_text(comparison, (str(args.a), str(args.b))))
@@ -78,10 +78,10 @@ def compare(args: argparse.Namespace) -> int | Options:
 def _compare_runs(args: argparse.Namespace) -> Comparison:
     from kvscope_telemetry.exports.comparison.comparison import compare
 
-    return compare(_run(args.a, args), _run(args.b, args))
+    return compare(_read_run(args.a, args), _read_run(args.b, args))
 
 
-def _run(path: Path, args: argparse.Namespace) -> Run:
+def _read_run(path: Path, args: argparse.Namespace) -> Run:
     from kvscope_telemetry.exports.comparison.comparison import Run
     from kvscope_telemetry.exports.span import span_of
     from kvscope_telemetry.recordings.overview import read_overview
@@ -100,7 +100,7 @@ def _as_json(args: argparse.Namespace, comparison: Comparison) -> str:
     return msgspec.json.encode(document).decode()
 
 
-def _write(path: Path, comparison: Comparison) -> None:
+def _write_csv(path: Path, comparison: Comparison) -> None:
     from kvscope_telemetry.exports.comparison.comparison_table import write_comparison_csv
     from kvscope_telemetry.exports.new_file import new_file
 

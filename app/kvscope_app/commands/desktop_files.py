@@ -60,26 +60,28 @@ def desktop_files(args: argparse.Namespace) -> int:
             if args.remove:
                 (folder / target).unlink(missing_ok=True)
             else:
-                _write(folder / target, _contents(name))
+                _write_file(folder / target, _resource_contents(name))
     except OSError as error:
         raise BadInput(f"{str(error.filename or folder)!r} cannot be written: {error.strerror}") from None
-    missing_packages = [package for program, target, package in _UPDATES if not _update(program, folder / target)]
+    missing_packages = [
+        package for program_path, target, package in _UPDATES if not _run_updater(program_path, folder / target)
+    ]
     print(f"{'removed from' if args.remove else 'installed in'} {folder}: menu entry, icon, recording file type")
     for package in missing_packages:
         print(f"note: the desktop may not notice before you log in again: {package} is not installed", file=sys.stderr)
     return 0
 
 
-def program() -> str:
+def program_path() -> str:
     """Return the command that starts this kvscope again: an absolute path if it is found, otherwise "kvscope"."""
-    own = Path(sys.argv[0])
-    if own.name == "kvscope" and own.is_file():
-        return str(own.absolute())
+    script = Path(sys.argv[0])
+    if script.name == "kvscope" and script.is_file():
+        return str(script.absolute())
     sibling = Path(sys.executable).with_name("kvscope")
     return str(sibling) if sibling.is_file() else shutil.which("kvscope") or "kvscope"
 
 
-def _contents(name: str) -> bytes:
+def _resource_contents(name: str) -> bytes:
     """Return the contents of a resource file.
 
     In a menu entry, the command `kvscope` is replaced by this program's path, as it may not be on the PATH.
@@ -87,18 +89,18 @@ def _contents(name: str) -> bytes:
     data = resources.files("kvscope_resources").joinpath(name).read_bytes()
     if not name.endswith(".desktop"):
         return data
-    path = program()
+    path = program_path()
     quoted_path = f'"{path.translate(_QUOTED)}"'.replace("\\", "\\\\").replace("%", "%%")
     text = data.decode("utf-8").replace("Exec=kvscope", f"Exec={quoted_path}", 1)
     return text.replace("TryExec=kvscope", f"TryExec={path}", 1).encode()
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_file(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, data)
 
 
-def _update(name: str, folder: Path) -> bool:
+def _run_updater(name: str, folder: Path) -> bool:
     """Run a database program on `folder`. Returns False if the program is not installed or fails."""
     executable = shutil.which(name)
     if executable is None or not folder.is_dir():

@@ -78,7 +78,7 @@ def _export_data(args: argparse.Namespace) -> int:
     from kvscope_telemetry.slo import read_goals
 
     picture_spec(args, is_wanted=False)
-    target, goals = exports.ExportTarget.of(args.out, args.kind, args.to), read_goals(args.goodput)
+    target, goals = exports.ExportTarget.from_path(args.out, args.kind, args.to), read_goals(args.goodput)
     if goals and target.suffix not in exports.REPORT_FORMATS:
         raise BadInput(f"--goodput goes with {', '.join(exports.REPORT_FORMATS)}, not with {target.suffix}")
     with ProgressBar("exporting") as progress:

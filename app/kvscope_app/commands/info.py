@@ -74,9 +74,9 @@ def info(args: argparse.Namespace) -> int:
 def _goals_as_json(goodput: GoodputReport) -> dict[str, object]:
     return {
         "goals_ms": dict(goodput.goals),
-        "share": goodput.judged.goodput,
+        "share": goodput.results.goodput,
         "num_finished": goodput.num_finished,
-        "num_judged": goodput.judged.num_judged,
+        "num_judged": goodput.results.num_judged,
         "num_missed": goodput.num_missed,
         "missed": [
             {
@@ -93,12 +93,12 @@ def _goals_as_json(goodput: GoodputReport) -> dict[str, object]:
 
 
 def _goals_as_text(goodput: GoodputReport) -> list[str]:
-    lines = [f"{'goodput':<12} {goodput.share_text} {goodput.of_text}"]
+    lines = [f"{'goodput':<12} {goodput.share_text} {goodput.result_text}"]
     for each in goodput.missed:
         lines.append(f"{'missed':<12} #{each.history.info.number} {'; '.join(each.missed)}")
         lines += [f"{'':<14} {printable(link)}" for link in each.chain]
-    more = goodput.num_missed - len(goodput.missed)
-    return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json lists them"] if more else [])]
+    num_unlisted = goodput.num_missed - len(goodput.missed)
+    return [*lines, *([f"{'':<12} {num_unlisted:,} more missed a goal; --json lists them"] if num_unlisted else [])]
 
 
 def _as_json(recording: Recording, summary: RunSummary) -> dict[str, object]:
@@ -138,7 +138,7 @@ def _as_text(recording: Recording, summary: RunSummary) -> str:
         ),
         ("length", f"{summary.length_s:,.1f} s from {start_time:%Y-%m-%d %H:%M:%S} UTC"),
         ("frames", f"{info.num_frames:,} of {starts} engine start{'s' * (starts != 1)}{steps}"),
-        ("usage", _usage(summary)),
+        ("usage", _usage_text(summary)),
         (
             "requests",
             f"{totals['admitted']} admitted, {totals['finished']} finished, {totals['aborted']} aborted, "
@@ -150,36 +150,36 @@ def _as_text(recording: Recording, summary: RunSummary) -> str:
             f"{totals['recomputed_tokens']} recomputed",
         ),
         ("tokens", f"{totals['prefill_tokens']} prefill, {totals['decode_tokens']} decode"),
-        ("hit rate", _hit_rate(summary)),
-        ("first token", _latency(summary.first_token_p50_s, summary.first_token_p95_s, summary)),
-        ("between tokens", _latency(summary.inter_token_p50_s, summary.inter_token_p95_s, summary)),
-        ("paused", _paused(summary)),
-        ("gaps", _gaps(summary)),
+        ("hit rate", _hit_rate_text(summary)),
+        ("first token", _latency_text(summary.first_token_p50_s, summary.first_token_p95_s, summary)),
+        ("between tokens", _latency_text(summary.inter_token_p50_s, summary.inter_token_p95_s, summary)),
+        ("paused", _paused_text(summary)),
+        ("gaps", _gaps_text(summary)),
         ("texts", "contains prompt and answer text" if recording.has_texts else "none"),
         ("file", _file_text(recording)),
     ]
     return "\n".join(f"{name:<12} {printable(text)}" for name, text in rows)
 
 
-def _paused(summary: RunSummary) -> str:
+def _paused_text(summary: RunSummary) -> str:
     stopped_s = summary.figures["stopped_s"]
     return f"{seconds(stopped_s)}, excluded from latencies and rates" if stopped_s else "never"
 
 
-def _hit_rate(summary: RunSummary) -> str:
+def _hit_rate_text(summary: RunSummary) -> str:
     share, cached, prompts = (summary.figures[key] for key in ("hit_rate", "cached_tokens", "new_prompt_tokens"))
     if share is None:
         return "unknown" if prompts is None else "no request arrived"
     return f"{share:.1%} of new prompts' tokens were in the cache, {cached:,.0f} of {prompts:,.0f}"
 
 
-def _usage(summary: RunSummary) -> str:
+def _usage_text(summary: RunSummary) -> str:
     if summary.peak_usage is None or summary.mean_usage is None:
         return "unknown"
     return f"peak {summary.peak_usage:.1%} of the pool at {summary.peak_usage_s:.0f} s; mean {summary.mean_usage:.1%}"
 
 
-def _latency(p50_s: float | None, p95_s: float | None, summary: RunSummary) -> str:
+def _latency_text(p50_s: float | None, p95_s: float | None, summary: RunSummary) -> str:
     if p50_s is None and p95_s is None:
         return "unknown"
     at_most = "≤ " if summary.latencies_are_bounds else ""
@@ -187,7 +187,7 @@ def _latency(p50_s: float | None, p95_s: float | None, summary: RunSummary) -> s
     return "p50 {}, p95 {}".format(*bounds)
 
 
-def _gaps(summary: RunSummary) -> str:
+def _gaps_text(summary: RunSummary) -> str:
     parts = [f"{summary.num_lost_frames:,} frames lost"] if summary.num_lost_frames else []
     if summary.num_silences:
         parts.append(f"{counted(summary.num_silences, 'silence')}, {summary.silent_s:,.0f} s in all")

@@ -210,7 +210,7 @@ def _file_names(paths: list[Path]) -> str:
 
 @contextmanager
 def _stop_event_on_signals() -> Iterator[threading.Event]:
-    """Yield an event that is set by a termination signal."""
+    """Yield an event that a termination signal sets."""
     stop_event = threading.Event()
     with handling_signals(lambda *_: stop_event.set()):
         yield stop_event
@@ -242,7 +242,7 @@ class TextRequester:
             self._collector.forget_written()
         update = self._source.update_mirror()
         if update is not None:
-            self._collector.changed(None if update.snapshot is not None else update.block_ids)
+            self._collector.mark_changed(None if update.snapshot is not None else update.block_ids)
         for reply in self._source.poll_replies():
             if isinstance(reply, BlockText) and reply.tag == self._tag:
                 self._collector.add_contents(reply.contents)
@@ -252,7 +252,7 @@ class TextRequester:
         self._next_s = now_s + REQUEST_INTERVAL_S
         self._write(self._collector.confirmed(mirror.ledger, mirror.epoch))
         if self._collector.is_waiting and now_s - self._last_request_s > _CONNECT_TIMEOUT_S:
-            self._collector.forget_asked()
+            self._collector.drop_pending()
         self._request_texts(self._collector.due(mirror.ledger, mirror.epoch, MAX_BLOCKS_PER_REQUEST), now_s)
 
     def _request_texts(self, blocks: tuple[int, ...], now_s: float) -> None:
@@ -263,4 +263,4 @@ class TextRequester:
         try:
             self._source.send(GetBlockText(blocks=blocks, tag=self._tag))
         except EngineDead:
-            self._collector.forget_asked()
+            self._collector.drop_pending()

@@ -48,8 +48,6 @@ ORDERS: Final[dict[str, RequestOrder]] = {
 
 
 class RequestReading(msgspec.Struct, frozen=True, kw_only=True):
-    """An unfinished request."""
-
     number: int
     request_id: str
     state: str
@@ -237,11 +235,11 @@ class _FigureSink:
             return BY_KEY[key].of(overview, _Span(max(until_ns - span_s * SECOND_NS, self._since_ns), until_ns - 1))
 
         def last_value(name: str) -> int | None:
-            return _rounded(float(overview.column(name)[-1]))
+            return _int_or_none(float(overview.column(name)[-1]))
 
         usage = float(usage_of(overview)[-1])
         pool = {
-            "num_blocks": _rounded(float(pool_of(overview)[-1])) or None,
+            "num_blocks": _int_or_none(float(pool_of(overview)[-1])) or None,
             "held_blocks": last_value("active_blocks"),
             "cached_blocks": last_value("cached_blocks"),
             "free_blocks": last_value("free_blocks"),
@@ -298,9 +296,9 @@ def _tokens(requests: RequestMirror) -> npt.NDArray[np.int64]:
 
 
 def _state_name(state: int) -> str:
-    known = [each.name.lower() for each in RequestState if each == state]
-    return known[0] if known else RequestState.UNKNOWN.name.lower()
+    names = [each.name.lower() for each in RequestState if each == state]
+    return names[0] if names else RequestState.UNKNOWN.name.lower()
 
 
-def _rounded(value: float) -> int | None:
+def _int_or_none(value: float) -> int | None:
     return None if np.isnan(value) else round(value)

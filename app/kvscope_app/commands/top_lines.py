@@ -32,7 +32,7 @@ class Style(IntEnum):
     BAD = 5
     HELD = 6
     CACHED = 7
-    CHOSEN = 8
+    SELECTED = 8
 
 
 class Styled(NamedTuple):
@@ -45,26 +45,26 @@ _STATE_STYLES: Final = {"good": Style.GOOD, "warn": Style.WARN, "bad": Style.BAD
 _COLUMNS: Final = (("request", 9), ("state", 10), ("tokens", 9), ("blocks", 8), ("age", 10))
 
 
-def engine_lines(reading: EngineStatus, width: int, *, is_chosen: bool = False) -> list[Line]:
-    lines = [_heading(reading, is_chosen=is_chosen)]
+def engine_lines(reading: EngineStatus, width: int, *, is_selected: bool = False) -> list[Line]:
+    lines = [_heading(reading, is_selected=is_selected)]
     if reading.reason:
         lines += [
-            (Styled(f"  {line}", Style.MUTED),) for line in _wrapped(printable(reading.reason).split(), " ", width - 2)
+            (Styled(f"  {line}", Style.MUTED),) for line in _wrap(printable(reading.reason).split(), " ", width - 2)
         ]
     if reading.num_running is None and reading.usage is None and reading.device.utilization is None:
-        return _clipped(lines, width)
-    lines += _pool(reading, width)
-    for items in (_rates(reading), _device(reading)):
-        lines += [(Styled(f"  {line}"),) for line in _wrapped(items, _GAP, width - 2)]
-    return _clipped(lines, width)
+        return _clip(lines, width)
+    lines += _pool_lines(reading, width)
+    for items in (_rate_texts(reading), _device_texts(reading)):
+        lines += [(Styled(f"  {line}"),) for line in _wrap(items, _GAP, width - 2)]
+    return _clip(lines, width)
 
 
-def short_line(reading: EngineStatus, width: int, *, is_chosen: bool = False) -> Line:
+def short_line(reading: EngineStatus, width: int, *, is_selected: bool = False) -> Line:
     """Return one line about an engine, for screens with too little space for `engine_lines`."""
     usage = NOTHING if reading.usage is None else percent(reading.usage, 0)
     figures = f"  KV {usage}  {_count(reading.num_running)} running  {_count(reading.num_waiting)} waiting"
-    mark, name, gap, state, *_ = _heading(reading, is_chosen=is_chosen)
-    return _clipped([(mark, name, gap, state, Styled(figures))], width)[0]
+    mark, name, gap, state, *_ = _heading(reading, is_selected=is_selected)
+    return _clip([(mark, name, gap, state, Styled(figures))], width)[0]
 
 
 def request_lines(reading: EngineStatus, width: int, num_rows: int, order: str) -> list[Line]:
@@ -72,20 +72,22 @@ def request_lines(reading: EngineStatus, width: int, num_rows: int, order: str) 
     if num_rows < 2 or reading.num_running is None:
         return []
     if not reading.reports_requests:
-        return _clipped([(Styled("  This engine does not report individual requests.", Style.MUTED),)], width)
+        return _clip([(Styled("  This engine does not report individual requests.", Style.MUTED),)], width)
     if not reading.num_requests:
-        return _clipped([(Styled("  No requests.", Style.MUTED),)], width)
+        return _clip([(Styled("  No requests.", Style.MUTED),)], width)
     titles = [
         f"{'▾' if title == order or (title, order) == ('request', 'number') else ''}{title}" for title, _ in _COLUMNS
     ]
-    lines: list[Line] = [(Styled(_row(titles) + "  id", Style.BOLD),)]
+    lines: list[Line] = [(Styled(_row_text(titles) + "  id", Style.BOLD),)]
     num_lines = num_rows - 1
     has_more = reading.num_requests > num_lines > 1
-    shown = reading.requests[: num_lines - has_more]
-    lines += [(Styled(_row(_cells(request)) + "  " + printable(request.request_id)),) for request in shown]
+    listed = reading.requests[: num_lines - has_more]
+    lines += [
+        (Styled(_row_text(_request_cells(request)) + "  " + printable(request.request_id)),) for request in listed
+    ]
     if has_more:
-        lines.append((Styled(f"  and {plural(reading.num_requests - len(shown), 'more request')}", Style.MUTED),))
-    return _clipped(lines, width)
+        lines.append((Styled(f"  and {plural(reading.num_requests - len(listed), 'more request')}", Style.MUTED),))
+    return _clip(lines, width)
 
 
 def legend_lines(width: int) -> list[Line]:
@@ -93,7 +95,7 @@ def legend_lines(width: int) -> list[Line]:
         f"Tokens per second over the last {RATE_S} s; hit rate, time to first token and preemptions over "
         f"the last {WINDOW_S} s. Bar: █ held by requests, ▒ cached, · free."
     )
-    return [(Styled(line, Style.MUTED),) for line in _wrapped(text.split(), " ", width)]
+    return [(Styled(line, Style.MUTED),) for line in _wrap(text.split(), " ", width)]
 
 
 def plain_text(lines: Iterable[Line]) -> str:
@@ -110,21 +112,21 @@ def in_encoding(text: str, encoding: str) -> str:
     return text
 
 
-def _heading(reading: EngineStatus, *, is_chosen: bool) -> Line:
+def _heading(reading: EngineStatus, *, is_selected: bool) -> Line:
     style = _STATE_STYLES.get(STATE_COLORS[reading.state], Style.MUTED)
     description = "  ".join(
         printable(word) for word in (f"{reading.engine} {reading.version}".strip(), reading.model) if word
     )
     return (
-        Styled("▸ " if is_chosen else "  ", Style.BOLD),
-        Styled(printable(reading.address), Style.CHOSEN if is_chosen else Style.BOLD),
+        Styled("▸ " if is_selected else "  ", Style.BOLD),
+        Styled(printable(reading.address), Style.SELECTED if is_selected else Style.BOLD),
         Styled("  "),
         Styled(STATE_TEXTS[reading.state], style),
         Styled(f"  {description}" if description else "", Style.MUTED),
     )
 
 
-def _pool(reading: EngineStatus, width: int) -> list[Line]:
+def _pool_lines(reading: EngineStatus, width: int) -> list[Line]:
     if not reading.num_blocks or reading.held_blocks is None:
         return [(Styled("  KV "), Styled(UNKNOWN, Style.MUTED))]
     usage = " " + percent(reading.usage, 0).rjust(5)
@@ -145,7 +147,7 @@ def _pool(reading: EngineStatus, width: int) -> list[Line]:
         )
     counts = ((reading.held_blocks, "held"), (reading.cached_blocks, "cached"), (reading.free_blocks, "free"))
     items = [*(f"{_count(number)} {word}" for number, word in counts), f"of {plural(reading.num_blocks, 'block')}"]
-    return lines + [(Styled(f"  {line}"),) for line in _wrapped(items, _GAP, width - 2)]
+    return lines + [(Styled(f"  {line}"),) for line in _wrap(items, _GAP, width - 2)]
 
 
 def _bar_cells(reading: EngineStatus, num_cells: int) -> tuple[int, int, int]:
@@ -162,7 +164,7 @@ def _bar_cells(reading: EngineStatus, num_cells: int) -> tuple[int, int, int]:
     return shares[0], shares[1], remaining if reading.free_blocks is not None else 0
 
 
-def _rates(reading: EngineStatus) -> list[str]:
+def _rate_texts(reading: EngineStatus) -> list[str]:
     bound = "≤ " * reading.is_first_token_bound if reading.first_token_p50_s is not None else ""
     hits = NOTHING if reading.hit_rate is None else percent(reading.hit_rate, 0)
     return [
@@ -176,7 +178,7 @@ def _rates(reading: EngineStatus) -> list[str]:
     ]
 
 
-def _device(reading: EngineStatus) -> list[str]:
+def _device_texts(reading: EngineStatus) -> list[str]:
     device = reading.device
     name = [printable(device.name)] if device.name else []
     memory_used = NOTHING if device.memory_used_bytes is None else num_bytes(device.memory_used_bytes)
@@ -187,7 +189,7 @@ def _device(reading: EngineStatus) -> list[str]:
     return [*name, usage, f"memory {memory_used}{total}", f"power {power}"]
 
 
-def _cells(request: RequestReading) -> list[str]:
+def _request_cells(request: RequestReading) -> list[str]:
     return [
         f"#{request.number}",
         request.state,
@@ -197,7 +199,7 @@ def _cells(request: RequestReading) -> list[str]:
     ]
 
 
-def _row(cells: Sequence[str]) -> str:
+def _row_text(cells: Sequence[str]) -> str:
     return "".join(cell.rjust(width + 1) for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
 
 
@@ -222,7 +224,7 @@ def _cell_width(letter: str) -> int:
     return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
 
 
-def _wrapped(texts: Sequence[str], gap: str, width: int) -> list[str]:
+def _wrap(texts: Sequence[str], gap: str, width: int) -> list[str]:
     """Join texts with `gap` into lines of at most `width` characters. A longer text has a line for itself."""
     lines: list[str] = []
     for word in texts:
@@ -233,12 +235,12 @@ def _wrapped(texts: Sequence[str], gap: str, width: int) -> list[str]:
     return lines
 
 
-def _clipped(lines: Iterable[Line], width: int) -> list[Line]:
+def _clip(lines: Iterable[Line], width: int) -> list[Line]:
     """Cut lines to `width` cells. A line that was cut ends in an ellipsis."""
-    return [_clipped_line(line, max(width, 1)) for line in lines]
+    return [_clip_line(line, max(width, 1)) for line in lines]
 
 
-def _clipped_line(line: Line, width: int) -> Line:
+def _clip_line(line: Line, width: int) -> Line:
     if sum(_cell_width(letter) for piece in line for letter in piece.text) <= width:
         return line
     remaining = width - 1

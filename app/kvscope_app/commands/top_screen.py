@@ -43,7 +43,7 @@ _ATTRIBUTES: Final = {
     Style.BOLD: curses.A_BOLD,
     Style.MUTED: curses.A_DIM,
     Style.BAD: curses.A_BOLD,
-    Style.CHOSEN: curses.A_REVERSE,
+    Style.SELECTED: curses.A_REVERSE,
 }
 
 
@@ -102,7 +102,7 @@ class _Screen:
         self._window.refresh()
 
     def _lines(self, readings: Sequence[EngineStatus], width: int, height: int) -> list[Line]:
-        blocks = [engine_lines(each, width, is_chosen=index == self._selected) for index, each in enumerate(readings)]
+        blocks = [engine_lines(each, width, is_selected=index == self._selected) for index, each in enumerate(readings)]
         if sum(map(len, blocks)) > height - _MIN_REQUEST_ROWS:
             blocks = [
                 block if index == self._selected else [short_line(each, width)]
@@ -129,12 +129,12 @@ class _Screen:
 def _visible_blocks(blocks: list[list[Line]], selected: int, height: int) -> list[list[Line]]:
     """Return the selected block and as many blocks before and after it as fit in `height` lines."""
     first, last = selected, selected + 1
-    used = len(blocks[selected])
+    num_lines = len(blocks[selected])
     while True:
         has_grown = False
         for index in (first - 1, last):
-            if 0 <= index < len(blocks) and not first <= index < last and used + len(blocks[index]) <= height:
-                used += len(blocks[index])
+            if 0 <= index < len(blocks) and not first <= index < last and num_lines + len(blocks[index]) <= height:
+                num_lines += len(blocks[index])
                 first, last, has_grown = min(first, index), max(last, index + 1), True
         if not has_grown:
             return blocks[first:last]

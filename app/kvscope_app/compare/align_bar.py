@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QComboBox
 from kvscope_app.compare.session_pair import SessionPair
 from kvscope_app.session.mark_labels import name_of
 from kvscope_app.session.session import Session
-from kvscope_telemetry.exports.comparison.alignment import AlignedMoment, Alignment, moments, shared
+from kvscope_telemetry.exports.comparison.alignment import AlignedMoment, Alignment, named_moments, shared_moments
 
 STARTS: Final = "Starts together"
 CLOCK: Final = "By the clock"
@@ -57,8 +57,8 @@ class AlignBox(QComboBox):
         choices: dict[str, _Choice | None] = {STARTS: (pair.by_starts(), None)}
         if pair.has_time_overlap:
             choices[CLOCK] = (Alignment(), None)
-        run_moments = [moments(session.overview, _bookmark_moments(session)) for session in (pair.a, pair.b)]
-        for moment, alignment in shared(*run_moments):
+        run_moments = [named_moments(session.overview, _bookmark_moments(session)) for session in (pair.a, pair.b)]
+        for moment, alignment in shared_moments(*run_moments):
             choices[moment.name[:1].upper() + moment.name[1:]] = (alignment, moment.time_ns)
         choices[CHOSEN] = None
         return choices

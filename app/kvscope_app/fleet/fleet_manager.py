@@ -64,7 +64,7 @@ class FleetManager(QObject):
             self._known_window = self._open(fleet, None, watched), watched
         window, watched = self._known_window
         watched.show_list(tuple(entries.values()))
-        window.trouble = error_text
+        window.saved_engines_error = error_text
         window.show()
         window.raise_()
         window.activateWindow()
@@ -84,12 +84,12 @@ class FleetManager(QObject):
         group = window_group(FLEET_WINDOW, slot)
         restore_geometry(window, self._settings, group)
         window.closing.connect(partial(save_geometry, settings=self._settings, group=group))
-        window.closing.connect(partial(self._closed, fleet=fleet, reader=reader, slot=slot))
+        window.closing.connect(partial(self._on_window_closed, fleet=fleet, reader=reader, slot=slot))
         self.windows.append(window)
         window.show()
         return window
 
-    def _closed(self, window: FleetWindow, fleet: Fleet, reader: ListReader | None, slot: int) -> None:
+    def _on_window_closed(self, window: FleetWindow, fleet: Fleet, reader: ListReader | None, slot: int) -> None:
         if window not in self.windows:
             return
         self.windows.remove(window)

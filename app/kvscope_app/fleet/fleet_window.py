@@ -50,7 +50,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.fleet import Fleet
 from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.fleet.fleet_row import FleetRow
-from kvscope_telemetry.fleet.list_reader import Listed, ListReader
+from kvscope_telemetry.fleet.list_reader import ListReader, ListReading
 from kvscope_telemetry.fleet.own_member import CURRENT_STATES
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 
@@ -85,7 +85,7 @@ class FleetWindow(QMainWindow):
     ) -> None:
         super().__init__()
         self.fleet, self._themes, self._attach, self.list_reader, self._add = fleet, themes, attach, reader, add
-        self.trouble = ""
+        self.saved_engines_error = ""
         """Error in the saved engines, shown in a window without a list; empty if there is none."""
         self._last_sort_s = 0.0
         self._focuses_first_row = True  # the table gets the keyboard focus once it has a row
@@ -101,7 +101,7 @@ class FleetWindow(QMainWindow):
         self.status_label = label("", "muted", wraps=True)
         self.open_button = QPushButton("Open")
         self.add_button = QPushButton("Add engine…")
-        self.reload = QPushButton("Reload list")
+        self.reload_button = QPushButton("Reload list")
         self._empty = empty_state(NOTHING_LISTED)
         self._table_or_message = QStackedLayout()
         self._timer = QTimer(self, interval=REFRESH_MS)
@@ -165,7 +165,9 @@ class FleetWindow(QMainWindow):
             if self.list_reader is None
             else list_text(self.list_reader.name, self.list_reader.listed, time.monotonic_ns())
         )
-        self.status_label.setText("\n".join(filter(None, (self._open_error, self.fleet.failure, self.trouble, listed))))
+        self.status_label.setText(
+            "\n".join(filter(None, (self._open_error, self.fleet.failure, self.saved_engines_error, listed)))
+        )
 
     def _show_table_or_message(self) -> None:
         if self.fleet.rows:
@@ -207,7 +209,7 @@ class FleetWindow(QMainWindow):
         self.table.selectionModel().selectionChanged.connect(self._show_buttons)
         self.open_button.clicked.connect(self.open_selected)
         self.add_button.clicked.connect(self.ask_engine)
-        self.reload.clicked.connect(self._read_again)
+        self.reload_button.clicked.connect(self._read_again)
         self._themes.changed.connect(self._apply_theme)
         keys = (
             (QKeySequence(QKeySequence.StandardKey.Find), self.search.setFocus),
@@ -232,10 +234,10 @@ class FleetWindow(QMainWindow):
         self.open_button.setProperty("look", "primary")
         self.open_button.setToolTip("Watch it in its own window (Enter)")
         self.add_button.setToolTip("Watch another engine and remember it")
-        self.reload.setToolTip("Reload the list now (F5)")
-        self.reload.setVisible(self.list_reader is not None)
+        self.reload_button.setToolTip("Reload the list now (F5)")
+        self.reload_button.setVisible(self.list_reader is not None)
         bottom_row.addWidget(self.status_label, 1)
-        bottom_row.addWidget(self.reload, 0, Qt.AlignmentFlag.AlignBottom)
+        bottom_row.addWidget(self.reload_button, 0, Qt.AlignmentFlag.AlignBottom)
         bottom_row.addWidget(self.add_button, 0, Qt.AlignmentFlag.AlignBottom)
         bottom_row.addWidget(self.open_button, 0, Qt.AlignmentFlag.AlignBottom)
         column = QVBoxLayout(body)
@@ -268,10 +270,10 @@ class OrderBox(QWidget):
             row.addWidget(widget)
         self._show_header_order()
         header.sortIndicatorChanged.connect(self._show_header_order)
-        self.column.activated.connect(self._choose)
-        self.direction.clicked.connect(self._choose)
+        self.column.activated.connect(self._apply_order)
+        self.direction.clicked.connect(self._apply_order)
 
-    def _choose(self) -> None:
+    def _apply_order(self) -> None:
         order = Qt.SortOrder.DescendingOrder if self.direction.isChecked() else Qt.SortOrder.AscendingOrder
         self._header.setSortIndicator(self.column.currentIndex(), order)
 
@@ -298,7 +300,7 @@ def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
     return " · ".join(parts)
 
 
-def list_text(name: str, listed: Listed, now_ns: int) -> str:
+def list_text(name: str, listed: ListReading, now_ns: int) -> str:
     """Return the name of the list, its age, and the error of the last read if it failed."""
     if not listed.num_tries:
         return f"Reading {name} …"
@@ -337,7 +339,6 @@ class FleetTable(OpenableTable):
 
     @property
     def selected(self) -> list[FleetRow]:
-        """Selected engines in displayed order."""
         return [self.proxy.row_at(position) for position in selected_rows(self)]
 
     def show_rows(self, rows: tuple[FleetRow, ...], *, sorts: bool) -> None:
@@ -348,13 +349,13 @@ class FleetTable(OpenableTable):
         if sorts:
             self.proxy.sort_rows()
         if selected and not self.selectionModel().hasSelection():
-            self._choose(selected)
+            self._select_entries(selected)
 
     def apply_theme(self, theme: Theme) -> None:
         self.fleet.theme = theme
         self.viewport().update()
 
-    def _choose(self, entries: set[FleetEntry]) -> None:
+    def _select_entries(self, entries: set[FleetEntry]) -> None:
         for position in range(self.proxy.rowCount()):
             if self.proxy.row_at(position).entry in entries:
                 self.selectRow(position)

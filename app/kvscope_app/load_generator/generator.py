@@ -39,13 +39,11 @@ class LoadCounts:
 
 
 class LoadGenerator(QObject):
-    """Runs one load at a time."""
-
     changed = Signal()
     """Emitted when counts or state have changed; by the timer, at most once per tick."""
 
-    def __init__(self, session: Session, parent: QObject | None = None, *, chance: random.Random | None = None) -> None:
-        """`chance` draws prompts, lengths and times between requests. A seeded generator makes a load reproducible."""
+    def __init__(self, session: Session, parent: QObject | None = None, *, rng: random.Random | None = None) -> None:
+        """`rng` draws prompts, lengths and times between requests. A seeded `rng` makes a load reproducible."""
         super().__init__(parent)
         self.counts = LoadCounts()
         self.message = ""
@@ -56,7 +54,7 @@ class LoadGenerator(QObject):
         self._is_running = False
         self._epoch: int | None = None
         self._prompts: tuple[str, ...] = ()
-        self._chance = chance or random.Random()
+        self._rng = rng or random.Random()
         self._next_s = 0.0
         self._has_changes = False
         self._timer = QTimer(self)
@@ -112,7 +110,7 @@ class LoadGenerator(QObject):
                 break
             if self._settings.pace is Pace.RATE:
                 # Requests that were due more than a second ago are skipped.
-                self._next_s = max(self._next_s, now_s - 1) + self._chance.expovariate(self._settings.rate)
+                self._next_s = max(self._next_s, now_s - 1) + self._rng.expovariate(self._settings.rate)
             if not self._submit():
                 break
 
@@ -123,7 +121,7 @@ class LoadGenerator(QObject):
 
     def _submit(self) -> bool:
         request_id = f"load-{secrets.token_hex(4)}"
-        if not self._send(make_request(self._settings, self._prompts, request_id, self._chance)):
+        if not self._send(make_request(self._settings, self._prompts, request_id, self._rng)):
             return False
         self._unfinished[request_id] = 0
         self.counts.sent += 1

@@ -53,21 +53,21 @@ class LoadSettings:
         _check_range("maximum output tokens", self.max_output_tokens, self.min_output_tokens, MAX_OUTPUT_TOKENS)
 
 
-def make_request(settings: LoadSettings, prompts: tuple[str, ...], request_id: str, chance: random.Random) -> Submit:
-    num_tokens = chance.randint(settings.min_output_tokens, settings.max_output_tokens)
+def make_request(settings: LoadSettings, prompts: tuple[str, ...], request_id: str, rng: random.Random) -> Submit:
+    num_tokens = rng.randint(settings.min_output_tokens, settings.max_output_tokens)
     # ignore_eos makes the output as long as requested, even if the model would stop earlier.
     sampling = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=num_tokens, ignore_eos=True)
-    prompt, adapter = _prompt(settings.mix, prompts, chance), chance.choice(settings.adapters)
+    prompt, adapter = _prompt(settings.mix, prompts, rng), rng.choice(settings.adapters)
     return Submit(request_id=request_id, prompt=prompt, sampling=sampling, adapter=adapter)
 
 
-def _prompt(mix: Mix, prompts: tuple[str, ...], chance: random.Random) -> str:
+def _prompt(mix: Mix, prompts: tuple[str, ...], rng: random.Random) -> str:
     short, long = short_prompts(prompts), long_prompts(prompts)
     if mix is Mix.SHARED:
-        return f"{long[0]}\n\nOne more question: {chance.choice(short)}"
+        return f"{long[0]}\n\nOne more question: {rng.choice(short)}"
     candidates = {Mix.SHORT: short, Mix.LONG: long, Mix.MIXED: prompts}[mix]
     # A number in front keeps equal prompts of the other mixes from sharing prefix-cached blocks.
-    return f"({chance.randint(1, 999_999)}) {chance.choice(candidates)}"
+    return f"({rng.randint(1, 999_999)}) {rng.choice(candidates)}"
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -28,37 +28,39 @@ class PlanForm(QWidget):
         self._grid.setColumnStretch(1, 1)
         self._grid.setHorizontalSpacing(14)
         self._grid.setVerticalSpacing(7)
-        self.model = self._line("Model", model, "A model's name, a folder, a .gguf file or a config.json (--model)")
-        self.gpu = self._choice("GPU memory", GPU_SIZES, "24GiB", "--gpu-memory", editable=True)
-        self.dtype = self._choice("Weights", tuple(WEIGHT_BYTES), "bfloat16", "--dtype")
-        self.kv_dtype = self._choice("KV cache", KV_CACHE_DTYPES, "auto", "--kv-cache-dtype")
-        self.length = self._number("Max request length", 0, _MAX_VALUE, "--max-model-len, in tokens", "model's maximum")
-        self.seqs = self._number("Requests per step", 1, 1 << 16, "--max-num-seqs")
+        self.model = self._add_line("Model", model, "A model's name, a folder, a .gguf file or a config.json (--model)")
+        self.gpu = self._add_choice("GPU memory", GPU_SIZES, "24GiB", "--gpu-memory", editable=True)
+        self.dtype = self._add_choice("Weights", tuple(WEIGHT_BYTES), "bfloat16", "--dtype")
+        self.kv_dtype = self._add_choice("KV cache", KV_CACHE_DTYPES, "auto", "--kv-cache-dtype")
+        self.length = self._add_number(
+            "Max request length", 0, _MAX_VALUE, "--max-model-len, in tokens", "model's maximum"
+        )
+        self.seqs = self._add_number("Requests per step", 1, 1 << 16, "--max-num-seqs")
         self.seqs.setValue(64)
-        self.tokens = self._number("Tokens per step", 1, 1 << 20, "--max-num-batched-tokens")
+        self.tokens = self._add_number("Tokens per step", 1, 1 << 20, "--max-num-batched-tokens")
         self.tokens.setValue(8192)
-        self.tensor = self._choice("Tensor-parallel GPUs", _PARALLEL, "1", "--tensor-parallel-size")
-        self.pipeline = self._choice("Pipeline-parallel GPUs", _PARALLEL, "1", "--pipeline-parallel-size")
+        self.tensor = self._add_choice("Tensor-parallel GPUs", _PARALLEL, "1", "--tensor-parallel-size")
+        self.pipeline = self._add_choice("Pipeline-parallel GPUs", _PARALLEL, "1", "--pipeline-parallel-size")
         self.train = QCheckBox("Include training")
         self.train.toggled.connect(self._show_training)
         self.train.toggled.connect(self.changed)
         self._grid.addWidget(self.train, self._grid.rowCount(), 0, 1, 2)
         first_training_row = self._grid.rowCount()
-        self.batch = self._number("Batch size", 1, 1 << 16, "--batch-size, on one GPU")
-        self.train_length = self._number("Tokens per sequence", 0, _MAX_VALUE, "--length", f"{count(2048)} at most")
-        self.precision = self._choice(
+        self.batch = self._add_number("Batch size", 1, 1 << 16, "--batch-size, on one GPU")
+        self.train_length = self._add_number("Tokens per sequence", 0, _MAX_VALUE, "--length", f"{count(2048)} at most")
+        self.precision = self._add_choice(
             "Precision",
             ("mixed", "autocast", "bfloat16", "float32"),
             "mixed",
             "--precision: mixed has float32 master weights",
         )
-        self.optimizer = self._choice("Optimizer", ("adamw", "sgd"), "adamw", "--optimizer")
-        self.zero = self._choice("ZeRO stage", ("0", "1", "2", "3"), "0", "--zero")
-        self.ranks = self._number("Data-parallel GPUs", 1, 1 << 16, "--data-parallel-size")
+        self.optimizer = self._add_choice("Optimizer", ("adamw", "sgd"), "adamw", "--optimizer")
+        self.zero = self._add_choice("ZeRO stage", ("0", "1", "2", "3"), "0", "--zero")
+        self.ranks = self._add_number("Data-parallel GPUs", 1, 1 << 16, "--data-parallel-size")
         self.checkpointing = QCheckBox("Gradient checkpointing")
         self.checkpointing.toggled.connect(self.changed)
         self._grid.addWidget(self.checkpointing, self._grid.rowCount(), 0, 1, 2)
-        self._training = self._widgets_from(first_training_row)
+        self._training_widgets = self._widgets_from(first_training_row)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.addLayout(self._grid)
@@ -97,9 +99,9 @@ class PlanForm(QWidget):
             options.append("--gradient-checkpointing")
         return tuple(options)
 
-    def _show_training(self, shown: bool) -> None:
-        for widget in self._training:
-            widget.setVisible(shown)
+    def _show_training(self, is_shown: bool) -> None:
+        for widget in self._training_widgets:
+            widget.setVisible(is_shown)
 
     def _widgets_from(self, row: int) -> list[QWidget]:
         widgets = []
@@ -111,13 +113,13 @@ class PlanForm(QWidget):
                 widgets.append(widget)
         return widgets
 
-    def _line(self, name: str, text: str, tip: str) -> QLineEdit:
+    def _add_line(self, name: str, text: str, tip: str) -> QLineEdit:
         field = QLineEdit(text)
         field.setCursorPosition(0)
         field.textEdited.connect(self.changed)
         return self._add_row(name, field, tip)
 
-    def _choice(
+    def _add_choice(
         self, name: str, choices: tuple[str, ...], current: str, tip: str, *, editable: bool = False
     ) -> QComboBox:
         field = QComboBox()
@@ -127,7 +129,7 @@ class PlanForm(QWidget):
         field.currentTextChanged.connect(self.changed)
         return self._add_row(name, field, tip)
 
-    def _number(self, name: str, minimum: int, maximum: int, tip: str, zero_text: str = "") -> WholeNumberBox:
+    def _add_number(self, name: str, minimum: int, maximum: int, tip: str, zero_text: str = "") -> WholeNumberBox:
         field = WholeNumberBox()
         field.setRange(minimum, maximum)
         field.setSpecialValueText(zero_text)

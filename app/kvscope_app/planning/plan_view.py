@@ -63,7 +63,7 @@ class PlanView(QScrollArea):
 
     def show_answer(self, plan: PlanAnswer) -> None:
         column = self._new_column()
-        column.addWidget(_heading(f"{plan.architecture}, {_parameters(plan.num_parameters)}"))
+        column.addWidget(_heading(f"{plan.architecture}, {_parameters_text(plan.num_parameters)}"))
         self._add_serving(column, plan.inference)
         if plan.training is not None:
             self._add_training(column, plan.training)
@@ -213,5 +213,5 @@ def _verdict(plan: InferenceAnswer) -> str:
     return f"Fits in {share}."
 
 
-def _parameters(number: int) -> str:
+def _parameters_text(number: int) -> str:
     return f"{number / 1e9:.2f} billion parameters" if number >= 1e8 else f"{number / 1e6:.1f} million parameters"

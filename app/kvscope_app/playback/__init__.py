@@ -1,1 +1,1 @@
-"""Playback of recordings: clock, bar and actions."""
+"""Opening and playback of recordings: operations on the timeline, bar, slider and actions."""

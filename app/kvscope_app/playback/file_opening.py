@@ -28,9 +28,9 @@ class FileOpening(QObject):
     def __init__(self, path: str | RecordingOpening, parent: QObject) -> None:
         super().__init__(parent)
         self._opening = RecordingOpening(path) if isinstance(path, str) else path
-        self._clock = QTimer(self, interval=_POLL_INTERVAL_MS)
-        self._clock.timeout.connect(self._poll)
-        self._clock.start()
+        self._poll_timer = QTimer(self, interval=_POLL_INTERVAL_MS)
+        self._poll_timer.timeout.connect(self._poll)
+        self._poll_timer.start()
 
     def cancel(self) -> None:
         self._opening.cancel()
@@ -40,7 +40,7 @@ class FileOpening(QObject):
         if not opening.is_finished:
             self.progressed.emit(opening.share)
             return
-        self._clock.stop()
+        self._poll_timer.stop()
         if opening.is_cancelled or (opening.recording is None and not opening.failure):
             self.cancelled.emit()
         elif opening.failure:

@@ -7,9 +7,8 @@ from typing import Final
 from kvscope_app.session.timeline import Timeline
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-BACK_S: Final = 10.0
-"""Seconds of a wide jump backward or forward."""
-STEP_S: Final = 1.0
+LONG_JUMP_S: Final = 10.0
+SHORT_JUMP_S: Final = 1.0
 
 
 def toggle(timeline: Timeline) -> None:

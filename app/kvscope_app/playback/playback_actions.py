@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from kvscope_app.actions.action_registry import ActionSpec
-from kvscope_app.playback.playback import BACK_S, STEP_S, change_speed, to_start, toggle
+from kvscope_app.playback.playback import LONG_JUMP_S, SHORT_JUMP_S, change_speed, to_start, toggle
 from kvscope_app.session.timeline import Timeline
 from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import count
@@ -30,10 +30,10 @@ class EventJumps:
         self._timeline = timeline
         self._report = report
 
-    def choose(self, kind: str) -> None:
+    def set_kind(self, kind: str) -> None:
         self.kind = kind
 
-    def go(self, *, forward: bool) -> None:
+    def go_to_event(self, *, forward: bool) -> None:
         event = self._timeline.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
             self._report(f"No {STEPPED_EVENT_KINDS[self.kind]} {'after' if forward else 'before'} this moment")
@@ -49,7 +49,7 @@ class EventJumps:
 
 
 def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
-    wide_text, narrow_text = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
+    wide_text, narrow_text = f"{LONG_JUMP_S:.0f} s", f"{SHORT_JUMP_S:.0f} s"
     end = "Go to end" if timeline.is_file else "Go live"
     jump_by, shared_zoom = timeline.jump_by, timeline.shared_zoom
 
@@ -98,16 +98,24 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             enabled=lambda: shared_zoom.can_go_forward,
             tip="Redo the zoom that you undid",
         ),
-        history_action("back", f"Back {wide_text}", partial(jump_by, -BACK_S), ("Ctrl+Left",), starts_section=True),
-        history_action("forward", f"Forward {wide_text}", partial(jump_by, BACK_S), ("Ctrl+Right",)),
-        history_action("back_little", f"Back {narrow_text}", partial(jump_by, -STEP_S), ("Ctrl+Shift+Left",)),
-        history_action("forward_little", f"Forward {narrow_text}", partial(jump_by, STEP_S), ("Ctrl+Shift+Right",)),
+        history_action(
+            "back", f"Back {wide_text}", partial(jump_by, -LONG_JUMP_S), ("Ctrl+Left",), starts_section=True
+        ),
+        history_action("forward", f"Forward {wide_text}", partial(jump_by, LONG_JUMP_S), ("Ctrl+Right",)),
+        history_action("back_little", f"Back {narrow_text}", partial(jump_by, -SHORT_JUMP_S), ("Ctrl+Shift+Left",)),
+        history_action(
+            "forward_little", f"Forward {narrow_text}", partial(jump_by, SHORT_JUMP_S), ("Ctrl+Shift+Right",)
+        ),
         history_action("frame_back", "Previous frame", partial(timeline.step_frames, -1), (",",), "frame-back"),
         history_action("frame_forward", "Next frame", partial(timeline.step_frames, 1), (".",), "frame-forward"),
         history_action(
-            "event_before", "Previous event", partial(jumps.go, forward=False), ("Ctrl+,",), starts_section=True
+            "event_before",
+            "Previous event",
+            partial(jumps.go_to_event, forward=False),
+            ("Ctrl+,",),
+            starts_section=True,
         ),
-        history_action("event_next", "Next event", partial(jumps.go, forward=True), ("Ctrl+.",)),
+        history_action("event_next", "Next event", partial(jumps.go_to_event, forward=True), ("Ctrl+.",)),
         history_action(
             "event_side",
             "State before this event",
@@ -126,7 +134,7 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
             f"events_{kind or 'all'}",
             f"Step by {plural}",
             group,
-            partial(jumps.choose, kind),
+            partial(jumps.set_kind, kind),
             checkable=True,
             exclusive="event_kind",
             checked=partial(lambda kind: jumps.kind == kind, kind),

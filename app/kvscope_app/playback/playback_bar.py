@@ -41,8 +41,7 @@ class ShownBookmarks(Protocol):
     @property
     def changed(self) -> SignalInstance: ...
     @property
-    def shown(self) -> list[Bookmark]:
-        """Bookmarks in the order of their times."""
+    def shown(self) -> list[Bookmark]: ...
 
 
 class PlaybackBar(QFrame):
@@ -51,7 +50,7 @@ class PlaybackBar(QFrame):
     def __init__(self, timeline: Timeline, bookmarks: ShownBookmarks, buttons: tuple[QAction, ...]) -> None:
         super().__init__()
         self._timeline = timeline
-        self._play = next(action for action in buttons if action.objectName() == "play")
+        self._play_action = next(action for action in buttons if action.objectName() == "play")
         self._theme = DARK
         self.setProperty("look", "playback")
         self.setAccessibleName("Timeline")
@@ -66,7 +65,7 @@ class PlaybackBar(QFrame):
         self.slider.valueChanged.connect(self._on_slider)
         self.slider.sliderPressed.connect(self._on_press)
         self.slider.sliderReleased.connect(self._on_release)
-        self.slider.space_pressed.connect(self._play.trigger)
+        self.slider.space_pressed.connect(self._play_action.trigger)
         self.slider.pointed.connect(self._show_time_tip)
         self.speed.activated.connect(lambda index: timeline.set_speed(SPEEDS[index]))
         self._min_widths = {self.time: 440, self.speed: 540, self.wall: 620}
@@ -140,9 +139,9 @@ class PlaybackBar(QFrame):
         is_playing = self._timeline.is_playing
         if is_playing is not self._is_shown_playing:
             self._is_shown_playing = is_playing
-            self._play.setIcon(icon("pause" if is_playing else "play", self._theme.text, self._theme.border))
-            self._play.setText("Pause" if is_playing else "Play")
-            self._play.setToolTip(f"{self._play.text()} (Space)")
+            self._play_action.setIcon(icon("pause" if is_playing else "play", self._theme.text, self._theme.border))
+            self._play_action.setText("Pause" if is_playing else "Play")
+            self._play_action.setToolTip(f"{self._play_action.text()} (Space)")
 
     def _show_time(self, seconds: float, first_s: float, last_s: float) -> None:
         origin_ns = self._timeline.origin_ns or 0
@@ -165,7 +164,7 @@ class PlaybackBar(QFrame):
             position = self.slider.mapToGlobal(QPoint(round(self.slider.mapFromGlobal(self.cursor().pos()).x()), -34))
             QToolTip.showText(position, plain_tip(self.marks.text_at(seconds)), self.slider)
 
-    def _go(self) -> None:
+    def _seek_to_slider(self) -> None:
         origin_ns = self._timeline.origin_ns
         if origin_ns is not None:
             self._timeline.go_to(origin_ns + round(self.slider.seconds * 1e9))
@@ -173,7 +172,7 @@ class PlaybackBar(QFrame):
     def _on_slider(self) -> None:
         if self.slider.isSliderDown() and not self._timeline.is_file and self._is_at_end:
             return  # goes live on release
-        self._go()
+        self._seek_to_slider()
         self.refresh()
 
     @property
@@ -185,7 +184,7 @@ class PlaybackBar(QFrame):
         self._timeline.pause()
 
     def _on_release(self) -> None:
-        self._go()
+        self._seek_to_slider()
         if self._resumes_on_release and not self._is_at_end:
             self._timeline.play()
         self.refresh()
@@ -195,7 +194,7 @@ class PlaybackBar(QFrame):
         row.setContentsMargins(10, 4, 12, 4)
         row.setSpacing(4)
         for action in buttons:
-            row.addWidget(_TransportButton(action, self._play))
+            row.addWidget(_TransportButton(action, self._play_action))
         row.addSpacing(6)
         row.addWidget(self.slider, 1)
         row.addSpacing(8)

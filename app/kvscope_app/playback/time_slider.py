@@ -8,10 +8,10 @@ from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QMouseEvent
 from PySide6.QtWidgets import QSlider, QStyle, QStyleOptionSlider
 
-from kvscope_app.playback.playback import BACK_S, STEP_S
+from kvscope_app.playback.playback import LONG_JUMP_S, SHORT_JUMP_S
 
 _MAX_STEPS: Final = 1_000_000_000
-"""A QSlider has a 32-bit value, which is at most 24.8 days in milliseconds."""
+"""Maximum value of the slider. A QSlider has 32 bits, which is at most 24.8 days in milliseconds."""
 
 
 class TimeSlider(QSlider):
@@ -38,8 +38,8 @@ class TimeSlider(QSlider):
             self._step_s = 2 * step_s if self._step_s > 0.001 else step_s
         self.blockSignals(True)
         self.setRange(self._steps(first_s), max(self._steps(last_s), self._steps(first_s)))
-        self.setSingleStep(max(1, self._steps(STEP_S)))
-        self.setPageStep(max(1, self._steps(BACK_S)))
+        self.setSingleStep(max(1, self._steps(SHORT_JUMP_S)))
+        self.setPageStep(max(1, self._steps(LONG_JUMP_S)))
         self.blockSignals(False)
 
     @property

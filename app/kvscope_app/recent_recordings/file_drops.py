@@ -41,9 +41,9 @@ def open_dropped(window: SessionWindow, data: QMimeData) -> None:
         try_to_open(window, path)
     if others:
         names = ", ".join(Path(path).name or path for path in others[:_MAX_NAMES])
-        more = f" and {len(others) - _MAX_NAMES} more" if len(others) > _MAX_NAMES else ""
+        suffix = f" and {len(others) - _MAX_NAMES} more" if len(others) > _MAX_NAMES else ""
         window.banner.show_message(
-            "Not a recording", f"{names}{more}: only .mcap files can be opened here", is_temporary=True
+            "Not a recording", f"{names}{suffix}: only .mcap files can be opened here", is_temporary=True
         )
     elif len(good) > MAX_AT_ONCE:
         window.banner.show_message(
@@ -54,8 +54,9 @@ def open_dropped(window: SessionWindow, data: QMimeData) -> None:
 
 
 class DropOverlay(QFrame):
-    """Overlay on `window` that explains the effect of a drop; hidden until `offer`. Mouse events pass through to the
-    window.
+    """Overlay on `window` that explains the effect of a drop; hidden until `explain_drop`.
+
+    Mouse events pass through to the window, so that drops reach it.
     """
 
     def __init__(self, window: QWidget) -> None:
@@ -71,7 +72,7 @@ class DropOverlay(QFrame):
         column.addStretch(1)
         self.hide()
 
-    def offer(self, data: QMimeData) -> None:
+    def explain_drop(self, data: QMimeData) -> None:
         good, others = dropped_paths(data)
         names = Path(good[0]).name if len(good) == 1 else plural(len(good), "recording")
         self._heading.setText(f"Drop to open {names}" if good else "Not a recording")

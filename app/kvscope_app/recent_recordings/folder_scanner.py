@@ -105,15 +105,15 @@ class FolderScanner:
 
     def _scan(self) -> None:
         try:
-            found = _recordings_in(self._folder)
+            recordings = _recordings_in(self._folder)
         except OSError as error:
             self._known_headers = {}
             self._publish(FolderListing(problem=error.strerror or str(error)))
             return
-        listed = sorted(sorted(found, key=lambda each: -each.modified_ns)[:MAX_LISTED], key=lambda each: each.path)
-        known = self._known_headers
-        self._known_headers = {each.path: _with_known_header(each, known.get(each.path)) for each in listed}
-        self._publish(FolderListing(tuple(self._known_headers.values()), len(found) - len(listed)))
+        listed = sorted(sorted(recordings, key=lambda each: -each.modified_ns)[:MAX_LISTED], key=lambda each: each.path)
+        known_headers = self._known_headers
+        self._known_headers = {each.path: _with_known_header(each, known_headers.get(each.path)) for each in listed}
+        self._publish(FolderListing(tuple(self._known_headers.values()), len(recordings) - len(listed)))
 
     def _publish(self, listing: FolderListing) -> None:
         listing = replace(listing, is_reading=any(each.is_pending for each in listing.recordings))
@@ -138,17 +138,17 @@ def _recordings_in(folder: str) -> list[ListedRecording]:
     return recordings
 
 
-def _with_known_header(recording: ListedRecording, known: ListedRecording | None) -> ListedRecording:
-    """Return `recording` with the header in `known`, its previous state, unless the file has changed since.
+def _with_known_header(recording: ListedRecording, previous: ListedRecording | None) -> ListedRecording:
+    """Return `recording` with the header of `previous`, its earlier state, unless the file has changed since.
 
     A file that is being written keeps its first header, because rereading it gets slower as the file grows.
     """
-    if known is None:
+    if previous is None:
         return recording
-    is_header_kept = recording.is_part and known.header is not None
-    if known.modified_ns != recording.modified_ns and not is_header_kept:
+    is_header_kept = recording.is_part and previous.header is not None
+    if previous.modified_ns != recording.modified_ns and not is_header_kept:
         return recording
-    return replace(recording, header=known.header, problem=known.problem)
+    return replace(recording, header=previous.header, problem=previous.problem)
 
 
 def _with_header(recording: ListedRecording, report_progress: ProgressCallback) -> ListedRecording:

@@ -35,11 +35,11 @@ class RecentMenu(QMenu):
         paths = self._window.themes.settings.values.recent_recordings
         check = Background(lambda _: [existing_file(path) for path in paths], "kvscope-recent-files")
         check.wait(_MAX_WAIT_S)
-        for path, found in zip(paths, check.result or paths, strict=True):
+        for path, existing_path in zip(paths, check.result or paths, strict=True):
             action = self.addAction(path.rpartition("/")[2].replace("&", "&&"))
-            action.setToolTip(plain_tip(path if found else f"{path}\nThe file is missing."))
-            action.setEnabled(bool(found))
-            action.triggered.connect(partial(self._choose, found))
+            action.setToolTip(plain_tip(path if existing_path else f"{path}\nThe file is missing."))
+            action.setEnabled(bool(existing_path))
+            action.triggered.connect(partial(self._choose, existing_path))
         if not paths:
             self.addAction("No recent recordings").setEnabled(False)
         self.addSeparator()

@@ -28,7 +28,7 @@ class RecordingColumn(TableColumn[[ListedRecording]]):
     key: Callable[[ListedRecording], float | str]
 
 
-def _name(recording: ListedRecording) -> str:
+def _name_text(recording: ListedRecording) -> str:
     if recording.problem:
         return f"{recording.name}  (cannot be read)"
     return f"{recording.name}  (not ended)" if recording.is_part else recording.name
@@ -39,24 +39,24 @@ def _header_text(text: Callable[[RecordingHeader], str]) -> Callable[[ListedReco
     return lambda recording: "" if recording.header is None else text(recording.header)
 
 
-def _model(recording: ListedRecording) -> str:
+def _model_text(recording: ListedRecording) -> str:
     return "…" if recording.is_pending else _header_text(lambda header: header.model)(recording)
 
 
-def _recorded(header: RecordingHeader) -> str:
+def _start_time_text(header: RecordingHeader) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(header.start_ns / 1e9))
 
 
 COLUMNS: Final = (
     RecordingColumn(
         "Recording",
-        _name,
+        _name_text,
         sample="SmolLM2-135M-Instruct-20261231-2359.mcap  (not ended)",
         key=lambda recording: recording.name.casefold(),
     ),
     RecordingColumn(
         "Recorded",
-        _header_text(_recorded),
+        _header_text(_start_time_text),
         sample="2026-12-31 23:59",
         key=lambda recording: recording.modified_ns if recording.header is None else recording.header.start_ns,
     ),
@@ -76,7 +76,7 @@ COLUMNS: Final = (
     ),
     RecordingColumn(
         "Model",
-        _model,
+        _model_text,
         sample="Meta-Llama-3.1-70B-Instruct",
         key=lambda recording: "" if recording.header is None else recording.header.model.casefold(),
     ),
@@ -136,18 +136,18 @@ class RecordingsModel(TableModel):
         return None
 
     def _arrange(self) -> None:
-        found = [each for each in self._recordings if all(word in each.search_text for word in self._search_words)]
-        found.sort(key=COLUMNS[self._sorted_by].key, reverse=self._is_descending)
+        matches = [each for each in self._recordings if all(word in each.search_text for word in self._search_words)]
+        matches.sort(key=COLUMNS[self._sorted_by].key, reverse=self._is_descending)
         before = self.shown
-        rows = {recording.path: row for row, recording in enumerate(found)}
+        rows = {recording.path: row for row, recording in enumerate(matches)}
         if [recording.path for recording in before] == list(rows):
-            self.shown = found
-            for row, (old, new) in enumerate(zip(before, found, strict=True)):
+            self.shown = matches
+            for row, (old, new) in enumerate(zip(before, matches, strict=True)):
                 if old != new:
                     self.dataChanged.emit(self.index(row, 0), self.index(row, len(COLUMNS) - 1))
             return
         self.layoutAboutToBeChanged.emit()  # must precede the change: views read the old rows in response
-        self.shown = found
+        self.shown = matches
         old_indexes = self.persistentIndexList()
         new_cells = [(rows.get(before[index.row()].path), index.column()) for index in old_indexes]
         self.changePersistentIndexList(old_indexes, [self._index_at(row, column) for row, column in new_cells])

@@ -25,8 +25,6 @@ _START_DELAY_MS: Final = 1500
 
 
 class CrashedHistories(QObject):
-    """Searches for histories on a thread and makes a single offer."""
-
     def __init__(
         self,
         parent: QObject,
@@ -57,11 +55,11 @@ class CrashedHistories(QObject):
         if self._opening is not None:
             self._on_opened(self._opening)
         elif self._search is not None and self._search.is_finished:
-            found = self._search.result
-            if found is None or not (found.kept or found.discarded):
+            removed = self._search.result
+            if removed is None or not (removed.kept or removed.discarded):
                 self._poll_timer.stop()
             else:
-                self._offer(found)
+                self._offer(removed)
 
     def _offer(self, removed: RemovedRings) -> None:
         """Show the offer once a window shows data and its banner is free.
@@ -79,14 +77,14 @@ class CrashedHistories(QObject):
             )
             return
         rings = removed.kept
-        ring, more = rings[0], len(rings) - 1
-        discard = "Delete all" if more else "Delete"
+        ring, num_others = rings[0], len(rings) - 1
+        discard = "Delete all" if num_others else "Delete"
         window.banner.show_message(
-            f"{plural(len(rings), 'session')} ended unexpectedly" if more else "A session ended unexpectedly",
-            _ring_text(ring, "The newest" if more else "Recovered session")
+            f"{plural(len(rings), 'session')} ended unexpectedly" if num_others else "A session ended unexpectedly",
+            _ring_text(ring, "The newest" if num_others else "Recovered session")
             + (f". {_deletion_text(removed.discarded)}" if removed.discarded else ""),
             (
-                ("Open the newest" if more else "Open", lambda: self.open_ring(ring)),
+                ("Open the newest" if num_others else "Open", lambda: self.open_ring(ring)),
                 (discard, lambda: self.discard_rings(rings)),
             ),
             is_offer=True,
@@ -133,10 +131,10 @@ def _ring_text(ring: OrphanedRing, title: str) -> str:
 
 
 def _deletion_text(rings: Sequence[OrphanedRing]) -> str:
-    from kvscope_telemetry.recordings.orphaned_rings import MAX_LEFT_BYTES, MAX_LEFT_S
+    from kvscope_telemetry.recordings.orphaned_rings import MAX_ORPHANED_BYTES, MAX_ORPHANED_S
 
     return (
         f"{plural(len(rings), 'crashed session')} deleted "
-        f"({num_bytes(sum(ring.num_bytes for ring in rings))}): older than {MAX_LEFT_S / 86400:.0f} days, "
-        f"or over {num_bytes(MAX_LEFT_BYTES)} in total"
+        f"({num_bytes(sum(ring.num_bytes for ring in rings))}): older than {MAX_ORPHANED_S / 86400:.0f} days, "
+        f"or over {num_bytes(MAX_ORPHANED_BYTES)} in total"
     )

@@ -64,8 +64,8 @@ class ExportDialog(QDialog):
         full_range_ns = session.timeline.range_ns
         assert full_range_ns is not None, "nothing to export"
         self._window, self._full_range_ns = window, full_range_ns
-        begin_s, end_s = (self._seconds(at) for at in full_range_ns)
-        first_s, last_s = (self._seconds(at) for at in session.timeline.loop.range_ns or full_range_ns)
+        begin_s, end_s = (self._seconds(time_ns) for time_ns in full_range_ns)
+        first_s, last_s = (self._seconds(time_ns) for time_ns in session.timeline.loop.range_ns or full_range_ns)
         self.setWindowTitle("Export")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.content = combo_box([form.title for form in _FORMATS], "What")
@@ -185,7 +185,7 @@ def _export_function(session: Session, selection: ExportSelection) -> Callable[[
             session_bookmarks if has_disk_history else [*read_bookmarks(bookmark_file(recording)), *session_bookmarks]
         )
         with tempfile.TemporaryDirectory(prefix=".kvscope-export-", dir=_folder(selection.path)) as folder:
-            target = ExportTarget.of(Path(folder) / selection.path.name, selection.kind, selection.form)
+            target = ExportTarget.from_path(Path(folder) / selection.path.name, selection.kind, selection.form)
             begin_s, end_s = _seconds(recording, selection.from_ns), _seconds(recording, selection.until_ns)
             export(recording, target, begin_s, end_s, report_progress, bookmarks)
             if not report_progress(1.0):

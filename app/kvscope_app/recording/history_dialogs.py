@@ -28,7 +28,7 @@ class HistoryLengthDialog(QDialog):
         form = QFormLayout()
         form.addRow("The last", self.minutes)
         form.addRow("but at most", self.megabytes)
-        _lay_out(self, form, label(self._facts(), "muted", wraps=True))
+        _lay_out(self, form, label(self._facts_text(), "muted", wraps=True))
         self.setMinimumWidth(scaled(400))
 
     def accept(self) -> None:
@@ -38,7 +38,7 @@ class HistoryLengthDialog(QDialog):
             self._disk_history.ring.set_bounds(max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
         super().accept()
 
-    def _facts(self) -> str:
+    def _facts_text(self) -> str:
         location = f"Readable by you alone, deleted when the window is closed: {rings_folder()}"
         if self._disk_history is None:
             return location

@@ -207,9 +207,9 @@ class Task(QObject):
     end.
     """
 
-    def __init__(self, window: SessionWindow, work: Background[Any], text: str, done: Callable[[], None]) -> None:
+    def __init__(self, window: SessionWindow, work: Background[Any], text: str, on_done: Callable[[], None]) -> None:
         super().__init__(window)
-        self.work, self._done = work, done
+        self.work, self._on_done = work, on_done
         self._dialog = QProgressDialog(text, "Cancel", 0, _STEPS, window)
         self._dialog.setWindowTitle("kvscope")
         self._dialog.setWindowModality(Qt.WindowModality.NonModal)
@@ -227,7 +227,7 @@ class Task(QObject):
             self._dialog.setValue(min(round(self.work.share * _STEPS), _STEPS - 1))
             return
         self._poll_timer.stop()
-        self._done()
+        self._on_done()
         self._dialog.deleteLater()
         self.deleteLater()
 

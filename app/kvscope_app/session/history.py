@@ -24,7 +24,7 @@ from kvscope_app.session.request_times import RequestTimes
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown, Reading
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.summaries.histograms import UNKNOWN_RANGE, PercentileBounds, joined
+from kvscope_telemetry.summaries.histograms import UNKNOWN_RANGE, PercentileBounds, sum_histograms
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 FloatArray = npt.NDArray[np.float64]
@@ -114,8 +114,8 @@ class HistoryWindow:
     def latest(self, name: str) -> float:
         """Return the newest known value of a gauge or latency, or NaN."""
         column = self.columns[name]
-        known = np.flatnonzero(np.isfinite(column))
-        return float(column[known[-1]]) if known.size else np.nan
+        known_indexes = np.flatnonzero(np.isfinite(column))
+        return float(column[known_indexes[-1]]) if known_indexes.size else np.nan
 
 
 class History:
@@ -135,7 +135,7 @@ class History:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all data. Call it if the next update does not continue the state."""
+        """Remove all data. Call it before an update that does not continue the previous ones."""
         self.ring = BinRing(SUMS, GAUGES, self._num_bins, LATENCIES)
         self.events.clear()
         self.samples.clear()
@@ -371,7 +371,7 @@ class History:
         for reading in update.readings:
             self.readings.append((now_ns, reading))
             for prefix, kind in HISTOGRAMS.items():
-                histogram = joined((reading,), kind)
+                histogram = sum_histograms((reading,), kind)
                 if histogram is not None and histogram.total:
                     bounds = {f"{prefix}_p{p}_s": histogram.percentile(p / 100) for p in (50, 95)}
                     upper = {name: high if math.isfinite(high) else low for name, (low, high) in bounds.items()}
@@ -384,7 +384,7 @@ class History:
         `prefix` is a key of `HISTOGRAMS`; `share` is 0 to 1.
         """
         readings = (reading for at_ns, reading in self.readings if since_ns <= at_ns <= until_ns)
-        histogram = joined(readings, HISTOGRAMS[prefix])
+        histogram = sum_histograms(readings, HISTOGRAMS[prefix])
         return UNKNOWN_RANGE if histogram is None else histogram.percentile(share)
 
     def _add_requests(self, update: Update) -> None:

@@ -17,7 +17,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _BINS_PER_SECOND: Final = SECOND_NS // BIN_NS
 _MAX_SAMPLE_AGE_S: Final = 60
-"""Devices are sampled once per second. A device without a sample for this long counts as unknown."""
+"""Maximum age of a device's last known value. Devices are sampled once per second."""
 OVERVIEW_NAMES: Final[Mapping[str, str]] = {
     **{name: name for name in (*FRAME_GAUGES, *SAMPLE_GAUGES)},
     "blocks_active": "active_blocks",

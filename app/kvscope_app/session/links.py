@@ -53,11 +53,11 @@ class Player(Protocol):
 
     @property
     def note(self) -> str:
-        """Short description of defects of the file; empty if none is known."""
+        """Short description of what is damaged or missing in the file; empty if nothing is known to be."""
 
     @property
     def detail(self) -> str:
-        """Full description of the defects, one per line."""
+        """Full description of what `note` summarizes, one defect per line."""
 
     @property
     def position(self) -> float: ...

@@ -68,7 +68,7 @@ class OverviewReader:
         """Add the parts read so far to `overview`, for at most `_MAX_DRAIN_S`. Returns whether there were any."""
         until_s, is_new = time.monotonic() + _MAX_DRAIN_S, False
         while self._parts and time.monotonic() < until_s:
-            self._parts.popleft().into(overview)
+            self._parts.popleft().append_to(overview)
             is_new = True
         return is_new
 

@@ -67,9 +67,9 @@ def overview_window(
 
 def known_columns_of(overview: SessionOverview) -> set[str]:
     """Return the optional columns that have a value in any second of the overview, as in `History.known_columns`."""
-    found = {name for name in SAMPLE_GAUGES if np.isfinite(overview.column(name)).any()}
-    found |= {name for name in KNOWN_SUMS if np.nan_to_num(overview.column(name)).any()}
-    return found | ({"queue_p50_s"} if overview.column("queued_count").any() else set())
+    names = {name for name in SAMPLE_GAUGES if np.isfinite(overview.column(name)).any()}
+    names |= {name for name in KNOWN_SUMS if np.nan_to_num(overview.column(name)).any()}
+    return names | ({"queue_p50_s"} if overview.column("queued_count").any() else set())
 
 
 assert set(OVERVIEW_NAMES.values()) <= set(OVERVIEW_COLUMNS), "a column of the overview is called otherwise"

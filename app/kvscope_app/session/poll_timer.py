@@ -14,7 +14,7 @@ IDLE_MS: Final = 250
 """Interval without requests. The resulting delay of the first frame is not noticeable."""
 _BUSY_INTERVAL_NS: Final = 1_000_000_000
 _CALM_DELAY_NS: Final = 8_000_000_000
-"""Long enough that the summary of the last busy second has arrived."""
+"""Time without activity until `is_calm`: long enough that the summary of the last busy second has arrived."""
 
 
 class PollTimer(QTimer):

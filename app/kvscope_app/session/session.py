@@ -73,7 +73,6 @@ class Session(QObject):
         """Seconds and events of the whole timeline, which grows. For the GUI thread only."""
         self.timeline = SourceTimeline(source, self.overview, self)
         self.disk_history: DiskHistory | None = None
-        """Stored history of a live source, or None."""
         self.selection = SessionSelection(self)
         self.bookmarks = Bookmarks(self)
         self.bookmarks.failed.connect(self.noticed)
@@ -377,7 +376,7 @@ class Session(QObject):
         notices, recorder = [], disk_history.recorder
         if recorder is not None and recorder.failure:
             disk_history.stop_recording()
-            notices.append(f"The recording ended: {recorder.failure}; {recorder.writer.left}")
+            notices.append(f"The recording ended: {recorder.failure}; {recorder.writer.saved_text}")
         if disk_history.failure and not self._reported_failure:
             self._reported_failure = disk_history.failure
             notices.append(history_failure_text(disk_history.failure, has_some=disk_history.ring.num_bytes > 0))

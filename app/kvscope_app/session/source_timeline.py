@@ -219,7 +219,7 @@ class SourceTimeline(QObject):
         self.moved.emit()
 
     def go_to(self, time_ns: int) -> None:
-        """Move the cursor to `time_ns`. At or after the end, a live session goes live."""
+        """Move the cursor to `time_ns`. A live session goes live if that is at or after the end."""
         self._clear_shown_event()
         range_ns = self.range_ns
         if range_ns is None:

@@ -151,7 +151,9 @@ class Loop(QObject):
             self.play()
 
     def set_range(self, begin_ns: int, end_ns: int) -> None:
-        """Set both ends, in any order, without playing. A range shorter than `SHORTEST_NS` has no end."""
+        """Set both ends, in any order, without playing. If the range is shorter than `SHORTEST_NS`, only its start is
+        set.
+        """
         self.begin_ns, self.end_ns = min(begin_ns, end_ns), max(begin_ns, end_ns)
         if self.end_ns - self.begin_ns < SHORTEST_NS:
             self.end_ns = None

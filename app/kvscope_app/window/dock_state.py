@@ -28,7 +28,7 @@ _MIN_CASCADE_DISTANCE_PX: Final = 24
 _MIN_SHARE: Final = 0.75
 """Minimum size of a dock in a small window, as a share of `DockSpec.size`."""
 _MIN_STACKED_HEIGHT: Final = 780
-"""Minimum window height in pixels at which timeline and requests are stacked; tabs below that."""
+"""Minimum height of a window, in pixels, in which timeline and requests are stacked rather than tabbed."""
 _LEFT, _RIGHT, _BOTTOM = (
     Qt.DockWidgetArea.LeftDockWidgetArea,
     Qt.DockWidgetArea.RightDockWidgetArea,

@@ -44,15 +44,15 @@ def edit_actions(window: WindowBody) -> list[ActionSpec]:
             "copy_rows",
             "Copy selected rows",
             EDIT,
-            partial(_copy_rows, window, whole=False),
+            partial(_copy_rows, window, is_whole=False),
             ("Ctrl+C",),
             starts_section=True,
         ),
-        ActionSpec("copy_table", "Copy table", EDIT, partial(_copy_rows, window, whole=True), ("Ctrl+Shift+C",)),
+        ActionSpec("copy_table", "Copy table", EDIT, partial(_copy_rows, window, is_whole=True), ("Ctrl+Shift+C",)),
     ]
 
 
-def _copy_rows(window: WindowBody, *, whole: bool) -> None:
+def _copy_rows(window: WindowBody, *, is_whole: bool) -> None:
     """Copy rows of the focused table, or the selected text of a focused text field."""
     focus = QApplication.focusWidget()
     if isinstance(focus, QLineEdit | QTextEdit | QPlainTextEdit):
@@ -62,7 +62,7 @@ def _copy_rows(window: WindowBody, *, whole: bool) -> None:
     if table is None:
         window.statusBar().showMessage("No focused table to copy from", _NOTICE_MS)
         return
-    rows = list(range(min(table.model().rowCount(), MAX_ROWS))) if whole else selected_rows(table)
+    rows = list(range(min(table.model().rowCount(), MAX_ROWS))) if is_whole else selected_rows(table)
     if rows:
         QGuiApplication.clipboard().setText(as_tsv(table, rows))
     window.statusBar().showMessage(f"{plural(len(rows), 'row')} copied", _NOTICE_MS)

@@ -141,7 +141,7 @@ class EngineNotices(QObject):
             window.openers.attach(address)
             window.close()
 
-        AttachDialog(window, attach, where=window.session.source.name).show()
+        AttachDialog(window, attach, address_text=window.session.source.name).show()
 
     def _is_message_outdated(self, message: str) -> bool:
         """Whether the banner's message no longer applies, now that the engine is live."""

@@ -73,8 +73,6 @@ _SEVERE: Final = (QtMsgType.QtCriticalMsg, QtMsgType.QtFatalMsg)
 
 @dataclass(slots=True)
 class InternalError:
-    """A distinct error and its number of occurrences."""
-
     kind: str
     """Name of the exception class, or "Qt"."""
     feature: str

@@ -83,7 +83,7 @@ class MainWindow(WindowBody):
         apply_text_consent(self)
         if openers.open_recording is not None:
             for name in ("sample", "recordings"):
-                self.welcome.offer(self.actions_by_name[name])
+                self.welcome.add_offer(self.actions_by_name[name])
             self.setAcceptDrops(True)
         self.drop_overlay = DropOverlay(self)
         self.playback = self._build_playback()
@@ -102,7 +102,7 @@ class MainWindow(WindowBody):
         """
         self._has_own_layout, self.has_saved_geometry = self._restore_layout()
         self._connect_refreshes()
-        self._theme_parts(themes.theme)
+        self._apply_theme_to_parts(themes.theme)
         self.page_map.apply_theme(themes.theme)
         if session.live_mirror.hello is not None:
             self.show_map()
@@ -128,7 +128,7 @@ class MainWindow(WindowBody):
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         accept_drag(event)
         if event.mimeData().hasUrls():
-            self.drop_overlay.offer(event.mimeData())
+            self.drop_overlay.explain_drop(event.mimeData())
 
     def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
         self.drop_overlay.hide()
@@ -264,11 +264,11 @@ class MainWindow(WindowBody):
 
     def _on_theme_changed(self, theme: Theme) -> None:
         self.actions_by_name.refresh()
-        self._theme_parts(theme)
+        self._apply_theme_to_parts(theme)
         self.docked.apply_theme(theme)
         self.refresher.touch_all()
 
-    def _theme_parts(self, theme: Theme) -> None:
+    def _apply_theme_to_parts(self, theme: Theme) -> None:
         parts = (
             *(self.actions_by_name, self._menu_bar_corner, self.status_bar, self.banner, self.alarm_strip),
             *(self.welcome, self.playback, self.paused_bar),

@@ -31,24 +31,24 @@ class MenuBarCorner(QWidget):
         self._session = session
         self._theme = DARK
         self._color = ""
-        self._state = PlainLabel()
-        self._state.setAccessibleName("Current view: live or past")
+        self._state_label = PlainLabel()
+        self._state_label.setAccessibleName("Current view: live or past")
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, _RIGHT_MARGIN, 0)
         row.setSpacing(_SPACING)
-        self._state.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        self._live = QPushButton("Go live", self)
+        self._state_label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        self._live_button = QPushButton("Go live", self)
         if live is not None:
-            self._live.setToolTip(live.toolTip())
-            self._live.clicked.connect(live.trigger)
-        kept = self._live.sizePolicy()
-        kept.setRetainSizeWhenHidden(True)
-        self._live.setSizePolicy(kept)
-        self._live.hide()
+            self._live_button.setToolTip(live.toolTip())
+            self._live_button.clicked.connect(live.trigger)
+        size_policy = self._live_button.sizePolicy()
+        size_policy.setRetainSizeWhenHidden(True)
+        self._live_button.setSizePolicy(size_policy)
+        self._live_button.hide()
         self._has_live = live is not None
         if self._has_live:
-            row.addWidget(self._live)
-        row.addWidget(self._state)
+            row.addWidget(self._live_button)
+        row.addWidget(self._state_label)
         self._buttons = [_button(action) for action in buttons]
         for button in self._buttons:
             row.addWidget(button)
@@ -56,7 +56,7 @@ class MenuBarCorner(QWidget):
         self._more_button.hide()
         row.addWidget(self._more_button)
         self._is_narrow = False
-        self._state.setFixedWidth(self._state_width())
+        self._state_label.setFixedWidth(self._state_width())
         self._refresh_timer = QTimer(self, interval=_REFRESH_MS)
         self._refresh_timer.timeout.connect(self.refresh)
         session.timeline.paused_changed.connect(self._paused_changed)
@@ -70,37 +70,37 @@ class MenuBarCorner(QWidget):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.Resize:
-            self._fit()
+            self._hide_what_does_not_fit()
         return False
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() == QEvent.Type.FontChange:
-            self._fit()
+            self._hide_what_does_not_fit()
 
     def apply_theme(self, theme: Theme) -> None:
         self._theme = theme
-        self._fit()
+        self._hide_what_does_not_fit()
         self.refresh()
 
     def refresh(self) -> None:
         timeline = self._session.timeline
         if timeline.is_paused:
             word = "PLAYING" if timeline.is_playing else "PAUSED"
-            behind = _behind(timeline.behind_seconds)
-            self._show(word if self._is_narrow else f"{word}  {behind}", self._theme.warn)
-            self._state.setToolTip(behind if self._is_narrow else "")
+            behind = _delay_text(timeline.behind_seconds)
+            self._show_state(word if self._is_narrow else f"{word}  {behind}", self._theme.warn)
+            self._state_label.setToolTip(behind if self._is_narrow else "")
             self._adjust_interval()
         elif self._session.status.state is SourceState.LIVE:
-            self._show("LIVE", self._theme.good)
+            self._show_state("LIVE", self._theme.good)
         elif self._session.status.state is SourceState.PAUSED:
-            self._show("ENGINE PAUSED", self._theme.warn)
+            self._show_state("ENGINE PAUSED", self._theme.warn)
         elif timeline.is_file:
-            self._show("PLAYBACK", self._theme.accent)
+            self._show_state("PLAYBACK", self._theme.accent)
         else:
-            self._show("", self._theme.muted)
+            self._show_state("", self._theme.muted)
 
-    def _fit(self) -> None:
+    def _hide_what_does_not_fit(self) -> None:
         """Move the buttons into a menu and shorten the state if the menu bar's menus need the space.
 
         If that is still too wide, the state is hidden, which the status bar shows as well. Then the menu is hidden,
@@ -108,27 +108,30 @@ class MenuBarCorner(QWidget):
         """
         if self._bar is None:
             return
-        menus = self._bar.sizeHint().width() - self.sizeHint().width()
+        menus_width = self._bar.sizeHint().width() - self.sizeHint().width()
         if self._bar.actions():  # in line with the menus, with or without buttons
             self.setMinimumHeight(self._bar.actionGeometry(self._bar.actions()[0]).height())
-        others = [*([self._live] if self._has_live else []), *self._buttons]
-        wide = self._state_width() + sum(other.sizeHint().width() + _SPACING for other in others) + _RIGHT_MARGIN
-        is_narrow, before = menus + wide > self._bar.width(), self._state.width()
-        live = self._live.sizeHint().width() + _SPACING if self._has_live else 0
-        more = self._more_button.sizeHint().width() + _SPACING
-        has_more = is_narrow and menus + live + more + _RIGHT_MARGIN <= self._bar.width()
+        shown_widgets = [*([self._live_button] if self._has_live else []), *self._buttons]
+        full_width = (
+            self._state_width() + sum(widget.sizeHint().width() + _SPACING for widget in shown_widgets) + _RIGHT_MARGIN
+        )
+        is_narrow, before = menus_width + full_width > self._bar.width(), self._state_label.width()
+        live_width = self._live_button.sizeHint().width() + _SPACING if self._has_live else 0
+        more_width = self._more_button.sizeHint().width() + _SPACING
+        has_more = is_narrow and menus_width + live_width + more_width + _RIGHT_MARGIN <= self._bar.width()
         has_capacity = not is_narrow or (
-            menus + live + more + self._state_width(is_narrow=True) + _RIGHT_MARGIN <= self._bar.width()
+            menus_width + live_width + more_width + self._state_width(is_narrow=True) + _RIGHT_MARGIN
+            <= self._bar.width()
         )
         had_more = not self._more_button.isHidden()
         self._more_button.setVisible(has_more)
-        self._state.setFixedWidth(self._state_width(is_narrow) if has_capacity else 0)
+        self._state_label.setFixedWidth(self._state_width(is_narrow) if has_capacity else 0)
         if is_narrow is not self._is_narrow:
             self._is_narrow = is_narrow
             for button in self._buttons:
                 button.setVisible(not is_narrow)
             self.refresh()
-        elif before == self._state.width() and had_more is has_more:
+        elif before == self._state_label.width() and had_more is has_more:
             return
         self._bar.setCornerWidget(self, Qt.Corner.TopRightCorner)  # Qt does not follow when the corner widget grows
 
@@ -146,23 +149,24 @@ class MenuBarCorner(QWidget):
             self._refresh_timer.setInterval(wanted_ms)
 
     def _paused_changed(self) -> None:
-        self._live.setVisible(self._session.timeline.is_paused)
+        self._live_button.setVisible(self._session.timeline.is_paused)
         if self._session.timeline.is_paused:
             self._refresh_timer.start()
         else:
             self._refresh_timer.stop()
         self.refresh()
 
-    def _show(self, text: str, color: str) -> None:
-        if text != self._state.text():
-            self._state.setText(text)
+    def _show_state(self, text: str, color: str) -> None:
+        if text != self._state_label.text():
+            self._state_label.setText(text)
         if color != self._color:
             self._color = color
-            self._state.setStyleSheet(f"color: {color}; font-weight: 700; padding: 0 8px;")
-            self._state.setFixedHeight(self._state.sizeHint().height())  # or each new digit causes a window layout
+            self._state_label.setStyleSheet(f"color: {color}; font-weight: 700; padding: 0 8px;")
+            # Without a fixed height, each new digit would cause a layout of the window.
+            self._state_label.setFixedHeight(self._state_label.sizeHint().height())
 
 
-def _behind(seconds: float) -> str:
+def _delay_text(seconds: float) -> str:
     return f"{seconds:.1f} s behind" if seconds < 100 else f"{seconds // 60:.0f}:{seconds % 60:02.0f} behind"
 
 

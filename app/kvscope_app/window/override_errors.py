@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 class _Placeholder(Exception):
-    """Exception that counts as being handled: the context of every error. It is never reported."""
+    """Exception that is being handled while `call_with_exception_objects` runs. It is never reported."""
 
 
 def call_with_exception_objects(function: Callable[[], _Result]) -> _Result:

@@ -102,7 +102,7 @@ class StatusBar(QStatusBar):
         self._theme = DARK
         self._dot = StateDot()
         self._frames_color = ""
-        self._labels = {name: _label(name) for name in _TIPS}
+        self._labels = {name: _make_label(name) for name in _TIPS}
         self._steps: list[tuple[int, int]] = []  # (monotonic time in ns, step) of the last second
         self._update_times_ns: list[int] = []
         self._build()
@@ -194,7 +194,7 @@ class StatusBar(QStatusBar):
         share = self._session.overview_share
         self._set_text("overview", "" if share is None else f"Reading its overview {percent(share, 0)}")
         is_starting = self._is_own and status.state is SourceState.CONNECTING
-        reason = "" if is_starting else _reason(status, self._session.timeline.end.failure)
+        reason = "" if is_starting else _reason_suffix(status, self._session.timeline.end.failure)
         is_doubtful = status.state is SourceState.LIVE and reason
         self._dot.set_color(self._theme.color("warn" if is_doubtful else STATE_COLORS[status.state]))
         is_ready = status.state is SourceState.LOADING and status.reason == "ready"
@@ -205,12 +205,12 @@ class StatusBar(QStatusBar):
         if tip != self._labels["state"].toolTip():
             self._labels["state"].setToolTip(tip)
         self._set_text("role", "viewer" if self._session.is_viewer else "")
-        self._set_text("model", _model(mirror.hello))
+        self._set_text("model", _model_text(mirror.hello))
         if not self._session.timeline.is_file:
             self._set_text("address", _shortened_name(self._session.source.name))
             self._labels["address"].setToolTip(plain_tip(f"{self._session.source.name}\n{_TIPS['address']}"))
         is_available = status.state in (SourceState.LIVE, SourceState.PLAYBACK)
-        self._set_text("device", self._device() if is_available else "")
+        self._set_text("device", self._device_status() if is_available else "")
         self._set_text(
             "rate", self._step_rate() if status.state is SourceState.LIVE and mirror.capabilities.steps else ""
         )
@@ -228,8 +228,8 @@ class StatusBar(QStatusBar):
         self._set_text("frames", f"{plural(status.frames_received, 'frame')}, {lost}{rejected}")
         self._set_frames_tip(frames_tip(status))
         self._color_frames("warn" if status.frames_dropped or status.messages_rejected else "muted")
-        known = status.latency_ns >= 0 and status.state is SourceState.LIVE
-        self._set_text("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if known else "")
+        is_latency_known = status.latency_ns >= 0 and status.state is SourceState.LIVE
+        self._set_text("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if is_latency_known else "")
         self._set_text("display", f"{self._display_rate()} updates/s")
 
     def _shortened(self, text: str) -> str:
@@ -296,7 +296,7 @@ class StatusBar(QStatusBar):
         rate = steps / max(span_s, 0.25)
         return f"{rate:,.0f} steps/s" if rate >= 10 or rate == 0 else f"{rate:.1f} steps/s"
 
-    def _device(self) -> str:
+    def _device_status(self) -> str:
         samples, hello = self._session.timeline.end.history.samples, self._session.live_mirror.hello
         return device_text(samples[-1], hello) if samples and hello is not None else ""
 
@@ -318,7 +318,7 @@ def frames_tip(status: SourceStatus) -> str:
     return "\n".join(lines)
 
 
-def _reason(status: SourceStatus, failure: str) -> str:
+def _reason_suffix(status: SourceStatus, failure: str) -> str:
     """Return a suffix with the reason of the state. `failure` is why the last update could not be applied, or ""."""
     if status.state is SourceState.PAUSED:
         return f" {status.reason}"
@@ -332,7 +332,7 @@ def _shortened_name(name: str) -> str:
     return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[-half:]}"
 
 
-def _label(name: str) -> QLabel:
+def _make_label(name: str) -> QLabel:
     label = SteadyLabel() if name in _CHANGING_LABELS else PlainLabel()
     label.setObjectName(name)
     label.setToolTip(_TIPS[name])
@@ -344,7 +344,7 @@ def _label(name: str) -> QLabel:
     return label
 
 
-def _model(hello: Hello | None) -> str:
+def _model_text(hello: Hello | None) -> str:
     if hello is None:
         return ""
     quantization = quantization_text(hello.model.quantization)

@@ -22,27 +22,27 @@ _INITIAL_WIDTHS: Final = "made_widths"
 """Property of a table: its initial column widths in pixels at 100 % zoom, by title."""
 
 
-def remember_map(view: PageMapView, choices: SettingsStore) -> None:
+def remember_map(view: PageMapView, settings_store: SettingsStore) -> None:
     """Apply the saved colour mode and flashing to the page map, and save changes of the mode."""
-    settings = choices.values
+    settings = settings_store.values
     view.set_mode(mode_named(settings.color_mode))
     view.set_flashing(settings.flashes)
-    view.mode_changed.connect(lambda mode: choices.change(color_mode=str(mode)))
+    view.mode_changed.connect(lambda mode: settings_store.change(color_mode=str(mode)))
 
 
-def remember_view(view: View, choices: SettingsStore) -> None:
+def remember_view(view: View, settings_store: SettingsStore) -> None:
     """Apply the saved choices to a newly loaded view, and save their changes."""
     if view.object_name == "requests":
-        _remember_requests(view, choices)
+        _remember_requests(view, settings_store)
     elif view.object_name == "events":
-        _remember_kinds(view, choices)
+        _remember_kinds(view, settings_store)
 
 
-def save_widths(view: View, choices: SettingsStore) -> None:
+def save_widths(view: View, settings_store: SettingsStore) -> None:
     """Save the column widths that differ from the initial ones. Called when the window closes."""
     changed = _changed_widths(view)
-    if changed is not None and changed != choices.values.request_columns:
-        choices.change(request_columns=changed)
+    if changed is not None and changed != settings_store.values.request_columns:
+        settings_store.change(request_columns=changed)
 
 
 def choices_of(views: Mapping[str, View]) -> Choices:
@@ -55,7 +55,7 @@ def choices_of(views: Mapping[str, View]) -> Choices:
     fields: dict[str, object] = {}
     page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
     if isinstance(page_map, PageMapView):
-        fields |= {"color_mode": str(page_map.mode), "flashes": page_map.scene.flashing}
+        fields |= {"color_mode": str(page_map.mode), "flashes": page_map.scene.is_flashing}
     if requests is not None:
         filter_box = getattr(requests, "filter", None)
         fields |= {"request_filter": filter_box.currentText() if filter_box is not None else None}
@@ -66,7 +66,7 @@ def choices_of(views: Mapping[str, View]) -> Choices:
     return Choices(**fields, views=view_data)  # type: ignore[arg-type]  # each by its name
 
 
-def choose(views: Mapping[str, View], choices: Choices) -> None:
+def apply_choices(views: Mapping[str, View], choices: Choices) -> None:
     """Apply `choices` to these views. Choices that are absent or unknown do not change anything."""
     with TemporaryDirectory(prefix="kvscope-") as folder:
         stored = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
@@ -84,13 +84,13 @@ def choose(views: Mapping[str, View], choices: Choices) -> None:
         if choices.flashes is not None:
             page_map.set_flashing(choices.flashes)
     if requests is not None:
-        _choose_in_requests(requests, choices)
+        _apply_request_choices(requests, choices)
     if events is not None and choices.event_kinds is not None:
         for kind, action in getattr(events, "kind_actions", {}).items():
             action.setChecked(kind in choices.event_kinds)
 
 
-def _choose_in_requests(view: View, choices: Choices) -> None:
+def _apply_request_choices(view: View, choices: Choices) -> None:
     from kvscope_app.views.requests.requests_view import RequestsView
 
     assert isinstance(view, RequestsView), "it has the name"
@@ -114,35 +114,35 @@ def _changed_widths(view: View) -> dict[str, int] | None:
     return {title: width for title, width in widths.items() if abs(width - initial[title]) > 1 and width > 0}
 
 
-def _remember_requests(view: View, choices: SettingsStore) -> None:
+def _remember_requests(view: View, settings_store: SettingsStore) -> None:
     from kvscope_app.views.requests.requests_view import RequestsView
 
     assert isinstance(view, RequestsView), "it has the name"
     initial = {title: round(width * 100 / scaled(100)) for title, width in _widths_by_title(view.table).items()}
     view.table.setProperty(_INITIAL_WIDTHS, initial)
     for column, title in enumerate(initial):
-        width = choices.values.request_columns.get(title)
+        width = settings_store.values.request_columns.get(title)
         if width is not None:
             view.table.setColumnWidth(column, scaled(width))
-    if view.filter.findText(choices.values.request_filter) >= 0:
-        view.filter.setCurrentText(choices.values.request_filter)
-    view.filter.textActivated.connect(lambda text: choices.change(request_filter=text))
+    if view.filter.findText(settings_store.values.request_filter) >= 0:
+        view.filter.setCurrentText(settings_store.values.request_filter)
+    view.filter.textActivated.connect(lambda text: settings_store.change(request_filter=text))
 
 
-def _remember_kinds(view: View, choices: SettingsStore) -> None:
+def _remember_kinds(view: View, settings_store: SettingsStore) -> None:
     from kvscope_app.views.events.events_view import EventsView
 
     assert isinstance(view, EventsView), "it has the name"
-    for kind in choices.values.event_kinds:
+    for kind in settings_store.values.event_kinds:
         if kind in view.kind_actions:
             view.kind_actions[kind].setChecked(True)
     for action in view.kind_actions.values():
-        action.triggered.connect(partial(_save_kinds, view, choices))
+        action.triggered.connect(partial(_save_kinds, view, settings_store))
 
 
-def _save_kinds(view: View, choices: SettingsStore, *_: object) -> None:
+def _save_kinds(view: View, settings_store: SettingsStore, *_: object) -> None:
     actions = getattr(view, "kind_actions", {})
-    choices.change(event_kinds=tuple(kind for kind, action in actions.items() if action.isChecked()))
+    settings_store.change(event_kinds=tuple(kind for kind, action in actions.items() if action.isChecked()))
 
 
 def _widths_by_title(table: QTableView) -> dict[str, int]:

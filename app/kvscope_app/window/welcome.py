@@ -54,8 +54,8 @@ class Welcome(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.title, self._detail = PlainLabel("Starting the engine"), PlainLabel()
-        self._bar = QProgressBar()
-        self._bar.setTextVisible(False)
+        self._progress_bar = QProgressBar()
+        self._progress_bar.setTextVisible(False)
         self._icon_labels = [PlainLabel() for _ in _VIEWS]
         self._logo = PlainLabel()
         self.card, self.steps_list = QFrame(), QWidget()
@@ -70,7 +70,7 @@ class Welcome(QWidget):
         for sign, (name, _, _) in zip(self._icon_labels, _VIEWS, strict=True):
             sign.setPixmap(pixmap(name, theme.accent, scaled(20)))
 
-    def offer(self, action: QAction) -> None:
+    def add_offer(self, action: QAction) -> None:
         """Add a button for something that the user can do while waiting."""
         button = QPushButton(action.text())
         button.setMinimumWidth(1)  # a small window stays small
@@ -83,24 +83,24 @@ class Welcome(QWidget):
         self._show_choices(choices)
         self.title.setText(title)
         self._detail.setText(detail)
-        self._bar.setRange(0, 0)
-        self._bar.show()
+        self._progress_bar.setRange(0, 0)
+        self._progress_bar.show()
         self._avoid_clipping()
 
     def show_ended(self, title: str, detail: str) -> None:
         self._show_choices(())
         self.title.setText(title)
         self._detail.setText(detail)
-        self._bar.hide()
+        self._progress_bar.hide()
         self._avoid_clipping()
 
     def show_progress(self, progress: Progress) -> None:
         self._show_choices(())
         self.title.setText(_STAGES.get(progress.stage, progress.stage.capitalize()))
         self._detail.setText(progress_text(progress))
-        self._bar.setRange(0, _STEPS if progress.total else 0)
-        self._bar.setValue(_STEPS * progress.done // progress.total if progress.total else 0)
-        self._bar.show()
+        self._progress_bar.setRange(0, _STEPS if progress.total else 0)
+        self._progress_bar.setValue(_STEPS * progress.done // progress.total if progress.total else 0)
+        self._progress_bar.show()
         self._avoid_clipping()
 
     def minimumSizeHint(self) -> QSize:
@@ -154,7 +154,7 @@ class Welcome(QWidget):
         heading_row.addLayout(heading_texts, 1)
         column.addLayout(heading_row)
         column.addSpacing(4)
-        column.addWidget(self._bar)
+        column.addWidget(self._progress_bar)
         column.addLayout(self._choices)
         column.addSpacing(14)
         self.steps_list.setLayout(self._grid)

@@ -289,7 +289,7 @@ def _map_actions(window: WindowBody) -> list[ActionSpec]:
             MAP,
             partial(_set_flashing, window),
             checkable=True,
-            checked=lambda: view.scene.flashing,
+            checked=lambda: view.scene.is_flashing,
         ),
         ActionSpec("focus_map", "Focus page map", MAP, view.canvas.setFocus, ("Ctrl+1",), "map", starts_section=True),
     ]

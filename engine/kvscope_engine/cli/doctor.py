@@ -15,7 +15,7 @@ from kvscope_engine.cli.machine_checks import Check, check_machine
 from kvscope_telemetry.printable import print_text
 
 if TYPE_CHECKING:
-    from kvscope_kernels.operation_choice import OperationChoice
+    from kvscope_kernels.operation_row import OperationChoice
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:

@@ -19,7 +19,7 @@ from kvscope_engine.cli.completion_printers import JsonPrinter, PrintedCompletio
 from kvscope_engine.cli.lazy_engine import engine_class
 from kvscope_engine.cli.notices import print_notices
 from kvscope_engine.cli.other_ranks import run_as_follower
-from kvscope_engine.command_parser import whole_number
+from kvscope_engine.command_parser import parse_int
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
@@ -45,9 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         "TEXT}]}; sampling options in it override the command's",
     )
     parser.add_argument("--raw", action="store_true", help="send prompts as they are, without the chat template")
-    parser.add_argument(
-        "--priority", type=whole_number, default=0, metavar="N", help="higher runs first; -1000 to 1000"
-    )
+    parser.add_argument("--priority", type=parse_int, default=0, metavar="N", help="higher runs first; -1000 to 1000")
     parser.add_argument(
         "--cache-salt",
         default="",
@@ -100,7 +98,7 @@ def _generate(engine: Engine, submits: list[Submit], printer: Printer) -> int:
     answers = [answer for index, submit in enumerate(submits) for answer in _submit(engine, index, submit)]
     by_key = {(answer.request_id, answer.completion): answer for answer in answers}
     printer.show(answers)
-    with _interrupt_recorded() as interrupted:
+    with _record_interrupts() as interrupted:
         while engine.has_unfinished:
             if interrupted:
                 for submit in submits:
@@ -131,7 +129,7 @@ def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedCompletio
 
 
 @contextmanager
-def _interrupt_recorded() -> Iterator[list[int]]:
+def _record_interrupts() -> Iterator[list[int]]:
     """Yield a list to which the first Ctrl-C appends; a second one raises KeyboardInterrupt."""
     interrupted: list[int] = []
 

@@ -39,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     return parser
 
 
-def run_new(ring: KeyRing, name: str, role: Role, out: Path | None) -> dict[str, str]:
+def create_key(ring: KeyRing, name: str, role: Role, out: Path | None) -> dict[str, str]:
     path = out or Path(f"{name}.key")
     key = ring.new(name, role, path)
     return {"name": key.name, "role": str(key.role), "public": key.public, "file": str(path)}
@@ -63,7 +63,7 @@ def _no_action(args: argparse.Namespace) -> int:
 
 
 def _new(args: argparse.Namespace) -> int:
-    key = run_new(KeyRing(args.keys), args.name, Role(args.role), args.out)
+    key = create_key(KeyRing(args.keys), args.name, Role(args.role), args.out)
     _print(args, key, f"{key['file']}: {key['name']} is {key['role']}; copy it to the client and keep it private")
     return 0
 

@@ -63,10 +63,10 @@ def check_machine() -> list[Check]:
         _qt_libraries,
         _display,
     )
-    return [_guarded(check) for check in checks]
+    return [_run_check(check) for check in checks]
 
 
-def _guarded(check: Callable[[], Check]) -> Check:
+def _run_check(check: Callable[[], Check]) -> Check:
     try:
         return check()
     except Exception as error:  # a failing check must not hide the others

@@ -50,35 +50,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. If `argv` is None, use the process's arguments and end the process."""
     try:
         with exiting_on_signals(), ready_streams():
-            code = _guarded(list(sys.argv[1:] if argv is None else argv))
+            code = _run_catching_errors(list(sys.argv[1:] if argv is None else argv))
     except SystemExit as exit_error:
         if argv is None and isinstance(exit_error.code, int):
-            _leave(exit_error.code)
+            _exit_quickly(exit_error.code)
         raise
     if argv is None:
-        _leave(code)
+        _exit_quickly(code)
     return code
 
 
-def _guarded(arguments: list[str]) -> int:
+def _run_catching_errors(arguments: list[str]) -> int:
     try:
         ensure_home()
         return _run(arguments)
     except KeyboardInterrupt:
-        return _failed(arguments, "interrupted", INTERRUPTED)
+        return _report_failure(arguments, "interrupted", INTERRUPTED)
     except BrokenPipeError:  # `ready_streams` handles it
         raise
     except KvscopeError as error:
-        return _failed(arguments, str(error), error.exit_code)
+        return _report_failure(arguments, str(error), error.exit_code)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and not (error.name or "kvscope").startswith("kvscope"):
             from kvscope_engine.cli.machine_checks import INSTALL
 
-            return _failed(arguments, f"{error.name} is not installed, which the engine needs: {INSTALL}", 1)
-        return _failed(arguments, f"{type(error).__name__}: {error}", 1)
+            return _report_failure(arguments, f"{error.name} is not installed, which the engine needs: {INSTALL}", 1)
+        return _report_failure(arguments, f"{type(error).__name__}: {error}", 1)
 
 
-def _leave(code: int) -> None:
+def _exit_quickly(code: int) -> None:
     """Exit immediately if torch is loaded, because its cleanup takes seconds and is not needed."""
     if "torch" in sys.modules:
         with contextlib.suppress(OSError, ValueError):
@@ -113,7 +113,7 @@ def _program() -> str:
     return os.environ.get(STARTED_AS, PROGRAM)
 
 
-def _failed(arguments: list[str], message: str, code: int) -> int:
+def _report_failure(arguments: list[str], message: str, code: int) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
     print_line(f"{_program()}: {' '.join(message.split())}", file=sys.stderr)

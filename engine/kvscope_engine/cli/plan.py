@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from kvscope_engine.cli.lazy_engine import quick_imports
-from kvscope_engine.command_parser import CommandParser, number, parse_size, whole_number
+from kvscope_engine.command_parser import CommandParser, number, parse_int, parse_size
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.memory_plan import KV_CACHE_DTYPES, WEIGHT_BYTES, PlanAnswer
 from kvscope_telemetry.messages.what_if import Complaint
@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode(answer).decode())
         return 0
-    from kvscope_engine.planning.plan_report_text import text
+    from kvscope_engine.planning.plan_report_text import plan_text
 
-    print_text(text(answer))
+    print_text(plan_text(answer))
     return 0
 
 
@@ -97,14 +97,14 @@ def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
     with quick_imports():
         question, training = _serving_question(args), _training_question(args)
         from kvscope_engine.planning.inference_plan import plan_inference
-        from kvscope_engine.planning.plan_answer import answer
+        from kvscope_engine.planning.plan_answer import build_answer
         from kvscope_engine.planning.skeleton import read_skeleton
         from kvscope_engine.planning.training_plan import plan_training
 
         skeleton = read_skeleton(args.model)  # imports the code of the model's architecture
         plan = plan_inference(skeleton, question)
-    yield answer(skeleton, plan, lengths, is_first=True)
-    yield answer(skeleton, plan, lengths, None if training is None else plan_training(skeleton, training))
+    yield build_answer(skeleton, plan, lengths, is_first=True)
+    yield build_answer(skeleton, plan, lengths, None if training is None else plan_training(skeleton, training))
 
 
 def _add_serving(group: argparse._ArgumentGroup) -> None:
@@ -120,18 +120,18 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--gpu-memory-utilization", type=number, default=0.9, metavar="F", help="fraction of the GPU's memory to use"
     )
-    group.add_argument("--block-size", type=whole_number, default=16, metavar="N", help="tokens per block")
+    group.add_argument("--block-size", type=parse_int, default=16, metavar="N", help="tokens per block")
     group.add_argument(
-        "--max-model-len", type=whole_number, metavar="N", help="maximum tokens of a request (default: the model's)"
+        "--max-model-len", type=parse_int, metavar="N", help="maximum tokens of a request (default: the model's)"
     )
-    group.add_argument("--max-num-seqs", type=whole_number, default=64, metavar="N", help="maximum requests per step")
+    group.add_argument("--max-num-seqs", type=parse_int, default=64, metavar="N", help="maximum requests per step")
     group.add_argument(
-        "--max-num-batched-tokens", type=whole_number, default=8192, metavar="N", help="maximum tokens per step"
+        "--max-num-batched-tokens", type=parse_int, default=8192, metavar="N", help="maximum tokens per step"
     )
     group.add_argument("--enforce-eager", action="store_true", help="plan without CUDA graphs")
-    group.add_argument("--tensor-parallel-size", type=whole_number, default=1, metavar="N", help="tensor-parallel GPUs")
+    group.add_argument("--tensor-parallel-size", type=parse_int, default=1, metavar="N", help="tensor-parallel GPUs")
     group.add_argument(
-        "--pipeline-parallel-size", type=whole_number, default=1, metavar="N", help="pipeline-parallel GPUs"
+        "--pipeline-parallel-size", type=parse_int, default=1, metavar="N", help="pipeline-parallel GPUs"
     )
     group.add_argument(
         "--kv-host-memory", type=parse_size, default=0, metavar="SIZE", help="host memory for KV, per GPU"
@@ -156,11 +156,11 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
 def _add_training(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--train", action="store_true", help="also estimate training")
     group.add_argument(
-        "--batch-size", type=whole_number, default=1, metavar="N", help="sequences per forward pass, per GPU"
+        "--batch-size", type=parse_int, default=1, metavar="N", help="sequences per forward pass, per GPU"
     )
     group.add_argument(
         "--length",
-        type=whole_number,
+        type=parse_int,
         metavar="N",
         help="tokens per sequence (default: 2048, or the model's maximum)",
     )
@@ -176,9 +176,9 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="recompute activations in the backward pass",
     )
-    group.add_argument("--zero", type=whole_number, default=0, metavar="N", help="ZeRO stage, 0 to 3")
+    group.add_argument("--zero", type=parse_int, default=0, metavar="N", help="ZeRO stage, 0 to 3")
     group.add_argument(
-        "--data-parallel-size", type=whole_number, default=1, metavar="N", help="data-parallel GPUs for ZeRO"
+        "--data-parallel-size", type=parse_int, default=1, metavar="N", help="data-parallel GPUs for ZeRO"
     )
 
 

@@ -11,7 +11,7 @@ from kvscope_engine.cli.lazy_engine import engine_class
 from kvscope_engine.cli.notices import print_notices
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_engine.run_replay import ReplayComparison, Replayer, config_of_run, read_run
-from kvscope_engine.server.service import one_line
+from kvscope_engine.server.service import error_line
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Progress
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput(f"recording {str(args.file)!r} could not be run again: {one_line(error)}") from error
+        raise BadInput(f"recording {str(args.file)!r} could not be run again: {error_line(error)}") from error
     return 1 if comparison.first else 0
 
 

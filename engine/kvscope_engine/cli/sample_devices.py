@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvscope_engine.cli.arguments.sample_interval_option import add_interval
+from kvscope_engine.cli.arguments.sample_interval_option import add_interval_option
 from kvscope_engine.cli.notices import print_notice
 from kvscope_engine.server.device_publisher import DevicePublisher
 from kvscope_telemetry.credentials.key_ring import KeyRing, default_keys_folder
@@ -42,7 +42,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     access.add_argument(
         "--keyless", action="store_true", help="on loopback tcp: require no key; every user of this machine may watch"
     )
-    add_interval(parser, "--interval")
+    add_interval_option(parser, "--interval")
     parser.set_defaults(run=run)
     return parser
 
@@ -50,7 +50,10 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 def run(args: argparse.Namespace) -> int:
     endpoint = args.endpoint or default_sample_endpoint()
     keys = KeyRing(args.keys, warn=print_notice) if endpoint.startswith("tcp") and not args.keyless else None
-    with _ended_by_signals() as stopped, DevicePublisher(endpoint, keys=keys, interval_s=args.interval) as publisher:
+    with (
+        _stop_event_on_signals() as stopped,
+        DevicePublisher(endpoint, keys=keys, interval_s=args.interval) as publisher,
+    ):
         print(f"listening on {publisher.telemetry_endpoint}", flush=True)
         stopped.wait()
     return 0
@@ -62,7 +65,7 @@ def default_sample_endpoint() -> str:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[threading.Event]:
+def _stop_event_on_signals() -> Iterator[threading.Event]:
     stopped = threading.Event()
     with handling_signals(lambda *_: stopped.set()):
         yield stopped

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.cli.arguments.engine_options import add_engine_options, engine_config
-from kvscope_engine.cli.arguments.sample_interval_option import add_interval
+from kvscope_engine.cli.arguments.sample_interval_option import add_interval_option
 from kvscope_engine.cli.lazy_engine import engine_class
 from kvscope_engine.cli.notices import print_notice, print_notices
 from kvscope_engine.cli.other_ranks import run_as_follower, stop_when_rank_lost
 from kvscope_engine.cli.signal_shutdown import STOP_S, stopped_by_signals
-from kvscope_engine.command_parser import whole_number
-from kvscope_engine.http.http_child import HttpChild, connectable
+from kvscope_engine.command_parser import parse_int
+from kvscope_engine.http.http_child import HttpChild, local_endpoint
 from kvscope_engine.http.http_command import add_api_options, api_key
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_engine.server.parent_watch import watch_parent
@@ -87,7 +87,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         action="store_true",
         help="with --record: include the text of blocks, so that the file contains prompts and answers",
     )
-    add_interval(parser, "--sample-interval")
+    add_interval_option(parser, "--sample-interval")
     parser.add_argument(
         "--stop-timeout",
         type=_stop_seconds,
@@ -98,7 +98,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     parser.add_argument(
         "--exit-with-parent",
         nargs="?",
-        type=whole_number,
+        type=parse_int,
         const=0,
         metavar="PID",
         help="stop when the process that started the engine ends; give its PID to also notice that it has already "
@@ -214,7 +214,7 @@ def serve(
         stopping.set_service(service)
         print(f"listening on {service.telemetry_endpoint}, loading the model", flush=True)
         key = ring.folder / LOCAL_KEY if ring is not None else NO_KEY
-        http_context = nullcontext() if http is None else http.running(connectable(service.telemetry_endpoint), key)
+        http_context = nullcontext() if http is None else http.running(local_endpoint(service.telemetry_endpoint), key)
         with http_context:
             service.run()
     if stopping.was_loading:

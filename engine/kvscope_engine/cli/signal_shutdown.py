@@ -52,7 +52,7 @@ class Stopping:
     def request_stop(self, number: int, frame: FrameType | None) -> None:
         if not self._is_requested:
             self._is_requested = True
-            last_resort = threading.Timer(self._limit_s * FORCED_EXIT_SHARE, self._leave)
+            last_resort = threading.Timer(self._limit_s * FORCED_EXIT_SHARE, self._force_exit)
             last_resort.daemon = True
             with contextlib.suppress(RuntimeError):  # no memory for a thread: `stop_guard` ends the process later
                 last_resort.start()
@@ -62,7 +62,7 @@ class Stopping:
             self.was_loading = True
             raise Interrupted
 
-    def _leave(self) -> None:
+    def _force_exit(self) -> None:
         if self._recorder is not None:
             with contextlib.suppress(Exception):  # as far as possible
                 self._recorder.close()
@@ -80,7 +80,7 @@ def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
     _adopt_orphans()
     with handling_signals(stopping.request_stop):
         try:
-            with contextlib.suppress(Interrupted), _guarded(limit_s):
+            with contextlib.suppress(Interrupted), _stop_guard(limit_s):
                 yield stopping
         finally:
             if stopping.was_loading:
@@ -93,7 +93,7 @@ def _adopt_orphans() -> None:
 
 
 @contextmanager
-def _guarded(limit_s: float) -> Iterator[None]:
+def _stop_guard(limit_s: float) -> Iterator[None]:
     """Start a process that kills this one unless it ends within `limit_s` of a signal."""
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)

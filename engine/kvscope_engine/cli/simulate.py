@@ -64,8 +64,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 def run(args: argparse.Namespace) -> int:
     from kvscope_engine.simulator.simulation import Simulation
-    from kvscope_engine.simulator.simulation_report import report
-    from kvscope_engine.simulator.simulation_report_text import text
+    from kvscope_engine.simulator.simulation_report import make_report
+    from kvscope_engine.simulator.simulation_report_text import report_text
 
     recording = chosen_recording(args)
     model, preset, note = chosen_preset(args, recording)
@@ -83,10 +83,12 @@ def run(args: argparse.Namespace) -> int:
     setups = [simulation.setup for simulation in simulations]
     paths: Sequence[Path | None] = recording_paths(args, [setup.label for setup in setups]) or [None] * len(setups)
     _run_all([_Run(*one) for one in zip(setups, simulations, paths, strict=True)], args.model or model)
-    reports = [report(simulation) for simulation in simulations]
+    reports = [make_report(simulation) for simulation in simulations]
     if not any(one.num_finished for one in reports):
         raise BadInput(f"no request of {workload.name!r} can be served: {reports[0].first_refusal}")
-    print_text(_json(setups[0], reports, notes) if args.json else text(workload, setups[0].limits, reports, notes))
+    print_text(
+        _json(setups[0], reports, notes) if args.json else report_text(workload, setups[0].limits, reports, notes)
+    )
     return 0
 
 
@@ -106,7 +108,7 @@ def _run_all(runs: Sequence[_Run], model: str) -> None:
             simulation, total = run.simulation, run.simulation.num_requests
             with (
                 Meter(bar, "simulate", simulation.allocator, total, "requests") as meter,
-                _recorded(run, model),
+                _recording_context(run, model),
             ):
                 while simulation.advance():
                     meter.reach(simulation.tally.num_ended, total)
@@ -114,7 +116,7 @@ def _run_all(runs: Sequence[_Run], model: str) -> None:
         bar.close()
 
 
-def _recorded(run: _Run, model: str) -> AbstractContextManager[object]:
+def _recording_context(run: _Run, model: str) -> AbstractContextManager[object]:
     if run.recording is None:
         return nullcontext()
     from kvscope_engine.simulator.simulation_recording import SimulationRecording

@@ -26,8 +26,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvscope_engine.simulator.what_if.conversation import converse
+    from kvscope_engine.simulator.what_if.conversation import answer_lines
 
     os.nice(_NICENESS)
-    converse(sys.stdin.buffer, sys.stdout.buffer)
+    answer_lines(sys.stdin.buffer, sys.stdout.buffer)
     return 0

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from kvscope_engine.http.api_state import Api
 from kvscope_engine.http.http_connection import cancel_on_disconnect
 from kvscope_engine.http.middleware import read_body
-from kvscope_engine.http.schemas.api_errors import ApiError, refused
+from kvscope_engine.http.schemas.api_errors import ApiError, refusal_error
 from kvscope_engine.http.schemas.request_bodies import LoadAdapterBody, UnloadAdapterBody
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import Failed, LoadAdapter, UnloadAdapter
@@ -45,4 +45,4 @@ async def _execute(request: Request, command: LoadAdapter | UnloadAdapter) -> No
         raise ApiError(503, str(error), code="engine_away") from error
     if isinstance(reply, Failed):
         is_served = api.engine_client.status is None or api.engine_client.status.takes_adapters
-        raise refused(reply.reason) if is_served else ApiError(404, reply.reason)
+        raise refusal_error(reply.reason) if is_served else ApiError(404, reply.reason)

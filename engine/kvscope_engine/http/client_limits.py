@@ -17,7 +17,7 @@ from kvscope_engine.http.schemas.api_errors import ApiError
 
 FEW_REQUESTS: Final = 8
 """Clients with fewer requests than this may use the spare slots when all others are occupied."""
-SPARE: Final = 8
+SPARE_SLOT_DIVISOR: Final = 8
 """Divisor of `max_requests` that yields the number of spare slots in addition to it."""
 
 
@@ -96,7 +96,7 @@ class RequestSlot:
         """Count the request as in progress. Raises ApiError with 429 if a limit is reached."""
         max_requests, num_requests = self._limits.max_requests, self._clients.all.requests
         is_few = self._clients.usage_of(self.client).requests < FEW_REQUESTS
-        if num_requests >= max_requests + (max_requests // SPARE if is_few else 0):
+        if num_requests >= max_requests + (max_requests // SPARE_SLOT_DIVISOR if is_few else 0):
             raise _busy(f"{num_requests} requests are in progress already: try again later")
         self._count(requests=1)
 

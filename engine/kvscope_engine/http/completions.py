@@ -20,12 +20,12 @@ from starlette.responses import Response
 
 from kvscope_engine.http.api_state import Api
 from kvscope_engine.http.engine_client import EngineClient, ReplyInbox
-from kvscope_engine.http.http_connection import Events, EventStream, TextEvents, cancel_on_disconnect, encoded
+from kvscope_engine.http.http_connection import Events, EventStream, TextEvents, cancel_on_disconnect, encode_events
 from kvscope_engine.http.info_endpoints import json_response
 from kvscope_engine.http.middleware import owner_of, read_body, slot_of
 from kvscope_engine.http.request_prompts import Prompt, chat_prompt, text_prompts
-from kvscope_engine.http.schemas.api_errors import ApiError, failed, refused
-from kvscope_engine.http.schemas.logprobs import chat_logprobs, completion_logprobs, concatenated
+from kvscope_engine.http.schemas.api_errors import ApiError, failure_error, refusal_error
+from kvscope_engine.http.schemas.logprobs import chat_logprobs, completion_logprobs, concatenate_logprobs
 from kvscope_engine.http.schemas.request_bodies import MAX_PROMPTS, ChatBody, CompletionBody
 from kvscope_engine.http.schemas.responses import (
     CachedTokens,
@@ -46,8 +46,8 @@ from kvscope_engine.http.schemas.sampling_mapping import (
     StreamUsage,
     chat_sampling,
     completion_sampling,
+    stream_usage,
     submission,
-    wants_usage,
 )
 from kvscope_engine.http.tool_calling.tool_use import ToolUse, check_tool_choice, tool_use
 from kvscope_engine.tokenization.tokenizer import Tokenizer
@@ -57,7 +57,9 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 ChoiceReplies: TypeAlias = list[tuple[int, Tokens | Finished]]
 """Replies with the index of the choice that each belongs to."""
-TOO_SLOW = "too much of the answer is unread: the client reads too slowly, or the answer is too large for one response"
+TOO_SLOW_MESSAGE = (
+    "too much of the answer is unread: the client reads too slowly, or the answer is too large for one response"
+)
 
 
 class _Answer(Protocol):
@@ -88,7 +90,7 @@ async def _read_completion(request: Request) -> tuple[_CompletionAnswer, StreamU
     api: Api = request.app.state.api
     body = await read_body(request, CompletionBody, api.settings.limits)
     adapter = await api.adapter_of(body.model)
-    usage, sampling = wants_usage(body), completion_sampling(body)
+    usage, sampling = stream_usage(body), completion_sampling(body)
     slot, given_prompts = slot_of(request), _prompts_of(body)
     slot.count_choices(len(given_prompts) * sampling.n)
     tokenizer = await api.tokenizer_threads.tokenizer(api.hello.model)
@@ -157,13 +159,13 @@ class _CompletionAnswer:
         with self.generation as generation:
             while replies := await generation.next():
                 yield b"".join(
-                    encoded([chunk(choice)])
+                    encode_events([chunk(choice)])
                     if choice.finish_reason or choice.logprobs or usage is StreamUsage.EACH
                     else texts.event(choice.index, choice.text)
                     for choice in self._choices(replies)
                 )
             if usage is not StreamUsage.NONE:
-                yield encoded([self._completion([], generation.usage)])
+                yield encode_events([self._completion([], generation.usage)])
 
     def _choices(self, replies: ChoiceReplies) -> list[CompletionChoice]:
         choices = []
@@ -185,7 +187,7 @@ class _CompletionAnswer:
 def _merged_choice(number: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
     logprobs: list[CompletionLogprobs] = [part.logprobs for part in parts if part.logprobs is not None]
     text = "".join(part.text for part in parts)
-    return CompletionChoice(number, text, concatenated(logprobs), parts[-1].finish_reason)
+    return CompletionChoice(number, text, concatenate_logprobs(logprobs), parts[-1].finish_reason)
 
 
 async def chat(request: Request) -> Response:
@@ -200,7 +202,7 @@ async def _read_chat(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
     body = await read_body(request, ChatBody, api.settings.limits)
     adapter = await api.adapter_of(body.model)
     check_tool_choice(body)
-    usage, sampling = wants_usage(body), chat_sampling(body)
+    usage, sampling = stream_usage(body), chat_sampling(body)
     slot, owner = slot_of(request), owner_of(request)
     slot.count_choices(sampling.n)
     tokenizer = await api.tokenizer_threads.tokenizer(api.hello.model)
@@ -257,16 +259,16 @@ class _ChatAnswer:
 
         texts = TextEvents(lambda number, text: chunk(ChatChunkChoice(number, ChatDelta(content=text))))
         with self.generation as generation:
-            yield encoded(chunk(ChatChunkChoice(n, first_delta)) for n in range(self._num_choices))
+            yield encode_events(chunk(ChatChunkChoice(n, first_delta)) for n in range(self._num_choices))
             while replies := await generation.next():
                 yield b"".join(
-                    encoded([chunk(choice)])
+                    encode_events([chunk(choice)])
                     if (text := _text_only(choice)) is None or usage is StreamUsage.EACH
                     else texts.event(choice.index, text)
                     for choice in self._deltas(replies)
                 )
             if usage is not StreamUsage.NONE:
-                yield encoded([self._chunk([], generation.usage)])
+                yield encode_events([self._chunk([], generation.usage)])
 
     def _choice(self, index: int, pieces: list[Tokens | Finished]) -> ChatChoice:
         replies = [piece for piece in pieces if isinstance(piece, Tokens)]
@@ -352,7 +354,7 @@ class Generation:
         while num_waiting:
             for number, reply in await self._inbox.pop_all():
                 if isinstance(reply, Refused):
-                    raise refused(reply.reason)
+                    raise refusal_error(reply.reason)
                 if isinstance(reply, Accepted):
                     num_waiting -= 1
                     self._num_prompt_tokens += reply.num_prompt_tokens
@@ -418,7 +420,7 @@ class Generation:
     def _record(self, number: int, reply: Tokens | Finished) -> ChoiceReplies:
         if isinstance(reply, Finished):
             if reply.finish_reason == "error":
-                raise failed(reply.error)
+                raise failure_error(reply.error)
             self._num_left -= 1
             self._finished.append(reply)
         else:
@@ -427,4 +429,4 @@ class Generation:
 
     def _check(self) -> None:
         if self._inbox.overflowed:
-            raise ApiError(400, TOO_SLOW)
+            raise ApiError(400, TOO_SLOW_MESSAGE)

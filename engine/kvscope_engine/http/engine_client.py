@@ -49,7 +49,7 @@ BATCHING_DELAY_S: Final = 0.001
 The replies of a whole step then arrive together, and the event loop is woken once for all of them.
 """
 TICK_MS: Final = 250
-OWN_TAGS: Final = 2
+MIN_QUERY_TAG: Final = 2
 """Tags below this number are used by the thread itself."""
 READY_POLL_S: Final = 5.0
 STARTING_POLL_S: Final = 0.25
@@ -89,7 +89,7 @@ class EngineClient:
         self._outgoing = Outgoing()
         self._open: dict[str, _OpenRequest] = {}
         self._pending_queries: dict[int, asyncio.Future[Reply]] = {}
-        self._next_tag = OWN_TAGS
+        self._next_tag = MIN_QUERY_TAG
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kvscope-engine-line", daemon=True)

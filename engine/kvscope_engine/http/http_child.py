@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_engine.http.http_command import API_KEY_VARIABLE
-from kvscope_engine.http.listen_address import is_loopback, listen, url
+from kvscope_engine.http.listen_address import is_loopback, listen, listener_url
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 KILL_DELAY_S: Final = 5.0
@@ -50,7 +50,7 @@ class HttpChild:
         stop_engine: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
     ) -> None:
         self._listener = listen(address)
-        self.url = url(self._listener)
+        self.url = listener_url(self._listener)
         """URL of the server, without a path."""
         self._api_key = api_key
         self._options = options
@@ -132,7 +132,7 @@ def _terminate(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def connectable(endpoint: str) -> str:
+def local_endpoint(endpoint: str) -> str:
     """Return the address at which a process on this machine reaches an engine that listens on `endpoint`."""
     for wildcard, loopback in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://*:", "tcp://127.0.0.1:")):
         if endpoint.startswith(wildcard):

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_engine.command_parser import parse_size, whole_number
-from kvscope_engine.http.listen_address import listen, url
+from kvscope_engine.command_parser import parse_int, parse_size
+from kvscope_engine.http.listen_address import listen, listener_url
 from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME
 from kvscope_telemetry.errors import BadInput
 
@@ -57,13 +57,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     )
     parser.add_argument(
         "--max-requests",
-        type=whole_number,
+        type=parse_int,
         default=1024,
         help="maximum concurrent requests; more get HTTP 429 (clients with few requests may use an eighth more)",
     )
     parser.add_argument(
         "--max-connections",
-        type=whole_number,
+        type=parse_int,
         default=16_384,
         help="maximum open connections; more get HTTP 503; lower if the limit on open files (ulimit -n) is lower",
     )
@@ -72,13 +72,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     )
     parser.add_argument(
         "--drain-seconds",
-        type=whole_number,
+        type=parse_int,
         default=30,
         metavar="S",
         help="seconds in which requests in progress can finish at shutdown",
     )
-    parser.add_argument("--listen-fd", type=whole_number, help=argparse.SUPPRESS)
-    parser.add_argument("--exit-with-parent", type=whole_number, help=argparse.SUPPRESS)
+    parser.add_argument("--listen-fd", type=parse_int, help=argparse.SUPPRESS)
+    parser.add_argument("--exit-with-parent", type=parse_int, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
     return parser
 
@@ -175,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
         _pages(args, settings) as pages,
     ):
         if not is_child:
-            print(f"listening on {url(listener)}", flush=True)
+            print(f"listening on {listener_url(listener)}", flush=True)
         HttpServer(settings, listener, pages).run()
     return 0
 

@@ -26,9 +26,9 @@ from kvscope_engine.http.schemas.api_errors import ApiError, ClientDisconnected
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-HEAD_END: Final = re.compile(rb"\n\r?\n")
+HEAD_END_PATTERN: Final = re.compile(rb"\n\r?\n")
 """End of a head, as h11 recognizes it."""
-VERSION: Final = re.compile(rb" HTTP/([0-9]+(?:\.[0-9]+)?)$")
+HTTP_VERSION_PATTERN: Final = re.compile(rb" HTTP/([0-9]+(?:\.[0-9]+)?)$")
 MAX_HEAD_BYTES: Final = 32 << 10
 SLICE_BYTES: Final = 4 << 10
 """Maximum bytes of one connection that are parsed before other connections get their turn."""
@@ -36,11 +36,11 @@ FREE_CHUNKS: Final = 2048
 """Number of a body's chunks that may have any size. If there are more, chunks must average `MIN_CHUNK_BYTES`."""
 MIN_CHUNK_BYTES: Final = 256
 CONNECTION_KEY: Final = "kvscope.connection"
-DONE: Final = b"data: [DONE]\n\n"
+DONE_EVENT: Final = b"data: [DONE]\n\n"
 COMMENT: Final = b": waiting\n\n"
 """Comment of a stream, which clients ignore. It keeps proxies and clients from closing a silent connection."""
 TEXT_PLACEHOLDER: Final = "\0the text\0"
-STOPPING: Final = "the server is stopping"
+STOPPING_MESSAGE: Final = "the server is stopping"
 STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 Events = AsyncGenerator[bytes, None]
 _Result = TypeVar("_Result")
@@ -48,8 +48,8 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class HttpConnection(H11Protocol):
-    """Protocol of one connection, created by uvicorn. `bounded` returns a subclass with its `limits` and
-    `max_connections` set.
+    """Protocol of one connection, created by uvicorn. `bounded_connection_class` returns a subclass with its `limits`
+    and `max_connections` set.
     """
 
     limits = HttpLimits()
@@ -181,7 +181,7 @@ class _StrictConnection(h11.Connection):
 
     def next_event(self) -> Any:
         if self.their_state is h11.IDLE:
-            end = HEAD_END.search(data := self.trailing_data[0])
+            end = HEAD_END_PATTERN.search(data := self.trailing_data[0])
             self.refusal = head_refusal(data[: end.end()]) if end is not None else None
             self._num_chunks = self._num_chunk_bytes = 0
             self._raise_refusal()
@@ -207,7 +207,7 @@ def head_refusal(head: bytes) -> tuple[int, str] | None:
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     if any(b"\r" in line or b"\n" in line for line in (first, *lines)):
         return 400, "a header line does not end with CR LF, or contains CR or LF"
-    version = VERSION.search(first)
+    version = HTTP_VERSION_PATTERN.search(first)
     if version is not None and version[1] not in (b"1.0", b"1.1"):
         return 505, f"HTTP/{version[1].decode()} is not accepted: use HTTP/1.1"
     if any(line[:1] in (b" ", b"\t") for line in lines):
@@ -224,11 +224,11 @@ def head_refusal(head: bytes) -> tuple[int, str] | None:
     return None
 
 
-def bounded(limits: HttpLimits, max_connections: int) -> type[HttpConnection]:
+def bounded_connection_class(limits: HttpLimits, max_connections: int) -> type[HttpConnection]:
     return type("BoundedConnection", (HttpConnection,), {"limits": limits, "max_connections": max_connections})
 
 
-def encoded(chunks: Iterable[msgspec.Struct]) -> bytes:
+def encode_events(chunks: Iterable[msgspec.Struct]) -> bytes:
     """Return the server-sent events of all chunks, concatenated."""
     return b"".join(b"data: " + _ENCODER.encode(chunk) + b"\n\n" for chunk in chunks)
 
@@ -243,7 +243,7 @@ class TextEvents:
     def event(self, number: int, text: str) -> bytes:
         parts = self._event_parts.get(number)
         if parts is None:
-            before, _, after = encoded([self._chunk(number, TEXT_PLACEHOLDER)]).partition(
+            before, _, after = encode_events([self._chunk(number, TEXT_PLACEHOLDER)]).partition(
                 _ENCODER.encode(TEXT_PLACEHOLDER)
             )
             parts = self._event_parts[number] = (before, after)
@@ -296,22 +296,22 @@ class EventStream(Response):
         except ClientDisconnected:
             pass
         except asyncio.CancelledError:
-            error = ApiError(503, STOPPING).body
+            error = ApiError(503, STOPPING_MESSAGE).body
             with contextlib.suppress(Exception):
-                await send({"type": "http.response.body", "body": encoded([error]), "more_body": False})
+                await send({"type": "http.response.body", "body": encode_events([error]), "more_body": False})
         finally:
             self._close()
             await self._events.aclose()
 
     async def _pump(self, send: Send, write: Callable[[bytes], Awaitable[None]]) -> None:
-        last = DONE
+        last = DONE_EVENT
         comments = asyncio.ensure_future(self._send_comments(write))
         try:
             async for data in self._events:
                 await write(data)
                 self._num_written += 1
         except ApiError as error:
-            last = encoded([error.body])
+            last = encode_events([error.body])
         finally:
             comments.cancel()
             with contextlib.suppress(asyncio.CancelledError):

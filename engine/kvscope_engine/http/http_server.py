@@ -27,7 +27,7 @@ from starlette.routing import BaseRoute, Route
 from kvscope_engine.http.adapter_endpoints import load_adapter, unload_adapter
 from kvscope_engine.http.api_state import Api, HttpLimits, HttpSettings, api_keys
 from kvscope_engine.http.completions import chat, completions
-from kvscope_engine.http.http_connection import MAX_HEAD_BYTES, bounded
+from kvscope_engine.http.http_connection import MAX_HEAD_BYTES, bounded_connection_class
 from kvscope_engine.http.info_endpoints import detokenize, health, model, models, root, tokenize, version
 from kvscope_engine.http.listen_address import is_loopback
 from kvscope_engine.http.middleware import AccessMiddleware
@@ -59,7 +59,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 self.app,
-                http=bounded(limits, max_connections(limits)),
+                http=bounded_connection_class(limits, max_connections(limits)),
                 ws="none",
                 lifespan="on",
                 log_level="critical",

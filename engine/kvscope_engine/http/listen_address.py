@@ -43,7 +43,7 @@ def is_loopback(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def url(listener: socket.socket) -> str:
+def listener_url(listener: socket.socket) -> str:
     """Return the URL at which clients on this machine reach `listener`."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -105,7 +105,7 @@ async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> 
     except ClientDisconnect:
         raise ClientDisconnected from None
     slot.enter()
-    return _decoded(data, kind)
+    return _decode_body(data, kind)
 
 
 def slot_of(request: Request) -> RequestSlot:
@@ -130,7 +130,7 @@ async def _read_all(request: Request, slot: RequestSlot, chunk_s: float) -> byte
         chunks.append(chunk)
 
 
-def _decoded(data: bytes, kind: type[_Body]) -> _Body:
+def _decode_body(data: bytes, kind: type[_Body]) -> _Body:
     try:
         try:
             return msgspec.json.decode(data, type=kind)

@@ -32,7 +32,7 @@ from kvscope_engine.http.schemas.responses import (
 )
 from kvscope_telemetry.program_version import program_version
 
-REFS: Final = "#/components/schemas/{name}"
+REF_TEMPLATE: Final = "#/components/schemas/{name}"
 POST_ENDPOINTS: Final[dict[str, tuple[type, type, str]]] = {
     "/v1/completions": (CompletionBody, CompletionResponse, "Continue prompts"),
     "/v1/chat/completions": (ChatBody, ChatCompletion, "Answer a conversation"),
@@ -48,7 +48,7 @@ GET_ENDPOINTS: Final[dict[str, tuple[type, str]]] = {
     "/health": (Health, "Whether the engine serves"),
     "/version": (Version, "Which version this is"),
 }
-ERRORS: Final = {
+ERROR_DESCRIPTIONS: Final = {
     "400": "The request is invalid, or asks for something unsupported",
     "401": "No valid API key",
     "403": "Without an API key, the Host header must be an IP address or localhost",
@@ -73,7 +73,7 @@ def document() -> Document:
         *(kind for post in POST_ENDPOINTS.values() for kind in post[:2]),
         *(get[0] for get in GET_ENDPOINTS.values()),
     ]
-    _, schemas = msgspec.json.schema_components([kind for kind in kinds if kind is not str], ref_template=REFS)
+    _, schemas = msgspec.json.schema_components([kind for kind in kinds if kind is not str], ref_template=REF_TEMPLATE)
     paths: dict[str, Any] = {path: {"post": _post(*post)} for path, post in POST_ENDPOINTS.items()}
     paths |= {path: {"get": _get(path, *get)} for path, get in GET_ENDPOINTS.items()}
     return {
@@ -115,9 +115,9 @@ def _operation(answer: type, summary: str) -> dict[str, Any]:
         content = {"application/json": {"schema": _ref(answer)}}
     good = {"description": summary, "content": content}
     bad = {"application/json": {"schema": _ref(ErrorBody)}}
-    errors = {status: {"description": text, "content": bad} for status, text in ERRORS.items()}
+    errors = {status: {"description": text, "content": bad} for status, text in ERROR_DESCRIPTIONS.items()}
     return {"summary": summary, "responses": {"200": good} | errors}
 
 
 def _ref(kind: type) -> dict[str, str]:
-    return {"$ref": REFS.format(name=kind.__name__)}
+    return {"$ref": REF_TEMPLATE.format(name=kind.__name__)}

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from kvscope_engine.http.api_state import Api
-from kvscope_engine.http.schemas.api_errors import ApiError, refused
+from kvscope_engine.http.schemas.api_errors import ApiError, refusal_error
 from kvscope_engine.http.schemas.chat_rendering import conversation_text, message_text
 from kvscope_engine.http.schemas.request_bodies import ChatBody, MessageBody, Tool
 from kvscope_engine.http.tokenizer_threads import SMALL_BYTES, WorkOwner
@@ -28,7 +28,7 @@ async def text_prompts(
     max_len = api.max_model_len
     for prompt in prompts_in:
         if isinstance(prompt, list) and 0 < max_len <= len(prompt):
-            raise refused(f"the prompt has {len(prompt)} tokens: send at most {max_len - 1}")
+            raise refusal_error(f"the prompt has {len(prompt)} tokens: send at most {max_len - 1}")
     if tokenizer is None or all(isinstance(prompt, list) for prompt in prompts_in):
         return [_untokenized(prompt) for prompt in prompts_in]
     prompts: list[Prompt] = []

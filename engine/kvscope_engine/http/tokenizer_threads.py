@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from kvscope_engine.http.schemas.api_errors import refused
+from kvscope_engine.http.schemas.api_errors import refusal_error
 from kvscope_engine.model.loader.download.default_model import DEFAULT_GGUF_SHA256
 from kvscope_engine.model.loader.download.model_names import parse_model_name
 from kvscope_engine.model.loader.gguf.gguf_entries import content_sha256, entry_of
@@ -81,7 +81,7 @@ class TokenizerThreads:
             result: _Result = await asyncio.wrap_future(item.done)
             return result
         except BadInput as error:
-            raise refused(str(error)) from error
+            raise refusal_error(str(error)) from error
         except asyncio.CancelledError:
             with self._changed:
                 self._queue.remove_if(lambda other: other is item)  # frees the text of a disconnected client

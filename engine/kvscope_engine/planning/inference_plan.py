@@ -45,8 +45,8 @@ from kvscope_engine.model.runner.step_memory import (
 )
 from kvscope_engine.model.verification.hook_check import LayerCall, record_calls
 from kvscope_engine.planning.live_memory import LiveMemory
-from kvscope_engine.planning.shards import PipelineStage, check_divisible, stages
-from kvscope_engine.planning.skeleton import Skeleton, build
+from kvscope_engine.planning.shards import PipelineStage, check_divisible, pipeline_stages
+from kvscope_engine.planning.skeleton import Skeleton, build_model
 from kvscope_engine.policy.block_needs import BlockNeeds, num_blocks_for
 from kvscope_engine.policy.state_slots import MIN_SLOTS, host_slots, slots_and_blocks
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -228,7 +228,7 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
         BadInput: for a length that the model does not support, heads or layers that cannot be divided, or a model that
             the engine does not serve.
     """
-    length = _length(skeleton, question)
+    length = _checked_length(skeleton, question)
     tokens = min(question.max_num_batched_tokens, length * question.max_num_seqs)
     shape = forward_shape(skeleton, question.activations, tokens, length)
     if shape.states and question.tensor_parallel * question.pipeline_parallel > 1:
@@ -238,7 +238,7 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     if shape.calls:
         check_divisible(shape.calls[0].num_query_heads, question.tensor_parallel)
     layers = tuple(shape.layers)
-    divided = stages(skeleton, layers, question.tensor_parallel, question.pipeline_parallel)
+    divided = pipeline_stages(skeleton, layers, question.tensor_parallel, question.pipeline_parallel)
     stage_plans = tuple(_stage_plan(skeleton, stage, shape, question, length, tokens) for stage in divided)
     dtype = storage_dtype(question.kv_cache_dtype, question.activations)
     index_bytes = sum(layer.index_bytes(dtype) for layer in layers)
@@ -277,7 +277,7 @@ def weight_bytes(stage: PipelineStage, dtype: str) -> int:
     return round(stage.layers.matrices * matrix_bytes + (stage.layers.vectors + stage.embedding.total) * vector_bytes)
 
 
-def _length(skeleton: Skeleton, question: InferenceQuestion) -> int:
+def _checked_length(skeleton: Skeleton, question: InferenceQuestion) -> int:
     limit = position_limit(skeleton.config)
     if question.max_model_len is None:
         if limit is None:
@@ -404,7 +404,7 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int, lengt
     """
     register_attention()
     with FakeTensorMode(), torch.inference_mode():
-        module = build(skeleton.whole, dtype, torch.device("cpu")).eval()
+        module = build_model(skeleton.whole, dtype, torch.device("cpu")).eval()
         try:
             calls = record_calls(module)
             states, own = tuple(states_of(module)), own_forward(module)

@@ -48,7 +48,7 @@ _MOMENTS: Final = {
 }
 
 
-def answer(
+def build_answer(
     skeleton: Skeleton,
     plan: InferencePlan,
     lengths: Sequence[int],
@@ -69,7 +69,7 @@ def answer(
         architecture=skeleton.architecture,
         num_parameters=skeleton.num_parameters,
         modules=skeleton.by_module,
-        inference=_inference(skeleton, plan, lengths, () if is_first else better_serving(skeleton, plan)),
+        inference=_inference(skeleton, plan, lengths, () if is_first else serving_improvements(skeleton, plan)),
         training=None if training is None else _training(skeleton, training, plan.question.gpu_memory),
         is_first=is_first,
     )
@@ -203,7 +203,7 @@ def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> Traini
         parts=tuple(PlanPart(name=name, num_bytes=size, how=how) for name, size, how in parts if size),
         peak_bytes=plan.needed,
         worst=plan.worst,
-        changes=better_training(skeleton, plan, gpu_memory),
+        changes=training_improvements(skeleton, plan, gpu_memory),
         notes=(_gradients_note(plan, moment),),
     )
 
@@ -217,7 +217,7 @@ def _gradients_note(plan: TrainingPlan, moment: str) -> str:
 
 
 # Suggested changes: options are tried one at a time, and only those that help are returned.
-def better_serving(skeleton: Skeleton, plan: InferencePlan) -> tuple[Change, ...]:
+def serving_improvements(skeleton: Skeleton, plan: InferencePlan) -> tuple[Change, ...]:
     """Return changes with which more tokens fit in the KV cache.
 
     Changes with which the longest request fits come first, then those with the most tokens.
@@ -236,7 +236,7 @@ def better_serving(skeleton: Skeleton, plan: InferencePlan) -> tuple[Change, ...
     return tuple(change for _, change in changes)
 
 
-def better_training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> tuple[Change, ...]:
+def training_improvements(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> tuple[Change, ...]:
     """Return changes that reduce the memory of a training step, smallest result first; empty if the step fits."""
     if plan.needed <= gpu_memory:
         return ()

@@ -16,7 +16,7 @@ from kvscope_telemetry.messages.memory_plan import (
 )
 
 
-def text(plan: PlanAnswer) -> str:
+def plan_text(plan: PlanAnswer) -> str:
     modules = ", ".join(
         f"{name} {_number(count)}" for name, count in plan.modules if count >= plan.num_parameters // 200
     )

@@ -33,7 +33,7 @@ def check_divisible(num_query_heads: int, tensor_parallel: int) -> None:
         )
 
 
-def stages(
+def pipeline_stages(
     skeleton: Skeleton, kv: tuple[LayerShape, ...], tensor_parallel: int, pipeline_parallel: int
 ) -> tuple[PipelineStage, ...]:
     """Return the part on one GPU of each stage, first to last. Raises BadInput for more stages than layers."""

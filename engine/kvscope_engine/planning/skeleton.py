@@ -17,7 +17,7 @@ from kvscope_engine.model.loader.download.hub import hub_file
 from kvscope_engine.model.loader.download.model_names import parse_model_name
 from kvscope_engine.model.loader.supported_models import blueprint
 from kvscope_engine.model.loader.text_part import make_model, text_config
-from kvscope_engine.model.quantization.quantization_recipe import take_recipe
+from kvscope_engine.model.quantization.quantization_recipe import pop_recipe
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Skeleton:
     config: PretrainedConfig
     """Configuration of the text part of the model."""
     whole: PretrainedConfig
-    """Configuration of the whole model, the argument of `build`."""
+    """Configuration of the whole model, the argument of `build_model`."""
     layers: tuple[Parameters, ...]
     embedding: Parameters
     """Parameters of the input embedding. If weights are tied, the head uses them as well."""
@@ -77,9 +77,9 @@ def read_skeleton(model: str) -> Skeleton:
     Raises BadInput for a model that this engine does not serve, KvscopeError if the hub cannot be reached.
     """
     config = _config(model)
-    take_recipe(config, model)  # --dtype, not the checkpoint, determines the type of planned quantized layers
+    pop_recipe(config, model)  # --dtype, not the checkpoint, determines the type of planned quantized layers
     plan = blueprint(config, model)
-    module = build(config, torch.bfloat16, torch.device("meta"))
+    module = build_model(config, torch.bfloat16, torch.device("meta"))
     layers: dict[int, Parameters] = {}
     embedding, head = Parameters(), Parameters()
     modules: dict[str, int] = {}
@@ -107,7 +107,7 @@ def read_skeleton(model: str) -> Skeleton:
     )
 
 
-def build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str = "eager") -> Any:
+def build_model(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str = "eager") -> Any:
     """Return the causal language model of `config`. Its tensors have no data on the device "meta" or in a fake tensor
     mode.
     """

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kvscope_engine.model.hf_config import position_limit
 from kvscope_engine.planning.inference_plan import CONTEXT_BYTES
 from kvscope_engine.planning.live_memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, LiveMemory
-from kvscope_engine.planning.skeleton import Skeleton, build
+from kvscope_engine.planning.skeleton import Skeleton, build_model
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ def plan_training(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
 
     Raises BadInput if the model does not support the length, or its code cannot run without data.
     """
-    question = replace(question, length=_length(skeleton, question.length))
+    question = replace(question, length=_checked_length(skeleton, question.length))
     try:
         with FakeTensorMode():
-            return measured_step(skeleton, question)
+            return measure_step(skeleton, question)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # external model code may raise these
         line = " ".join(str(error).split())
         raise BadInput(
@@ -133,7 +133,7 @@ def plan_training(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
         ) from error
 
 
-def _length(skeleton: Skeleton, length: int | None) -> int:
+def _checked_length(skeleton: Skeleton, length: int | None) -> int:
     limit = position_limit(skeleton.config)
     if length is None:
         return min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
@@ -142,11 +142,11 @@ def _length(skeleton: Skeleton, length: int | None) -> int:
     return length
 
 
-def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPlan:
+def measure_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPlan:
     """Build the model, train one step, and return its memory. Runs on a CPU, or without data in the caller's fake
     tensor mode.
     """
-    module = _trainable(skeleton, question)
+    module = _build_trainable_model(skeleton, question)
     parameters = list(module.parameters())
     memory = LiveMemory(question.shares)
     peaks: dict[str, dict[str, float]] = {}
@@ -187,15 +187,15 @@ def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
     )
 
 
-def _trainable(skeleton: Skeleton, question: TrainingQuestion) -> nn.Module:
+def _build_trainable_model(skeleton: Skeleton, question: TrainingQuestion) -> nn.Module:
     """Return the model with the attention that training would use: torch's SDPA if the model supports it, else
     eager.
     """
     dtype, cpu = question.weights_dtype, torch.device("cpu")
     try:
-        module = build(skeleton.whole, dtype, cpu, "sdpa")
+        module = build_model(skeleton.whole, dtype, cpu, "sdpa")
     except ValueError:
-        module = build(skeleton.whole, dtype, cpu, "eager")
+        module = build_model(skeleton.whole, dtype, cpu, "eager")
     module.train()
     if question.checkpointing:
         enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable

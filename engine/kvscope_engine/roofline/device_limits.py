@@ -53,7 +53,7 @@ def _limits(device: str, key: str) -> DeviceLimits:
         return DeviceLimits(int(cached[0]), int(cached[1]))
     dtype: torch.dtype = getattr(torch, key.split("|")[2].removeprefix("torch."))
     try:
-        limits = measure(torch.device(device), dtype)
+        limits = measure_limits(torch.device(device), dtype)
     except Exception:  # figures for display must not prevent a start
         return DeviceLimits()
     _write_cached(key, limits)
@@ -61,7 +61,7 @@ def _limits(device: str, key: str) -> DeviceLimits:
 
 
 @torch.inference_mode()
-def measure(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
+def measure_limits(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
     """Measure both limits. Raises torch's error if memory is short.
 
     On a CPU, products are also measured in float32, and the faster type counts: a CPU without instructions for `dtype`
@@ -69,7 +69,7 @@ def measure(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
     """
     is_gpu = device.type == "cuda"
     large = torch.ones((_GPU_BYTES if is_gpu else _CPU_BYTES) // 4, dtype=torch.float32, device=device)
-    read_s = _best_s(device, large.clone if is_gpu else large.sum)
+    read_s = _min_run_s(device, large.clone if is_gpu else large.sum)
     num_bytes = large.nbytes * (2 if is_gpu else 1)
     del large
     side = _GPU_SIDE if is_gpu else _CPU_SIDE
@@ -81,10 +81,10 @@ def measure(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
 
 def measured_product_s(device: torch.device, side: int, dtype: torch.dtype) -> float:
     left, right = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
-    return _best_s(device, lambda: left @ right)
+    return _min_run_s(device, lambda: left @ right)
 
 
-def _best_s(device: torch.device, run: Callable[[], object]) -> float:
+def _min_run_s(device: torch.device, run: Callable[[], object]) -> float:
     run()
     times: list[float] = []
     while len(times) < _MIN_RUNS or (sum(times) < _BUDGET_S and len(times) < _MAX_RUNS):

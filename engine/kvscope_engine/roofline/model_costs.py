@@ -43,7 +43,7 @@ def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | 
     num_expert_weights = sum(part.num_weights for part in fused) or experts / loaded.dtype.itemsize
     num_inactive = round(num_expert_weights * (1 - share))
     return ModelWork(
-        kinds=Counter(_kind(index, call, kv_dtype, choice) for index, call in enumerate(calls)),
+        kinds=Counter(_layer_kind(index, call, kv_dtype, choice) for index, call in enumerate(calls)),
         weights_bytes=sum(parts.values()) + host_bytes - parts.get("Embeddings", 0) - head - experts,
         head_bytes=head or parts.get("Embeddings", 0),
         expert_bytes=experts,
@@ -56,7 +56,7 @@ def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | 
     )
 
 
-def _kind(index: int, call: LayerCall, kv_dtype: torch.dtype, choice: PageChoice | None) -> LayerKind:
+def _layer_kind(index: int, call: LayerCall, kv_dtype: torch.dtype, choice: PageChoice | None) -> LayerKind:
     return LayerKind(
         window=call.options.sliding_window or 0,
         is_chunked=call.options.is_chunked,

@@ -1,7 +1,8 @@
 """Clients' interventions in a running engine: pauses, single steps, pins, evictions, preemptions and limits.
 
-Owns the clients that paused the engine, the single steps still to run, the pins of each client, and the data that
-heartbeats publish about them. Imports no sockets. Not thread-safe: used on the engine's thread, except where stated.
+`ClientInterventions` owns the single steps still to run, the pins of each client, and the data that heartbeats publish
+about them. `PausingClients` is owned by `CommandReceiver`, because pauses are renewed on its thread. Imports no
+sockets. Not thread-safe: used on the engine's thread, except where stated.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ClientInterventions:
     def __init__(
         self,
         engine: ServedEngine,
-        pauses: Pauses,
+        pauses: PausingClients,
         publish_facts: Callable[[HeartbeatFacts], None],
         reply: Callable[[bytes, Reply], None],
         name_of: Callable[[bytes], str],
@@ -261,7 +262,7 @@ class _Pause:
     last_message_ns: int
 
 
-class Pauses:
+class PausingClients:
     """Clients that paused the engine. It is paused while there is at least one.
 
     `renew` is called on the I/O thread; `names` and `paused_s` can be read on any thread.

@@ -21,7 +21,7 @@ from typing import Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from kvscope_engine.server.client_interventions import HeartbeatFacts, Pauses
+from kvscope_engine.server.client_interventions import HeartbeatFacts, PausingClients
 from kvscope_engine.server.fair_queue import FairQueue
 from kvscope_engine.server.preparation import Prepared
 from kvscope_engine.server.served_engine import ServedEngine
@@ -79,7 +79,7 @@ class CommandReceiver:
     def __init__(self, stop: Callable[[], None], limits: ServiceLimits | None = None) -> None:
         self.tasks: CommandQueue[Task] = CommandQueue(limits or ServiceLimits())
         self.telemetry_endpoint = ""
-        self.pauses = Pauses()
+        self.pausing_clients = PausingClients()
         self.facts = HeartbeatFacts()
         """Data for heartbeats. Replaced by the engine's thread; may be read on any thread."""
         self.wants_ticks = False
@@ -122,7 +122,7 @@ class CommandReceiver:
 
     def answer(self, client: bytes, command: Command) -> Reply | None:
         self.has_received_commands = True
-        self.pauses.renew(client)
+        self.pausing_clients.renew(client)
         if isinstance(command, GetStatus):
             return self.status(command.tag)
         if self.phase != "ready":
@@ -207,9 +207,9 @@ class CommandReceiver:
             progress=self.progress,
             hello=self.hello,
             reason=self.reason,
-            paused=self.pauses.is_paused,
-            paused_by=self.pauses.names,
-            paused_s=self.pauses.paused_s,
+            paused=self.pausing_clients.is_paused,
+            paused_by=self.pausing_clients.names,
+            paused_s=self.pausing_clients.paused_s,
             tag=tag,
             intervenes=True,
             adapters=self.facts.adapters,

@@ -63,12 +63,14 @@ class Dispatcher:
         self._open_requests = OpenRequests(limits)
         self._pending = PendingSubmits(engine.prompt_token_ids, engine.has_grammar, receiver.enqueue_prepared, limits)
         self._sessions = ClientSessions()
-        self._interventions = ClientInterventions(engine, receiver.pauses, self._publish_facts, reply, receiver.name_of)
+        self._interventions = ClientInterventions(
+            engine, receiver.pausing_clients, self._publish_facts, reply, receiver.name_of
+        )
         self._snapshots = SharedSnapshots(engine, reply, limits.client_snapshots, lambda: self.has_work)
 
     @property
     def has_work(self) -> bool:
-        may_step = not self._receiver.pauses.is_paused or self._interventions.steps.has_pending
+        may_step = not self._receiver.pausing_clients.is_paused or self._interventions.steps.has_pending
         return may_step and (self._engine.has_unfinished or self.needs_step)
 
     def while_idle(self) -> None:
@@ -96,11 +98,11 @@ class Dispatcher:
 
     def step(self) -> None:
         self.needs_step = False
-        is_single = self._receiver.pauses.is_paused and self._interventions.steps.has_pending
+        is_single = self._receiver.pausing_clients.is_paused and self._interventions.steps.has_pending
         with (
             self._engine.pauses.single_step(self._interventions.requested_by) if is_single else contextlib.nullcontext()
         ):
-            self.route(self._engine.step(ahead=not self._receiver.pauses.is_paused))
+            self.route(self._engine.step(ahead=not self._receiver.pausing_clients.is_paused))
         self._interventions.step_completed()
         self._snapshots.tick()
 
@@ -133,7 +135,7 @@ class Dispatcher:
         Its requests are aborted now or, if it may return to its session, once it was away for too long.
         """
         self._snapshots.remove_client(client)
-        self._receiver.pauses.end(client)
+        self._receiver.pausing_clients.end(client)
         self._report_resumed("its connection ended")
         self._interventions.disconnect(client)
         may_return = self._sessions.mark_away(client)
@@ -148,7 +150,7 @@ class Dispatcher:
     def tick(self) -> None:
         """Expire pauses, and the sessions of clients that are away."""
         self._engine.pauses.report_suspensions()
-        pauses = self._receiver.pauses
+        pauses = self._receiver.pausing_clients
         pauses.expire()
         self._report_resumed("the client that paused it is gone")
         self._interventions.end_steps_if_resumed()
@@ -258,7 +260,7 @@ class Dispatcher:
         on_behalf_of = submit.client or client.hex()  # the client for fair scheduling
         accepted = self._engine.submit(msgspec.structs.replace(submit, client=on_behalf_of), prepared.token_ids.result)
         self._open_requests.register(client, submit, accepted)
-        if self._receiver.pauses.is_paused:
+        if self._receiver.pausing_clients.is_paused:
             self._snapshots.is_stale = True  # no step will publish the request
         return accepted
 
@@ -280,7 +282,7 @@ class Dispatcher:
             return
         self._engine.abort(request_id)
         self.needs_step = True
-        if self._receiver.pauses.is_paused:
+        if self._receiver.pausing_clients.is_paused:
             self._engine.snapshot(0)  # publishes what changed without a step
             for client, message in self._open_requests.end_one(request_id, "abort"):
                 self._send_or_retain(client, message)
@@ -289,7 +291,7 @@ class Dispatcher:
         """Abort a request whose prompt is not tokenized yet: reply to its client and list it in telemetry."""
         self._engine.record_aborted(prepared.submit)
         self.needs_step = True
-        if self._receiver.pauses.is_paused:
+        if self._receiver.pausing_clients.is_paused:
             self._engine.snapshot(0)  # publishes what changed without a step
         for message in prepared.abort_messages():
             self._send_or_retain(prepared.client, message)
@@ -303,11 +305,11 @@ class Dispatcher:
         elif command.action == "shutdown":
             self.stopping = True
         elif command.action == "pause":
-            self._receiver.pauses.pause(client, self._receiver.name_of(client), command.lease_s)
+            self._receiver.pausing_clients.pause(client, self._receiver.name_of(client), command.lease_s)
             self.route(self._engine.finish_in_flight())
             self._engine.pauses.pause(self._receiver.name_of(client))
         else:
-            self._receiver.pauses.end_all()
+            self._receiver.pausing_clients.end_all()
             self._report_resumed(f"resumed by {self._receiver.name_of(client)}")
             self._interventions.end_steps_if_resumed()
         self._snapshots.tick()  # while no step runs, a snapshot is due immediately
@@ -316,7 +318,7 @@ class Dispatcher:
 
     def _report_resumed(self, why: str) -> None:
         """Report to the engine that it is resumed, unless another client still pauses it."""
-        if not self._receiver.pauses.is_paused:
+        if not self._receiver.pausing_clients.is_paused:
             self._engine.pauses.resume(why)
 
     def _publish_facts(self, facts: HeartbeatFacts) -> None:
@@ -332,7 +334,7 @@ class Dispatcher:
 
     @property
     def _wants_ticks(self) -> bool:
-        return self._receiver.pauses.is_paused or bool(self._interventions.clients) or self._sessions.any_away
+        return self._receiver.pausing_clients.is_paused or bool(self._interventions.clients) or self._sessions.any_away
 
 
 class PendingSubmits:

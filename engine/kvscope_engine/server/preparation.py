@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit,
 from kvscope_telemetry.messages.structured import Structured
 
 _QueueKey: TypeAlias = tuple[bytes, str, Structured | None]
-"""A client, for whom it acts ("" for itself), and the grammar of the answers (None without one)."""
+"""Client, the client for which it acts ("" for itself), and the grammar of the answers (None without one)."""
 TokenIdsOf: TypeAlias = Callable[[Submit, Callable[[], bool]], list[int]]
 """Function that tokenizes a submission. Its second argument returns whether the result is still wanted."""
 _Client: TypeAlias = tuple[bytes, str]
@@ -162,7 +162,7 @@ class Preparation:
     def _run(self, kind: _Kind) -> None:
         while (prepared := self._next(kind)) is not None:
             started = time.monotonic()
-            self._prepare(prepared)
+            self._tokenize(prepared)
             worked_s = time.monotonic() - started
             if worked_s > LONG_WORK_S and kind != "grammar":  # grammars are compiled in other processes
                 self._closing.wait(min(worked_s, MAX_SLEEP_S))
@@ -217,7 +217,7 @@ class Preparation:
             del self._waiting[queue_key]
         return prepared
 
-    def _prepare(self, prepared: Prepared) -> None:
+    def _tokenize(self, prepared: Prepared) -> None:
         future = prepared.token_ids
         if future.set_running_or_notify_cancel():
             try:

@@ -114,7 +114,7 @@ class EngineService:
             if dispatcher is not None:
                 self._serve(dispatcher)
         except Exception as error:
-            reason = one_line(error)
+            reason = error_line(error)
             raise
         finally:
             self.is_loading = False
@@ -156,7 +156,7 @@ class EngineService:
             if was_any_open or dispatcher.stopping:
                 time.sleep(CLOSE_DELAY_S)
         except Exception as error:
-            reason = engine.failure or f"the engine died in a step: {one_line(error)}"
+            reason = engine.failure or f"the engine died in a step: {error_line(error)}"
             dispatcher.end_all("error", reason)
             self._fail(reason)
             raise EngineDead(reason) from error
@@ -229,7 +229,7 @@ class EngineService:
             step=engine.step_count,
             num_unfinished=engine.num_unfinished,
             step_started_ns=engine.step_started_ns,
-            paused_by=self.receiver.pauses.names,
+            paused_by=self.receiver.pausing_clients.names,
             pinned=facts.pinned,
             pinned_by=facts.pinned_by,
             max_num_seqs=facts.max_num_seqs,
@@ -237,7 +237,7 @@ class EngineService:
         )
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return the text of an error in one line: the message of a KvscopeError, type and message of others."""
     text = " ".join(str(error).split())[:500]
     if isinstance(error, KvscopeError) and text:

@@ -15,7 +15,7 @@ MAX_PAGE_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Paging:
+class SimulatedPaging:
     """Pages of a cache that has one tensor of keys and values per layer. Raises BadInput for values out of range."""
 
     num_layers: int = 1

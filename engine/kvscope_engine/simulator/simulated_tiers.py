@@ -13,7 +13,7 @@ MAX_TIER_BLOCKS: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiers:
+class SimulatedTiers:
     """Sizes of the lower tiers.
 
     Raises BadInput for a value out of range, and for a disk or swapping without host memory.

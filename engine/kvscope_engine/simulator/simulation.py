@@ -21,8 +21,8 @@ from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.group_use import GroupTally
 from kvscope_engine.simulator.kv_layout import KVLayout
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
-from kvscope_engine.simulator.simulated_paging import Paging
-from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulated_paging import SimulatedPaging
+from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.simulation_tally import SimulationTally
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
@@ -43,9 +43,9 @@ class SimulationSetup:
     limits: SimulatedLimits
     cost: CostModel
     allocator: str
-    paging: Paging = field(default_factory=Paging)
+    paging: SimulatedPaging = field(default_factory=SimulatedPaging)
     """Sizes of physical pages. Used only by the allocator `virtual`."""
-    tiers: Tiers = field(default_factory=Tiers)
+    tiers: SimulatedTiers = field(default_factory=SimulatedTiers)
     """Lower tiers. Used only by the allocator `paged`; the others support none."""
     layout: KVLayout | None = None
     """KV groups and recurrent states of the model; None: a single group with the cost model's bytes per token."""
@@ -113,7 +113,7 @@ class SimulationSetup:
 
     @property
     def num_tier_blocks(self) -> tuple[int, int]:
-        """Number of blocks that fit in host memory and on disk. Raises BadInput as `Tiers` does."""
+        """Number of blocks that fit in host memory and on disk. Raises BadInput as `SimulatedTiers` does."""
         if self.allocator != "paged":
             return 0, 0
         host_state_bytes = self.num_host_states * self._state_bytes
@@ -261,7 +261,7 @@ class Simulation:
         self.scheduler.commit(plan, self.step_count, self.now_ns)
         self.tally.step(plan, self.scheduler, self.pool)
         if self.mover is not None and self.mover.origins:
-            self.tally.loaded(plan, self.pool.block_size, self.mover.origins)
+            self.tally.record_loaded(plan, self.pool.block_size, self.mover.origins)
         for item in plan.scheduled:
             if item.samples:
                 self._sample(item.request)
@@ -304,7 +304,7 @@ class Simulation:
         try:
             self.scheduler.add_request(request)
         except BadInput as refusal:
-            self.tally.refuse(str(refusal))
+            self.tally.record_refusal(str(refusal))
 
     def _stuck_error(self) -> KvscopeError:
         request = next(iter(self.scheduler.requests.values()))

@@ -30,13 +30,13 @@ class SimulatedLimits:
         return replace(self, num_blocks=min(num_blocks, MAX_BLOCKS))
 
     def __post_init__(self) -> None:
-        _whole("num_gpu_blocks_override", self.num_blocks, MAX_BLOCKS)
-        _whole("block_size", self.block_size, 1024)
-        _whole("max_num_seqs", self.max_num_seqs, 1 << 16)
-        _whole("max_num_batched_tokens", self.max_num_batched_tokens, 1 << 31)
-        _whole("max_model_len", self.max_model_len, 1 << 31)
+        _check_count("num_gpu_blocks_override", self.num_blocks, MAX_BLOCKS)
+        _check_count("block_size", self.block_size, 1024)
+        _check_count("max_num_seqs", self.max_num_seqs, 1 << 16)
+        _check_count("max_num_batched_tokens", self.max_num_batched_tokens, 1 << 31)
+        _check_count("max_model_len", self.max_model_len, 1 << 31)
 
 
-def _whole(name: str, value: int, high: int) -> None:
+def _check_count(name: str, value: int, high: int) -> None:
     if not 1 <= value <= high:
         raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {high}")

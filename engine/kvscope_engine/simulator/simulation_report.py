@@ -74,7 +74,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """Latency divided by the number of output tokens."""
 
 
-def report(simulation: Simulation) -> SimulationReport:
+def make_report(simulation: Simulation) -> SimulationReport:
     tally, seconds = simulation.tally, simulation.now_ns / 1e9
     samples, states = tally.memory.num_samples, simulation.states
     return SimulationReport(

@@ -14,7 +14,7 @@ UNKNOWN_TEXT = "–"
 MIB = 1 << 20
 
 
-def text(
+def report_text(
     workload: Workload, limits: SimulatedLimits, reports: Sequence[SimulationReport], notes: Sequence[str] = ()
 ) -> str:
     """Describe the run, with `notes`, and append tables of memory, throughput and latency with a row per allocator."""
@@ -24,7 +24,7 @@ def text(
         "Throughput (recomputed: tokens computed again after a preemption)\n" + _throughput(reports),
         "Latency, s (p50 / p90 / p99)\n" + _latency(reports),
     ]
-    parts = (_groups(reports), _states(reports), tier_lines(reports), _pages(reports), _refusals(reports))
+    parts = (_groups(reports), _states(reports), tier_tables(reports), _pages(reports), _refusals(reports))
     return "\n\n".join([*sections, *(line for lines in parts for line in lines)])
 
 
@@ -164,7 +164,7 @@ def _percentiles(percentiles: Percentiles | None) -> str:
     )
 
 
-def tier_lines(reports: Sequence[SimulationReport]) -> Iterator[str]:
+def tier_tables(reports: Sequence[SimulationReport]) -> Iterator[str]:
     """Yield two tables on the lower tiers, and the allocators without any; nothing if no allocator has lower tiers."""
     uses = [(policy_label(report), report.tiers) for report in reports if report.tiers is not None]
     if not uses:

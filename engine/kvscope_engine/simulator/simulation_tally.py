@@ -72,7 +72,7 @@ class SimulationTally:
             self.num_scheduled_under_load += batch
             self.memory.add(kv_use(pool, _holders(plan, scheduler)))
 
-    def loaded(self, plan: StepPlan, block_size: int, origins: MutableMapping[int, Tier]) -> None:
+    def record_loaded(self, plan: StepPlan, block_size: int, origins: MutableMapping[int, Tier]) -> None:
         """Count and remove the blocks in `origins`, which maps blocks loaded in this step to their tiers.
 
         If several requests of the plan share a block, it counts as a pool hit for all but the first. Blocks loaded for
@@ -102,7 +102,7 @@ class SimulationTally:
         self.num_needed_tokens += request.num_prompt_tokens - request.num_cached_tokens + num_output_tokens - 1
         self.num_preempted += request.num_preemptions > 0
 
-    def refuse(self, cause: str) -> None:
+    def record_refusal(self, cause: str) -> None:
         """Count a request that could not run even alone."""
         self.num_refused += 1
         self.first_refusal = self.first_refusal or cause

@@ -1,3 +1,3 @@
-"""Alarms: rules evaluated on the per-second summaries of a session, identically live and for recordings. Imports no Qt
-and reads no files.
+"""Alarms: rules evaluated on the per-second summaries of a session, identically live and for recordings. Must not
+depend on Qt or files.
 """

@@ -1,8 +1,8 @@
 """Evaluates alarm rules over the seconds of a session overview, in order.
 
-Owns the state of each rule: since when its condition holds, and the alarm that it fired. An alarm fires once the rule's
-expression has held for `Rule.seconds`, and is resolved once the expression has clearly not held for `CALM_S`, so that a
-value that fluctuates around a threshold gives one alarm. The rules do not change during the life of an engine. Reads no
+Owns the state of each rule: since when its condition has held, and the alarm that it fired. An alarm fires once the
+rule's expression has held for `Rule.seconds`. It is resolved once the expression has clearly not held for `CALM_S`, so
+that a value that fluctuates around a threshold gives one alarm. The rules of an `AlarmEngine` never change. Reads no
 clock: the result is the same live and offline.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from kvscope_telemetry.alarms.alarm_figures import value_text
 from kvscope_telemetry.alarms.expression import expression_of
-from kvscope_telemetry.alarms.rules import Rule, complaint
+from kvscope_telemetry.alarms.rules import Rule, rule_error
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -25,13 +25,9 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 CALM_S: Final = 10.0
 """Seconds for which the condition must clearly not hold until an alarm is resolved."""
 SLACK: Final = 0.05
-"""Relative distance from its thresholds that a value must keep to count as clearly not holding: fluctuation around a
-threshold is one alarm.
-"""
-_LARGEST_GAP_NS: Final = 2 * SECOND_NS
-"""Largest gap between seconds over which a condition counts as held without interruption. Missing seconds are
-unknown.
-"""
+"""Relative distance that a value must keep from its threshold to count as clearly not holding."""
+_MAX_GAP_NS: Final = 2 * SECOND_NS
+"""Longest gap between seconds over which a condition counts as held without interruption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +38,12 @@ class Alarm:
     epoch: int
     begin_ns: int
     """Start of the first second in which the condition held."""
-    rang_ns: int
-    """End of the second with which the condition had held for `Rule.seconds`: the time at which the alarm fired."""
+    fired_ns: int
+    """Time at which the alarm fired: end of the first second by which the condition had held for `Rule.seconds`."""
     worst: float
-    """Worst value so far of the side of the first comparison that names a figure (`Expression.value`)."""
+    """Worst value so far, as defined by `Expression.value`."""
     value: float = math.nan
-    """Latest value, defined like `worst`."""
+    """Latest value, as defined by `Expression.value`."""
     until_ns: int = 0
     """Time at which the alarm was resolved; 0 while it is active."""
 
@@ -57,25 +53,21 @@ class Alarm:
 
 
 class AlarmEngine:
-    """Evaluates the rules on the seconds passed to `read`. Rules that are off or invalid are ignored and cost
-    nothing.
-    """
+    """Evaluates rules on the seconds passed to `read`. Rules that are off or invalid are ignored."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        self._rules = [rule for rule in rules if rule.is_on and not complaint(rule)]
-        self._watches = [_RuleState(rule) for rule in self._rules]
+        self._rules = [rule for rule in rules if rule.is_on and not rule_error(rule)]
+        self._states = [_RuleState(rule) for rule in self._rules]
         self._epoch: int | None = None
         self._last_ns = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no valid rule that is on."""
         return not self._rules
 
     @property
     def active(self) -> list[Alarm]:
-        """Active alarms: those that fired and are not resolved."""
-        return [watch.alarm for watch in self._watches if watch.alarm is not None]
+        return [state.alarm for state in self._states if state.alarm is not None]
 
     def read(self, overview: SessionOverview, first: int, last: int) -> list[Alarm]:
         """Evaluate the rules on rows `first` to `last` - 1 of the overview, which must follow those of the previous
@@ -87,14 +79,14 @@ class AlarmEngine:
         """
         changed: list[Alarm] = []
         rows = slice(first, last)
-        columns = [watch.columns(overview, rows) for watch in self._watches]
+        columns = [state.columns(overview, rows) for state in self._states]
         begins_ns = overview.time_ns[rows]
         is_stopped = overview.stops.running_between(begins_ns, begins_ns + SECOND_NS) < SECOND_NS
         seconds = zip(begins_ns.tolist(), overview.epoch[rows].tolist(), is_stopped.tolist(), strict=True)
-        for place, (time_ns, epoch, stopped) in enumerate(seconds):
+        for row, (time_ns, epoch, stopped) in enumerate(seconds):
             changed += self._advance_to(time_ns, epoch)
-            for watch, column in zip(self._watches, columns, strict=True):
-                alarm = watch.feed(time_ns, epoch, column[place], is_stopped=stopped)
+            for state, column in zip(self._states, columns, strict=True):
+                alarm = state.feed(time_ns, epoch, column[row], is_stopped=stopped)
                 if alarm is not None:
                     changed.append(alarm)
         return changed
@@ -105,17 +97,15 @@ class AlarmEngine:
         if epoch != self._epoch:
             ended = [replace(alarm, until_ns=self._last_ns) for alarm in self.active]
             self._epoch = epoch
-            self._watches = [_RuleState(rule) for rule in self._rules]
-        elif time_ns - self._last_ns > _LARGEST_GAP_NS:
-            for watch in self._watches:
-                watch.lose_track()
+            self._states = [_RuleState(rule) for rule in self._rules]
+        elif time_ns - self._last_ns > _MAX_GAP_NS:
+            for state in self._states:
+                state.reset_times()
         self._last_ns = time_ns + SECOND_NS
         return ended
 
 
 class _RuleState:
-    """State of one rule during one engine start."""
-
     def __init__(self, rule: Rule) -> None:
         self.alarm: Alarm | None = None
         self._rule, self._expression = rule, expression_of(rule.expression)
@@ -126,8 +116,7 @@ class _RuleState:
     def columns(self, overview: SessionOverview, rows: slice) -> list[tuple[float, float, float]]:
         """Return for each second (whether the condition holds, whether it holds with slack, its value).
 
-        The last two are evaluated only where needed: while an alarm is active or if the condition holds in one of the
-        seconds.
+        If no alarm is active and the condition holds in no second, the last two are not evaluated: 0.0 and NaN.
         """
         expression = self._expression
         is_true = expression.evaluate(overview, rows)
@@ -136,19 +125,19 @@ class _RuleState:
         parts = is_true, expression.evaluate(overview, rows, SLACK), expression.value(overview, rows)
         return list(zip(*(part.tolist() for part in parts), strict=True))
 
-    def lose_track(self) -> None:
+    def reset_times(self) -> None:
         """Forget since when the condition has held or not held, because seconds are missing."""
         self._since_ns = self._calm_since_ns = None
 
     def feed(self, time_ns: int, epoch: int, second: tuple[float, float, float], *, is_stopped: bool) -> Alarm | None:
         """Evaluate the next second. Returns the alarm if it fired or was resolved with this second, else None."""
-        is_true, nearly_holds, value = second
+        is_true, holds_with_slack, value = second
         if math.isnan(is_true):
             if is_stopped:
-                self.lose_track()
+                self.reset_times()
             return None
         end_ns = time_ns + SECOND_NS
-        self._record(time_ns, value, is_true=bool(is_true), is_calm=nearly_holds == 0)
+        self._record(time_ns, value, is_true=bool(is_true), is_calm=holds_with_slack == 0)
         if self.alarm is not None:
             return self._extend(self.alarm, value, end_ns)
         if self._since_ns is None or end_ns - self._since_ns < self._rule.seconds * SECOND_NS:

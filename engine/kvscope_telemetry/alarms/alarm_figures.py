@@ -35,12 +35,12 @@ from kvscope_telemetry.summaries.unknown_fields import unknown_fields
 FloatArray = npt.NDArray[np.float64]
 Read = Callable[[SessionOverview, slice], FloatArray]
 """Reads the values of the given rows of an overview, shape (n,)."""
-_TOLD_BY_USAGE: Final = {"active_blocks"}
-"""Columns that can be derived from KV usage alone, and are therefore available from engines that report usage but not
-the number of free blocks.
+_DERIVED_FROM_USAGE: Final = {"active_blocks"}
+"""Columns that can be derived from KV usage alone. They are known for engines that report usage but not the number of
+free blocks.
 """
-_USUAL_FOR_NS: Final = 600 * SECOND_NS
-_TIMES_USUAL: Final = 4.0
+_STALL_LOOKBACK_NS: Final = 600 * SECOND_NS
+_STALL_FACTOR: Final = 4.0
 """Factor over the longest recent step up to which the engine does not count as stalled: other load on the machine makes
 an engine slow, not stuck.
 """
@@ -49,8 +49,7 @@ an engine slow, not stuck.
 @dataclass(frozen=True, slots=True)
 class SecondFigure:
     name: str
-    """Name in expressions, with its unit, such as `ttft_p99_ms`."""
-    words: str
+    label: str
     unit: str
     """Unit: "share" (0 to 1), "blocks", "ms", "/s", ..."""
     group: str
@@ -61,19 +60,18 @@ class SecondFigure:
     """Reads the lower bound of a value that is known only as a histogram bucket; `read` gives the upper bound. None if
     values are exact.
     """
-    outlives_stops: bool = False
+    is_known_while_stopped: bool = False
     """Whether the figure has a meaning while the engine is paused; otherwise it is unknown then."""
 
     def is_available(self, capabilities: Capabilities) -> bool:
-        """Whether an engine with these capabilities reports the figure."""
-        return (unknown_fields(capabilities) - _TOLD_BY_USAGE).isdisjoint(self.columns)
+        return (unknown_fields(capabilities) - _DERIVED_FROM_USAGE).isdisjoint(self.columns)
 
 
 def forecast_at(overview: SessionOverview, time_ns: int) -> float | None:
     """Return the seconds until free and cached blocks run out, forecast from the seconds that ended by `time_ns`.
 
-    Returns None if there is no forecast: no second that ended within the last 5 s, a pause within the window, or no
-    clear fall.
+    Returns None without a forecast: the newest such second ended more than 5 s before, the engine was stopped within
+    the window, or the number of blocks does not clearly fall.
     """
     last = overview.index_at(time_ns + 1 - SECOND_NS) + 1
     if not last or time_ns - int(overview.time_ns[last - 1]) > 5_000_000_000:
@@ -92,34 +90,33 @@ def _run_out_s(overview: SessionOverview, rows: slice) -> FloatArray:
 
     Infinite if no decrease is forecast or if none are left already; NaN if the number of blocks is unknown.
     """
-    room = overview.column("cached_blocks")[rows] + overview.column("free_blocks")[rows]
-    left = [forecast_at(overview, time_ns) for time_ns in (overview.time_ns[rows] + SECOND_NS - 1).tolist()]
-    found = np.array([np.inf if each is None else each for each in left], np.float64)
-    return np.where(np.isnan(room), np.nan, np.where(room <= 0, np.inf, found))
+    num_available = overview.column("cached_blocks")[rows] + overview.column("free_blocks")[rows]
+    forecasts = [forecast_at(overview, time_ns) for time_ns in (overview.time_ns[rows] + SECOND_NS - 1).tolist()]
+    seconds = np.array([np.inf if each is None else each for each in forecasts], np.float64)
+    return np.where(np.isnan(num_available), np.nan, np.where(num_available <= 0, np.inf, seconds))
 
 
 def _stalled_s(overview: SessionOverview, rows: slice) -> FloatArray:
-    """Return the stalled time in seconds; 0 while it is at most `_TIMES_USUAL` times the longest recent step."""
     stalled = overview.column("stalled_s")
     values = stalled[rows].copy()
-    for place in np.flatnonzero(values > 0).tolist():
-        at = rows.start + place
-        if values[place] <= _TIMES_USUAL * _usual_step_s(overview, at):
-            values[place] = 0.0
+    for index in np.flatnonzero(values > 0).tolist():
+        row = rows.start + index
+        if values[index] <= _STALL_FACTOR * _longest_recent_step_s(overview, row):
+            values[index] = 0.0
     return values
 
 
-def _usual_step_s(overview: SessionOverview, at: int) -> float:
-    """Return the longest step, in seconds, of the ten minutes before the end of the second at row `at`, within its
+def _longest_recent_step_s(overview: SessionOverview, row: int) -> float:
+    """Return the longest step, in seconds, of the ten minutes before the end of the second at `row`, within its
     engine start.
     """
-    first = int(np.searchsorted(overview.time_ns, int(overview.time_ns[at]) - _USUAL_FOR_NS))
-    first += int(np.count_nonzero(overview.epoch[first : at + 1] != overview.epoch[at]))
-    num_steps, run_ns = (overview.column(name)[first : at + 1] for name in ("num_steps", "run_ns"))
-    before = np.nan_to_num(overview.column("stalled_s")[first : at + 1])
+    first = int(np.searchsorted(overview.time_ns, int(overview.time_ns[row]) - _STALL_LOOKBACK_NS))
+    first += int(np.count_nonzero(overview.epoch[first : row + 1] != overview.epoch[row]))
+    num_steps, run_ns = (overview.column(name)[first : row + 1] for name in ("num_steps", "run_ns"))
+    before = np.nan_to_num(overview.column("stalled_s")[first : row + 1])
     waited_s = np.concatenate(([0.0], before[:-1]))
-    ended = num_steps > 0
-    took_s = np.maximum(run_ns[ended] / num_steps[ended] / 1e9, waited_s[ended])
+    has_step = num_steps > 0
+    took_s = np.maximum(run_ns[has_step] / num_steps[has_step] / 1e9, waited_s[has_step])
     return float(took_s.max(initial=0.0))
 
 
@@ -153,19 +150,21 @@ def _step_ms(overview: SessionOverview, rows: slice) -> FloatArray:
 
 
 def _plain(
-    group: str, name: str, words: str, unit: str, column: str = "", *, outlives_stops: bool = False
+    group: str, name: str, label: str, unit: str, column: str = "", *, is_known_while_stopped: bool = False
 ) -> SecondFigure:
     read = partial(_column, column or name, 1.0)
-    return SecondFigure(name, words, unit, group, (column or name,), read, outlives_stops=outlives_stops)
+    return SecondFigure(
+        name, label, unit, group, (column or name,), read, is_known_while_stopped=is_known_while_stopped
+    )
 
 
 def _of_figures(group: str) -> Iterator[SecondFigure]:
     """Yield per-second figures for those of `summaries.run_figures` in this group: a share, or a rate per second."""
     for figure in FIGURES:
-        if figure.places.alarms == group and figure.share is not None:
+        if figure.uses.alarms == group and figure.share is not None:
             names, read = figure.share.names(), partial(_share, figure.share)
             yield SecondFigure(figure.key, figure.name, "share", group, names, read)
-        elif figure.places.alarms == group:
+        elif figure.uses.alarms == group:
             name = f"{figure.column}_per_s"
             column = name if name in OVERVIEW_COLUMNS else figure.column
             read = partial(_column, column, 1.0)
@@ -240,12 +239,22 @@ _ALL: Final = (
         ("stalled_s", "num_steps", "run_ns"),
         _stalled_s,
     ),
-    _plain(_DEVICE, "utilization", "GPU busy, or the engine's share of all CPUs, 0 to 1", "share", outlives_stops=True),
-    _plain(_DEVICE, "power_watts", "Power of the device", "W", outlives_stops=True),
-    _plain(_DEVICE, "temperature_celsius", "Temperature of the device", "°C", outlives_stops=True),
-    _plain(_DEVICE, "memory_used_bytes", "Memory used on the device", "bytes", outlives_stops=True),
-    _plain(_DEVICE, "process_bytes", "Memory of the engine's process on the device", "bytes", outlives_stops=True),
-    _plain("Telemetry", "lost_frames", "Telemetry frames lost", "frames", "num_lost_frames", outlives_stops=True),
+    _plain(
+        _DEVICE,
+        "utilization",
+        "GPU busy, or the engine's share of all CPUs, 0 to 1",
+        "share",
+        is_known_while_stopped=True,
+    ),
+    _plain(_DEVICE, "power_watts", "Power of the device", "W", is_known_while_stopped=True),
+    _plain(_DEVICE, "temperature_celsius", "Temperature of the device", "°C", is_known_while_stopped=True),
+    _plain(_DEVICE, "memory_used_bytes", "Memory used on the device", "bytes", is_known_while_stopped=True),
+    _plain(
+        _DEVICE, "process_bytes", "Memory of the engine's process on the device", "bytes", is_known_while_stopped=True
+    ),
+    _plain(
+        "Telemetry", "lost_frames", "Telemetry frames lost", "frames", "num_lost_frames", is_known_while_stopped=True
+    ),
 )
 SECOND_FIGURES: Final = {figure.name: figure for figure in _ALL}
 

@@ -27,9 +27,9 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 MAX_LENGTH: Final = 500
 MAX_WINDOW_S: Final = 600
 _MAX_DEPTH: Final = 40
-_OF_NUMBERS: Final = ("min", "max", "abs")
-_OVER_TIME: Final = ("mean", "sum")
-_FUNCTIONS: Final = (*_OF_NUMBERS, *_OVER_TIME)
+_NUMBER_FUNCTIONS: Final = ("min", "max", "abs")
+_WINDOW_FUNCTIONS: Final = ("mean", "sum")
+_FUNCTIONS: Final = (*_NUMBER_FUNCTIONS, *_WINDOW_FUNCTIONS)
 _ARITHMETIC: Final[dict[type[ast.operator], np.ufunc]] = {
     ast.Add: np.add,
     ast.Sub: np.subtract,
@@ -53,8 +53,8 @@ class Expression:
         self.figures: tuple[SecondFigure, ...] = tuple(SECOND_FIGURES[name] for name in names if name not in _FUNCTIONS)
         if not self.figures:
             raise BadInput(f"{self.text!r} names no figure; accepted: {', '.join(SECOND_FIGURES)}")
-        self._measured, self.rises = _what_is_measured(self._root)
-        self._bounded = any(figure.read_low is not None for figure in self.figures)
+        self._measured, self.rises = _measured_side(self._root)
+        self._has_bounds = any(figure.read_low is not None for figure in self.figures)
 
     def evaluate(self, overview: SessionOverview, rows: slice, slack: float = 0.0) -> FloatArray:
         """Evaluate the condition for the seconds `rows`.
@@ -63,17 +63,18 @@ class Expression:
         are harder to pass. If a latency percentile is known only as a histogram bucket, the condition is evaluated for
         both edges of the bucket and is unknown where the results differ.
 
-        Returns: shape (n,): 1 where the condition holds, 0 where it does not, NaN where this is unknown.
+        Returns:
+            Shape (n,): 1 where the condition holds, 0 where it does not, NaN where this is unknown.
         """
         context = _EvaluationContext(overview, rows, slack)
         high = _condition(self._root, context)
-        if not self._bounded:
+        if not self._has_bounds:
             return high
         return np.where(high == _condition(self._root, replace(context, is_low=True)), high, np.nan)
 
     def value(self, overview: SessionOverview, rows: slice) -> FloatArray:
-        """Return the value that the first comparison holds against its threshold, shape (n,); NaN where it is unknown.
-        Where the upper edge of a histogram bucket is infinite, the lower edge is returned.
+        """Return the value that the first comparison with a figure compares with its threshold, shape (n,); NaN where
+        it is unknown. Where the upper edge of a histogram bucket is infinite, the lower edge is returned.
         """
         context = _EvaluationContext(overview, rows)
         value = _number(self._measured, context)
@@ -89,7 +90,7 @@ class Expression:
 
 @lru_cache(maxsize=256)
 def expression_of(text: str) -> Expression:
-    """Return the parsed expression of `text`, cached because all windows evaluate the same rules. Raises BadInput."""
+    """Return the parsed expression of `text`. Cached, because all windows evaluate the same rules. Raises BadInput."""
     return Expression(text)
 
 
@@ -117,10 +118,9 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _token_at(text: str, offset: int) -> str:
-    """Return the word or operator that begins at or surrounds the 1-based `offset`."""
-    for found in re.finditer(r"[\w.]+|[^\w\s]+", text):
-        if found.end() >= offset:
-            return found.group()
+    for token in re.finditer(r"[\w.]+|[^\w\s]+", text):
+        if token.end() >= offset:
+            return token.group()
     return ""
 
 
@@ -174,15 +174,17 @@ def _check_call(node: ast.Call, text: str, depth: int) -> None:
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name not in _FUNCTIONS:
         raise BadInput(f"{_source(node.func, text)!r} is not a function; accepted: {', '.join(_FUNCTIONS)}")
-    num_given = len(node.args)
-    fits = num_given == 1 if name == "abs" else num_given == 2 if name in _OVER_TIME else num_given >= 2
-    if node.keywords or not fits:
+    num_arguments = len(node.args)
+    has_right_count = (
+        num_arguments == 1 if name == "abs" else num_arguments == 2 if name in _WINDOW_FUNCTIONS else num_arguments >= 2
+    )
+    if node.keywords or not has_right_count:
         raise BadInput(f"{_source(node, text)!r} is not accepted; accepted: {_call_example(name)}")
     for number in node.args:
         _check_number(number, text, depth + 1)
-    if name in _OVER_TIME and not 1 <= _literal(node.args[1]) <= MAX_WINDOW_S:
-        given = _source(node.args[1], text)
-        raise BadInput(f"{given!r} is not accepted in {name}(); accepted: 1 to {MAX_WINDOW_S} seconds, as a number")
+    if name in _WINDOW_FUNCTIONS and not 1 <= _literal(node.args[1]) <= MAX_WINDOW_S:
+        argument = _source(node.args[1], text)
+        raise BadInput(f"{argument!r} is not accepted in {name}(); accepted: 1 to {MAX_WINDOW_S} seconds, as a number")
 
 
 def _literal(node: ast.expr) -> float:
@@ -195,8 +197,8 @@ def _check_depth(depth: int) -> None:
 
 
 def _source(node: ast.expr, text: str) -> str:
-    found = ast.get_source_segment(text, node) or text
-    return found if len(found) <= 40 else f"{found[:39]}…"
+    source = ast.get_source_segment(text, node) or text
+    return source if len(source) <= 40 else f"{source[:39]}…"
 
 
 def _sign(op: ast.operator) -> str:
@@ -221,7 +223,7 @@ def _nodes(root: ast.expr) -> Iterator[ast.AST]:
     return ast.walk(root)
 
 
-def _what_is_measured(root: ast.expr) -> tuple[ast.expr, bool]:
+def _measured_side(root: ast.expr) -> tuple[ast.expr, bool]:
     """Return the side of the first comparison that names a figure, and whether larger values of it are worse."""
     comparisons = [node for node in _nodes(root) if isinstance(node, ast.Compare)]
     first = min(comparisons, key=lambda node: (not _has_figure(node), node.lineno, node.col_offset))
@@ -238,8 +240,6 @@ def _has_figure(root: ast.expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _EvaluationContext:
-    """Rows of the overview on which an expression is evaluated, and the mode of evaluation."""
-
     overview: SessionOverview
     rows: slice
     slack: float = 0.0
@@ -267,28 +267,28 @@ def _condition(node: ast.expr, context: _EvaluationContext) -> FloatArray:
             numbers = [_number(each, context) for each in (left, *others)]
             pairs = zip(ops, numbers, numbers[1:], strict=False)
             parts = np.stack([_compared(op, one, other, context.slack) for op, one, other in pairs])
-            found: FloatArray = np.where(np.isnan(parts).any(axis=0), np.nan, parts.min(axis=0))
-            return found
+            result: FloatArray = np.where(np.isnan(parts).any(axis=0), np.nan, parts.min(axis=0))
+            return result
     raise AssertionError(f"{ast.dump(node)} was checked to be a condition")
 
 
 def _compared(op: ast.cmpop, one: FloatArray, other: FloatArray, slack: float) -> FloatArray:
     with np.errstate(invalid="ignore"):
-        room = slack * np.where(np.isfinite(other), np.abs(other), 0.0)
+        margin = slack * np.where(np.isfinite(other), np.abs(other), 0.0)
         match op:
             case ast.Gt():
-                evaluate = one > other - room
+                is_true = one > other - margin
             case ast.GtE():
-                evaluate = one >= other - room
+                is_true = one >= other - margin
             case ast.Lt():
-                evaluate = one < other + room
+                is_true = one < other + margin
             case ast.LtE():
-                evaluate = one <= other + room
+                is_true = one <= other + margin
             case ast.Eq():
-                evaluate = one == other
+                is_true = one == other
             case _:
-                evaluate = one != other
-    return np.where(np.isnan(one) | np.isnan(other), np.nan, evaluate)
+                is_true = one != other
+    return np.where(np.isnan(one) | np.isnan(other), np.nan, is_true)
 
 
 def _number(node: ast.expr, context: _EvaluationContext) -> FloatArray:
@@ -302,11 +302,11 @@ def _number(node: ast.expr, context: _EvaluationContext) -> FloatArray:
             return -number if isinstance(op, ast.USub) else number
         case ast.BinOp(left=left, op=op, right=right):
             with np.errstate(all="ignore"):
-                made: FloatArray = _ARITHMETIC[type(op)](_number(left, context), _number(right, context))
+                result: FloatArray = _ARITHMETIC[type(op)](_number(left, context), _number(right, context))
             is_by_zero = isinstance(op, ast.Div) & (_number(right, context) == 0)
-            return np.where(is_by_zero, np.nan, made)
+            return np.where(is_by_zero, np.nan, result)
         case ast.Call(func=ast.Name(id=name), args=args):
-            if name in _OVER_TIME:
+            if name in _WINDOW_FUNCTIONS:
                 return _over_time(name, args[0], _literal(args[1]), context)
             numbers = np.stack([_number(each, context) for each in args])
             if name == "abs":
@@ -320,7 +320,7 @@ def _figure(figure: SecondFigure, context: _EvaluationContext) -> FloatArray:
     read = figure.read_low if context.is_low and figure.read_low is not None else figure.read
     values = read(context.overview, context.rows)
     has_stops = len(context.overview.stops) > 0  # rare, and `stopped` takes longer than all the rest
-    return np.where(context.stopped, np.nan, values) if has_stops and not figure.outlives_stops else values
+    return np.where(context.stopped, np.nan, values) if has_stops and not figure.is_known_while_stopped else values
 
 
 def _over_time(name: str, node: ast.expr, seconds: float, context: _EvaluationContext) -> FloatArray:
@@ -334,17 +334,17 @@ def _over_time(name: str, node: ast.expr, seconds: float, context: _EvaluationCo
     begins_ns = times[context.rows] - round(seconds * 1e9) + SECOND_NS
     first = int(np.searchsorted(times, begins_ns[0])) if begins_ns.size else context.rows.start
     values = _number(node, replace(context, rows=slice(first, context.rows.stop)))
-    found = np.full(context.rows.stop - context.rows.start, np.nan)
-    for place, begin_ns in enumerate(begins_ns.tolist()):
-        row = context.rows.start + place
+    results = np.full(context.rows.stop - context.rows.start, np.nan)
+    for index, begin_ns in enumerate(begins_ns.tolist()):
+        row = context.rows.start + index
         start = int(starts[np.searchsorted(starts, row, "right") - 1])
         since = max(int(np.searchsorted(times, begin_ns)), start)
         inside = values[since - first : row - first + 1]
         known = inside[~np.isnan(inside)]
         is_whole = name == "sum" or times[start] <= begin_ns
         if known.size and is_whole:
-            found[place] = known.mean() if name == "mean" else known.sum()
+            results[index] = known.mean() if name == "mean" else known.sum()
     if not len(context.overview.stops):
-        return found
+        return results
     is_now_unknown = np.isnan(values[context.rows.start - first :])
-    return np.where(context.stopped & is_now_unknown, np.nan, found)
+    return np.where(context.stopped & is_now_unknown, np.nan, results)

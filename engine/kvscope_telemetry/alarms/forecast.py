@@ -1,6 +1,6 @@
 """Forecast of when free and cached blocks run out: a robust slope over the last seconds, and no forecast from noise.
 
-Cached blocks count as free because they are evicted when a request needs them. Works on plain arrays only.
+Cached blocks count as free because they are evicted when a request needs them. Must not depend on anything but numpy.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 WINDOW_S: Final = 15
 """Maximum number of most recent samples (one per second) that the slope is fitted to."""
-LEAST_S: Final = 8
-LONGEST_S: Final = 600.0
-"""Longest forecast in seconds; None is returned beyond it."""
-_LEAST_SHARE: Final = 0.02
+MIN_SAMPLES: Final = 8
+MAX_FORECAST_S: Final = 600.0
+_MIN_FALL_SHARE: Final = 0.02
 """Minimum fall within the window, as a share of the pool; smaller changes are ignored."""
-_CLEARER_THAN_NOISE: Final = 3.0
-_LEAST_OF_A_HALF: Final = 0.3
+_MIN_FALL_TO_NOISE: Final = 3.0
+_MIN_HALF_SLOPE_SHARE: Final = 0.3
 """Minimum slope of each half of the window, as a share of the slope of the whole window. Excludes a single drop and a
 fall that has ended.
 """
-_LARGEST_GAP_S: Final = 2.5
+_MAX_GAP_S: Final = 2.5
 
 
 def seconds_left(time_s: FloatArray, free_blocks: FloatArray, num_blocks: float) -> float | None:
-    """Return the seconds until no block is available, or None if the number does not fall, or not clearly.
+    """Return the seconds until no block is available, or None if their number does not clearly fall, or only after more
+    than `MAX_FORECAST_S`.
 
     The slope is the median of the slopes between all pairs of samples (Theil 1950, Sen 1968), so that a request that
     starts or finishes is an outlier and does not change the trend.
 
     Args:
         time_s: Ascending times of the samples in seconds, shape (n,).
-        room: Free and cached blocks at these times, shape (n,).
+        free_blocks: Number of free and cached blocks at these times, shape (n,).
         num_blocks: Total number of blocks in the pool.
     """
     time_s, free_blocks = time_s[-WINDOW_S:], free_blocks[-WINDOW_S:]
-    if time_s.size < LEAST_S or np.diff(time_s).max() > _LARGEST_GAP_S or not np.isfinite(free_blocks).all():
+    if time_s.size < MIN_SAMPLES or np.diff(time_s).max() > _MAX_GAP_S or not np.isfinite(free_blocks).all():
         return None
     if (free_blocks == free_blocks[0]).all():
         return None
@@ -47,16 +47,16 @@ def seconds_left(time_s: FloatArray, free_blocks: FloatArray, num_blocks: float)
         return None
     if (
         max(_slope(time_s[:half], free_blocks[:half]), _slope(time_s[half:], free_blocks[half:]))
-        > _LEAST_OF_A_HALF * slope
+        > _MIN_HALF_SLOPE_SHARE * slope
     ):
         return None
     fall = -slope * float(time_s[-1] - time_s[0])
-    rest = free_blocks - slope * time_s
-    noise = float(np.std(rest))
-    if fall < max(_LEAST_SHARE * num_blocks, 1.0) or fall < _CLEARER_THAN_NOISE * noise:
+    residuals = free_blocks - slope * time_s
+    noise = float(np.std(residuals))
+    if fall < max(_MIN_FALL_SHARE * num_blocks, 1.0) or fall < _MIN_FALL_TO_NOISE * noise:
         return None
     left_s = float(free_blocks[-1]) / -slope
-    return left_s if left_s <= LONGEST_S else None
+    return left_s if left_s <= MAX_FORECAST_S else None
 
 
 def _slope(time_s: FloatArray, free_blocks: FloatArray) -> float:

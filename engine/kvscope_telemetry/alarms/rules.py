@@ -1,7 +1,7 @@
 """Alarm rules: a name, an expression, and for how long it must hold.
 
-Owns the default rules (of the same kind as users' rules), the validation of rules, and their one-line text format.
-Evaluation is in `alarm_engine`, the expression language in `expression`.
+Owns the default rules, the validation of rules, and their one-line text format. Evaluation is in `alarm_engine`, the
+expression language in `expression`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _UNITS: Final = {"s": 1.0, "min": 60.0}
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: str
-    """Name of the alarm, unique among the rules."""
     expression: str
     seconds: float = 0.0
     """Seconds for which the expression must hold before the alarm fires; 0: it fires with the first second."""
@@ -52,20 +51,20 @@ def checked(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """Return the rules as a tuple. Raises BadInput if a rule is invalid, two have the same name, or there are more than
     `MAX_RULES`.
     """
-    found: dict[str, Rule] = {}
+    rules_by_name: dict[str, Rule] = {}
     for rule in rules:
-        why_not = complaint(rule)
-        if why_not:
-            raise BadInput(f"alarm {rule.name!r:.80}: {why_not}")
-        if rule.name in found:
+        error = rule_error(rule)
+        if error:
+            raise BadInput(f"alarm {rule.name!r:.80}: {error}")
+        if rule.name in rules_by_name:
             raise BadInput(f"alarm {rule.name!r:.80}: there are two of this name; each needs its own")
-        found[rule.name] = rule
-    if len(found) > MAX_RULES:
-        raise BadInput(f"{len(found)} alarms are not accepted: at most {MAX_RULES}")
-    return tuple(found.values())
+        rules_by_name[rule.name] = rule
+    if len(rules_by_name) > MAX_RULES:
+        raise BadInput(f"{len(rules_by_name)} alarms are not accepted: at most {MAX_RULES}")
+    return tuple(rules_by_name.values())
 
 
-def complaint(rule: Rule) -> str:
+def rule_error(rule: Rule) -> str:
     """Return why a rule is invalid, in one line; empty for a valid rule."""
     if not rule.name.strip():
         return "a name is needed"
@@ -84,14 +83,14 @@ def parse_rule(text: str) -> Rule:
     """Parse `[NAME:] EXPRESSION [for N s]` (`min` is accepted too). Without a name, the expression is the name. Raises
     BadInput.
     """
-    found = _LINE.fullmatch(" ".join(text.split()))
-    assert found is not None, "each part of a line may be missing"
-    expression = found["expression"].strip()
-    name = (found["name"] or "").strip() or (expression if len(expression) <= MAX_NAME else f"{expression[:59]}…")
+    match = _LINE.fullmatch(" ".join(text.split()))
+    assert match is not None, "each part of a line may be missing"
+    expression = match["expression"].strip()
+    name = (match["name"] or "").strip() or (expression if len(expression) <= MAX_NAME else f"{expression[:59]}…")
     try:
-        seconds = float(found["number"] or 0) * _UNITS[found["unit"] or "s"]
+        seconds = float(match["number"] or 0) * _UNITS[match["unit"] or "s"]
     except ValueError:
-        raise BadInput(f"{found['number']!r} is not accepted: a number of seconds, such as for 10 s") from None
+        raise BadInput(f"{match['number']!r} is not accepted: a number of seconds, such as for 10 s") from None
     expression_of(expression)
     return checked([Rule(name=name, expression=expression, seconds=seconds)])[0]
 
@@ -107,20 +106,20 @@ def describe_rule(rule: Rule) -> str:
     10 s`.
     """
     expression = expression_of(rule.expression)
-    words = _FIGURE.sub(_figure_name, expression.text)
+    text = _FIGURE.sub(_figure_name, expression.text)
     plain = _PLAIN.fullmatch(expression.text)
     if plain is not None:
         unit = "" if expression.unit in ("blocks", "requests", "frames") else expression.unit
-        words = words.removesuffix(plain["number"]) + value_text(float(plain["number"]), unit)
-    return words + (f" for {rule.seconds:g} s" if rule.seconds else "")
+        text = text.removesuffix(plain["number"]) + value_text(float(plain["number"]), unit)
+    return text + (f" for {rule.seconds:g} s" if rule.seconds else "")
 
 
 def _figure_name(name: re.Match[str]) -> str:
     figure = SECOND_FIGURES.get(name[0])
-    return name[0] if figure is None else f"{figure.words[0].lower()}{figure.words[1:]}".removesuffix(", 0 to 1")
+    return name[0] if figure is None else f"{figure.label[0].lower()}{figure.label[1:]}".removesuffix(", 0 to 1")
 
 
 def unreported_figures(rule: Rule, capabilities: Capabilities) -> tuple[str, ...]:
     """Return the names of the figures in a valid rule that an engine with these capabilities does not report."""
-    told = expression_of(rule.expression).figures
-    return tuple(figure.name for figure in told if not figure.is_available(capabilities))
+    figures = expression_of(rule.expression).figures
+    return tuple(figure.name for figure in figures if not figure.is_available(capabilities))

@@ -34,10 +34,10 @@ def checked_url(url: str) -> str:
     url = url.strip()
     try:
         parts = urlsplit(url)
-        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
-        is_sound = False
-    if not is_sound or not url.isascii() or not url.isprintable() or " " in url:
+        is_valid = False
+    if not is_valid or not url.isascii() or not url.isprintable() or " " in url:
         raise BadInput(f"webhook {url!r:.80} is not accepted: http://HOST/… or https://HOST/…")
     if parts.username is not None:
         raise BadInput("a webhook with a user or password in its URL is not accepted: http://HOST/… or https://HOST/…")
@@ -46,7 +46,7 @@ def checked_url(url: str) -> str:
 
 def payload(alarm: Alarm, engine: str, instance: str) -> dict[str, Any]:
     """Return the JSON object that is posted for an alarm of the engine at the address `instance`."""
-    document = bookmark_of(alarm)
+    bookmark = bookmark_of(alarm)
     return {
         "name": alarm.name,
         "expression": alarm.rule.expression,
@@ -55,12 +55,12 @@ def payload(alarm: Alarm, engine: str, instance: str) -> dict[str, Any]:
         "value": _finite(alarm.value),
         "worst": _finite(alarm.worst),
         "summary": f"{alarm.name}: {alarm_text(alarm)}".removesuffix(": "),
-        "time": _time_text(alarm.until_ns or alarm.rang_ns),
+        "time": _time_text(alarm.until_ns or alarm.fired_ns),
         "startsAt": _time_text(alarm.begin_ns),
         "endsAt": _time_text(alarm.until_ns) if alarm.until_ns else None,
         "engine": engine,
         "instance": instance,
-        "fingerprint": document.bookmark_id,
+        "fingerprint": bookmark.bookmark_id,
     }
 
 
@@ -70,7 +70,7 @@ class Webhook:
     def __init__(self, url: str) -> None:
         self.url = checked_url(url)
         self.failure = ""
-        """Message why the last post failed or was dropped; empty after a success."""
+        """Why the last post failed or was dropped; empty after a success."""
         self._posts: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED + 1)
         self._closing = threading.Event()
         self._opener = urllib.request.build_opener(_NoRedirects)
@@ -112,7 +112,6 @@ class Webhook:
             self.failure = f"{self._where}: {failure}" if failure else ""
 
     def _try(self, data: bytes) -> str:
-        """Post once. Returns why it failed, or an empty string."""
         headers = {"Content-Type": "application/json", "User-Agent": "kvscope"}
         request = urllib.request.Request(self.url, data, headers, method="POST")
         try:

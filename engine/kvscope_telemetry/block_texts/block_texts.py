@@ -18,9 +18,8 @@ from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 MAX_TEXT_BYTES: Final = 1 << 20
-"""Maximum size of one encoded text in bytes."""
-MAX_KEPT_BYTES: Final = 96 << 20
-"""Approximate limit of the texts held in memory, in bytes. Beyond it, the oldest texts of each block are dropped."""
+MAX_CACHED_BYTES: Final = 96 << 20
+"""Approximate memory limit of the texts, in bytes. Above it, the oldest texts of each block are dropped."""
 _OVERHEAD_BYTES: Final = 400
 
 
@@ -33,7 +32,6 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sampling: SamplingParams
     """Sampling parameters of this completion, with the defaults of the model and the engine filled in."""
     finish_reason: str = ""
-    """Reason as in `Finished.finish_reason`."""
     index: int = 0
     priority: int = 0
     cache_salt: str = ""
@@ -56,17 +54,15 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     number: int = 0
     """Number of the request whose tokens these are."""
     start: int = 0
-    """Position of the first token in the request."""
     token_ids: tuple[int, ...] = ()
     text: str = ""
     notes: tuple[tuple[str, str], ...] = ()
-    """Further (name, value) pairs that the engine reported for the block."""
     request: AskedRequest | None = None
     """Set if this is the text of a finished request (all its tokens) instead of a block's."""
 
     @property
     def content(self) -> BlockContent:
-        """The text in the form of an engine's reply to `GetBlockText`."""
+        """The text as a `BlockContent`, like an engine's reply to `GetBlockText`."""
         return BlockContent(
             block=self.block,
             number=self.number,
@@ -79,8 +75,6 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 @dataclass(frozen=True, slots=True)
 class BlockTextLookup:
-    """State of a block whose text is looked up."""
-
     epoch: int
     block: int
     owner: int
@@ -97,7 +91,6 @@ def encode_text(text: RecordedText) -> bytes:
 
 
 def decode_text(data: bytes) -> RecordedText:
-    """Decode a recorded text. Raises ProtocolError if it is too large or invalid."""
     if len(data) > MAX_TEXT_BYTES:
         raise ProtocolError(f"the text of a block of {len(data)} bytes: at most {MAX_TEXT_BYTES} are accepted")
     try:
@@ -116,7 +109,7 @@ class TextIndex:
     hash.
     """
 
-    def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
         self._by_block: defaultdict[int, list[RecordedText]] = defaultdict(list)
         self._by_hash: dict[tuple[int, str], RecordedText] = {}
         self._max_bytes = max_bytes
@@ -139,26 +132,26 @@ class TextIndex:
                 self._thin_out()
         return newest_ns
 
-    def find(self, asked: BlockTextLookup, at_ns: int) -> BlockContent | None:
-        """Return what the block held at `at_ns`, or None if it is not known.
+    def find(self, lookup: BlockTextLookup, at_ns: int) -> BlockContent | None:
+        """Return the content of a block at `at_ns`, or None if it is not known.
 
         A block with a hash is found by the hash alone, because moving to another tier does not change its content. For
         a block that was still being filled, the result is the nearest text with at least `asked.filled` tokens,
         preferably at or after `at_ns`, and may have a few tokens more; without one, the latest text before `at_ns`.
         """
-        if asked.hash:
-            same = self._by_hash.get((asked.epoch, hash_text(asked.hash)))
-            return None if same is None else same.content
-        written = [
+        if lookup.hash:
+            full_block_text = self._by_hash.get((lookup.epoch, hash_text(lookup.hash)))
+            return None if full_block_text is None else full_block_text.content
+        texts = [
             text
-            for text in self._by_block.get(asked.block, ())
-            if (text.epoch, text.owner) == (asked.epoch, asked.owner)
+            for text in self._by_block.get(lookup.block, ())
+            if (text.epoch, text.owner) == (lookup.epoch, lookup.owner)
         ]
-        enough = [text for text in written if len(text.token_ids) >= asked.filled]
+        enough = [text for text in texts if len(text.token_ids) >= lookup.filled]
         if enough:
             return min(enough, key=lambda text: (text.time_ns < at_ns, abs(text.time_ns - at_ns))).content
-        before = [text for text in written if text.time_ns <= at_ns]
-        return before[-1].content if before else None
+        earlier = [text for text in texts if text.time_ns <= at_ns]
+        return earlier[-1].content if earlier else None
 
     def search(self, query: str, limit: int) -> list[RecordedText]:
         """Return the earliest `limit` texts that contain `query` (case-insensitive), without duplicates, in the order
@@ -175,14 +168,13 @@ class TextIndex:
         return sorted(once, key=lambda text: text.time_ns)[:limit]
 
     def _thin_out(self) -> None:
-        """Drop the older half of each block's texts."""
         for texts in self._by_block.values():
-            gone = texts[: (len(texts) + 1) // 2]
-            del texts[: len(gone)]
-            for text in gone:
+            dropped = texts[: (len(texts) + 1) // 2]
+            del texts[: len(dropped)]
+            for text in dropped:
                 if self._by_hash.get((text.epoch, text.hash)) is text:
                     del self._by_hash[text.epoch, text.hash]
-            self._num_bytes -= sum(_num_bytes(text) for text in gone)
+            self._num_bytes -= sum(_num_bytes(text) for text in dropped)
 
 
 def _num_bytes(text: RecordedText) -> int:

@@ -19,9 +19,9 @@ from kvscope_telemetry.ledger import Ledger, unpack
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 
-ASK_EVERY_S: Final = 0.1
-MAX_ASKED: Final = 64
-"""Maximum number of blocks per request, so that a step is delayed by a few milliseconds at most."""
+REQUEST_INTERVAL_S: Final = 0.1
+MAX_BLOCKS_PER_REQUEST: Final = 64
+"""Maximum number of blocks per request, so that a step is delayed by a few milliseconds only."""
 
 
 class PublishedTexts:
@@ -33,10 +33,9 @@ class PublishedTexts:
         self._collector = TextCollector()
         self._ledger = Ledger(0)
         self._epoch = 0
-        self._next_s = 0.0
+        self._next_request_s = 0.0
 
     def add_message(self, message: Frame | Snapshot) -> None:
-        """Apply a published message to the ledger copy, and mark the changed rows."""
         rows = message.blocks
         ids = np.frombuffer(rows.ids, "<u4") if isinstance(message, Frame) else None
         where = slice(None) if ids is None else ids
@@ -46,19 +45,19 @@ class PublishedTexts:
                 self._ledger = Ledger(len(rows.state))
             for name, column in unpack([rows]).items():
                 getattr(self._ledger, name)[where] = column
-            self._collector.changed(ids)
+            self._collector.mark_changed(ids)
 
     def due(self) -> tuple[int, ...]:
         """Write the confirmed texts and return the blocks to request now. Returns nothing if the last call was less
-        than `ASK_EVERY_S` ago.
+        than `REQUEST_INTERVAL_S` ago.
         """
         now_s = time.monotonic()
-        if now_s < self._next_s:
+        if now_s < self._next_request_s:
             return ()
-        self._next_s = now_s + ASK_EVERY_S
+        self._next_request_s = now_s + REQUEST_INTERVAL_S
         self.write()
         with self._lock:
-            return self._collector.due(self._ledger, self._epoch, MAX_ASKED)
+            return self._collector.due(self._ledger, self._epoch, MAX_BLOCKS_PER_REQUEST)
 
     def add_contents(self, contents: Iterable[BlockContent]) -> None:
         with self._lock:

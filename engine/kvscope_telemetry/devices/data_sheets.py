@@ -27,4 +27,6 @@ DATA_SHEET_GB_PER_S: Final = {
     "NVIDIA RTX A6000": 768,
     "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": 1792,
 }
-"""Keyed by the driver's full device name. A MIG instance has another name and less bandwidth, so it is not found."""
+"""Full device name as the driver reports it -> GB/s. A MIG instance has another name and less bandwidth, so it is not
+found.
+"""

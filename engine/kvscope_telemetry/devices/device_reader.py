@@ -1,7 +1,7 @@
 """Extracts the figures of one device and one process from a sample of the whole machine, for clients that show one
 device.
 
-Unknown values are -1, never 0. Knows neither the engine nor torch.
+Unknown values are -1, never 0. Must not depend on the engine or torch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def device_sample(devices: Devices, hello: Hello, pid: int | None = None) -> Dev
     """
     pid = os.getpid() if pid is None else pid
     if hello.device.kind != "cuda":
-        return _of_host(devices, devices.host or Host(), pid if is_engine_share(hello) else None)
-    return _of_gpu(devices, used_gpu(devices) or Gpu(index=0), pid)
+        return _host_sample(devices, devices.host or Host(), pid if is_engine_share(hello) else None)
+    return _gpu_sample(devices, used_gpu(devices) or Gpu(index=0), pid)
 
 
 def is_engine_share(hello: Hello) -> bool:
@@ -44,7 +44,7 @@ def gpu_process_bytes(gpu: Gpu, pid: int) -> int | None:
     return next((process.used_bytes for process in gpu.processes or () if process.pid == pid), None)
 
 
-def _of_gpu(devices: Devices, gpu: Gpu, pid: int) -> DeviceSample:
+def _gpu_sample(devices: Devices, gpu: Gpu, pid: int) -> DeviceSample:
     free, total = gpu.memory_free_bytes, gpu.memory_total_bytes
     used = total - free if total is not None and free is not None else gpu.memory_used_bytes
     return DeviceSample(
@@ -59,7 +59,7 @@ def _of_gpu(devices: Devices, gpu: Gpu, pid: int) -> DeviceSample:
     )
 
 
-def _of_host(devices: Devices, host: Host, pid: int | None) -> DeviceSample:
+def _host_sample(devices: Devices, host: Host, pid: int | None) -> DeviceSample:
     total, available = host.memory_total_bytes, host.memory_available_bytes
     process = next((process for process in host.processes or () if process.pid == pid), None)
     cores = process.cores if process is not None else None

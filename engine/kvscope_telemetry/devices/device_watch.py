@@ -21,8 +21,6 @@ LONGEST_SAMPLE_S: Final = 60.0
 
 
 class SampledDevices(Protocol):
-    """Source of device samples, such as `DevicesSampler`."""
-
     def sample(self, epoch: int) -> Devices: ...
 
 
@@ -73,8 +71,9 @@ class DeviceWatch:
                 return
 
     def _with_context(self, memory: MemoryBreakdown, devices: Devices) -> MemoryBreakdown:
-        """Set `context_bytes` to the process's memory outside torch when it was first known. Later growth beyond it is
-        then visible."""
+        """Return `memory` with `context_bytes`: the process's memory outside torch when it was first known. Later
+        growth is then visible as the difference.
+        """
         if self._context_bytes is None:
             gpu = used_gpu(devices)
             process = gpu_process_bytes(gpu, self._pid()) if gpu is not None else None

@@ -1,4 +1,4 @@
-"""Samples every GPU that NVML knows, including those that responded before and no longer do.
+"""Samples every GPU that NVML reports, including those that responded before and no longer do.
 
 Owns NVML's initialization and the handles. Nothing raises: a driver that is missing, fails or returns, and a GPU that
 falls off the bus, are reported in the sample.
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_telemetry.devices.nvml_queries import GpuQuestions, fault_text
+from kvscope_telemetry.devices.nvml_queries import GpuQueries, fault_text
 from kvscope_telemetry.messages.devices import MAX_GPUS, Gpu
 
 _GPU, _MIG = "GPU-", "MIG-"
@@ -41,9 +41,8 @@ class Gpus:
         self._clock_ns = clock_ns
         self._nvml: Any = None
         self._tried_ns: int | None = None
-        self._asked: dict[int, GpuQuestions] = {}
+        self._queries: dict[int, GpuQueries] = {}
         self._seen: dict[str, Gpu] = {}
-        """Facts of all GPUs that ever responded, by UUID, or by index if a GPU has none."""
         self.fault = ""
         """Why NVML reports nothing at all; empty if it works."""
 
@@ -57,38 +56,42 @@ class Gpus:
             self._disable(error)
             return tuple(_failed_gpu(facts, self.fault) for facts in self._in_order())
         self.fault = ""
-        there = [self._sample(index) for index in range(count)]
-        there += self._sample_instances(count)
-        answering = {_key(gpu) for gpu in there}
-        gone = [_failed_gpu(facts, "fell off the bus: the driver no longer knows it") for facts in self._in_order()]
-        return tuple(sorted([*there, *(gpu for gpu in gone if _key(gpu) not in answering)], key=lambda gpu: gpu.index))
+        present = [self._sample(index) for index in range(count)]
+        present += self._sample_instances(count)
+        present_keys = {_key(gpu) for gpu in present}
+        missing = [_failed_gpu(facts, "fell off the bus: the driver no longer knows it") for facts in self._in_order()]
+        return tuple(
+            sorted([*present, *(gpu for gpu in missing if _key(gpu) not in present_keys)], key=lambda gpu: gpu.index)
+        )
 
     def _sample(self, index: int) -> Gpu:
         try:
-            questions = self._asked.get(index)
-            if questions is None:
+            queries = self._queries.get(index)
+            if queries is None:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                questions = GpuQuestions(self._nvml, handle, index, self._clock_ns)
-            gpu = questions.sample()
+                queries = GpuQueries(self._nvml, handle, index, self._clock_ns)
+            gpu = queries.sample()
         except Exception as error:
-            self._asked.pop(index, None)
+            self._queries.pop(index, None)
             facts = next((facts for facts in self._seen.values() if facts.index == index), Gpu(index=index))
             return _failed_gpu(facts, fault_text(error))
-        self._asked[index] = questions
-        self._seen[_key(gpu)] = questions.facts
+        self._queries[index] = queries
+        self._seen[_key(gpu)] = queries.facts
         return gpu
 
     def _sample_instances(self, count: int) -> list[Gpu]:
-        """Sample the MIG instances in use, numbered from `count`. A GPU that disappeared is not one."""
+        """Sample the MIG instances in use, numbered from `count`. A UUID of a GPU that disappeared is not taken for an
+        instance.
+        """
         gpus = {bare_uuid(facts.uuid) for facts in self._seen.values()}
-        found: list[Gpu] = []
+        instances: list[Gpu] = []
         for uuid in self._used:
             if uuid in gpus:
                 continue
             with contextlib.suppress(Exception):  # an instance that does not respond is unknown, like any figure
                 handle = self._nvml.nvmlDeviceGetHandleByUUID(f"{_MIG}{uuid}")
-                found.append(GpuQuestions(self._nvml, handle, count + len(found), self._clock_ns).sample())
-        return found
+                instances.append(GpuQueries(self._nvml, handle, count + len(instances), self._clock_ns).sample())
+        return instances
 
     def _open(self) -> bool:
         now_ns = self._clock_ns()
@@ -106,7 +109,7 @@ class Gpus:
 
     def _disable(self, error: Exception) -> None:
         self.fault = fault_text(error)
-        self._nvml, self._asked, self._tried_ns = None, {}, self._clock_ns()
+        self._nvml, self._queries, self._tried_ns = None, {}, self._clock_ns()
 
     def _in_order(self) -> list[Gpu]:
         return sorted(self._seen.values(), key=lambda facts: facts.index)

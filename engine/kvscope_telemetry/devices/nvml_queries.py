@@ -1,6 +1,6 @@
 """Queries one GPU through NVML. Each value is queried separately, so that a failing query affects no other.
 
-Owns the previous values of counters, to compute rates. GPUs are found and lost in `gpus`.
+Owns the previous values of counters, to compute rates. `gpus` decides which GPUs exist.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from kvscope_telemetry.devices.throttling import names_of
 from kvscope_telemetry.messages.devices import MAX_PROCESSES, Gpu, GpuProcess
 
 _MEMORY_V2: Final = 0x2000028
-"""`nvmlMemory_v2`: struct size and version number."""
 _TEMPERATURE_OF_GPU: Final = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _PCIE_SENT, _PCIE_RECEIVED = 0, 1
@@ -30,8 +29,8 @@ _KIB: Final = 1024
 _MAX_NAME: Final = 80
 
 
-class GpuQuestions:
-    """Queries the GPU with NVML handle `handle`.
+class GpuQueries:
+    """Queries the GPU that NVML identifies by `handle`.
 
     Only `sample` may raise: it passes on an error of the memory query, which shows that the GPU is no longer present.
     """
@@ -43,7 +42,6 @@ class GpuQuestions:
         self._nvlink: dict[int, tuple[int, int]] = {}  # field -> time in ns, total KiB
         self._names: dict[int, str] = {}
         self.facts = self._facts(index)
-        """Constant facts: identity and limits."""
 
     def sample(self) -> Gpu:
         """Sample the GPU now. Raises NVML's error if querying the memory fails, unless it is only not supported."""
@@ -73,7 +71,6 @@ class GpuQuestions:
         )
 
     def _memory(self) -> Any:
-        """Query the memory, with the reserved part if the driver reports it separately."""
         memory = known(lambda: self._query("nvmlDeviceGetMemoryInfo", _MEMORY_V2))
         if memory is not None:
             return memory
@@ -159,10 +156,10 @@ class GpuQuestions:
         return (total - before) * _KIB * 1_000_000_000 // (now_ns - before_ns)
 
     def _field(self, field: int | tuple[int, int]) -> Any:
-        found = self._nvml.nvmlDeviceGetFieldValues(self._handle, [field])[0]
-        if found.nvmlReturn != 0:
+        value = self._nvml.nvmlDeviceGetFieldValues(self._handle, [field])[0]
+        if value.nvmlReturn != 0:
             raise LookupError(f"field {field} is not reported")
-        return found.value
+        return value.value
 
     def _query(self, name: str, *arguments: int) -> Any:
         return getattr(self._nvml, name)(self._handle, *arguments)
@@ -177,7 +174,6 @@ def is_not_supported(nvml: Any, error: Exception) -> bool:
 
 
 def fault_text(error: BaseException | Iterable[object]) -> str:
-    """Return a driver's error as one line."""
     return " ".join(f"{error}".split())[:160] or type(error).__name__
 
 

@@ -32,7 +32,7 @@ class Processes:
 
     def sample(self) -> tuple[HostProcess, ...] | None:
         """Return the processes, largest first; None if none can be read."""
-        pids = self._pids if self._pids is not None else known(self._largest)
+        pids = self._pids if self._pids is not None else known(self._largest_pids)
         if pids is None:
             return None
         found = [process for pid in pids if (process := known(partial(self._process, pid))) is not None]
@@ -41,12 +41,11 @@ class Processes:
             return None
         return tuple(sorted(found, key=lambda process: -(process.resident_bytes or 0)))
 
-    def _largest(self) -> tuple[int, ...]:
-        """Return the pids with the most resident pages, which `statm` gives in a short line."""
-        sizes = [(known(partial(self._pages, pid)) or 0, pid) for pid in self._all()]
+    def _largest_pids(self) -> tuple[int, ...]:
+        sizes = [(known(partial(self._pages, pid)) or 0, pid) for pid in self._pids_in_folder()]
         return tuple(pid for size, pid in sorted(sizes, reverse=True)[: self._num_largest] if size)
 
-    def _all(self) -> Iterable[int]:
+    def _pids_in_folder(self) -> Iterable[int]:
         return [int(name) for name in os.listdir(self._folder) if name.isdigit()]
 
     def _pages(self, pid: int) -> int:

@@ -43,10 +43,8 @@ def names_of(bits: int) -> tuple[str, ...]:
 
 
 def reasons_text(names: Iterable[str]) -> str:
-    """Describe the reasons for users; empty if there are none."""
     return ", ".join(REASON_LABELS.get(name, name) for name in names)
 
 
 def is_slowed(names: Iterable[str]) -> bool:
-    """Whether one of the reasons reduces speed unintentionally."""
     return any(name not in HARMLESS for name in names)

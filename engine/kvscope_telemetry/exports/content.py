@@ -16,7 +16,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The range `span` of a recording. `watch` receives the progress of reading it."""
+    """Range `span` of a recording, with its overview and bookmarks. `watch` receives the progress of reading."""
 
     recording: Recording
     overview: SessionOverview
@@ -28,5 +28,4 @@ class Content:
         return iter(timed_messages(self.recording, self.span, self.watch))
 
     def histories(self) -> list[RequestHistory]:
-        """Return the requests of the range, completed by earlier events."""
         return read_request_histories(self.messages(), self.overview.events)

@@ -46,10 +46,12 @@ class ExportTarget:
     """One of `SUFFIXES`."""
 
     @classmethod
-    def of(cls, path: Path, kind: str | None = None, form: str | None = None) -> ExportTarget:
-        """Determine format and table from the file name, such as `requests.csv` or `last-events.parquet`.
+    def from_path(cls, path: Path, kind: str | None = None, form: str | None = None) -> ExportTarget:
+        """Return the target for a file name such as `requests.csv` or `last-events.parquet`.
 
-        `form`, the name of a format, overrides the extension. The default table is metrics.
+        Args:
+            kind: Table to write. Default: the table that the file name contains, or else metrics.
+            form: Name of a format, which overrides the file name's extension.
         """
         suffix = path.suffix.lower() if form is None else _BY_NAME[form].suffixes[0]
         if suffix not in SUFFIXES:
@@ -58,17 +60,17 @@ class ExportTarget:
             if kind is not None:
                 raise BadInput(f"a kind ({kind}) goes with tables ({', '.join(TABLE_FORMATS)}), not with {suffix}")
             return cls(path, "", suffix)
-        named = [word for word in KINDS if word in path.stem]
-        if kind is None and len(named) > 1:
-            raise BadInput(f"{str(path)!r} names several tables: choose one of {', '.join(named)} with --kind")
+        named_kinds = [word for word in KINDS if word in path.stem]
+        if kind is None and len(named_kinds) > 1:
+            raise BadInput(f"{str(path)!r} names several tables: choose one of {', '.join(named_kinds)} with --kind")
         if SUFFIXES[suffix].needs_pyarrow:
             require_pyarrow(suffix)
-        return cls(path, kind or (named[0] if named else "metrics"), suffix)
+        return cls(path, kind or (named_kinds[0] if named_kinds else "metrics"), suffix)
 
 
 def export(
     recording: Recording,
-    wanted: ExportTarget,
+    target: ExportTarget,
     from_s: float | None = None,
     until_s: float | None = None,
     watch: ProgressCallback | None = None,
@@ -78,17 +80,19 @@ def export(
     """Write the export of a range, with the recording's bookmarks and additional `bookmarks`. A report also lists the
     requests that missed `goals`.
 
-    Raises BadInput and KvscopeError with a one-line message; the file is removed then.
+    Raises:
+        BadInput: The range is empty, or the path is not usable.
+        KvscopeError: The disk is full. The file is removed.
     """
     span = span_of(recording, from_s, until_s)
     marks = bookmarks_in(recording, span, bookmarks)
-    with new_file(wanted.path) as file:
+    with new_file(target.path) as file:
         overview = read_overview(recording, watch)
         content = Content(recording, overview, span, marks, watch)
-        if wanted.kind:
-            table = next(kind for kind in TABLES if kind.name == wanted.kind).table(content)
-            TABLE_FORMATS[wanted.suffix](table, file)
-        elif wanted.suffix in TRACE_FORMATS:
+        if target.kind:
+            table = next(kind for kind in TABLES if kind.name == target.kind).table(content)
+            TABLE_FORMATS[target.suffix](table, file)
+        elif target.suffix in TRACE_FORMATS:
             write_perfetto(recording, overview, content.histories(), span, file, content.messages(), marks)
         else:
             write_report(recording, overview, content.histories(), span, file, marks, goals)

@@ -21,7 +21,6 @@ def bookmarks_in(recording: Recording, span: Span, more: Iterable[Bookmark] = ()
 
 
 def end_of(mark: Bookmark) -> int:
-    """Return the end time; for a moment, the moment itself."""
     return max(mark.until_ns, mark.time_ns)
 
 

@@ -35,9 +35,8 @@ class Format:
         return bool(self.module)
 
     def writer(self) -> Callable[[Table, BinaryIO], None]:
-        """Import and return the function that writes a table."""
-        found: Callable[[Table, BinaryIO], None] = _imported(self.module, self.function)
-        return found
+        function: Callable[[Table, BinaryIO], None] = _imported(self.module, self.function)
+        return function
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ class TableKind:
     function: str
 
     def table(self, content: Content) -> Table:
-        made: Table = _imported(self.module, self.function)(content)
-        return made
+        exported: Table = _imported(self.module, self.function)(content)
+        return exported
 
 
 FORMATS: Final = (

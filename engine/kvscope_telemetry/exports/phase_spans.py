@@ -1,7 +1,8 @@
-"""Extracts the phases of requests from telemetry: waiting, prefill, decode, and preempted, with the request that
-caused it.
+"""Extracts the phases of requests from telemetry: waiting, prefill, decode, and preempted, with the request that caused
+it.
 
-Owns how phases follow from events and, for engines that report few events, from the states in frames. Knows no files.
+Decides how phases follow from events and, for engines that report few events, from the states in frames. Must not
+depend on files.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ class PhaseSpan:
     start_ns: int
     end_ns: int | None = None
     cause: str = ""
-    """Why the phase started, as text."""
     other: int = 0
     """Number of the request that caused a preemption, or 0."""
 
@@ -74,27 +74,23 @@ class RequestHistory:
         return bool(self.end)
 
     def preempted_ns(self, until_ns: int) -> int:
-        """Return the total time spent preempted, as of `until_ns`."""
         return sum(self.length_ns(phase, until_ns) for phase in self.phases if phase.kind in PREEMPTED_PHASES)
 
     def length_ns(self, phase: PhaseSpan, until_ns: int) -> int:
         """Return the running time of a phase, as of `until_ns` if it has not ended."""
-        return self.moments.running.running_ns(*self._on_engine(phase, until_ns))
+        return self.moments.running.running_ns(*self._engine_times(phase, until_ns))
 
     def stopped_ns(self, phase: PhaseSpan, until_ns: int) -> int:
-        """Return how long the engine was stopped during a phase."""
-        return self.moments.running.stopped_ns(*self._on_engine(phase, until_ns))
+        return self.moments.running.stopped_ns(*self._engine_times(phase, until_ns))
 
     def stopped_text(self, phases: Iterable[PhaseSpan], until_ns: int) -> str:
         """Return how the engine was stopped in these phases: `paused`, `suspended`, `paused or suspended`, or ""."""
-        return self.moments.running.stopped_text(*(self._on_engine(phase, until_ns) for phase in phases))
+        return self.moments.running.stopped_text(*(self._engine_times(phase, until_ns) for phase in phases))
 
     def total_stopped_ns(self, until_ns: int) -> int:
-        """Return how long the engine was stopped between the request's arrival and its end."""
         return self.stopped_ns(PhaseSpan(RequestPhase.QUEUED, self.arrival_ns, self.end_ns), until_ns)
 
-    def _on_engine(self, phase: PhaseSpan, until_ns: int) -> tuple[int, int]:
-        """Return start and end of a phase on the engine's clock."""
+    def _engine_times(self, phase: PhaseSpan, until_ns: int) -> tuple[int, int]:
         offset_ns = self.arrival_ns - self.moments.arrival_ns
         return phase.start_ns - offset_ns, (until_ns if phase.end_ns is None else phase.end_ns) - offset_ns
 
@@ -120,22 +116,20 @@ class RequestHistoryReader:
     """Collects request histories. Call `add_message` with every message in order; `histories` has all requests in the
     order they were announced.
 
-    `before` has events from before the first message, which complete the histories of requests that already exist.
+    `before` has events from before the first message. They complete the histories of requests that had already arrived.
     """
 
     def __init__(self, before: EventIndex | None = None) -> None:
         self.histories: dict[tuple[int, int], RequestHistory] = {}
-        self._before = before
+        self._earlier_events = before
         self._epoch: int | None = None
         self._offset_ns = 0
-        self._open: dict[int, RequestHistory] = {}
+        self._unfinished: dict[int, RequestHistory] = {}
         self._running = RunningTime()
-        """Stops of the current engine start."""
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> None:
-        """Process the next message, recorded at `log_time_ns`."""
         if isinstance(message, Snapshot):
-            self._restate(message, log_time_ns)
+            self._apply_snapshot(message, log_time_ns)
         elif isinstance(message, Frame) and message.epoch == self._epoch:
             self._offset_ns = log_time_ns - message.time_ns
             for info in message.new_requests:
@@ -146,28 +140,28 @@ class RequestHistoryReader:
             if message.requests.number:
                 self._apply_rows(message.requests, log_time_ns)
 
-    def _restate(self, snapshot: Snapshot, log_time_ns: int) -> None:
+    def _apply_snapshot(self, snapshot: Snapshot, log_time_ns: int) -> None:
         is_new = snapshot.hello.epoch != self._epoch
         if is_new:
-            self._open, self._running = {}, RunningTime()
+            self._unfinished, self._running = {}, RunningTime()
         self._running.catch_up(snapshot.stops, snapshot.time_ns)
         self._epoch, self._offset_ns = snapshot.hello.epoch, log_time_ns - snapshot.time_ns
-        there = {info.number for info in snapshot.requests_info}
-        for number in [number for number in self._open if number not in there]:
-            self._open.pop(number).finish("ended", log_time_ns, "while nothing was recorded")
+        listed = {info.number for info in snapshot.requests_info}
+        for number in [number for number in self._unfinished if number not in listed]:
+            self._unfinished.pop(number).finish("ended", log_time_ns, "while nothing was recorded")
         for info in snapshot.requests_info:
-            if info.number not in self._open:
-                self._begin_running(info, log_time_ns)
+            if info.number not in self._unfinished:
+                self._add_older_request(info, log_time_ns)
         if snapshot.requests.number:
             self._apply_rows(snapshot.requests, log_time_ns, is_snapshot=True)
 
-    def _begin_running(self, info: RequestInfo, log_time_ns: int) -> None:
+    def _add_older_request(self, info: RequestInfo, log_time_ns: int) -> None:
         """Add a request that arrived before the first message. Its earlier phases are only known from events."""
         history = self._announce(info)
-        if self._before is None:
+        if self._earlier_events is None:
             return
-        places = self._before.find(last_ns=log_time_ns, request=(history.epoch, info.number)).tolist()
-        earlier = [self._before[place] for place in places]
+        indices = self._earlier_events.find(last_ns=log_time_ns, request=(history.epoch, info.number)).tolist()
+        earlier = [self._earlier_events[index] for index in indices]
         earlier = [timed for timed in earlier if timed.event.number == info.number and timed.event.kind not in ENDS]
         if earlier and earlier[0].event.kind == "admitted":
             history.begin(RequestPhase.QUEUED, history.arrival_ns)
@@ -179,11 +173,11 @@ class RequestHistoryReader:
         history = RequestHistory(
             self._epoch, info, info.arrival_ns + self._offset_ns, Moments(info.arrival_ns, running=self._running)
         )
-        self.histories[self._epoch, info.number] = self._open[info.number] = history
+        self.histories[self._epoch, info.number] = self._unfinished[info.number] = history
         return history
 
     def _apply_event(self, event: Event, time_ns: int) -> None:
-        history = self._open.get(event.number)
+        history = self._unfinished.get(event.number)
         if history is None:
             return
         if event.kind == "admitted":
@@ -207,14 +201,14 @@ class RequestHistoryReader:
         waits_for = _column(rows.waits_for, "<u4") or zeros
         if not len(drafts) == len(accepted) == len(waits_for) == len(numbers):
             drafts, accepted, waits_for = zeros, zeros, zeros
-        for place, number in enumerate(numbers):
-            history = self._open.get(number)
+        for index, number in enumerate(numbers):
+            history = self._unfinished.get(number)
             if history is None:
                 continue
-            history.num_draft_tokens, history.num_accepted_tokens = drafts[place], accepted[place]
-            state, output = states[place], outputs[place]
-            if waits_for[place] and state == RequestState.WAITING:
-                history.waits_for = waits_for[place]
+            history.num_draft_tokens, history.num_accepted_tokens = drafts[index], accepted[index]
+            state, output = states[index], outputs[index]
+            if waits_for[index] and state == RequestState.WAITING:
+                history.waits_for = waits_for[index]
             if state == history.state and history.num_output_tokens and history.phase is RequestPhase.DECODE:
                 history.num_output_tokens = output
                 continue
@@ -223,13 +217,12 @@ class RequestHistoryReader:
                 history.first_token_ns = time_ns
                 history.moments.first_token_ns = time_ns - self._offset_ns
             history.state, history.num_output_tokens = state, output
-            history.num_cached_tokens, history.num_preemptions = cached[place], preemptions[place]
-            self._follow(history, time_ns, has_token)
+            history.num_cached_tokens, history.num_preemptions = cached[index], preemptions[index]
+            self._derive_phase(history, time_ns, has_token)
             if history.is_ended or state == RequestState.FINISHED:
-                del self._open[number]
+                del self._unfinished[number]
 
-    def _follow(self, history: RequestHistory, time_ns: int, has_token: bool) -> None:
-        """Derive the phase from the request's state if no event reported it."""
+    def _derive_phase(self, history: RequestHistory, time_ns: int, has_token: bool) -> None:
         phase, state = history.phase, history.state
         if history.is_ended:
             return
@@ -258,8 +251,8 @@ def read_request_histories(
     return list(reader.histories.values())
 
 
-def within(histories: Iterable[RequestHistory], from_ns: int, until_ns: int) -> list[RequestHistory]:
-    """Return the requests that existed at some time of the range."""
+def histories_within(histories: Iterable[RequestHistory], from_ns: int, until_ns: int) -> list[RequestHistory]:
+    """Return the requests that existed at any time from `from_ns` to `until_ns`."""
     return [
         history
         for history in histories

@@ -1,6 +1,6 @@
 """Summarizes a recording, or a range of it, in a few figures, for people and for scripts.
 
-Owns the facts that accompany the figures; `summaries.run_figures` defines the figures. Computed from the overview
+Decides which facts accompany the figures; `summaries.run_figures` defines the figures. Computed from the overview
 alone, without replaying.
 """
 
@@ -18,7 +18,6 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _OTHER_FIELDS: Final = ("num_steps", "num_lost_frames")
 _TOTALS: Final = tuple(figure.column for figure in FIGURES if figure.column and figure.column not in _OTHER_FIELDS)
-"""Keys of `RunSummary.totals`."""
 
 
 class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +30,7 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_host_blocks: int
     num_disk_blocks: int
     num_states: int = 0
-    """Slots for recurrent states, outside the pool."""
+    """Number of slots for recurrent states, which are outside the pool."""
     num_host_states: int = 0
 
 
@@ -43,15 +42,12 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str
     pool: PoolFacts
     epochs: tuple[int, ...]
-    """Engine starts in the whole recording."""
+    """Epochs (engine starts) of the whole recording."""
     start_ns: int
-    """Start of the range, in nanoseconds since 1970."""
     end_ns: int
     length_s: float
     num_steps: int | None
-    """Number of steps; None if the engine does not report steps."""
     peak_usage: float | None
-    """Largest share of the pool that requests held at any time."""
     peak_usage_s: float | None
     """Time at which `peak_usage` was first reached, in seconds of the recording."""
     mean_usage: float | None
@@ -74,7 +70,6 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize_run(recording: Recording, overview: SessionOverview, span: Span) -> RunSummary:
-    """Return the figures of `span`. `overview` must be that of `recording`."""
     hello, rows = recording.info.hello, rows_in(overview, span)
     found = measured(overview, span)
     peak_ns = peak_usage_time_ns(overview, rows)

@@ -1,2 +1,3 @@
 """Watches many engines at once with a few figures each: the list of their addresses, and a lightweight reader for each.
-Uses no Qt."""
+Must not depend on Qt.
+"""

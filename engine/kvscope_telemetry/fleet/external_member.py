@@ -16,14 +16,12 @@ from kvscope_telemetry.fleet.pool_bins import PoolBins, pool_bins
 from kvscope_telemetry.fleet.rates import WINDOW_NS, Rates
 from kvscope_telemetry.messages.telemetry import Reading
 from kvscope_telemetry.mirror.mirror import Mirror
-from kvscope_telemetry.summaries.histograms import joined
+from kvscope_telemetry.summaries.histograms import sum_histograms
 
 _MAX_READINGS: Final = 600
 
 
 class ExternalMember:
-    """Fleet member that owns and closes `source`."""
-
     def __init__(self, entry: FleetEntry, source: WatchedSource) -> None:
         self._entry, self._source = entry, source
         self._rates = Rates()
@@ -64,7 +62,7 @@ class ExternalMember:
             hit_rate=self._rates.hit_rate(),
             preemptions_per_s=self._rates.preemptions_per_s() if self._readings else None,
             num_blocks=mirror.num_blocks or None,
-            bins=self._map(mirror),
+            bins=self._current_bins(mirror),
         )
 
     def close(self) -> None:
@@ -72,11 +70,11 @@ class ExternalMember:
 
     def _first_token_s(self) -> float | None:
         """Return the upper bound of the median time to first token; None if there is none."""
-        buckets = joined((reading for _, reading in self._readings), "first_token")
+        buckets = sum_histograms((reading for _, reading in self._readings), "first_token")
         high = math.nan if buckets is None else buckets.percentile(0.5).high
         return high if math.isfinite(high) else None
 
-    def _map(self, mirror: Mirror) -> PoolBins | None:
+    def _current_bins(self, mirror: Mirror) -> PoolBins | None:
         if mirror.version != self._bins_version:
             self._bins_version = mirror.version
             self._bins = pool_bins(mirror.ledger.state[: mirror.num_blocks])

@@ -33,8 +33,7 @@ class FleetMember(Protocol):
     def poll(self) -> None:
         """Process the pending messages. Never blocks."""
 
-    def row(self) -> FleetRow:
-        """Return the current figures."""
+    def row(self) -> FleetRow: ...
 
     def close(self) -> None: ...
 
@@ -73,23 +72,22 @@ class Fleet:
         self.rows: tuple[FleetRow, ...] = ()
         """Newest figures of each engine, in the order of the list. Readable from any thread."""
         self.failure = ""
-        """Why reading has stopped; empty while it runs."""
         self._opener = opener
         self._wanted: tuple[FleetEntry, ...] = ()
         self._members: dict[FleetEntry, FleetMember] = {}
-        self._stopped, self._news = threading.Event(), threading.Event()
+        self._stopped, self._has_work = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvscope-fleet", daemon=True)
         self._thread.start()
 
     def watch(self, entries: Sequence[FleetEntry]) -> None:
         """Watch these engines. Those already watched keep their connection. Thread-safe."""
         self._wanted = tuple(dict.fromkeys(entries))[:MAX_ENTRIES]
-        self._news.set()
+        self._has_work.set()
 
     def stop(self) -> None:
         """Request the thread to stop, without waiting; `close` waits."""
         self._stopped.set()
-        self._news.set()
+        self._has_work.set()
 
     def close(self) -> None:
         """Stop the thread and free all sockets. Idempotent."""
@@ -113,21 +111,20 @@ class Fleet:
             context.term()
 
     def _read(self, context: Context) -> None:
-        told_s = 0.0
+        published_s = 0.0
         while not self._stopped.is_set():
-            self._news.clear()
-            has_changed = self._follow(self._wanted, context)
+            self._has_work.clear()
+            has_changed = self._update_members(self._wanted, context)
             for member in self._members.values():
                 member.poll()
             now_s = time.monotonic()
-            if has_changed or now_s - told_s >= ROWS_S:
-                told_s = now_s
+            if has_changed or now_s - published_s >= ROWS_S:
+                published_s = now_s
                 self.rows = tuple(member.row() for member in self._members.values())
             if not self._stopped.is_set():
-                self._news.wait(PASS_S)
+                self._has_work.wait(PASS_S)
 
-    def _follow(self, wanted: tuple[FleetEntry, ...], context: Context) -> bool:
-        """Close members that are no longer listed and open new ones. Returns whether the list changed."""
+    def _update_members(self, wanted: tuple[FleetEntry, ...], context: Context) -> bool:
         if wanted == tuple(self._members):
             return False
         _close_all([member for entry, member in self._members.items() if entry not in wanted])
@@ -139,13 +136,13 @@ class Fleet:
 
 def _close_all(members: list[FleetMember]) -> None:
     """Close members concurrently, because a source may have to wait for a server that does not answer."""
-    slow = [
+    closing_threads = [
         threading.Thread(target=m.close, name="kvscope-fleet-end") for m in members if isinstance(m, ExternalMember)
     ]
-    for thread in slow:
+    for thread in closing_threads:
         thread.start()
     for member in members:
         if not isinstance(member, ExternalMember):
             member.close()
-    for thread in slow:
+    for thread in closing_threads:
         thread.join()

@@ -18,7 +18,7 @@ from kvscope_telemetry.credentials.api_keys import read_api_keys
 from kvscope_telemetry.errors import BadInput
 
 MAX_ENTRIES: Final = 512
-_SHOWN_LETTERS: Final = 200
+_MAX_SHOWN_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class FleetEntry:
 class FleetList:
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
-    """Lines that were left out and why, as one line of text; empty if nothing was."""
+    """Lines that were left out and the reasons, as one line of text; empty if none was."""
 
 
 def parse_list(text: str, api_key: str = "") -> FleetList:
@@ -41,49 +41,49 @@ def parse_list(text: str, api_key: str = "") -> FleetList:
     Raises BadInput if the text is not empty and contains no valid address: then it is not a list.
     """
     lines = [(number, line) for number, raw in enumerate(text.splitlines(), 1) if (line := _without_comment(raw))]
-    kept = read_api_keys()
+    stored_keys = read_api_keys()
     entries: dict[str, FleetEntry] = {}
     refused: list[str] = []
-    num_over = 0
+    num_ignored = 0
     for number, line in lines:
-        given, _, name = line.partition(" ")
+        address_text, _, name = line.partition(" ")
         try:
-            for where in each_rank(given):
-                if where in entries:
+            for rank_address in each_rank(address_text):
+                if rank_address in entries:
                     continue
                 if len(entries) >= MAX_ENTRIES:
-                    num_over += 1
+                    num_ignored += 1
                     continue
-                own_key = kept.get(where, "") or kept.get(given, "") or api_key
-                entries[where] = _entry(where, name.strip(), own_key)
+                own_key = stored_keys.get(rank_address, "") or stored_keys.get(address_text, "") or api_key
+                entries[rank_address] = _entry(rank_address, name.strip(), own_key)
         except BadInput as error:
-            refused.append(f"line {number}: {error}"[:_SHOWN_LETTERS])
+            refused.append(f"line {number}: {error}"[:_MAX_SHOWN_CHARS])
     if refused and not entries:
         raise BadInput(f"there is no address in it: {refused[0]}")
-    return FleetList(tuple(entries.values()), _error_text(refused, num_over))
+    return FleetList(tuple(entries.values()), _error_text(refused, num_ignored))
 
 
-def _entry(where: str, name: str, api_key: str) -> FleetEntry:
-    address = Address(where)
+def _entry(text: str, name: str, api_key: str) -> FleetEntry:
+    address = Address(text)
     if address.is_external:
-        address = Address(where, api_key=api_key)
+        address = Address(text, api_key=api_key)
     address.check()
-    return FleetEntry(address, name[:_SHOWN_LETTERS])
+    return FleetEntry(address, name[:_MAX_SHOWN_CHARS])
 
 
 def _without_comment(line: str) -> str:
     """Remove a comment. A `#` begins one only at the start of a line or after white space, because addresses may
     contain one."""
     words = line.split()
-    ends = [place for place, word in enumerate(words) if word.startswith("#")]
-    return " ".join(words[: ends[0]] if ends else words)
+    comment_starts = [index for index, word in enumerate(words) if word.startswith("#")]
+    return " ".join(words[: comment_starts[0]] if comment_starts else words)
 
 
-def _error_text(refused: list[str], num_over: int) -> str:
-    faults = []
+def _error_text(refused: list[str], num_ignored: int) -> str:
+    errors = []
     if refused:
         more = f" (and {len(refused) - 1:,} more lines)" if len(refused) > 1 else ""
-        faults.append(f"left out: {refused[0]}{more}")
-    if num_over:
-        faults.append(f"{num_over:,} addresses ignored: at most {MAX_ENTRIES} are watched")
-    return "; ".join(faults)
+        errors.append(f"left out: {refused[0]}{more}")
+    if num_ignored:
+        errors.append(f"{num_ignored:,} addresses ignored: at most {MAX_ENTRIES} are watched")
+    return "; ".join(errors)

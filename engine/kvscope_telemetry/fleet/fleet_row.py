@@ -21,7 +21,6 @@ class FleetRow:
     version: str = ""
     model: str = ""
     usage: float | None = None
-    """Share of the pool's blocks that requests hold, 0 to 1."""
     num_running: int | None = None
     num_waiting: int | None = None
     first_token_s: float | None = None
@@ -35,5 +34,4 @@ class FleetRow:
 
     @property
     def name(self) -> str:
-        """Name for display: the entry's name, else its address."""
         return self.entry.name or self.entry.address.text

@@ -1,5 +1,4 @@
-"""Reads a list of addresses repeatedly, and keeps the last valid version if reading fails. Owns the thread that
-reads."""
+"""Reads a list of addresses repeatedly, and keeps the last valid version if reading fails. Owns the reading thread."""
 
 from __future__ import annotations
 
@@ -14,10 +13,12 @@ from kvscope_telemetry.fleet.list_texts import ListText
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListReading:
+    """State of a list after an attempt to read it."""
+
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
-    """Description of the errors in the list, in one line; empty if nothing is."""
+    """Errors in the list, or of the last attempt, as one line of text; empty if there were none."""
     is_old: bool = False
     """Whether the last attempt to read failed, so that the entries are those of an earlier one."""
     read_ns: int = 0
@@ -26,9 +27,9 @@ class Listed:
 
 
 class ListReader:
-    """Reads `text` immediately and then every `every_s` seconds.
+    """Reads `text` immediately and then every `every_s` seconds on its own thread.
 
-    `changed` is called on the reading thread with the entries whenever they differ.
+    `changed` is called on that thread with the entries whenever they differ from the previous ones.
     """
 
     def __init__(
@@ -38,9 +39,9 @@ class ListReader:
         changed: Callable[[tuple[FleetEntry, ...]], None],
         api_key: str = "",
     ) -> None:
-        self.listed = Listed()
+        self.listed = ListReading()
         self._text, self._every_s, self._changed, self._api_key = text, every_s, changed, api_key
-        self._stopped, self._wanted = threading.Event(), threading.Event()
+        self._stopped, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvscope-fleet-list", daemon=True)
         self._thread.start()
 
@@ -50,12 +51,11 @@ class ListReader:
 
     def read_now(self) -> None:
         """Read the list soon, without waiting for the interval."""
-        self._wanted.set()
+        self._wake.set()
 
     def stop(self) -> None:
-        """Request the thread to stop, without waiting; `close` waits."""
         self._stopped.set()
-        self._wanted.set()
+        self._wake.set()
 
     def close(self) -> None:
         """Stop the thread, and the command if it is running. Idempotent."""
@@ -64,19 +64,19 @@ class ListReader:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self._wanted.clear()
+            self._wake.clear()
             self._read()
             if not self._stopped.is_set():
-                self._wanted.wait(self._every_s)
+                self._wake.wait(self._every_s)
 
     def _read(self) -> None:
-        before = self.listed
+        previous = self.listed
         try:
-            read = parse_list(self._text.read(self._stopped), self._api_key)
+            parsed = parse_list(self._text.read(self._stopped), self._api_key)
         except BadInput as error:
-            is_old = before.read_ns > 0
-            self.listed = Listed(before.entries, str(error), is_old, before.read_ns, before.num_tries + 1)
+            is_old = previous.read_ns > 0
+            self.listed = ListReading(previous.entries, str(error), is_old, previous.read_ns, previous.num_tries + 1)
             return
-        self.listed = Listed(read.entries, read.trouble, False, time.monotonic_ns(), before.num_tries + 1)
-        if read.entries != before.entries and not self._stopped.is_set():
-            self._changed(read.entries)
+        self.listed = ListReading(parsed.entries, parsed.trouble, False, time.monotonic_ns(), previous.num_tries + 1)
+        if parsed.entries != previous.entries and not self._stopped.is_set():
+            self._changed(parsed.entries)

@@ -21,9 +21,8 @@ from kvscope_telemetry.errors import BadInput
 
 MAX_LIST_BYTES: Final = 1 << 20
 COMMAND_S: Final = 30.0
-"""Seconds after which a running command is killed."""
 _POLL_INTERVAL_S: Final = 0.1
-_KEPT_ERROR_BYTES: Final = 2_000
+_MAX_ERROR_BYTES: Final = 2_000
 _PIECE_BYTES: Final = 1 << 16
 
 
@@ -33,8 +32,7 @@ class ListText(Protocol):
     @property
     def name(self) -> str: ...
 
-    def read(self, stopped: threading.Event) -> str:
-        """Return the whole text. Raises BadInput if that fails."""
+    def read(self, stopped: threading.Event) -> str: ...
 
 
 class FileText:
@@ -63,10 +61,10 @@ class CommandText:
     def __init__(self, command: str, limit_s: float = COMMAND_S) -> None:
         self._command, self._limit_s = command, limit_s
         try:
-            self._label = shlex.split(command)
+            self._arguments = shlex.split(command)
         except ValueError as error:
             raise BadInput(f"command {command!r} is not accepted: {error}") from None
-        if not self._label:
+        if not self._arguments:
             raise BadInput(f"command {command!r} is not accepted: it is empty")
 
     @property
@@ -77,7 +75,7 @@ class CommandText:
         """Run the command once. All processes that it starts are killed when it ends."""
         try:
             process = subprocess.Popen(
-                self._label,
+                self._arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -85,7 +83,7 @@ class CommandText:
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise BadInput(f"{self._label[0]!r} cannot be run: {reason}") from None
+            raise BadInput(f"{self._arguments[0]!r} cannot be run: {reason}") from None
         with process:
             try:
                 output, errors = self._output(process, stopped)
@@ -94,18 +92,19 @@ class CommandText:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         if code:
-            said = " ".join(errors.decode("utf-8", "replace").split())
-            raise BadInput(f"{self._label[0]!r} failed (exit code {code})" + (f": {said[:300]}" if said else ""))
-        return _decoded(output, f"what {self._label[0]!r} printed")
+            error_text = " ".join(errors.decode("utf-8", "replace").split())
+            raise BadInput(
+                f"{self._arguments[0]!r} failed (exit code {code})" + (f": {error_text[:300]}" if error_text else "")
+            )
+        return _decoded(output, f"what {self._arguments[0]!r} printed")
 
     def _output(self, process: subprocess.Popen[bytes], stopped: threading.Event) -> tuple[bytes, bytes]:
-        """Return the standard output, and the beginning of the standard error."""
         assert process.stdout is not None
         assert process.stderr is not None
-        kept = {process.stdout: bytearray(), process.stderr: bytearray()}
+        outputs = {process.stdout: bytearray(), process.stderr: bytearray()}
         deadline_s = time.monotonic() + self._limit_s
         with selectors.DefaultSelector() as selector:
-            for stream in kept:
+            for stream in outputs:
                 selector.register(stream, selectors.EVENT_READ)
             while selector.get_map():
                 self._check_time(deadline_s, stopped)
@@ -114,13 +113,13 @@ class CommandText:
                     if not data:
                         selector.unregister(key.fileobj)
                     elif key.fileobj is process.stdout:
-                        kept[process.stdout] += data
-                        if len(kept[process.stdout]) > MAX_LIST_BYTES:
-                            raise BadInput(f"{self._label[0]!r} prints more than {MAX_LIST_BYTES >> 20} MiB")
+                        outputs[process.stdout] += data
+                        if len(outputs[process.stdout]) > MAX_LIST_BYTES:
+                            raise BadInput(f"{self._arguments[0]!r} prints more than {MAX_LIST_BYTES >> 20} MiB")
                     else:
-                        room = _KEPT_ERROR_BYTES - len(kept[process.stderr])
-                        kept[process.stderr] += data[:room]
-        return bytes(kept[process.stdout]), bytes(kept[process.stderr])
+                        num_bytes_left = _MAX_ERROR_BYTES - len(outputs[process.stderr])
+                        outputs[process.stderr] += data[:num_bytes_left]
+        return bytes(outputs[process.stdout]), bytes(outputs[process.stderr])
 
     def _end(self, process: subprocess.Popen[bytes], stopped: threading.Event) -> int:
         """Wait for the exit code, because a command may close its output and continue."""
@@ -134,7 +133,7 @@ class CommandText:
         if stopped.is_set():
             raise BadInput("it was stopped")
         if time.monotonic() > deadline_s:
-            raise BadInput(f"{self._label[0]!r} did not finish within {self._limit_s:g} s")
+            raise BadInput(f"{self._arguments[0]!r} did not finish within {self._limit_s:g} s")
 
 
 def _decoded(data: bytes, what: str) -> str:

@@ -1,6 +1,6 @@
 """Reads one of kvscope's own engines for a fleet: only the block states and counters, no requests.
 
-Owns that state. `LiveReader` keeps up with the stream and describes the connection, as it does for a window.
+Owns that state. `LiveReader` receives the stream and describes the connection, as it does for a window.
 """
 
 from __future__ import annotations
@@ -97,7 +97,6 @@ class OwnMember:
         self._is_stale = True
 
     def _apply(self, frame: Frame, now_ns: int) -> bool:
-        """Apply a frame. Returns False if it does not match the known state."""
         if frame.blocks.ids:
             ids = np.frombuffer(frame.blocks.ids, "<u4")
             if int(ids.max()) >= len(self._state):
@@ -109,7 +108,6 @@ class OwnMember:
         return True
 
     def _summarize(self, hello: Hello) -> None:
-        """Compute usage and bins, once for all frames since the last call."""
         if not self._is_stale:
             return
         self._is_stale = False

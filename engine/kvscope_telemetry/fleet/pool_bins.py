@@ -30,8 +30,8 @@ def pool_bins(state: npt.NDArray[np.uint8]) -> PoolBins | None:
         return None
     sizes = np.diff(edges)
 
-    def share(of: BlockState) -> bytes:
-        counts = np.add.reduceat(state == of, edges[:-1], dtype=np.int64)
+    def share(block_state: BlockState) -> bytes:
+        counts = np.add.reduceat(state == block_state, edges[:-1], dtype=np.int64)
         return bytes(np.maximum(counts * 255 // sizes, counts > 0).astype(np.uint8).tobytes())
 
     return PoolBins(share(BlockState.ACTIVE), share(BlockState.CACHED))

@@ -1,4 +1,6 @@
-"""Rates and latencies of one engine over the last minute. Knows no engine and reads no clock: callers pass times."""
+"""Rates and latencies of one engine over the last minute. Must not depend on an engine; reads no clock: callers pass
+times.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ WINDOW_NS: Final = 60_000_000_000
 MIN_SPAN_NS: Final = 900_000_000
 """Minimum span in ns: a rate over less is not meaningful."""
 MAX_LATENCIES: Final = 2_048
-_EVERY_NS: Final = 1_000_000_000
+_SAMPLE_INTERVAL_NS: Final = 1_000_000_000
 
 
 class _Totals(NamedTuple):
@@ -25,7 +27,9 @@ class _Totals(NamedTuple):
 
 
 class Rates:
-    """Figures of one engine over the last minute. Call `begin` when it restarts, because its totals do, too."""
+    """Figures of one engine over the last minute. Call `begin` when the engine restarts, because its totals start
+    again.
+    """
 
     def __init__(self) -> None:
         self._totals: deque[_Totals] = deque()
@@ -38,9 +42,8 @@ class Rates:
         self._newest = None
 
     def count(self, counters: Counters, now_ns: int) -> None:
-        """Add the current totals."""
         self._newest = _Totals(now_ns, counters.prompt_tokens, counters.cached_tokens, counters.preemptions)
-        if not self._totals or now_ns - self._totals[-1].time_ns >= _EVERY_NS:
+        if not self._totals or now_ns - self._totals[-1].time_ns >= _SAMPLE_INTERVAL_NS:
             self._totals.append(self._newest)
         while self._totals and now_ns - self._totals[0].time_ns > WINDOW_NS:
             self._totals.popleft()
@@ -58,7 +61,6 @@ class Rates:
         return HIT_RATE.of({name: max(0, newest[name] - oldest[name]) for name in HIT_RATE.names()})
 
     def preemptions_per_s(self) -> float | None:
-        """Return preemptions per second; None until the totals span `MIN_SPAN_NS`."""
         if self._newest is None or not self._totals:
             return None
         span_ns = self._newest.time_ns - self._totals[0].time_ns

@@ -1,7 +1,7 @@
 """Estimates the memory that a queued command takes: its contents and a constant per object.
 
-Queue limits are counted in these bytes, so that a million empty objects count with the memory that they take. Does not
-depend on any limit.
+Queue limits are in these bytes, so that a million empty objects count with the memory that they take. Independent of
+the limits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUMBER_BYTES: Final = 40
 
 
 def command_bytes(command: Command) -> int:
-    """Return the bytes that `command` takes while it is queued; never much less than its size on the wire."""
+    """Return the bytes that `command` takes while it is queued. Never much less than its size on the wire."""
     if isinstance(command, Submit):
         return COMMAND_BYTES + _submit_bytes(command)
     if isinstance(command, GetBlockText | Pin | Unpin | Evict):
@@ -51,7 +51,10 @@ def command_bytes(command: Command) -> int:
 
 
 def _awaited_bytes(command: GetStatus) -> int:
-    return sum(MESSAGE_BYTES + sys.getsizeof(one.request_id) + NUMBER_BYTES * len(one.heard) for one in command.awaited)
+    return sum(
+        MESSAGE_BYTES + sys.getsizeof(request.request_id) + NUMBER_BYTES * len(request.heard)
+        for request in command.awaited
+    )
 
 
 def _submit_bytes(submit: Submit) -> int:
@@ -80,8 +83,8 @@ def sampling_bytes(sampling: SamplingParams) -> int:
 
 
 def _message_bytes(message: ChatMessage) -> int:
-    beside = sum(map(sys.getsizeof, filter(None, (message.name, message.tool_call_id))))
-    return MESSAGE_BYTES + sys.getsizeof(message.content) + beside + sum(map(_call_bytes, message.tool_calls))
+    name_bytes = sum(map(sys.getsizeof, filter(None, (message.name, message.tool_call_id))))
+    return MESSAGE_BYTES + sys.getsizeof(message.content) + name_bytes + sum(map(_call_bytes, message.tool_calls))
 
 
 def _call_bytes(call: ToolCall) -> int:

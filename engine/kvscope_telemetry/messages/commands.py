@@ -1,7 +1,7 @@
 """Messages of the command socket: commands from clients, and the engine's replies.
 
 The rules of schema evolution are those of `messages.telemetry`. A client is a ZeroMQ DEALER that sends one frame per
-message; the engine replies on the same socket. Every field from a client has a bound that is checked during decoding.
+message; the engine replies on the same socket. Each field from a client has a bound that is checked during decoding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ MAX_PATH_CHARACTERS: Final = 4096
 MAX_TEXT_BLOCKS: Final = 4096
 MAX_AWAITED: Final = 10_000
 MAX_STEPS: Final = 1000
-"""Maximum number of steps per "step" command."""
 
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Tag = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53))]
@@ -62,7 +61,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Submit(_Command, frozen=True, kw_only=True):
     """Run a request. Exactly one of `prompt`, `messages` and `prompt_token_ids` must be given.
 
-    `prompt` is passed through the chat template as one user message unless `raw`.
+    Unless `raw`, `prompt` is passed through the chat template as one user message.
     """
 
     request_id: RequestId
@@ -73,31 +72,34 @@ class Submit(_Command, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     cache_salt: Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARACTERS)] = ""
-    """Cached prefixes are shared only among requests with the same salt."""
+    """Requests share cached prefixes only with requests that have the same salt."""
     tools: PromptText = ""
     """JSON array of the functions that the model may call, in OpenAI's format; passed to the chat template."""
     client: ClientName = ""
-    """Name of the client for which a socket's client submits the request if it serves several, as the HTTP API does.
-    Scheduling is fair among these names, and limits apply to each. Empty: the socket's client itself.
+    """Name of the client for which the request is submitted; empty: the socket's client itself.
+
+    Used by programs that serve several clients, such as the HTTP API. Scheduling is fair among these names, and limits
+    apply to each.
     """
     batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    """Id of a group of requests that were submitted together. Scheduling is fair among a client's batches. Empty: a
-    batch of this request alone.
+    """Id of a group of requests that were submitted together; empty: this request alone.
+
+    Scheduling is fair among a client's batches.
     """
     adapter: Annotated[str, msgspec.Meta(max_length=MAX_ADAPTER_CHARACTERS)] = ""
-    """Name of the LoRA adapter; empty: the base model."""
+    """Name of the LoRA adapter; empty for the base model."""
 
 
 class Abort(_Command, frozen=True, kw_only=True):
-    """Abort a request of this client. Unknown and finished requests are also answered with `Done`.
+    """Abort a request of this client. `Done` is also the answer for unknown and finished requests.
 
-    A request of another client is aborted only with `anyones`, and the command is refused otherwise.
+    A request of another client is aborted only with `anyones`; otherwise the command is refused.
     """
 
     request_id: RequestId
     anyones: bool = False
     client: ClientName = ""
-    """Value from the `Submit` command, as is `batch`, so that Abort is processed after it."""
+    """Value of the `Submit` command, like `batch`, so that the engine processes the Abort after it."""
     batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
@@ -108,11 +110,11 @@ class GetSnapshot(_Command, frozen=True, kw_only=True):
 
 
 class Awaited(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request whose end the client has not received, as reported after a reconnection."""
+    """A request for which the client has received no end, as reported after a reconnection."""
 
     request_id: RequestId
     heard: Annotated[tuple[int, ...], msgspec.Meta(max_length=1024)] = ()
-    """Number of `Tokens` messages received per completion, or -1 once its `Finished` was received.
+    """Number of `Tokens` messages received for each completion, or -1 once its `Finished` was received.
 
     Empty if not even `Accepted` was received.
     """
@@ -122,7 +124,7 @@ class GetStatus(_Command, frozen=True, kw_only=True):
     """Request the engine's status, answered immediately with `Status`, even while a model loads.
 
     A `session` also identifies the client: if it connected before, the new connection takes over the client's requests,
-    and the replies it missed for those in `awaited` are sent again.
+    and the replies that it missed for those in `awaited` are sent again.
     """
 
     tag: Tag = 0
@@ -139,9 +141,7 @@ class GetBlockText(_Command, frozen=True, kw_only=True):
 
 
 class GetAllocatorMap(_Command, frozen=True, kw_only=True):
-    """Request how torch's allocator currently divides the GPU's memory, answered with `AllocatorMap` between two
-    steps.
-    """
+    """Request the segments and blocks of torch's GPU allocator, answered with `AllocatorMap` between two steps."""
 
     tag: Tag = 0
 
@@ -150,10 +150,10 @@ class Control(_Command, frozen=True, kw_only=True):
     """Control the engine; answered with `Done` or `Failed`."""
 
     action: Literal["shutdown", "reset_prefix_cache", "pause", "resume", "step"]
-    """"step" runs `num_steps` steps while the engine is paused, and is answered after they ran."""
+    """"step" runs `num_steps` steps while the engine is paused, and is answered once they have run."""
     tag: Tag = 0
     lease_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
-    """A pause ends when its client has sent nothing for this many seconds; 0: when its connection closes."""
+    """Seconds without a message from the client after which its pause ends; 0: it ends when the connection closes."""
     num_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 1
 
 
@@ -161,21 +161,22 @@ class Preempt(_Command, frozen=True, kw_only=True):
     """Preempt a running request, which then waits again; answered with `Done` or `Failed`."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
-    """Number of the request in the engine, as in `RequestInfo`."""
+    """Number of the request as in `RequestInfo`."""
     how: Literal["", "swap", "recompute"] = ""
     """How to free the blocks; empty: the engine's preemption mode."""
     tag: Tag = 0
 
 
 class Pin(_Command, frozen=True, kw_only=True):
-    """Protect full, hashed blocks from eviction until this client unpins them or disconnects; answered with `Done` or
-    `Failed`.
+    """Protect full, hashed blocks from eviction until this client unpins them or disconnects.
+
+    Answered with `Done` or `Failed`.
     """
 
     blocks: Blocks
     tag: Tag = 0
     with_prefix: bool = False
-    """Whether to pin the cached preceding blocks of each block's prefix, too."""
+    """Whether to also pin the cached blocks that precede each block in its prefix."""
 
 
 class Unpin(_Command, frozen=True, kw_only=True):
@@ -195,7 +196,7 @@ class Evict(_Command, frozen=True, kw_only=True):
 
 
 class SetLimits(_Command, frozen=True, kw_only=True):
-    """Change the batch limits, up to those that the engine was started with; answered with `Done` or `Failed`."""
+    """Change the batch limits, up to those with which the engine was started; answered with `Done` or `Failed`."""
 
     max_num_seqs: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
     """New limit; 0: unchanged, as for `max_num_batched_tokens`."""
@@ -212,14 +213,14 @@ class LoadAdapter(_Command, frozen=True, kw_only=True):
 
 
 class UnloadAdapter(_Command, frozen=True, kw_only=True):
-    """Accept no more requests for a LoRA adapter; those that use it continue. Answered with `Done` or `Failed`."""
+    """Accept no more requests for a LoRA adapter. Requests that use it continue. Answered with `Done` or `Failed`."""
 
     name: AdapterName
     tag: Tag = 0
 
 
 Intervention: TypeAlias = Preempt | Pin | Unpin | Evict | SetLimits | LoadAdapter | UnloadAdapter
-"""Commands by which a user interferes with scheduling and caching, to observe the effect."""
+"""Commands with which a user interferes with scheduling and caching, to observe the effect."""
 Command: TypeAlias = Submit | Abort | GetSnapshot | GetStatus | GetBlockText | GetAllocatorMap | Control | Intervention
 
 
@@ -230,10 +231,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations of one completion in seconds of the engine's monotonic clock; None: that point was not reached."""
+    """Durations of one completion in seconds of the engine's monotonic clock; None if that point was not reached."""
 
     queue_s: float | None = None
-    """Running time (`RunningTime`: without pauses and suspensions) in the queue. `ttft_s` is running time, too."""
+    """Time in the queue. Like `ttft_s`, it is running time (`RunningTime`), without pauses and suspensions."""
     ttft_s: float | None = None
     total_s: float = 0.0
     """Total time including pauses and suspensions."""
@@ -262,14 +263,17 @@ class Accepted(_Command, frozen=True, kw_only=True):
 
 
 class Refused(_Command, frozen=True, kw_only=True):
-    """The request was not accepted; the engine retains nothing of it."""
+    """The request was not accepted. The engine retains nothing of it."""
 
     request_id: str
     reason: str
 
 
 class Tokens(_Command, frozen=True, kw_only=True):
-    """New tokens of a completion. `text` is what they add to it; a possible beginning of a stop string is held back."""
+    """New tokens of a completion.
+
+    `text` is the text that they add; a possible beginning of a stop string is sent with a later message.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -277,15 +281,15 @@ class Tokens(_Command, frozen=True, kw_only=True):
     index: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_missed: int = 0
-    """Number of preceding `Tokens` messages that were sent while the client was disconnected and not retained."""
-    logprob_texts: tuple[tuple[str, ...], ...] = ()
-    """For each of `logprobs`, the text of its token, then of each of its `top`; empty for a model without a
-    tokenizer.
+    """Number of preceding `Tokens` messages that the client cannot get any more. They were sent while it was
+    disconnected.
     """
+    logprob_texts: tuple[tuple[str, ...], ...] = ()
+    """For each of `logprobs`, the text of its token, then of each of its `top`; empty without a tokenizer."""
 
 
 class Finished(_Command, frozen=True, kw_only=True):
-    """A completion ended. All its tokens and text were sent in preceding `Tokens`."""
+    """A completion ended. All its tokens and text were sent in preceding `Tokens` messages."""
 
     request_id: str
     finish_reason: str
@@ -305,11 +309,11 @@ class BlockContent(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] = ()
     text: str = ""
     notes: tuple[tuple[str, str], ...] = ()
-    """Further facts as (name, value) pairs, such as ("LoRA", "sql")."""
+    """Further (name, value) pairs, such as ("LoRA", "sql")."""
 
 
 class BlockText(_Command, frozen=True, kw_only=True):
-    """Answer to GetBlockText in the requested order; empty blocks have no tokens."""
+    """Answer to GetBlockText in the requested order. Empty blocks have no tokens."""
 
     contents: tuple[BlockContent, ...]
     tag: int = 0
@@ -324,15 +328,15 @@ class AllocatorMap(_Command, frozen=True, kw_only=True):
     tag: int = 0
     device: str = ""
     took_ns: int = 0
-    """Time that the engine's thread spent on it."""
+    """Nanoseconds of the engine's thread spent on creating the map."""
     segment_address: bytes = b""
     """u64 per segment."""
     segment_bytes: bytes = b""
     """u64 per segment."""
     segment_stream: bytes = b""
-    """u64 per segment: the CUDA stream that its blocks are used on; 0 is the default stream."""
+    """u64 per segment: the CUDA stream on which its blocks are used; 0 is the default stream."""
     segment_pool: bytes = b""
-    """u8 per segment: 0 small blocks, 1 large ones, 2 a private pool (captured graphs)."""
+    """u8 per segment: 0 small blocks, 1 large blocks, 2 a private pool (captured graphs)."""
     segment_num_blocks: bytes = b""
     """u32 per segment: number of its entries in the block columns."""
     block_offset: bytes = b""
@@ -340,7 +344,7 @@ class AllocatorMap(_Command, frozen=True, kw_only=True):
     block_bytes: bytes = b""
     """u64 per block."""
     block_state: bytes = b""
-    """u8 per block: 0 allocated, 1 freed and waiting for a stream, 2 cached, 3 merged small blocks of several
+    """u8 per block: 0 allocated, 1 freed but still used by a stream, 2 cached, 3 several small blocks of different
     states.
     """
     num_segments: int = 0
@@ -352,7 +356,7 @@ class AllocatorMap(_Command, frozen=True, kw_only=True):
     split_bytes: int = 0
     """Cached bytes in segments that are partly in use, which torch cannot return to the device."""
     largest_cached_bytes: int = 0
-    """Size of the largest cached block: the largest allocation that needs no new memory from the device."""
+    """Size of the largest cached block, which is the largest allocation that needs no new memory from the device."""
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -366,8 +370,6 @@ Phase: TypeAlias = Literal["loading", "ready", "failed"]
 
 
 class Status(_Command, frozen=True, kw_only=True):
-    """State of the engine."""
-
     phase: str
     """A `Phase`, or a value introduced by a later version."""
     telemetry_endpoint: str
@@ -378,17 +380,17 @@ class Status(_Command, frozen=True, kw_only=True):
     paused: bool = False
     tag: int = 0
     paused_by: str = ""
-    """Names of the users who paused the engine."""
+    """Names of the users who paused the engine; empty if it is not paused."""
     role: str = ""
     """Role of the client: "viewer" or "operator"; empty from engines without roles."""
     name: str = ""
-    """Name of the client at the engine."""
+    """Name by which the engine identifies the client."""
     intervenes: bool = False
     """Whether the engine supports stepping, preempting, pinning, evicting and changing limits."""
     paused_s: float = 0.0
-    """Duration of the current pause; 0 if not paused."""
+    """Seconds since the current pause began; 0 if the engine is not paused."""
     busy_s: float = 0.0
-    """Duration so far of the step or command in progress; 0 if there is none."""
+    """Seconds since the step or command in progress began; 0 if there is none."""
     adapters: tuple[LoadedAdapter, ...] = ()
     takes_adapters: bool = False
     """Whether the engine loads and unloads LoRA adapters on request."""
@@ -404,19 +406,19 @@ class Done(_Command, frozen=True, kw_only=True):
 
 
 class Failed(_Command, frozen=True, kw_only=True):
-    """A command could not be decoded or executed; `reason` is one line."""
+    """A command could not be decoded or executed. `reason` is one line."""
 
     reason: str
     tag: int = 0
     request_id: str = ""
-    """Id of the request that could not be aborted."""
+    """Id of the request that could not be aborted; empty for other commands."""
 
 
 Reply: TypeAlias = Accepted | Refused | Tokens | Finished | BlockText | AllocatorMap | Status | Done | Failed | Snapshot
 
 
 def refuse(command: Command, reason: str) -> Reply:
-    """Return the negative reply that fits the type of `command`."""
+    """Return the negative reply for the type of `command`."""
     if isinstance(command, Submit):
         return Refused(request_id=command.request_id, reason=reason)
     if isinstance(command, Abort):

@@ -1,4 +1,4 @@
-"""Measurements of all GPUs, the memory and the CPU cores of a machine: one message per sample.
+"""Measurements of all GPUs, the memory and the CPU cores of a machine, with one message per sample.
 
 None means unknown (not supported by the driver, not permitted, or GPU lost); never zero. Owns the message types, their
 units and their validation. The package `devices` reads the values.
@@ -30,8 +30,6 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU as reported by its driver."""
-
     index: int
     name: str = ""
     uuid: str = ""
@@ -39,7 +37,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The driver's error message if the GPU does not respond; otherwise empty."""
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
-    """Memory used by processes and contexts, without reserved memory if the driver reports that separately."""
+    """Memory used by processes and contexts. Reserved memory is not included if the driver reports it separately."""
     memory_reserved_bytes: int | None = None
     """Memory reserved by the driver and the firmware."""
     memory_free_bytes: int | None = None
@@ -59,7 +57,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_clock_mhz: int | None = None
     max_memory_clock_mhz: int | None = None
     throttled_by: tuple[str, ...] | None = None
-    """Reasons why clocks are below their maximum, by the names in `devices.throttling`; empty: not throttled."""
+    """Reasons for clocks below their maximum, by the names in `devices.throttling`; empty if not throttled."""
     ecc_corrected: int | None = None
     """Corrected memory errors since the driver was loaded."""
     ecc_uncorrected: int | None = None
@@ -70,14 +68,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes per second sent by the GPU."""
     pcie_received_bytes_s: int | None = None
     nvlink_sent_bytes_s: int | None = None
-    """Bytes per second over all links."""
+    """Bytes per second sent over all links."""
     nvlink_received_bytes_s: int | None = None
     display_active: bool | None = None
     """Whether the GPU drives a display, so that windows use part of its memory."""
 
 
 class HostProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A process in the host's memory. Resident memory is the sum of anonymous, file and shared memory."""
+    """A process in the host's memory. Its resident memory is the sum of anonymous, file and shared memory."""
 
     pid: int
     name: str = ""
@@ -98,13 +96,13 @@ class HostProcess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The machine itself as reported by its operating system."""
+    """Memory, CPU cores and processes of the machine, from its operating system."""
 
     name: str = ""
-    """Name of the CPU."""
+    """Model name of the CPU."""
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None
-    """Memory available to processes without swapping: free memory and most of the page cache."""
+    """Memory that processes can get without swapping: free memory and most of the page cache."""
     memory_free_bytes: int | None = None
     cached_bytes: int | None = None
     """Size of the page cache and the kernel's buffers."""
@@ -117,12 +115,10 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """State of every GPU and the host at one time."""
-
     epoch: int
     time_ns: int
     gpus: tuple[Gpu, ...] = ()
-    """Present GPUs and those that were lost, in the driver's order."""
+    """GPUs in the driver's order, including those that were lost."""
     host: Host | None = None
     fault: str = ""
     """The driver's error message if no GPU can be read; otherwise empty."""
@@ -131,7 +127,7 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 
 
 def check_devices(devices: Devices) -> None:
-    """Raise ProtocolError for values out of range, and for more GPUs, processes or cores than a machine has."""
+    """Raise ProtocolError for values out of range, or implausibly many GPUs, processes or cores."""
     _check_numbers("Devices", (devices.epoch, devices.time_ns, *devices.used_gpus))
     _check_length("GPUs", devices.gpus, MAX_GPUS)
     for gpu in devices.gpus:
@@ -161,6 +157,6 @@ def _check_numbers(where: str, values: Iterable[float]) -> None:
             raise ProtocolError(f"{where}: {value} is negative, not a number or above 2^63")
 
 
-def _check_length(what: str, values: tuple[object, ...], limit: int) -> None:
+def _check_length(noun: str, values: tuple[object, ...], limit: int) -> None:
     if len(values) > limit:
-        raise ProtocolError(f"Devices: {len(values)} {what} are more than {limit}")
+        raise ProtocolError(f"Devices: {len(values)} {noun} are more than {limit}")

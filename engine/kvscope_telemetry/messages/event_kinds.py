@@ -1,11 +1,11 @@
 """The kinds of events in an engine, and the texts of their causes, such as why a request was preempted.
 
-Each kind is one `EventKind` in `EVENT_KINDS`, which determines its text, its color, its mark on the timeline and where
-exports include it.
+Each kind is one `EventKind` in `EVENT_KINDS`, which determines its text, its color, its mark on the timeline and the
+exports that include it.
 
-An event without data, or with data of a kind that is not known here, keeps the text it was sent with. This module also
-composes those texts (`finished_text` and the functions after it), for our own engine and for engines that run our
-plugin. Must not depend on an engine or a widget.
+An event without data, or with data of an unknown kind, keeps the text with which it was sent. `finished_text` and the
+functions after it compose those texts, for kvscope's own engine and for engines with kvscope's plugin. Must not depend
+on an engine or a widget.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from msgspec.structs import replace
 from kvscope_telemetry.messages.telemetry import Event, EventData
 from kvscope_telemetry.plural import counted
 
-Words = Callable[[Event, EventData], list[str]]
-"""Returns the clauses of the text that explains why an event happened."""
+CauseClauses = Callable[[Event, EventData], list[str]]
+"""Function that returns the clauses of the text that explains why an event happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventLane:
-    """A lane of the timeline with a mark for each event of one kind."""
+    """Lane of the timeline with a mark for each event of one kind."""
 
     color: str
     """Name of a theme color."""
     column: str = ""
-    """Column of the summary with the number of events per second, for ranges without individual events; empty: not
-    counted.
+    """Column of the summary with the number of events per second, for time ranges without individual events; empty if
+    the events are not counted.
     """
     counted: str = ""
     """Noun for one counted item, in the singular."""
@@ -39,27 +39,26 @@ class EventLane:
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """One kind of event and its representation in views, reports and exports."""
-
     name: str
-    """Name on the wire, in recordings and in exports; it never changes."""
+    """Name on the wire, in recordings and in exports. It must never change."""
     color: str
     """Theme color of the kind's name in lists."""
     noun: str = ""
-    """Noun used in counts and searches, in the singular; the plural appends an s."""
-    words: Mapping[str, Words] = field(default_factory=dict)
-    """Functions that describe the cause, by `EventData.kind`."""
+    """Noun for counts and searches, in the singular. The plural has an s appended."""
+    words: Mapping[str, CauseClauses] = field(default_factory=dict)
+    """`EventData.kind` -> function that describes the cause."""
     lane: EventLane | None = None
     is_stop: bool = False
     """Whether the event marks the start or end of a pause or suspension (`RunningTime.record`)."""
     is_stepped: bool = False
     """Whether the user can step through time from one event to the next."""
     is_first_named: bool = False
-    """Whether the time of a run's first event of this kind can be used to align two runs."""
+    """Whether the first event of this kind in a run can be used to align two runs in time."""
     is_reported: bool = True
     """Whether a report lists the events of this kind individually."""
     is_traced: bool = True
-    """Whether a trace puts the event on its track of events; otherwise, the phases of the event's request show it."""
+    """Whether a trace includes the event in its track of events. Otherwise, the phases of the event's request show it.
+    """
 
     @property
     def text(self) -> str:
@@ -71,19 +70,18 @@ class EventKind:
 
 
 def cause_text(event: Event) -> str:
-    """Return the cause of an event as one line of text."""
     data, kind = event.data, BY_NAME.get(event.kind)
-    make = None if data is None or kind is None else kind.words.get(data.kind)
-    return event.cause if data is None or make is None else "; ".join(make(event, data))
+    clauses_of = None if data is None or kind is None else kind.words.get(data.kind)
+    return event.cause if data is None or clauses_of is None else "; ".join(clauses_of(event, data))
 
 
 def with_cause(event: Event) -> Event:
-    """Return the event with `cause` set to the text, for readers that do not know its data."""
+    """Return the event with the cause as text, for readers that do not support its data."""
     return replace(event, cause=cause_text(event))
 
 
 def kind_text(name: str) -> str:
-    """Return the label of a kind of event in tables: `engine paused`."""
+    """Return the label of a kind of event in tables, such as "engine paused"."""
     return name.replace("_", " ")
 
 
@@ -96,14 +94,14 @@ def finished_text(
     num_draft_tokens: int = 0,
     num_accepted_tokens: int = 0,
 ) -> str:
-    """Return why a request ended by itself.
+    """Return why a request ended without being aborted.
 
     Args:
         reason: A finish reason ("stop", "length", "error", "too_long", "repetition"), or any other clause.
         max_tokens: The request's limit; 0 if unknown.
     """
     limit = counted(max_tokens, "new token") if max_tokens else "new tokens"
-    what = {
+    ending = {
         "stop": "stopped",
         "length": f"reached its limit of {limit}",
         "error": "ended by an error",
@@ -111,12 +109,12 @@ def finished_text(
         "repetition": "stopped for repeating itself",
     }.get(reason, reason)
     drafts = f", {num_accepted_tokens} of {num_draft_tokens} draft tokens accepted" if num_draft_tokens else ""
-    return f"{what} after {counted(num_tokens, 'token')}{drafts}; {counted(num_blocks, 'block')} released"
+    return f"{ending} after {counted(num_tokens, 'token')}{drafts}; {counted(num_blocks, 'block')} released"
 
 
 def aborted_text(why: str, num_tokens: int, num_blocks: int) -> str:
-    """Return why a request was aborted, and how many tokens and blocks it had by then."""
-    tokens = f"{counted(num_tokens, 'token')} {_was(num_tokens)} generated"
+    """Return why a request was aborted, with the numbers of tokens generated and blocks released."""
+    tokens = f"{counted(num_tokens, 'token')} {_was_or_were(num_tokens)} generated"
     return f"{why}; {tokens}, {counted(num_blocks, 'block')} released"
 
 
@@ -129,21 +127,23 @@ def evicted_text(why: str, evicted: Sequence[tuple[int, str]], *, number: int = 
         order: Clause that describes how the victims were chosen.
     """
     parts = [counted(count, noun) for count, noun in evicted if count]
-    whom = f" for request #{number}" if number else ""
-    chosen = f", {order}" if order else ""
-    return f"{why}; {' and '.join(parts)} {_was(sum(count for count, _ in evicted))} evicted{whom}{chosen}"
+    beneficiary = f" for request #{number}" if number else ""
+    choice = f", {order}" if order else ""
+    return (
+        f"{why}; {' and '.join(parts)} {_was_or_were(sum(count for count, _ in evicted))} evicted{beneficiary}{choice}"
+    )
 
 
 def displaced_text(num_blocks: int, number: int) -> str:
-    """Return why blocks in host memory were evicted: to store blocks of request `number`."""
-    was = _was(num_blocks)
+    """Return the cause of evictions from host memory that make space for blocks of request `number`."""
+    was = _was_or_were(num_blocks)
     return (
         f"{counted(num_blocks, 'block')} {was} evicted from host memory, where blocks of request #{number} are kept now"
     )
 
 
 def emptied_text(place: str, num_blocks: int, num_states: int = 0) -> str:
-    """Return the text of an event in which all cached blocks of `place`, such as "the prefix cache", were dropped."""
+    """Return the cause of an event in which all cached blocks of `place`, such as "the prefix cache", were dropped."""
     states = f" and {counted(num_states, 'cached state')}" if num_states else ""
     return f"{place} was emptied: {counted(num_blocks, 'cached block')}{states}"
 
@@ -158,7 +158,7 @@ def retracted_text(
     num_blocks: int,
     num_free_tokens: int,
 ) -> str:
-    """Return why request `number` was preempted by an engine that checks the needs of all running requests together.
+    """Return why request `number` was preempted by an engine that checks all running requests together before a step.
 
     Args:
         choice: As in `EventData.choice`, or "fewest" (it had generated the fewest tokens).
@@ -173,7 +173,7 @@ def retracted_text(
 
 
 def reuse_clauses(data: EventData) -> list[str]:
-    """Return clauses on what was loaded from lower tiers, and on tokens that could not be read back."""
+    """Return clauses about blocks loaded from lower tiers, and tokens that could not be read back."""
     parts = []
     loaded = [counted(data.num_loaded_blocks, "block")] if data.num_loaded_blocks else []
     loaded += ["the recurrent state"] if data.num_loaded_states else []
@@ -185,7 +185,7 @@ def reuse_clauses(data: EventData) -> list[str]:
 
 
 def miss_text(data: EventData) -> str:
-    """Return why the prefix hit was not longer; "" if nothing was missed or the reason is unknown."""
+    """Return why the prefix hit was not longer; empty if nothing was missed or the reason is unknown."""
     return {
         "evicted": f"the block from token {data.missed_token} was evicted at step {data.missed_step}",
         "differs": f"it first differs from what is cached at token {data.missed_token}",
@@ -199,22 +199,22 @@ def miss_text(data: EventData) -> str:
 
 def _started(event: Event, data: EventData) -> list[str]:
     waited = _time(data.waited_ns)
-    without = f" (without {_time(data.stopped_ns)} paused or suspended)" if data.stopped_ns else ""
+    stopped = f" (without {_time(data.stopped_ns)} paused or suspended)" if data.stopped_ns else ""
     parts = [f"resumed {waited} after its preemption" if event.kind == "resumed" else f"waited {waited}"]
-    parts[0] += without
-    parts.append(_needed(event, data))
+    parts[0] += stopped
+    parts.append(_blocks_clause(event, data))
     if data.num_pool_blocks or data.num_loaded_blocks:
-        there = f"{event.num_tokens} of {data.num_known_tokens} tokens were there already"
+        known = f"{event.num_tokens} of {data.num_known_tokens} tokens were there already"
         is_state_there = data.num_states and not data.num_loaded_states
         state = " and the recurrent state after them" if is_state_there else ""
-        parts.append(f"{there}, {counted(data.num_pool_blocks, 'block')} in the pool{state}")
+        parts.append(f"{known}, {counted(data.num_pool_blocks, 'block')} in the pool{state}")
     else:
         parts.append(f"all {data.num_known_tokens} tokens to compute")
     missed = miss_text(data)
     return [*parts, *reuse_clauses(data), *([f"not more, since {missed}"] if missed else [])]
 
 
-def _needed(event: Event, data: EventData) -> str:
+def _blocks_clause(event: Event, data: EventData) -> str:
     if not data.num_set_aside:
         return f"{counted(event.num_blocks, 'block')} needed"
     run = f"a run of {counted(data.num_set_aside, 'block')} reserved for it"
@@ -227,25 +227,27 @@ def _forked(event: Event, _: EventData) -> list[str]:
 
 
 def _preempted(event: Event, data: EventData) -> list[str]:
-    there = {0: "none was", 1: "only 1 was"}.get(data.num_available, f"only {data.num_available} were") + " available"
+    available = {0: "none was", 1: "only 1 was"}.get(
+        data.num_available, f"only {data.num_available} were"
+    ) + " available"
     blocks = counted(data.num_needed, "block") if data.num_needed else "more blocks"
-    needed = f"request #{event.other} needed {blocks} and {there}"
-    return [needed, choice_text(event.number, data.choice, data.choice_number), _price(event, data)]
+    needed = f"request #{event.other} needed {blocks} and {available}"
+    return [needed, choice_text(event.number, data.choice, data.choice_number), _cost_clause(event, data)]
 
 
 def _made_way(event: Event, data: EventData) -> list[str]:
-    who = {"client": "its client had no running request", "batch": "its batch had no running request"}.get(
+    reason = {"client": "its client had no running request", "batch": "its batch had no running request"}.get(
         data.choice, "it was its turn"
     )
-    return [f"to let request #{event.other} start ({who})", _price(event, data)]
+    return [f"to let request #{event.other} start ({reason})", _cost_clause(event, data)]
 
 
 def _asked(event: Event, data: EventData) -> list[str]:
-    return [f"requested by {data.by}", _price(event, data)]
+    return [f"requested by {data.by}", _cost_clause(event, data)]
 
 
 def _restarted(event: Event, data: EventData) -> list[str]:
-    return [f"{data.why}, which spoilt its recurrent state", _price(event, data)]
+    return [f"{data.why}, which spoilt its recurrent state", _cost_clause(event, data)]
 
 
 def choice_text(number: int, choice: str, choice_number: int) -> str:
@@ -262,16 +264,16 @@ def choice_text(number: int, choice: str, choice_number: int) -> str:
     }.get(choice, chosen)
 
 
-def _price(event: Event, data: EventData) -> str:
-    """Describe what a preemption dropped or swapped, with the measured costs, if known."""
+def _cost_clause(event: Event, data: EventData) -> str:
+    """Return what a preemption dropped or swapped, with the measured costs if known."""
     state = " and a recurrent state" if data.num_states else ""
-    what = f"{counted(event.num_tokens, 'token')} in {counted(event.num_blocks, 'block')}{state}"
-    swap, recompute = _about(data.swap_ns), _about(data.recompute_ns)
+    freed = f"{counted(event.num_tokens, 'token')} in {counted(event.num_blocks, 'block')}{state}"
+    swap, recompute = _about_time(data.swap_ns), _about_time(data.recompute_ns)
     if data.is_swapped:
-        against = f", {recompute} to recompute" if recompute else ""
-        return f"{what} swapped to a lower tier ({swap} round trip{against})"
+        comparison = f", {recompute} to recompute" if recompute else ""
+        return f"{freed} swapped to a lower tier ({swap} round trip{comparison})"
     parts = [part for part in (recompute, f"{swap} by a lower tier" if swap else "") if part]
-    return f"{what} to recompute" + (f" ({', '.join(parts)})" if parts else "")
+    return f"{freed} to recompute" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _evicted(event: Event, data: EventData) -> list[str]:
@@ -308,11 +310,11 @@ def _suspended(_: Event, data: EventData) -> list[str]:
     return [f"the process was suspended for {_time(data.lasted_ns)}", *slept]
 
 
-def _was(count: int) -> str:
+def _was_or_were(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
-def _about(duration_ns: int) -> str:
+def _about_time(duration_ns: int) -> str:
     return "" if duration_ns < 0 else f"about {_time(duration_ns)}"
 
 

@@ -1,8 +1,6 @@
-"""Types of the answer of `kvscope-engine plan`: how a model's weights, KV cache and activations would fit in GPU
-memory.
+"""Types of the answer of `kvscope-engine plan`: the GPU memory that a model's weights, KV cache and activations need.
 
-The command prints them as JSON, and the desktop's page reads that. All sizes are bytes of one GPU, unless noted
-otherwise.
+The command prints them as JSON, which the desktop's page reads. All sizes are bytes of one GPU, unless noted otherwise.
 """
 
 from __future__ import annotations
@@ -13,12 +11,12 @@ from typing import Final
 import msgspec
 
 WEIGHT_BYTES: Final = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5}
-"""Bytes per parameter by accepted type. Embedding, output head and vectors of quantized models keep 16 bits."""
+"""Bytes per parameter by accepted type. In quantized models, embedding, output head and vectors keep 16 bits."""
 KV_CACHE_DTYPES: Final = ("auto", "fp8", "int8")
 
 
 MISSING: Final = "missing"
-"""Name of the pseudo-part for the memory that is lacking."""
+"""Name of the pseudo-part for missing memory."""
 
 
 class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +32,7 @@ def whole_of(parts: Sequence[PlanPart], gpu_bytes: int) -> int:
 
 
 class Headroom(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of requests of one length that fit concurrently without sharing blocks."""
+    """Number of requests with `num_tokens` tokens each that fit concurrently without sharing blocks."""
 
     num_tokens: int
     num_requests: int
@@ -47,12 +45,12 @@ class StageUse(msgspec.Struct, frozen=True, kw_only=True):
     first_layer: int
     num_layers: int
     parts: tuple[PlanPart, ...]
-    """Parts that add up to `allowed_bytes`, including the KV cache; the last one may be `MISSING`."""
+    """Parts that add up to `allowed_bytes`, including the KV cache. The last one may be `MISSING`."""
     num_blocks: int
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """An option that would make more fit, and its effect."""
+    """An option with which more would fit, and its effect."""
 
     options: str
     num_tokens: int
@@ -63,8 +61,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory plan for serving."""
-
     gpu_bytes: int
     allowed_bytes: int
     num_gpus: int
@@ -85,19 +81,17 @@ class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = ()
     num_host_states: int = 0
-    """Number of host-memory slots for recurrent states of swapped-out requests and prefixes. `host_state_bytes` is
-    their size.
+    """Number of host-memory slots for recurrent states of swapped-out requests and prefixes, each of `host_state_bytes`
+    bytes.
     """
     host_state_bytes: int = 0
 
 
 class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory plan for training."""
-
     gpu_bytes: int
     fits: bool
     parts: tuple[PlanPart, ...]
-    """Memory at the point of peak use; the parts add up to `peak_bytes`."""
+    """Memory at the point of peak use. The parts add up to `peak_bytes`."""
     peak_bytes: int
     """Peak memory, including the CUDA context."""
     worst: str
@@ -107,7 +101,7 @@ class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete plan; `training` is set only if it was requested."""
+    """The complete plan. `training` is set only if it was requested."""
 
     model: str
     architecture: str
@@ -117,4 +111,4 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     inference: InferenceAnswer
     training: TrainingAnswer | None = None
     is_first: bool = False
-    """Whether this is a preliminary answer without suggested changes and training, followed by a complete one."""
+    """Whether this is a preliminary answer without suggested changes and training. A complete one follows."""

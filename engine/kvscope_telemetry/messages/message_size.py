@@ -1,6 +1,6 @@
-"""Estimates a message's size on the wire without encoding it, for bounds on queues.
+"""Estimates a message's size on the wire without encoding it, to bound queues.
 
-Takes less than a microsecond of the engine's thread, which matters more than accuracy. Does not depend on any queue.
+Takes less than a microsecond of the engine's thread, which matters more than accuracy. Independent of the queues.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EVENT_BYTES: Final = 300
 
 
 def approximate_bytes(message: TelemetryMessage) -> int:
-    """Return the approximate size in bytes; an underestimate only for very long names and causes."""
+    """Return the approximate size in bytes. It is too low only for very long names and causes."""
     if not isinstance(message, Frame | Snapshot):
         return _SMALL_BYTES
     requests = message.requests

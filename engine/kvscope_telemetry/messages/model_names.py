@@ -8,6 +8,6 @@ _DEFAULT: Final = ("default", "SmolLM2-135M-Instruct")
 
 
 def short_name(model: str) -> str:
-    """Return the last part of a path or repository id; for the default model, its full name."""
+    """Return the last part of a path or repository id; for "default", the full name of the default model."""
     name = model.rstrip("/").rpartition("/")[2] or model
     return _DEFAULT[1] if name == _DEFAULT[0] else name

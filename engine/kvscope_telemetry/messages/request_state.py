@@ -1,4 +1,4 @@
-"""Enums for the state of requests that both sides of the wire use."""
+"""Enums for the state of requests, which both sides of the wire use."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from enum import IntEnum
 
 
 class RequestState(IntEnum):
-    """State of a request, in the order of its life cycle. Values are used on the wire."""
+    """State of a request, in the order of its life cycle. The values are used on the wire."""
 
     WAITING = 0
-    """In the waiting queue, holding no blocks."""
+    """In the waiting queue, without blocks."""
     RUNNING = 1
-    """Holds blocks, and runs in each step whose limits allow it."""
+    """Has blocks, and runs in each step whose limits allow it."""
     PREEMPTED = 2
     """Back in the waiting queue because its blocks were needed for another request. It keeps its tokens."""
     FINISHED = 3
-    """Ended by a stop condition, length, abort or error. Holds no blocks."""
+    """Ended by a stop condition, length, abort or error. Has no blocks."""
     UNKNOWN = 255
-    """A state that this version does not know; no engine sends it."""
+    """State that this version does not have. Never sent by an engine."""
 
 
 class WaitsFor(IntEnum):
-    """Reasons why a request is queued, as reported by its engine. Values are used on the wire."""
+    """Reason why a request is queued, as reported by its engine. The values are used on the wire."""
 
     UNKNOWN = 0
-    """Not reported: the request is behind others in the queue, or arrived after the last step was scheduled."""
+    """Not reported. The request is behind others in the queue, or arrived after the last step was scheduled."""
     BLOCKS = 1
     """Too few free KV blocks."""
     PLACE = 2
-    """`max_num_seqs` requests run already."""
+    """`max_num_seqs` requests are running."""
     BUDGET = 3
     """The token budget of the step (`max_num_batched_tokens`) is used up."""
     GRAMMAR = 4
     """The grammar of the request's structured output is being compiled."""
     REMOTE_KV = 5
-    """KV is being transferred from elsewhere into blocks that the request already holds."""
+    """KV is being transferred from elsewhere into blocks that the request already has."""
     ADAPTER = 6
     """The maximum number of LoRA adapters per batch is reached."""
     INPUT = 7
-    """The rest of the request's prompt has not arrived yet."""
+    """Part of the request's prompt has not arrived yet."""
     PROMPT = 8
-    """The prompt is being computed for another completion, whose blocks this request will share."""
+    """The prompt is being computed for another completion, with which this request will share blocks."""

@@ -23,7 +23,7 @@ LEFT_TO_THE_MODEL: Final = ("temperature", "top_p", "top_k", "min_p", "repetitio
 
 
 class ModelSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A model's default sampling options, for requests that leave them unset. None: the model has no default."""
+    """A model's default sampling options, for requests that leave them unset. None: no default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -31,7 +31,7 @@ class ModelSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_tokens: int | None = None
-    """Upper limit for every request, even if the request asks for more (as in vLLM)."""
+    """Maximum for all requests, even for those that ask for more (as in vLLM)."""
 
     def __post_init__(self) -> None:
         SamplingParams(**{name: getattr(self, name) for name in (*LEFT_TO_THE_MODEL, "max_tokens")})
@@ -44,7 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     temperature: float | None = None
-    """Logits are divided by it; 0 selects greedy sampling. 0 to 100. None: the model's default, else 1."""
+    """Divisor of the logits, 0 to 100; 0 selects greedy sampling. None: the model's default, else 1."""
     top_p: float | None = None
     """Sample from the smallest set of tokens with at least this total probability. Above 0, at most 1. None: the
     model's default, else 1.
@@ -54,8 +54,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_p: float | None = None
     """Drop tokens less likely than this share of the most likely token. 0 to 1. None: the model's default, else 0."""
     seed: int | None = None
-    """Seed of the request's random numbers, which do not depend on the rest of the batch. The logits might: without
-    `--deterministic`, their last bits, and thus tokens, may vary with the batch.
+    """Seed of the request's random numbers, which do not depend on other requests in the batch.
+
+    The logits may depend on them: without `--deterministic`, their last bits, and thus tokens, may vary with the batch.
     """
     n: int = 1
     """Number of completions of the same prompt, 1 to 64."""
@@ -64,17 +65,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: int | None = 256
     """Maximum number of generated tokens; None: limited only by the model's context length."""
     min_tokens: int = 0
-    """Number of tokens before an end-of-sequence token or stop string may end the completion."""
+    """Number of tokens before an end-of-sequence token or stop string can end the completion."""
     presence_penalty: float = 0.0
-    """Subtracted from the logit of each token that was generated already. -2 to 2."""
+    """Value subtracted from the logit of each token that was generated. -2 to 2."""
     frequency_penalty: float = 0.0
-    """Subtracted from the logit of each generated token once per occurrence. -2 to 2."""
+    """Value subtracted from the logit of each generated token, once per occurrence. -2 to 2."""
     repetition_penalty: float | None = None
     """Divides positive and multiplies negative logits of tokens in the prompt or output. Above 0, at most 10. None: the
     model's default, else 1.
     """
     logprobs: int | None = None
-    """Return log-probabilities of the chosen token and of this many most likely tokens, 0 to 20."""
+    """Number of most likely tokens, 0 to 20, for which log-probabilities are returned with that of the chosen token.
+    None: no log-probabilities.
+    """
     ignore_eos: bool = False
     """Whether to continue after the end-of-sequence token."""
     stop_token_ids: tuple[int, ...] = ()
@@ -113,16 +116,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def resolved(self, model: ModelSampling | None = None) -> ResolvedSampling:
         """Return the options with unset ones replaced by the defaults of `model`, then by general defaults."""
-        said = {name: getattr(self, name) for name in self.__struct_fields__}
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
         for name in LEFT_TO_THE_MODEL:
-            if said[name] is None:
-                said[name] = getattr(model, name, None)
-        open_yet = {name for name in LEFT_TO_THE_MODEL if said[name] is None}
-        return ResolvedSampling(**{name: value for name, value in said.items() if name not in open_yet})
+            if values[name] is None:
+                values[name] = getattr(model, name, None)
+        unset = {name for name in LEFT_TO_THE_MODEL if values[name] is None}
+        return ResolvedSampling(**{name: value for name, value in values.items() if name not in unset})
 
 
 class ResolvedSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=False):
-    """Sampling options without unset values: those that a request runs with."""
+    """Sampling options of a running request, without unset values."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -1,7 +1,8 @@
-"""Structured output: the required format of a completion's text (JSON schema, any JSON object, regex, grammar, choice,
-or a structural tag, which combines these with fixed text).
+"""Structured output: the required format of a completion's text.
 
-Validated on construction, except for what depends on the vocabulary: the grammar compiler finds those errors.
+A format is a JSON schema, any JSON object, a regex, a grammar, a choice, or a structural tag, which combines these with
+fixed text. It is validated on construction, except for errors that depend on the vocabulary, which the grammar compiler
+reports.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: StructuredKind
     text: str = ""
-    """A JSON schema; a regex that the whole text must match; a GBNF grammar with the rule `root`; a JSON array of
-    strings to choose from; XGrammar's structural tag as JSON. Empty for "json_object".
+    """A JSON schema; a regex that matches the whole text; a GBNF grammar with the rule `root`; a JSON array of strings
+    to choose from; XGrammar's structural tag as JSON. Empty for "json_object".
     """
 
     def __post_init__(self) -> None:

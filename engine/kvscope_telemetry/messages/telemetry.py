@@ -1,9 +1,9 @@
 """Messages of the telemetry socket: frozen tagged structs in one union with one typed decoder.
 
 Schema evolution: a new field has a default; the wire name, type and meaning of a field never change; a new message is a
-new tag, a new event a new kind. Readers skip tags and kinds that they do not know (`unknown`). Golden bytes in the
-tests enforce this. Block ids and per-request numbers are packed little-endian bytes. No message carries the text of a
-prompt or a completion: clients request that over the command socket.
+new tag, a new event a new kind. Readers skip unknown tags and kinds (`unknown`). Golden bytes in the tests enforce
+this. Block ids and per-request numbers are packed little-endian bytes. No message carries the text of a prompt or a
+completion: clients request that over the command socket.
 
 All `time_ns` are `time.monotonic_ns()` of the engine's machine; `Hello` pairs one with the wall clock.
 
@@ -38,9 +38,11 @@ from kvscope_telemetry.tier_rows import TierRows
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 256 << 20
-"""Largest message that receivers accept (a snapshot of 4 million blocks is 136 MB)."""
+"""Maximum size of a message in bytes that receivers accept. A snapshot of 4 million blocks has 136 MB."""
 MAX_TELEMETRY_BYTES: Final = 32 << 20
-"""Largest message on the telemetry socket (all rows of 850,000 blocks). A larger change is sent as a snapshot."""
+"""Maximum size of a message in bytes on the telemetry socket, enough for all rows of 850,000 blocks. A larger change is
+sent as a snapshot.
+"""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -48,7 +50,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The model being served, and the dimensions that determine the size of its KV cache."""
+    """The served model, and the dimensions that determine the size of its KV cache."""
 
     name: str
     architecture: str = ""
@@ -61,12 +63,15 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_parameters: int = 0
     max_model_len: int = 0
     quantization: str = ""
-    """Bit width of the layers' weights (`int8`, `int4`), with the suffix `-a8` if activations are quantized to 8 bits,
-    too. Empty if the weights have the type `dtype`, which is also the type of all unquantized parameters.
+    """Bit width of the layers' weights (`int8`, `int4`), with the suffix `-a8` if activations are also quantized to 8
+    bits.
+
+    Empty if the weights have the type `dtype`, which is also the type of all unquantized parameters.
     """
     quantization_option: str = ""
-    """Engine option that selected `quantization`, because `int8` and `a8` may be displayed identically; empty if
-    unquantized or unknown.
+    """Engine option that selected `quantization`; empty if unquantized or unknown.
+
+    Several options, such as `int8` and `a8`, can have the same `quantization`.
     """
     sampling: ModelSampling = ModelSampling()
     """Defaults for requests that leave a sampling option unset."""
@@ -75,8 +80,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Layers that store their KV in the same way (a KV cache group in vLLM).
 
-    Each group has a separate block table per request and its own rule for which blocks may be freed. A prefix hit is
-    what is cached in all groups.
+    Each group has a separate block table per request and its own rule for which blocks may be freed. A prefix hit ends
+    where all groups have the text cached.
     """
 
     kind: str
@@ -95,21 +100,23 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_blocks: int = 0
     """Number of blocks in a pool that only this group uses; 0: all groups share one pool, or unknown."""
     expanded_bytes: int = 0
-    """Bytes per block of latents (MLA) if keys and values were stored per head instead; 0: no latents, or unknown."""
+    """Bytes that a block of latents (MLA) would have with keys and values stored per head; 0 without latents, or
+    unknown.
+    """
     index_bytes: int = 0
-    """Part of `block_bytes` that stores the indexers' keys."""
+    """Part of `block_bytes` with the indexers' keys."""
 
 
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Layout of the block pool and limits of the scheduler."""
+    """Layout of the block pool, and limits of the scheduler."""
 
     num_blocks: int
-    """Number of blocks in the pool that requests run on: the first rows of the ledger, followed by those of the lower
-    tiers.
+    """Number of blocks in the pool on which requests run. They are the first rows of the ledger, before those of the
+    lower tiers.
     """
     block_size: int
     block_bytes: int = 0
-    """Bytes of one block over all layers, K and V."""
+    """Bytes of the keys and values of one block, summed over all layers."""
     dtype: str = ""
     allocator: str = "paged"
     prefix_caching: bool = False
@@ -119,26 +126,29 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Number of blocks in host memory; 0 without that tier."""
     num_disk_blocks: int = 0
     num_physical_blocks: int = 0
-    """Number of blocks with physical memory if fewer than rows (allocator `virtual`); 0: every row has memory."""
+    """Number of blocks with physical memory if fewer than rows (allocator `virtual`); 0 if all rows have memory."""
     has_parents: bool = False
-    """Whether the ledger's `parent` column is published; older engines did not publish it."""
+    """Whether the ledger's `parent` column is published. Older engines did not publish it."""
     max_request_tokens: int = 0
-    """Largest sum of prompt and output tokens accepted while no block is pinned; 0: unknown."""
+    """Maximum number of prompt and output tokens of a request that is accepted while no block is pinned; 0: unknown."""
     groups: tuple[KVGroup, ...] = ()
-    """KV groups, indexed from 0 by the ledger's `group` column; empty: a single group of all layers."""
+    """KV groups, indexed from 0 by the ledger's `group` column; empty for a single group of all layers."""
     num_reserved_blocks: int = 0
     """Number of leading rows that the engine reserves and never assigns to a request (vLLM's null block)."""
     pool_tokens: int = 0
-    """Capacity of another engine's pool in tokens of requests; 0: unknown. With several KV groups, of which each needs
-    blocks for a request, this is less than the number of blocks times the block size.
+    """Number of tokens of requests that another engine's pool can hold; 0: unknown.
+
+    With several KV groups, each of which needs blocks for a request, this is less than the number of blocks times the
+    block size.
     """
 
     slot_blocks: int = 0
-    """Rows per slot (llama.cpp), which holds one request at a time in the order of its text; 0: no slots."""
+    """Rows per slot (llama.cpp), which contains one request at a time in the order of its text; 0 without slots."""
     num_states: int = 0
-    """Number of slots for recurrent states: the last rows of the ledger, apart from those of `num_host_states`. Each
-    slot holds the state of one running request or one retained for prompts with the same prefix; all belong to the
-    group of kind "state".
+    """Number of slots for recurrent states: the last rows of the ledger, except for those of `num_host_states`.
+
+    Each slot contains the state of one running request, or one retained for prompts with the same prefix. All belong to
+    the group of kind "state".
     """
     num_host_states: int = 0
     """Number of slots for recurrent states in host memory."""
@@ -155,25 +165,27 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Block sizes of the KV groups that determine the length of a prefix hit.
 
         Recurrent states in separate slots may be retained after any block, so they do not count. A state in a block of
-        the pool is the one at the end of that block, so its block size counts.
+        the pool is that at the end of the block, so its block size counts.
         """
-        kept_beside = ("cross", "chunks", "state") if self.num_states else ("cross", "chunks")
+        uncounted_kinds = ("cross", "chunks", "state") if self.num_states else ("cross", "chunks")
         sizes = zip(self.block_sizes, self.groups or (None,), strict=True)
-        return tuple(size for size, group in sizes if group is None or group.kind not in kept_beside)
+        return tuple(size for size, group in sizes if group is None or group.kind not in uncounted_kinds)
 
     @property
     def smallest_hit(self) -> int:
-        """Length in tokens of the shortest possible prefix hit; every hit is a multiple of it."""
+        """Length of the shortest possible prefix hit in tokens. All hits are multiples of it."""
         return self.hit_tokens or math.lcm(*self.hit_block_sizes)
 
     @property
     def first_state(self) -> int:
-        """Row of the first slot for recurrent states, if any exist."""
+        """Ledger row of the first slot for recurrent states. Without such slots, the number of rows before
+        `num_host_states`.
+        """
         return self.rows_by_tier.first_state
 
     @property
     def group_of_states(self) -> int:
-        """Index of the KV group whose rows are the `num_states` slots outside the block pool; -1 if there is none."""
+        """Index of the KV group of the `num_states` slots outside the block pool; -1 if there is none."""
         kinds = [group.kind for group in self.groups]
         return kinds.index("state") if self.num_states and "state" in kinds else -1
 
@@ -184,7 +196,6 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the ledger: blocks of the pool and of the lower tiers, and recurrent states."""
         return self.rows_by_tier.num_rows
 
     @property
@@ -205,12 +216,12 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def host_tier_bytes(self) -> int:
-        """Bytes of the host-memory tier, for blocks and recurrent states; 0: no such tier, or unknown."""
+        """Bytes of blocks and recurrent states in host memory; 0 without that tier, or if unknown."""
         return self.num_host_blocks * self.block_bytes + self.num_host_states * self.state_bytes
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The device that the engine computes on."""
+    """Device on which the engine computes."""
 
     kind: str
     """"cpu" or "cuda"."""
@@ -222,7 +233,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     flops_per_s: int = 0
     """Measured throughput of large matrix products in the model's dtype; 0: unknown."""
     attention: str = ""
-    """Attention backend used for prefill and the reason for it, as one line of text; empty if there was no choice."""
+    """Attention backend of prefills and the reason for it, as one line of text; empty if there was no choice."""
     uuids: tuple[str, ...] = ()
     """UUIDs of the engine's GPUs in the order of its ranks, without "GPU-" or "MIG-"; empty: unknown."""
     software: str = ""
@@ -244,19 +255,20 @@ class Hello(_Message, frozen=True, kw_only=True):
     engine_version: str = ""
     pid: int = 0
     host: str = ""
-    """Identifier of the machine and boot whose clock gives `time_ns` (`host_id`); empty: unknown."""
+    """Identifier of the machine and boot with the clock of `time_ns` (`host_id`); empty: unknown."""
     capabilities: Capabilities = OWN_ENGINE
-    """Data that the engine publishes and commands that it supports."""
+    """Flags for the data that the engine publishes and the commands that it supports."""
     num_ranks: int = 1
-    """Number of tensor-parallel processes; each has its share of the heads of every block."""
+    """Number of tensor-parallel processes. Each has its share of the heads of every block."""
     api: str = ""
-    """Address for prompts that the command socket does not accept, in the form of `external.address`, such as
-    vllm://127.0.0.1:8000, as seen from the engine's machine; empty: none.
+    """Address of an OpenAI API for prompts, if the command socket accepts none; else empty.
+
+    It has the form of an `ExternalAddress`, such as vllm://127.0.0.1:8000, as reachable from the engine's machine.
     """
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Constant properties of a request. `number` counts from 1 within an epoch."""
+    """Properties of a request that never change. `number` counts from 1 within an epoch."""
 
     number: int
     request_id: str
@@ -269,18 +281,19 @@ class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     adapter: str = ""
     """Name of the request's LoRA adapter; empty: none, or unknown."""
     client: int = 0
-    """Number of the client that sent the request, from 1 within an epoch in order of the clients' first requests; 0:
-    unknown. Telemetry contains no names or addresses of clients.
+    """Number of the client that sent the request, from 1 within an epoch in the order of first requests; 0: unknown.
+
+    Telemetry contains no names or addresses of clients.
     """
 
 
 class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Changed requests, packed little-endian, with one entry per request in each column.
+    """Changed requests, packed little-endian, with one entry per row in each column.
 
     A request's block table becomes `table[:table_start]` followed by its next `table_count` ids of `table_blocks`.
     Optional columns (the last four) are empty if they are 0 for all rows. With several KV groups, each row describes
-    the block table of one group (`table_group`), and a request has one row per changed table; the other columns of
-    these rows are equal.
+    the block table of one group (`table_group`), and a request has one row per changed table, with equal values in the
+    other columns.
     """
 
     number: RowNumbers = b""
@@ -299,11 +312,11 @@ class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 NO_REQUESTS: Final = RequestRows()
-"""An empty set of rows. msgspec omits this object on the wire, as it does all default values of messages."""
+"""Empty rows. msgspec omits this object on the wire, like all default values."""
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """Requests that ran in a step and the number of tokens computed for each. Packed little-endian."""
+    """Requests that ran in a step, and the number of tokens computed for each. Packed little-endian."""
 
     number: RowNumbers = b""
     num_tokens: RowCounts = b""
@@ -312,12 +325,12 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Moves(msgspec.Struct, frozen=True, gc=False):
-    """Blocks that were evicted, copied, or moved between tiers in a step, as packed little-endian u4 ids in no
-    particular order.
+    """Blocks that were evicted, copied, or moved between tiers in a step: packed little-endian u4 ids in no particular
+    order.
     """
 
     evicted: Ids = b""
-    """Blocks that lost their cached prefix because they were reused for another request or for a newer prefix."""
+    """Blocks that lost their cached prefix, because they are reused for another request or for a newer prefix."""
     copied: Ids = b""
     """Destination blocks of copy-on-write."""
     saved: Ids = b""
@@ -327,17 +340,14 @@ class Moves(msgspec.Struct, frozen=True, gc=False):
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False):
-    """Durations of the parts of a step."""
-
     schedule_ns: int = 0
     run_ns: int = 0
     forward_ns: int = 0
-    """Device time of the model's forward pass. It is part of `run_ns`, or overlaps other parts with async
-    scheduling.
+    """Device time of the model's forward pass. It is part of `run_ns`; with async scheduling, it overlaps other parts.
     """
     commit_ns: int = 0
     record_ns: int = 0
-    """Time spent recording the previous step: this step's recording has not finished when it is reported."""
+    """Time spent on recording the previous step, because recording of this step is still in progress."""
 
 
 NO_TIMINGS: Final = Timings()
@@ -358,17 +368,17 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     other_bytes: int = 0
     """Bytes of activations and logits read and written."""
     graph_size: int = 0
-    """Number of requests that the replayed CUDA graph was captured for; 0: no such graph was replayed."""
+    """Number of requests for which the replayed CUDA graph was captured; 0 if none was replayed."""
     wait_ns: int = 0
-    """Time that the host waited for the device to finish and for the sampled tokens to be copied back."""
+    """Time for which the host waited until the device had finished and the sampled tokens were copied back."""
     copy_ns: int = 0
-    """Duration of copies to and from lower tiers that completed since the previous step, as far as it was reported."""
+    """Duration of copies to and from lower tiers that completed since the previous step, if it was reported."""
     launches: int = 0
     """Number of kernel launches by the host; 0: not counted."""
     streamed_bytes: int = 0
-    """Bytes of weights copied from host memory because they do not stay on the device."""
+    """Bytes of weights that were copied from host memory, because they do not stay on the device."""
     graph_tokens: int = 0
-    """Number of tokens that the replayed piecewise CUDA graphs (captured between attention layers) hold; 0: none
+    """Capacity in tokens of the replayed piecewise CUDA graphs (captured between attention layers); 0 if none was
     replayed.
     """
 
@@ -383,14 +393,12 @@ NO_WORK: Final = Work()
 
 
 class Counters(msgspec.Struct, frozen=True, gc=False):
-    """Totals since the start of the epoch, except `num_running` and `num_waiting`, which are current values."""
+    """Totals since the start of the epoch. Only `num_running` and `num_waiting` are current values."""
 
     prompt_tokens: int = 0
-    """Prompt tokens that had to be computed when their request first ran. Recomputation after a preemption is not
-    counted.
-    """
+    """Prompt tokens that had to be computed when their request first ran, without recomputation after a preemption."""
     cached_tokens: int = 0
-    """Prompt tokens that did not have to be computed: found in the prefix cache, or shared by a fork."""
+    """Prompt tokens that did not have to be computed, because they were in the prefix cache or shared by a fork."""
     generation_tokens: int = 0
     preemptions: int = 0
     admitted: int = 0
@@ -401,9 +409,9 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     num_running: int = 0
     num_waiting: int = 0
     messages_dropped: int = 0
-    """Messages of any kind that the engine dropped because its publisher fell behind."""
+    """Messages of any kind that the engine dropped, because its publisher was too slow."""
     swapped_blocks: int = 0
-    """Blocks of preempted requests that were swapped to a lower tier instead of being recomputed."""
+    """Blocks of preempted requests that were swapped to a lower tier instead of being dropped for recomputation."""
     offloaded_blocks: int = 0
     """Cached blocks that were offloaded to a lower tier instead of being dropped."""
     loaded_blocks: int = 0
@@ -411,12 +419,14 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     lost_blocks: int = 0
     """Blocks of a lower tier that could not be read back intact and are recomputed."""
     draft_tokens: int = 0
-    """Speculative tokens that were verified; `accepted_tokens` are those that were correct."""
+    """Speculative tokens that were verified; `accepted_tokens` of them were accepted."""
     accepted_tokens: int = 0
     restored_tokens: int = 0
-    """Tokens of resumed requests that did not have to be recomputed: found in the prefix cache or a lower tier."""
+    """Tokens of resumed requests that did not have to be recomputed, because they were in the prefix cache or a lower
+    tier.
+    """
     recomputed_tokens: int = 0
-    """Tokens of resumed requests that had been lost and were recomputed."""
+    """Tokens of resumed requests that were recomputed."""
     swapped_states: int = 0
     """Recurrent states of preempted requests that were swapped to host memory with their blocks."""
     offloaded_states: int = 0
@@ -425,10 +435,10 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Structured cause of an event; `kind` determines which fields are used. `event_kinds` converts it to text.
+    """Structured cause of an event. `kind` determines which fields are used; `event_kinds` converts it to text.
 
-    Each field's documentation starts with the kinds that use it. A later version may have other kinds and fields;
-    readers that do not know them use the text in `Event.cause`.
+    Each field's documentation starts with the kinds that use it. A later version may have other kinds and fields.
+    Readers that do not support them use the text in `Event.cause`.
     """
 
     kind: str
@@ -440,9 +450,9 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     waited_ns: int = 0
     """started: running time (`RunningTime`) since the request arrived or was preempted."""
     num_known_tokens: int = 0
-    """started: prompt tokens plus generated tokens; `Event.num_tokens` of them need not be computed."""
+    """started: prompt tokens plus generated tokens. `Event.num_tokens` of them need not be computed."""
     num_pool_blocks: int = 0
-    """started: blocks of the pool that the request starts with. `num_loaded_blocks` are loaded from lower tiers."""
+    """started: blocks of the pool with which the request starts. `num_loaded_blocks` are loaded from lower tiers."""
     num_loaded_blocks: int = 0
     num_lost_tokens: int = 0
     """started: tokens that could not be read back intact."""
@@ -456,7 +466,7 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     missed_step: int = 0
     """Step in which the missing block was evicted."""
     num_needed: int = 0
-    """preempted: blocks that `Event.other` needed; `num_available` of them were available."""
+    """preempted: blocks that request `Event.other` needed; `num_available` of them were available."""
     num_available: int = 0
     choice: str = ""
     """preempted: why this request was chosen: "itself", "priority", "share" (its client held the most tokens), "spared"
@@ -468,52 +478,50 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     is_swapped: bool = False
     """preempted: whether the blocks were swapped to a lower tier instead of being recomputed later."""
     swap_ns: int = -1
-    """preempted: measured cost of swapping out and in; -1: unknown, as for `recompute_ns`."""
+    """preempted: measured cost of swapping out and in; -1: unknown. `recompute_ns` is that of recomputing."""
     recompute_ns: int = -1
     num_offloaded: int = 0
-    """evicted, states_evicted: number of the blocks or states that were offloaded to host memory."""
+    """evicted, states_evicted: number of the evicted blocks or states that were offloaded to host memory."""
     num_states: int = 0
     """states_evicted: number of cached states evicted. started: 1 if the request continues from a cached state or from
     its own. preempted: 1 if a state was swapped or dropped together with the blocks.
     """
     by: str = ""
     """asked, engine_paused, single_step: name of the user who requested it. engine_resumed: name of the user who had
-    paused the engine. For asked, the costs are given as for preempted.
+    paused the engine. The costs of asked are given as for preempted.
     """
     finish_reason: str = ""
     """ended: a `FinishReason`, or a value introduced by a later version."""
     num_set_aside: int = 0
-    """started: contiguous blocks reserved for the request at its start, whether it fills them or not; 0 if blocks are
+    """started: contiguous blocks reserved for the request at its start, even if it does not fill them; 0 if blocks are
     allocated as tokens arrive.
     """
     stopped_ns: int = 0
-    """started: time for which the engine was paused or suspended meanwhile; not part of `waited_ns`."""
+    """started: time for which the engine was paused or suspended while the request waited. Not part of `waited_ns`."""
     lasted_ns: int = 0
     """engine_resumed: duration of the pause. single_step: duration of the step. process_suspended: duration of the
     suspension.
     """
     slept_ns: int = 0
-    """process_suspended: part of `lasted_ns` in which the machine slept, so that the monotonic clock stopped, too."""
+    """process_suspended: part of `lasted_ns` in which the machine slept, so that the monotonic clock also stopped."""
     why: str = ""
-    """engine_resumed: text of the reason why the pause ended. restarted: reason why the step failed; the costs are
-    given as for preempted.
-    """
+    """engine_resumed: why the pause ended. restarted: why the step failed, with the costs given as for preempted."""
     num_loaded_states: int = 0
-    """started: 1 if the state that the request continues from was loaded from host memory."""
+    """started: 1 if the state from which the request continues was loaded from host memory."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Something that happened to a request or to the engine, with its cause."""
+    """A change of a request or of the engine, with its cause."""
 
     kind: str
-    """Name of an `EventKind`. Decoded messages contain no other value (`unknown`)."""
+    """Name of an `EventKind`. Decoding removes events of unknown kinds (`unknown`)."""
     time_ns: int
     number: int = 0
     """Number of the affected request; 0: none."""
     other: int = 0
     """Number of the request that caused the event (the one that needed a block); 0: none."""
     cause: str = ""
-    """Text of the cause, for readers that do not know `data`, and for events without data."""
+    """Text of the cause, for events without data and for readers that do not support `data`."""
     num_blocks: int = 0
     num_tokens: int = 0
     data: EventData | None = None
@@ -524,7 +532,7 @@ SUSPENDED: Final = "suspended"
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A time span in which the engine was paused or suspended, on the clock of its sender."""
+    """Time span in which the engine was paused or suspended, on the clock of its sender."""
 
     begin_ns: int
     end_ns: int = 0
@@ -532,11 +540,11 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     kind: str = PAUSED
     """`PAUSED` (by a user) or `SUSPENDED` (the process was stopped, or the machine slept)."""
     by: str = ""
-    """Name of the user who paused the engine."""
+    """Name of the user who paused the engine; empty for a suspension."""
 
 
 class Frame(_Message, frozen=True, kw_only=True):
-    """Everything that changed in one step of the engine, since the previous frame."""
+    """All changes of one step of the engine, since the previous frame."""
 
     epoch: int
     seq: int
@@ -559,14 +567,14 @@ class Frame(_Message, frozen=True, kw_only=True):
 
 
 class DeltaCheckpoint(Frame, frozen=True, kw_only=True):
-    """Several frames merged into one: the values after the last frame of all that changed since `since_seq`.
+    """Several frames merged into one, with the last value of everything that changed after frame `since_seq`.
 
     Written to recordings only; no engine sends it. `seq`, `step` and `time_ns` are those of the last frame. Transient
     data of the frames in between (batches, timings, events, moves) is not included.
     """
 
     since_seq: int = 0
-    """Number of the frame that precedes the merged ones."""
+    """Number of the frame before the merged ones."""
 
 
 class Snapshot(_Message, frozen=True, kw_only=True):
@@ -583,41 +591,36 @@ class Snapshot(_Message, frozen=True, kw_only=True):
     requests: RequestRows = NO_REQUESTS
     counters: Counters = Counters()
     tag: int = 0
-    """Tag of the `GetSnapshot` that this message answers."""
+    """Tag of the `GetSnapshot` command that this message answers."""
     stops: tuple[Stop, ...] = ()
-    """Pauses and suspensions since the arrival of the oldest request in the snapshot; the last one may not have
-    ended.
-    """
+    """Pauses and suspensions since the arrival of the oldest request in the snapshot. The last may not have ended."""
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):
-    """Sent every half second by the publisher, even while a step runs, so that an idle engine differs from a hung
-    one.
-    """
+    """Sign of life, sent every half second even while a step runs, by which an idle engine differs from a hung one."""
 
     epoch: int
     time_ns: int
     seq: int
-    """Number of the last published frame, so that a subscriber notices if it missed the last frame before a quiet
-    period.
-    """
+    """Number of the last published frame. A subscriber that has a lower one has missed frames."""
     step: int
     num_unfinished: int = 0
     step_started_ns: int = 0
     """Start of the step in progress; 0 between steps."""
     paused_by: str = ""
-    """Name of the user who paused the engine; empty: not paused."""
+    """Name of the user who paused the engine; empty if it is not paused."""
     pinned: bytes = b""
-    """Ids of the pinned blocks, ascending; u4 each. They are not evicted."""
+    """Ids of the blocks that are pinned, and so not evicted; ascending, u4 each."""
     pinned_by: str = ""
-    """Name of the user who pinned them."""
+    """Name of the user who pinned the blocks; empty if none are."""
     max_num_seqs: int = 0
-    """Current limit of the scheduler; 0 if the engine does not publish it, as for `max_num_batched_tokens`."""
+    """Current limit of the scheduler; 0 if the engine does not publish it. The same holds for `max_num_batched_tokens`.
+    """
     max_num_batched_tokens: int = 0
 
 
 class DeviceSample(_Message, frozen=True, kw_only=True):
-    """Measurements of the device and the engine's process; -1 means unknown, never zero."""
+    """Measurements of the device and the engine's process. -1 means unknown, never zero."""
 
     epoch: int
     time_ns: int
@@ -627,13 +630,13 @@ class DeviceSample(_Message, frozen=True, kw_only=True):
     process_bytes: int = -1
     """Memory used by the engine: device memory on a GPU, resident set on a CPU."""
     utilization: float = -1.0
-    """Utilization of the GPU, or the engine's share of all CPUs, from 0 to 1. Without an engine: that of the CPUs."""
+    """Utilization of the GPU, or the engine's share of all CPUs, 0 to 1. Without an engine, that of the CPUs."""
     power_watts: float = -1.0
     temperature_celsius: float = -1.0
 
 
 class ModuleBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of weights in one kind of module. All parts add up to the model's weights."""
+    """Bytes of weights in one kind of module. All kinds add up to the model's weights."""
 
     name: str
     num_bytes: int
@@ -649,7 +652,7 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryBreakdown(_Message, frozen=True, kw_only=True):
-    """Memory use in bytes by purpose. Used, cached and free KV bytes follow from the ledger."""
+    """Memory use in bytes by purpose. Used, cached and free KV bytes are derived from the ledger."""
 
     epoch: int
     time_ns: int
@@ -659,33 +662,33 @@ class MemoryBreakdown(_Message, frozen=True, kw_only=True):
     workspace_bytes: int = -1
     """Bytes of activations, graphs and buffers, if the allocator reports them; -1: unknown."""
     kv_resident_bytes: int = -1
-    """Part of `kv_bytes` that is mapped to physical memory now (allocator `virtual`); -1: not measured."""
+    """Part of `kv_bytes` that is currently mapped to physical memory (allocator `virtual`); -1: not measured."""
     step_bytes: int = -1
-    """Bytes reserved for the largest step (activations, logits, partial attention results); -1: nothing was planned."""
+    """Bytes reserved for the largest step (activations, logits, partial attention results); -1 if none were planned."""
     graphs_bytes: int = -1
-    """Bytes reserved for CUDA graphs and their inputs; 0: there are none."""
+    """Bytes reserved for CUDA graphs and their inputs; 0 without graphs; -1: unknown."""
     staging_bytes: int = -1
     """Bytes of the staging buffers for transfers of blocks to host memory."""
     modules: tuple[ModuleBytes, ...] = ()
     """`weights_bytes` by kind of module (embeddings, attention, MLP, ...); empty: unknown."""
     allocated_bytes: int = -1
-    """Bytes in tensors (`torch.cuda.memory_allocated`); -1: unavailable (CPU), as for the next three."""
+    """Bytes in tensors (`torch.cuda.memory_allocated`); -1 if unavailable (CPU), as for the next three."""
     reserved_bytes: int = -1
-    """Bytes that torch's allocator holds on the device: in tensors and cached."""
+    """Bytes that torch's allocator has reserved on the device, in tensors and cached."""
     split_bytes: int = -1
-    """Cached bytes in segments that are partly in use. They return to the device only when the whole segment is
-    free.
+    """Cached bytes in segments that are partly in use. They cannot be returned to the device before the whole segment
+    is free.
     """
     peak_bytes: int = -1
     """Peak of `allocated_bytes` since the engine began to serve."""
     context_bytes: int = -1
-    """Bytes that the process held outside torch's allocator when the engine began to serve (driver context, kernels,
-    libraries); -1: the driver did not report it.
+    """Bytes that the process used outside torch's allocator when the engine began to serve (driver context, kernels,
+    libraries); -1 if the driver did not report them.
     """
     ranks: tuple[RankMemory, ...] = ()
-    """Memory of each rank in order if there are several; all other fields are those of rank 0."""
+    """Memory of each rank, in order, if there are several. All other fields are those of rank 0."""
     host_weights_bytes: int = 0
-    """Bytes of weights that stay in host memory and are streamed to the device; not part of `weights_bytes`."""
+    """Bytes of weights that stay in host memory and are streamed to the device. Not part of `weights_bytes`."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):
@@ -702,25 +705,25 @@ class Progress(_Message, frozen=True, kw_only=True):
 
 
 class Goodbye(_Message, frozen=True, kw_only=True):
-    """Last message of an engine. `reason` is empty after a normal shutdown, otherwise one line with the error."""
+    """Last message of an engine. `reason` is empty after a normal shutdown, else one line with the error."""
 
     epoch: int
     reason: str = ""
 
 
 class Histogram(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Latencies as counts per interval; packed little-endian."""
+    """Latencies as counts per interval, packed little-endian."""
 
     kind: str
-    """"first_token", "inter_token" or "queued"; readers skip kinds that they do not know."""
+    """"first_token", "inter_token" or "queued". Readers skip other kinds."""
     bounds_ns: bytes = b""
     """Upper bounds of all intervals except the last, which is unbounded; ascending, u8 each."""
     counts: bytes = b""
-    """Number of latencies per interval since the previous reading, one entry more than `bounds_ns`; u8 each."""
+    """Number of latencies per interval since the previous reading, u8 each, with one entry more than `bounds_ns`."""
 
 
 class MetricFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A metric of another engine that kvscope displays unchanged, with the label from that engine's module."""
+    """Metric of another engine that kvscope displays unchanged, with a label from kvscope's module for that engine."""
 
     name: str
     """Label for users, such as "Sliding-window pool in use"."""
@@ -732,7 +735,7 @@ class MetricFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Reading(_Message, frozen=True, kw_only=True):
-    """Values from an engine's metrics page, sent if `Capabilities` has no `free_rows` or no `latencies`."""
+    """Values of an engine's metrics page. Sent if `Capabilities` lacks `free_rows` or `latencies`."""
 
     epoch: int
     time_ns: int
@@ -743,29 +746,31 @@ class Reading(_Message, frozen=True, kw_only=True):
 
 
 class Fingerprints(_Message, frozen=True, kw_only=True):
-    """Hashes of what a deterministic engine computed in a step: one per layer of each block that became full, and one
-    of the logits of each sampled token. They are comparable between two runs whatever their schedules were.
+    """Hashes of the results of a deterministic engine's step, which can be compared between runs with different
+    schedules.
+
+    There is one hash per layer of each block that became full, and one of the logits of each sampled token.
     """
 
     epoch: int
     step: int
     time_ns: int
     num_layers: int = 0
-    """Number of layers that keep keys and values."""
+    """Number of layers with keys and values."""
     number: RowNumbers = b""
-    """Number of the request of each block; u4 each. Blocks found in the prefix cache are not repeated."""
+    """Number of each block's request, u4 each. Blocks found in the prefix cache are not repeated."""
     place: RowCounts = b""
-    """Index of each block in its request's block table, from 0; u4 each."""
+    """Index of each block in its request's block table, from 0, u4 each."""
     digests: bytes = b""
-    """Hashes of each layer, block by block; u8 each: BLAKE2b of 8 bytes over the keys, then the values, slot by slot. 0
-    if the layer uses another layer's KV, or has freed the block.
+    """Hashes of each layer, block after block, u8 each: BLAKE2b of 8 bytes over the keys, then the values, slot after
+    slot. 0 if the layer uses another layer's KV, or has freed the block.
     """
     sampled_number: bytes = b""
-    """Number of the request of each sampled token; u4 each. Rejected speculative tokens are not included."""
+    """Number of each sampled token's request, u4 each. Rejected speculative tokens are not included."""
     sampled_place: bytes = b""
-    """Number of output tokens of the request before each sampled token; u4 each."""
+    """Number of output tokens of the request before each sampled token, u4 each."""
     logit_sums: bytes = b""
-    """Sum modulo 2^64 of the bit patterns of each token's logits as integers; u8 each."""
+    """Sum modulo 2^64 of the bit patterns of each token's logits as integers, u8 each."""
 
 
 TelemetryMessage: TypeAlias = (

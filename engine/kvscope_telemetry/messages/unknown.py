@@ -1,8 +1,8 @@
-"""Handles values that a later version sends and this version does not know.
+"""Handles values of later versions that this version does not have.
 
 An event of an unknown kind is removed from its frame, an unknown state or tier becomes `UNKNOWN`, and any other unknown
-string is left for views to show unchanged. All of these are counted. Messages that contain only known values pass
-unchanged, without a copy. Must not depend on sockets; invalid messages are handled by `validity`.
+string is left for views to show unchanged. All of these are counted. Messages with only known values are returned
+unchanged, without a copy. Must not depend on sockets. `validity` handles invalid messages.
 """
 
 from __future__ import annotations
@@ -27,46 +27,45 @@ class Unknowns:
     """Counts of skipped or replaced values. Not thread-safe."""
 
     messages: int = 0
-    """Number of messages of an unknown kind, which are skipped."""
+    """Number of skipped messages of unknown kinds."""
     events: int = 0
-    """Number of events of an unknown kind, which are removed from their frames."""
+    """Number of events of unknown kinds, which were removed from their frames."""
     values: int = 0
     """Number of occurrences of unknown states, tiers and strings."""
 
     @property
     def num_skipped(self) -> int:
-        """Number of messages and events that are not shown at all."""
         return self.messages + self.events
 
 
-class _Known:
+class _EnumColumn:
     """Finds and replaces unknown values in packed u1 columns of an enum."""
 
-    def __init__(self, named: type[BlockState] | type[Tier] | type[RequestState]) -> None:
-        self._accepted = bytes(named)
-        self._table = bytes(value if value in self._accepted else named.UNKNOWN for value in range(256))
+    def __init__(self, enum: type[BlockState] | type[Tier] | type[RequestState]) -> None:
+        self._accepted = bytes(enum)
+        self._table = bytes(value if value in self._accepted else enum.UNKNOWN for value in range(256))
 
-    def count_others(self, column: bytes) -> int:
+    def count_unknown(self, column: bytes) -> int:
         return len(column.translate(None, self._accepted))
 
-    def named(self, column: bytes) -> bytes:
+    def replace_unknown(self, column: bytes) -> bytes:
         return column.translate(self._table)
 
 
-_BLOCK_STATES: Final = _Known(BlockState)
-_TIERS: Final = _Known(Tier)
-_REQUEST_STATES: Final = _Known(RequestState)
+_BLOCK_STATES: Final = _EnumColumn(BlockState)
+_TIERS: Final = _EnumColumn(Tier)
+_REQUEST_STATES: Final = _EnumColumn(RequestState)
 
 
 def known_telemetry(message: TelemetryMessage, unknowns: Unknowns) -> TelemetryMessage:
-    """Return `message` without what this version does not know."""
+    """Return `message` without unknown values, which are counted in `unknowns`."""
     if isinstance(message, Frame):
         return _known_frame(message, unknowns)
     return known_snapshot(message, unknowns) if isinstance(message, Snapshot) else message
 
 
 def known_reply(reply: Reply, unknowns: Unknowns) -> Reply:
-    """Return `reply` without what this version does not know. An unknown finish reason or phase is counted and kept."""
+    """Return `reply` without unknown values, which are counted. An unknown finish reason or phase is kept."""
     if isinstance(reply, Snapshot):
         return known_snapshot(reply, unknowns)
     if isinstance(reply, Finished):
@@ -95,16 +94,16 @@ def _known_frame(frame: Frame, unknowns: Unknowns) -> Frame:
 
 
 def _known_blocks(rows: BlockRows, unknowns: Unknowns) -> BlockRows:
-    states, tiers = _BLOCK_STATES.count_others(rows.state), _TIERS.count_others(rows.tier)
+    states, tiers = _BLOCK_STATES.count_unknown(rows.state), _TIERS.count_unknown(rows.tier)
     if not states and not tiers:
         return rows
     unknowns.values += states + tiers
-    return replace(rows, state=_BLOCK_STATES.named(rows.state), tier=_TIERS.named(rows.tier))
+    return replace(rows, state=_BLOCK_STATES.replace_unknown(rows.state), tier=_TIERS.replace_unknown(rows.tier))
 
 
 def _known_requests(rows: RequestRows, unknowns: Unknowns) -> RequestRows:
-    others = _REQUEST_STATES.count_others(rows.state)
+    others = _REQUEST_STATES.count_unknown(rows.state)
     if not others:
         return rows
     unknowns.values += others
-    return replace(rows, state=_REQUEST_STATES.named(rows.state))
+    return replace(rows, state=_REQUEST_STATES.replace_unknown(rows.state))

@@ -1,8 +1,8 @@
 """Checks of decoded telemetry messages that types alone cannot express.
 
-Owns the checks for packed columns of equal length, values within their ranges, and numbers that fit the mirror's
-columns. Must not depend on sockets or on the state so far: whether a block id exists is checked by the mirror. Every
-check raises ProtocolError with one line.
+Checks that packed columns have equal lengths, values are in range, and numbers fit the mirror's columns. Must not
+depend on sockets or on earlier messages: the mirror checks whether a block id exists. All checks raise ProtocolError
+with one line.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from kvscope_telemetry.messages.telemetry import (
 )
 
 MAX_BLOCKS: Final = 64 << 20
-"""Larger counts are treated as errors."""
+"""Maximum number of blocks; larger numbers are treated as errors."""
 MAX_BLOCK_SIZE: Final = (1 << 16) - 1  # the ledger counts filled slots in a u16
 MAX_GROUPS: Final = 256
-"""Number of values of the ledger's `group` column, a u8."""
+"""Maximum number of KV groups, limited by the ledger's `group` column, a u8."""
 MAX_U32: Final = (1 << 32) - 1
 MAX_I64: Final = (1 << 63) - 1
 MAX_TIME_NS: Final = 1 << 62
-"""146 years: the sum of two times still fits an i64."""
+"""Maximum time, 146 years: the sum of two times still fits an i64."""
 MAX_SPAN_NS: Final = 366 * 86_400_000_000_000
-"""Longest accepted duration: a year, because measured durations include the time for which a process is suspended."""
+"""Maximum duration. It is a year, because measured durations include the time for which a process is suspended."""
 MAX_AHEAD_NS: Final = 86_400_000_000_000
-"""Largest accepted time, in nanoseconds, from a frame to one of its events: one day."""
+"""Maximum time from a frame to one of its events: one day."""
 
 _ID_BYTES: Final = 4
 _COLUMN_BYTES: Final = tuple(COLUMNS[name].itemsize for name in DENSE)
@@ -104,10 +104,9 @@ def _check_fingerprints(message: Fingerprints) -> None:
 
 
 def check_frame(frame: Frame) -> None:
-    """Raise ProtocolError unless the frame is consistent in itself."""
     batch = frame.batch
-    place = (frame.seq - 1, frame.epoch, frame.step, frame.time_ns)
-    _counts("Frame", place + astuple(frame.counters))
+    position = (frame.seq - 1, frame.epoch, frame.step, frame.time_ns)
+    _counts("Frame", position + astuple(frame.counters))
     _counts("Frame", (batch.num_prefill_tokens, batch.num_decode_tokens), MAX_U32)
     _counts("Frame", (frame.time_ns,), MAX_TIME_NS)
     _counts("Timings", astuple(frame.timings), MAX_SPAN_NS)
@@ -135,9 +134,7 @@ def check_delta_checkpoint(checkpoint: DeltaCheckpoint) -> None:
 
 
 def check_reading(reading: Reading) -> None:
-    """Raise ProtocolError unless all figures are finite, and each histogram has ascending bounds and one more count
-    than bounds.
-    """
+    """Raise ProtocolError unless all figures are finite, and each histogram has ascending bounds and one more count."""
     _counts("Reading", (reading.epoch,))
     _counts("Reading", (reading.time_ns,), MAX_TIME_NS)
     if not all(isfinite(figure.value) for figure in reading.figures):
@@ -151,16 +148,16 @@ def check_reading(reading: Reading) -> None:
 
 
 def check_hello(hello: Hello) -> None:
-    """Raise ProtocolError for a protocol version or pool that this version cannot mirror."""
+    """Raise ProtocolError for a protocol version or a pool that this version cannot mirror."""
     if not 1 <= hello.protocol_version <= PROTOCOL_VERSION:
         raise ProtocolError(
             f"the engine speaks protocol {hello.protocol_version}, this version up to {PROTOCOL_VERSION}"
         )
     if not 1 <= hello.cache.num_blocks <= MAX_BLOCKS:
         raise ProtocolError(f"Hello: num_blocks={hello.cache.num_blocks} is not from 1 to {MAX_BLOCKS}")
-    lower = (hello.cache.num_host_blocks, hello.cache.num_disk_blocks)
-    if min(lower) < 0 or max(lower) > MAX_BLOCKS:
-        raise ProtocolError(f"Hello: {lower} places in host memory and on disk are not from 0 to {MAX_BLOCKS}")
+    lower_tiers = (hello.cache.num_host_blocks, hello.cache.num_disk_blocks)
+    if min(lower_tiers) < 0 or max(lower_tiers) > MAX_BLOCKS:
+        raise ProtocolError(f"Hello: {lower_tiers} places in host memory and on disk are not from 0 to {MAX_BLOCKS}")
     states = (hello.cache.num_states, hello.cache.num_host_states)
     if min(states) < 0 or max(states) > MAX_BLOCKS:
         raise ProtocolError(
@@ -180,9 +177,9 @@ def check_hello(hello: Hello) -> None:
 
 
 def check_snapshot(snapshot: Snapshot) -> None:
-    """Raise ProtocolError unless the snapshot has every row of the pool and complete requests.
+    """Raise ProtocolError unless the snapshot has all rows of the pool and complete requests.
 
-    More rows than the hello declares are accepted: they belong to a tier introduced by a later version.
+    More rows than declared in the hello are accepted: they belong to a tier introduced by a later version.
     """
     check_hello(snapshot.hello)
     _counts("Snapshot", (snapshot.seq, snapshot.step, *astuple(snapshot.counters)))
@@ -199,8 +196,8 @@ def check_snapshot(snapshot: Snapshot) -> None:
 
 def check_stop(stop: Stop) -> None:
     """Raise ProtocolError unless `stop` ends after it began, or has not ended."""
-    is_over = stop.begin_ns < stop.end_ns <= MAX_I64
-    if stop.begin_ns < 0 or not (is_over or (stop.end_ns == 0 and stop.begin_ns <= MAX_I64)):
+    has_ended = stop.begin_ns < stop.end_ns <= MAX_I64
+    if stop.begin_ns < 0 or not (has_ended or (stop.end_ns == 0 and stop.begin_ns <= MAX_I64)):
         raise ProtocolError(
             f"Stop: begin_ns {stop.begin_ns} and end_ns {stop.end_ns} are invalid: the end must be 0 or after the"
             " begin, both from 0 to 2^63 - 1"

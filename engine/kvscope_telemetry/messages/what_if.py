@@ -21,19 +21,16 @@ from kvscope_telemetry.messages.telemetry import KVGroup
 MAX_REQUESTS: Final = 100_000
 MAX_LINE_BYTES: Final = 8 << 20
 MAX_SLOTS: Final = 1 << 25
-"""Maximum number of token slots in the pool: the simulations of two million blocks of 16 take some hundred
-megabytes.
+"""Maximum number of token slots in the pool. Simulating two million blocks of 16 tokens takes some hundred megabytes.
 """
 MAX_CELLS: Final = 2000
-"""Maximum number of cells in a map."""
 PAGE_BYTES: Final = 2 << 20
 """CUDA's physical page size: the allocator `virtual` maps one page at a time in each layer's tensor."""
 HOST_PAGE_BYTES: Final = 4 << 10
 """Page size of the allocator `virtual` on a CPU."""
 
 NOT_FREED: Final = "without freeing"
-"""Name of the scenario in which sliding-window and chunked layers free no blocks, so that all layers keep all
-tokens.
+"""Name of the scenario in which sliding-window and chunked layers free no blocks, so that all layers keep all tokens.
 """
 EXPANDED: Final = "with MLA expanded"
 """Name of the scenario in which keys and values are stored per head instead of latents (MLA)."""
@@ -44,23 +41,23 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 
 
 class MapKind(IntEnum):
-    """State of the token slots in one cell of a map; the values are the bytes of `PolicyUse.cells`."""
+    """State of the token slots in one cell of a map. The values are the bytes of `PolicyUse.cells`."""
 
     FREE = 0
     USED = 1
-    """Slots that hold a token."""
+    """Slots with a token."""
     RESERVED = 2
-    """Slots that are held and empty, and that a later token of the request may fill."""
+    """Empty slots of a request that a later token of the request may fill."""
     INTERNAL = 3
-    """Slots that are held and will never be used."""
+    """Empty slots of a request that will never be used."""
     ROUNDING = 4
-    """Slots held because the allocator rounds up to powers of two, or at the end of the memory, where no block fits."""
+    """Slots lost because the allocator rounds up to powers of two, or at the end of the memory, where no block fits."""
     UNREAD = 5
-    """Slots that hold a token that no later token reads: it is outside the sliding window or before the chunk."""
+    """Slots with a token that no later token reads, because it is outside the sliding window or before the chunk."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engine's KV memory and its model. 0 means unknown."""
+    """The engine's KV memory and its model. 0: unknown."""
 
     num_blocks: Count
     """Number of blocks that requests can use."""
@@ -69,9 +66,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_layers: CountOrUnknown = 0
     max_model_len: Tokens = 0
     allocator: str = "paged"
-    """The engine's allocator."""
     page_bytes: CountOrUnknown = PAGE_BYTES
-    """Size of the pages that the allocator `virtual` would map on this device."""
+    """Size of the pages that the allocator `virtual` maps on this device."""
     groups: tuple[KVGroup, ...] = ()
     """KV groups as in the engine's `Hello`."""
 
@@ -82,7 +78,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Running(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A request that holds blocks: `[number, num_tokens, max_tokens, num_prompt_tokens]`; the last may be omitted."""
+    """A request with blocks: `[number, num_tokens, max_tokens, num_prompt_tokens]`. The last may be omitted."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
     num_tokens: Tokens
@@ -100,12 +96,12 @@ class WhatIfLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory use under one policy. Counts are token slots; the seven after `num_slots` add up to it."""
+    """Memory use under one policy. Counts are token slots. The seven counts after `num_slots` add up to it."""
 
     allocator: str
     block_size: int
-    """Tokens per block. For `virtual`, the tokens whose KV of one layer fills a physical page, or several pages if a
-    block is larger.
+    """Tokens per block. For `virtual`, the tokens that fill a physical page of one layer with their KV, or several
+    pages if a block is larger.
     """
     is_current: bool
     """Whether the engine uses exactly this policy."""
@@ -115,9 +111,9 @@ class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
     slot_bytes: float = 0.0
     """Bytes per slot, summed over all layers that share a block table; 0: unknown."""
     num_used: int = 0
-    """Slots that hold a token that will be read."""
+    """Slots with a token that will be read."""
     num_unread: int = 0
-    """Slots that hold a token that no later token reads, although other tokens of the block may be read."""
+    """Slots with a token that no later token reads, although other tokens of the block may be read."""
     num_reserved: int = 0
     num_internal: int = 0
     num_rounding: int = 0
@@ -126,31 +122,31 @@ class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
     num_outside: int = 0
     """Slots at the end of the memory, too few for a block."""
     external_fragmentation: float = 0.0
-    """1 - largest free run / free slots."""
+    """1 - largest consecutive free range / free slots."""
     wasted_bytes: int = 0
     wasted_share: float = 0.0
-    """Share of the held slots that is wasted, 0 to 1."""
+    """Share of the requests' slots that is wasted, 0 to 1."""
     num_placed: int = 0
     num_waiting: int = 0
     """Number of requests that do not fit."""
     num_fitting: int = 0
-    """Number of requests of the average size of the placed ones that would fill the memory; 0: none is placed."""
+    """Number of requests of the average size of the placed ones that would fill the memory; 0 if none is placed."""
     num_preempted: int = 0
     """Number of preemptions since the setup, because an older request grew or the request itself could not grow."""
     cells: bytes = b""
-    """One `MapKind` per cell, in the order of addresses (base64 in JSON)."""
+    """One `MapKind` per cell, in order of address (base64 in JSON)."""
     slots_per_cell: int = 1
     refused: str = ""
-    """Why the policy cannot run in this memory; all other results are then unset."""
+    """Reason for which the policy cannot run in this memory; all other results are then unset. Empty if it can."""
 
     @property
     def num_held(self) -> int:
-        """Number of slots that requests hold, with or without a token."""
+        """Number of slots in the requests' blocks, with or without a token."""
         return self.num_used + self.num_wasted
 
     @property
     def num_wasted(self) -> int:
-        """Number of held slots that are empty, or whose token is no longer read."""
+        """Number of slots in the requests' blocks that are empty, or whose token is no longer read."""
         return self.num_unread + self.num_reserved + self.num_internal + self.num_rounding
 
 

@@ -1,8 +1,8 @@
-"""Encoding and decoding of messages: one encoder, and one typed decoder per socket and direction.
+"""Encoding and decoding of messages, with one encoder, and one typed decoder per socket and direction.
 
-Every error in received bytes is raised as ProtocolError with one line; msgspec's three kinds of exceptions
-(DecodeError, UnicodeDecodeError, RecursionError) do not leave this module. Values that a later version added are
-dropped and counted. Nothing is unpickled. Must not depend on sockets.
+All errors in received bytes are raised as ProtocolError with one line; msgspec's three kinds of exceptions
+(DecodeError, UnicodeDecodeError, RecursionError) do not leave this module. Values of later versions are dropped and
+counted. Nothing is unpickled. Must not depend on sockets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Tag(msgspec.Struct):
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that identify a command; all others are skipped without validation."""
+    """Fields that identify a command. All others are skipped without validation."""
 
     type: Annotated[str, msgspec.Meta(max_length=64)] = ""
     request_id: RequestId = "-"
@@ -50,7 +50,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _TELEMETRY: Final[msgspec.msgpack.Decoder[TelemetryMessage]] = msgspec.msgpack.Decoder(TelemetryMessage)
 _COMMAND: Final[msgspec.msgpack.Decoder[Command]] = msgspec.msgpack.Decoder(Command)
 _REPLY: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)
-_IN_PIECES: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(
+_PARTIAL_SNAPSHOT: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(
     msgspec.defstruct(
         Snapshot.__name__,
         [
@@ -75,18 +75,17 @@ def encode(message: TelemetryMessage | Command | Reply) -> bytes:
 
 
 def decode_telemetry(data: bytes, unknowns: Unknowns | None = None) -> TelemetryMessage:
-    """Return a checked message of the telemetry socket, restricted to values that this version knows.
+    """Return a checked message of the telemetry socket without unknown values, which are counted in `unknowns`.
 
-    Values that it does not know are counted in `unknowns`. Raises ProtocolError; UnknownMessage for an unknown kind of
-    message.
+    Raises ProtocolError; UnknownMessage for an unknown kind of message.
     """
     unknowns = Unknowns() if unknowns is None else unknowns
     return accepted(_decode(_TELEMETRY.decode, data, MAX_MESSAGE_BYTES, "telemetry message", unknowns), unknowns)
 
 
 def decode_accepted(data: bytes) -> TelemetryMessage:
-    """Return a message that another of our processes has already checked with `decode_telemetry`. It is not checked
-    again.
+    """Return a message without checking it, because another process of kvscope has checked it with
+    `decode_telemetry`.
     """
     return known_telemetry(
         _decode(_TELEMETRY.decode, data, MAX_MESSAGE_BYTES, "telemetry message", Unknowns()), Unknowns()
@@ -94,7 +93,7 @@ def decode_accepted(data: bytes) -> TelemetryMessage:
 
 
 def accepted(message: TelemetryMessage, unknowns: Unknowns) -> TelemetryMessage:
-    """Return `message`, checked and restricted to values that this version knows. Raises ProtocolError."""
+    """Return `message`, checked and without unknown values. Raises ProtocolError."""
     known = known_telemetry(message, unknowns)
     validity.check(known)
     return known
@@ -106,7 +105,7 @@ def decode_command(data: bytes) -> Command:
 
 
 def decode_reply(data: bytes, unknowns: Unknowns | None = None) -> Reply:
-    """Return a checked reply of the engine; `unknowns` and errors are as in `decode_telemetry`."""
+    """Return a checked reply of the engine. `unknowns` and errors are as in `decode_telemetry`."""
     unknowns = Unknowns() if unknowns is None else unknowns
     is_large = len(data) >= _LARGE_BYTES and tag_of(data) == Snapshot.__name__
     decode: Callable[[bytes], Reply] = _snapshot_by_columns if is_large else _REPLY.decode
@@ -122,9 +121,9 @@ def decode_reply(data: bytes, unknowns: Unknowns | None = None) -> Reply:
 
 
 def answer_unreadable(data: bytes, reason: str) -> Refused | Failed:
-    """Return the reply to a command that cannot be decoded, so that its sender does not wait in vain.
+    """Return the reply to a command that cannot be decoded, so that its sender need not wait for a timeout.
 
-    `Refused` with the request id of a `Submit`, otherwise `Failed` with the command's tag, if it has one.
+    The reply is `Refused` with the request id of a `Submit`, else `Failed` with the command's tag, if it has one.
     """
     try:
         head = _HEAD.decode(data[: MAX_COMMAND_BYTES + 1])
@@ -136,7 +135,7 @@ def answer_unreadable(data: bytes, reason: str) -> Refused | Failed:
 
 
 def tag_of(data: bytes) -> str:
-    """Return the message type that `data` declares; "" if it has none."""
+    """Return the message type that `data` declares; empty if it declares none."""
     try:
         return _TAG.decode(data).type
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError):
@@ -144,8 +143,8 @@ def tag_of(data: bytes) -> str:
 
 
 def _snapshot_by_columns(data: bytes) -> Snapshot:
-    """Decode a snapshot column by column: decoding a large pool in one call would block all other threads (GIL)."""
-    parts = _IN_PIECES.decode(data)
+    """Decode a snapshot one column at a time. Decoding a large pool in one call would block all other threads (GIL)."""
+    parts = _PARTIAL_SNAPSHOT.decode(data)
     views = _VIEWS.decode(parts.blocks)
     blocks = BlockRows(**{f.name: bytes(views[f.encode_name]) for f in fields(BlockRows) if f.encode_name in views})
     others = {f.name: getattr(parts, f.name) for f in fields(Snapshot) if f.name != "blocks"}
@@ -153,22 +152,22 @@ def _snapshot_by_columns(data: bytes) -> Snapshot:
 
 
 def _decode(
-    decode: Callable[[bytes], _Message], data: bytes, max_bytes: int, what: str, unknowns: Unknowns
+    decode: Callable[[bytes], _Message], data: bytes, max_bytes: int, noun: str, unknowns: Unknowns
 ) -> _Message:
     if len(data) > max_bytes:
-        raise ProtocolError(f"a {what} of {len(data)} bytes is refused: at most {max_bytes} are accepted")
+        raise ProtocolError(f"a {noun} of {len(data)} bytes is refused: at most {max_bytes} are accepted")
     try:
         return decode(data)
     except UnicodeDecodeError as error:
-        raise ProtocolError(f"a {what} with text that is not UTF-8: {error.reason}") from error
+        raise ProtocolError(f"a {noun} with text that is not UTF-8: {error.reason}") from error
     except RecursionError as error:
-        raise ProtocolError(f"a {what} nested too deeply") from error
+        raise ProtocolError(f"a {noun} nested too deeply") from error
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
         tag = tag_of(data)
         if tag and tag not in _TAGS:
             unknowns.messages += 1
-            raise UnknownMessage(f"a {what} {_shortened(tag)!r} is unknown to this version") from None
-        raise ProtocolError(f"a {what} that cannot be read: {_one_line(error)}") from error
+            raise UnknownMessage(f"a {noun} {_shortened(tag)!r} is unknown to this version") from None
+        raise ProtocolError(f"a {noun} that cannot be read: {_one_line(error)}") from error
 
 
 def _shortened(tag: str) -> str:

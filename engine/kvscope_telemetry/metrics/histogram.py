@@ -23,7 +23,6 @@ REQUEST_S: Final = (
     *(1920.0, 7680.0),
 )
 STEP_TOKENS: Final = (1.0, *(float(8 << power) for power in range(12)))
-"""1, then powers of two from 8 to 16384."""
 MAX_DECADES: Final = 12
 
 
@@ -55,6 +54,5 @@ class PrometheusHistogram:
             self.sum += float(values.sum())
 
     def cumulative(self) -> list[int]:
-        """Return the cumulative count for each bound, and the total count."""
         totals: list[int] = self._counts.cumsum().tolist()
         return totals

@@ -28,7 +28,7 @@ from kvscope_telemetry.sources.live_source import LiveSource
 
 UPDATE_INTERVAL_S: Final = 0.5
 """Interval of updates of the mirror, so that they do not accumulate until a scrape."""
-NAP_S: Final = 0.1
+READER_SLEEP_S: Final = 0.1
 """Sleep of the reading thread after each pass: scrapes do not need lower latency, and large batches of frames cost the
 least.
 """
@@ -61,11 +61,11 @@ class MetricsPage:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; called by prometheus_client on any thread."""
-        look = self._watch.scrape()
-        yield from own_families.connection_metrics(Maker({}, self._watch.began_s), look.status, is_up=look.is_up)
+        scrape = self._watch.scrape()
+        yield from own_families.connection_metrics(Maker({}, self._watch.began_s), scrape.status, is_up=scrape.is_up)
         sink = self._watch.sink
         with sink.lock:
-            families = [] if sink.tally is None else list(self._families(sink.tally, look))
+            families = [] if sink.tally is None else list(self._families(sink.tally, scrape))
         yield from families
 
     def describe(self) -> list[Metric]:
@@ -89,24 +89,24 @@ class MetricsPage:
     def close(self) -> None:
         self._watch.close()
 
-    def _families(self, tally: Tally, look: Scrape) -> Iterator[Metric]:
+    def _families(self, tally: Tally, scrape: Scrape) -> Iterator[Metric]:
         labels = {"model_name": self._served_name or tally.hello.model.name, "engine": ENGINE}
         make = Maker(labels, tally.began_s)
-        is_there = look.pool is not None and look.pool.epoch == tally.hello.epoch
+        is_current = scrape.pool is not None and scrape.pool.epoch == tally.hello.epoch
         if self._with_vllm_names:
             yield from vllm_families.counters_and_histograms(make, tally)
-            if look.pool is not None and is_there:
-                yield from vllm_families.gauges(make, tally, look.pool)
+            if scrape.pool is not None and is_current:
+                yield from vllm_families.gauges(make, tally, scrape.pool)
         yield from own_families.counters(make, tally)
-        if look.pool is not None and is_there:
-            yield from own_families.gauges(make, tally, look.pool)
+        if scrape.pool is not None and is_current:
+            yield from own_families.gauges(make, tally, scrape.pool)
 
 
 # Watching an engine: one thread receives telemetry, one updates the mirror; a scrape reads the latest state.
 #
 # `EngineWatch` owns the source, the mirror and the tally, and the locks between these threads and those that scrape.
 class TallySink:
-    """Receives everything that the source accepts, in order, and keeps the tally of the newest epoch."""
+    """Receives every message that the source accepts, in order, and keeps the tally of the newest epoch."""
 
     failure = ""
 
@@ -116,10 +116,9 @@ class TallySink:
         self.tally: Tally | None = None
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """Update the tally. Called on the reading thread."""
         with self.lock:
             if isinstance(message, Snapshot):
-                self._take_snapshot(message)
+                self._apply_snapshot(message)
             elif self.tally is None or getattr(message, "epoch", None) != self.tally.hello.epoch:
                 pass  # of an epoch without a snapshot
             elif isinstance(message, Frame):
@@ -130,7 +129,7 @@ class TallySink:
                 self.tally.sample = message
         return True
 
-    def _take_snapshot(self, snapshot: Snapshot) -> None:
+    def _apply_snapshot(self, snapshot: Snapshot) -> None:
         if self.tally is None or self.tally.hello.epoch != snapshot.hello.epoch:
             self.tally = Tally(snapshot, time.time())
         else:
@@ -139,11 +138,9 @@ class TallySink:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """State at the time of a scrape."""
-
     status: SourceStatus
     pool: PoolFigures | None
-    """None while the engine is away or before its first snapshot."""
+    """Figures of the pool; None while the engine is away or before its first snapshot."""
 
     @property
     def is_up(self) -> bool:
@@ -160,20 +157,18 @@ class EngineWatch:
         self.began_s = time.time()
         self._mirror_lock = threading.Lock()
         self._closing = threading.Event()
-        self._source = LiveSource(endpoint, key=key, sink=self.sink, nap_s=NAP_S)
+        self._source = LiveSource(endpoint, key=key, sink=self.sink, nap_s=READER_SLEEP_S)
         self._thread = threading.Thread(target=self._run, name="kvscope-metrics", daemon=True)
         self._thread.start()
 
     def scrape(self) -> Scrape:
-        """Return the current state. Thread-safe."""
         with self._mirror_lock:
-            self._take()
+            self._update_mirror()
             status, mirror = self._source.status, self._source.mirror
             is_known = status.state in UP and mirror.hello is not None
             return Scrape(status, pool_figures(mirror) if is_known else None)
 
     def close(self) -> None:
-        """End both threads. Idempotent."""
         self._closing.set()
         self._thread.join()
         self._source.close()
@@ -181,8 +176,8 @@ class EngineWatch:
     def _run(self) -> None:
         while not self._closing.wait(UPDATE_INTERVAL_S):
             with self._mirror_lock:
-                self._take()
+                self._update_mirror()
 
-    def _take(self) -> None:
+    def _update_mirror(self) -> None:
         while self._source.update_mirror() is not None:
             pass

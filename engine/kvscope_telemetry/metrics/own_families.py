@@ -108,8 +108,8 @@ def _by_tier(pool: PoolFigures, field: str) -> list[tuple[Labels, float]]:
 
 def _groups(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
     labels = [{"group": str(at), "kind": group.kind} for at, group in enumerate(tally.hello.cache.groups)]
-    for place, name, text in ((0, "used", "held by requests"), (1, "cached", "cached and held by no request")):
-        samples = [(each, float(counts[place])) for each, counts in zip(labels, pool.groups, strict=True)]
+    for index, name, text in ((0, "used", "held by requests"), (1, "cached", "cached and held by no request")):
+        samples = [(each, float(counts[index])) for each, counts in zip(labels, pool.groups, strict=True)]
         yield make.gauge(f"kvscope_num_{name}_blocks_of_group", f"Blocks of a KV group {text}.", *samples)
 
 
@@ -133,7 +133,6 @@ def _memory(memory: MemoryBreakdown) -> list[tuple[Labels, float]]:
 
 
 def _device(make: Maker, sample: DeviceSample) -> Iterator[Metric]:
-    """Yield only known values: unknown ones are -1 and have no sample."""
     parts = {"total": sample.memory_total_bytes, "used": sample.memory_used_bytes, "process": sample.process_bytes}
     known: list[tuple[Labels, float]] = [({"part": part}, value) for part, value in parts.items() if value >= 0]
     if known:

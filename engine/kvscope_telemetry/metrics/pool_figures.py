@@ -29,11 +29,8 @@ class TierFigures:
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """Numbers of blocks of an engine at one time."""
-
     epoch: int
     tiers: tuple[TierFigures, ...]
-    """Figures by tier; the pool (HBM) is first."""
     slots: PoolUse
     num_pinned: int
     groups: tuple[tuple[int, int], ...] = ()
@@ -49,7 +46,6 @@ class PoolFigures:
 
 
 def pool_figures(mirror: Mirror) -> PoolFigures:
-    """Return the figures of `mirror`, which must have a snapshot."""
     assert mirror.hello is not None, "an engine was heard of"
     cache = mirror.hello.cache
     rows = cache.rows_by_tier.present
@@ -61,7 +57,7 @@ def pool_figures(mirror: Mirror) -> PoolFigures:
         num_cached=mirror.num_cached,
         num_free=mirror.num_room,
     )
-    tiers = [pool, *(_other(mirror, tier, part) for tier, part in rows.items() if tier is not Tier.HBM)]
+    tiers = [pool, *(_lower_tier(mirror, tier, part) for tier, part in rows.items() if tier is not Tier.HBM)]
     return PoolFigures(
         epoch=mirror.hello.epoch,
         tiers=tuple(tiers),
@@ -71,7 +67,7 @@ def pool_figures(mirror: Mirror) -> PoolFigures:
     )
 
 
-def _other(mirror: Mirror, tier: Tier, rows: range) -> TierFigures:
+def _lower_tier(mirror: Mirror, tier: Tier, rows: range) -> TierFigures:
     num_blocks = len(rows)
     used, cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
     return TierFigures(

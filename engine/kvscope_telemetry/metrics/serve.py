@@ -19,11 +19,12 @@ from kvscope_telemetry.metrics.metrics_page import PATH, MetricsPage
 from kvscope_telemetry.printable import print_line
 
 _SILENCE_S: Final = 30.0
-"""Timeout of an idle connection."""
 
 
 class MetricsServer:
-    """Serves the metrics of the engine at `endpoint` at `listen` (HOST:PORT). Raises BadInput for either."""
+    """Serves the metrics of the engine at `endpoint` at the address `listen` (HOST:PORT). Raises BadInput if either is
+    not accepted.
+    """
 
     def __init__(self, endpoint: str, listen: str, *, key: Path | None = None) -> None:
         host, port = _parsed(listen)
@@ -58,7 +59,6 @@ class MetricsServer:
         return f"http://{host!s}:{port}{PATH}"
 
     def serve(self) -> None:
-        """Serve until `close` is called on another thread."""
         self._server.serve_forever()
 
     def close(self) -> None:
@@ -75,7 +75,6 @@ def _parsed(listen: str) -> tuple[str, int]:
 
 
 def main() -> int:
-    """Run the server. Returns 0, or 1 after printing why it could not start."""
     os.nice(10)
     try:
         server = MetricsServer(*sys.argv[1:3])

@@ -61,13 +61,12 @@ class Tally:
         self.counters = Counters()
         self.num_steps = 0
         self.step_ns = dict.fromkeys(("schedule", "run", "commit", "record"), 0)
-        """Total time of each part of the steps."""
         self.ends = ByCause(FINISH_REASONS)
         self.preemptions = ByCause(PREEMPTION_CAUSES)
         self.histograms = Histograms(snapshot.hello.model.max_model_len)
         self.memory: MemoryBreakdown | None = None
         self.sample: DeviceSample | None = None
-        self._histories = Lives(self.histograms)
+        self._histories = UnfinishedRequests(self.histograms)
         self.snapshot(snapshot)
 
     @property
@@ -76,7 +75,7 @@ class Tally:
         return self.hello.wall_time_ns / 1e9
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Process the first snapshot, or one after a gap."""
+        """Process the first snapshot of the epoch, or one after lost frames."""
         self._count(snapshot.counters, (), snapshot.step)
         self._histories.snapshot(snapshot)
 
@@ -94,19 +93,19 @@ class Tally:
 
     def _count(self, counters: Counters, events: Iterable[Event], step: int) -> None:
         self.counters, self.num_steps = counters, max(self.num_steps, step)
-        ends = [_reason(event) for event in events if event.kind in ("finished", "aborted")]
+        ends = [_finish_reason(event) for event in events if event.kind in ("finished", "aborted")]
         self.ends.add(ends, counters.finished + counters.aborted)
-        preempted = [_how(event) for event in events if event.kind == "preempted"]
+        preempted = [_preemption_mode(event) for event in events if event.kind == "preempted"]
         self.preemptions.add(preempted, counters.preemptions)
 
 
-def _reason(event: Event) -> str:
+def _finish_reason(event: Event) -> str:
     if event.kind == "aborted":
         return "abort"
     return event.data.finish_reason if event.data is not None else UNKNOWN
 
 
-def _how(event: Event) -> str:
+def _preemption_mode(event: Event) -> str:
     if event.data is None:
         return UNKNOWN
     return "swap" if event.data.is_swapped else "recompute"
@@ -119,8 +118,9 @@ def _seconds(packed_ns: bytes) -> npt.NDArray[np.float64]:
 
 # Times of unfinished requests, which are added to histograms when a request ends.
 #
-# `Lives` owns the times of arrival, start and first token, on the engine's clock. A time that was not observed (because
-# the request was older than the connection, or because of a gap) is left out of the histograms, never estimated.
+# `UnfinishedRequests` owns the times of arrival, start and first token, on the engine's clock. A time that was not
+# observed (because the request was older than the connection, or because of a gap) is left out of the histograms, never
+# estimated.
 class Histograms:
     """All histograms of an epoch, with vLLM's names. `max_model_len` bounds lengths."""
 
@@ -147,44 +147,46 @@ class _RequestHistory:
 
 
 @dataclass(slots=True)
-class Lives:
-    """Histories of unfinished requests. Must be fed every snapshot and frame of one epoch, in order."""
+class UnfinishedRequests:
+    """Arrival, start and first token of unfinished requests. Must be fed every snapshot and frame of one epoch, in
+    order.
+    """
 
     histograms: Histograms
-    _there: dict[int, _RequestHistory] = field(default_factory=dict)
+    _requests: dict[int, _RequestHistory] = field(default_factory=dict)
     _first_tokens: FirstTokens = field(default_factory=FirstTokens)
     _running: RunningTime = field(default_factory=RunningTime)
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Reset to the requests of `snapshot`. After a gap, first tokens may have been missed."""
-        known = self._there
-        self._there = {info.number: known.get(info.number) or self._history(info) for info in snapshot.requests_info}
+        known = self._requests
+        self._requests = {info.number: known.get(info.number) or self._history(info) for info in snapshot.requests_info}
         self._running.catch_up(snapshot.stops, snapshot.time_ns)
         self._first_tokens.snapshot(snapshot)
 
     def frame(self, frame: Frame) -> None:
         """Process the requests that arrived, started, received a first token or ended in a step."""
         for info in frame.new_requests:
-            self._there[info.number] = self._history(info)
+            self._requests[info.number] = self._history(info)
         for event in frame.events:
             self._running.record(event)
-            if event.kind == "admitted" and event.number in self._there:
-                self._there[event.number].moments.started_ns = event.time_ns
+            if event.kind == "admitted" and event.number in self._requests:
+                self._requests[event.number].moments.started_ns = event.time_ns
         for number in self._first_tokens.frame(frame):
-            if number in self._there:
-                self._there[number].moments.first_token_ns = frame.time_ns
+            if number in self._requests:
+                self._requests[number].moments.first_token_ns = frame.time_ns
         for event in frame.events:
             if event.kind == "finished":
                 self._finish(event)
             elif event.kind == "aborted":
-                self._there.pop(event.number, None)
+                self._requests.pop(event.number, None)
 
     def _history(self, info: RequestInfo) -> _RequestHistory:
         return _RequestHistory(info, Moments(info.arrival_ns, running=self._running))
 
     def _finish(self, event: Event) -> None:
-        """Count a request that ended by itself: its last token was generated in the step of its end."""
-        history = self._there.pop(event.number, None)
+        """Count a request that ended by itself, whose last token was generated in the step of its end."""
+        history = self._requests.pop(event.number, None)
         if history is None:
             return
         into, info, moments = self.histograms, history.info, history.moments

@@ -1,3 +1,4 @@
-"""Engine state rebuilt from frames: mirrors, and the synchronization that keeps them consistent. Must not depend on
-sockets.
+"""Engine state rebuilt from frames: mirrors, and the synchronization that keeps them consistent.
+
+Must not depend on sockets.
 """

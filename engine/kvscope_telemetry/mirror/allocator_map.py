@@ -1,6 +1,6 @@
 """Segments and blocks of torch's allocator: conversion to and from the columns of `AllocatorMap`.
 
-Owns the meaning of the columns, the maximum number of blocks sent, and the merging of small blocks beyond it. Must not
+Owns the meaning of the columns and the maximum number of blocks sent, beyond which small blocks are merged. Must not
 depend on torch or sockets.
 """
 
@@ -20,13 +20,13 @@ from kvscope_telemetry.messages.commands import AllocatorMap
 MAX_SEGMENTS: Final = 8192
 MAX_BLOCKS: Final = 32_768
 _MAX_BYTES: Final = 1 << 60
-"""Larger segments are treated as errors."""
+"""Maximum size of a segment in bytes; larger ones are treated as errors."""
 Sizes = npt.NDArray[np.int64]
 States = npt.NDArray[np.uint8]
 
 
 class AllocatorPool(IntEnum):
-    """Pool of torch's allocator that a segment belongs to."""
+    """Pool of torch's allocator to which a segment belongs."""
 
     SMALL = 0
     LARGE = 1
@@ -36,7 +36,7 @@ class AllocatorPool(IntEnum):
 class State(IntEnum):
     ALLOCATED = 0
     PENDING = 1
-    """Freed, and waiting for a stream that may still use it."""
+    """Freed, but a stream may still use it."""
     CACHED = 2
     JOINED = 3
     """Adjacent small blocks of several states, merged into one."""
@@ -56,7 +56,6 @@ class TorchSegment:
     states: States
 
     def bytes_of(self, state: State) -> int:
-        """Return the bytes in blocks of this state."""
         return int(self.sizes[self.states == state].sum())
 
     @property
@@ -73,31 +72,33 @@ def pack_map(
     max_blocks: int = MAX_BLOCKS,
     max_segments: int = MAX_SEGMENTS,
 ) -> AllocatorMap:
-    """Return the answer to GetAllocatorMap with the largest segments first; beyond `max_blocks`, the smallest adjacent
-    blocks are merged.
+    """Return the answer to GetAllocatorMap, with the largest segments first.
+
+    Beyond `max_blocks`, the smallest adjacent blocks are merged; beyond `max_segments`, the smallest segments are left
+    out.
     """
-    kept = sorted(segments, key=lambda one: (-one.num_bytes, one.address))[:max_segments]
-    joined = _joined(kept, max_blocks)
+    largest_segments = sorted(segments, key=lambda segment: (-segment.num_bytes, segment.address))[:max_segments]
+    merged = _merge_small_blocks(largest_segments, max_blocks)
     return AllocatorMap(
         tag=tag,
         device=device,
         took_ns=took_ns,
-        segment_address=_packed([one.address for one in joined], "<u8"),
-        segment_bytes=_packed([one.num_bytes for one in joined], "<u8"),
-        segment_stream=_packed([one.stream for one in joined], "<u8"),
-        segment_pool=_packed([one.pool for one in joined], "<u1"),
-        segment_num_blocks=_packed([len(one.sizes) for one in joined], "<u4"),
-        block_offset=b"".join(one.offsets.astype("<u8").tobytes() for one in joined),
-        block_bytes=b"".join(one.sizes.astype("<u8").tobytes() for one in joined),
-        block_state=b"".join(one.states.tobytes() for one in joined),
+        segment_address=_pack_numbers([segment.address for segment in merged], "<u8"),
+        segment_bytes=_pack_numbers([segment.num_bytes for segment in merged], "<u8"),
+        segment_stream=_pack_numbers([segment.stream for segment in merged], "<u8"),
+        segment_pool=_pack_numbers([segment.pool for segment in merged], "<u1"),
+        segment_num_blocks=_pack_numbers([len(segment.sizes) for segment in merged], "<u4"),
+        block_offset=b"".join(segment.offsets.astype("<u8").tobytes() for segment in merged),
+        block_bytes=b"".join(segment.sizes.astype("<u8").tobytes() for segment in merged),
+        block_state=b"".join(segment.states.tobytes() for segment in merged),
         num_segments=len(segments),
-        num_blocks=sum(len(one.sizes) for one in segments),
-        total_bytes=sum(one.num_bytes for one in segments),
-        allocated_bytes=sum(one.bytes_of(State.ALLOCATED) for one in segments),
-        pending_bytes=sum(one.bytes_of(State.PENDING) for one in segments),
-        cached_bytes=sum(one.bytes_of(State.CACHED) for one in segments),
-        split_bytes=sum(one.bytes_of(State.CACHED) for one in segments if len(one.sizes) > 1),
-        largest_cached_bytes=max((one.largest_cached for one in segments), default=0),
+        num_blocks=sum(len(segment.sizes) for segment in segments),
+        total_bytes=sum(segment.num_bytes for segment in segments),
+        allocated_bytes=sum(segment.bytes_of(State.ALLOCATED) for segment in segments),
+        pending_bytes=sum(segment.bytes_of(State.PENDING) for segment in segments),
+        cached_bytes=sum(segment.bytes_of(State.CACHED) for segment in segments),
+        split_bytes=sum(segment.bytes_of(State.CACHED) for segment in segments if len(segment.sizes) > 1),
+        largest_cached_bytes=max((segment.largest_cached for segment in segments), default=0),
     )
 
 
@@ -123,51 +124,55 @@ def unpack_map(allocator_map: AllocatorMap) -> list[TorchSegment]:
         >= 0,
         "less than none",
     )
-    places, ends = offsets.astype(np.int64), (offsets + lengths).astype(np.int64)
+    begins, ends = offsets.astype(np.int64), (offsets + lengths).astype(np.int64)
     segments, start = [], 0
     for row, count in enumerate(counts.tolist()):
         part = slice(start, start + count)
         start += count
-        first, last = places[part], ends[part]
-        _check(bool((last <= int(sizes[row])).all()), "a block beyond the end of its segment")
-        _check(bool((first[1:] >= last[:-1]).all()), "blocks that overlap")
-        one = TorchSegment(
+        block_begins, block_ends = begins[part], ends[part]
+        _check(bool((block_ends <= int(sizes[row])).all()), "a block beyond the end of its segment")
+        _check(bool((block_begins[1:] >= block_ends[:-1]).all()), "blocks that overlap")
+        segment = TorchSegment(
             int(addresses[row]),
             int(sizes[row]),
             int(streams[row]),
             int(pools[row]),
-            first,
-            last - first,
+            block_begins,
+            block_ends - block_begins,
             states[part].astype(np.uint8),
         )
-        segments.append(one)
+        segments.append(segment)
     return segments
 
 
-def _joined(segments: list[TorchSegment], max_blocks: int) -> list[TorchSegment]:
-    """Merge adjacent blocks up to a size that is doubled until few enough are left (at least one per segment)."""
-    size, joined = 1, segments
-    largest = max((one.num_bytes for one in segments), default=0)
-    while sum(len(one.sizes) for one in joined) > max_blocks and size < largest:
+def _merge_small_blocks(segments: list[TorchSegment], max_blocks: int) -> list[TorchSegment]:
+    """Merge adjacent blocks up to a size, which is doubled until few enough blocks remain (at least one per
+    segment).
+    """
+    size, merged = 1, segments
+    largest = max((segment.num_bytes for segment in segments), default=0)
+    while sum(len(segment.sizes) for segment in merged) > max_blocks and size < largest:
         size *= 2
-        joined = [_joined_up_to(one, size) for one in segments]
-    return joined
+        merged = [_merge_up_to(segment, size) for segment in segments]
+    return merged
 
 
-def _joined_up_to(one: TorchSegment, size: int) -> TorchSegment:
-    small = one.sizes <= size
-    begins = np.flatnonzero(np.concatenate(([True], ~(small[1:] & small[:-1])))) if len(small) else np.arange(0)
-    if len(begins) == len(small):
-        return one
-    ends = np.concatenate((begins[1:], [len(small)])) - 1
-    offsets = one.offsets[begins]
-    sizes = one.offsets[ends] + one.sizes[ends] - offsets
-    lowest, highest = np.minimum.reduceat(one.states, begins), np.maximum.reduceat(one.states, begins)
+def _merge_up_to(segment: TorchSegment, size: int) -> TorchSegment:
+    is_small = segment.sizes <= size
+    begins = (
+        np.flatnonzero(np.concatenate(([True], ~(is_small[1:] & is_small[:-1])))) if len(is_small) else np.arange(0)
+    )
+    if len(begins) == len(is_small):
+        return segment
+    ends = np.concatenate((begins[1:], [len(is_small)])) - 1
+    offsets = segment.offsets[begins]
+    sizes = segment.offsets[ends] + segment.sizes[ends] - offsets
+    lowest, highest = np.minimum.reduceat(segment.states, begins), np.maximum.reduceat(segment.states, begins)
     states = np.where(lowest == highest, lowest, np.uint8(State.JOINED)).astype(np.uint8)
-    return TorchSegment(one.address, one.num_bytes, one.stream, one.pool, offsets, sizes, states)
+    return TorchSegment(segment.address, segment.num_bytes, segment.stream, segment.pool, offsets, sizes, states)
 
 
-def _packed(values: list[int], kind: str) -> bytes:
+def _pack_numbers(values: list[int], kind: str) -> bytes:
     return np.array(values, kind).tobytes()
 
 
@@ -177,6 +182,6 @@ def _column(data: bytes, kind: str) -> npt.NDArray[np.unsignedinteger[npt.NBitBa
     return np.frombuffer(data, column)
 
 
-def _check(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise ProtocolError(f"AllocatorMap: {otherwise}")
+def _check(condition: bool, fault: str) -> None:
+    if not condition:
+        raise ProtocolError(f"AllocatorMap: {fault}")

@@ -1,8 +1,8 @@
 """Merges many frames into one `Update`: bytes are concatenated first and then become one numpy array per column.
 
-At 5,000 frames per second, numpy is called once per column and batch, never once per frame. Owns the ordering rules of
-`Update`, and the queue of updates between two threads (`Pending`). Must not depend on sockets or on the state that
-updates are applied to.
+At 5,000 frames per second, numpy must be called once per column and batch, never once per frame. Owns the order of
+`Update` and the queue of updates between two threads (`Pending`). Must not depend on sockets or on the state to which
+updates are applied.
 
 See docs/internals/decisions/0004-updates-are-joined-on-a-reader-thread.md.
 """
@@ -79,7 +79,9 @@ def coalesce(
 
 
 def state_after(frames: Sequence[Frame]) -> Update:
-    """Return an update with only what a mirror needs from `frames` (not empty): the series has the last step only."""
+    """Return an update with only the data of `frames` (not empty) that a mirror needs, and the series of the last
+    step.
+    """
     ids, columns = _block_rows(frames)
     return Update(
         block_ids=ids,
@@ -97,7 +99,7 @@ def merge(updates: Sequence[Update]) -> Update:
     if len(updates) == 1:
         return updates[0]
     assert all(u.snapshot is None for u in updates[1:]), "a snapshot begins an update, it never joins one"
-    framed = [u for u in updates if u.series]
+    updates_with_frames = [u for u in updates if u.series]
     request_rows = tuple(chain.from_iterable([u.requests for u in updates]))
     return Update(
         snapshot=updates[0].snapshot if updates else None,
@@ -107,7 +109,7 @@ def merge(updates: Sequence[Update]) -> Update:
         new_requests=tuple(chain.from_iterable([u.new_requests for u in updates])),
         requests=(merge_request_rows(request_rows),) if request_rows else (),
         request_time_ns=_concatenated([u.request_time_ns for u in updates], np.dtype(np.int64)),
-        series=_merged_series([u.series for u in framed]),
+        series=_merged_series([u.series for u in updates_with_frames]),
         first_token_ns=_concatenated([u.first_token_ns for u in updates], np.dtype(np.int64)),
         inter_token_ns=_concatenated([u.inter_token_ns for u in updates], np.dtype(np.int64)),
         evicted=_concatenated([u.evicted for u in updates], np.dtype(np.uint32)),
@@ -126,7 +128,7 @@ def merge(updates: Sequence[Update]) -> Update:
 
 
 def merge_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
-    """Return the same changes in the same order as one message; a request may occur more than once."""
+    """Return the same changes in the same order as one message. A request may occur more than once."""
     if len(rows) == 1:
         return rows[0]
     return RequestRows(
@@ -139,14 +141,14 @@ def merge_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
         table_start=b"".join([r.table_start for r in rows]),
         table_count=b"".join([r.table_count for r in rows]),
         table_blocks=b"".join([r.table_blocks for r in rows]),
-        num_draft_tokens=_joined_counts([r.num_draft_tokens for r in rows], rows),
-        num_accepted_tokens=_joined_counts([r.num_accepted_tokens for r in rows], rows),
-        table_group=_joined_counts([r.table_group for r in rows], rows),
-        waits_for=_joined_counts([r.waits_for for r in rows], rows),
+        num_draft_tokens=_concatenate_counts([r.num_draft_tokens for r in rows], rows),
+        num_accepted_tokens=_concatenate_counts([r.num_accepted_tokens for r in rows], rows),
+        table_group=_concatenate_counts([r.table_group for r in rows], rows),
+        waits_for=_concatenate_counts([r.waits_for for r in rows], rows),
     )
 
 
-def _joined_counts(columns: Sequence[bytes], rows: Sequence[RequestRows]) -> bytes:
+def _concatenate_counts(columns: Sequence[bytes], rows: Sequence[RequestRows]) -> bytes:
     """Concatenate optional columns. An empty column is filled with zeros unless all are empty."""
     if not any(columns):
         return b""
@@ -157,11 +159,11 @@ def size_of(update: Update) -> int:
     """Return the number of entries in an update, by which the queue of pending updates is bounded."""
     request_bytes = sum(len(r.number) + len(r.table_blocks) for r in update.requests)
     num_frames = len(update.series["seq"]) if update.series else 0
-    times = len(update.first_token_ns) + len(update.inter_token_ns)
-    others = len(update.new_requests) + len(update.events) + len(update.readings)
-    others += len(update.samples) + len(update.devices)
-    moved = len(update.evicted) + len(update.copied) + len(update.saved) + len(update.loaded)
-    return len(update.block_ids) + request_bytes // 4 + num_frames + times + others + moved
+    num_times = len(update.first_token_ns) + len(update.inter_token_ns)
+    num_others = len(update.new_requests) + len(update.events) + len(update.readings)
+    num_others += len(update.samples) + len(update.devices)
+    num_moved = len(update.evicted) + len(update.copied) + len(update.saved) + len(update.loaded)
+    return len(update.block_ids) + request_bytes // 4 + num_frames + num_times + num_others + num_moved
 
 
 def _block_rows(frames: Sequence[Frame]) -> tuple[npt.NDArray[np.uint32], Mapping[str, Column]]:
@@ -220,10 +222,10 @@ def _ids(parts: Sequence[bytes]) -> npt.NDArray[np.uint32]:
 
 
 def _times(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    joined = b"".join(parts)
-    if not joined:
+    data = b"".join(parts)
+    if not data:
         return np.empty(0, np.int64)
-    bounded: npt.NDArray[np.uint64] = np.minimum(np.frombuffer(joined, "<u8"), _MAX_I64)
+    bounded: npt.NDArray[np.uint64] = np.minimum(np.frombuffer(data, "<u8"), _MAX_I64)
     return bounded.astype(np.int64)
 
 
@@ -247,16 +249,17 @@ def _merged_series(
 
 
 MAX_ENTRIES: Final = 2_000_000
-"""Maximum number of pending changed blocks, requests, frames and events: about 70 MB, ten seconds at 5,000 frames/s."""
+"""Maximum number of pending changed blocks, requests, frames and events: about 70 MB, or ten seconds at 5,000 frames/s.
+"""
 ENTRY_BYTES: Final = 32
-"""Bytes on the wire that count as one entry, if that gives more entries: names and texts have no other bound."""
+"""Bytes on the wire that count as one entry, if that gives more entries. This bounds names and texts."""
 
 
 class Pending:
     """Bounded queue of updates between the reading thread and their consumer.
 
-    Both sides may use it at any time without waiting. If the consumer falls too far behind, everything is dropped, and
-    a snapshot is needed before further changes of state: a returned update is never wrong.
+    Both sides may use it at any time without waiting. If the consumer is too slow, all updates are dropped, and a
+    snapshot is needed before further changes of state, so that a returned update is never wrong.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
@@ -265,15 +268,15 @@ class Pending:
         self._updates: deque[tuple[Update, int]] = deque()
         self._num_entries = 0
         self._needs_snapshot = False
-        self._overflowed = False
+        self._has_overflowed = False
         self._lock = threading.Lock()
 
     def put(self, update: Update, num_bytes: int = 0) -> None:
-        """Append an update of `num_bytes` on the wire. It is dropped if it lacks the state that precedes it."""
+        """Append an update of `num_bytes` on the wire. It is dropped if a snapshot is needed first."""
         num_entries = max(1 + size_of(update), num_bytes // ENTRY_BYTES)
         with self._lock:
             if update.snapshot is not None:
-                self._needs_snapshot = self._overflowed = False
+                self._needs_snapshot = self._has_overflowed = False
             elif self._needs_snapshot and update.series:
                 self.num_frames_discarded += len(update.series["seq"])
                 return
@@ -281,10 +284,12 @@ class Pending:
             self._num_entries += num_entries
             if self._num_entries > self._max_entries and len(self._updates) > 1:
                 self._discard()
-                self._overflowed = True
+                self._has_overflowed = True
 
     def poll_update(self) -> Update | None:
-        """Return and remove all updates up to the next snapshot, merged. The snapshot starts the following update."""
+        """Remove all updates up to the next snapshot and return them merged. The snapshot starts the following
+        update.
+        """
         with self._lock:
             ready: list[Update] = []
             while self._updates and not (ready and self._updates[0][0].snapshot is not None):
@@ -294,15 +299,15 @@ class Pending:
         return merge(ready) if ready else None
 
     def discard(self) -> None:
-        """Drop all updates because the state they follow is lost. Only a snapshot is accepted next."""
+        """Drop all updates because the state before them is lost. Only a snapshot is accepted next."""
         with self._lock:
             self._discard()
 
     def pop_overflow(self) -> bool:
-        """Return whether an overflow requires a snapshot to be requested. Returns True once per overflow."""
+        """Return whether an overflow occurred since the last call, after which a snapshot must be requested."""
         with self._lock:
-            overflowed, self._overflowed = self._overflowed, False
-            return overflowed
+            has_overflowed, self._has_overflowed = self._has_overflowed, False
+            return has_overflowed
 
     def _discard(self) -> None:
         self.num_frames_discarded += sum(len(u.series["seq"]) for u, _ in self._updates if u.series)

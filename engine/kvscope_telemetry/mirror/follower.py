@@ -1,6 +1,6 @@
-"""A mirror that is fed single messages in order and detects missing frames.
+"""Mirror to which single messages are passed in order, and which detects missing frames.
 
-Owns the mirror. Frames are applied in batches, which costs the least. Must not depend on files.
+Owns the mirror. Frames are applied in batches, which is faster. Must not depend on files.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Follower:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the state is unknown: there was no snapshot yet, or frames are missing since."""
+        """Whether the state is unknown, because there was no snapshot yet, or frames are missing since then."""
         return self._continuity.is_lost
 
     def feed(self, message: TelemetryMessage) -> None:
-        """Process the next message. All but snapshots and frames are ignored."""
+        """Process the next message. Messages other than snapshots and frames are ignored."""
         if isinstance(message, Snapshot):
             self._reset(message)
         elif isinstance(message, Frame) and self._continuity.accepts(message):
@@ -42,7 +42,6 @@ class Follower:
                 self.apply_pending()
 
     def apply_pending(self) -> None:
-        """Apply all pending frames to the mirror."""
         pending, self._pending = self._pending, []
         if pending:
             try:

@@ -1,8 +1,9 @@
 """Step in which each block was last used: written, hit by a prompt, released, or read by attention.
 
-The ledger reports all of these but reads: a step reads every block of the requests it runs, so publishing reads would
-change all these rows in each frame. They are derived from block tables instead: a step writes to the last block of each
-request it runs, so the newest write to any block of a running request is also the last read of all its blocks.
+The ledger reports all of these except reads: a step reads all blocks of the requests that it runs, so publishing reads
+would change all these rows in each frame. They are derived from block tables instead: a step writes to the last block
+of each request that it runs, so the newest write to any block of a running request is also the last read of all its
+blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def last_used_steps(mirror: Mirror) -> npt.NDArray[np.uint32]:
 
 
 def last_used_step(mirror: Mirror, block: int, holders: Iterable[int]) -> int:
-    """Return the step of the last use of one row, given the numbers of the requests that hold it."""
+    """Return the step of the last use of one row, given the numbers of the requests with that block."""
     requests, steps = mirror.requests, mirror.ledger.last_used_step
     rows = [row for number in holders if (row := requests.row_of(number)) is not None]
     tables = [_active_tables(mirror, row) for row in rows if requests.state[row] == RequestState.RUNNING]

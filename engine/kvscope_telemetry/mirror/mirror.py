@@ -1,8 +1,8 @@
 """The mirror: a copy of an engine's state, rebuilt from snapshots and frames.
 
-Owns the copy of the ledger, the requests, and the counts derived from them. An update costs O(changed rows). Must not
-depend on where updates come from or on views. Updates are atomic: one that does not fit the state is rejected
-completely, and the source then requests a snapshot.
+Owns the copy of the ledger, the requests, and the counts derived from them. An update takes O(changed rows). Must not
+depend on the source of updates or on views. Updates are atomic: one that does not fit the state is rejected completely,
+and the source then requests a snapshot.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from kvscope_telemetry.mirror.whole_blocks import COUNTS_SHAPE, WholeBlocks, che
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.source import Update
 
-_STATE_PLACES: Final = {state: place for place, state in enumerate(BlockState)}
-_TIER_PLACES: Final = {tier: place for place, tier in enumerate(Tier)}
-"""Index of each tier in the counts, as `_STATE_PLACES` for states: unknown ones come last, whatever their value."""
+_STATE_INDICES: Final = {state: place for place, state in enumerate(BlockState)}
+_TIER_INDICES: Final = {tier: place for place, tier in enumerate(Tier)}
+"""Tier -> index in the counts, like `_STATE_INDICES` for states. UNKNOWN is last in both."""
 
 
 class Mirror:
@@ -45,23 +45,21 @@ class Mirror:
         self.requests = RequestMirror(max_finished)
         self.counters = Counters()
         self.pinned: frozenset[int] = frozenset()
-        """Ids of the blocks that are protected from eviction, from the newest heartbeat."""
+        """Ids of the blocks that are pinned, and so protected from eviction, as of the newest heartbeat."""
         self.pinned_by = ""
-        """Names of the users who pinned them."""
+        """Names of the users who pinned the blocks."""
         self.limits = (0, 0)
-        """`max_num_seqs` and `max_num_batched_tokens` from the newest heartbeat; 0: unknown."""
+        """`max_num_seqs` and `max_num_batched_tokens` as of the newest heartbeat; 0: unknown."""
         self.used_share = -1.0
-        """Used share of the pool's blocks, 0 to 1, from the newest reading; -1: no reading has it."""
+        """Used share of the pool's blocks, 0 to 1, as of the newest reading; -1: unknown."""
         self.figures: tuple[MetricFigure, ...] = ()
-        """Metrics from the newest reading."""
+        """Other engine's metrics as of the newest reading."""
         self.stops = RunningTime()
         """Pauses and suspensions of the engine, on its clock."""
         self.last_hashes: dict[int, int] = {}
-        """Hash of the last cached block that a request held when it ended, by request number, for the newest ended
-        requests.
-        """
+        """Request number -> hash of its last cached block when it ended, for the newest ended requests."""
         self.version = 0
-        """Incremented by each change."""
+        """Number that increases with each change."""
         self._num_by_state = np.zeros(COUNTS_SHAPE, np.int64)
         self._order = np.empty(0, np.int32)  # scratch of _last_rows, shape (num_rows,)
 
@@ -71,7 +69,7 @@ class Mirror:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities from the hello; those of our own engine before the first snapshot."""
+        """Capabilities from the hello; before the first snapshot, those of kvscope's own engine."""
         return OWN_ENGINE if self.hello is None else self.hello.capabilities
 
     @property
@@ -81,8 +79,8 @@ class Mirror:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the ledger: the pool's blocks, those of the lower tiers, and tiers of a later version
-        last.
+        """Number of rows of the ledger: the pool's blocks, those of the lower tiers, then those of a later version's
+        tiers.
         """
         return self.ledger.num_blocks
 
@@ -92,8 +90,10 @@ class Mirror:
 
     @property
     def num_room(self) -> int:
-        """Number of blocks available without eviction: free blocks, or, if there are fewer physical blocks than rows
-        (allocator `virtual`), the physical blocks that are neither active nor cached.
+        """Number of blocks available without eviction: the free ones.
+
+        If there are fewer physical blocks than rows (allocator `virtual`), the physical blocks neither active nor
+        cached.
         """
         physical = 0 if self.hello is None else self.hello.cache.num_physical_blocks
         return max(0, physical - self.num_active - self.num_cached) if physical else self.num_free
@@ -104,14 +104,14 @@ class Mirror:
 
     @property
     def num_cached(self) -> int:
-        """Number of blocks in the pool that no request holds and a later prompt may reuse."""
+        """Number of blocks in the pool that no request uses and a later prompt may reuse."""
         return self.count(BlockState.CACHED)
 
     def count(self, state: BlockState, tier: Tier = Tier.HBM) -> int:
-        return int(self._num_by_state[_TIER_PLACES[tier], _STATE_PLACES[state]])
+        return int(self._num_by_state[_TIER_INDICES[tier], _STATE_INDICES[state]])
 
     def apply(self, update: Update) -> None:
-        """Advance the mirror to the state after `update`. Raises ProtocolError and leaves the state unchanged.
+        """Advance the mirror to the state after `update`. If it raises ProtocolError, the state is unchanged.
 
         The snapshot of an update is applied even if the rest of the update is then rejected.
         """
@@ -137,9 +137,7 @@ class Mirror:
         self.version += 1
 
     def _record_last_hashes(self, rows: RequestRows) -> None:
-        """Record the last hash of each request that ends with this change, because its block tables are empty
-        afterwards.
-        """
+        """Record the last hash of each request that ends with this change, because its block tables become empty."""
         has_ended = np.frombuffer(rows.state, "u1") == RequestState.FINISHED
         for number in np.frombuffer(rows.number, "<u4")[has_ended].tolist() if has_ended.any() else ():
             hashes = self.ledger.hash[self.requests.blocks(number)]
@@ -148,22 +146,28 @@ class Mirror:
         while len(self.last_hashes) > self.requests.max_finished:
             del self.last_hashes[next(iter(self.last_hashes))]
 
-    def _apply_heartbeat(self, beat: Heartbeat) -> None:
-        if beat.pinned or self.pinned:
-            self.pinned, self.pinned_by = frozenset(np.frombuffer(beat.pinned, "<u4").tolist()), beat.pinned_by
-        self.limits = (beat.max_num_seqs, beat.max_num_batched_tokens)
+    def _apply_heartbeat(self, heartbeat: Heartbeat) -> None:
+        if heartbeat.pinned or self.pinned:
+            self.pinned, self.pinned_by = (
+                frozenset(np.frombuffer(heartbeat.pinned, "<u4").tolist()),
+                heartbeat.pinned_by,
+            )
+        self.limits = (heartbeat.max_num_seqs, heartbeat.max_num_batched_tokens)
 
     def reset(self, snapshot: Snapshot, blocks: WholeBlocks | None = None) -> None:
-        """Replace the state with `snapshot`, using `blocks` if it was prepared. Raises ProtocolError and leaves the
-        state unchanged.
+        """Replace the state with `snapshot`. If it raises ProtocolError, the state is unchanged.
+
+        `blocks`: the snapshot's blocks if they were already unpacked.
         """
         _check_table_blocks(snapshot.requests, len(snapshot.blocks.state))
         if blocks is None or blocks.snapshot is not snapshot:
             blocks = WholeBlocks(snapshot)
-        same_epoch = self.epoch == snapshot.hello.epoch
-        self.requests.reset(snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=same_epoch)
+        is_same_epoch = self.epoch == snapshot.hello.epoch
+        self.requests.reset(
+            snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=is_same_epoch
+        )
         self._replace_ledger(blocks)
-        if not same_epoch:
+        if not is_same_epoch:
             self.pinned, self.pinned_by, self.limits = frozenset(), "", (0, 0)
             self.used_share, self.figures = -1.0, ()
             self.stops, self.last_hashes = RunningTime(), {}
@@ -193,20 +197,20 @@ class Mirror:
         if not ids.size:
             return
         last = self._last_rows(ids)
-        at = ids[last].astype(np.intp)  # otherwise, numpy would convert it again for each column
-        before = self._counts(at)
+        rows = ids[last].astype(np.intp)  # otherwise, numpy would convert it again for each column
+        before = self._counts(rows)
         for name in COLUMNS:
-            getattr(self.ledger, name)[at] = columns[name][last]
-        self._num_by_state += self._counts(at) - before
+            getattr(self.ledger, name)[rows] = columns[name][last]
+        self._num_by_state += self._counts(rows) - before
 
-    def _counts(self, at: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
-        return count_kinds(self.ledger.tier[at], self.ledger.state[at])
+    def _counts(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+        return count_kinds(self.ledger.tier[rows], self.ledger.state[rows])
 
     def _last_rows(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.intp]:
-        """Return the ascending positions in `ids` of the last entry of each block: later entries win."""
-        at, order = ids.astype(np.intp), np.arange(len(ids), dtype=np.int32)
-        self._order[at] = order
-        last: npt.NDArray[np.intp] = (self._order[at] == order).nonzero()[0]
+        """Return the ascending indices in `ids` of each block's last entry, which overrides its earlier ones."""
+        rows, order = ids.astype(np.intp), np.arange(len(ids), dtype=np.int32)
+        self._order[rows] = order
+        last: npt.NDArray[np.intp] = (self._order[rows] == order).nonzero()[0]
         return last
 
     def _replace_ledger(self, blocks: WholeBlocks) -> None:

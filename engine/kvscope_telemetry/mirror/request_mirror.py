@@ -1,8 +1,7 @@
 """The requests of a mirror: one numpy array per column, one row per request, in order of request number.
 
 Owns the columns and the limit on retained finished requests; their block tables are stored in a `BlockTableBuffer`.
-Applies any number of changes by fancy indexing; Python loops only over new requests. Blocks are known by their ids
-only.
+Applies any number of changes by fancy indexing; Python loops only over new requests. Blocks are only ids here.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 _MIN_CAPACITY: Final = 8
 _FIRST_ENTRIES: Final = 1024
 MAX_FINISHED: Final = 10_000
-"""Maximum number of finished requests retained; the oldest are dropped."""
+"""Maximum number of retained finished requests; the oldest are dropped."""
 
 REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "number": np.dtype(np.int64),  # ascending: the row order
@@ -48,13 +47,13 @@ REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "waits_for": np.dtype(np.uint8),  # WaitsFor
 }
 _SENT_COLUMNS: Final = ("number", "priority", "index", "client", "arrival_ns", "num_prompt_tokens", "max_tokens")
-_SENT: Final = attrgetter(*_SENT_COLUMNS)
-"""Function that returns the values of `_SENT_COLUMNS` in a `RequestInfo`, which is sent once per request."""
+_SENT_VALUES: Final = attrgetter(*_SENT_COLUMNS)
+"""Getter of the values of `_SENT_COLUMNS` in a `RequestInfo`, which is sent once per request."""
 _FIRST_CAPACITY: Final = 64
-_SEARCHED: Final = 2_000
-"""Number of the newest requests that a search by request id covers."""
+_NUM_SEARCHED: Final = 2_000
+"""Number of the newest requests in which a request id is searched."""
 MAX_GROUP: Final = 255
-"""Largest index of a KV group: the ledger stores it in a byte."""
+"""Maximum index of a KV group, which the ledger stores in a byte."""
 _ROW_TYPES: Final = {
     name: packing.dtype
     for name, kind in get_type_hints(RequestRows, include_extras=True).items()
@@ -70,7 +69,8 @@ def _length_name(group: int) -> str:
 class RequestMirror:
     """All requests that the engine reported. Attributes are the columns, each of shape `(len(self),)`.
 
-    The arrays are views: read them again after each update. `layout` is incremented when rows are moved or removed.
+    The arrays are views, which must be read again after each update. `layout` is incremented when rows are moved or
+    removed.
     """
 
     number: npt.NDArray[np.int64]
@@ -95,11 +95,10 @@ class RequestMirror:
     def __init__(self, max_finished: int = MAX_FINISHED) -> None:
         self.max_finished = max_finished
         self.num_reserved = 0
-        """Entries of block tables below this are placeholders without a block (`CacheInfo.num_reserved_blocks`)."""
-        self.group_of_states = -1
-        """Index of the KV group whose tables contain recurrent states instead of blocks
-        (`CacheInfo.group_of_states`).
+        """Entries of block tables below this number are placeholders without a block (`CacheInfo.num_reserved_blocks`).
         """
+        self.group_of_states = -1
+        """Index of the KV group with recurrent states instead of blocks in its tables (`CacheInfo.group_of_states`)."""
         self.layout = 0
         self.request_ids: list[str] = []
         self.adapters: list[str] = []
@@ -120,11 +119,11 @@ class RequestMirror:
         return "" if row is None else self.request_ids[row]
 
     def newest_with(self, request_id: str) -> int:
-        """Return the number of the newest request whose id contains `request_id`, 0 for none.
+        """Return the number of the newest request with an id that contains `request_id`; 0 if there is none.
 
         Servers derive their ids from those of clients, so the ids need not be equal.
         """
-        rows = range(len(self) - 1, max(-1, len(self) - 1 - _SEARCHED), -1)
+        rows = range(len(self) - 1, max(-1, len(self) - 1 - _NUM_SEARCHED), -1)
         return next((int(self.number[row]) for row in rows if request_id in self.request_ids[row]), 0)
 
     def table(self, number: int, group: int = 0) -> npt.NDArray[np.int32]:
@@ -133,17 +132,17 @@ class RequestMirror:
         return np.empty(0, np.int32) if row is None or group not in self._tables else self.held(row, group).copy()
 
     def blocks(self, number: int, group: int | None = None) -> npt.NDArray[np.int32]:
-        """Return the ids of the blocks that request `number` holds, shape (n,), without placeholder entries.
+        """Return the ids of a request's blocks without placeholder entries, shape (n,).
 
-        They are in the order of its block tables: that of `group`, or those of all groups one after another.
+        They are in the order of its block table of `group`, or of those of all groups, concatenated.
         """
         groups = self._tables if group is None else (group,)
-        entries = np.concatenate([self.table(number, each) for each in groups])
+        entries = np.concatenate([self.table(number, table_group) for table_group in groups])
         return entries[entries >= self.num_reserved]
 
     @property
     def num_held(self) -> npt.NDArray[np.int32]:
-        """Number of blocks that each request holds, without recurrent states, shape `(len(self),)`."""
+        """Number of blocks of each request, without recurrent states, shape `(len(self),)`."""
         if len(self._tables) == 1 and not self.num_reserved:
             return self.num_blocks
         held = np.zeros(len(self), np.int32)
@@ -158,7 +157,7 @@ class RequestMirror:
 
     @property
     def groups(self) -> list[int]:
-        """KV groups with block tables, always including the first; `num_blocks` counts that one."""
+        """KV groups with block tables. The first group is always included; `num_blocks` counts its entries."""
         return list(self._tables)
 
     def pack(self, rows: npt.NDArray[np.intp], starts: npt.NDArray[np.int64]) -> RequestRows:
@@ -198,9 +197,9 @@ class RequestMirror:
         return bytes(values.astype("<u4").tobytes()) if values.any() else b""
 
     def holders(self, block: int, limit: int, first: int = 0) -> list[int]:
-        """Return the numbers of at most `limit` requests whose block tables contain `block`, ascending.
+        """Return the numbers of at most `limit` requests with `block` in their block tables, ascending.
 
-        Request `first` is checked first: if it is the owner, finding the only holder needs no search.
+        Request `first` is checked first: if it is the owner and `limit` is 1, no other request is searched.
         """
         rows = np.flatnonzero(np.any([self._lengths(group) > 0 for group in self._tables], axis=0)).tolist()
         row = self.row_of(first)
@@ -214,14 +213,14 @@ class RequestMirror:
         return sorted(found)
 
     def index_in_tables(self, number: int, block: int) -> tuple[int, int] | None:
-        """Return the KV group and the index of a block in the tables of request `number`; None if it is in none."""
+        """Return the KV group and the index of a block in a request's tables; None if it is in none of them."""
         row = self.row_of(number)
         if row is None:
             return None
         for group in self._tables:
-            at = np.flatnonzero(self.held(row, group) == block)
-            if at.size:
-                return group, int(at[0])
+            indices = np.flatnonzero(self.held(row, group) == block)
+            if indices.size:
+                return group, int(indices[0])
         return None
 
     def held(self, row: int, group: int) -> npt.NDArray[np.int32]:
@@ -236,8 +235,8 @@ class RequestMirror:
     def reset(self, infos: Sequence[RequestInfo], rows: RequestRows, *, time_ns: int, same_epoch: bool) -> None:
         """Replace the unfinished requests with those of a snapshot.
 
-        Within an epoch, finished requests are retained, and requests that the snapshot lacks are marked finished.
-        Raises ProtocolError, with nothing changed, for changes of a request that the snapshot does not contain.
+        Within an epoch, finished requests are retained, and requests missing in the snapshot are marked as finished.
+        Raises ProtocolError, with nothing changed, for changes of a request that is not in the snapshot.
         """
         if infos or rows.number:
             RequestMirror().apply(infos, rows, time_ns=time_ns)
@@ -271,18 +270,18 @@ class RequestMirror:
         self._tables[group] = BlockTableBuffer(len(self))
 
     def _add(self, infos: Sequence[RequestInfo], time_ns: int) -> None:
-        fresh = self._unknown(infos)
-        if not fresh:
+        new_infos = self._without_row(infos)
+        if not new_infos:
             return
-        is_append = not len(self) or fresh[0].number > int(self.number[-1])
+        is_append = not len(self) or new_infos[0].number > int(self.number[-1])
         start = len(self)
-        self._grow_to(start + len(fresh))
-        self._fill(start, fresh, time_ns)
+        self._resize(start + len(new_infos))
+        self._fill(start, new_infos, time_ns)
         if not is_append:
             self._select_rows(np.argsort(self.number, kind="stable"))
 
-    def _unknown(self, infos: Sequence[RequestInfo]) -> list[RequestInfo]:
-        """Return the requests that are not known yet, once each, in order of number. Snapshots repeat known ones."""
+    def _without_row(self, infos: Sequence[RequestInfo]) -> list[RequestInfo]:
+        """Return the requests without a row, each once, in order of number. Snapshots also contain those with a row."""
         by_number = {info.number: info for info in infos}
         numbers = np.array(sorted(by_number), np.int64)
         if len(self):
@@ -291,7 +290,7 @@ class RequestMirror:
         return [by_number[number] for number in numbers.tolist()]
 
     def _fill(self, start: int, infos: Sequence[RequestInfo], time_ns: int) -> None:
-        columns = zip(*map(_SENT, infos), strict=True)
+        columns = zip(*map(_SENT_VALUES, infos), strict=True)
         for name, column in zip(_SENT_COLUMNS, columns, strict=True):
             self._data[name][start : start + len(infos)] = column
         self.first_seen_ns[start:] = time_ns
@@ -302,7 +301,7 @@ class RequestMirror:
             tables.append_rows(len(infos))
 
     def _change(self, changes: RequestRowColumns, time_ns: int, group: int) -> int:
-        """Apply the changes and return the number of requests that ended."""
+        """Apply the changes. Returns the number of requests that ended."""
         before = self.state[changes.rows]
         ended = changes.rows[(changes.state == RequestState.FINISHED) & (before != RequestState.FINISHED)]
         self.finished_ns[ended] = time_ns
@@ -326,24 +325,26 @@ class RequestMirror:
             self._tables[group].write(self._lengths(group), rows, starts, counts[filled], changes.table_blocks)
 
     def _end_missing(self, present: set[int], time_ns: int) -> None:
-        going_on = np.flatnonzero(self.state != RequestState.FINISHED)
-        missing = [row for row in going_on.tolist() if int(self.number[row]) not in present]
+        unfinished = np.flatnonzero(self.state != RequestState.FINISHED)
+        missing = [row for row in unfinished.tolist() if int(self.number[row]) not in present]
         self.state[missing] = RequestState.FINISHED
         self.finished_ns[missing] = time_ns
         for group in self._tables:
             self._lengths(group)[missing] = 0
 
     def _drop_oldest_finished(self) -> None:
-        """Drop finished requests down to the limit once it is exceeded by a quarter, so that rows are rarely moved."""
+        """Drop finished requests down to the limit, but only once it is exceeded by a quarter, so that rows are rarely
+        moved.
+        """
         finished = np.flatnonzero(self.state == RequestState.FINISHED)
         if len(finished) <= self.max_finished + max(16, self.max_finished // 4):
             return
-        select_rows = np.ones(len(self), np.bool_)
-        select_rows[finished[: len(finished) - self.max_finished]] = False
-        self._select_rows(np.flatnonzero(select_rows))
+        is_retained = np.ones(len(self), np.bool_)
+        is_retained[finished[: len(finished) - self.max_finished]] = False
+        self._select_rows(np.flatnonzero(is_retained))
 
     def _select_rows(self, order: npt.NDArray[np.intp]) -> None:
-        """Keep only the rows in `order`, in that order."""
+        """Drop all rows but those in `order`, and arrange them in that order."""
         for name, column in self._data.items():
             self._data[name][: len(order)] = column[: len(self)][order]
         rows = order.tolist()
@@ -362,7 +363,7 @@ class RequestMirror:
         self.layout += 1
         self._expose(0)
 
-    def _grow_to(self, num_rows: int) -> None:
+    def _resize(self, num_rows: int) -> None:
         if num_rows > len(self._data["number"]):
             for name, column in self._data.items():
                 self._data[name] = np.concatenate([column, np.zeros(num_rows, column.dtype)])
@@ -376,7 +377,7 @@ class RequestMirror:
 
 
 def equal_requests(left: RequestMirror, right: RequestMirror, columns: Iterable[str]) -> bool:
-    """Return whether both have the same requests with the same tables and the same `columns`."""
+    """Return whether both mirrors have the same requests with equal tables and equal `columns`."""
     return (
         left.request_ids == right.request_ids
         and left.adapters == right.adapters
@@ -391,12 +392,10 @@ def equal_requests(left: RequestMirror, right: RequestMirror, columns: Iterable[
 
 @dataclass(frozen=True, slots=True)
 class RequestRowColumns:
-    """`RequestRows` as numpy columns, validated against the rows that they change.
+    """`RequestRows` as numpy columns of shape `(n,)`, validated against the rows that they change.
 
     A table on the wire becomes `table[:table_start]` followed by the given blocks, so `table_start` must not exceed its
-    length.
-
-    Changes are in the order in which they happened, each column of shape `(n,)`; a row may occur more than once.
+    length. Changes are in the order in which they happened, and a row may occur more than once.
     """
 
     rows: npt.NDArray[np.intp]
@@ -416,30 +415,30 @@ class RequestRowColumns:
 def read_changes(
     rows: RequestRows, numbers: npt.NDArray[np.int64], num_blocks: npt.NDArray[np.int32]
 ) -> RequestRowColumns:
-    """Return the changes in `rows` of the requests `numbers` (ascending), whose tables have `num_blocks` blocks.
+    """Return the changes in `rows` for requests `numbers` (ascending), which have tables of `num_blocks` blocks.
 
     Raises ProtocolError for a request that is not in `numbers`, and for a table with a gap.
     """
-    at = _rows_of(np.frombuffer(rows.number, "<u4").astype(np.int64), numbers)
+    row_indices = _rows_of(np.frombuffer(rows.number, "<u4").astype(np.int64), numbers)
     start = np.frombuffer(rows.table_start, "<u4").astype(np.int64)
     end = start + np.frombuffer(rows.table_count, "<u4")
-    before = _lengths_before(at, end, num_blocks)
+    before = _lengths_before(row_indices, end, num_blocks)
     if (start > before).any():
         first = int(np.argmax(start > before))
         raise ProtocolError(
-            f"block table of request {numbers[at[first]]}: an update starts at block {start[first]}, but the table has"
-            f" only {before[first]} blocks"
+            f"block table of request {numbers[row_indices[first]]}: an update starts at block {start[first]}, but the"
+            f" table has only {before[first]} blocks"
         )
     return RequestRowColumns(
-        rows=at,
+        rows=row_indices,
         state=np.frombuffer(rows.state, "u1"),
         num_computed_tokens=np.frombuffer(rows.num_computed_tokens, "<u4"),
         num_cached_tokens=np.frombuffer(rows.num_cached_tokens, "<u4"),
         num_output_tokens=np.frombuffer(rows.num_output_tokens, "<u4"),
         num_preemptions=np.frombuffer(rows.num_preemptions, "<u2"),
-        num_draft_tokens=_counts(rows.num_draft_tokens, at.size),
-        num_accepted_tokens=_counts(rows.num_accepted_tokens, at.size),
-        waits_for=_counts(rows.waits_for, at.size),
+        num_draft_tokens=_counts(rows.num_draft_tokens, row_indices.size),
+        num_accepted_tokens=_counts(rows.num_accepted_tokens, row_indices.size),
+        waits_for=_counts(rows.waits_for, row_indices.size),
         table_start=start,
         table_end=end,
         table_blocks=np.frombuffer(rows.table_blocks, "<u4").astype(np.int32),
@@ -469,25 +468,26 @@ def _counts(packed: bytes, num_rows: int) -> npt.NDArray[np.uint32]:
 def _rows_of(wanted: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
     if not len(numbers):
         raise ProtocolError(f"request {wanted[0]} changed, but was never announced")
-    at = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
-    unknown = numbers[at] != wanted
-    if unknown.any():
-        raise ProtocolError(f"request {wanted[int(np.argmax(unknown))]} changed, but was never announced")
-    return at
+    row_indices = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+    is_unknown = numbers[row_indices] != wanted
+    if is_unknown.any():
+        raise ProtocolError(f"request {wanted[int(np.argmax(is_unknown))]} changed, but was never announced")
+    return row_indices
 
 
 def _lengths_before(
-    at: npt.NDArray[np.intp], end: npt.NDArray[np.int64], num_blocks: npt.NDArray[np.int32]
+    row_indices: npt.NDArray[np.intp], end: npt.NDArray[np.int64], num_blocks: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int64]:
-    """Return the length of each table before its change: after the previous change of the same row, or the current
-    one.
+    """Return the length of each table before its change.
+
+    That is the length after the previous change of the same row, or the current one for its first change.
     """
     # Sorting 16-bit integers takes a tenth of the time: numpy sorts them by radix.
-    order = np.argsort(at.astype(np.uint16) if len(num_blocks) <= 1 << 16 else at, kind="stable")
-    sorted_rows = at[order]
+    order = np.argsort(row_indices.astype(np.uint16) if len(num_blocks) <= 1 << 16 else row_indices, kind="stable")
+    sorted_rows = row_indices[order]
     lengths = num_blocks[sorted_rows].astype(np.int64)
-    again = np.flatnonzero(sorted_rows[1:] == sorted_rows[:-1])
-    lengths[again + 1] = end[order][again]
+    repeated = np.flatnonzero(sorted_rows[1:] == sorted_rows[:-1])
+    lengths[repeated + 1] = end[order][repeated]
     before = np.empty_like(lengths)
     before[order] = lengths
     return before
@@ -496,10 +496,10 @@ def _lengths_before(
 class BlockTableBuffer:
     """The block tables of many rows in one buffer, so that any number of changes is written in a few numpy calls.
 
-    Owns each row's offset and capacity in the buffer; the lengths of tables are passed in. A row that outgrows its
+    Owns each row's offset and capacity in the buffer; callers pass the lengths of tables. A row that outgrows its
     capacity moves to the end of the buffer, with twice the capacity. When the buffer is full, it is compacted.
 
-    All `num_rows` rows are empty at first.
+    All `num_rows` rows are empty initially.
     """
 
     def __init__(self, num_rows: int = 0) -> None:
@@ -518,7 +518,7 @@ class BlockTableBuffer:
         return self._entries[begin : begin + length]
 
     def num_below(self, limit: int, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return how many of the first `lengths` entries of each row are less than `limit`, shape `(num_rows,)`."""
+        """Return the number of entries less than `limit` among the first `lengths` of each row, shape `(num_rows,)`."""
         ends = np.cumsum(lengths, dtype=np.int64)
         at = np.arange(int(ends[-1]) if ends.size else 0) + np.repeat(self._begin - (ends - lengths), lengths)
         sums = np.concatenate(([0], np.cumsum(self._entries[at] < limit)))
@@ -526,8 +526,8 @@ class BlockTableBuffer:
         return below
 
     def append_rows(self, num_rows: int) -> None:
-        none = np.zeros(num_rows, np.int64)
-        self._begin, self._capacity = np.concatenate((self._begin, none)), np.concatenate((self._capacity, none))
+        zeros = np.zeros(num_rows, np.int64)
+        self._begin, self._capacity = np.concatenate((self._begin, zeros)), np.concatenate((self._capacity, zeros))
 
     def select_rows(self, order: npt.NDArray[np.intp]) -> None:
         self._begin, self._capacity = self._begin[order], self._capacity[order]
@@ -540,15 +540,15 @@ class BlockTableBuffer:
         counts: Ints,
         blocks: npt.NDArray[np.int32],
     ) -> None:
-        """Write `counts` entries of `blocks` to each of `rows` from entry `starts` on, in order: later writes win.
+        """Write `counts` entries of `blocks` to each of `rows` from entry `starts` on, in order: later writes override.
 
         `rows`, `starts` and `counts` have shape (n,). `lengths` has the number of valid entries of every row before the
         write.
         """
         self._reserve(lengths, rows, starts + counts)
         ends = np.cumsum(counts)
-        at = np.repeat(self._begin[rows] + starts - (ends - counts), counts)
-        self._entries[at + np.arange(at.size)] = blocks
+        offsets = np.repeat(self._begin[rows] + starts - (ends - counts), counts)
+        self._entries[offsets + np.arange(offsets.size)] = blocks
 
     def _reserve(self, lengths: npt.NDArray[np.int32], rows: npt.NDArray[np.intp], ends: Ints) -> None:
         if not (ends > self._capacity[rows]).any():
@@ -556,36 +556,36 @@ class BlockTableBuffer:
         needed = np.zeros(self._capacity.size, np.int64)
         np.maximum.at(needed, rows, ends)
         growing = np.flatnonzero(needed > self._capacity)
-        room = self._grown_capacity(needed, growing)
-        if self._end + int(room.sum()) > self._entries.size:
+        capacity = self._grown_capacity(needed, growing)
+        if self._end + int(capacity.sum()) > self._entries.size:
             changing = needed[needed > 0]
             self._pack(lengths, int(np.maximum(2 * changing, _MIN_CAPACITY).sum()))
             growing = np.flatnonzero(
                 needed > self._capacity
             )  # more rows than before: after compaction, no row has spare capacity
-            room = self._grown_capacity(needed, growing)
-        begin = self._end + np.cumsum(room) - room
+            capacity = self._grown_capacity(needed, growing)
+        begin = self._end + np.cumsum(capacity) - capacity
         self._copy(self._entries, growing, lengths[growing], begin)
-        self._begin[growing], self._capacity[growing] = begin, room
-        self._end += int(room.sum())
+        self._begin[growing], self._capacity[growing] = begin, capacity
+        self._end += int(capacity.sum())
 
     def _grown_capacity(self, needed: Ints, growing: npt.NDArray[np.intp]) -> Ints:
         return np.maximum(np.maximum(needed[growing], 2 * self._capacity[growing]), _MIN_CAPACITY)
 
     def _pack(self, lengths: npt.NDArray[np.int32], num_more: int) -> None:
-        """Move all entries to a new buffer without gaps, with twice the capacity for them and `num_more` further
+        """Move all entries to a new buffer without gaps, with capacity for twice these and `num_more` further
         entries.
         """
-        room = lengths.astype(np.int64)
-        used = int(room.sum())
+        lengths_now = lengths.astype(np.int64)
+        used = int(lengths_now.sum())
         entries = np.empty(max(_FIRST_ENTRIES, 2 * (used + num_more)), np.int32)
-        begin = np.cumsum(room) - room
-        self._copy(entries, np.arange(room.size), room, begin)
-        self._entries, self._begin, self._capacity, self._end = entries, begin, room, used
+        begin = np.cumsum(lengths_now) - lengths_now
+        self._copy(entries, np.arange(lengths_now.size), lengths_now, begin)
+        self._entries, self._begin, self._capacity, self._end = entries, begin, lengths_now, used
 
     def _copy(self, target: npt.NDArray[np.int32], rows: Ints, lengths: npt.ArrayLike, begin: Ints) -> None:
         """Copy the first `lengths` entries of `rows` to the offsets `begin` in `target`."""
         counts = np.asarray(lengths, np.int64)
         ends = np.cumsum(counts)
-        place = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
-        target[place + np.repeat(begin, counts)] = self._entries[place + np.repeat(self._begin[rows], counts)]
+        offsets = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+        target[offsets + np.repeat(begin, counts)] = self._entries[offsets + np.repeat(self._begin[rows], counts)]

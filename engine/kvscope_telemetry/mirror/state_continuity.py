@@ -35,32 +35,29 @@ class StatePosition:
         return snapshot.hello.epoch != self.epoch or snapshot.seq > self.seq
 
     def move_to(self, snapshot: Snapshot) -> None:
-        """Set the position to that of `snapshot`."""
         self.epoch, self.seq = snapshot.hello.epoch, snapshot.seq
 
     def advance(self, frame: Frame) -> None:
-        """Set the position to that of `frame`, which must directly follow it."""
+        """Set the position to that of `frame`, which must directly follow the state."""
         assert self.is_before(frame), f"frame {frame.seq} does not follow {self.seq}"
         self.seq = frame.seq
 
 
 class Continuity:
-    """Decides for a sequence of frames and snapshots which of them are to be applied: call `accepts` for each, in
-    order.
-    """
+    """Decides which frames and snapshots of a sequence are applied. `accepts` must be called for each, in order."""
 
     def __init__(self) -> None:
-        self._place = StatePosition()
+        self._position = StatePosition()
         self.is_lost = True
-        """Whether the state is unknown: there was no snapshot yet, or frames are missing since."""
+        """Whether the state is unknown, because there was no snapshot yet, or frames are missing since then."""
 
     @property
     def epoch(self) -> int | None:
-        return self._place.epoch
+        return self._position.epoch
 
     @property
     def seq(self) -> int:
-        return self._place.seq
+        return self._position.seq
 
     def mark_lost(self) -> None:
         """Mark the state as unknown because an accepted message could not be applied."""
@@ -71,16 +68,16 @@ class Continuity:
         return self._accepts_frame(message) if isinstance(message, Frame) else self._accepts_snapshot(message)
 
     def _accepts_snapshot(self, snapshot: Snapshot) -> bool:
-        if not self.is_lost and not self._place.is_newer(snapshot):
+        if not self.is_lost and not self._position.is_newer(snapshot):
             return False
-        self._place.move_to(snapshot)
+        self._position.move_to(snapshot)
         self.is_lost = False
         return True
 
     def _accepts_frame(self, frame: Frame) -> bool:
-        if self.is_lost or self._place.has(frame):
+        if self.is_lost or self._position.has(frame):
             return False
-        self.is_lost = not self._place.is_before(frame)
+        self.is_lost = not self._position.is_before(frame)
         if not self.is_lost:
-            self._place.advance(frame)
+            self._position.advance(frame)
         return not self.is_lost

@@ -1,9 +1,9 @@
 """Decides which frames are applied and when a snapshot is requested: the Clone pattern of the ZeroMQ guide.
 
-Owns the outstanding requests and held frames. A frame is passed on only if it directly follows the previous one, so a
-mirror fed from here is never wrong, only late. A gap stops this until a snapshot arrives. Only a snapshot, which is an
-answer to our request, changes the epoch; stray messages cannot. Must not depend on sockets, threads or clocks: `now_ns`
-is passed in, monotonic.
+Owns the outstanding requests and the buffered frames. A frame is passed on only if it directly follows the previous
+one, so a mirror of these frames is never wrong, only late. A gap stops this until a snapshot arrives. Only a snapshot
+that answers a request from here changes the epoch; stray messages cannot. Must not depend on sockets, threads or
+clocks: callers pass `now_ns`, monotonic.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from kvscope_telemetry.mirror.state_continuity import StatePosition
 
 MAX_FRAMES: Final = 20_000
 MAX_BYTES: Final = 64 << 20
-"""Maximum size of held frames on the wire."""
+"""Maximum size of buffered frames on the wire, in bytes."""
 REQUEST_INTERVAL_NS: Final = 1_000_000_000
 """Minimum time between two snapshot requests."""
 MAX_INTERVAL_NS: Final = 30_000_000_000
-"""Maximum of that interval, which grows while frames or snapshots cannot be decoded: another snapshot would be no
-better.
+"""Maximum of that interval. It grows while frames or snapshots cannot be decoded, because another snapshot would not
+help.
 """
 MAX_ANSWER_NS: Final = 10_000_000_000
-"""Maximum time to wait for an answer before requesting again; one interval at first, then doubled."""
+"""Maximum time to wait for an answer before the next request. It is one interval initially and doubles each time."""
 BEHIND_GRACE_NS: Final = 300_000_000
 """Time for which a frame announced by a heartbeat may still be in transit."""
 FIRST_TAG: Final = 1 << 52
-"""Lowest tag of our own requests, so that they do not collide with a caller's tags."""
+"""Lowest tag of requests from here, so that they do not collide with a caller's tags."""
 
 
 @dataclass(slots=True)
@@ -42,62 +42,63 @@ class FrameRun:
 
 
 Passed = Callable[[Frame | Snapshot, bytes | None], None]
-"""Called with each snapshot or frame to be applied, and its encoded bytes, if given."""
+"""Callback for each snapshot or frame to be applied, with its encoded bytes; None if they were not passed in."""
 
 
 class Sync:
-    """Follows one engine across restarts: consumes messages and returns `FrameRun`s and snapshot requests.
+    """Synchronization with one engine across restarts: processes messages and returns `FrameRun`s and snapshot
+    requests.
 
-    `passed` is called immediately and in order with each snapshot and frame that is added to a run.
+    `on_passed` is called immediately and in order with each snapshot and frame that is added to a run.
     """
 
-    def __init__(self, passed: Passed = lambda message, data: None) -> None:
-        self._place = StatePosition()
+    def __init__(self, on_passed: Passed = lambda message, data: None) -> None:
+        self._position = StatePosition()
         self._clock = EngineClock()
-        self._passed = passed
+        self._on_passed = on_passed
         self.in_sync = False
         self.num_dropped = 0
         """Number of frames that were never received."""
         self.num_resyncs = 0
         """Number of snapshots applied after the first one."""
         self._runs: list[FrameRun] = []
-        self._held = BufferedFrames()
+        self._buffered = BufferedFrames()
         self._last_seen: int | None = None  # highest seq received of the epoch, None before the first frame
         self._last_frame_ns = 0
-        self._behind: tuple[int, int] | None = None  # (seq announced by a heartbeat, time of its receipt)
+        self._announced: tuple[int, int] | None = None  # (seq announced by a heartbeat, time of its receipt)
         self._tag = FIRST_TAG - 1
         self._oldest_tag = FIRST_TAG  # answers to requests with lower tags are ignored
-        self._wants = False
-        self._asked_ns: int | None = None
-        self._patience_ns = REQUEST_INTERVAL_NS
+        self._wants_snapshot = False
+        self._requested_ns: int | None = None
+        self._answer_timeout_ns = REQUEST_INTERVAL_NS
         self._interval_ns = REQUEST_INTERVAL_NS
 
     @property
     def epoch(self) -> int | None:
-        """Epoch of the followed engine; None before the first snapshot."""
-        return self._place.epoch
+        """Epoch of the engine; None before the first snapshot."""
+        return self._position.epoch
 
     @property
     def seq(self) -> int:
         """Number of the last frame that was passed on."""
-        return self._place.seq
+        return self._position.seq
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is missing and no answer is outstanding."""
-        return self.in_sync and not self._wants and self._behind is None
+        """Whether the state is complete, and no answer is outstanding."""
+        return self.in_sync and not self._wants_snapshot and self._announced is None
 
     def accepts_time(self, epoch: int, time_ns: int, now_ns: int) -> bool:
-        """Return whether a message of the followed engine may have this time: its clock does not jump.
+        """Return whether a message of the engine may have this time, because its clock does not jump.
 
         Must be called before the message is passed to `frame` or `heartbeat`.
         """
         return epoch != self.epoch or self._clock.accepts(epoch, time_ns, now_ns)
 
     def frame(self, frame: Frame, now_ns: int, data: bytes | None = None) -> None:
-        """Process a received frame, encoded as `data`."""
+        """Process a received frame. `data`: its encoded bytes."""
         if frame.epoch != self.epoch:
-            self._held.append(frame, data)
+            self._buffered.append(frame, data)
             self.want_snapshot()
             return
         self._last_frame_ns = now_ns
@@ -105,36 +106,37 @@ class Sync:
             self.num_dropped += max(0, frame.seq - self._last_seen - 1)
         self._last_seen = max(self._last_seen or 0, frame.seq)
         if not self.in_sync:
-            self._held.append(frame, data)
-        elif self._place.is_before(frame):
+            self._buffered.append(frame, data)
+        elif self._position.is_before(frame):
             self._pass_on(frame, data)
-        elif not self._place.has(frame):
+        elif not self._position.has(frame):
             self.lose()
-            self._held.append(frame, data)
+            self._buffered.append(frame, data)
 
     def heartbeat(self, heartbeat: Heartbeat, now_ns: int) -> None:
         """Process a heartbeat, which may show that a frame was missed, or that the engine was restarted."""
         if heartbeat.epoch != self.epoch:
             self.want_snapshot()
-        elif self._behind is None and (heartbeat.seq > self._newest or self._is_behind(heartbeat.seq)):
-            self._behind = (heartbeat.seq, now_ns)
+        elif self._announced is None and (heartbeat.seq > self._newest or self._is_behind(heartbeat.seq)):
+            self._announced = (heartbeat.seq, now_ns)
 
     def snapshot(self, snapshot: Snapshot, now_ns: int, data: bytes | None = None) -> bool:
-        """Process a snapshot, encoded as `data`. Returns whether it was applied: only awaited snapshots are, if they
-        are needed.
+        """Process a snapshot. Returns whether it was applied: it must answer a request, and the state must need it.
+
+        `data`: its encoded bytes.
         """
         if not self.is_awaited(snapshot):
             return False
-        self._wants, self._oldest_tag = False, self._tag + 1
-        self._patience_ns = REQUEST_INTERVAL_NS
+        self._wants_snapshot, self._oldest_tag = False, self._tag + 1
+        self._answer_timeout_ns = REQUEST_INTERVAL_NS
         is_news = snapshot.hello.epoch != self.epoch or not self.in_sync
         if is_news:
             self._clock.start(snapshot.hello.epoch, snapshot.time_ns, now_ns)
-            self._begin(snapshot, data, now_ns)
+            self._apply_snapshot(snapshot, data, now_ns)
             self._last_frame_ns = now_ns
             self._interval_ns = max(REQUEST_INTERVAL_NS, self._interval_ns // 2)
         if self.in_sync:
-            self._held.clear()
+            self._buffered.clear()
         return is_news
 
     def is_awaited(self, snapshot: Snapshot) -> bool:
@@ -142,61 +144,60 @@ class Sync:
         return self._oldest_tag <= snapshot.tag <= self._tag
 
     def lose(self) -> None:
-        """Mark the state as invalid: nothing is passed on until a snapshot arrives."""
-        self.in_sync, self._behind = False, None
+        """Mark the state as invalid. No frame is passed on until a snapshot arrives."""
+        self.in_sync, self._announced = False, None
         self.want_snapshot()
 
     def unreadable(self) -> None:
-        """Process a frame or snapshot that could not be decoded: double the interval between requests."""
+        """Double the interval between requests, because a frame or snapshot could not be decoded."""
         self._interval_ns = min(2 * self._interval_ns, MAX_INTERVAL_NS)
 
     def want_snapshot(self) -> None:
-        """Request a snapshot as soon as the rate limit allows."""
-        self._wants = True
+        """Request a snapshot once the rate limit allows."""
+        self._wants_snapshot = True
 
     def refused(self, tag: int) -> None:
-        """Process the engine's refusal of request `tag`: it is repeated after the interval."""
+        """Process the engine's refusal of request `tag`, which is then repeated after the interval."""
         if tag == self._tag:
-            self._oldest_tag, self._patience_ns = tag + 1, REQUEST_INTERVAL_NS
+            self._oldest_tag, self._answer_timeout_ns = tag + 1, REQUEST_INTERVAL_NS
 
     def tick(self, now_ns: int) -> None:
-        """Count frames that a heartbeat announced as dropped if they did not arrive in time, and then request a
-        snapshot.
-        """
-        if self._behind is None:
+        """Request a snapshot if frames announced by a heartbeat did not arrive in time, and count them as dropped."""
+        if self._announced is None:
             return
-        seq, since_ns = self._behind
+        seq, since_ns = self._announced
         num_missing = max(0, seq - self._newest)
         if not (num_missing or self._is_behind(seq)):
-            self._behind = None
+            self._announced = None
         elif now_ns - max(since_ns, self._last_frame_ns) > BEHIND_GRACE_NS:
-            self._behind, self._last_seen = None, max(seq, self._newest)
+            self._announced, self._last_seen = None, max(seq, self._newest)
             self.num_dropped += num_missing
             if self._is_behind(seq):
                 self.lose()
 
     def next_request(self, now_ns: int) -> int | None:
-        """Return the tag of a snapshot request to be sent now, or None. The caller must call `sent` once it is sent."""
-        if not self._wants:
+        """Return the tag of a snapshot request to be sent now, or None. Once it is sent, the caller must call
+        `sent`.
+        """
+        if not self._wants_snapshot:
             return None
-        if self._asked_ns is None:
+        if self._requested_ns is None:
             return self._tag + 1
         is_waiting = self._tag >= self._oldest_tag
-        pause_ns = max(self._patience_ns, self._interval_ns) if is_waiting else self._interval_ns
-        return self._tag + 1 if now_ns - self._asked_ns >= pause_ns else None
+        pause_ns = max(self._answer_timeout_ns, self._interval_ns) if is_waiting else self._interval_ns
+        return self._tag + 1 if now_ns - self._requested_ns >= pause_ns else None
 
     def sent(self, tag: int, now_ns: int) -> None:
-        """Record that request `tag` was sent."""
         if self._tag >= self._oldest_tag:  # the previous request is unanswered: the engine is slow
-            self._patience_ns = min(2 * self._patience_ns, MAX_ANSWER_NS)
-        self._tag, self._asked_ns = tag, now_ns
+            self._answer_timeout_ns = min(2 * self._answer_timeout_ns, MAX_ANSWER_NS)
+        self._tag, self._requested_ns = tag, now_ns
 
     def disconnected(self) -> None:
         """Process the loss of the connection, and with it of all outstanding answers."""
         self._clock.reset()
-        self._oldest_tag, self._patience_ns = self._tag + 1, REQUEST_INTERVAL_NS
+        self._oldest_tag, self._answer_timeout_ns = self._tag + 1, REQUEST_INTERVAL_NS
         self._interval_ns = REQUEST_INTERVAL_NS
-        self._wants = self._wants or not self.in_sync
+        self._wants_snapshot = self._wants_snapshot or not self.in_sync
 
     def drain_runs(self) -> list[FrameRun]:
         """Return and clear the runs to be applied, in order."""
@@ -209,35 +210,35 @@ class Sync:
         return self.seq if self._last_seen is None else self._last_seen
 
     def _is_behind(self, seq: int) -> bool:
-        """Return whether the state lacks frame `seq`: a frame counted as received or dropped may still be missing from
-        a snapshot.
+        """Return whether the state lacks frame `seq`. Even a received or dropped frame may be missing from a
+        snapshot.
         """
         return self.in_sync and seq > self.seq
 
-    def _begin(self, snapshot: Snapshot, data: bytes | None, now_ns: int) -> None:
-        """Replace the state with `snapshot`, and apply the held frames that follow it."""
-        is_same = self.epoch == snapshot.hello.epoch
+    def _apply_snapshot(self, snapshot: Snapshot, data: bytes | None, now_ns: int) -> None:
+        """Replace the state with `snapshot`, and apply the buffered frames that follow it."""
+        is_same_epoch = self.epoch == snapshot.hello.epoch
         self.num_resyncs += self.epoch is not None
-        self._place.move_to(snapshot)
+        self._position.move_to(snapshot)
         self.in_sync = True
-        self._behind = self._behind if is_same else None
+        self._announced = self._announced if is_same_epoch else None
         self._runs.append(FrameRun(snapshot))
-        self._passed(snapshot, data)
-        held = [
-            (frame, its_data)
-            for frame, its_data in self._held.drain()
+        self._on_passed(snapshot, data)
+        buffered = [
+            (frame, frame_data)
+            for frame, frame_data in self._buffered.drain()
             if frame.epoch == self.epoch and self.accepts_time(frame.epoch, frame.time_ns, now_ns)
         ]
-        if not is_same:
-            self._count_holes({frame.seq for frame, _ in held})
-        following = {frame.seq: (frame, its_data) for frame, its_data in held if frame.seq > self.seq}
+        if not is_same_epoch:
+            self._count_holes({frame.seq for frame, _ in buffered})
+        following = {frame.seq: (frame, frame_data) for frame, frame_data in buffered if frame.seq > self.seq}
         for seq in sorted(following):
-            frame, its_data = following[seq]
-            if self._place.is_before(frame):
-                self._pass_on(frame, its_data)
+            frame, frame_data = following[seq]
+            if self._position.is_before(frame):
+                self._pass_on(frame, frame_data)
             else:
-                self._held.append(frame, its_data)
-        if self._held:
+                self._buffered.append(frame, frame_data)
+        if self._buffered:
             self.lose()
 
     def _count_holes(self, seqs: set[int]) -> None:
@@ -247,8 +248,8 @@ class Sync:
             self.num_dropped += max(seqs) - min(seqs) + 1 - len(seqs)
 
     def _pass_on(self, frame: Frame, data: bytes | None) -> None:
-        self._place.advance(frame)
-        self._passed(frame, data)
+        self._position.advance(frame)
+        self._on_passed(frame, data)
         if not self._runs:
             self._runs.append(FrameRun())
         self._runs[-1].frames.append(frame)
@@ -257,7 +258,7 @@ class Sync:
 class BufferedFrames:
     """Frames retained while a snapshot is outstanding, bounded in number and bytes.
 
-    If there are too many, the older half is dropped: the snapshot is more likely to contain those.
+    If there are too many, the older half is dropped, because the snapshot is more likely to contain those.
     """
 
     def __init__(self) -> None:
@@ -268,7 +269,6 @@ class BufferedFrames:
         return bool(self._frames)
 
     def append(self, frame: Frame, data: bytes | None = None) -> None:
-        """Add a frame and its encoded bytes."""
         num_bytes = len(data or b"")
         while self._frames and (len(self._frames) >= MAX_FRAMES or self._num_bytes + num_bytes > MAX_BYTES):
             self._drop_older_half()
@@ -276,7 +276,6 @@ class BufferedFrames:
         self._num_bytes += num_bytes
 
     def drain(self) -> list[tuple[Frame, bytes | None]]:
-        """Return and clear all frames."""
         frames = self._frames
         self.clear()
         return frames

@@ -1,7 +1,7 @@
 """Unpacks, validates and counts all blocks of a snapshot, which takes long for a large pool.
 
-Runs on the reading thread, so that the GUI thread receives the result. Owns the validity rules for rows and how they
-are counted. Must not depend on the mirror.
+Runs on the reading thread, which passes the result to the GUI thread. Owns the rules by which rows are valid and
+counted. Must not depend on the mirror.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class WholeBlocks:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot: Final = snapshot
-        """Snapshot that the blocks belong to."""
         self.columns: Final = unpack([snapshot.blocks])
         """Each ledger column, shape (num_rows,)."""
         check_rows(self.columns, max(snapshot.hello.cache.block_sizes))
@@ -36,32 +35,32 @@ class WholeBlocks:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the pool and the lower tiers."""
+        """Number of rows of all tiers."""
         return len(self.columns["state"])
 
     def make_ledger(self) -> None:
-        """Prepare a ledger for `release_ledger`: most of its cost is the first access to its memory."""
-        self._ledger = self._made()
+        """Prepare a ledger for `release_ledger`. The first access to its memory takes most of the time."""
+        self._ledger = self._new_ledger()
 
     def release_ledger(self) -> Ledger:
-        """Return a ledger that the caller owns."""
+        """Return a ledger with these blocks, which the caller owns."""
         ledger, self._ledger = self._ledger, None
-        return self._made() if ledger is None else ledger
+        return self._new_ledger() if ledger is None else ledger
 
     def write_to(self, ledger: Ledger) -> None:
         """Copy all columns to a ledger with the same number of rows."""
         for name, column in self.columns.items():
             getattr(ledger, name)[:] = column
 
-    def _made(self) -> Ledger:
+    def _new_ledger(self) -> Ledger:
         ledger = Ledger(self.num_rows)
         self.write_to(ledger)
         return ledger
 
 
 def count_kinds(tiers: Column, states: Column) -> npt.NDArray[np.int64]:
-    """Return the number of rows per tier and state, shape `COUNTS_SHAPE`; unknown ones come last, whatever their
-    value.
+    """Return the number of rows per tier and state, shape `COUNTS_SHAPE`. Values that are unknown count in the last
+    index.
     """
     tier, state = np.minimum(tiers.view(np.uint8), _LAST_TIER), np.minimum(states.view(np.uint8), _LAST_STATE)
     kind = tier * np.uint8(len(BlockState)) + state

@@ -2,7 +2,7 @@
 
 `PlaybackReader` owns the position in the file. `UpdateBuilder` converts messages to updates: frames and snapshots that
 continue the current state, and the samples and memory of that engine. It drops messages that only a live client needs.
-Used by one thread; knows neither clock nor speed.
+Used by one thread; must not depend on the playback clock or the speed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,13 @@ PAST_NS: Final = 60_000_000_000
 """Length of the past that a seek can deliver for charts."""
 _PROGRESS_EVERY: Final = 64
 _FRAME_LOOKBACK_NS: Final = 250_000_000
-"""Initial distance of the backward search for a frame."""
 _MAX_REPORT_DELAY_NS: Final = 10_000_000_000
-"""How long after an event the frame that reports it is searched for. An event is reported at the end of its step."""
+"""How long after an event a frame that reports it is searched for. Events are reported at the end of their step."""
 SPAN_NS: Final = 1_000_000_000
 """Length of an update, which limits the resolution of charts: an update ends with the first frame at least this long
 after the end of the previous update.
 """
-BEAT_NS: Final = 500_000_000
-"""Interval of the heartbeats that are generated while nothing is recorded."""
+HEARTBEAT_NS: Final = 500_000_000
 
 
 class PlaybackReader:
@@ -53,15 +51,15 @@ class PlaybackReader:
         self._has_unread = False
         """Whether the file has grown since `_messages` was created."""
         self._is_behind = False  # `_ahead` is not up to date; read lazily, as a seek does not need it
-        self._place = (0, 0)  # time of the last message read, and the number of messages read with it
+        self._last_read = (0, 0)  # time of the last message read, and the number of messages read with it
         self._memories: dict[int, MemoryBreakdown] = {}
-        self._silent_ns: dict[int, int] = {}  # epoch -> time before which the file has no memory breakdown
+        self._searched_ns: dict[int, int] = {}  # epoch -> time before which the file has no memory breakdown
 
     def jump(
         self, to_ns: int, *, past_ns: int = 0, is_wanted: Callable[[], bool] = lambda: True
     ) -> list[TimedUpdate] | None:
-        """Return the state at `to_ns` since the start: a snapshot, then the updates of the `past_ns` before it in
-        short spans.
+        """Return the updates that restore the state at `to_ns` since the start: a snapshot, then the updates of the
+        `past_ns` before it in short spans.
 
         Before the first snapshot in the recording, the state at that snapshot is returned, which is later than
         requested. Returns None as soon as `is_wanted()` is False, and an empty list if the recording has no state.
@@ -69,7 +67,7 @@ class PlaybackReader:
         base_ns = max(0, to_ns - past_ns)
         self._spans = UpdateBuilder(self._memory_before)
         self._messages = iter(self._recording.state_messages(base_ns / 1e9))
-        self._place, self._is_behind = (0, 0), True
+        self._last_read, self._is_behind = (0, 0), True
         if not self._read(base_ns, is_wanted):
             return None
         # Messages after that state; all messages if there is none.
@@ -93,28 +91,28 @@ class PlaybackReader:
         self._spans.pass_time(until_ns)
         return self._spans.drain_spans()
 
-    def frame_near(self, at_ns: int, num_frames: int) -> int:
+    def nearby_frame_ns(self, at_ns: int, num_frames: int) -> int:
         """Return the time of the frame `num_frames` after the one shown at `at_ns` (before it if negative), limited to
         the first and last frame.
         """
         if num_frames >= 0:
-            found = at_ns
-            for when_ns in self._frame_times(at_ns, None):
-                if when_ns > at_ns:
-                    found, num_frames = when_ns, num_frames - 1
+            nearest_ns = at_ns
+            for frame_ns in self._frame_times(at_ns, None):
+                if frame_ns > at_ns:
+                    nearest_ns, num_frames = frame_ns, num_frames - 1
                 if num_frames <= 0:
                     break
-            return found
+            return nearest_ns
         back_ns = _FRAME_LOOKBACK_NS
         while True:
-            times = [when_ns for when_ns in self._frame_times(at_ns - back_ns, at_ns) if when_ns <= at_ns]
+            times = [frame_ns for frame_ns in self._frame_times(at_ns - back_ns, at_ns) if frame_ns <= at_ns]
             if len(times) > -num_frames:
                 return times[num_frames - 1]
             if back_ns > at_ns:
                 return times[0] if times else 0
             back_ns *= 4
 
-    def frame_with(self, event: Event, at_ns: int) -> int:
+    def frame_reporting(self, event: Event, at_ns: int) -> int:
         """Return the time of the frame that reports `event`, which occurred at about `at_ns`; the state there is the
         one after the event. If no frame reports it, return the time of the first frame at or after `at_ns`.
         """
@@ -123,11 +121,11 @@ class PlaybackReader:
         for at_s, message in self._recording.messages(from_s, until_s):
             if not isinstance(message, Frame):
                 continue
-            when_ns = round(at_s * 1e9)
+            frame_ns = round(at_s * 1e9)
             if event in message.events:
-                return when_ns
-            if after_ns is None and when_ns >= at_ns:
-                after_ns = when_ns
+                return frame_ns
+            if after_ns is None and frame_ns >= at_ns:
+                after_ns = frame_ns
         return at_ns if after_ns is None else after_ns
 
     def _frame_times(self, from_ns: int, until_ns: int | None) -> Iterator[int]:
@@ -144,16 +142,15 @@ class PlaybackReader:
         is_at_end = self._ahead is None and not self._is_behind
         if is_at_end and (has_changed or self._has_unread):
             self._has_unread = True  # retried by the next call if reading raises
-            self._read_on()
+            self._resume()
             self._has_unread = False
         return has_changed
 
-    def lose(self) -> None:
-        """Report that the consumer could not apply an update: skip until the next snapshot."""
+    def skip_to_snapshot(self) -> None:
+        """Skip messages until the next snapshot, because the consumer could not apply an update."""
         self._spans.continuity.mark_lost()
 
     def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
-        """Process messages up to `until_ns`. Returns False if the read was cancelled."""
         num_read = 0
         while (ahead := self._next()) is not None and ahead[0] <= until_ns:
             self._apply(ahead)
@@ -183,11 +180,10 @@ class PlaybackReader:
             return
         at_ns = round(following[0] * 1e9)
         self._ahead = (at_ns, following[1])
-        self._place = (at_ns, self._place[1] + 1 if at_ns == self._place[0] else 1)
+        self._last_read = (at_ns, self._last_read[1] + 1 if at_ns == self._last_read[0] else 1)
 
-    def _read_on(self) -> None:
-        """Continue after the last message read."""
-        at_ns, count = self._place
+    def _resume(self) -> None:
+        at_ns, count = self._last_read
         self._messages = self._recording.messages(at_ns / 1e9, keyframes=True)
         for _ in range(count):
             following = next(self._messages, None)
@@ -206,19 +202,17 @@ class PlaybackReader:
 
     def _memory_before(self, time_ns: int, epoch: int) -> MemoryBreakdown | None:
         """Return the epoch's memory breakdown read last, or search the file backwards if none was read."""
-        if epoch not in self._memories and time_ns > self._silent_ns.get(epoch, -1):
-            found = self._recording.memory_before(time_ns / 1e9, epoch)
-            if found is not None:
-                self._memories[epoch] = found
+        if epoch not in self._memories and time_ns > self._searched_ns.get(epoch, -1):
+            memory = self._recording.memory_before(time_ns / 1e9, epoch)
+            if memory is not None:
+                self._memories[epoch] = memory
             else:  # the file was searched up to there
-                self._silent_ns[epoch] = time_ns
+                self._searched_ns[epoch] = time_ns
         return self._memories.get(epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedUpdate:
-    """An update, and the recorded time since the start at which it ends."""
-
     update: Update
     until_ns: int
     jumped: bool = False
@@ -243,21 +237,17 @@ class UpdateBuilder:
         self._devices: list[Devices] = []
         self._memory: MemoryBreakdown | None = None
         self._until_ns = 0
-        """Time of the newest message added."""
-        self._handed_out_ns = 0
-        """End time of the updates built so far."""
+        self._built_until_ns = 0
         self._offset_ns = 0
-        """Recorded time minus the engine's clock."""
         self._is_short = False
         self._has_heartbeats = False
 
     def begin_short(self, at_ns: int) -> None:
         """Split updates into short spans from `at_ns` on. Everything before is one span, split only at snapshots."""
         self.close()
-        self._is_short, self._handed_out_ns = True, at_ns
+        self._is_short, self._built_until_ns = True, at_ns
 
     def add_message(self, at_ns: int, message: TelemetryMessage) -> None:
-        """Add the next message, recorded at `at_ns` since the start."""
         if isinstance(message, Frame):
             self._add_frame(at_ns, message)
         elif isinstance(message, Snapshot):
@@ -265,7 +255,7 @@ class UpdateBuilder:
         elif isinstance(message, Heartbeat):
             self._has_heartbeats = True
             if message.epoch == self.continuity.epoch and self._is_short:
-                self._beat(at_ns)
+                self._add_heartbeat(at_ns)
         elif isinstance(message, DeviceSample) and message.epoch == self.continuity.epoch:
             self._samples.append(message)
         elif isinstance(message, Reading) and message.epoch == self.continuity.epoch:
@@ -289,20 +279,21 @@ class UpdateBuilder:
             readings=self._readings,
         )
         self._done.append(TimedUpdate(update, self._until_ns))
-        self._handed_out_ns = self._until_ns
+        self._built_until_ns = self._until_ns
         self._frames, self._samples, self._devices, self._readings = [], [], [], []
         self._snapshot = self._memory = None
 
     def pass_time(self, until_ns: int) -> None:
-        """Report that no message was recorded until `until_ns`. Generates heartbeats if the recording has none."""
-        if not self._is_short or until_ns - max(self._until_ns, self._handed_out_ns) < BEAT_NS:
+        """Advance to `until_ns` without a message. Generates heartbeats if the recording has none."""
+        if not self._is_short or until_ns - max(self._until_ns, self._built_until_ns) < HEARTBEAT_NS:
             return
         self.close()
-        while not self._has_heartbeats and until_ns - self._handed_out_ns >= BEAT_NS and not self.continuity.is_lost:
-            self._beat(self._handed_out_ns + BEAT_NS)
+        while (
+            not self._has_heartbeats and until_ns - self._built_until_ns >= HEARTBEAT_NS and not self.continuity.is_lost
+        ):
+            self._add_heartbeat(self._built_until_ns + HEARTBEAT_NS)
 
     def drain_spans(self) -> list[TimedUpdate]:
-        """Return and clear the spans built since the last call."""
         self.close()
         done, self._done = self._done, []
         return done
@@ -312,8 +303,8 @@ class UpdateBuilder:
             return
         self.pass_time(at_ns - 1)
         self._frames.append(frame)
-        self._is_at(at_ns, frame.time_ns)
-        if self._is_short and at_ns - self._handed_out_ns >= SPAN_NS:
+        self._set_times(at_ns, frame.time_ns)
+        if self._is_short and at_ns - self._built_until_ns >= SPAN_NS:
             self.close()
 
     def _add_snapshot(self, at_ns: int, snapshot: Snapshot) -> None:
@@ -322,18 +313,18 @@ class UpdateBuilder:
             return
         self.close()
         self._snapshot = snapshot
-        self._is_at(at_ns, snapshot.time_ns)
+        self._set_times(at_ns, snapshot.time_ns)
         if snapshot.hello.epoch != before:
             self._memory = self._memory_before(at_ns, snapshot.hello.epoch)
 
-    def _is_at(self, at_ns: int, time_ns: int) -> None:
+    def _set_times(self, at_ns: int, time_ns: int) -> None:
         self._until_ns, self._offset_ns = at_ns, at_ns - time_ns
 
-    def _beat(self, at_ns: int) -> None:
+    def _add_heartbeat(self, at_ns: int) -> None:
         continuity = self.continuity
         if continuity.is_lost or continuity.epoch is None:
             return
         self.close()
         beat = Heartbeat(epoch=continuity.epoch, time_ns=at_ns - self._offset_ns, seq=continuity.seq, step=0)
         self._done.append(TimedUpdate(Update(heartbeat=beat), at_ns))
-        self._until_ns = self._handed_out_ns = at_ns
+        self._until_ns = self._built_until_ns = at_ns

@@ -23,12 +23,12 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 
 MAX_TICK_NS: Final = 100_000_000
-"""Maximum time that one clock tick advances. After a longer delay, playback slows down instead of skipping."""
+"""Longest time that one clock tick advances. After a longer delay, playback is late instead of skipping."""
 MIN_SPEED, MAX_SPEED = 0.01, 1000.0
 TICK_S: Final = 0.008
 GROW_S: Final = 0.25
 """Interval at which a recording that may still be written is checked for new messages."""
-MAX_WAITING: Final = 400
+MAX_QUEUED_UPDATES: Final = 400
 """Number of queued updates at which playback waits for the consumer. The past that a seek delivers may exceed it."""
 
 
@@ -66,7 +66,7 @@ class PlaybackSource:
         self._consumed_ns = 0
         self._requested: _Seek | None = _Seek(0, with_past=True)  # pending seek
         self._num_steps = 0  # pending steps in frames; negative: backwards
-        self._is_refused = False
+        self._needs_snapshot = False
         self._is_closing = False
         self._failure = ""
         self._changed = threading.Condition()
@@ -105,12 +105,10 @@ class PlaybackSource:
 
     @property
     def note(self) -> str:
-        """Text about damage in the file; "" if none has been found so far."""
         return self.recording.note
 
     @property
     def detail(self) -> str:
-        """Text on what was skipped and why, one line per finding."""
         return self.recording.detail
 
     @property
@@ -210,13 +208,13 @@ class PlaybackSource:
             self._changed.notify_all()
 
     def resync(self) -> None:
-        """Report that an update could not be applied: no more updates follow until a snapshot."""
+        """Deliver no more updates until a snapshot, because an update could not be applied."""
         with self._changed:
-            self._is_refused = True
+            self._needs_snapshot = True
 
     def poll_update(self) -> Update | None:
-        """Return the next update, or None if there is none yet. Each covers a short time span, so call
-        it until None.
+        """Return the next update, or None if there is none yet. Each update covers a short time, so call this method
+        until it returns None.
         """
         with self._changed:
             if not self._spans:
@@ -231,7 +229,6 @@ class PlaybackSource:
             return self._changed.wait_for(predicate, timeout_s)
 
     def close(self) -> None:
-        """Stop the thread. Idempotent."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -259,23 +256,22 @@ class PlaybackSource:
         try:
             while self._wait_for_work():
                 self._grow_when_due()
-                wanted = self._requested
-                if wanted is not None:
-                    self._jump(wanted)
+                seek_target = self._requested
+                if seek_target is not None:
+                    self._jump(seek_target)
                 elif self._num_steps:
                     self._step()
                 else:
                     self._continue()
         except Exception as error:  # shown in the status: a source that failed silently would look idle
-            words = str(error) if isinstance(error, BadInput) else f"the file cannot be read: {_why(error)}"
+            reason = str(error) if isinstance(error, BadInput) else f"the file cannot be read: {_error_text(error)}"
             with self._changed:
-                self._failure = words[:300]
+                self._failure = reason[:300]
                 self._requested, self._num_steps = None, 0
                 self._clock.pause()
                 self._changed.notify_all()
 
     def _wait_for_work(self) -> bool:
-        """Wait until the thread has work. Returns False when the source is closing."""
         with self._changed:
             if self._requested is None and not self._num_steps and not self._is_closing:
                 pause_s = GROW_S if self._clock.waits_at_end else None
@@ -298,7 +294,7 @@ class PlaybackSource:
     def _step(self) -> None:
         with self._changed:
             num_frames, at_ns = self._num_steps, self._position_ns
-        to_ns = self._reader.frame_near(at_ns, num_frames)
+        to_ns = self._reader.nearby_frame_ns(at_ns, num_frames)
         with self._changed:
             self._num_steps -= num_frames
             if self._requested is None and to_ns != at_ns:
@@ -306,21 +302,21 @@ class PlaybackSource:
                 self._spans.clear()
             self._changed.notify_all()
 
-    def _jump(self, wanted: _Seek) -> None:
+    def _jump(self, seek_target: _Seek) -> None:
         def is_wanted() -> bool:
-            return self._requested is wanted and not self._is_closing
+            return self._requested is seek_target and not self._is_closing
 
-        to_ns = wanted.to_ns
-        if wanted.event is not None:
-            to_ns = self._reader.frame_with(wanted.event, to_ns)
-            to_ns = self._reader.frame_near(to_ns, -1) if wanted.before else to_ns
+        to_ns = seek_target.to_ns
+        if seek_target.event is not None:
+            to_ns = self._reader.frame_reporting(seek_target.event, to_ns)
+            to_ns = self._reader.nearby_frame_ns(to_ns, -1) if seek_target.before else to_ns
         # Without the 1 ns, a keyframe with the same time would replace the frame that reports the event.
-        past_ns = PAST_NS if wanted.with_past else int(wanted.event is not None)
+        past_ns = PAST_NS if seek_target.with_past else int(seek_target.event is not None)
         spans = self._reader.jump(to_ns, past_ns=past_ns, is_wanted=is_wanted)
         with self._changed:
             if spans is not None and is_wanted():
                 to_ns = max(to_ns, spans[-1].until_ns) if spans else to_ns
-                self._requested, self._is_refused = None, False
+                self._requested, self._needs_snapshot = None, False
                 self._spans.extend(spans)
                 self._clock.jump(to_ns)
                 self._position_ns = to_ns
@@ -330,13 +326,13 @@ class PlaybackSource:
         with self._changed:
             if not self._clock.is_playing:
                 return
-            if len(self._spans) >= MAX_WAITING:
+            if len(self._spans) >= MAX_QUEUED_UPDATES:
                 self._clock.jump(self._position_ns)
                 return
             until_ns = self._clock.tick()
-            is_refused, self._is_refused = self._is_refused, False
-        if is_refused:
-            self._reader.lose()
+            needs_snapshot, self._needs_snapshot = self._needs_snapshot, False
+        if needs_snapshot:
+            self._reader.skip_to_snapshot()
         spans = self._reader.read_until(until_ns)
         with self._changed:
             if self._requested is None:
@@ -345,7 +341,7 @@ class PlaybackSource:
                 self._changed.notify_all()
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else repr(error)
 
 
@@ -357,11 +353,10 @@ class PlaybackClock:
 
     def __init__(self, duration_ns: int, clock: Callable[[], int]) -> None:
         self.position_ns = 0
-        """Recorded time since the start, as of the last tick."""
         self.duration_ns = duration_ns
         self.is_playing = False
         self.waits_at_end = False
-        """Whether the clock keeps playing at the end, because the recording may grow."""
+        """Whether the clock stays in play mode at the end, because the recording may grow."""
         self.speed = 1.0
         self._clock = clock
         self._last_ns = clock()

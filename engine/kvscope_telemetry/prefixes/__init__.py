@@ -1,1 +1,1 @@
-"""Prefix tree of cached blocks, built from each block's parent hash. Knows hashes; uses no Qt and no sockets."""
+"""Prefix tree of cached blocks, built from each block's parent hash. Must not depend on Qt or sockets."""

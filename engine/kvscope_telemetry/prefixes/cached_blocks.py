@@ -1,7 +1,7 @@
 """Input of a prefix tree: cached blocks, each with its hash and the hash of the block before it.
 
-Blocks may come from a ledger. A source that knows hashes but no physical rows fills the same columns with rows that it
-numbers itself, so that later code does not depend on where blocks come from.
+Blocks are read from a ledger. A source that reports hashes but no physical rows fills the same columns and numbers the
+rows itself, so that the tree does not depend on the source of the blocks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy.typing as npt
 from kvscope_telemetry.ledger import COLUMNS, Ledger
 from kvscope_telemetry.messages.telemetry import CacheInfo
 
-_TAKEN: Final = ("hash", "parent", "tier", "ref_count", "prefix_hits", "last_used_step", "owner")
-_READ: Final = (*_TAKEN, "group")
-_FURTHEST: Final = ("full", "latent", "indexed", "prefixes", "")
+_TREE_COLUMNS: Final = ("hash", "parent", "tier", "ref_count", "prefix_hits", "last_used_step", "owner")
+_COPIED_COLUMNS: Final = (*_TREE_COLUMNS, "group")
+_WHOLE_TEXT_KINDS: Final = ("full", "latent", "indexed", "prefixes", "")
 """Kinds of KV groups that keep the KV of all tokens of a text, or may do so, in order of preference."""
 
 
@@ -31,7 +31,6 @@ class CachedBlocks:
     parent: npt.NDArray[np.uint64]
     """Hash of the block before it in its text; 0 for the first."""
     row: npt.NDArray[np.int64]
-    """Row in the ledger, or as the source numbers it."""
     tier: npt.NDArray[np.uint8]
     ref_count: npt.NDArray[np.int32]
     prefix_hits: npt.NDArray[np.uint16]
@@ -43,16 +42,12 @@ class CachedBlocks:
 
 
 class LedgerCopy:
-    """Copy of a ledger's columns, to build a tree on another thread.
-
-    The ledger's thread only copies memory. Buffers are reused by the next copy.
-    """
+    """Copy of a ledger's columns, to build a tree on another thread. Buffers are reused by the next copy."""
 
     def __init__(self) -> None:
         self._columns: dict[str, npt.NDArray[np.generic]] = {}
 
     def fits(self, ledger: Ledger) -> bool:
-        """Whether the buffers have the ledger's size."""
         return len(self._columns.get("hash", ())) == ledger.num_blocks
 
     def reserve(self, num_blocks: int) -> None:
@@ -60,13 +55,12 @@ class LedgerCopy:
 
         The first use of the memory takes ten times as long as a copy.
         """
-        columns = {name: np.empty(num_blocks, COLUMNS[name]) for name in _READ}
+        columns = {name: np.empty(num_blocks, COLUMNS[name]) for name in _COPIED_COLUMNS}
         for column in columns.values():
             column.fill(0)
         self._columns = columns
 
     def copy_from(self, ledger: Ledger) -> None:
-        """Copy the columns that a tree needs."""
         if not self.fits(ledger):
             self.reserve(ledger.num_blocks)
         for name, column in self._columns.items():
@@ -75,12 +69,12 @@ class LedgerCopy:
     def blocks(self, group: int | None = None) -> CachedBlocks:
         """Return the copied rows that hold a prefix, only of KV group `group` if given. Takes time linear in the
         ledger."""
-        holds = self._columns["hash"] != 0
+        has_prefix = self._columns["hash"] != 0
         if group is not None:
-            holds &= self._columns["group"] == group
-        rows = np.flatnonzero(holds)
-        taken = {name: self._columns[name][rows] for name in _TAKEN}
-        return CachedBlocks(row=rows, **taken)  # type: ignore[arg-type]
+            has_prefix &= self._columns["group"] == group
+        rows = np.flatnonzero(has_prefix)
+        columns = {name: self._columns[name][rows] for name in _TREE_COLUMNS}
+        return CachedBlocks(row=rows, **columns)  # type: ignore[arg-type]
 
 
 def group_of_tree(cache: CacheInfo) -> int | None:
@@ -93,11 +87,10 @@ def group_of_tree(cache: CacheInfo) -> int | None:
     if len(cache.groups) < 2:
         return None
     kinds = [group.kind for group in cache.groups]
-    return next((kinds.index(kind) for kind in _FURTHEST if kind in kinds), 0)
+    return next((kinds.index(kind) for kind in _WHOLE_TEXT_KINDS if kind in kinds), 0)
 
 
 def blocks_of(ledger: Ledger) -> CachedBlocks:
-    """Return the rows of `ledger` that hold a prefix now."""
-    copied = LedgerCopy()
-    copied.copy_from(ledger)
-    return copied.blocks()
+    ledger_copy = LedgerCopy()
+    ledger_copy.copy_from(ledger)
+    return ledger_copy.blocks()

@@ -21,12 +21,12 @@ def blocks_of_request(mirror: Mirror, number: int) -> Rows:
     Reused rows are found by parent hashes from its last full block backwards. That block is known if the mirror
     observed the request running; otherwise, if the request wrote no full block, no rows are found.
     """
-    held = mirror.requests.blocks(number).astype(np.int64)
-    if held.size:
-        return held
+    held_rows = mirror.requests.blocks(number).astype(np.int64)
+    if held_rows.size:
+        return held_rows
     ledger = mirror.ledger
-    written = np.flatnonzero((ledger.owner == number) & (ledger.state == BlockState.CACHED))
-    return np.concatenate([written, _rows_before(ledger, written, mirror.last_hashes.get(number, 0))])
+    written_rows = np.flatnonzero((ledger.owner == number) & (ledger.state == BlockState.CACHED))
+    return np.concatenate([written_rows, _rows_before(ledger, written_rows, mirror.last_hashes.get(number, 0))])
 
 
 def _rows_before(ledger: Ledger, rows: Rows, last_hash: int) -> Rows:
@@ -37,25 +37,25 @@ def _rows_before(ledger: Ledger, rows: Rows, last_hash: int) -> Rows:
     """
     seen = set(ledger.hash[rows].tolist())
     missing = ({*ledger.parent[rows].tolist(), last_hash}) - seen
-    found: list[int] = []
+    rows_found: list[int] = []
     while missing:
         wanted = missing.pop()
         if wanted in seen:
             continue
         seen.add(wanted)
-        at = np.flatnonzero(ledger.hash == np.uint64(wanted)) if wanted else ()
+        block_rows = np.flatnonzero(ledger.hash == np.uint64(wanted)) if wanted else ()
         by_hash: dict[int, list[int]] = {}
-        for writer in {int(ledger.owner[row]) for row in at}:
+        for writer in {int(ledger.owner[row]) for row in block_rows}:
             for row in np.flatnonzero(ledger.owner == writer).tolist():
                 by_hash.setdefault(int(ledger.hash[row]), []).append(row)
         by_hash.pop(0, None)
         while wanted in by_hash:
-            same = by_hash.pop(wanted)
-            found += same
+            same_rows = by_hash.pop(wanted)
+            rows_found += same_rows
             seen.add(wanted)
-            wanted = int(ledger.parent[same[0]])
+            wanted = int(ledger.parent[same_rows[0]])
             if wanted in seen:
                 break
         if wanted not in seen:
             missing.add(wanted)
-    return np.array(found, np.int64)
+    return np.array(rows_found, np.int64)

@@ -1,6 +1,6 @@
 """Prefix tree: texts with a common beginning share a branch, and blocks without a branching point form one node.
 
-Owns the nodes as columns. A tree is built from the cached blocks of one moment and never changes. Views remember
+Owns the nodes as columns. A tree is built from the cached blocks of one moment and never changes. Views identify
 expanded nodes by key, which is the same in successive trees as long as the node begins with the same block.
 """
 
@@ -30,33 +30,30 @@ class PrefixTree:
     """Hash of the node's first block, even if that is missing."""
     parent: Ints
     level: Ints
-    """Number of ancestors."""
     is_cut: npt.NDArray[np.bool_]
     """Whether the node's first block and all before it are missing, while blocks after them are cached."""
     num_blocks: Ints
     """Number of blocks of text, each counted once even if it is in several tiers."""
     num_with_all: Ints
-    """Number of blocks of this node and all its descendants."""
     num_before: Ints
     """Number of blocks of text before the node; -1 if the beginning is missing."""
     num_in_tier: Ints
     """Number of rows in each tier, shape (nodes, 4), in the order of `BLOCK_TIERS`."""
     hits: Ints
-    """Maximum number of hits of a block; for a node without blocks, of its descendants'."""
+    """Largest number of prefix hits of a block in the node; for a node without blocks, of a block in its descendants.
+    """
     last_used_step: Ints
     holders: Ints
-    """Maximum number of block tables that hold one block."""
+    """Largest number of block tables that contain one block of the node."""
     owner: Ints
     """Request that wrote the first cached block, or `NO_OWNER` if no block is cached."""
     rows: Ints
     """Rows of all nodes in the order of their texts. A block in several tiers has several rows, the highest tier
     first."""
     row_hash: npt.NDArray[np.uint64]
-    """Hash of each of `rows`."""
     first_row: Ints
     """Start of each node's rows in `rows`, shape (nodes + 1,)."""
     children: Ints
-    """All nodes, grouped by parent."""
     first_child: Ints
     """Start of each node's children in `children`, shape (nodes + 2,); the first entry is for `ROOT`."""
 
@@ -65,7 +62,6 @@ class PrefixTree:
 
     @property
     def num_texts(self) -> int:
-        """Number of nodes without children."""
         return int((np.diff(self.first_child)[1:] == 0).sum())
 
     def children_of(self, node: int) -> Ints:
@@ -86,7 +82,7 @@ class PrefixTree:
         return list(highest.items())[:at_most]
 
     def nodes_of(self, rows: npt.NDArray[np.integer]) -> Ints:
-        """Return the nodes that contain any of `rows`, without duplicates."""
+        """Return the nodes that contain any of `rows`, each once."""
         found = np.flatnonzero(np.isin(self.rows, rows))
         return np.unique(np.searchsorted(self.first_row, found, "right") - 1)
 
@@ -95,12 +91,11 @@ class PrefixTree:
         return int(found[0]) if found.size else None
 
     def node_with(self, key: int) -> int | None:
-        """Return the node that begins with the block of this hash; None if there is none."""
         found = np.flatnonzero(self.key == np.uint64(key))
         return int(found[0]) if found.size else None
 
     def path_to(self, node: int) -> list[int]:
-        """Return the path to the node: its ancestors from the top, then the node."""
+        """Return the ancestors of `node` from the top, then `node`."""
         path = [node]
         while (above := int(self.parent[path[-1]])) != ROOT:
             path.append(above)
@@ -109,36 +104,36 @@ class PrefixTree:
 
 def build(blocks: CachedBlocks) -> PrefixTree:
     """Build the tree of `blocks`. Takes some hundred ns per block. Can run on any thread; retains no state."""
-    joined = merge_chains(blocks)
-    chains = fold(joined.parent)
-    above = joined.parent[chains.heads]
+    merged = merge_chains(blocks)
+    chains = fold(merged.parent)
+    above = merged.parent[chains.heads]
     parent = np.where(above >= 0, chains.chain[above], ROOT) if len(above) else above
     level = levels(parent)
     parent, level = np.where(level < 0, ROOT, parent), np.maximum(level, 0)
     length = np.bincount(chains.chain, minlength=len(chains.heads))
     first = np.concatenate(([0], np.cumsum(length)))
-    in_order = np.empty(len(chains.chain), np.int64)
-    in_order[first[chains.chain] + chains.place] = np.arange(len(chains.chain))
-    entries, ends = _entries_in(joined, in_order)
-    is_cut = chains.heads >= joined.num_there
+    text_order = np.empty(len(chains.chain), np.int64)
+    text_order[first[chains.chain] + chains.position] = np.arange(len(chains.chain))
+    entries, ends = _entries_in(merged, text_order)
+    is_cut = chains.heads >= merged.num_cached
     num_blocks = length - is_cut
     children = np.argsort(parent, kind="stable")
-    down = _Descendants(parent, level)
-    before = down.from_above(np.where(is_cut, -1, 0), num_blocks)
-    own = _OwnTotals(blocks, entries, ends[first])
+    descendants = _Descendants(parent, level)
+    before = descendants.from_above(np.where(is_cut, -1, 0), num_blocks)
+    totals = _NodeTotals(blocks, entries, ends[first])
     return PrefixTree(
-        key=joined.hash[chains.heads],
+        key=merged.hash[chains.heads],
         parent=parent,
         level=level,
         is_cut=is_cut,
         num_blocks=num_blocks,
-        num_with_all=down.sum(num_blocks),
+        num_with_all=descendants.sum(num_blocks),
         num_before=before,
-        num_in_tier=own.in_tiers(),
-        hits=own.most(blocks.prefix_hits, down),
-        last_used_step=own.most(blocks.last_used_step, down),
-        holders=own.most(blocks.ref_count, down),
-        owner=own.owners(),
+        num_in_tier=totals.in_tiers(),
+        hits=totals.maximum(blocks.prefix_hits, descendants),
+        last_used_step=totals.maximum(blocks.last_used_step, descendants),
+        holders=totals.maximum(blocks.ref_count, descendants),
+        owner=totals.owners(),
         rows=blocks.row[entries],
         row_hash=blocks.hash[entries],
         first_row=ends[first],
@@ -147,17 +142,17 @@ def build(blocks: CachedBlocks) -> PrefixTree:
     )
 
 
-def _entries_in(joined: MergedNodes, order: Ints) -> tuple[Ints, Ints]:
-    """Return the entries of the blocks in `order`, and the start of each block's entries, plus the end."""
-    num_of = np.diff(joined.first_entry)[order]
-    ends = np.concatenate(([0], np.cumsum(num_of)))
-    offset = np.repeat(joined.first_entry[:-1][order] - ends[:-1], num_of)
-    return joined.entries[np.arange(ends[-1]) + offset], ends
+def _entries_in(merged: MergedNodes, order: Ints) -> tuple[Ints, Ints]:
+    """Return the entries of the blocks in `order`, and the start of each block's entries followed by the end of the
+    last.
+    """
+    num_entries = np.diff(merged.first_entry)[order]
+    ends = np.concatenate(([0], np.cumsum(num_entries)))
+    offset = np.repeat(merged.first_entry[:-1][order] - ends[:-1], num_entries)
+    return merged.entries[np.arange(ends[-1]) + offset], ends
 
 
 class _Descendants:
-    """Computes sums and maxima over a tree, level by level."""
-
     def __init__(self, parent: Ints, level: Ints) -> None:
         order = np.argsort(level, kind="stable")
         bounds = np.searchsorted(level[order], np.arange(1, level.max(initial=0) + 2))
@@ -173,44 +168,40 @@ class _Descendants:
         return before
 
     def sum(self, values: Ints) -> Ints:
-        """Sum `values` over each node and its descendants."""
         total = values.copy()
         for nodes in reversed(self._levels):
             np.add.at(total, self._parent[nodes], total[nodes])
         return total
 
-    def most(self, values: Ints) -> Ints:
-        """Return the maximum of `values` over each node and its descendants."""
-        total = values.copy()
+    def maximum(self, values: Ints) -> Ints:
+        maxima = values.copy()
         for nodes in reversed(self._levels):
-            np.maximum.at(total, self._parent[nodes], total[nodes])
-        return total
+            np.maximum.at(maxima, self._parent[nodes], maxima[nodes])
+        return maxima
 
 
-class _OwnTotals:
-    """Aggregates the entries of each node."""
-
+class _NodeTotals:
     def __init__(self, blocks: CachedBlocks, entries: Ints, first: Ints) -> None:
         self._blocks = blocks
         self._entries = entries
         self._first = first
-        self._holds = np.diff(first) > 0
+        self._has_entries = np.diff(first) > 0
 
-    def most(self, column: npt.NDArray[np.integer], down: _Descendants) -> Ints:
-        found = np.zeros(len(self._holds), np.int64)
+    def maximum(self, column: npt.NDArray[np.integer], descendants: _Descendants) -> Ints:
+        maxima = np.zeros(len(self._has_entries), np.int64)
         if self._entries.size:
-            found[self._holds] = np.maximum.reduceat(column[self._entries], self._first[:-1][self._holds])
-        return np.where(self._holds, found, down.most(found))
+            maxima[self._has_entries] = np.maximum.reduceat(column[self._entries], self._first[:-1][self._has_entries])
+        return np.where(self._has_entries, maxima, descendants.maximum(maxima))
 
     def owners(self) -> Ints:
-        owner = np.full(len(self._holds), NO_OWNER)
-        owner[self._holds] = self._blocks.owner[self._entries[self._first[:-1][self._holds]]]
+        owner = np.full(len(self._has_entries), NO_OWNER)
+        owner[self._has_entries] = self._blocks.owner[self._entries[self._first[:-1][self._has_entries]]]
         return owner
 
     def in_tiers(self) -> Ints:
-        node = np.repeat(np.arange(len(self._holds)), np.diff(self._first))
+        node = np.repeat(np.arange(len(self._has_entries)), np.diff(self._first))
         tier = np.minimum(self._blocks.tier[self._entries], _NUM_TIERS - 1).astype(np.int64)
-        counts = np.bincount(node * _NUM_TIERS + tier, minlength=_NUM_TIERS * len(self._holds))
+        counts = np.bincount(node * _NUM_TIERS + tier, minlength=_NUM_TIERS * len(self._has_entries))
         return counts.reshape(-1, _NUM_TIERS)
 
 
@@ -227,10 +218,9 @@ class MergedNodes:
     hash: npt.NDArray[np.uint64]
     parent: Ints
     """Index of the preceding block; -1 for the first of a text and for missing blocks."""
-    num_there: int
-    """Number of cached prefixes, which come first; the rest are missing."""
+    num_cached: int
+    """Number of cached prefixes. They come first in all columns; the missing ones follow."""
     entries: Ints
-    """Indices into `CachedBlocks`, grouped by prefix."""
     first_entry: Ints
     """Start of each prefix's entries in `entries`, plus the end. Missing prefixes have none."""
 
@@ -240,11 +230,8 @@ class Chains:
     """Assigns each block to a chain. A chain begins where a text begins, or where a block has several successors."""
 
     heads: Ints
-    """First block of each chain, shape (chains,)."""
     chain: Ints
-    """Chain of each block, shape (blocks,)."""
-    place: Ints
-    """Position of each block in its chain, shape (blocks,)."""
+    position: Ints
 
 
 def merge_chains(blocks: CachedBlocks) -> MergedNodes:
@@ -255,16 +242,16 @@ def merge_chains(blocks: CachedBlocks) -> MergedNodes:
     is_first[1:] = hashes[1:] != hashes[:-1]
     first = np.flatnonzero(is_first)
     known = hashes[first]
-    wanted = blocks.parent[entries[first]]
-    at = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
-    has_parent = wanted != 0
-    is_known = has_parent & (known[at] == wanted) if len(known) else has_parent
-    gone, which = np.unique(wanted[has_parent & ~is_known], return_inverse=True)
-    parent = np.full(len(known) + len(gone), -1)
-    parent[: len(known)][is_known] = at[is_known]
-    parent[: len(known)][has_parent & ~is_known] = len(known) + which
-    ends = np.full(len(gone) + 1, len(entries))
-    return MergedNodes(np.concatenate((known, gone)), parent, len(known), entries, np.concatenate((first, ends)))
+    parent_hashes = blocks.parent[entries[first]]
+    known_index = np.minimum(np.searchsorted(known, parent_hashes), max(len(known) - 1, 0))
+    has_parent = parent_hashes != 0
+    is_known = has_parent & (known[known_index] == parent_hashes) if len(known) else has_parent
+    missing, missing_index = np.unique(parent_hashes[has_parent & ~is_known], return_inverse=True)
+    parent = np.full(len(known) + len(missing), -1)
+    parent[: len(known)][is_known] = known_index[is_known]
+    parent[: len(known)][has_parent & ~is_known] = len(known) + missing_index
+    ends = np.full(len(missing) + 1, len(entries))
+    return MergedNodes(np.concatenate((known, missing)), parent, len(known), entries, np.concatenate((first, ends)))
 
 
 def fold(parent: Ints) -> Chains:
@@ -272,13 +259,13 @@ def fold(parent: Ints) -> Chains:
     size = len(parent)
     num_after = np.bincount(parent[parent >= 0], minlength=size)
     is_head = (parent < 0) | (num_after[parent] > 1)
-    head, place = _climb(np.where(is_head, np.arange(size), parent), is_head)
+    head, position = _climb(np.where(is_head, np.arange(size), parent), is_head)
     is_head |= ~is_head[head]  # a cycle: each of its blocks becomes a chain of its own
     head = np.where(is_head, np.arange(size), head)
     heads = np.flatnonzero(is_head)
     number = np.zeros(size, np.int64)
     number[heads] = np.arange(len(heads))
-    return Chains(heads, number[head], np.where(is_head, 0, place))
+    return Chains(heads, number[head], np.where(is_head, 0, position))
 
 
 def levels(parent: Ints) -> Ints:
@@ -288,16 +275,17 @@ def levels(parent: Ints) -> Ints:
     return np.where(is_top[top], level, -1)
 
 
-def _climb(up: Ints, is_end: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Follow `up` from each node to an end. Returns the end and the number of steps; each round doubles the
-    distance."""
-    place = (~is_end).astype(np.int64)
-    left = np.flatnonzero(~is_end[up])
-    for _ in range(len(up).bit_length() + 1):
-        if not left.size:
+def _climb(ancestors: Ints, is_end: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Follow `ancestors` from each node to an end. Returns the end of each node and the number of steps to it, both of
+    the shape of `ancestors`.
+    """
+    position = (~is_end).astype(np.int64)
+    unfinished = np.flatnonzero(~is_end[ancestors])
+    for _ in range(len(ancestors).bit_length() + 1):
+        if not unfinished.size:
             break
-        via = up[left]
-        place[left] += place[via]
-        up[left] = up[via]
-        left = left[~is_end[up[left]]]
-    return up, place
+        next_nodes = ancestors[unfinished]
+        position[unfinished] += position[next_nodes]
+        ancestors[unfinished] = ancestors[next_nodes]
+        unfinished = unfinished[~is_end[ancestors[unfinished]]]
+    return ancestors, position

@@ -1,1 +1,1 @@
-"""Build frames from the state of an engine: our own, a simulated one, or one that is watched."""
+"""Builds frames from the state of an engine: kvscope's own, a simulated one, or a watched one."""

@@ -1,8 +1,7 @@
-"""The cache of an engine other than our own: a ledger, the requests with their block tables, and pending changes.
+"""The cache of an engine other than kvscope's own: a ledger, the requests with their block tables, and pending changes.
 
-Owns the numbering of requests, and the totals. The caller adapts its engine: it changes the state on one thread and
-requests a frame after each step. Must not depend on an engine, a socket or a thread. Docs:
-docs/guide/your-own-engine.md.
+Owns the numbering of requests, and the totals. An adapter of the engine changes the state on one thread and requests a
+frame after each step. Must not depend on an engine, a socket or a thread. See docs/guide/your-own-engine.md.
 """
 
 from __future__ import annotations
@@ -32,7 +31,10 @@ from kvscope_telemetry.producer.frame_builder import MAX_U2, FrameBuilder, Reque
 
 @dataclass(slots=True)
 class KnownRequest:
-    """An unfinished request. After writing its attributes, call `CacheState.touch`; change tables with `set_table`."""
+    """An unfinished request.
+
+    After a change of attributes, `CacheState.touch` must be called. Tables are changed with `set_table`.
+    """
 
     info: RequestInfo
     num_groups: int
@@ -56,7 +58,7 @@ class KnownRequest:
 
     @property
     def number(self) -> int:
-        """Number of the request, as in the ledger's `owner`."""
+        """Number of the request as in the ledger's `owner`."""
         return self.info.number
 
     @property
@@ -69,14 +71,13 @@ class KnownRequest:
         self.tables[group][start:] = blocks
         self.unchanged[group] = min(self.unchanged[group], start)
 
-    def set_entry(self, place: int, block: int, group: int = 0) -> None:
-        """Replace one entry of the block table of `group`."""
-        self.tables[group][place] = block
-        self.unchanged[group] = min(self.unchanged[group], place)
+    def set_entry(self, index: int, block: int, group: int = 0) -> None:
+        self.tables[group][index] = block
+        self.unchanged[group] = min(self.unchanged[group], index)
 
 
 class CacheState:
-    """State of the engine described by `hello`. All blocks are free at first, except reserved ones."""
+    """State of the engine described by `hello`. Initially all blocks are free, except reserved ones."""
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
@@ -86,11 +87,11 @@ class CacheState:
         cache.rows_by_tier.write_tiers(self.ledger)
         self.requests: dict[int, KnownRequest] = {}
         self.totals: dict[str, int] = dict.fromkeys(Counters.__struct_fields__, 0)
-        """Values by the names of `Counters`; `num_running` and `num_waiting` are current values, all others totals."""
-        self._builder = FrameBuilder(hello.epoch, self.ledger, self._take_changed)
+        """Values by the names of `Counters`. `num_running` and `num_waiting` are current values, all others totals."""
+        self._builder = FrameBuilder(hello.epoch, self.ledger, self._drain_changed)
         self._num_groups = max(1, len(hello.cache.groups))
         self._last_number = 0
-        self._new: list[RequestInfo] = []
+        self._new_infos: list[RequestInfo] = []
         self._touched: dict[int, KnownRequest] = {}
         self._changed: list[npt.NDArray[np.uint32]] = []
         self._moves: dict[str, list[int]] = {name: [] for name in Moves.__struct_fields__}
@@ -103,7 +104,6 @@ class CacheState:
 
     @property
     def step(self) -> int:
-        """Step of the last frame."""
         return self._builder.step
 
     # Changes, to be included in the next frame.
@@ -119,7 +119,7 @@ class CacheState:
         index: int = 0,
         adapter: str = "",
     ) -> KnownRequest:
-        """Add a new request. `arrival_ns` is by `time.monotonic_ns`; None: now."""
+        """Add a new request. `arrival_ns`: time by `time.monotonic_ns`; None: now."""
         self._last_number += 1
         info = RequestInfo(
             number=self._last_number,
@@ -132,7 +132,7 @@ class CacheState:
             adapter=adapter,
         )
         request = self.requests[info.number] = KnownRequest(info, self._num_groups)
-        self._new.append(info)
+        self._new_infos.append(info)
         self.touch(request)
         return request
 
@@ -141,20 +141,22 @@ class CacheState:
         self._touched[request.number] = request
 
     def set_earlier_tokens(self, request: KnownRequest, num_outputs: int, time_ns: int) -> None:
-        """Set the number of output tokens at `time_ns`, when observation began. The next token is timed from there."""
+        """Set the number of output tokens when observation began, at `time_ns`. The time of the next token counts from
+        then.
+        """
         request.num_output_tokens = num_outputs
         if num_outputs:
             self._builder.last_token_ns[request.number] = time_ns
 
     def set_num_output_tokens(self, request: KnownRequest, num_outputs: int, time_ns: int) -> None:
-        """Set the current number of output tokens, and count and time the new ones."""
+        """Set the number of output tokens at `time_ns`, and count and time the new ones."""
         num_new, request.num_output_tokens = num_outputs - request.num_output_tokens, num_outputs
         if num_new > 0:
             self.count(generation_tokens=self._builder.count_tokens([(request, num_new)], time_ns))
             self.touch(request)
 
     def finish(self, request: KnownRequest) -> None:
-        """Remove a request that ended and clear its block tables. The caller must update the ledger's rows."""
+        """Remove a request that ended, and clear its block tables. The caller must update the ledger's rows."""
         request.state = RequestState.FINISHED
         for group in range(self._num_groups):
             request.set_table((), group)
@@ -162,18 +164,17 @@ class CacheState:
         self.touch(request)
 
     def set_blocks(self, ids: npt.ArrayLike, **columns: npt.ArrayLike) -> None:
-        """Write columns of the ledger by name for blocks `ids`, shape (n,); values are scalars or have shape (n,).
+        """Write columns of the ledger by name for blocks `ids`, shape (n,). Values are scalars or have shape (n,).
 
-        If an id occurs several times, the last value wins.
+        If an id occurs several times, its last value is used.
         """
-        at = np.asarray(ids, np.uint32)
-        if at.size:
+        rows = np.asarray(ids, np.uint32)
+        if rows.size:
             for name, values in columns.items():
-                getattr(self.ledger, name)[at] = values
-            self._changed.append(at)
+                getattr(self.ledger, name)[rows] = values
+            self._changed.append(rows)
 
     def free_blocks(self, ids: npt.ArrayLike) -> None:
-        """Reset the rows of these blocks to free."""
         self.set_blocks(
             ids, state=BlockState.FREE, ref_count=0, filled=0, owner=NO_OWNER, prefix_hits=0, hash=0, parent=0, group=0
         )
@@ -184,23 +185,22 @@ class CacheState:
         return np.minimum(hits, np.uint32(MAX_U2))
 
     def begin_read(self, ids: npt.ArrayLike, step: int) -> None:
-        """Mark blocks of a lower tier as being loaded for a prefix hit; they are held meanwhile."""
+        """Mark blocks of a lower tier as being loaded for a prefix hit, and add a reference to each."""
         refs = self.ledger.ref_count[np.asarray(ids, np.int64)] + 1
         hits = self.more_hits(ids)
         self.set_blocks(ids, state=BlockState.ACTIVE, ref_count=refs, prefix_hits=hits, last_used_step=step)
 
     def end_read(self, ids: npt.ArrayLike, step: int) -> None:
-        """Release one reference to blocks that were held by `begin_read`."""
+        """Remove the reference that `begin_read` added to blocks."""
         refs = np.maximum(self.ledger.ref_count[np.asarray(ids, np.int64)] - 1, 0)
         state = np.where(refs > 0, BlockState.ACTIVE, BlockState.CACHED)
         self.set_blocks(ids, state=state, ref_count=refs, last_used_step=step)
 
     def add_moves(self, kind: str, ids: Iterable[int]) -> None:
-        """Add blocks to a field of `Moves`, named `kind`."""
+        """Add blocks to the field `kind` of the next frame's `Moves`."""
         self._moves[kind] += ids
 
     def add_event(self, event: Event) -> None:
-        """Add an event to the next frame."""
         self._events.append(event)
 
     def count(self, **added: int) -> None:
@@ -226,7 +226,7 @@ class CacheState:
             batch: Number of tokens computed per request, by request number.
             num_prefill_tokens: None: all tokens of the batch that are not decodes.
         """
-        ran = batch or {}
+        batch_tokens = batch or {}
         requests = list(self._touched.values())
         unchanged = {
             (request.number, group): start
@@ -238,10 +238,10 @@ class CacheState:
             step,
             time_ns,
             self.counters(),
-            requests=RequestUpdates(tuple(self._new), requests, unchanged_group_entries=unchanged),
+            requests=RequestUpdates(tuple(self._new_infos), requests, unchanged_group_entries=unchanged),
             batch=pack_batch(
-                list(ran),
-                list(ran.values()),
+                list(batch_tokens),
+                list(batch_tokens.values()),
                 num_decode_tokens=num_decode_tokens,
                 num_prefill_tokens=num_prefill_tokens,
             ),
@@ -252,14 +252,14 @@ class CacheState:
         for request in requests:
             request.unchanged = list(map(len, request.tables))
             request.published = list(request.unchanged)
-        self._new, self._touched, self._events = [], {}, []
+        self._new_infos, self._touched, self._events = [], {}, []
         self._moves = {name: [] for name in self._moves}
         return frame
 
     def snapshot(self, tag: int = 0, time_ns: int | None = None) -> Snapshot:
-        """Return the whole state, numbered as the last frame; nothing may have changed since that frame.
+        """Return the whole state, numbered as the last frame. Nothing may have changed since that frame.
 
-        `time_ns` is by `time.monotonic_ns`; None: now.
+        `time_ns`: time by `time.monotonic_ns`; None: now.
         """
         requests = list(self.requests.values())
         now_ns = time.monotonic_ns() if time_ns is None else time_ns
@@ -269,7 +269,7 @@ class CacheState:
     def counters(self) -> Counters:
         return Counters(**self.totals)
 
-    def _take_changed(self) -> npt.NDArray[np.uint32]:
+    def _drain_changed(self) -> npt.NDArray[np.uint32]:
         """Return the rows that changed since the last call, each once, ascending."""
         changed, self._changed = self._changed, []
         return np.unique(np.concatenate(changed)) if changed else np.empty(0, np.uint32)

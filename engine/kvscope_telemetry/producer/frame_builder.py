@@ -1,8 +1,8 @@
-"""Builds frames and snapshots from an engine's state; no other module does.
+"""Builds frames and snapshots from an engine's state. No other module does.
 
 Owns the sequence numbers of an epoch, the time of each request's newest token, and the packing of requests. It reads
-the ledger and the requests without modifying them; `CacheState` and our engine's `StepRecorder` pass in what changed.
-Must not depend on an engine, a socket or a thread.
+the ledger and the requests without modifying them; `CacheState` and the `StepRecorder` of kvscope's engine pass in the
+changes. Must not depend on an engine, a socket or a thread.
 
 See docs/internals/decisions/0027-one-builder-of-frames.md.
 """
@@ -40,7 +40,7 @@ MAX_U2: Final = (1 << 16) - 1
 
 
 class RequestFacts(Protocol):
-    """The values of a request that frames report."""
+    """Values of a request that frames report."""
 
     @property
     def number(self) -> int: ...
@@ -68,15 +68,15 @@ class RequestFacts(Protocol):
 
 
 class RequestUpdates(NamedTuple):
-    """Requests that a frame reports."""
-
     new: tuple[RequestInfo, ...] = ()
     changed: Sequence[RequestFacts] = ()
-    """Requests of which any value changed; new ones among them."""
+    """Requests of which any value changed, including the new ones."""
     unchanged_entries: Mapping[int, int] = {}
-    """Request number -> unchanged leading entries of its block tables; absent if none of its tables changed."""
+    """Request number -> number of unchanged leading entries of its block tables. Requests with unchanged tables are
+    absent.
+    """
     unchanged_group_entries: Mapping[tuple[int, int], int] = {}
-    """(Request number, KV group) -> the same for a single table."""
+    """(Request number, KV group) -> number of unchanged leading entries of that block table."""
 
 
 _columns_of: Final = attrgetter(
@@ -97,7 +97,7 @@ class FrameBuilder:
 
     Args:
         take_changed: Returns the ids of the ledger's rows that changed since its last call.
-        publish: Receives each frame. Must not block.
+        publish: Called with each frame. Must not block.
         running_time: Pauses and suspensions, which latencies exclude.
     """
 
@@ -113,9 +113,8 @@ class FrameBuilder:
         self.seq = 0
         """Number of the last frame; 0 before the first."""
         self.step = 0
-        """Step of the last frame."""
         self.last_token_ns: dict[int, int] = {}
-        """Time of the newest token of each unfinished request, by request number."""
+        """Request number -> time of its newest token, for unfinished requests."""
         self._epoch = epoch
         self._ledger = ledger
         self._take_changed = take_changed
@@ -136,13 +135,13 @@ class FrameBuilder:
         for request, num_tokens in new_tokens:
             if not num_tokens:
                 continue
-            before = latest.get(request.number)
+            previous_ns = latest.get(request.number)
             latest[request.number] = time_ns
-            if before is None:
+            if previous_ns is None:
                 self._first_token_ns.append(running_ns(request.arrival_ns, time_ns))
                 self._inter_token_ns += [0] * (num_tokens - 1)
             else:
-                self._inter_token_ns += [running_ns(before, time_ns) // num_tokens] * num_tokens
+                self._inter_token_ns += [running_ns(previous_ns, time_ns) // num_tokens] * num_tokens
         return len(self._first_token_ns) + len(self._inter_token_ns) - num_before
 
     def frame(
@@ -196,7 +195,7 @@ class FrameBuilder:
         *,
         tag: int = 0,
     ) -> Snapshot:
-        """Return the complete state after the last frame. Nothing may have changed since.
+        """Return the complete state after the last frame. Nothing may have changed since then.
 
         `requests` and `infos` are the unfinished requests, in the same order.
         """
@@ -218,8 +217,9 @@ class FrameBuilder:
 def pack_batch(
     numbers: Sequence[int], num_tokens: Sequence[int], *, num_decode_tokens: int, num_prefill_tokens: int | None = None
 ) -> Batch:
-    """Pack the requests of a step with their numbers of tokens. By default, all tokens that are not decodes are
-    prefill.
+    """Pack the requests of a step with their numbers of tokens.
+
+    `num_prefill_tokens`: by default, all tokens that are not decodes.
     """
     return Batch(
         number=pack_u4(numbers),
@@ -232,7 +232,7 @@ def pack_batch(
 def _pack_requests(
     requests: Sequence[RequestFacts], tables: Mapping[int, int], groups: Mapping[tuple[int, int], int]
 ) -> RequestRows:
-    """Pack one row per request, and one more for each further KV group whose block table changed."""
+    """Pack one row per request, and one more for each further KV group with a changed block table."""
     rows: list[RequestFacts] = []
     starts: list[int] = []
     tails: list[Sequence[int]] = []

@@ -1,7 +1,7 @@
-"""Reads the history of one block from a time range of a recording, and concatenates histories of several ranges.
+"""Reads the history of one block from a time range of a recording, and concatenates the histories of several ranges.
 
 Frames that do not contain the block are not unpacked, so that minutes of a fast engine are scanned in less than a
-second. Holds no file open.
+second. No file stays open between calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvscope_telemetry.ledger import LASTING
 from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, TelemetryMessage
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.block_changes import LIFE, BlockChanges, ChangeKind, Rows
+from kvscope_telemetry.summaries.block_changes import HISTORY_DTYPE, BlockChanges, ChangeKind, Rows
 from kvscope_telemetry.summaries.block_moments import BlockMoment, BlockMoments, block_moments_of, moments_of
 
 _PROGRESS_EVERY: Final = 64
@@ -26,11 +26,9 @@ _LATE_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class BlockHistoryPart:
-    """History of a block from `begin_ns` to `end_ns` (wall clock)."""
-
     begin_ns: int
     end_ns: int
-    rows: Rows = field(default_factory=lambda: np.zeros(0, LIFE))
+    rows: Rows = field(default_factory=lambda: np.zeros(0, HISTORY_DTYPE))
     block_moments: BlockMoments = field(default_factory=BlockMoments)
     num_forgotten: int = 0
     """Number of rows dropped because the history exceeded its limit. If not 0, `begin_ns` is the time of the oldest
@@ -75,10 +73,10 @@ def read_part(
             _report_progress(watch, (log_time_ns - from_ns) / length_ns)
         if log_time_ns <= until_ns or _is_until(moments, last):
             block_history.feed(_resumed_after(block_history.seq, moments), min(log_time_ns, until_ns))
-    return part_of(block_history, from_ns, until_ns, block_size)
+    return history_part(block_history, from_ns, until_ns, block_size)
 
 
-def part_of(block_history: BlockChanges, begin_ns: int, end_ns: int, block_size: int) -> BlockHistoryPart:
+def history_part(block_history: BlockChanges, begin_ns: int, end_ns: int, block_size: int) -> BlockHistoryPart:
     rows = block_history.rows.copy()
     if block_history.num_forgotten and rows.size:
         begin_ns = int(rows["time_ns"][0])
@@ -103,40 +101,39 @@ class GrowingBlockHistory:
         return self._num_rows < self.block_history.num_forgotten + self.block_history.rows.size
 
     def part(self, begin_ns: int, end_ns: int) -> BlockHistoryPart:
-        rows, forgotten = self.block_history.rows, self.block_history.num_forgotten
-        first = self._num_rows - forgotten  # the first row not converted yet
+        rows, num_forgotten = self.block_history.rows, self.block_history.num_forgotten
+        first = self._num_rows - num_forgotten  # the first row not converted yet
         if first < rows.size:
             fresh = block_moments_of(moments_of(rows[max(first - 1, 0) :], self._block_size))
-            self._block_moments = self._block_moments.followed_by(fresh.after(1) if first > 0 else fresh)
-            self._num_rows = forgotten + rows.size
-        if forgotten:
+            self._block_moments = self._block_moments.followed_by(fresh.without_first(1) if first > 0 else fresh)
+            self._num_rows = num_forgotten + rows.size
+        if num_forgotten:
             begin_ns = int(rows["time_ns"][0])
-            self._block_moments = self._block_moments.after(
+            self._block_moments = self._block_moments.without_first(
                 int(np.searchsorted(self._block_moments.times_ns, begin_ns))
             )
-        return BlockHistoryPart(begin_ns, end_ns, rows.copy(), self._block_moments, forgotten)
+        return BlockHistoryPart(begin_ns, end_ns, rows.copy(), self._block_moments, num_forgotten)
 
 
-def joined(older: BlockHistoryPart, newer: BlockHistoryPart) -> BlockHistoryPart:
-    """Concatenate two parts. The gap between them, if any, is marked as unknown."""
+def concatenate_parts(older: BlockHistoryPart, newer: BlockHistoryPart) -> BlockHistoryPart:
+    """Concatenate two parts. A gap between them is marked as unknown by a row of `ChangeKind.LOST`."""
     if not older.rows.size or not newer.rows.size:
         rows = older.rows if older.rows.size else newer.rows
         moments = older.block_moments if older.moments else newer.block_moments
         return BlockHistoryPart(older.begin_ns, newer.end_ns, rows, moments, older.num_forgotten + newer.num_forgotten)
-    middle = np.zeros(0, LIFE)
-    after, moments = newer.rows, newer.block_moments
+    lost_row = np.zeros(0, HISTORY_DTYPE)
+    newer_rows, moments = newer.rows, newer.block_moments
     if newer.begin_ns - older.end_ns > 1 and older.rows["how"][-1] != ChangeKind.LOST:
-        middle = np.zeros(1, LIFE)
-        middle["time_ns"], middle["how"], middle["epoch"] = older.end_ns, ChangeKind.LOST, older.rows["epoch"][-1]
-    elif _is_consecutive(older.rows[-1], after[0]):
-        after, moments = after[1:], moments.after(1)
-    rows = np.concatenate((older.rows, middle, after))
+        lost_row = np.zeros(1, HISTORY_DTYPE)
+        lost_row["time_ns"], lost_row["how"], lost_row["epoch"] = older.end_ns, ChangeKind.LOST, older.rows["epoch"][-1]
+    elif _repeats_state(older.rows[-1], newer_rows[0]):
+        newer_rows, moments = newer_rows[1:], moments.without_first(1)
+    rows = np.concatenate((older.rows, lost_row, newer_rows))
     moments, num_forgotten = older.block_moments.followed_by(moments), older.num_forgotten + newer.num_forgotten
     return BlockHistoryPart(older.begin_ns, newer.end_ns, rows, moments, num_forgotten)
 
 
-def _is_consecutive(last: np.void, first: np.void) -> bool:
-    """Whether `first` only repeats the state of `last`."""
+def _repeats_state(last: np.void, first: np.void) -> bool:
     is_known = first["how"] == ChangeKind.KNOWN and last["how"] != ChangeKind.LOST and first["epoch"] == last["epoch"]
     return bool(is_known and all(first[name] == last[name] for name in LASTING))
 
@@ -151,7 +148,7 @@ def _resumed_after(seq: int, message: TelemetryMessage) -> TelemetryMessage:
 
 
 def _is_until(message: TelemetryMessage, last: tuple[int, int] | None) -> bool:
-    """Whether `message` is frame `last` or an earlier frame of its epoch."""
+    """Whether `message` is the frame `last` (epoch, sequence number) or an earlier frame of its epoch."""
     return isinstance(message, Frame) and last is not None and message.epoch == last[0] and message.seq <= last[1]
 
 

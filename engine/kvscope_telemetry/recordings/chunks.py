@@ -3,7 +3,7 @@
 Chunks are found by walking over the records. The index at the end of the file is not used, so a truncated file is read
 like a complete one, and a wrong index has no effect. After an invalid record the walk continues at the next valid
 chunk, so that one wrong length costs one chunk. An unreadable chunk is decompressed only once: the reason is stored
-with it. This module knows bytes, records and channels, but no message types. Format: mcap.dev/spec.
+with it. Handles bytes, records and channels; must not depend on message types. Format: mcap.dev/spec.
 
 The reader of the `mcap` package is not used, even for undamaged files, because damage is only known after reading. That
 reader cannot read a file without its end, continue after a damaged record, name and count what was skipped, refuse a
@@ -38,7 +38,7 @@ MAGIC: Final = b"\x89MCAP0\r\n"
 HEADER, FOOTER, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX, METADATA = 1, 2, 4, 5, 6, 7, 12
 RECORD: Final = struct.Struct("<BQ")  # opcode, length
 _MESSAGE: Final = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
-_WHOLE: Final = struct.Struct("<BQHIQQ")  # record and message header together
+_MESSAGE_RECORD: Final = struct.Struct("<BQHIQQ")  # record and message header together
 MAX_CHUNK_MESSAGES: Final = 1 << 17
 """Maximum number of records in a chunk. Chunks of this writer hold some hundreds; 4 MiB chunks written by other tools
 hold some tens of thousands.
@@ -53,10 +53,9 @@ class DamagedChunk(Exception):
 
 @dataclass(slots=True)
 class Chunk:
-    """Location of a chunk in the file, and the metadata known about it."""
+    """Location of a chunk in the file, and its metadata as far as it is known."""
 
     offset: int
-    """Byte offset of the chunk's data in the file."""
     stored_bytes: int
     inflated_bytes: int
     crc: int
@@ -70,22 +69,19 @@ class Chunk:
     indexed_ns: tuple[int, int] | None = None
     """First and last log time according to the index records."""
     num_frames: int | None = None
-    """Number of frames, or None while unknown."""
     frames_ns: tuple[int, int] | None = None
     """Log times of the first and last frame, or None while unknown."""
     damage: str = ""
-    """Why the chunk cannot be read; "" if no damage is known."""
     is_read: bool = False
     """Whether `counts` holds the actual numbers of messages."""
 
     def extend_index(self, first_ns: int, last_ns: int) -> None:
-        """Extend `indexed_ns` by the times of one more index record."""
-        before = self.indexed_ns or (first_ns, last_ns)
-        self.indexed_ns = min(before[0], first_ns), max(before[1], last_ns)
+        known = self.indexed_ns or (first_ns, last_ns)
+        self.indexed_ns = min(known[0], first_ns), max(known[1], last_ns)
 
     @property
-    def where(self) -> str:
-        """The chunk's offset and damage, as text."""
+    def damage_text(self) -> str:
+        """The chunk's offset and damage as text for the user."""
         return f"in its chunk at byte {self.offset}, {self.damage}"
 
     @property
@@ -94,7 +90,7 @@ class Chunk:
         latest_ns = max(self.end_ns, *(self.frames_ns or (0, 0)))
         return self.indexed_ns != (self.start_ns, self.end_ns) or not 0 <= latest_ns < MAX_LOG_TIME_NS
 
-    def reach_over_frames(self) -> None:
+    def extend_to_frames(self) -> None:
         """Extend the chunk's time range to its last frame: the batch message only has the log time of
         its first frame.
         """
@@ -103,18 +99,20 @@ class Chunk:
 
 
 class RawMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message of a chunk, not decoded."""
+    """A message of a chunk before decoding."""
 
     channel: int
     log_time_ns: int
     data: bytes
 
 
-def read_chunk(file: BinaryIO, chunk: Chunk, unzip: zstandard.ZstdDecompressor | None = None) -> list[RawMessage]:
+def read_chunk(
+    file: BinaryIO, chunk: Chunk, decompressor: zstandard.ZstdDecompressor | None = None
+) -> list[RawMessage]:
     """Return the messages of a chunk.
 
     Args:
-        unzip: Decompressor to reuse. Creating one takes longer than decompressing a small chunk.
+        decompressor: Decompressor to reuse. Creating one takes longer than decompressing a small chunk.
 
     Raises:
         DamagedChunk: The chunk is unreadable. Later calls raise it again without reading.
@@ -122,7 +120,7 @@ def read_chunk(file: BinaryIO, chunk: Chunk, unzip: zstandard.ZstdDecompressor |
     if chunk.damage:
         raise DamagedChunk(chunk.damage)
     try:
-        messages = _read(file, chunk, unzip or zstandard.ZstdDecompressor())
+        messages = _read_messages(file, chunk, decompressor or zstandard.ZstdDecompressor())
     except DamagedChunk as damage:
         chunk.damage = str(damage)
         raise
@@ -131,15 +129,15 @@ def read_chunk(file: BinaryIO, chunk: Chunk, unzip: zstandard.ZstdDecompressor |
     return messages
 
 
-def _read(file: BinaryIO, chunk: Chunk, unzip: zstandard.ZstdDecompressor) -> list[RawMessage]:
+def _read_messages(file: BinaryIO, chunk: Chunk, decompressor: zstandard.ZstdDecompressor) -> list[RawMessage]:
     file.seek(chunk.offset)
-    data = inflated(file.read(chunk.stored_bytes), chunk, unzip)
+    data = inflated(file.read(chunk.stored_bytes), chunk, decompressor)
     if chunk.crc and zlib.crc32(data) != chunk.crc:
         raise DamagedChunk("checksum mismatch")
-    return _messages(data)
+    return _split_messages(data)
 
 
-def inflated(stored: bytes, chunk: Chunk, unzip: zstandard.ZstdDecompressor) -> bytes:
+def inflated(stored: bytes, chunk: Chunk, decompressor: zstandard.ZstdDecompressor) -> bytes:
     """Return the uncompressed data of `chunk`, or raise DamagedChunk. Never decompresses more than
     `chunk.inflated_bytes`.
     """
@@ -147,7 +145,7 @@ def inflated(stored: bytes, chunk: Chunk, unzip: zstandard.ZstdDecompressor) -> 
         raise DamagedChunk("the file ends inside it")
     data = stored
     if chunk.compression == "zstd":
-        data = _unzipped(stored, chunk.inflated_bytes, unzip)
+        data = _decompressed(stored, chunk.inflated_bytes, decompressor)
     elif chunk.compression:
         raise DamagedChunk(f"its compression {chunk.compression!r} is not known: zstd or none")
     if len(data) != chunk.inflated_bytes:
@@ -155,31 +153,31 @@ def inflated(stored: bytes, chunk: Chunk, unzip: zstandard.ZstdDecompressor) -> 
     return data
 
 
-def _unzipped(stored: bytes, claimed: int, unzip: zstandard.ZstdDecompressor) -> bytes:
+def _decompressed(stored: bytes, claimed_bytes: int, decompressor: zstandard.ZstdDecompressor) -> bytes:
     try:
-        holds = zstandard.frame_content_size(stored)  # the size that the decompressor would allocate
-        if holds != claimed:
-            raise DamagedChunk(f"it holds {holds} bytes and claims {claimed}")
-        return unzip.decompress(stored, max_output_size=claimed)
+        content_bytes = zstandard.frame_content_size(stored)  # the size that the decompressor would allocate
+        if content_bytes != claimed_bytes:
+            raise DamagedChunk(f"it holds {content_bytes} bytes and claims {claimed_bytes}")
+        return decompressor.decompress(stored, max_output_size=claimed_bytes)
     except (zstandard.ZstdError, MemoryError) as error:
         raise DamagedChunk(str(error) or "there is not enough memory for it") from None
 
 
-def _messages(data: bytes) -> list[RawMessage]:
+def _split_messages(data: bytes) -> list[RawMessage]:
     """Split the data of a chunk into its messages. A single loop without calls, because an overview of hours consists
     of hundreds of thousands of small messages.
     """
     messages: list[RawMessage] = []
-    at, count, num_bytes = 0, 0, len(data)
-    whole, whole_bytes, head_bytes = _WHOLE.unpack_from, _WHOLE.size, RECORD.size
-    while at < num_bytes:
-        if at + whole_bytes <= num_bytes:
-            opcode, length, channel, _, log_time_ns, _ = whole(data, at)
-        elif at + head_bytes <= num_bytes:
-            opcode, length = RECORD.unpack_from(data, at)
+    offset, count, num_bytes = 0, 0, len(data)
+    unpack_message, message_bytes, head_bytes = _MESSAGE_RECORD.unpack_from, _MESSAGE_RECORD.size, RECORD.size
+    while offset < num_bytes:
+        if offset + message_bytes <= num_bytes:
+            opcode, length, channel, _, log_time_ns, _ = unpack_message(data, offset)
+        elif offset + head_bytes <= num_bytes:
+            opcode, length = RECORD.unpack_from(data, offset)
         else:
             raise DamagedChunk("it ends within a record")
-        end = at + head_bytes + length
+        end = offset + head_bytes + length
         if end > num_bytes:
             raise DamagedChunk("it ends within a record")
         count += 1
@@ -190,8 +188,8 @@ def _messages(data: bytes) -> list[RawMessage]:
         if opcode == MESSAGE:
             if length < _MESSAGE.size:
                 raise DamagedChunk("a message of it is too short")
-            messages.append(RawMessage(channel, log_time_ns, data[at + whole_bytes : end]))
-        at = end
+            messages.append(RawMessage(channel, log_time_ns, data[offset + message_bytes : end]))
+        offset = end
     return messages
 
 
@@ -204,11 +202,11 @@ _MAX_CHANNEL_BYTES: Final = 4096
 _MAX_METADATA_BYTES: Final = 256
 _FOOTER_BYTES: Final = 20
 _LAST_OPCODE, _FIRST_PRIVATE_OPCODE = 15, 128
-_CHUNK_BEGINS: Final = re.compile(rb"\x06.{36}\x04\0\0\0zstd.{8}\x28\xb5\x2f\xfd", re.DOTALL)
+_CHUNK_START: Final = re.compile(rb"\x06.{36}\x04\0\0\0zstd.{8}\x28\xb5\x2f\xfd", re.DOTALL)
 """Pattern of the beginning of a compressed chunk, up to zstd's magic number. Used to find the next chunk after invalid
 records.
 """
-_CHUNK_BEGIN_BYTES: Final = 57
+_CHUNK_START_BYTES: Final = 57
 _SEARCH_BYTES: Final = 1 << 20
 _MAX_SEARCH_BYTES: Final = MAX_CHUNK_BYTES
 """Maximum distance searched for the next chunk after a damaged one. Chunks after a larger hole are not found."""
@@ -217,15 +215,12 @@ _TEXT_BYTES: Final = struct.Struct("<I")
 
 @dataclass(slots=True)
 class ChunkList:
-    """The chunks found in a file, and the channels and damage found on the way."""
-
     chunks: list[Chunk] = field(default_factory=list)
     declared_topics: dict[str, int] = field(default_factory=dict)
-    """Topic -> channel, from the file's channel records."""
     used: set[int] = field(default_factory=set)
     is_complete: bool = False
     limit: str = ""
-    """Why only a part of the file was scanned; "" if all of it was."""
+    """Reason why only a part of the file was scanned; "" if all of it was."""
     damages: list[str] = field(default_factory=list)
     """One text for each byte range that was skipped as invalid, with its position."""
 
@@ -236,20 +231,23 @@ class ChunkList:
         The declared channel is used if it has messages and no other topic declares it, otherwise this version's usual
         id. A topic that is not in the file maps to a channel that does not occur in it.
         """
-        claims = list(self.declared_topics.values())
-        clear = {channel for channel in claims if channel in self.used and claims.count(channel) == 1}
-        found = {}
-        for usual, topic in TOPICS.items():
-            topics = self.declared_topics.get(topic, usual)
-            found[topic] = topics if topics in clear else -1 - usual if usual in clear else usual
-        return found
+        declared = list(self.declared_topics.values())
+        unambiguous = {channel for channel in declared if channel in self.used and declared.count(channel) == 1}
+        channels: dict[str, int] = {}
+        for default, topic in TOPICS.items():
+            declared_channel = self.declared_topics.get(topic, default)
+            if declared_channel in unambiguous:
+                channels[topic] = declared_channel
+            else:
+                channels[topic] = -1 - default if default in unambiguous else default
+        return channels
 
 
 class OtherFormat(Exception):
     """Raised for a recording with another format version. The message is that version."""
 
 
-class _Nonsense(Exception): ...
+class _InvalidRecord(Exception): ...
 
 
 class ChunkWalk:
@@ -260,7 +258,7 @@ class ChunkWalk:
     def __init__(self, at: int) -> None:
         self.found = ChunkList()
         self._offset = at  # where the next record begins
-        self._sound_at = at  # end of the last valid chunk
+        self._valid_end = at  # end of the last valid chunk
         self._chunk: Chunk | None = None  # the chunk that the next index records belong to
         self._num_inflated = 0
         self._file: BinaryIO
@@ -272,27 +270,27 @@ class ChunkWalk:
         end = os.fstat(file.fileno()).st_size
         try:
             while not self._walk(end):
-                found = self._next_chunk()
-                if found is None:  # truncated, or still being written
+                next_offset = self._next_chunk()
+                if next_offset is None:  # truncated, or still being written
                     return
-                self._record_damage(f"{found - self._sound_at} bytes that make no sense")
-                self._offset = self._sound_at = found
+                self._record_damage(f"{next_offset - self._valid_end} bytes that make no sense")
+                self._offset = self._valid_end = next_offset
         except ReadBudgetSpent as spent:
             self.found.limit = str(spent)
 
     def _walk(self, end: int) -> bool:
-        """Walk from record to record. Returns whether all records up to the end were valid."""
+        """Process records until the end of the file or an invalid one. Returns whether all were valid."""
         self._file.seek(self._offset)
         while len(head := self._file.read(RECORD.size)) == RECORD.size:
             opcode, length = RECORD.unpack(head)
             body = self._offset + RECORD.size
             if body + length > end:
                 return False
-            self._budget.is_at(body / end)
+            self._budget.set_progress(body / end)
             self._budget.spend(RECORD_BYTES)
             try:
                 self._process_record(opcode, body, length)
-            except _Nonsense:
+            except _InvalidRecord:
                 return False
             self._file.seek(body + length)
             if opcode == FOOTER:  # do not advance: the writer may not have written the magic bytes after it yet
@@ -304,12 +302,12 @@ class ChunkWalk:
 
     def _process_record(self, opcode: int, body: int, length: int) -> None:
         if not 0 < opcode <= _LAST_OPCODE and opcode < _FIRST_PRIVATE_OPCODE:  # a hole in the file reads as zeros
-            raise _Nonsense
+            raise _InvalidRecord
         if opcode == CHUNK:
             self._chunk = self._chunk_at(body, length)
-            self._sound_at = body + length
+            self._valid_end = body + length
             if self._chunk.inflated_bytes:
-                self._add(self._chunk)
+                self._add_chunk(self._chunk)
         elif opcode == MESSAGE_INDEX:
             self._read_index(length)
         elif opcode == METADATA and length <= _MAX_METADATA_BYTES:
@@ -319,44 +317,44 @@ class ChunkWalk:
         elif opcode == CHANNEL and length <= _MAX_CHANNEL_BYTES:
             _read_channel(self._file.read(length), self.found.declared_topics)
         elif opcode == FOOTER and length != _FOOTER_BYTES:
-            raise _Nonsense
+            raise _InvalidRecord
         if opcode not in (CHUNK, MESSAGE_INDEX):
             self._chunk = None
 
     def _next_chunk(self) -> int | None:
         """Return the offset of the next chunk after the last valid one, or None if there is none yet."""
-        at, data = self._sound_at, b""
-        while at - self._sound_at < _MAX_SEARCH_BYTES:
-            self._file.seek(at + len(data))
+        offset, data = self._valid_end, b""
+        while offset - self._valid_end < _MAX_SEARCH_BYTES:
+            self._file.seek(offset + len(data))
             more = self._file.read(_SEARCH_BYTES)
             if not more:
                 return None
             self._budget.spend(len(more))
             data += more
-            for match in _CHUNK_BEGINS.finditer(data):
-                if self._is_chunk(at + match.start()):
-                    return at + match.start()
-            kept = data[-_CHUNK_BEGIN_BYTES:]
-            at, data = at + len(data) - len(kept), kept
+            for match in _CHUNK_START.finditer(data):
+                if self._is_chunk(offset + match.start()):
+                    return offset + match.start()
+            tail = data[-_CHUNK_START_BYTES:]
+            offset, data = offset + len(data) - len(tail), tail
         return None
 
-    def _record_damage(self, what: str) -> None:
+    def _record_damage(self, damage: str) -> None:
         """Record damage after the last valid chunk, at most once per position."""
-        where = f"behind byte {self._sound_at}, "
-        if not (self.found.damages and self.found.damages[-1].startswith(where)):
-            self.found.damages.append(where + what)
+        location = f"behind byte {self._valid_end}, "
+        if not (self.found.damages and self.found.damages[-1].startswith(location)):
+            self.found.damages.append(location + damage)
 
-    def _is_chunk(self, at: int) -> bool:
-        self._file.seek(at)
+    def _is_chunk(self, offset: int) -> bool:
+        self._file.seek(offset)
         _, length = RECORD.unpack(self._file.read(RECORD.size))
         try:
-            self._chunk_at(at + RECORD.size, length)
-        except _Nonsense:
+            self._chunk_at(offset + RECORD.size, length)
+        except _InvalidRecord:
             return False
         num_bytes: int = RECORD.size + length
-        return at + num_bytes <= os.fstat(self._file.fileno()).st_size
+        return offset + num_bytes <= os.fstat(self._file.fileno()).st_size
 
-    def _add(self, chunk: Chunk) -> None:
+    def _add_chunk(self, chunk: Chunk) -> None:
         size = max(chunk.inflated_bytes, chunk.stored_bytes)
         if size > MAX_CHUNK_BYTES:
             chunk.damage = f"it claims {size} bytes, at most {MAX_CHUNK_BYTES} are accepted"
@@ -369,28 +367,28 @@ class ChunkWalk:
         self.found.chunks.append(chunk)
 
     def _chunk_at(self, body: int, length: int) -> Chunk:
-        """Parse the header of a chunk record. Raises _Nonsense if its lengths contradict each other."""
+        """Parse the header of a chunk record. Raises _InvalidRecord if its lengths contradict each other."""
         if length < _CHUNK_HEAD.size + 8:
-            raise _Nonsense
+            raise _InvalidRecord
         start_ns, end_ns, inflated, crc, name_bytes = self._unpack(_CHUNK_HEAD)
         if name_bytes > 16 or length < _CHUNK_HEAD.size + name_bytes + 8:
-            raise _Nonsense
+            raise _InvalidRecord
         name = self._file.read(name_bytes).decode("ascii", "replace")
         (stored,) = self._unpack(_SIZE)
         offset = body + _CHUNK_HEAD.size + name_bytes + 8
         if offset + stored != body + length:
-            raise _Nonsense
+            raise _InvalidRecord
         return Chunk(offset, stored, inflated, crc, name, start_ns, end_ns)
 
     def _read_index(self, length: int) -> None:
-        """Store the number of messages and the first and last log time of one channel. Index entries are sorted by
-        time.
+        """Store the number of messages and the first and last log time of one channel. The entries of an index are
+        sorted by time.
         """
         if length < _INDEX.size:
-            raise _Nonsense
+            raise _InvalidRecord
         channel, num_bytes = self._unpack(_INDEX)
         if num_bytes != length - _INDEX.size:
-            raise _Nonsense
+            raise _InvalidRecord
         if self._chunk is None:
             self._record_damage("an index without its chunk")
             return
@@ -415,19 +413,19 @@ def _read_metadata(data: bytes, chunk: Chunk | None) -> None:
     match.
     """
     texts: list[bytes] = []
-    at = 0
-    while at + _TEXT_BYTES.size <= len(data):
-        (size,) = _TEXT_BYTES.unpack_from(data, at)
-        at += _TEXT_BYTES.size
+    offset = 0
+    while offset + _TEXT_BYTES.size <= len(data):
+        (size,) = _TEXT_BYTES.unpack_from(data, offset)
+        offset += _TEXT_BYTES.size
         if len(texts) != 1:  # the map's length in bytes follows the name
-            texts.append(data[at : at + size])
-            at += size
+            texts.append(data[offset : offset + size])
+            offset += size
         else:
             texts.append(b"")
-    said = dict(zip(texts[2::2], texts[3::2], strict=False))
-    numbers = [said.get(name, b"") for name in (b"count", b"first_ns", b"last_ns")]
-    is_sound = b"%d" % zlib.crc32(b" ".join(numbers)) == said.get(b"crc32") and all(map(bytes.isdigit, numbers))
-    if chunk is not None and is_sound and texts[0] == FRAMES_RECORD.encode():
+    fields = dict(zip(texts[2::2], texts[3::2], strict=False))
+    numbers = [fields.get(name, b"") for name in (b"count", b"first_ns", b"last_ns")]
+    is_valid = b"%d" % zlib.crc32(b" ".join(numbers)) == fields.get(b"crc32") and all(map(bytes.isdigit, numbers))
+    if chunk is not None and is_valid and texts[0] == FRAMES_RECORD.encode():
         chunk.num_frames, *frames_ns = map(int, numbers)
         chunk.frames_ns = (frames_ns[0], frames_ns[1])
 

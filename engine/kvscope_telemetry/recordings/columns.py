@@ -3,7 +3,7 @@
 Each number of the structs is a column over all messages, delta-encoded, with the bytes of all its numbers grouped by
 significance (byte shuffle). All columns together are one zstd frame. docs/recording-format.md specifies the encoding
 for other languages. At 200 steps/s with 32 requests, frames take 1.9 MB per minute, compared with 3.9 MB in msgpack and
-zstd. This module knows no files, and only assumes that messages are structs.
+zstd. Must not depend on files or on particular messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Level 11 would take half the time and produce 3 % more bytes.
 """
 LARGE_LEVEL: Final = 3
 LARGE_BYTES: Final = 4 << 20
-"""Size above which `LARGE_LEVEL` is used: keyframes of very many blocks, where most bytes are random hashes."""
+"""Size above which `LARGE_LEVEL` is used: in keyframes of very many blocks, most bytes are random hashes, which no
+level compresses.
+"""
 MAX_RECORDS: Final = 1 << 16
 MAX_PACKED_BYTES: Final = 256 << 20
 """Maximum size of the columns of one message. Larger messages are refused before decompression, and before absent
@@ -38,7 +40,7 @@ _I8: Final = np.dtype("<i8")
 _BYTE: Final = np.dtype("u1")
 _HASHES: Final = "hashes"
 _OBJECTS: Final = "msgpack"
-_AS_THEY_ARE: Final = "="
+_RAW_PREFIX: Final = "="
 _ZERO: Final = (_I8.str, bytes(_I8.itemsize))
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
@@ -70,7 +72,6 @@ _DECODER: Final = msgspec.msgpack.Decoder(_Stored)
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Convert errors raised while decoding `what` to ProtocolError."""
     try:
         yield
     except (msgspec.DecodeError, ValueError, OverflowError, IndexError, RecursionError, TypeError) as error:
@@ -83,7 +84,7 @@ def pack(records: Sequence[msgspec.Struct], extra: Mapping[str, Sequence[int]] |
 
     Args:
         records: At least one message; all have the same struct type.
-        beside: Additional columns: name -> one number per record.
+        extra: Additional columns: name -> one number per record.
 
     Raises:
         ValueError: Columns of one record have inconsistent lengths.
@@ -102,15 +103,15 @@ def pack(records: Sequence[msgspec.Struct], extra: Mapping[str, Sequence[int]] |
 class _Packer:
     def __init__(self) -> None:
         self.columns: dict[str, tuple[str, bytes]] = {}
-        self._hashed: list[tuple[str, Numbers]] = []
-        self._outermost: Mapping[str, Sequence[Any]] = {}
+        self._hash_columns: list[tuple[str, Numbers]] = []
+        self._outer_values: Mapping[str, Sequence[Any]] = {}
 
     def add(self, kind: type[msgspec.Struct], records: Sequence[Any], path: str) -> None:
         fields = _fields(kind)
         values = dict(
             zip([field.name for field in fields], zip(*map(structs.astuple, records), strict=True), strict=True)
         )
-        self._outermost = self._outermost or values
+        self._outer_values = self._outer_values or values
         for field in fields:
             name, values_of_field = path + field.name, values[field.name]
             if field.is_number:
@@ -120,7 +121,7 @@ class _Packer:
             elif field.packing is None:
                 self._add_objects(name, values_of_field, field)
             elif not field.packing.is_row:
-                numbers, counts = _joined(values_of_field, field.packing.dtype)
+                numbers, counts = _concatenated(values_of_field, field.packing.dtype)
                 self.add_column(name + "#", counts.astype(U4))
                 self.add_column(name, numbers)
         rows = _rows_of(kind)
@@ -128,42 +129,42 @@ class _Packer:
             self._add_rows(path, {name: (packing, values[name]) for name, packing in rows.items()})
 
     def _add_rows(self, path: str, rows: Mapping[str, tuple[Any, Sequence[bytes]]]) -> None:
-        joined = {name: _joined(objects, packing.dtype) for name, (packing, objects) in rows.items()}
+        concatenated = {name: _concatenated(objects, packing.dtype) for name, (packing, objects) in rows.items()}
         key = next(name for name, (packing, _) in rows.items() if packing.is_key)
-        counts = next(joined[name][1] for name, (packing, _) in rows.items() if not packing.is_key)
+        counts = next(concatenated[name][1] for name, (packing, _) in rows.items() if not packing.is_key)
         self.add_column(path.rstrip(".") + "#", counts.astype(U4))
         order: Numbers | slice | None = None
-        if joined[key][0].size:
-            _check_counts(joined[key][1], counts)
-            order = _order(joined[key][0])
-            self.add_column(path + key, joined[key][0], always=True)
+        if concatenated[key][0].size:
+            _check_counts(concatenated[key][1], counts)
+            order = _sort_order(concatenated[key][0])
+            self.add_column(path + key, concatenated[key][0], always=True)
         order = slice(None) if order is None else order
         for name, (packing, _) in rows.items():
-            numbers, own = joined[name]
+            numbers, own_counts = concatenated[name]
             if packing.is_key:
                 continue
             if packing.is_optional and numbers.size < counts.sum():
-                has_number = np.repeat(own > 0, counts)
+                has_number = np.repeat(own_counts > 0, counts)
                 if packing.rows_with:
-                    has_number &= joined[packing.rows_with][0] != 0
+                    has_number &= concatenated[packing.rows_with][0] != 0
                 dense = np.zeros(len(has_number), packing.dtype)
                 dense[has_number] = numbers
-                numbers, own = dense, counts
-            _check_counts(own, counts)
+                numbers, own_counts = dense, counts
+            _check_counts(own_counts, counts)
             if packing.counts_back_from:
-                numbers = _repeated(self._outermost[packing.counts_back_from], counts, packing.dtype) - numbers
+                numbers = _repeated(self._outer_values[packing.counts_back_from], counts, packing.dtype) - numbers
             if packing.is_hash:
-                self._hashed.append((path + name, numbers[order]))
+                self._hash_columns.append((path + name, numbers[order]))
             else:
                 self.add_column(path + name, numbers[order])
 
-    def add_column(self, name: str, numbers: Numbers, *, always: bool = False, as_they_are: bool = False) -> None:
+    def add_column(self, name: str, numbers: Numbers, *, always: bool = False, is_raw: bool = False) -> None:
         if always or numbers.any():
             differences = np.array(numbers)
-            if not as_they_are:
+            if not is_raw:
                 differences[1:] -= numbers[:-1]
             shuffled = differences.view(_BYTE).reshape(-1, differences.dtype.itemsize).T
-            self.columns[name] = (as_they_are * _AS_THEY_ARE + numbers.dtype.str, shuffled.tobytes())
+            self.columns[name] = (is_raw * _RAW_PREFIX + numbers.dtype.str, shuffled.tobytes())
 
     def add_hashes(self) -> None:
         """Store each distinct hash once, in order of first occurrence, and references to them in the columns.
@@ -171,25 +172,25 @@ class _Packer:
         A reference is 0 for no hash, 1 for a hash that occurs for the first time, 2 for the most recently introduced
         hash, 3 for the one introduced before that, and so on.
         """
-        if not self._hashed:
+        if not self._hash_columns:
             return
-        all_hashes = np.concatenate([np.zeros(1, U8), *(hashes for _, hashes in self._hashed)])
-        found, first, places = np.unique(all_hashes, return_index=True, return_inverse=True)
-        in_order = np.argsort(first)
-        numbers = np.empty(len(found), np.int64)
-        numbers[in_order] = np.arange(len(found))
-        numbers = numbers[places]
-        self.add_column(_HASHES, found[in_order][1:], as_they_are=True)
+        all_hashes = np.concatenate([np.zeros(1, U8), *(hashes for _, hashes in self._hash_columns)])
+        hashes_found, first_index, inverse = np.unique(all_hashes, return_index=True, return_inverse=True)
+        by_occurrence = np.argsort(first_index)
+        numbers = np.empty(len(hashes_found), np.int64)
+        numbers[by_occurrence] = np.arange(len(hashes_found))
+        numbers = numbers[inverse]
+        self.add_column(_HASHES, hashes_found[by_occurrence][1:], is_raw=True)
         newest = np.maximum.accumulate(numbers)[:-1]
-        back = np.where(numbers[1:] == 0, 0, newest + 2 - numbers[1:]).astype(U4)
-        at = 0
-        for name, hashes in self._hashed:
-            self.add_column(name, back[at : at + len(hashes)], as_they_are=True)
-            at += len(hashes)
+        references = np.where(numbers[1:] == 0, 0, newest + 2 - numbers[1:]).astype(U4)
+        offset = 0
+        for name, hashes in self._hash_columns:
+            self.add_column(name, references[offset : offset + len(hashes)], is_raw=True)
+            offset += len(hashes)
 
     def _add_objects(self, name: str, objects: Sequence[Any], field: _Field) -> None:
-        absent = field.info.default
-        if not all(each is absent or each == absent for each in objects):
+        default = field.info.default
+        if not all(each is default or each == default for each in objects):
             self.columns[name] = (_OBJECTS, _ENCODER.encode(objects))
 
 
@@ -212,8 +213,8 @@ class Columns:
         self._hashes: Numbers | None = None
         self._hash_counts = np.array([_num_hashes(stored.columns)])  # per packed message
         self._hashes_seen = np.zeros(1, np.int64)  # per packed message: hashes referred to by the columns so far
-        self._rows_at: dict[str, tuple[dict[str, Numbers], Ints]] = {}
-        self._left_bytes = MAX_PACKED_BYTES
+        self._rows_by_path: dict[str, tuple[dict[str, Numbers], Ints]] = {}
+        self._remaining_bytes = MAX_PACKED_BYTES
 
     def numbers(self, name: str) -> Ints:
         """Return one number per message, shape (num_records,)."""
@@ -230,9 +231,7 @@ class Columns:
         return [self.number(name)] if self.num_records == 1 else self.numbers(name).tolist()
 
     def packed(self, name: str, dtype: np.dtype[Any]) -> tuple[Numbers, Ints]:
-        """Return the numbers of a packed field that has no row structure, concatenated over all messages, and the
-        count per message.
-        """
+        """Return the numbers of a packed field without rows, of all messages together, and the count per message."""
         counts = self.counts(name)
         return self._column(name, dtype, counts), counts
 
@@ -246,12 +245,11 @@ class Columns:
         return self._column(name, U4, counts if name in self._columns else np.zeros_like(counts)), counts
 
     def objects(self, kind: type[msgspec.Struct], name: str) -> Sequence[Any]:
-        """Return the value of a non-numeric field for each message."""
         return self._objects(name, next(field for field in _fields(kind) if field.name == name))
 
-    def records(self, kind: type[_Record], picks: Sequence[int] | None = None) -> list[_Record]:
-        """Return all packed messages, or only those at the indices `picks`."""
-        parts = self._struct(kind, "", picks)
+    def records(self, kind: type[_Record], indices: Sequence[int] | None = None) -> list[_Record]:
+        """Return all packed messages, or only those at `indices`."""
+        parts = self._struct(kind, "", indices)
         names = list(parts)
         with readable("a message of columns"):
             return [kind(**dict(zip(names, values, strict=True))) for values in zip(*parts.values(), strict=True)]
@@ -260,60 +258,68 @@ class Columns:
         """Return one struct with the rows of all messages, or of the first `num_records`; other fields have the last
         message's value.
         """
-        picks = None if num_records is None else range(num_records)
+        indices = None if num_records is None else range(num_records)
         return kind(
-            **{name: values[-1] for name, values in self._struct(kind, path + ".", picks, together=True).items()}
+            **{name: values[-1] for name, values in self._struct(kind, path + ".", indices, is_merged=True).items()}
         )
 
     def _struct(
-        self, kind: type[msgspec.Struct], path: str, picks: Sequence[int] | None, *, together: bool = False
+        self, kind: type[msgspec.Struct], path: str, indices: Sequence[int] | None, *, is_merged: bool = False
     ) -> dict[str, Sequence[Any]]:
         fields = _fields(kind)
-        found: dict[str, Sequence[Any]] = {}
+        fields_by_name: dict[str, Sequence[Any]] = {}
         rows = _rows_of(kind)
         for field in fields:
             name = path + field.name
             if field.is_number:
-                found[field.name] = _picked(self._ints(name), picks)
+                fields_by_name[field.name] = _selected(self._ints(name), indices)
             elif field.table is not None and self._is_absent(field):
-                found[field.name] = [field.info.default] * (self.num_records if picks is None else len(picks))
+                fields_by_name[field.name] = [field.info.default] * (
+                    self.num_records if indices is None else len(indices)
+                )
             elif field.table is not None:
-                parts = self._struct(field.table, name + ".", picks)
-                found[field.name] = [field.table(*each) for each in zip(*parts.values(), strict=True)]
+                parts = self._struct(field.table, name + ".", indices)
+                fields_by_name[field.name] = [field.table(*each) for each in zip(*parts.values(), strict=True)]
             elif field.packing is None:
-                found[field.name] = _picked(self._objects(name, field), picks)
+                fields_by_name[field.name] = _selected(self._objects(name, field), indices)
             elif field.name in rows:
-                found[field.name] = ()  # set below; keeps the order of the fields
+                fields_by_name[field.name] = ()  # set below; keeps the order of the fields
             else:
-                found[field.name] = _split(*self.packed(name, field.packing.dtype), picks, together=together)
+                fields_by_name[field.name] = _split_bytes(
+                    *self.packed(name, field.packing.dtype), indices, is_merged=is_merged
+                )
         if rows:
-            found |= self._rows(path, rows, picks, together=together)
-        return found
+            fields_by_name |= self._rows(path, rows, indices, is_merged=is_merged)
+        return fields_by_name
 
     def _rows(
-        self, path: str, rows: Mapping[str, Packing], picks: Sequence[int] | None, *, together: bool
+        self, path: str, rows: Mapping[str, Packing], indices: Sequence[int] | None, *, is_merged: bool
     ) -> dict[str, Sequence[bytes]]:
         key = next(name for name, packing in rows.items() if packing.is_key)
         unpacked, counts = self._unpacked_rows(path, rows, key)
-        if together and picks is not None:
-            num_rows = int(counts[: len(picks)].sum())
+        if is_merged and indices is not None:
+            num_rows = int(counts[: len(indices)].sum())
             unpacked = {name: numbers[:num_rows] for name, numbers in unpacked.items()}
-        found: dict[str, Sequence[bytes]] = {}
+        fields_by_name: dict[str, Sequence[bytes]] = {}
         for name, packing in rows.items():
-            numbers, own = unpacked[name], counts
+            numbers, own_counts = unpacked[name], counts
             if packing.is_optional and path + name not in self._columns:
                 numbers = numbers[:0]
             elif packing.is_optional:
-                numbers, own = _without_zeros(numbers, unpacked.get(packing.rows_with), counts, together=together)
-            found[name] = _split(numbers, own if numbers.size else np.zeros_like(own), picks, together=together)
-        return found
+                numbers, own_counts = _without_zeros(
+                    numbers, unpacked.get(packing.rows_with), counts, is_merged=is_merged
+                )
+            fields_by_name[name] = _split_bytes(
+                numbers, own_counts if numbers.size else np.zeros_like(own_counts), indices, is_merged=is_merged
+            )
+        return fields_by_name
 
     def _unpacked_rows(self, path: str, rows: Mapping[str, Packing], key: str) -> tuple[dict[str, Numbers], Ints]:
         """Return the columns of a struct of rows in message order, and the number of rows per message. Cached."""
-        if path in self._rows_at:
-            return self._rows_at[path]
+        if path in self._rows_by_path:
+            return self._rows_by_path[path]
         ids, counts = self.keys(path.rstrip("."), key)
-        order = self._keys_in_messages_order(ids, counts) if ids.size else None
+        order = self._message_order(ids, counts) if ids.size else None
         unpacked = {key: ids}
         for name, packing in rows.items():
             if packing.is_optional and path + name not in self._columns:
@@ -321,11 +327,10 @@ class Columns:
             elif not packing.is_key:
                 unpacked[name] = self._row_numbers(path + name, packing, counts, order)
         if self.num_records > 1:  # a single message is only unpacked once
-            self._rows_at[path] = unpacked, counts
+            self._rows_by_path[path] = unpacked, counts
         return unpacked, counts
 
     def _row_numbers(self, name: str, packing: Packing, counts: Ints, order: Numbers | None) -> Numbers:
-        """Return a column of a struct of rows in message order."""
         numbers = self._hash_numbers(name, counts) if packing.is_hash else self._column(name, packing.dtype, counts)
         if order is not None:
             in_order = np.empty_like(numbers)
@@ -335,9 +340,9 @@ class Columns:
             numbers = _repeated(self.numbers(packing.counts_back_from), counts, packing.dtype) - numbers
         return numbers
 
-    def _keys_in_messages_order(self, keys: Numbers, counts: Ints) -> Numbers | None:
+    def _message_order(self, keys: Numbers, counts: Ints) -> Numbers | None:
         """Return the message-order index of each row in key order; None if both orders are the same."""
-        return _order(keys)
+        return _sort_order(keys)
 
     def _is_absent(self, field: _Field) -> bool:
         if self._tables is None:
@@ -348,22 +353,22 @@ class Columns:
         """Resolve a column of hash references. Columns must be requested in the order of the struct: each continues
         the numbering of the previous one.
         """
-        back = self._column(name, U4, counts)
+        references = self._column(name, U4, counts)
         if self._hashes is None:
             self._hashes = np.concatenate([np.zeros(1, U8), self._column(_HASHES, U8, self._hash_counts)])
-        is_new, counts = back == 1, self._rows_packed_together(counts)
+        is_new, counts = references == 1, self._rows_per_message(counts)
         total = np.cumsum(is_new)
-        before, until = np.concatenate(([0], total))[[np.cumsum(counts) - counts, np.cumsum(counts)]]
-        first = np.cumsum(self._hash_counts) - self._hash_counts + self._hashes_seen - before + 2
-        places = total - is_new - back + np.repeat(first, counts)
-        places[back == 0] = 0
-        self._hashes_seen += until - before
-        if (self._hashes_seen > self._hash_counts).any() or places.min(initial=0) < 0:
+        num_before, num_until = np.concatenate(([0], total))[[np.cumsum(counts) - counts, np.cumsum(counts)]]
+        first = np.cumsum(self._hash_counts) - self._hash_counts + self._hashes_seen - num_before + 2
+        hash_indices = total - is_new - references + np.repeat(first, counts)
+        hash_indices[references == 0] = 0
+        self._hashes_seen += num_until - num_before
+        if (self._hashes_seen > self._hash_counts).any() or hash_indices.min(initial=0) < 0:
             raise ProtocolError(f"column {name:.40} refers to hashes that are not there")
-        found: Numbers = self._hashes[places]
-        return found
+        resolved: Numbers = self._hashes[hash_indices]
+        return resolved
 
-    def _rows_packed_together(self, counts: Ints) -> Ints:
+    def _rows_per_message(self, counts: Ints) -> Ints:
         """Return the number of rows per packed message. `counts` has the number of rows per record."""
         return np.array([counts.sum()])
 
@@ -379,26 +384,24 @@ class Columns:
         return values
 
     def _column(self, name: str, dtype: np.dtype[Any], counts: Ints) -> Numbers:
-        """Return a column concatenated over all messages, with `counts` numbers for each."""
-        count = self._claim(counts, dtype)
+        count = self._charge(counts, dtype)
         if name not in self._columns:
             return np.zeros(count, dtype)
         numbers = _unshuffled(_checked(name, *self._columns[name], dtype, count), dtype)
-        is_difference = self._columns[name][0][0] != _AS_THEY_ARE
+        is_difference = self._columns[name][0][0] != _RAW_PREFIX
         return numbers.cumsum(dtype=dtype, out=numbers) if is_difference else numbers
 
-    def _claim(self, counts: Ints, dtype: np.dtype[Any]) -> int:
-        """Return the total of `counts`, and charge its bytes to the size limit."""
+    def _charge(self, counts: Ints, dtype: np.dtype[Any]) -> int:
         count = int(counts.sum())
-        self._left_bytes -= count * dtype.itemsize
-        if self._left_bytes < 0:
+        self._remaining_bytes -= count * dtype.itemsize
+        if self._remaining_bytes < 0:
             raise ProtocolError(f"columns of more than {MAX_PACKED_BYTES >> 20} MiB in one message")
         return count
 
 
 def _checked(name: str, stored_dtype: str, data: bytes, dtype: np.dtype[Any], count: int) -> bytes:
     """Return `data` if it has the type and length of `count` numbers, otherwise raise ProtocolError."""
-    if stored_dtype not in (dtype.str, _AS_THEY_ARE + dtype.str) or len(data) != count * dtype.itemsize:
+    if stored_dtype not in (dtype.str, _RAW_PREFIX + dtype.str) or len(data) != count * dtype.itemsize:
         raise ProtocolError(
             f"column {name:.40} has {len(data)} bytes of {stored_dtype:.10}, not {count} of {dtype.str}"
         )
@@ -412,13 +415,13 @@ def _unshuffled(data: bytes, dtype: np.dtype[Any]) -> Numbers:
     """
     planes = np.frombuffer(data, _BYTE).reshape(dtype.itemsize, -1)
     numbers = np.empty(planes.shape[1], dtype)
-    for place, plane in zip(numbers.view(_BYTE).reshape(-1, dtype.itemsize).T, planes, strict=True):
-        place[:] = plane
+    for target, plane in zip(numbers.view(_BYTE).reshape(-1, dtype.itemsize).T, planes, strict=True):
+        target[:] = plane
     return numbers
 
 
-class ColumnsInRow(Columns):
-    """Several single-record messages of columns, presented as one with that many records.
+class MergedColumns(Columns):
+    """Decodes several single-record messages of columns as one message with that many records.
 
     Unpacking many small messages together is faster. The rows of each message must be sorted by key.
     """
@@ -429,18 +432,18 @@ class ColumnsInRow(Columns):
         self.kind, self.num_records = parts[0].kind, len(parts)
         self._parts = [part._columns for part in parts]
         self._columns = {name: column for columns in self._parts for name, column in columns.items()}
-        self._tables, self._hashes, self._left_bytes = None, None, MAX_PACKED_BYTES
-        self._rows_at = {}
+        self._tables, self._hashes, self._remaining_bytes = None, None, MAX_PACKED_BYTES
+        self._rows_by_path = {}
         self._hash_counts = np.array([_num_hashes(columns) for columns in self._parts])
         self._hashes_seen = np.zeros(len(parts), np.int64)
 
-    def _keys_in_messages_order(self, keys: Numbers, counts: Ints) -> Numbers | None:
-        descends = np.flatnonzero(keys[1:] < keys[:-1]) + 1
-        if not set(descends.tolist()) <= set(np.cumsum(counts).tolist()):
+    def _message_order(self, keys: Numbers, counts: Ints) -> Numbers | None:
+        descents = np.flatnonzero(keys[1:] < keys[:-1]) + 1
+        if not set(descents.tolist()) <= set(np.cumsum(counts).tolist()):
             raise ProtocolError("rows of a message among several that do not ascend")
         return None
 
-    def _rows_packed_together(self, counts: Ints) -> Ints:
+    def _rows_per_message(self, counts: Ints) -> Ints:
         return counts
 
     def _objects(self, name: str, field: _Field) -> Sequence[Any]:
@@ -454,16 +457,16 @@ class ColumnsInRow(Columns):
         return values
 
     def _column(self, name: str, dtype: np.dtype[Any], counts: Ints) -> Numbers:
-        total = self._claim(counts, dtype)
+        total = self._charge(counts, dtype)
         if name not in self._columns:
             return np.zeros(total, dtype)
         parts = [
             (count, _checked(name, *columns[name], dtype, count) if name in columns else bytes(count * dtype.itemsize))
             for columns, count in zip(self._parts, counts.tolist(), strict=True)
         ]
-        planes = [data[at * count : (at + 1) * count] for at in range(dtype.itemsize) for count, data in parts]
+        planes = [data[plane * count : (plane + 1) * count] for plane in range(dtype.itemsize) for count, data in parts]
         numbers = _unshuffled(b"".join(planes), dtype)
-        if self._columns[name][0][0] != _AS_THEY_ARE and total:
+        if self._columns[name][0][0] != _RAW_PREFIX and total:
             starts = (np.cumsum(counts) - counts)[counts > 0]
             # The differences of each message start from 0.
             numbers[starts[1:]] -= np.add.reduceat(numbers, starts, dtype=dtype)[:-1]
@@ -478,7 +481,6 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[_Field, ...]:
 
 @cache
 def _rows_of(kind: type[msgspec.Struct]) -> Mapping[str, Packing]:
-    """Return the fields that have one number per row."""
     return {f.name: f.packing for f in _fields(kind) if f.packing is not None and f.packing.is_row}
 
 
@@ -510,7 +512,6 @@ def claimed_bytes(data: bytes) -> int:
 
 
 def _inflated(data: bytes) -> bytes:
-    """Decompress a message of columns, never to more than it claims."""
     claimed = claimed_bytes(data)
     try:
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=claimed)
@@ -518,57 +519,58 @@ def _inflated(data: bytes) -> bytes:
         raise ProtocolError(f"columns cannot be read: {error}") from None
 
 
-def _order(keys: Numbers) -> Numbers | None:
+def _sort_order(keys: Numbers) -> Numbers | None:
     """Return the indices that sort the rows by key; None if they are sorted."""
     return None if (keys[1:] >= keys[:-1]).all() else np.argsort(keys, kind="stable")
 
 
-def _joined(parts: Sequence[bytes], dtype: np.dtype[Any]) -> tuple[Numbers, Ints]:
-    """Return the numbers of all `parts` concatenated, and the count per part."""
+def _concatenated(parts: Sequence[bytes], dtype: np.dtype[Any]) -> tuple[Numbers, Ints]:
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     if (lengths % dtype.itemsize).any():
         raise ValueError(f"bytes that are no whole numbers of {dtype.itemsize}")
     return np.frombuffer(b"".join(parts), dtype), lengths // dtype.itemsize
 
 
-def _check_counts(own: Ints, counts: Ints) -> None:
-    if not np.array_equal(own, counts):
+def _check_counts(own_counts: Ints, counts: Ints) -> None:
+    if not np.array_equal(own_counts, counts):
         raise ValueError("rows of unequal columns")
 
 
 def _repeated(numbers: Sequence[int] | Ints, counts: Ints, dtype: np.dtype[Any]) -> Numbers:
-    """Repeat each message's number for each of its rows."""
     return np.repeat(np.array(numbers, _I8), counts).astype(dtype)
 
 
-def _without_zeros(numbers: Numbers, needed: Numbers | None, counts: Ints, *, together: bool) -> tuple[Numbers, Ints]:
-    """Drop the numbers of rows that have none, and return the rest with the count per message. A message whose numbers
-    are all 0 has none.
+def _without_zeros(numbers: Numbers, marker: Numbers | None, counts: Ints, *, is_merged: bool) -> tuple[Numbers, Ints]:
+    """Drop the numbers of rows without a number. Returns the others and their count per message.
+
+    A message whose numbers are all 0 has none. `marker`, if given, is 0 in the rows without a number.
     """
-    has_number = np.ones(len(numbers), np.bool_) if needed is None else needed != 0
-    if together or len(counts) == 1:
+    has_number = np.ones(len(numbers), np.bool_) if marker is None else marker != 0
+    if is_merged or len(counts) == 1:
         numbers = numbers[has_number] if numbers.any() else numbers[:0]
         return numbers, np.array([len(numbers)])
     bounds = np.concatenate(([0], np.cumsum(counts)))
-    some, own = (np.diff(np.concatenate(([0], np.cumsum(mask)))[bounds]) for mask in (numbers != 0, has_number))
-    own = np.where(some > 0, own, 0)
-    return numbers[has_number & np.repeat(own > 0, counts)], own
+    num_nonzero, own_counts = (
+        np.diff(np.concatenate(([0], np.cumsum(mask)))[bounds]) for mask in (numbers != 0, has_number)
+    )
+    own_counts = np.where(num_nonzero > 0, own_counts, 0)
+    return numbers[has_number & np.repeat(own_counts > 0, counts)], own_counts
 
 
-def _split(numbers: Numbers, counts: Ints, picks: Sequence[int] | None, *, together: bool) -> Sequence[bytes]:
-    if together and picks is not None:
-        numbers = numbers[: int(counts[: len(picks)].sum())]
+def _split_bytes(numbers: Numbers, counts: Ints, indices: Sequence[int] | None, *, is_merged: bool) -> Sequence[bytes]:
+    if is_merged and indices is not None:
+        numbers = numbers[: int(counts[: len(indices)].sum())]
     data = numbers.tobytes()
-    if together or (len(counts) == 1 and picks is None):
+    if is_merged or (len(counts) == 1 and indices is None):
         return [data]
     if not data:
-        return [b""] * (len(counts) if picks is None else len(picks))
+        return [b""] * (len(counts) if indices is None else len(indices))
     ends = (np.cumsum(counts) * numbers.dtype.itemsize).tolist()
     starts = [0, *ends[:-1]]
-    if picks is not None:
-        return [data[starts[at] : ends[at]] for at in picks]
+    if indices is not None:
+        return [data[starts[at] : ends[at]] for at in indices]
     return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def _picked(values: Sequence[Any], picks: Sequence[int] | None) -> Sequence[Any]:
-    return values if picks is None else [values[at] for at in picks]
+def _selected(values: Sequence[Any], indices: Sequence[int] | None) -> Sequence[Any]:
+    return values if indices is None else [values[at] for at in indices]

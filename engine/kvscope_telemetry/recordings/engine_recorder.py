@@ -1,7 +1,7 @@
 """Records what the engine publishes to a file: completely, even where the publisher dropped messages.
 
-Owns the writer, and whether the file contains a state that frames can continue from; after a gap it requests a snapshot
-from the engine's thread. The publishing thread never waits for it. Knows neither sockets nor steps.
+Owns the writer, and whether the file contains a state that frames can continue from. After a gap it requests a
+snapshot.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot, Telemet
 from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.recordings.writer import RecordingWriter
 
-MIN_PAUSE_S: Final = 1.0
-MAX_PAUSE_S: Final = 30.0
-"""Maximum delay between a gap and the next request for a snapshot. The delay doubles from `MIN_PAUSE_S`, which limits
-the cost of snapshots when the disk is too slow.
+MIN_REQUEST_DELAY_S: Final = 1.0
+MAX_REQUEST_DELAY_S: Final = 30.0
+"""Maximum delay between a gap and the next request for a snapshot. The delay doubles from `MIN_REQUEST_DELAY_S`, which
+limits the cost of snapshots when the disk is too slow.
 """
 
 
@@ -44,47 +44,48 @@ class EngineRecorder:
         self.writer = RecordingWriter(path)
         self.texts = PublishedTexts(self.writer.write_texts) if texts else None
         self._on_problem = on_problem
-        self._has_reported = self._has_started = False
-        self._sequence = Continuity()
-        self._given: deque[Snapshot] = deque()
-        self._pause_s = MIN_PAUSE_S
-        self._ask_s = 0.0
-        self._started_s = 0.0
+        self._has_failed = self._has_started = False
+        self._continuity = Continuity()
+        self._pending_snapshots: deque[Snapshot] = deque()
+        self._request_delay_s = MIN_REQUEST_DELAY_S
+        self._next_request_s = 0.0
+        self._snapshot_written_s = 0.0
 
     def record(self, message: TelemetryMessage, data: bytes) -> None:
-        """Record a published `message`, encoded as `data`."""
-        if self._has_reported:
+        if self._has_failed:
             return
-        while self._given:  # the snapshot precedes every frame published after it
-            self._start(self._given.popleft())
+        while self._pending_snapshots:  # the snapshot precedes every frame published after it
+            self._write_snapshot(self._pending_snapshots.popleft())
         if isinstance(message, Frame):
-            self._frame(message, data)
+            self._record_frame(message, data)
         elif self._has_started and not isinstance(message, Hello):  # the snapshot contains the hello
             self.writer.write(message, data)
         self._check_writer()
 
     @property
     def wants_texts(self) -> tuple[int, ...]:
-        """Blocks whose contents should be passed to `add_texts` when no step runs; empty if none are due."""
-        return () if self.texts is None or self._has_reported else self.texts.due()
+        return () if self.texts is None or self._has_failed else self.texts.due()
 
     def add_texts(self, contents: Iterable[BlockContent]) -> None:
-        """Add the current contents of blocks."""
         if self.texts is not None:
             self.texts.add_contents(contents)
 
     def add_requests(self, requests: Iterable[RecordedText]) -> None:
-        if self.texts is not None and not self._has_reported:
+        if self.texts is not None and not self._has_failed:
             self.writer.write_texts(requests)
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether `add_snapshot` should be called when no step runs."""
-        return self._sequence.is_lost and not self._given and not self._has_reported and time.monotonic() >= self._ask_s
+        return (
+            self._continuity.is_lost
+            and not self._pending_snapshots
+            and not self._has_failed
+            and time.monotonic() >= self._next_request_s
+        )
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Pass in the complete state after the newest frame."""
-        self._given.append(snapshot)
+        """Queue the complete state after the newest frame. It is written before the next published message."""
+        self._pending_snapshots.append(snapshot)
 
     def close(self) -> None:
         """Complete the file, or delete it if it contains no state. Idempotent."""
@@ -104,36 +105,38 @@ class EngineRecorder:
     ) -> None:
         self.close()
 
-    def _start(self, snapshot: Snapshot) -> None:
-        self._sequence.accepts(snapshot)
-        self._started_s = time.monotonic()
+    def _write_snapshot(self, snapshot: Snapshot) -> None:
+        self._continuity.accepts(snapshot)
+        self._snapshot_written_s = time.monotonic()
         if self.texts is not None:
             self.texts.add_message(snapshot)
         if self.writer.write(snapshot):
             self._has_started = True
         else:
-            self._lose()
+            self._mark_lost()
 
-    def _frame(self, frame: Frame, data: bytes) -> None:
-        was_lost = self._sequence.is_lost
-        if self._sequence.accepts(frame):
+    def _record_frame(self, frame: Frame, data: bytes) -> None:
+        was_lost = self._continuity.is_lost
+        if self._continuity.accepts(frame):
             if self.texts is not None:
                 self.texts.add_message(frame)
             if not self.writer.write(frame, data):
-                self._lose()
-        elif self._sequence.is_lost and not was_lost:
-            self._lose()
+                self._mark_lost()
+        elif self._continuity.is_lost and not was_lost:
+            self._mark_lost()
 
-    def _lose(self) -> None:
+    def _mark_lost(self) -> None:
         now_s = time.monotonic()
-        lasted_long = now_s - self._started_s > MAX_PAUSE_S
-        self._pause_s = MIN_PAUSE_S if lasted_long else min(2 * self._pause_s, MAX_PAUSE_S)
-        self._ask_s = now_s + self._pause_s
-        self._sequence.mark_lost()
+        has_lasted_long = now_s - self._snapshot_written_s > MAX_REQUEST_DELAY_S
+        self._request_delay_s = (
+            MIN_REQUEST_DELAY_S if has_lasted_long else min(2 * self._request_delay_s, MAX_REQUEST_DELAY_S)
+        )
+        self._next_request_s = now_s + self._request_delay_s
+        self._continuity.mark_lost()
 
     def _check_writer(self) -> None:
-        if self.writer.failure and not self._has_reported:
-            self._has_reported = True
+        if self.writer.failure and not self._has_failed:
+            self._has_failed = True
             self._on_problem(
                 f"recording {str(self.writer.path)!r} stopped early: {self.writer.failure}; the engine continues"
             )

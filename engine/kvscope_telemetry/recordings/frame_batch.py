@@ -19,16 +19,15 @@ from kvscope_telemetry.recordings.columns import Columns, Ints, Numbers, pack
 
 TimedFrame = tuple[int, Frame]
 """Log time in ns, and a frame or a delta checkpoint that replaces several frames."""
-_OFFSET: Final = "log_time_offset_ns"
-"""Column of log time minus `time_ns`."""
-_BEFORE: Final = "messages_before"
+_LOG_TIME_OFFSET: Final = "log_time_offset_ns"
+_MESSAGES_BEFORE: Final = "messages_before"
 """Column of the number of messages of the same chunk, not counting frames, that precede the frame."""
 
 
 def pack_frames(timed: Sequence[TimedFrame], messages_before: Sequence[int]) -> bytes:
     """Encode frames as columns. Raises ValueError or OverflowError for inconsistent frames."""
     offsets = [log_time_ns - frame.time_ns for log_time_ns, frame in timed]
-    return pack([frame for _, frame in timed], {_OFFSET: offsets, _BEFORE: messages_before})
+    return pack([frame for _, frame in timed], {_LOG_TIME_OFFSET: offsets, _MESSAGES_BEFORE: messages_before})
 
 
 class FrameBatch:
@@ -39,17 +38,16 @@ class FrameBatch:
         if self._columns.kind != Frame.__name__:
             raise ProtocolError(f"columns of {self._columns.kind:.40} where frames are expected")
         self.num_frames = self._columns.num_records
-        self.log_times: Ints = self._columns.numbers("time_ns") + self._columns.numbers(_OFFSET)
+        self.log_times: Ints = self._columns.numbers("time_ns") + self._columns.numbers(_LOG_TIME_OFFSET)
 
-    def frames(self, picks: Sequence[int] | None = None) -> list[TimedFrame]:
-        """Return all frames, or those at the indices `picks`."""
-        times = self.log_times if picks is None else self.log_times[picks]
-        return list(zip(times.tolist(), self._columns.records(Frame, picks), strict=True))
+    def frames(self, indices: Sequence[int] | None = None) -> list[TimedFrame]:
+        times = self.log_times if indices is None else self.log_times[indices]
+        return list(zip(times.tolist(), self._columns.records(Frame, indices), strict=True))
 
     @property
     def messages_before(self) -> list[int]:
         """For each frame, the number of the chunk's other messages that precede it."""
-        before: list[int] = self._columns.numbers(_BEFORE).tolist()
+        before: list[int] = self._columns.numbers(_MESSAGES_BEFORE).tolist()
         return before
 
     def joined(self, until_ns: int | None) -> list[TimedFrame] | None:
@@ -58,16 +56,16 @@ class FrameBatch:
         With `until_ns` (log time), only frames up to then are returned, and the last of them is not merged. Returns
         None if the frames are not consecutive.
         """
-        if not self._follow_one_another():
+        if not self._is_consecutive():
             return None
         if until_ns is None:
-            return [self._first_joined(self.num_frames)]
+            return [self._merged_frames(self.num_frames)]
         last = int(np.searchsorted(self.log_times, until_ns, "right")) - 1
-        return ([self._first_joined(last)] if last > 0 else []) + (self.frames([last]) if last >= 0 else [])
+        return ([self._merged_frames(last)] if last > 0 else []) + (self.frames([last]) if last >= 0 else [])
 
-    def _first_joined(self, end: int) -> TimedFrame:
+    def _merged_frames(self, end: int) -> TimedFrame:
         columns = self._columns
-        return int(self.log_times[end - 1]), self._between(
+        return int(self.log_times[end - 1]), self._delta_checkpoint(
             0,
             end,
             blocks=columns.table(BlockRows, "blocks", end),
@@ -77,37 +75,37 @@ class FrameBatch:
             counters=columns.table(Counters, "counters", end),
         )
 
-    def about(self, block: int) -> Iterator[tuple[int, TimedFrame]]:
+    def frames_with_block(self, block: int) -> Iterator[tuple[int, TimedFrame]]:
         """Yield the frames that contain `block`, each with its index, and empty delta checkpoints that replace the
         others.
         """
-        if not self._follow_one_another():
+        if not self._is_consecutive():
             yield from enumerate(self.frames())
             return
-        picks = self._that_name(block).tolist()
-        at = 0
-        for place, timed in zip(picks, self.frames(picks) if picks else (), strict=True):
-            if place > at:
-                yield place - 1, (int(self.log_times[place - 1]), self._between(at, place))
-            yield place, timed
-            at = place + 1
-        if at < self.num_frames:
-            yield self.num_frames - 1, (int(self.log_times[-1]), self._between(at, self.num_frames))
+        indices = self._indices_with_block(block).tolist()
+        next_index = 0
+        for index, timed in zip(indices, self.frames(indices) if indices else (), strict=True):
+            if index > next_index:
+                yield index - 1, (int(self.log_times[index - 1]), self._delta_checkpoint(next_index, index))
+            yield index, timed
+            next_index = index + 1
+        if next_index < self.num_frames:
+            yield self.num_frames - 1, (int(self.log_times[-1]), self._delta_checkpoint(next_index, self.num_frames))
 
-    def _that_name(self, block: int) -> Ints:
-        named = np.zeros(self.num_frames, np.bool_)
+    def _indices_with_block(self, block: int) -> Ints:
+        has_block = np.zeros(self.num_frames, np.bool_)
         columns: list[tuple[Numbers, Ints]] = [self._columns.keys("blocks", "ids")]
         columns += [self._columns.packed(f"moves.{name}", U4) for name in Moves.__struct_fields__]
         for ids, counts in columns:
-            named[np.repeat(np.arange(len(counts)), counts)[ids == block]] = True
-        return np.flatnonzero(named)
+            has_block[np.repeat(np.arange(len(counts)), counts)[ids == block]] = True
+        return np.flatnonzero(has_block)
 
-    def _follow_one_another(self) -> bool:
+    def _is_consecutive(self) -> bool:
         seqs, epochs = self._columns.numbers("seq"), self._columns.numbers("epoch")
         in_order = (np.diff(seqs) == 1).all() and (np.diff(self.log_times) >= 0).all()
         return bool(in_order and (epochs == epochs[0]).all())
 
-    def _between(self, begin: int, end: int, **parts: Any) -> DeltaCheckpoint:
+    def _delta_checkpoint(self, begin: int, end: int, **parts: Any) -> DeltaCheckpoint:
         """Return a delta checkpoint that covers the frames from index `begin` up to, not including, `end`."""
         epoch, seq, step, time_ns = (
             int(self._columns.numbers(name)[end - 1]) for name in ("epoch", "seq", "step", "time_ns")

@@ -30,7 +30,7 @@ from kvscope_telemetry.messages.telemetry import (
 from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.request_mirror import RequestMirror
-from kvscope_telemetry.recordings.columns import Columns, ColumnsInRow
+from kvscope_telemetry.recordings.columns import Columns, MergedColumns
 
 INTERVAL_NS: Final = 10_000_000_000
 KEYFRAME_SHARE: Final = 1.6
@@ -51,7 +51,7 @@ seeks faster, but a damaged second then affects more of the seconds around it.
 class Keyframes:
     """Decides when keyframes and delta checkpoints are due, and creates them.
 
-    Call `after` with every message, once `follower` has processed it.
+    Call `add_message` with every message, once `follower` has processed it.
     """
 
     def __init__(self, follower: Follower, interval_ns: int = INTERVAL_NS) -> None:
@@ -60,9 +60,9 @@ class Keyframes:
         self._keyframe_ns = self._newest_ns = 0
         self._num_rows = 0  # in delta checkpoints since the last keyframe
         self._is_lost = True
-        self._begin_checkpoint(0, 0)
+        self._start_checkpoint(0, 0)
 
-    def after(self, message: TelemetryMessage, log_time_ns: int) -> list[Snapshot | DeltaCheckpoint]:
+    def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Snapshot | DeltaCheckpoint]:
         """Return the delta checkpoint and the keyframe that are due after `message`; usually empty."""
         if isinstance(message, Snapshot):
             self._is_lost = False
@@ -79,7 +79,7 @@ class Keyframes:
         return []
 
     def keyframe(self, log_time_ns: int) -> Snapshot | None:
-        """Return a keyframe, due or not; None if the state is unknown."""
+        """Return a keyframe, whether or not one is due; None if the state is unknown."""
         self._follower.apply_pending()
         if self._follower.is_lost:
             return None
@@ -89,35 +89,36 @@ class Keyframes:
         return state
 
     def checkpoint(self) -> DeltaCheckpoint | None:
-        """Return the changes since the last checkpoint, due or not; None if there are none or the state is unknown."""
+        """Return the changes since the last checkpoint, whether or not one is due; None if there are none or the state
+        is unknown.
+        """
         if not self._frames or self._is_lost:
             return None
         self._follower.apply_pending()
         self._is_lost = self._follower.is_lost
         if self._is_lost:
             return None
-        checkpoint = _joined(self._frames, self._since_seq, self._follower.mirror)
+        checkpoint = _merged_frames(self._frames, self._since_seq, self._follower.mirror)
         self._num_rows += len(checkpoint.blocks.state)  # one byte per row
-        self._begin_checkpoint(checkpoint.seq, self._newest_ns)
+        self._start_checkpoint(checkpoint.seq, self._newest_ns)
         return checkpoint
 
     def _is_keyframe_due(self, log_time_ns: int) -> bool:
-        is_time = log_time_ns - self._keyframe_ns >= self._interval_ns
-        return is_time and self._num_rows >= KEYFRAME_SHARE * self._follower.mirror.num_rows - SMALL_ROWS
+        has_interval_passed = log_time_ns - self._keyframe_ns >= self._interval_ns
+        return has_interval_passed and self._num_rows >= KEYFRAME_SHARE * self._follower.mirror.num_rows - SMALL_ROWS
 
     def _restart(self, seq: int, log_time_ns: int) -> None:
-        """Restart intervals: the recording contains the state after frame `seq`."""
         self._keyframe_ns, self._num_rows = log_time_ns, 0
-        self._begin_checkpoint(seq, log_time_ns)
+        self._start_checkpoint(seq, log_time_ns)
 
-    def _begin_checkpoint(self, seq: int, log_time_ns: int) -> None:
+    def _start_checkpoint(self, seq: int, log_time_ns: int) -> None:
         self._since_seq, self._since_ns = seq, log_time_ns
         self._frames: list[Frame] = []
 
 
 def joined_checkpoints(parts: Sequence[Columns]) -> DeltaCheckpoint:
     """Merge consecutive delta checkpoints into one. Raises ProtocolError."""
-    columns, first, last = ColumnsInRow(parts), parts[0], parts[-1]
+    columns, first, last = MergedColumns(parts), parts[0], parts[-1]
     epoch, seq, step, time_ns = (last.number(name) for name in ("epoch", "seq", "step", "time_ns"))
     return DeltaCheckpoint(
         epoch=epoch,
@@ -140,7 +141,7 @@ def snapshot_of(mirror: Mirror) -> Snapshot:
 
 
 def bare_snapshot_of(mirror: Mirror) -> Snapshot:
-    """Return `snapshot_of(mirror)` without its blocks."""
+    """Return the state of `mirror` like `snapshot_of`, but without blocks."""
     assert mirror.hello is not None, "a mirror without a hello has no state"
     requests = mirror.requests
     rows = np.flatnonzero(requests.state != RequestState.FINISHED)
@@ -150,14 +151,14 @@ def bare_snapshot_of(mirror: Mirror) -> Snapshot:
         step=mirror.step,
         time_ns=mirror.time_ns,
         blocks=BlockRows(),
-        requests_info=tuple(_info(requests, row) for row in rows.tolist()),
+        requests_info=tuple(_request_info(requests, row) for row in rows.tolist()),
         requests=requests.pack(rows, np.zeros(len(rows), np.int64)),
         counters=mirror.counters,
         stops=mirror.stops.since(int(min(requests.arrival_ns[rows], default=mirror.time_ns))),
     )
 
 
-def _info(requests: RequestMirror, row: int) -> RequestInfo:
+def _request_info(requests: RequestMirror, row: int) -> RequestInfo:
     return RequestInfo(
         number=int(requests.number[row]),
         request_id=requests.request_ids[row],
@@ -171,7 +172,7 @@ def _info(requests: RequestMirror, row: int) -> RequestInfo:
     )
 
 
-def _joined(frames: list[Frame], since_seq: int, mirror: Mirror) -> DeltaCheckpoint:
+def _merged_frames(frames: list[Frame], since_seq: int, mirror: Mirror) -> DeltaCheckpoint:
     """Merge `frames` into a delta checkpoint. `mirror` holds the state after the last of them."""
     last = frames[-1]
     ids = np.unique(np.frombuffer(b"".join([frame.blocks.ids for frame in frames]), "<u4"))
@@ -183,22 +184,26 @@ def _joined(frames: list[Frame], since_seq: int, mirror: Mirror) -> DeltaCheckpo
         time_ns=last.time_ns,
         blocks=mirror.ledger.pack(ids),
         new_requests=tuple(chain.from_iterable([frame.new_requests for frame in frames])),
-        requests=_rows_of(mirror.requests, [frame.requests for frame in frames]),
+        requests=_request_rows(mirror.requests, [frame.requests for frame in frames]),
         counters=last.counters,
     )
 
 
-def _rows_of(requests: RequestMirror, changes: list[RequestRows]) -> RequestRows:
+def _request_rows(requests: RequestMirror, changes: list[RequestRows]) -> RequestRows:
     """Return the current rows of the requests in `changes`, each once, with the part of its block table that may have
     changed.
     """
     numbers = np.frombuffer(b"".join([rows.number for rows in changes]), "<u4").astype(np.int64)
     starts = np.frombuffer(b"".join([rows.table_start for rows in changes]), "<u4").astype(np.int64)
-    touched, inverse = np.unique(numbers, return_inverse=True)
-    first = np.full(touched.size, np.iinfo(np.int64).max)
-    np.minimum.at(first, inverse, starts)
-    found = [(requests.row_of(number), start) for number, start in zip(touched.tolist(), first.tolist(), strict=True)]
-    known = [(row, start) for row, start in found if row is not None]  # the others have finished and been removed
-    rows = np.array([row for row, _ in known], np.intp)
-    kept = np.array([start for _, start in known], np.int64)
-    return requests.pack(rows, np.minimum(kept, requests.num_blocks[rows]))
+    changed_numbers, inverse = np.unique(numbers, return_inverse=True)
+    first_starts = np.full(changed_numbers.size, np.iinfo(np.int64).max)
+    np.minimum.at(first_starts, inverse, starts)
+    rows_and_starts = [
+        (requests.row_of(number), start)
+        for number, start in zip(changed_numbers.tolist(), first_starts.tolist(), strict=True)
+    ]
+    # Requests without a row have finished and been removed.
+    present = [(row, start) for row, start in rows_and_starts if row is not None]
+    rows = np.array([row for row, _ in present], np.intp)
+    present_starts = np.array([start for _, start in present], np.int64)
+    return requests.pack(rows, np.minimum(present_starts, requests.num_blocks[rows]))

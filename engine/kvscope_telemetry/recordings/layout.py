@@ -27,7 +27,6 @@ PROFILE_NAME: Final = "kvscope"
 PROFILE: Final = f"{PROFILE_NAME}/{FORMAT_VERSION}"
 SUFFIX: Final = ".mcap"
 PART_SUFFIX: Final = ".part"
-"""Suffix appended to the file name while the file is being written."""
 
 FRAMES, HELLOS, SNAPSHOTS, KEYFRAMES, CHECKPOINTS, MESSAGES, SUMMARIES, EVENTS, BOOKMARKS, TEXTS = range(1, 11)
 TOPICS: Final = {
@@ -54,7 +53,6 @@ JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
     BOOKMARKS: ("kvscope.Bookmark", Bookmark),
     TEXTS: ("kvscope.RecordedText", RecordedText),
 }
-"""Schema name and struct type of each JSON channel."""
 
 CHUNK_BYTES: Final = 1 << 20
 """Bytes of messages after which a chunk ends, counted before frames are packed into columns. A killed process loses at
@@ -65,7 +63,6 @@ CHUNK_NS: Final = 900_000_000
 docs/internals/decisions/0006-a-second-of-frames-is-one-chunk.md.
 """
 FRAMES_RECORD: Final = "kvscope.frames"
-"""Name of the metadata record that follows a chunk with frames."""
 MAX_CHUNK_BYTES: Final = 128 << 20
 """Maximum uncompressed chunk size. Chunks that claim more are refused before they are read."""
 MAX_RECORDED_MESSAGE_BYTES: Final = min(MAX_MESSAGE_BYTES, MAX_CHUNK_BYTES - CHUNK_BYTES)

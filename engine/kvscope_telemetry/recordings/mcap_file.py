@@ -1,7 +1,7 @@
 """Writes the MCAP file of a recording with the `mcap` package, under a temporary name until it is complete.
 
-Owns the file, its name, its channels and the contents of its chunks. Used by one thread. Knows neither queue nor
-mirror.
+Owns the file, its name, its channels and the contents of its chunks. Used by one thread. Must not depend on the queue
+or the mirror.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from kvscope_telemetry.summaries.summary import schema_of
 LIBRARY: Final = "kvscope"
 Entry = tuple[int, int, bytes]
 """Channel, log time in ns, and data."""
-_PLACES: Final = 8
-"""Number of chunk ends that are remembered: if the disk has no space for the file's end after the last chunk, the file
-is cut at an earlier one.
+_MAX_CHUNK_ENDS: Final = 8
+"""Number of chunk ends that are stored. If the disk has no space for the file's end after the last chunk, the file is
+truncated at an earlier one.
 """
 _DATA_END: Final = 15
 _NO_CRC: Final = struct.pack("<I", 0)
@@ -63,8 +63,8 @@ EARLY_END: Final = (
     + _NO_CRC
     + MAGIC
 )
-"""End of an MCAP file without an index, for a full disk. After any chunk it completes the file; readers then scan it
-from the beginning. Format: mcap.dev/spec, "Data End" and "Footer" with no summary section.
+"""End of an MCAP file without an index, for a full disk. It completes the file after any chunk; readers then scan the
+file.
 """
 
 
@@ -72,8 +72,7 @@ class RecordingFile(Protocol):
     """Destination of a recording's messages: one file, or a sequence of files."""
 
     @property
-    def path(self) -> Path:
-        """Path of the complete file."""
+    def path(self) -> Path: ...
 
     @property
     def part(self) -> Path:
@@ -84,26 +83,23 @@ class RecordingFile(Protocol):
         complete state.
         """
 
-    def start_segment(self) -> None:
-        """Complete the current file and start the next."""
+    def start_segment(self) -> None: ...
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether added messages have not been written to the operating system yet."""
+        """Whether added messages have not been passed to the operating system yet."""
 
     def add_message(
         self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None
     ) -> None:
         """Append a message of about `num_bytes`. `data` is its original encoding, if available."""
 
-    def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
-        """Append a keyframe or a delta checkpoint."""
+    def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None: ...
 
-    def add_together(self, entries: Sequence[Entry]) -> None:
-        """Append messages in separate chunks."""
+    def add_chunk(self, entries: Sequence[Entry]) -> None:
+        """Append `entries` as a chunk of their own."""
 
-    def flush(self) -> None:
-        """Write all messages to the operating system."""
+    def flush(self) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -140,13 +136,13 @@ class McapFile:
         self._messages_before: list[int] = []  # one per frame
         self._frame_times: list[int] = []  # of `_frames`, and of frames stored unchanged in `_messages`
         self._messages: list[Entry] = []  # all other messages of the chunk
-        self._begin_ns = self._gathered_bytes = 0
+        self._begin_ns = self._unwritten_bytes = 0
         self._has_state = False
         self._writer.start(PROFILE, LIBRARY)
         self.num_bytes = 0
-        """Current file size, without the chunk in progress."""
+        """File size without the chunk in progress."""
         self._head_bytes = self._stream.tell()  # before the first chunk
-        self._whole_bytes: deque[int] = deque(maxlen=_PLACES)  # file sizes after recent chunks, newest last
+        self._chunk_ends: deque[int] = deque(maxlen=_MAX_CHUNK_ENDS)  # file sizes after recent chunks, newest last
         self._register_channels()
 
     def wants_state(self, log_time_ns: int) -> bool:
@@ -181,9 +177,9 @@ class McapFile:
         else:
             channel = HELLOS if isinstance(message, Hello) else MESSAGES
             self._messages.append((channel, log_time_ns, encode(message) if data is None else data))
-        self._gathered_bytes += num_bytes
+        self._unwritten_bytes += num_bytes
         is_long = log_time_ns - self._begin_ns >= CHUNK_NS or len(self._frames) >= MAX_RECORDS
-        if is_long or self._gathered_bytes >= CHUNK_BYTES:
+        if is_long or self._unwritten_bytes >= CHUNK_BYTES:
             self.flush()
 
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
@@ -195,22 +191,21 @@ class McapFile:
             self._write([(KEYFRAMES if isinstance(state, Snapshot) else CHECKPOINTS, log_time_ns, data)])
         self._has_state = self._has_state or isinstance(state, Snapshot)
 
-    def add_together(self, entries: Sequence[Entry]) -> None:
+    def add_chunk(self, entries: Sequence[Entry]) -> None:
         if entries:
             self.flush()
             self._write(entries)
 
     def flush(self) -> None:
-        """End the chunk in progress and write everything to the operating system."""
         frames, before, messages, times = self._frames, self._messages_before, self._messages, self._frame_times
         self._frames, self._messages_before, self._messages, self._frame_times = [], [], [], []
-        self._gathered_bytes = 0
+        self._unwritten_bytes = 0
         entries = messages
         if frames:
             try:
                 entries = [(FRAMES, frames[0][0], pack_frames(frames, before)), *messages]
             except (ValueError, OverflowError):  # cannot be stored as columns
-                entries = _in_order(frames, before, messages)
+                entries = _unpacked_entries(frames, before, messages)
         self._write(entries, times)
 
     def _add_snapshot(self, snapshot: Snapshot, log_time_ns: int, data: bytes | None) -> None:
@@ -225,22 +220,20 @@ class McapFile:
         self._has_state = True
 
     def _write(self, entries: Sequence[Entry], frame_times: Sequence[int] = ()) -> None:
-        """Write a chunk and, if it has frames, the metadata record about them."""
         for channel, log_time_ns, data in entries:
             self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)
         self._writer.flush()
         if frame_times:
-            said = {"count": str(len(frame_times)), "first_ns": str(frame_times[0]), "last_ns": str(frame_times[-1])}
+            fields = {"count": str(len(frame_times)), "first_ns": str(frame_times[0]), "last_ns": str(frame_times[-1])}
             self._writer.add_metadata(
-                FRAMES_RECORD, said | {"crc32": str(zlib.crc32(" ".join(said.values()).encode()))}
+                FRAMES_RECORD, fields | {"crc32": str(zlib.crc32(" ".join(fields.values()).encode()))}
             )
             self._stream.flush()
         self.num_bytes = self._stream.tell()
-        if self.num_bytes > (self._whole_bytes[-1] if self._whole_bytes else self._head_bytes):
-            self._whole_bytes.append(self.num_bytes)
+        if self.num_bytes > (self._chunk_ends[-1] if self._chunk_ends else self._head_bytes):
+            self._chunk_ends.append(self.num_bytes)
 
     def finish(self) -> None:
-        """Write the end of the file and rename it to `path`."""
         self.flush()
         self._writer.finish()
         self.num_bytes = self._stream.tell()
@@ -259,19 +252,19 @@ class McapFile:
             with open(os.dup(self._stream.fileno()), "wb", buffering=0) as raw:
                 with contextlib.suppress(OSError):  # the buffered rest does not fit on the disk
                     self._stream.close()
-                return self._cut(raw)
+                return self._truncate(raw)
         except OSError:
             return False
 
-    def _cut(self, raw: FileIO) -> bool:
-        for place in reversed(self._whole_bytes):
-            raw.truncate(place)
-            raw.seek(place)
+    def _truncate(self, raw: FileIO) -> bool:
+        for chunk_end in reversed(self._chunk_ends):
+            raw.truncate(chunk_end)
+            raw.seek(chunk_end)
             with contextlib.suppress(OSError):
                 if raw.write(EARLY_END) == len(EARLY_END):
                     self.part.rename(self.path)
                     return True
-        if not self._whole_bytes:
+        if not self._chunk_ends:
             self.part.unlink()
         return False
 
@@ -283,21 +276,21 @@ class McapFile:
             else:
                 name, encoding = SCHEMAS[channel]
                 schema = self._writer.register_schema(name, "", b"")
-            given = self._writer.register_channel(topic, encoding, schema)
-            assert given == channel, f"channel {topic} got the id {given}"
+            channel_id = self._writer.register_channel(topic, encoding, schema)
+            assert channel_id == channel, f"channel {topic} got the id {channel_id}"
 
 
 def check_path(path: Path) -> None:
-    """Raise BadInput if `path` has the wrong suffix or already exists."""
     if path.suffix != SUFFIX:
         raise BadInput(f"recording {str(path)!r} is not accepted: its name ends in {SUFFIX}")
     if os.path.lexists(path):  # too long a name does not exist here, and fails when it is opened
         raise BadInput(f"recording {str(path)!r} already exists: choose another name, or move it")
 
 
-def _in_order(frames: Sequence[TimedFrame], before: Sequence[int], messages: Sequence[Entry]) -> list[Entry]:
-    """Return frames and messages as separate entries in their original order."""
+def _unpacked_entries(
+    frames: Sequence[TimedFrame], messages_before: Sequence[int], messages: Sequence[Entry]
+) -> list[Entry]:
     entries = list(messages)
-    for (log_time_ns, frame), place in zip(reversed(frames), reversed(before), strict=True):
-        entries.insert(place, (MESSAGES, log_time_ns, encode(frame)))
+    for (log_time_ns, frame), position in zip(reversed(frames), reversed(messages_before), strict=True):
+        entries.insert(position, (MESSAGES, log_time_ns, encode(frame)))
     return entries

@@ -1,7 +1,7 @@
 """Manages ring recordings left behind by crashed sessions, until the user keeps or discards them or they exceed a
 limit.
 
-Owns the limits on their total size and age. Knows neither the writers nor the callers.
+Owns the limits on their total size and age. Must not depend on the code that writes rings or shows them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring_folder import delete_ring, hold, segments_in
 
 EMPTY_BYTES: Final = 512
-"""Size below which a ring is empty: less than a file with a single hello."""
-MAX_LEFT_BYTES: Final = 2 << 30
-"""Limit on the total size of all left rings. The newest is kept even if it alone is larger."""
-MAX_LEFT_S: Final = 7 * 24 * 3600.0
-"""Age limit after a ring's end. The newest ring may be older (`remove_orphaned_rings`)."""
+"""Size below which a ring counts as empty: less than a file with a single hello."""
+MAX_ORPHANED_BYTES: Final = 2 << 30
+"""Limit on the total size of all orphaned rings. The newest is kept even if it alone is larger."""
+MAX_ORPHANED_S: Final = 7 * 24 * 3600.0
+"""Age limit, measured from a ring's end. The newest ring may be older (`remove_orphaned_rings`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanedRing:
-    """A ring recording without a writer."""
-
     folder: Path
     model: str
     start_ns: int
-    """Wall-clock time of the oldest retained message, in nanoseconds since 1970."""
     seconds: float
     num_bytes: int
     is_readable: bool = True
@@ -42,7 +39,7 @@ class OrphanedRing:
         return self.start_ns + round(self.seconds * 1e9)
 
     def discard(self) -> None:
-        """Delete the ring. Raises BadInput if another process holds it."""
+        """Delete the ring. Raises BadInput if another process has locked it."""
         lock = hold(self.folder, make=True)
         try:
             delete_ring(self.folder)
@@ -52,15 +49,12 @@ class OrphanedRing:
 
 @dataclass(frozen=True, slots=True)
 class RemovedRings:
-    """Result of `remove_orphaned_rings`: retained and discarded rings."""
-
     kept: list[OrphanedRing]
-    """Retained rings that are readable, newest first."""
     discarded: list[OrphanedRing]
 
 
 def remove_orphaned_rings(
-    parent: Path | str, *, max_bytes: int = MAX_LEFT_BYTES, max_seconds: float = MAX_LEFT_S
+    parent: Path | str, *, max_bytes: int = MAX_ORPHANED_BYTES, max_seconds: float = MAX_ORPHANED_S
 ) -> RemovedRings:
     """Discard rings older than `max_seconds`, then the oldest ones until the rest fits into `max_bytes`.
 
@@ -86,7 +80,7 @@ def remove_orphaned_rings(
 
 
 def find_orphaned_rings(parent: Path | str) -> list[OrphanedRing]:
-    """Return the rings in `parent` whose owner is dead, newest first, including unreadable ones.
+    """Return the rings in `parent` without a running writer, newest first, including unreadable ones.
 
     Deletes folders in which nothing was recorded.
     """
@@ -94,8 +88,8 @@ def find_orphaned_rings(parent: Path | str) -> list[OrphanedRing]:
         folders = [Path(entry.path) for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
-    found = [ring for ring in map(_orphaned_ring, folders) if ring is not None]
-    return sorted(found, key=lambda ring: ring.end_ns, reverse=True)
+    rings = [ring for ring in map(_orphaned_ring, folders) if ring is not None]
+    return sorted(rings, key=lambda ring: ring.end_ns, reverse=True)
 
 
 def _orphaned_ring(folder: Path) -> OrphanedRing | None:
@@ -112,7 +106,7 @@ def _orphaned_ring(folder: Path) -> OrphanedRing | None:
             delete_ring(folder)
             return None
         try:
-            oldest, newest = _readable(segments.values()), _readable(reversed(segments.values()))
+            oldest, newest = _first_readable(segments.values()), _first_readable(reversed(segments.values()))
         except BadInput:
             changed_ns = max(path.stat().st_mtime_ns for path in segments.values())
             return OrphanedRing(folder, "", changed_ns, 0.0, num_bytes, is_readable=False)
@@ -124,8 +118,7 @@ def _orphaned_ring(folder: Path) -> OrphanedRing | None:
         os.close(lock)
 
 
-def _readable(paths: Iterable[Path]) -> Recording:
-    """Open the first readable recording. Raises BadInput if there is none."""
+def _first_readable(paths: Iterable[Path]) -> Recording:
     for path in paths:
         try:
             return Recording.open(path)

@@ -1,7 +1,7 @@
 """Builds the overview of a whole recording: reads the stored summaries, and computes those that the file lacks.
 
-Owns the decision which seconds are missing. Missing summaries are computed by the same code as in a live session. Holds
-no file open.
+Decides which seconds are missing. Their summaries are computed by the same code as in a live session. No file stays
+open between calls.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 
 _PROGRESS_EVERY: Final = 256
-_RUN_IN_NS: Final = 2 * SECOND_NS
+_LOOKBACK_NS: Final = 2 * SECOND_NS
 """Missing summaries are computed from this long before the first missing second, so that ongoing prefills and a
 stalled engine are known.
 """
-_MOST_SUMMARIES: Final = 1_000
-_MOST_EVENTS: Final = 20_000
-"""Maximum number of events per part (`_MOST_SUMMARIES`: of summaries). Hours are read in parts because the caller
-keeps the overview in a more compact form.
+_MAX_SUMMARIES: Final = 1_000
+"""Maximum number of summaries per part. Hours are read in parts because the caller keeps the overview in a more compact
+form.
 """
+_MAX_EVENTS: Final = 20_000
+"""Maximum number of events per part."""
 
 
 @dataclass(slots=True)
 class OverviewPart:
-    """Consecutive summaries and the events of the same time."""
-
     summaries: list[Summary] = field(default_factory=list)
     events: list[TimedEvent] = field(default_factory=list)
 
@@ -47,19 +46,19 @@ class OverviewPart:
 
     @property
     def is_full(self) -> bool:
-        return len(self.summaries) >= _MOST_SUMMARIES or len(self.events) >= _MOST_EVENTS
+        return len(self.summaries) >= _MAX_SUMMARIES or len(self.events) >= _MAX_EVENTS
 
     @property
     def newest_ns(self) -> int | None:
         """Start time of the last second, or None if there are no summaries."""
         return self.summaries[-1].time_ns if self.summaries else None
 
-    def into(self, overview: SessionOverview) -> None:
+    def append_to(self, overview: SessionOverview) -> None:
         overview.extend(self.summaries, self.events)
 
 
 def written_parts(recording: Recording) -> Iterator[OverviewPart]:
-    """Yield the summaries and events stored in the file. Fast."""
+    """Yield the summaries and events stored in the file."""
     part = OverviewPart()
     for item in recording.overview_items():
         if isinstance(item, Summary):
@@ -104,14 +103,14 @@ def computed_parts(
     from_ns -= from_ns % SECOND_NS
     part, follower = OverviewPart(), Follower()
     summarizer = Summarizer(follower)
-    begin_s = _resume_from(recording, from_ns - _RUN_IN_NS, follower, summarizer)
+    begin_s = _resume_from(recording, from_ns - _LOOKBACK_NS, follower, summarizer)
     until_s = ((recording.end_ns if until_ns is None else until_ns) - recording.start_ns) / 1e9
     length_s = max(until_s - begin_s, 1e-9)
     for count, (at_s, message) in enumerate(recording.messages(begin_s, until_s, keyframes=True)):
         if watch is not None and count % _PROGRESS_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
             raise OpeningCancelled
-        done = summarizer.add_message(message, recording.start_ns + round(at_s * 1e9))
-        part.summaries += [summary for summary in done if summary.time_ns >= from_ns]
+        summaries = summarizer.add_message(message, recording.start_ns + round(at_s * 1e9))
+        part.summaries += [summary for summary in summaries if summary.time_ns >= from_ns]
         part.events += [event for event in summarizer.drain_events() if event.time_ns >= from_ns]
         follower.feed(message)
         if part.is_full:
@@ -122,13 +121,13 @@ def computed_parts(
 
 
 def _resume_from(recording: Recording, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
-    """Restore both to the state before `at_ns`, if known. Returns the time in seconds from which messages must be fed
-    to them.
+    """Restore `follower` and `summarizer` to the state before `at_ns`, if it is known. Returns the time in seconds from
+    which messages must be fed to them.
     """
     newest_s = None
     if at_ns > recording.start_ns:
-        for told_s, message in recording.state_messages((at_ns - 1 - recording.start_ns) / 1e9):
-            newest_s = told_s
+        for message_s, message in recording.state_messages((at_ns - 1 - recording.start_ns) / 1e9):
+            newest_s = message_s
             follower.feed(message)
     follower.apply_pending()
     if newest_s is None or follower.is_lost:
@@ -138,12 +137,11 @@ def _resume_from(recording: Recording, at_ns: int, follower: Follower, summarize
 
 
 def read_overview(recording: Recording, watch: ProgressCallback | None = None) -> SessionOverview:
-    """Return the complete overview, computed where the file lacks it."""
     overview = SessionOverview()
     for part in written_parts(recording):
-        part.into(overview)
+        part.append_to(overview)
     from_ns = missing_from(recording, int(overview.time_ns[-1]) if len(overview) else None)
     if from_ns is not None:
         for part in computed_parts(recording, from_ns, watch):
-            part.into(overview)
+            part.append_to(overview)
     return overview

@@ -1,6 +1,6 @@
 """Limits the bytes and the time spent on opening a recording, independently of the sizes that the file claims.
 
-Owns the remaining budget, and reports progress. Knows no file format.
+Owns the remaining budget, and reports progress. Must not depend on a file format.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ STEP_BYTES_A_STORED_BYTE: Final = 32
 engines): at most `MAX_STEP_BYTES` plus this many bytes per byte on disk are decompressed and inspected.
 """
 MAX_STEP_S: Final = 30.0
+"""Time limit of each step of opening a file, in seconds."""
 MAX_INFLATED_BYTES: Final = 4 << 30
 INFLATED_BYTES_A_STORED_BYTE: Final = 64
 """Limit on the uncompressed size of all chunks of a file: `MAX_INFLATED_BYTES` plus this many bytes per byte on disk.
 Later chunks are skipped.
 """
 RECORD_BYTES: Final = 256
-"""Fixed cost of a record, in bytes of the budget."""
+"""Bytes that each record is charged, in addition to its data."""
 _PROGRESS_EVERY: Final = 4 << 20
 
 ProgressCallback = Callable[[float], bool]
-"""Function that is called with the fraction done, from 0 to 1, and returns False to cancel."""
+"""Called with the share done, from 0 to 1. Returns False to cancel."""
 
 
 class ReadBudgetSpent(Exception):
@@ -33,7 +34,7 @@ class ReadBudgetSpent(Exception):
 
 
 class OpeningCancelled(Exception):
-    """Raised when the progress callback returned False."""
+    pass
 
 
 class ReadBudget:
@@ -55,15 +56,16 @@ class ReadBudget:
         self.begin_step(0.0, 1.0)
 
     def begin_step(self, from_share: float, to_share: float) -> None:
-        """Start the step that covers these shares of the whole, with a full step budget."""
-        self._from, self._to, self._share = from_share, to_share, from_share
-        self._bytes_left = self._max_bytes
+        """Start the step that covers progress `from_share` to `to_share` (0 to 1), with the full bytes and time of a
+        step.
+        """
+        self._from_share, self._to_share, self._share = from_share, to_share, from_share
+        self._remaining_bytes = self._max_bytes
         self._until_s = self._clock() + self._max_seconds
-        self._unwatched = _PROGRESS_EVERY  # so that the first `spend` reports progress
+        self._unreported_bytes = _PROGRESS_EVERY  # so that the first `spend` reports progress
 
-    def is_at(self, part: float) -> None:
-        """Set the progress within the step, from 0 to 1."""
-        self._share = self._from + (self._to - self._from) * min(part, 1.0)
+    def set_progress(self, share: float) -> None:
+        self._share = self._from_share + (self._to_share - self._from_share) * min(share, 1.0)
 
     def spend(self, num_bytes: int) -> None:
         """Charge `num_bytes` before reading them.
@@ -72,12 +74,12 @@ class ReadBudget:
             ReadBudgetSpent: The bytes or the time of the step are used up.
             OpeningCancelled: The progress callback returned False.
         """
-        self._bytes_left -= num_bytes
-        if self._bytes_left < 0:
+        self._remaining_bytes -= num_bytes
+        if self._remaining_bytes < 0:
             raise ReadBudgetSpent(f"more than {self._max_bytes >> 20} MiB would have to be looked at")
-        self._unwatched += num_bytes
-        if self._unwatched >= _PROGRESS_EVERY:
-            self._unwatched = 0
+        self._unreported_bytes += num_bytes
+        if self._unreported_bytes >= _PROGRESS_EVERY:
+            self._unreported_bytes = 0
             self._report_progress()
 
     def _report_progress(self) -> None:

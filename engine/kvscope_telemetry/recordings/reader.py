@@ -2,8 +2,8 @@
 
 A recording is a list of segments, each a file that can be opened on its own. A file opened by the user is a recording
 of one segment. Recent history is a folder of segments (`ring_folder`): the last one grows, and the first ones are
-deleted during the session. `Recording` owns the list of segments and the origin of its seconds. `Segment` owns one file
-and uses wall-clock times only. Damaged data is skipped and counted once. `read_budget` limits the cost of opening.
+deleted during the session. `Recording` owns the list of segments and the time of second 0. `Segment` owns one file and
+uses wall-clock times only. Damaged data is skipped and counted once. `read_budget` limits the cost of opening.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from kvscope_telemetry.recordings.survey import Surveyor, survey
 from kvscope_telemetry.summaries.bookmark import MAX_BOOKMARKS, Bookmark, decode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event_list, decode_summary
 
-_Found = TypeVar("_Found")
+_Item = TypeVar("_Item")
 FOREVER_NS: Final = 1 << 62
 """A time later than any in a recording."""
 _STATES: Final = (HELLOS, SNAPSHOTS, KEYFRAMES)
-_DEVICES_NS: Final = 10_000_000_000
+_MAX_DEVICES_AGE_NS: Final = 10_000_000_000
 """Age from which device readings are out of date. An engine publishes them once per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingInfo:
-    """Contents of a recording as of its last `grow`."""
+    """Contents of a recording when it was opened or last grew."""
 
     hello: Hello
     """Hello of the first engine start."""
@@ -194,11 +194,13 @@ class Recording:
         """
         from_ns, until_ns = self._log_time_ns(from_s), self._log_time_ns(until_s)
         start_ns = self.start_ns
-        for segment, goes_on in self._from(from_ns, until_ns):
+        for segment, is_continued in self._overlapping_segments(from_ns, until_ns):
             timed = (
-                segment.past_damage(from_ns, until_ns) if keyframes else segment.messages(PUBLISHED, from_ns, until_ns)
+                segment.messages_with_restored_states(from_ns, until_ns)
+                if keyframes
+                else segment.messages(PUBLISHED, from_ns, until_ns)
             )
-            timed = _without_head(segment, timed) if goes_on else timed
+            timed = _without_first_hello(segment, timed) if is_continued else timed
             for log_time_ns, message in self._unless_dropped(segment, timed):
                 yield (log_time_ns - start_ns) / 1e9, message
 
@@ -206,9 +208,9 @@ class Recording:
         """Yield the messages and keyframes between two wall-clock times, both inclusive. Runs of frames that do not
         contain `block` are replaced by empty delta checkpoints.
         """
-        for segment, goes_on in self._from(from_ns, until_ns):
+        for segment, is_continued in self._overlapping_segments(from_ns, until_ns):
             timed = segment.messages_about(block, from_ns, until_ns)
-            yield from self._unless_dropped(segment, _without_head(segment, timed) if goes_on else timed)
+            yield from self._unless_dropped(segment, _without_first_hello(segment, timed) if is_continued else timed)
 
     @property
     def has_texts(self) -> bool:
@@ -216,12 +218,12 @@ class Recording:
 
     def texts(self, from_ns: int = 0) -> Iterator[RecordedText]:
         """Yield the block texts in the order they were written, from approximately `from_ns` on."""
-        for segment, _ in self._from(from_ns, FOREVER_NS):
+        for segment, _ in self._overlapping_segments(from_ns, FOREVER_NS):
             yield from self._unless_dropped(segment, segment.texts(from_ns))
 
     def overview_items(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
         """Yield summaries and events in the order they were written, from approximately `from_ns` on."""
-        for segment, _ in self._from(from_ns, FOREVER_NS):
+        for segment, _ in self._overlapping_segments(from_ns, FOREVER_NS):
             try:  # not `_unless_dropped`: avoids a generator for hundreds of thousands of events
                 yield from segment.overview_items(from_ns)
             except BadInput:
@@ -268,7 +270,7 @@ class Recording:
 
     def devices_before(self, seconds: float, epoch: int) -> Devices | None:
         """Return the newest device readings of `epoch` not after `seconds`, or None if they are out of date by then."""
-        oldest_ns = self._log_time_ns(seconds) - _DEVICES_NS
+        oldest_ns = self._log_time_ns(seconds) - _MAX_DEVICES_AGE_NS
         for log_time_ns, message in self._newest_first((MESSAGES,), seconds):
             if isinstance(message, Devices) and message.epoch == epoch:
                 return message
@@ -277,37 +279,36 @@ class Recording:
         return None
 
     def _newest_first(self, kinds: Collection[int], seconds: float) -> Iterator[TimedMessage]:
-        """Yield messages of `kinds` not after `seconds`, newest first."""
         return self._backwards(seconds, lambda segment, until_ns: segment.newest_first(kinds, until_ns))
 
-    def _from(self, from_ns: int, until_ns: int) -> Iterator[tuple[Segment, bool]]:
-        """Yield the segments from the first that may contain `from_ns`, including those that `grow` adds meanwhile,
-        each with whether the segment before it was yielded too.
+    def _overlapping_segments(self, from_ns: int, until_ns: int) -> Iterator[tuple[Segment, bool]]:
+        """Yield the segments from the first that may contain `from_ns`, and whether the previous segment was yielded
+        too. Segments that `grow` adds meanwhile are included.
         """
-        number, goes_on = 0, False
+        number, is_continued = 0, False
         while (number := next((at for at in self._segments if at >= number), -1)) >= 0:
             segment = self._segments[number]
             number += 1
             if segment.start_ns > until_ns:
                 return
             if segment.end_ns >= from_ns or segment is self.segments[-1]:
-                yield segment, goes_on
-                goes_on = True
+                yield segment, is_continued
+                is_continued = True
 
     def _backwards(
-        self, seconds: float, read: Callable[[Segment, int], Iterator[_Found]], *, until_found: bool = False
-    ) -> Iterator[_Found]:
-        """Yield what `read` returns for each segment up to `seconds`, newest segment first. With `until_found`, stop
-        after the first segment that yields anything.
+        self, seconds: float, read: Callable[[Segment, int], Iterator[_Item]], *, until_found: bool = False
+    ) -> Iterator[_Item]:
+        """Yield the items that `read` returns for each segment up to `seconds`, newest segment first. With
+        `until_found`, stop after the first segment with an item.
         """
         until_ns, is_found = max(self._log_time_ns(seconds), self.segments[0].start_ns), False
         for segment in reversed(self.segments):
             if segment.start_ns > until_ns:
                 continue
             try:
-                for found in read(segment, until_ns):
+                for item in read(segment, until_ns):
                     is_found = True
-                    yield found
+                    yield item
             except BadInput:
                 if not self._is_dropped(segment):
                     raise
@@ -317,7 +318,7 @@ class Recording:
             if is_found and until_found:
                 return
 
-    def _unless_dropped(self, segment: Segment, items: Iterator[_Found]) -> Iterator[_Found]:
+    def _unless_dropped(self, segment: Segment, items: Iterator[_Item]) -> Iterator[_Item]:
         """Yield `items` of `segment`; nothing if the segment was deleted before it was opened."""
         try:
             yield from items
@@ -338,7 +339,6 @@ class Recording:
         return has_changed
 
     def _scan(self, watch: ProgressCallback | None) -> bool:
-        """Update the list of segments. Returns whether anything changed."""
         if not self._is_folder:
             if self._segments:
                 return self.segments[-1].grow()
@@ -346,25 +346,25 @@ class Recording:
             return True
         self._is_written = is_held(self._path)  # before scanning: a writer that releases it has written everything
         paths = segments_in(self._path)
-        known = {number: segment for number, segment in self._segments.items() if number in paths}
-        has_changed = len(known) < len(self._segments)
-        why_none = "it is a folder, not a file"
-        for place, (number, path) in enumerate(paths.items()):
-            if number in known:
-                has_changed |= _has_grown(known[number])
+        segments = {number: segment for number, segment in self._segments.items() if number in paths}
+        has_changed = len(segments) < len(self._segments)
+        reason = "it is a folder, not a file"
+        for index, (number, path) in enumerate(paths.items()):
+            if number in segments:
+                has_changed |= _has_grown(segments[number])
             elif number not in self._unreadable:
                 try:
-                    known[number] = Segment(path, watch and _part_of(watch, place, len(paths)))
+                    segments[number] = Segment(path, watch and _partial_progress(watch, index, len(paths)))
                     has_changed = True
                 except BadInput as error:
-                    why_none = str(error)
-                    if place < len(paths) - 1:  # the newest may have been created just now
-                        self._unreadable[number] = why_none
-        if known:
-            self._segments = dict(sorted(known.items()))
+                    reason = str(error)
+                    if index < len(paths) - 1:  # the newest may have been created just now
+                        self._unreadable[number] = reason
+        if segments:
+            self._segments = dict(sorted(segments.items()))
         elif not self._segments:
-            raise BadInput(f"recording {str(self._path)!r} cannot be read: {why_none}")
-        return has_changed and bool(known)
+            raise BadInput(f"recording {str(self._path)!r} cannot be read: {reason}")
+        return has_changed and bool(segments)
 
     def _info(self) -> RecordingInfo:
         segments = self.segments
@@ -386,14 +386,14 @@ class Recording:
 class Segment:
     """One file of a recording, addressed by wall-clock time: its chunks by content, and their messages.
 
-    Holds no file open between calls and, apart from the cache for seeking, at most one chunk in memory.
+    Keeps no file open between calls and, apart from the cache for seeking, at most one chunk in memory.
     """
 
     def __init__(self, path: Path, watch: ProgressCallback | None = None) -> None:
         self._file = FollowedFile(path)
         self._surveyor = Surveyor()
-        self._found = self._surveyor.found
-        self._decoder = ChunkDecoder(self._found)
+        self._survey = self._surveyor.found
+        self._decoder = ChunkDecoder(self._survey)
         self.unknowns: Final = self._decoder.unknowns
         self.message_chunks: list[Chunk] = []
         """Chunks of published messages and keyframes, sorted by time."""
@@ -404,13 +404,12 @@ class Segment:
         its chunk.
         """
         self.text_chunks: list[Chunk] = []
-        """Chunks of block texts, in the order they were written."""
         self.end_ns = self.num_frames = 0
         self._is_written = self._file.is_written()  # before scanning: a writer that releases it has written everything
         self._scan(watch)
         self._is_written = self._is_written or self._file.is_written()  # writing may have started in between
         if not self.hellos:
-            reason = self._found.limit or next(iter(self._found.damages), "")
+            reason = self._survey.limit or next(iter(self._survey.damages), "")
             raise BadInput(
                 f"recording {str(path)!r} holds no telemetry that can be read" + (f": {reason}" if reason else "")
             )
@@ -423,25 +422,25 @@ class Segment:
     @property
     def hellos(self) -> list[Hello]:
         """The hello of each engine start and of each snapshot."""
-        return self._found.hellos
+        return self._survey.hellos
 
     @property
     def is_complete(self) -> bool:
         """Whether all of the file was read and it has a valid end."""
-        return self._found.is_complete and not self._found.limit
+        return self._survey.is_complete and not self._survey.limit
 
     @property
     def may_grow(self) -> bool:
         """Whether `grow` may find more: the file is being written, and all of it so far was scanned."""
-        return self._is_written and not (self._found.is_complete or self._found.limit)
+        return self._is_written and not (self._survey.is_complete or self._survey.limit)
 
     @property
     def is_deleted(self) -> bool:
         return self._file.is_deleted
 
     def grow(self) -> bool:
-        """Read what was written since the last call. Returns whether there was anything. Raises BadInput if the file
-        is gone.
+        """Read what was written since the last call. Returns whether that added anything. Raises BadInput if the file
+        was deleted.
         """
         if not self.may_grow:
             return False
@@ -452,11 +451,11 @@ class Segment:
 
     @property
     def num_damaged(self) -> int:
-        return len(self._found.damages) + self._decoder.num_bad_messages
+        return len(self._survey.damages) + self._decoder.num_bad_messages
 
     @property
     def note(self) -> str:
-        if self._found.limit:
+        if self._survey.limit:
             return "opened in part"
         if self.num_damaged:
             return "damaged parts left out"
@@ -464,9 +463,9 @@ class Segment:
 
     @property
     def detail(self) -> str:
-        lines = [f"Opened in part: {self._found.limit}."] if self._found.limit else []
-        if self._found.damages:
-            lines.append(f"{len(self._found.damages)} damaged and left out: {self._found.damages[0]}.")
+        lines = [f"Opened in part: {self._survey.limit}."] if self._survey.limit else []
+        if self._survey.damages:
+            lines.append(f"{len(self._survey.damages)} damaged and left out: {self._survey.damages[0]}.")
         if self._decoder.num_bad_messages:
             lines.append(f"{self._decoder.num_bad_messages} unreadable messages left out.")
         if self.unknowns.num_skipped:
@@ -480,39 +479,39 @@ class Segment:
         that `grow` finds meanwhile.
         """
         with self._file.open() as file:
-            for chunk in self._from(from_ns, until_ns):
+            for chunk in self._overlapping_chunks(from_ns, until_ns):
                 for timed in self._decoder.messages(file, chunk, kinds):
                     if from_ns <= timed[0] <= until_ns:
                         yield timed
 
     def messages_about(self, block: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
         with self._file.open() as file:
-            for chunk in self._from(from_ns, until_ns):
+            for chunk in self._overlapping_chunks(from_ns, until_ns):
                 is_whole = from_ns <= chunk.start_ns and chunk.end_ns <= until_ns
                 about = block if is_whole else None
                 for timed in self._decoder.messages(file, chunk, (*PUBLISHED, KEYFRAMES), about):
                     if from_ns <= timed[0] <= until_ns:
                         yield timed
 
-    def past_damage(self, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+    def messages_with_restored_states(self, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
         """Yield the published messages and keyframes in this time range, with an additional snapshot after each
         damaged part that delta checkpoints bridge.
         """
-        place, due_ns = StatePosition(), 0
+        position, retry_ns = StatePosition(), 0
         for log_time_ns, message in self.messages((*PUBLISHED, KEYFRAMES), from_ns, until_ns):
-            if isinstance(message, Snapshot) and place.is_newer(message):
-                place.move_to(message)
-            elif isinstance(message, Frame) and not place.has(message):
-                if place.epoch is None:
-                    self._enter(place, message, from_ns)
-                if not place.is_before(message) and log_time_ns >= due_ns:
+            if isinstance(message, Snapshot) and position.is_newer(message):
+                position.move_to(message)
+            elif isinstance(message, Frame) and not position.has(message):
+                if position.epoch is None:
+                    self._set_position_before(position, message, from_ns)
+                if not position.is_before(message) and log_time_ns >= retry_ns:
                     state = self._state_before(message, log_time_ns)
                     if state is not None:
-                        place.move_to(state)
+                        position.move_to(state)
                         yield log_time_ns, state
-                    due_ns = 1 + self._checkpoint_from(log_time_ns)
-                if place.is_before(message):
-                    place.advance(message)
+                    retry_ns = 1 + self._checkpoint_from(log_time_ns)
+                if position.is_before(message):
+                    position.advance(message)
             yield log_time_ns, message
 
     def newest_first(self, kinds: Collection[int], until_ns: int) -> Iterator[TimedMessage]:
@@ -526,14 +525,13 @@ class Segment:
         with self._file.open() as file:
             for from_ns, snapshot in self._newest_first(file, _STATES, until_ns):
                 if isinstance(snapshot, Snapshot):
-                    place = StatePosition()
-                    place.move_to(snapshot)
+                    position = StatePosition()
+                    position.move_to(snapshot)
                     yield from_ns, snapshot
-                    yield from self._state_on(file, place, from_ns, until_ns)
+                    yield from self._state_updates(file, position, from_ns, until_ns)
                     return
 
     def overview_items(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
-        """Yield summaries and events in the order they were written, from chunks that end at or after `from_ns`."""
         decoders: dict[int, Callable[[bytes], Iterable[Summary | TimedEvent]]] = {
             SUMMARIES: lambda data: (decode_summary(data),),
             EVENTS: decode_event_list,
@@ -549,7 +547,6 @@ class Segment:
                 yield from self._decoder.items(file, chunk, {BOOKMARKS: lambda data: (decode_bookmark(data),)})
 
     def texts(self, from_ns: int) -> Iterator[RecordedText]:
-        """Yield block texts in the order they were written, from chunks that end at or after `from_ns`."""
         with self._file.open() as file:
             for chunk in list(self.text_chunks):
                 if chunk.end_ns >= from_ns:
@@ -557,26 +554,25 @@ class Segment:
 
     @property
     def _is_truncated(self) -> bool:
-        return not (self._found.is_complete or self._found.limit or self._is_written)
+        return not (self._survey.is_complete or self._survey.limit or self._is_written)
 
     def _scan(self, watch: ProgressCallback | None) -> bool:
-        """Scan the new part of the file. Returns whether it has more messages."""
-        new = survey(self._file, self._surveyor, watch)
+        new_chunks = survey(self._file, self._surveyor, watch)
         messages, checkpoints, texts = (
             self._decoder.channels(kinds) for kinds in ((*PUBLISHED, KEYFRAMES), (CHECKPOINTS,), (TEXTS,))
         )
-        published = [chunk for chunk in new if messages & chunk.counts.keys()]
-        made = [chunk for chunk in new if not messages & chunk.counts.keys()]
-        _merge(self.message_chunks, published)
-        _merge(self.checkpoints, [chunk for chunk in made if checkpoints & chunk.counts.keys()])
-        made.sort(key=lambda chunk: chunk.offset)
-        self.text_chunks += [chunk for chunk in made if texts & chunk.counts.keys()]
-        self.overview_chunks += [chunk for chunk in made if not (texts | checkpoints) & chunk.counts.keys()]
+        published = [chunk for chunk in new_chunks if messages & chunk.counts.keys()]
+        derived = [chunk for chunk in new_chunks if not messages & chunk.counts.keys()]
+        _merge_chunks(self.message_chunks, published)
+        _merge_chunks(self.checkpoints, [chunk for chunk in derived if checkpoints & chunk.counts.keys()])
+        derived.sort(key=lambda chunk: chunk.offset)
+        self.text_chunks += [chunk for chunk in derived if texts & chunk.counts.keys()]
+        self.overview_chunks += [chunk for chunk in derived if not (texts | checkpoints) & chunk.counts.keys()]
         self.end_ns = max([self.end_ns, *(chunk.end_ns for chunk in published)])
         self.num_frames += sum(chunk.num_frames or 0 for chunk in published)
         return bool(published)
 
-    def _from(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
+    def _overlapping_chunks(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
         first = max(0, bisect_right(self.message_chunks, from_ns, key=_start) - 1)
         while first and self.message_chunks[first - 1].end_ns >= from_ns:
             first -= 1
@@ -592,68 +588,69 @@ class Segment:
                     if timed[0] <= until_ns:
                         yield timed
 
-    def _state_on(self, file: BinaryIO, place: StatePosition, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
-        """Yield the delta checkpoints from a state's time until about `until_ns`, then the frames that continue from
-        there. Unreadable delta checkpoints are replaced by their frames. Advances `place`, the position of the
-        state.
+    def _state_updates(
+        self, file: BinaryIO, position: StatePosition, from_ns: int, until_ns: int
+    ) -> Iterator[TimedMessage]:
+        """Yield the delta checkpoints after a state until about `until_ns`, then the frames that continue from there.
+
+        Unreadable delta checkpoints are replaced by their frames. `position` is that of the state, and is advanced.
         """
         offset = 0
-        before_ns = from_ns  # time of the previous checkpoint, readable or not
+        previous_ns = from_ns  # time of the previous checkpoint, readable or not
         first = bisect_left(self.checkpoints, from_ns, key=_start)
         chunks = self.checkpoints[first : bisect_right(self.checkpoints, until_ns, key=_start)]
-        for chunk, log_time_ns, checkpoint in self._decoder.checkpoints(file, chunks, place):
+        for chunk, log_time_ns, checkpoint in self._decoder.checkpoints(file, chunks, position):
             if checkpoint is not None:
-                if place.epoch == checkpoint.epoch and place.seq < checkpoint.since_seq:
-                    for at_ns, frame in self._frames_on(file, place, offset, from_ns, before_ns):
-                        yield at_ns, frame
-                        from_ns = at_ns
-                if place.is_before(checkpoint):
-                    place.advance(checkpoint)
+                if position.epoch == checkpoint.epoch and position.seq < checkpoint.since_seq:
+                    for frame_ns, frame in self._frames_after(file, position, offset, from_ns, previous_ns):
+                        yield frame_ns, frame
+                        from_ns = frame_ns
+                if position.is_before(checkpoint):
+                    position.advance(checkpoint)
                     yield log_time_ns, checkpoint
                     offset, from_ns = chunk.offset, log_time_ns
-            before_ns = chunk.start_ns
-        yield from self._frames_on(file, place, offset, from_ns, until_ns)
+            previous_ns = chunk.start_ns
+        yield from self._frames_after(file, position, offset, from_ns, until_ns)
 
-    def _frames_on(
-        self, file: BinaryIO, place: StatePosition, offset: int, from_ns: int, until_ns: int
+    def _frames_after(
+        self, file: BinaryIO, position: StatePosition, offset: int, from_ns: int, until_ns: int
     ) -> Iterator[TimedMessage]:
-        """Yield the frames that follow a state, and advance `place`.
+        """Yield the frames that follow a state, and advance `position`.
 
         Chunks that precede the state's chunk (at `offset`) and end by `from_ns` are skipped. Frames of a batch that
-        continues from `place` are merged into a delta checkpoint, except the last frame of all.
+        continues from `position` are merged into a delta checkpoint, except the last frame of all.
         """
         channels = self._decoder.channels((FRAMES, MESSAGES))
-        chunks = [chunk for chunk in self._from(from_ns, until_ns) if chunk.counts.keys() & channels]
+        chunks = [chunk for chunk in self._overlapping_chunks(from_ns, until_ns) if chunk.counts.keys() & channels]
         chunks = [chunk for chunk in chunks if chunk.offset > offset or chunk.end_ns > from_ns]
         for chunk in chunks:
             is_whole = chunk.end_ns <= until_ns and chunk is not chunks[-1]
-            joined = self._decoder.joined_frames(file, chunk, None if is_whole else until_ns)
-            if joined is not None and (not joined or place.is_before(joined[0][1])):
-                for log_time_ns, frame in joined:
-                    place.advance(frame)
+            merged = self._decoder.joined_frames(file, chunk, None if is_whole else until_ns)
+            if merged is not None and (not merged or position.is_before(merged[0][1])):
+                for log_time_ns, frame in merged:
+                    position.advance(frame)
                     yield log_time_ns, frame
                 continue
             for timed in self._decoder.messages(file, chunk, (FRAMES, MESSAGES)):
                 if isinstance(timed[1], Frame) and from_ns <= timed[0] <= until_ns:
-                    if place.is_before(timed[1]):
-                        place.advance(timed[1])
+                    if position.is_before(timed[1]):
+                        position.advance(timed[1])
                     yield timed
 
     def _checkpoint_from(self, at_ns: int) -> int:
         """Return the end time of the first delta checkpoint that ends at or after `at_ns`, or `FOREVER_NS`."""
-        place = bisect_left(self.checkpoints, at_ns, key=_start)
-        return self.checkpoints[place].start_ns if place < len(self.checkpoints) else FOREVER_NS
+        index = bisect_left(self.checkpoints, at_ns, key=_start)
+        return self.checkpoints[index].start_ns if index < len(self.checkpoints) else FOREVER_NS
 
-    def _enter(self, place: StatePosition, first: Frame, from_ns: int) -> None:
-        """Set `place` to the state before `first`, the first frame of a read that starts at `from_ns`."""
+    def _set_position_before(self, position: StatePosition, first: Frame, from_ns: int) -> None:
+        """Set `position` to the state before `first`, the first frame of a read that starts at `from_ns`."""
         if self.num_damaged:
             mirror = _state_after(message for _, message in self.state_messages(from_ns))
-            place.epoch, place.seq = mirror.epoch, mirror.seq
+            position.epoch, position.seq = mirror.epoch, mirror.seq
         else:
-            place.epoch, place.seq = first.epoch, first.seq - 1
+            position.epoch, position.seq = first.epoch, first.seq - 1
 
     def _state_before(self, frame: Frame, log_time_ns: int) -> Snapshot | None:
-        """Return the state that precedes `frame`, or None if it cannot be restored."""
         mirror = _state_after(message for _, message in self.state_messages(log_time_ns - 1))
         is_known = mirror.hello is not None and (mirror.epoch, mirror.seq) == (frame.epoch, frame.seq - 1)
         return snapshot_of(mirror) if is_known else None
@@ -667,8 +664,8 @@ def _state_after(messages: Iterator[TelemetryMessage]) -> Mirror:
     return follower.mirror
 
 
-def _without_head(segment: Segment, timed: Iterator[TimedMessage]) -> Iterator[TimedMessage]:
-    """Skip the hello at the start of a segment: the engine did not publish it again."""
+def _without_first_hello(segment: Segment, timed: Iterator[TimedMessage]) -> Iterator[TimedMessage]:
+    """Skip the hello at the start of a segment, which the writer repeated and the engine did not publish again."""
     first = next(timed, None)
     if first is not None and not (isinstance(first[1], Hello) and first[0] == segment.start_ns):
         yield first
@@ -682,8 +679,7 @@ def _has_grown(segment: Segment) -> bool:
         return False
 
 
-def _merge(chunks: list[Chunk], new: list[Chunk]) -> None:
-    """Append `new` to `chunks`. Both are sorted by time, and so is the result."""
+def _merge_chunks(chunks: list[Chunk], new: list[Chunk]) -> None:
     is_in_order = not (chunks and new) or chunks[-1].start_ns <= new[0].start_ns
     chunks += new
     if not is_in_order:
@@ -694,5 +690,5 @@ def _start(chunk: Chunk) -> int:
     return chunk.start_ns
 
 
-def _part_of(watch: ProgressCallback, place: int, count: int) -> ProgressCallback:
-    return lambda share: watch((place + share) / count)
+def _partial_progress(watch: ProgressCallback, index: int, count: int) -> ProgressCallback:
+    return lambda share: watch((index + share) / count)

@@ -1,7 +1,7 @@
 """Opens files named by the user without blocking on pipes or devices, and follows a recording when its writer renames
 it.
 
-Knows no file format.
+Must not depend on a file format.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from kvscope_telemetry.whole_file import kind_of
 
 _BLOCK_BYTES: Final = 512
 """Unit of `st_blocks`, on every file system."""
-_HOLD_TRIES: Final = 900
-"""Attempts to get the lock. A reader holds it for microseconds, or far longer on a busy machine. Without the lock,
-readers take the file for a truncated one and do not continue reading it.
+_MAX_LOCK_ATTEMPTS: Final = 900
+"""Maximum number of attempts to lock a file for writing. A reader that checks for a writer keeps the lock for
+microseconds, or far longer on a busy machine. Without the lock, readers take the file for a truncated one and do not
+follow it.
 """
-_ASKING_S: Final = 0.001
+_LOCK_RETRY_S: Final = 0.001
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -33,7 +34,7 @@ def open_regular(path: Path) -> BinaryIO:
         # Without O_NONBLOCK, opening a pipe blocks until it has a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
-        raise BadInput(f"recording {str(path)!r} cannot be read: {_why(path, error)}") from None
+        raise BadInput(f"recording {str(path)!r} cannot be read: {_open_error(path, error)}") from None
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
@@ -53,17 +54,17 @@ def stored_bytes(file: BinaryIO) -> int:
 def hold_for_writing(file: BinaryIO) -> None:
     """Lock `file` until it is closed or the process ends, so that readers know that it may grow."""
     with contextlib.suppress(OSError):  # a file system without locks: readers cannot know
-        for _ in range(_HOLD_TRIES):
+        for _ in range(_MAX_LOCK_ATTEMPTS):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # a reader is checking for a writer (`FollowedFile.is_written`)
-                time.sleep(_ASKING_S)
+                time.sleep(_LOCK_RETRY_S)
             else:
                 return
 
 
 class FollowedFile:
-    """A file at `path`, or at the name without `.part` once its writer has completed it. Holds no file open."""
+    """A file at `path`, or at the name without `.part` once its writer has completed it. Not open between calls."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +73,6 @@ class FollowedFile:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the file exists under neither name."""
         return not any(name.exists() for name in self._names)
 
     def open(self) -> BinaryIO:
@@ -90,7 +90,7 @@ class FollowedFile:
         return file
 
     def is_written(self) -> bool:
-        """Whether a writer holds the file (`hold_for_writing`)."""
+        """Whether a writer has locked the file (`hold_for_writing`)."""
         try:
             with self.open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -100,12 +100,11 @@ class FollowedFile:
             return False
         return False
 
-    def note_size(self, file: BinaryIO) -> None:
-        """Remember the current size and identity of `file` for `has_grown`."""
+    def remember_size(self, file: BinaryIO) -> None:
+        """Store the current size and identity of `file` for later calls of `has_grown` and `open`."""
         self._identity, self._num_bytes = _identity(file), os.fstat(file.fileno()).st_size
 
     def has_grown(self) -> bool:
-        """Whether the file is larger than at the last `note_size`."""
         with self.open() as file:
             return os.fstat(file.fileno()).st_size > self._num_bytes
 
@@ -119,7 +118,7 @@ def _identity(file: BinaryIO) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _why(path: Path, error: OSError | ValueError) -> str:
+def _open_error(path: Path, error: OSError | ValueError) -> str:
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):

@@ -1,7 +1,4 @@
-"""Lists the requests of a recording: arrival time, length, and the prefix that each prompt shares with others.
-
-Owns how these are derived from frames.
-"""
+"""Lists the requests of a recording: arrival time, length, and the prefix that each prompt shares with others."""
 
 from __future__ import annotations
 
@@ -28,11 +25,9 @@ class RecordedRequest:
     """Arrival time on the recording's clock, the same as log times."""
     num_prompt_tokens: int
     num_output_tokens: int
-    """Number of output tokens at the request's end, or at the recording's end."""
     max_tokens: int
     priority: int
     is_finished: bool
-    """Whether the request finished within the recording."""
     prefix_hashes: tuple[int, ...] = ()
     """Hashes of the prompt's full blocks, from its start. Within an epoch, equal hashes mean equal text up to that
     block. 0 if a hash is unknown because another block held the same text. Empty without prefix caching, and for a
@@ -49,7 +44,7 @@ def recorded_requests(recording: Recording) -> list[RecordedRequest]:
 class _RequestReader:
     def __init__(self) -> None:
         self._follower = Follower()
-        self._found: dict[tuple[int, int], RecordedRequest] = {}
+        self._requests: dict[tuple[int, int], RecordedRequest] = {}
         self._unhashed: set[int] = set()
         """Numbers of the current epoch's requests that have no output token yet."""
         self._epoch: int | None = None
@@ -60,7 +55,7 @@ class _RequestReader:
             if isinstance(message, Frame | Snapshot):
                 self._read(log_time_ns, message)
         self._end_epoch()
-        return list(self._found.values())
+        return list(self._requests.values())
 
     def _read(self, log_time_ns: int, message: Frame | Snapshot) -> None:
         epoch = message.epoch if isinstance(message, Frame) else message.hello.epoch
@@ -73,15 +68,15 @@ class _RequestReader:
             if message.first_token_ns and self._unhashed:
                 self._record_prefixes(message.requests)
             if _FINISHED in message.requests.state:
-                self._record_ends(message.requests)
+                self._record_ended(message.requests)
 
     def _announce(self, infos: Iterable[RequestInfo]) -> None:
         assert self._epoch is not None, "a request without an epoch"
         for info in infos:
             key = (self._epoch, info.number)
-            if key not in self._found:
+            if key not in self._requests:
                 self._unhashed.add(info.number)
-                self._found[key] = RecordedRequest(
+                self._requests[key] = RecordedRequest(
                     epoch=self._epoch,
                     number=info.number,
                     request_id=info.request_id,
@@ -102,7 +97,7 @@ class _RequestReader:
         self._unhashed -= started
         self._follower.apply_pending()
         for number in started:
-            self._change(number, prefix_hashes=self._prefix_hashes(number))
+            self._update_request(number, prefix_hashes=self._prefix_hashes(number))
 
     def _prefix_hashes(self, number: int) -> tuple[int, ...]:
         mirror = self._follower.mirror
@@ -118,24 +113,23 @@ class _RequestReader:
                 return tuple(hashes) if any(hashes) else ()
         return ()
 
-    def _record_ends(self, rows: RequestRows) -> None:
+    def _record_ended(self, rows: RequestRows) -> None:
         is_end = np.frombuffer(rows.state, "u1") == RequestState.FINISHED
         numbers, outputs = np.frombuffer(rows.number, "<u4"), np.frombuffer(rows.num_output_tokens, "<u4")
         for number, count in zip(numbers[is_end].tolist(), outputs[is_end].tolist(), strict=True):
-            self._change(number, num_output_tokens=count, is_finished=True)
+            self._update_request(number, num_output_tokens=count, is_finished=True)
 
     def _end_epoch(self) -> None:
-        """Set the output tokens of unfinished requests from the mirror."""
         self._follower.apply_pending()
         requests = self._follower.mirror.requests
-        for (epoch, number), found in list(self._found.items()):
+        for (epoch, number), request in list(self._requests.items()):
             row = requests.row_of(number)
-            if epoch == self._epoch and not found.is_finished and row is not None:
-                self._change(number, num_output_tokens=int(requests.num_output_tokens[row]))
+            if epoch == self._epoch and not request.is_finished and row is not None:
+                self._update_request(number, num_output_tokens=int(requests.num_output_tokens[row]))
         self._unhashed.clear()
 
-    def _change(self, number: int, **values: object) -> None:
+    def _update_request(self, number: int, **values: object) -> None:
         assert self._epoch is not None, "a request without an epoch"
         key = (self._epoch, number)
-        if key in self._found:
-            self._found[key] = replace(self._found[key], **values)  # type: ignore[arg-type]
+        if key in self._requests:
+            self._requests[key] = replace(self._requests[key], **values)  # type: ignore[arg-type]

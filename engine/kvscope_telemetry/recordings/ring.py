@@ -2,8 +2,8 @@
 
 Owns the folder and its status. One thread writes, through a bounded queue (`RecordingWriter`). If writing becomes
 impossible, the session continues without a ring and `failure` gives the reason. While the disk is full or fails,
-`pause` gives the reason; the ring later continues with a complete state. Readers use `Recording`; this module does not
-know them.
+`pause` gives the reason; the ring later continues with a complete state. Reading is in `Recording`; must not depend on
+it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ class Ring:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on disk, at most one second old."""
         return self._segments.num_bytes
 
     @property
@@ -122,17 +121,15 @@ class Ring:
         self._segments.bounds = Bounds(max_bytes, max_seconds)
 
     def write(self, message: TelemetryMessage, data: bytes | None = None, *, wait: bool = False) -> bool:
-        """Record a message, like `RecordingWriter.write`: never raises, and never blocks without `wait`. Returns
+        """Record a message, like `RecordingWriter.write`: never raises, and blocks only if `wait` is set. Returns
         whether it was accepted.
         """
         return self._writer is not None and self._writer.write(message, data, wait=wait)
 
     def add_bookmark(self, bookmark: Bookmark) -> bool:
-        """Record a revision of a bookmark, like `RecordingWriter.add_bookmark`."""
         return self._writer is not None and self._writer.add_bookmark(bookmark)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> bool:
-        """Record block texts. Requires the user's consent."""
         return self._writer is not None and self._writer.write_texts(texts)
 
     def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:

@@ -46,15 +46,13 @@ from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 COMMAND: Final = (sys.executable, "-P", "-m", "kvscope_telemetry.recordings.ring_process")
 _POLL_INTERVAL_S: Final = 1.0
 _READ_BYTES: Final = 1 << 18
-_MANY_PARTS: Final = 512
+_MAX_BUFFERS: Final = 512
 """Buffers per `writev` call. Systems accept 1,024."""
 _PIPE_BYTES: Final = 1 << 20
 """Pipe capacity to request, equal to the number of queued bytes at which the sender is woken immediately."""
 
 
 class _Flush(Mark):
-    """A mark with the result of the flush."""
-
     is_flushed = False
 
 
@@ -70,9 +68,9 @@ class RingClient:
         self._queue = RecordingQueue()
         self._status = RingStatus()
         self._overview: deque[Summary | TimedEvent] = deque(maxlen=MAX_PENDING_OVERVIEW)
-        self._marks: dict[int, Mark] = {}
+        self._marks_by_number: dict[int, Mark] = {}
         self._num_marks = 0
-        self._ended = ""
+        self._end_reason = ""
         self._is_kept = False
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: tuple[threading.Thread, ...] = ()
@@ -83,44 +81,34 @@ class RingClient:
 
     @property
     def pid(self) -> int:
-        """Process id of the writer, or 0 if there is none."""
         return 0 if self._process is None else self._process.pid
 
     @property
     def failure(self) -> str:
-        """Why recording has ended, as a text for the user; "" while it works. What was recorded before remains
-        readable.
-        """
-        return self._status.failure or self._ended
+        return self._status.failure or self._end_reason
 
     @property
     def pause(self) -> str:
-        """Why nothing is recorded at present, as a text for the user; "" while it works. The ring retries by itself."""
         return "" if self.failure else self._status.pause
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on disk, at most about one second old."""
         return self._status.num_bytes
 
     @property
     def origin_ns(self) -> int | None:
-        """Wall-clock time at which the ring started, even if that part was deleted; None before the first message."""
         return self._status.origin_ns
 
     @property
     def start_ns(self) -> int | None:
-        """Wall-clock time of the oldest retained message; None before the first message."""
         return self._status.start_ns
 
     @property
     def end_ns(self) -> int | None:
-        """Wall-clock time of the newest message; None before the first."""
         return self._status.end_ns
 
     @property
     def num_dropped(self) -> int:
-        """Number of messages that were not recorded: a queue was full, the disk failed, or the ring had ended."""
         return self._queue.num_refused + self._status.num_dropped
 
     @property
@@ -128,20 +116,16 @@ class RingClient:
         return self._bounds
 
     def drain_overview(self) -> list[Summary | TimedEvent]:
-        """Return and clear the items received since the last call: of each status message the summaries, then the
-        events.
+        """Return and clear the summaries and events received since the last call. Items of one status message are
+        adjacent, summaries first.
         """
         return [self._overview.popleft() for _ in range(len(self._overview))]
 
     def set_bounds(self, *, max_bytes: int, max_seconds: float) -> None:
-        """Change the limits on size and time. Raises BadInput for invalid values."""
         self._bounds = Bounds(max_bytes, max_seconds)
         self._queue.put_mark(Mark())  # wakes the sender, which sends the new limits
 
     def write(self, message: TelemetryMessage, data: bytes | None = None, *, wait: bool = False) -> bool:
-        """Record a message, like `Ring.write`: never raises, and never blocks without `wait`. Returns whether it was
-        accepted.
-        """
         if self.failure:
             return False
         return self._queue.put(message, None, wait=wait) if data is None else self._queue.put_bytes(data, wait=wait)
@@ -150,15 +134,13 @@ class RingClient:
         return not self.failure and self._queue.put_bookmark(bookmark)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> bool:
-        """Record block texts. Requires the user's consent."""
-        taken = tuple(texts)
-        return not self.failure and (not taken or self._queue.put_texts(taken, wait=False))
+        items = tuple(texts)
+        return not self.failure and (not items or self._queue.put_texts(items, wait=False))
 
     def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:
-        """Make everything written so far visible to readers. Returns whether that succeeded in time."""
-        add_bookmark = _Flush()
-        self._queue.put_mark(add_bookmark)
-        return add_bookmark.wait(timeout_s) and add_bookmark.is_flushed
+        mark = _Flush()
+        self._queue.put_mark(mark)
+        return mark.wait(timeout_s) and mark.is_flushed
 
     def close(self, *, keep: bool = False) -> None:
         """Release the folder. It is deleted unless `keep`, which writes queued messages first. Idempotent."""
@@ -191,8 +173,10 @@ class RingClient:
         with contextlib.suppress(OSError, AttributeError):  # AttributeError: a system with a fixed pipe size
             fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         sender = threading.Thread(target=self._send, args=(process.stdin,), name="kvscope-ring", daemon=True)
-        hearer = threading.Thread(target=self._receive_statuses, args=(process,), name="kvscope-ring-told", daemon=True)
-        self._threads = (sender, hearer)
+        receiver = threading.Thread(
+            target=self._receive_statuses, args=(process,), name="kvscope-ring-told", daemon=True
+        )
+        self._threads = (sender, receiver)
         for thread in self._threads:
             thread.start()
 
@@ -201,20 +185,20 @@ class RingClient:
             with pipe:
                 pipe.write(packet(PacketKind.BEGIN, encoded(BeginRing(str(self.folder), _limits(self._bounds)))))
                 pipe.flush()
-                while (taken := self._queue.take(_POLL_INTERVAL_S)) is not None:
-                    _write_all(pipe.fileno(), list(self._packets(taken)))
+                while (items := self._queue.drain(_POLL_INTERVAL_S)) is not None:
+                    _write_all(pipe.fileno(), list(self._packets(items)))
                 pipe.write(packet(PacketKind.END, encoded(self._is_kept)))
         except OSError:  # the process is gone, which the receiving thread reports
             self._wake_waiters()
 
-    def _packets(self, taken: list[Queued | Mark | Bookmark]) -> Iterator[bytes]:
+    def _packets(self, items: list[Queued | Mark | Bookmark]) -> Iterator[bytes]:
         if self._bounds is not self._sent_bounds:
             self._sent_bounds = self._bounds
             yield packet(PacketKind.LIMITS, encoded(_limits(self._sent_bounds)))
-        for each in taken:
+        for each in items:
             if isinstance(each, Mark):
                 self._num_marks += 1
-                self._marks[self._num_marks] = each
+                self._marks_by_number[self._num_marks] = each
                 yield packet(PacketKind.MARK, encoded(self._num_marks))
             elif isinstance(each, Bookmark):
                 yield packet(PacketKind.BOOKMARK, encode_bookmark(each))
@@ -226,7 +210,6 @@ class RingClient:
                 yield from _message_parts(encode(each.message))
 
     def _receive_statuses(self, process: subprocess.Popen[bytes]) -> None:
-        """Main function of the receiving thread. Returns when the process has exited."""
         assert process.stdout is not None, "a pipe"
         packets = PacketReader()
         with process.stdout as pipe:
@@ -240,24 +223,23 @@ class RingClient:
         self._status = status
         self._overview.extend(status.summaries)
         self._overview.extend(status.events)
-        add_bookmark = self._marks.pop(status.mark, None)
-        if isinstance(add_bookmark, _Flush):
-            add_bookmark.is_flushed = status.is_flushed
-        if add_bookmark is not None:
-            add_bookmark.set()
+        mark = self._marks_by_number.pop(status.mark, None)
+        if isinstance(mark, _Flush):
+            mark.is_flushed = status.is_flushed
+        if mark is not None:
+            mark.set()
 
     def _end(self, reason: str) -> None:
-        """Refuse further messages, with `reason` as the failure."""
-        self._ended = reason and f"ring folder {self.folder} takes no more: {reason}"
+        """Refuse further messages, and set `reason` as the failure; "" for none."""
+        self._end_reason = reason and f"ring folder {self.folder} takes no more: {reason}"
         self._wake_waiters()
 
     def _wake_waiters(self) -> None:
-        """Close the queue and wake all waiters."""
         self._queue.close(discard=True)
-        for number in list(self._marks):
-            add_bookmark = self._marks.pop(number, None)
-            if add_bookmark is not None:
-                add_bookmark.set()
+        for number in list(self._marks_by_number):
+            mark = self._marks_by_number.pop(number, None)
+            if mark is not None:
+                mark.set()
 
     def _delete(self) -> None:
         with contextlib.suppress(BadInput):  # already held by another process
@@ -267,7 +249,9 @@ class RingClient:
 
 
 def _message_parts(data: bytes) -> tuple[bytes, bytes]:
-    """Return head and body without joining them: copying a snapshot of a large pool would delay drawing."""
+    """Return head and body of a packet. They are not joined, because copying a snapshot of a large pool would delay
+    drawing.
+    """
     return head(PacketKind.MESSAGE, len(data)), data
 
 
@@ -276,16 +260,16 @@ def _limits(bounds: Bounds) -> RingLimits:
 
 
 def _write_all(out: int, parts: list[bytes]) -> None:
-    """Write many buffers per system call, without copying: thousands of small calls per second, or copies, would delay
-    drawing.
+    """Write `parts` to the file descriptor `out` without copying, many per system call: thousands of calls or copies
+    per second would delay drawing.
     """
-    for begin in range(0, len(parts), _MANY_PARTS):
-        rest: list[bytes | memoryview] = [*parts[begin : begin + _MANY_PARTS]]
+    for begin in range(0, len(parts), _MAX_BUFFERS):
+        buffers: list[bytes | memoryview] = [*parts[begin : begin + _MAX_BUFFERS]]
         first = 0
-        while first < len(rest):
-            written = os.writev(out, rest[first:])
-            while first < len(rest) and written >= len(rest[first]):
-                written -= len(rest[first])
+        while first < len(buffers):
+            written = os.writev(out, buffers[first:])
+            while first < len(buffers) and written >= len(buffers[first]):
+                written -= len(buffers[first])
                 first += 1
             if written:
-                rest[first] = memoryview(rest[first])[written:]
+                buffers[first] = memoryview(buffers[first])[written:]

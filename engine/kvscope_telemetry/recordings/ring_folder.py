@@ -1,6 +1,7 @@
-"""The folder of a ring: its owner, and the segments in it.
+"""The folder of a ring: its lock and its segments.
 
-Owns the names of the segments and the lock, an flock, which disappears with a killed process. Knows no messages.
+Owns the names of the segments and the lock, an flock, which disappears with a killed process. Must not depend on
+messages.
 """
 
 from __future__ import annotations
@@ -35,13 +36,11 @@ class RingFolder:
             raise BadInput(f"ring folder {folder} is not accepted: there is a ring in it already; choose another")
 
     def release(self) -> None:
-        """Release the lock. Idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
     def delete(self) -> None:
-        """Delete the ring's files, and the folder if it is empty then."""
         delete_ring(self.path)
         self.release()
 
@@ -84,7 +83,7 @@ def hold(folder: Path, *, make: bool = False) -> int:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process holds the lock of `folder`."""
+    """Whether a process has locked `folder`."""
     try:
         with (folder / LOCK_NAME).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

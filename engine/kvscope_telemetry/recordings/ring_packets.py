@@ -1,6 +1,6 @@
 """Packets, each a head and a body, that a session and the process that writes its ring exchange through pipes.
 
-Owns their layout. Both ends have the same version and trust each other. Knows neither the process nor the ring.
+Owns their layout. Both ends have the same version and trust each other. Must not depend on the process or the ring.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
 _HEAD: Final = struct.Struct("<BQ")
-"""Packet kind, and number of bytes in the body."""
 
 
 class PacketKind(IntEnum):
@@ -27,9 +26,8 @@ class PacketKind(IntEnum):
     BOOKMARK = 2
     TEXTS = 3
     LIMITS = 4
-    """`RingLimits` that apply from then on."""
     MARK = 5
-    """`int`: number of a mark. The process reports it once everything before it is readable."""
+    """`int`: number of a flush marker. The process reports it once everything before it is readable."""
     END = 6
     """`bool`: whether the written files are kept."""
     STATUS = 7
@@ -50,10 +48,7 @@ class BeginRing(msgspec.Struct, frozen=True):
 
 
 class RingStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Status of the ring, with the summaries and events since the last status."""
-
     is_held: bool = False
-    """Whether the ring holds the lock of its folder."""
     failure: str = ""
     num_bytes: int = 0
     origin_ns: int | None = None
@@ -63,15 +58,15 @@ class RingStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     summaries: list[Summary] = []
     events: list[TimedEvent] = []
     mark: int = 0
-    """Number of the mark that was reached, or 0."""
+    """Number of the flush marker that was reached; 0 for none."""
     is_flushed: bool = False
-    """Whether everything before the mark was written."""
+    """Whether everything before the flush marker was written."""
     pause: str = ""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_TOLD: Final = msgspec.msgpack.Decoder(RingStatus)
-_TEXTS: Final = msgspec.msgpack.Decoder(tuple[RecordedText, ...])
+_STATUS_DECODER: Final = msgspec.msgpack.Decoder(RingStatus)
+_TEXTS_DECODER: Final = msgspec.msgpack.Decoder(tuple[RecordedText, ...])
 
 
 def head(kind: PacketKind, num_bytes: int) -> bytes:
@@ -83,34 +78,31 @@ def packet(kind: PacketKind, body: bytes) -> bytes:
 
 
 def encoded(item: object) -> bytes:
-    """Encode the body of a packet, except of a telemetry message."""
     return _ENCODER.encode(item)
 
 
 def decode_status(body: bytes) -> RingStatus:
-    return _TOLD.decode(body)
+    return _STATUS_DECODER.decode(body)
 
 
 def decode_texts(body: bytes) -> tuple[RecordedText, ...]:
-    return _TEXTS.decode(body)
+    return _TEXTS_DECODER.decode(body)
 
 
 class PacketReader:
-    """Splits a byte stream into packets."""
-
     def __init__(self) -> None:
-        self._read = bytearray()
+        self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[PacketKind, bytes]]:
         """Add `data` and yield the packets that are complete, in order."""
-        self._read += data
-        begin, there = 0, len(self._read)
-        with memoryview(self._read) as view:  # copies each body only once
-            while begin + _HEAD.size <= there:
+        self._buffer += data
+        begin, num_bytes_buffered = 0, len(self._buffer)
+        with memoryview(self._buffer) as view:  # copies each body only once
+            while begin + _HEAD.size <= num_bytes_buffered:
                 kind, num_bytes = _HEAD.unpack_from(view, begin)
                 end = begin + _HEAD.size + num_bytes
-                if end > there:
+                if end > num_bytes_buffered:
                     break
                 yield _KINDS[kind], bytes(view[begin + _HEAD.size : end])
                 begin = end
-        del self._read[:begin]
+        del self._buffer[:begin]

@@ -36,38 +36,37 @@ NICENESS: Final = 10
 READ_BYTES: Final = 1 << 20
 STATUS_INTERVAL_S: Final = 0.25
 FLUSH_S: Final = 120.0
-"""Timeout of a flush, much longer than that of the session which requested it."""
+"""Timeout of a flush, much longer than that of the session that requested it."""
 
 
 class RingServer:
-    """Receives packets from `source` and sends status packets to `out` (file descriptors)."""
+    """Receives packets from the file descriptor `source` and sends status packets to the file descriptor `out`."""
 
     def __init__(self, source: int, out: int) -> None:
         self._source, self._out = source, out
         self._packets = PacketReader()
         self._ring: Ring | None = None
         self._is_held = False
-        self._last = RingStatus()
+        self._last_status = RingStatus()
         self._reported_s = 0.0
 
     def run(self) -> None:
-        """Serve until the input ends or an END packet arrives."""
-        keep = True
+        is_kept = True
         while True:
             if select.select([self._source], [], [], STATUS_INTERVAL_S)[0]:
                 data = os.read(self._source, READ_BYTES)
-                ends = self._process_all(data) if data else [True]
-                if ends:
-                    keep = ends[0]
+                end_bodies = self._process_all(data) if data else [True]
+                if end_bodies:
+                    is_kept = end_bodies[0]
                     break
             if time.monotonic() - self._reported_s >= STATUS_INTERVAL_S:
                 self._send_status()
         if self._ring is not None:
-            self._ring.close(keep=keep)
+            self._ring.close(keep=is_kept)
         self._send_status()
 
     def _process_all(self, data: bytes) -> list[bool]:
-        """Process packets. Returns the body of an END packet if one arrived."""
+        """Process packets. Returns the bodies of END packets: one value, or none if the stream continues."""
         for kind, body in self._packets.feed(data):
             if kind is PacketKind.END:
                 return [msgspec.msgpack.decode(body, type=bool)]
@@ -98,7 +97,6 @@ class RingServer:
             self._send_status(msgspec.msgpack.decode(body, type=int), is_flushed=is_flushed)
 
     def _send_status(self, mark: int = 0, *, is_flushed: bool = False) -> None:
-        """Send the ring's status if it has changed."""
         ring = self._ring
         if ring is None:
             return
@@ -118,15 +116,15 @@ class RingServer:
             pause=ring.pause,
         )
         self._reported_s = time.monotonic()
-        if status != self._last:
-            self._last = status
+        if status != self._last_status:
+            self._last_status = status
             self._write(packet(PacketKind.STATUS, encoded(status)))
 
     def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
+        unsent = memoryview(data)
         with contextlib.suppress(OSError):  # the session is gone: the input will end
-            while rest:
-                rest = rest[os.write(self._out, rest) :]
+            while unsent:
+                unsent = unsent[os.write(self._out, unsent) :]
 
 
 def main() -> None:

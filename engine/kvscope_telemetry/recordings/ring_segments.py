@@ -1,8 +1,8 @@
 """Sequence of files of a ring: starts the next segment when due, and deletes the oldest ones.
 
 Owns the limits, the size on disk, and the reaction to write errors: the segment ends, and after a pause the next one is
-tried. Used by the writing thread; other threads may set the limits and read the sizes. Knows neither queue nor mirror:
-the caller starts each new file with the complete state.
+tried. Used by the writing thread; other threads may set the limits and read the sizes. Must not depend on the queue or
+the mirror: the caller starts each new file with the complete state.
 """
 
 from __future__ import annotations
@@ -69,14 +69,11 @@ class RingSegments:
         self.origin_ns: int | None = None
         """Wall-clock start of the first segment of all; None before anything was written."""
         self.start_ns: int | None = None
-        """Wall-clock start of the oldest retained segment."""
         self.end_ns: int | None = None
-        """Wall-clock time of the newest message."""
         self.num_bytes = 0
         self.pause = ""
         """Why nothing is recorded at present; "" while it works."""
         self.num_missed = 0
-        """Number of messages received during pauses."""
         self._is_paused = False
         self._retry_s = self._first_retry_s = retry_seconds
         self._retry_at_s = self._resumed_s = 0.0
@@ -90,7 +87,7 @@ class RingSegments:
         self._epoch: int | None = None
         self._run_ns = 0
         """Total advance of log times, without jumps at the start of an epoch. Segments age by this clock."""
-        self._added_s = 0.0
+        self._last_added_s = 0.0
 
     def wants_state(self, log_time_ns: int) -> bool:
         """Whether the current segment should end before a message of `log_time_ns`, or a retry is due.
@@ -110,12 +107,11 @@ class RingSegments:
         return self._file.num_bytes >= max(self.bounds.max_bytes // MIN_SEGMENTS, 2 * self._head_bytes)
 
     def start_segment(self) -> None:
-        """Complete the current segment, or end the pause."""
         if self._is_paused:
             self._is_paused = False
             self._resumed_s = time.monotonic()
         with self._pausing_on_error():
-            self._end()
+            self._finish_segment()
 
     @property
     def has_unwritten(self) -> bool:
@@ -129,25 +125,25 @@ class RingSegments:
             self.num_missed += 1
             return
         with self._pausing_on_error():
-            self._writable(log_time_ns).add_message(message, log_time_ns, num_bytes, data)
+            self._open_file(log_time_ns).add_message(message, log_time_ns, num_bytes, data)
             self._has_frames |= isinstance(message, Frame)
             hello = message if isinstance(message, Hello) else message.hello if isinstance(message, Snapshot) else None
             is_new_epoch = hello is not None and hello.epoch != self._epoch
             if hello is not None:
                 self._epoch = hello.epoch
-            self._added(log_time_ns, is_new_epoch=is_new_epoch)
+            self._record_added(log_time_ns, is_new_epoch=is_new_epoch)
 
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
         if not self._is_paused:
             with self._pausing_on_error():
-                self._writable(log_time_ns).add_state(log_time_ns, state)
-                self._added(log_time_ns)
+                self._open_file(log_time_ns).add_state(log_time_ns, state)
+                self._record_added(log_time_ns)
 
-    def add_together(self, entries: Sequence[Entry]) -> None:
+    def add_chunk(self, entries: Sequence[Entry]) -> None:
         """Append summaries, events, bookmarks or texts to the current segment, if there is one."""
         if self._file is not None:
             with self._pausing_on_error():
-                self._file.add_together(entries)
+                self._file.add_chunk(entries)
 
     def flush(self) -> None:
         """Write everything to the operating system, and delete segments above the limits."""
@@ -159,7 +155,7 @@ class RingSegments:
 
     def finish(self) -> None:
         with self._pausing_on_error():
-            self._end()
+            self._finish_segment()
 
     def salvage(self) -> bool:
         return self._file is None or self._file.salvage()
@@ -183,14 +179,13 @@ class RingSegments:
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
 
     def _clear_pause(self) -> None:
-        """Clear `pause` after a successful write to a segment that contains its state."""
         if self._num_added < 2:
             return
         self.pause = ""
         if self._retry_s > self._first_retry_s and time.monotonic() - self._resumed_s > MAX_RETRY_S:
             self._retry_s = self._first_retry_s
 
-    def _end(self) -> None:
+    def _finish_segment(self) -> None:
         if self._file is not None:
             self._file.finish()
             path, self._file = self._file.path, None
@@ -199,23 +194,23 @@ class RingSegments:
     def _add_complete(self, path: Path) -> None:
         self._complete.append(_CompleteSegment(path, path.stat().st_size, self._segment_start_ns, self._run_ns))
 
-    def _writable(self, log_time_ns: int) -> McapFile:
+    def _open_file(self, log_time_ns: int) -> McapFile:
         if self._file is None:
-            self._file = self._begin(log_time_ns)
+            self._file = self._open_segment(log_time_ns)
         return self._file
 
-    def _added(self, log_time_ns: int, *, is_new_epoch: bool = False) -> None:
+    def _record_added(self, log_time_ns: int, *, is_new_epoch: bool = False) -> None:
         now_s = time.monotonic()
         passed_ns = 0 if self.end_ns is None else log_time_ns - self.end_ns
-        self._run_ns += min(passed_ns, round((now_s - self._added_s) * 1e9)) if is_new_epoch else passed_ns
-        self._added_s = now_s
+        self._run_ns += min(passed_ns, round((now_s - self._last_added_s) * 1e9)) if is_new_epoch else passed_ns
+        self._last_added_s = now_s
         self.end_ns = log_time_ns
         self._num_added += 1
         if self._num_added == 2:  # hello and state, or the engine's snapshot and one message
-            self._head_bytes = self._writable(log_time_ns).num_bytes
+            self._head_bytes = self._open_file(log_time_ns).num_bytes
             self._trim()
 
-    def _begin(self, log_time_ns: int) -> McapFile:
+    def _open_segment(self, log_time_ns: int) -> McapFile:
         file = McapFile(segment_path(self.path, self._number + 1))
         self._number += 1
         self._segment_start_ns, self._num_added, self._head_bytes, self._has_frames = log_time_ns, 0, 0, False

@@ -12,7 +12,7 @@ from kvscope_telemetry.errors import BadInput
 SAMPLE_TEXT: Final = "Open the sample recording: an engine under memory pressure"
 HYBRID_TEXT: Final = "Open the sample recording of a hybrid model: attention and recurrent states"
 SAMPLES: Final = {"sample": "sample.mcap", "sample-hybrid": "sample-hybrid.mcap"}
-"""Short name accepted in place of a path -> file name."""
+"""Short name, which the command line accepts in place of a path -> file name."""
 
 
 def sample_recording() -> Path:

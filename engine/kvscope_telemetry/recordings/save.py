@@ -3,9 +3,7 @@ uses it.
 
 Messages are recorded again without damaged ones. Keyframes, delta checkpoints and summaries are created again, so the
 new file is complete in itself. A part starts with the state at that time, and includes the bookmarks and texts of its
-time range.
-
-Owns the cleanup of the file if saving fails. Knows neither rings nor the callers.
+time range. If saving fails, the new file is deleted. Must not depend on rings.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, newest_revi
 
 _PROGRESS_EVERY: Final = 256
 _MAX_QUEUED_BYTES: Final = 4 << 20
-"""Queue limit. Reading is faster than writing, so a longer queue would only take memory, several times this many
-bytes.
+"""Queue limit. Reading is faster than writing, so a longer queue would take several times as many bytes of memory
+without saving time.
 """
 _TEXTS_TOGETHER: Final = 256
 _TEXTS_LATE_NS: Final = 5_000_000_000
@@ -40,7 +38,7 @@ _TEXTS_LATE_NS: Final = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SaveResult:
     num_frames: int
     num_without_state: int
     """Number of those frames without a readable preceding state; a player cannot seek to them."""
@@ -54,7 +52,7 @@ def save(
     until_s: float | None = None,
     *,
     watch: ProgressCallback | None = None,
-) -> Saved:
+) -> SaveResult:
     """Write what was recorded from `from_s` to `until_s` (both inclusive) to `path`, which ends in `.mcap`.
 
     The file is named `path.part` until it is complete. It is deleted if saving fails.
@@ -71,8 +69,8 @@ def save(
     except BaseException as error:
         with contextlib.suppress(KvscopeError):
             writer.close()
-        for left in (writer.part, writer.path):
-            left.unlink(missing_ok=True)
+        for leftover in (writer.part, writer.path):
+            leftover.unlink(missing_ok=True)
         if not (writer.failure and isinstance(error, KvscopeError)):
             raise
         raise KvscopeError(f"recording {str(path)!r} cannot be written: {writer.failure}") from None
@@ -81,7 +79,7 @@ def save(
 
 def _copy(
     recorded: Recording, writer: RecordingWriter, from_s: float, until_s: float | None, watch: ProgressCallback | None
-) -> Saved:
+) -> SaveResult:
     begin_ns = recorded.start_ns + round(max(from_s, recorded.first_s) * 1e9)
     until_ns = FOREVER_NS if until_s is None else recorded.start_ns + round(until_s * 1e9)
     length_ns = max(1, min(until_ns, recorded.end_ns) - begin_ns)
@@ -101,28 +99,27 @@ def _copy(
         # Keyframes are created again. After damage, the next keyframe, or the state restored from delta checkpoints,
         # continues the recording.
         if isinstance(message, Frame | Snapshot):
-            goes_on = continuity.accepts(message)
+            is_continuous = continuity.accepts(message)
             if isinstance(message, Frame):
-                num_frames, num_without_state = num_frames + 1, num_without_state + (not goes_on)
-            elif not goes_on:
+                num_frames, num_without_state = num_frames + 1, num_without_state + (not is_continuous)
+            elif not is_continuous:
                 continue
         if not writer.write(message, wait=True, log_time_ns=log_time_ns):
             break
     for bookmark in _bookmarks_of(recorded, from_ns, until_ns):
         writer.add_bookmark(bookmark)
     texts = _texts_of(recorded, from_ns, until_ns)
-    while together := list(islice(texts, _TEXTS_TOGETHER)):
-        writer.write_texts(together, wait=True)
+    while batch := list(islice(texts, _TEXTS_TOGETHER)):
+        writer.write_texts(batch, wait=True)
     if continuity.epoch is None:
         is_part = from_s > recorded.first_s or until_s is not None
         where = f" from {from_s:g} s to {'its end' if until_s is None else f'{until_s:g} s'}" if is_part else ""
         raise KvscopeError(f"nothing was saved: {str(recorded.path)!r} has no readable state{where}")
     _report_progress(watch, 1.0)
-    return Saved(num_frames, num_without_state, length_ns / 1e9)
+    return SaveResult(num_frames, num_without_state, length_ns / 1e9)
 
 
 def _write_state(recorded: Recording, writer: RecordingWriter, from_s: float, from_ns: int) -> Snapshot | None:
-    """Write the state at `from_s` as the first message. Returns it, or None if there is none."""
     mirror = recorded.state_at(from_s)
     if mirror.hello is None:
         return None
@@ -136,14 +133,13 @@ def _write_state(recorded: Recording, writer: RecordingWriter, from_s: float, fr
 
 
 def _bookmarks_of(recorded: Recording, from_ns: int, until_ns: int) -> list[Bookmark]:
-    """Return the current revision of each bookmark in this time range."""
-    stand = in_order(newest_revisions(recorded.bookmarks()).values())
-    return [each for each in stand if from_ns <= max(each.time_ns, each.until_ns) and each.time_ns <= until_ns]
+    bookmarks = in_order(newest_revisions(recorded.bookmarks()).values())
+    return [each for each in bookmarks if from_ns <= max(each.time_ns, each.until_ns) and each.time_ns <= until_ns]
 
 
 def _texts_of(recorded: Recording, from_ns: int, until_ns: int) -> Iterator[RecordedText]:
-    """Yield the texts of this time range, preceded by the newest earlier text of each block, which may still hold it.
-    Earlier texts of requests are left out.
+    """Yield the texts of this time range, preceded by the newest earlier text of each block, because the block may
+    still contain it. Earlier texts of requests are left out.
     """
     older = (text for text in recorded.texts() if text.time_ns < from_ns and text.request is None) if from_ns else ()
     before = {text.block: text for text in older}

@@ -1,7 +1,7 @@
 """Finds the chunks of a recording that is being opened, their time ranges, and the engines that were recorded.
 
-Owns the handling of damaged, hostile or oversized files: as much as can be trusted within the read budget is opened,
-and what is skipped is reported. Holds no file open.
+Decides how damaged, hostile or oversized files are handled: as much as can be trusted within the read budget is opened,
+and what is skipped is reported. No file stays open between calls.
 """
 
 from __future__ import annotations
@@ -34,23 +34,19 @@ from kvscope_telemetry.recordings.regular_file import FollowedFile, stored_bytes
 
 @dataclass(slots=True)
 class Survey:
-    """Chunks, engines and damage found in a file."""
-
     chunks: list[Chunk] = field(default_factory=list)
     """Chunks with messages, sorted by time."""
     channels: dict[int, int] = field(default_factory=dict)
-    """Kind (`layout.FRAMES`, ...) -> channel id."""
     hellos: list[Hello] = field(default_factory=list)
     is_complete: bool = False
     limit: str = ""
-    """Why only a part of the file was scanned; "" if all of it was."""
+    """Reason why only a part of the file was scanned; "" if all of it was."""
     max_inflated: int = 0
     """Limit on the total size that messages of columns may claim."""
     damages: list[str] = field(default_factory=list)
     """One text for each skipped chunk or byte range, with its position and the reason."""
 
     def add(self, new: list[Chunk]) -> None:
-        """Merge `new`, which is sorted, into `chunks`."""
         in_order = not (self.chunks and new) or self.chunks[-1].start_ns <= new[0].start_ns
         self.chunks += new
         if not in_order:
@@ -68,7 +64,7 @@ def survey(followed: FollowedFile, surveyor: Surveyor, watch: ProgressCallback |
         with followed.open() as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise BadInput(f"{str(followed.path)!r} is not a recording: it does not start like an MCAP file")
-            followed.note_size(file)
+            followed.remember_size(file)
             return surveyor.run(file, ReadBudget(stored_bytes(file), watch))
     except OtherFormat as other:
         raise BadInput(
@@ -80,8 +76,6 @@ def survey(followed: FollowedFile, surveyor: Surveyor, watch: ProgressCallback |
 
 
 class Surveyor:
-    """Scans a file; later calls of `run` scan only what was appended."""
-
     def __init__(self) -> None:
         self.found = Survey()
         self._walk = ChunkWalk(len(MAGIC))
@@ -116,31 +110,30 @@ class Surveyor:
         """Return the chunks with valid times and counts, sorted. Doubtful values are determined from the messages
         themselves.
         """
-        believed: list[Chunk] = []
+        plausible: list[Chunk] = []
         new = walked.chunks[self._num_walked :]
         last = new[-1] if new and not walked.is_complete else None
-        for place, chunk in enumerate(new):
-            self._budget.is_at(place / len(new))
+        for index, chunk in enumerate(new):
+            self._budget.set_progress(index / len(new))
             # A truncated file may end within the indexes of its last chunk.
-            if not (chunk.is_doubtful or self._is_uncounted(chunk) or chunk is last):
-                chunk.reach_over_frames()
+            if not (chunk.is_doubtful or self._has_unknown_count(chunk) or chunk is last):
+                chunk.extend_to_frames()
             else:
                 try:
-                    self._finish(chunk)
+                    self._correct_chunk(chunk)
                 except ReadBudgetSpent as spent:
                     self.found.limit = self.found.limit or str(spent)
                     break
             if chunk.damage:
-                self.found.damages.append(chunk.where)
+                self.found.damages.append(chunk.damage_text)
             elif chunk.counts:
-                believed.append(chunk)
-        return sorted(believed, key=lambda chunk: chunk.start_ns)
+                plausible.append(chunk)
+        return sorted(plausible, key=lambda chunk: chunk.start_ns)
 
-    def _is_uncounted(self, chunk: Chunk) -> bool:
-        """Whether the chunk has frames but no valid record of their number."""
+    def _has_unknown_count(self, chunk: Chunk) -> bool:
         return chunk.num_frames is None and self.found.channels[FRAMES] in chunk.counts
 
-    def _finish(self, chunk: Chunk) -> None:
+    def _correct_chunk(self, chunk: Chunk) -> None:
         try:
             messages = self._read(chunk)
         except DamagedChunk:
@@ -165,13 +158,13 @@ class Surveyor:
         """Collect the hellos of all epochs. Keyframes are only read if there are no other hellos."""
         for kinds in ((HELLOS, SNAPSHOTS), (KEYFRAMES,)):
             channels = {self.found.channels[kind]: kind for kind in kinds}
-            holding = [chunk for chunk in new if channels.keys() & chunk.counts.keys()]
-            for place, chunk in enumerate(holding):
-                self._budget.is_at(place / len(holding))
+            candidates = [chunk for chunk in new if channels.keys() & chunk.counts.keys()]
+            for index, chunk in enumerate(candidates):
+                self._budget.set_progress(index / len(candidates))
                 try:
                     messages = self._read(chunk)
                 except DamagedChunk:
-                    self.found.damages.append(chunk.where)
+                    self.found.damages.append(chunk.damage_text)
                     new.remove(chunk)
                     continue
                 for message in messages:

@@ -18,18 +18,16 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 
 MAX_QUEUED_BYTES: Final = 64 << 20
 GATHER_S: Final = 0.25
-"""How long a message waits for others. At hundreds of messages per second, waking the writer costs
-more than writing.
+"""How long a message waits for further messages, in seconds. At hundreds of messages per second, waking the writer
+costs more than writing.
 """
-_MUCH_BYTES: Final = 1 << 20
+_URGENT_BYTES: Final = 1 << 20
 
 
 Texts = tuple[RecordedText, ...]
 
 
 class Queued(msgspec.Struct, frozen=True, gc=False):
-    """A queued message, with its original encoding if available."""
-
     message: TelemetryMessage | Texts
     """The message or texts; `()` if only `data` is given."""
     data: bytes | None
@@ -37,7 +35,6 @@ class Queued(msgspec.Struct, frozen=True, gc=False):
     log_time_ns: int | None
     """Wall-clock time of the message; None: determined by the recording's clock."""
     queued_s: float
-    """Monotonic time at which the message was queued."""
 
 
 Mark = threading.Event
@@ -45,7 +42,7 @@ Mark = threading.Event
 
 
 class RecordingQueue:
-    """FIFO queue of messages. Any thread may put, one thread takes. `close` refuses further messages."""
+    """Bounded FIFO queue. Any thread may append; one thread drains. `close` refuses further messages."""
 
     def __init__(self, max_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -56,7 +53,7 @@ class RecordingQueue:
         self._is_urgent = False
         """Whether a caller waits, or many bytes are queued."""
         self._is_idle = False
-        """Whether the taking thread waits for the queue to become non-empty."""
+        """Whether the draining thread waits for the queue to become non-empty."""
         self.num_refused = 0
         """Number of messages that `put` refused, and of queued ones that `close` discarded."""
 
@@ -65,29 +62,29 @@ class RecordingQueue:
         size is accepted while at most half of the capacity is used.
         """
         num_bytes = approximate_bytes(message) if data is None else len(data)
-        return self._put(Queued(message, data, num_bytes, log_time_ns, time.monotonic()), wait=wait)
+        return self._enqueue(Queued(message, data, num_bytes, log_time_ns, time.monotonic()), wait=wait)
 
     def put_bytes(self, data: bytes, *, wait: bool) -> bool:
         """Append an encoded message without decoding it: the decoded form takes as much memory again, and more."""
-        return self._put(Queued((), data, len(data), None, time.monotonic()), wait=wait)
+        return self._enqueue(Queued((), data, len(data), None, time.monotonic()), wait=wait)
 
     def put_texts(self, texts: Texts, *, wait: bool) -> bool:
         num_bytes = sum(len(text.text) + 8 * len(text.token_ids) + 100 for text in texts)
-        return self._put(Queued(texts, None, num_bytes, None, time.monotonic()), wait=wait)
+        return self._enqueue(Queued(texts, None, num_bytes, None, time.monotonic()), wait=wait)
 
-    def _put(self, queued: Queued, *, wait: bool) -> bool:
+    def _enqueue(self, queued: Queued, *, wait: bool) -> bool:
         num_bytes = queued.num_bytes
         with self._changed:
             while wait and not self._is_closed and self._is_full(num_bytes):
-                self._hurry()
+                self._request_drain()
                 self._changed.wait()
             if self._is_closed or self._is_full(num_bytes):
                 self.num_refused += 1
                 return False
             self._messages.append(queued)
             self._num_bytes += num_bytes
-            if self._num_bytes >= min(_MUCH_BYTES, self._max_bytes // 2):
-                self._hurry()
+            if self._num_bytes >= min(_URGENT_BYTES, self._max_bytes // 2):
+                self._request_drain()
             elif self._is_idle:
                 self._changed.notify_all()
             return True
@@ -99,7 +96,7 @@ class RecordingQueue:
                 mark.set()
             else:
                 self._messages.append(mark)
-                self._hurry()
+                self._request_drain()
 
     def put_bookmark(self, bookmark: Bookmark) -> bool:
         """Append a bookmark, regardless of the limit: bookmarks are few and small. Returns False if the queue is
@@ -111,7 +108,7 @@ class RecordingQueue:
                 self._changed.notify_all()
             return not self._is_closed
 
-    def take(self, timeout_s: float) -> list[Queued | Mark | Bookmark] | None:
+    def drain(self, timeout_s: float) -> list[Queued | Mark | Bookmark] | None:
         """Return all queued items after a short gathering time, after `timeout_s` at the latest. Returns None once the
         queue is closed and empty.
         """
@@ -126,19 +123,19 @@ class RecordingQueue:
             self._is_urgent = False
             if self._is_closed and not self._messages:
                 return None
-            taken, self._messages, self._num_bytes = list(self._messages), deque(), 0
+            items, self._messages, self._num_bytes = list(self._messages), deque(), 0
             self._changed.notify_all()
-            return taken
+            return items
 
     def close(self, *, discard: bool = False) -> None:
         """Refuse further messages and wake blocked callers. `discard` drops the queued messages."""
         with self._changed:
             self._is_closed = True
             if discard:
-                for waiting in self._messages:
-                    if isinstance(waiting, Mark):
-                        waiting.set()
-                    elif isinstance(waiting, Queued):
+                for item in self._messages:
+                    if isinstance(item, Mark):
+                        item.set()
+                    elif isinstance(item, Queued):
                         self.num_refused += 1
                 self._messages.clear()
             self._changed.notify_all()
@@ -147,11 +144,11 @@ class RecordingQueue:
         """Wait for messages to accumulate, at most `GATHER_S` since the oldest message was queued."""
         now_s = time.monotonic()
         first_s = next((each.queued_s for each in self._messages if isinstance(each, Queued)), now_s)
-        left_s = min(first_s + GATHER_S, until_s) - now_s
-        if left_s > 0:
-            self._changed.wait_for(lambda: self._is_urgent or self._is_closed, left_s)
+        wait_s = min(first_s + GATHER_S, until_s) - now_s
+        if wait_s > 0:
+            self._changed.wait_for(lambda: self._is_urgent or self._is_closed, wait_s)
 
-    def _hurry(self) -> None:
+    def _request_drain(self) -> None:
         if not self._is_urgent:
             self._is_urgent = True
             self._changed.notify_all()

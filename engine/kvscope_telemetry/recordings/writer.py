@@ -1,10 +1,9 @@
 """Writes a recording in a thread of its own, fed by a bounded queue.
 
-Owns the thread and the queue, the fate of each message and its wall-clock time, and the timing of derived data:
-keyframes and delta checkpoints where they belong; summaries and events of several seconds together in separate chunks,
-so that a file's whole overview can be read without its frames. The recording caller never blocks and never fails:
-messages that do not fit into the queue are dropped and counted, and a full disk ends the recording and keeps what was
-written.
+Owns the thread and the queue. Decides the wall-clock time of each message and when derived data is written: keyframes
+and delta checkpoints between the messages; summaries and events of several seconds together in separate chunks, so that
+a file's whole overview can be read without its frames. The recording caller never blocks and never fails: messages that
+do not fit into the queue are dropped and counted, and a full disk ends the recording and keeps what was written.
 """
 
 from __future__ import annotations
@@ -44,15 +43,14 @@ from kvscope_telemetry.summaries.summary import encode as encode_json
 
 MAX_PENDING_OVERVIEW: Final = 100_000
 FLUSH_S: Final = 0.85
-"""Longest time that a message waits in the queue and in a partial chunk: including the time for writing, less than a
-second is lost in a crash.
+"""Longest time in seconds that a message waits in the queue and in a partial chunk. Including the time for writing, a
+crash then loses less than a second.
 """
-GLANCE_EVERY_NS: Final = 10_000_000_000
-MAX_GLANCE_BYTES: Final = 1 << 20
-"""Summaries and events are written after this many bytes, or `GLANCE_EVERY_NS`."""
+OVERVIEW_INTERVAL_NS: Final = 10_000_000_000
+"""Summaries and events are written together after this much recorded time, or after `MAX_OVERVIEW_BYTES`."""
+MAX_OVERVIEW_BYTES: Final = 1 << 20
 
 MAX_LISTED: Final = 1_000
-"""Maximum number of events per message."""
 
 
 class RecordingWriter:
@@ -81,14 +79,14 @@ class RecordingWriter:
         self.num_written = 0
         """Number of messages written, not counting derived ones."""
         self._newest_ns = 0
-        self._since_s = 0.0  # when the oldest message in the partial chunk was queued
+        self._oldest_queued_s = 0.0  # when the oldest message in the partial chunk was queued
         self._texts: list[tuple[int, int, bytes]] = []  # held until the chunk in progress ends
         self._num_lost = 0  # removed from the queue and not written
         self._hello_epoch: int | None = None  # the engine start whose hello was written last
         self.failure = ""
         """Why the recording ended early; "" while it works."""
-        self.left = ""
-        """After a failure, a text for the user on what was saved."""
+        self.saved_text = ""
+        """After a failure, a text for the user about what was saved."""
         self._marks: list[Mark] = []  # marks among the items being written
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
@@ -137,14 +135,14 @@ class RecordingWriter:
 
     def write_texts(self, texts: Iterable[RecordedText], *, wait: bool = False) -> bool:
         """Queue block texts. Requires the user's consent. A text without a time gets that of the newest message."""
-        taken = tuple(texts)
-        return not taken or self._queue.put_texts(taken, wait=wait)
+        items = tuple(texts)
+        return not items or self._queue.put_texts(items, wait=wait)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Write everything queued so far to the operating system. Returns whether that succeeded within `timeout_s`."""
-        add_bookmark = Mark()
-        self._queue.put_mark(add_bookmark)
-        return add_bookmark.wait(timeout_s) and not self.failure
+        mark = Mark()
+        self._queue.put_mark(mark)
+        return mark.wait(timeout_s) and not self.failure
 
     def close(self) -> None:
         """Write queued messages and rename the file to `path`. Idempotent.
@@ -155,7 +153,7 @@ class RecordingWriter:
         self._queue.close()
         self._thread.join()
         if self.failure:
-            raise KvscopeError(f"recording {str(self.path)!r} stopped early: {self.failure}; {self.left}")
+            raise KvscopeError(f"recording {str(self.path)!r} stopped early: {self.failure}; {self.saved_text}")
 
     def __enter__(self) -> Self:
         return self
@@ -171,10 +169,10 @@ class RecordingWriter:
 
     def _run(self) -> None:
         try:
-            while (taken := self._queue.take(self._wait_s)) is not None:
-                self._write(taken)
+            while (items := self._queue.drain(self._wait_s)) is not None:
+                self._write(items)
                 self._flush_when_due()
-            self._file.add_together(self._annotations.glance(at_end=True))
+            self._file.add_chunk(self._annotations.due_entries(at_end=True))
             self._flush()
             self._collect_overview()
             self._file.finish()
@@ -185,18 +183,18 @@ class RecordingWriter:
         except Exception as error:  # any error ends the recording, not the engine
             self._fail(f"{type(error).__name__}: {error}")
 
-    def _write(self, taken: list[Queued | Mark | Bookmark]) -> None:
-        self._marks = [each for each in taken if isinstance(each, Mark)]
-        self._num_lost += sum(isinstance(each, Queued) for each in taken)
-        for each in taken:
+    def _write(self, items: list[Queued | Mark | Bookmark]) -> None:
+        self._marks = [each for each in items if isinstance(each, Mark)]
+        self._num_lost += sum(isinstance(each, Queued) for each in items)
+        for each in items:
             if isinstance(each, Mark):
                 self._flush()
                 each.set()
             elif isinstance(each, Bookmark):
-                self._file.add_together([(BOOKMARKS, max(each.time_ns, 0), encode_bookmark(each))])
+                self._file.add_chunk([(BOOKMARKS, max(each.time_ns, 0), encode_bookmark(each))])
             else:
                 self._record(each)
-        if any(isinstance(each, Queued) and isinstance(each.message, Snapshot) for each in taken):
+        if any(isinstance(each, Queued) and isinstance(each.message, Snapshot) for each in items):
             self._flush()  # messages queued with a snapshot waited for it and are late already
 
     def _record(self, queued: Queued) -> None:
@@ -211,7 +209,7 @@ class RecordingWriter:
         if log_time_ns > self._newest_ns and self._file.wants_state(log_time_ns):
             self._start_segment()
         if not self._file.has_unwritten:
-            self._since_s = queued.queued_s
+            self._oldest_queued_s = queued.queued_s
         self._add_hello(message, log_time_ns)
         self._file.add_message(message, log_time_ns, queued.num_bytes, data)
         self._newest_ns = log_time_ns
@@ -220,7 +218,7 @@ class RecordingWriter:
         for state in self._annotations.add_message(message, log_time_ns):
             self._file.add_state(log_time_ns, state)
         if self._annotations.new:  # nothing can be due otherwise
-            self._file.add_together(self._annotations.glance())
+            self._file.add_chunk(self._annotations.due_entries())
             self._collect_overview()
         self._write_texts()
 
@@ -249,7 +247,7 @@ class RecordingWriter:
         """
         if self._texts and not self._file.has_unwritten:
             texts, self._texts = self._texts, []
-            self._file.add_together(texts)
+            self._file.add_chunk(texts)
 
     def _flush(self) -> None:
         self._file.flush()
@@ -260,12 +258,12 @@ class RecordingWriter:
         file ends with a delta checkpoint: its final state is then known even if its last seconds are damaged.
         """
         checkpoint = self._annotations.last_checkpoint()
-        state = self._annotations.restate(self._newest_ns)
+        state = self._annotations.segment_state(self._newest_ns)
         if state is None:
             return
         if checkpoint is not None:
             self._file.add_state(self._newest_ns, checkpoint)
-        self._file.add_together(self._annotations.glance(is_due=True))
+        self._file.add_chunk(self._annotations.due_entries(is_due=True))
         self._flush()
         self._file.start_segment()
         self._file.add_message(state.hello, self._newest_ns, approximate_bytes(state.hello))
@@ -279,8 +277,7 @@ class RecordingWriter:
 
     @property
     def _wait_s(self) -> float:
-        """Time until the file's unwritten messages have to be flushed, in seconds."""
-        return self._since_s + FLUSH_S - time.monotonic() if self._file.has_unwritten else FLUSH_S
+        return self._oldest_queued_s + FLUSH_S - time.monotonic() if self._file.has_unwritten else FLUSH_S
 
     def _flush_when_due(self) -> None:
         if self._wait_s <= 0:
@@ -288,11 +285,11 @@ class RecordingWriter:
 
     def _fail(self, reason: str) -> None:
         if not self.failure:  # later errors are consequences of the first
-            self.left = self._end_early()
+            self.saved_text = self._end_early()
             self.failure = reason
         self._queue.close(discard=True)
-        for add_bookmark in self._marks:
-            add_bookmark.set()
+        for mark in self._marks:
+            mark.set()
 
     def _end_early(self) -> str:
         if self._file.salvage():
@@ -303,7 +300,7 @@ class RecordingWriter:
 class _Annotations:
     """Creates keyframes, delta checkpoints, summaries and events from the recorded messages.
 
-    Call `add_message` with every message as it is recorded, then `glance` for the entries that are due.
+    Call `add_message` with every message as it is recorded, then `due_entries` for the entries that are due.
     """
 
     def __init__(self, keyframe_interval_ns: int = INTERVAL_NS) -> None:
@@ -315,36 +312,35 @@ class _Annotations:
         self._num_waiting_bytes = 0
         self._since_ns = self._newest_ns = 0
         self.new: list[Summary | TimedEvent] = []
-        """Summaries and events since the caller last cleared the list."""
+        """Summaries and events that the caller has not collected yet."""
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Snapshot | DeltaCheckpoint]:
         """Process a written message. Returns the delta checkpoint and keyframe that belong after it, if any."""
         for summary in self._summarizer.add_message(message, log_time_ns):
-            self._note_summary(summary)
+            self._record_summary(summary)
         for event in self._summarizer.drain_events():
             self._record_event(event)
         self.follower.feed(message)
-        return self._keyframes.after(message, log_time_ns)
+        return self._keyframes.add_message(message, log_time_ns)
 
     def last_checkpoint(self) -> DeltaCheckpoint | None:
         """Return a delta checkpoint up to the current state, to end a file with; None if there is one already."""
         return self._keyframes.checkpoint()
 
-    def glance(self, *, is_due: bool = False, at_end: bool = False) -> list[Entry]:
+    def due_entries(self, *, is_due: bool = False, at_end: bool = False) -> list[Entry]:
         """Return the summaries and events to be written together, if they are due or `is_due`; otherwise an empty
         list. `at_end` also ends the last second.
         """
         if at_end:
             for summary in self._summarizer.close():
-                self._note_summary(summary)
+                self._record_summary(summary)
         elif not (is_due or self._is_due):
             return []
-        due = sorted(self._waiting, key=lambda entry: entry[1]) + _together(self._waiting_events)
+        due = sorted(self._waiting, key=lambda entry: entry[1]) + _event_entries(self._waiting_events)
         self._waiting, self._waiting_events, self._num_waiting_bytes = [], [], 0
         return due
 
-    def restate(self, log_time_ns: int) -> Snapshot | None:
-        """Return the state with which a new file continues, or None if it is unknown."""
+    def segment_state(self, log_time_ns: int) -> Snapshot | None:
         state = self._keyframes.keyframe(log_time_ns)
         if state is not None:
             self._summarizer.restate()
@@ -354,28 +350,28 @@ class _Annotations:
     def _is_due(self) -> bool:
         if not self._num_waiting_bytes:
             return False
-        return self._newest_ns - self._since_ns >= GLANCE_EVERY_NS or self._num_waiting_bytes >= MAX_GLANCE_BYTES
+        return self._newest_ns - self._since_ns >= OVERVIEW_INTERVAL_NS or self._num_waiting_bytes >= MAX_OVERVIEW_BYTES
 
-    def _note_summary(self, summary: Summary) -> None:
+    def _record_summary(self, summary: Summary) -> None:
         self.new.append(summary)
         data = encode_json(summary)
-        self._wait(summary.time_ns, len(data))
+        self._count_pending(summary.time_ns, len(data))
         self._waiting.append((SUMMARIES, max(summary.time_ns, 0), data))
 
     def _record_event(self, event: TimedEvent) -> None:
         self.new.append(event)
         data = encode_json(event)
-        self._wait(event.time_ns, len(data))
+        self._count_pending(event.time_ns, len(data))
         self._waiting_events.append((max(event.time_ns, 0), data))
 
-    def _wait(self, time_ns: int, num_bytes: int) -> None:
+    def _count_pending(self, time_ns: int, num_bytes: int) -> None:
         if not self._num_waiting_bytes:
             self._since_ns = time_ns
         self._newest_ns = time_ns
         self._num_waiting_bytes += num_bytes
 
 
-def _together(events: list[tuple[int, bytes]]) -> list[Entry]:
+def _event_entries(events: list[tuple[int, bytes]]) -> list[Entry]:
     """Group events into lists, each with the log time of its newest event, so that a reader can skip older lists."""
     in_order = sorted(events, key=lambda event: event[0])
     lists = [in_order[begin : begin + MAX_LISTED] for begin in range(0, len(in_order), MAX_LISTED)]
@@ -383,7 +379,7 @@ def _together(events: list[tuple[int, bytes]]) -> list[Entry]:
 
 
 class LogClock:
-    """Log times in ns: the wall clock of an epoch's hello, advanced by the engine's monotonic clock.
+    """Computes log times in ns: the wall clock of an epoch's hello, advanced by the engine's monotonic clock.
 
     Log times never decrease, neither within an epoch nor at the start of an epoch whose wall clock was set back. No two
     frames have the same log time, even if a heartbeat with a later time preceded both, so that a reader can seek to

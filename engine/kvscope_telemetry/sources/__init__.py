@@ -1,1 +1,1 @@
-"""A live engine as a source: the reading thread and the updates it produces."""
+"""A live engine as a source: the reading thread and the updates that it produces."""

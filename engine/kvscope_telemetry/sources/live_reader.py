@@ -1,8 +1,8 @@
-"""The thread of a live engine: receives messages, follows frames, sends commands, and queues updates.
+"""The thread of a live engine: receives messages, checks the sequence of frames, sends commands, and queues updates.
 
 Owns the sockets, the synchronization and the liveness. Must not depend on the mirror or on the consumer. One pass
 receives up to 512 messages, merges them into at most one update, and then sleeps briefly so that the next pass receives
-many; measured, this is what keeps the load of the GUI thread low.
+many. Measurements show that this keeps the load of the GUI thread low.
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ from kvscope_telemetry.transport.host_id import host_id
 
 MAX_MESSAGES_A_PASS: Final = 512
 NAP_S: Final = 0.008
-"""Sleep after a pass, so that there are two passes per display frame: each pass costs as much as about ten messages."""
+"""Seconds to sleep after a pass, for two passes per display frame. Each pass takes as long as about ten messages."""
 TICK_MS: Final = 100  # poll timeout while something is outstanding
 CALM_TICK_MS: Final = 250
 """Poll timeout while nothing is outstanding. Messages and disconnections end the poll immediately in any case."""
 NAP_AFTER_NS: Final = 100_000_000
-"""After this much silence, the first message is handled without a sleep: it is rarely followed by many."""
+"""Silence after which the first message is processed without a sleep, because it is rarely followed by many."""
 ASK_STATUS_NS: Final = 500_000_000
 ASK_ROLE_NS: Final = 5_000_000_000
-"""Interval between status requests to a healthy engine: our role may have been changed."""
+"""Interval between status requests to a healthy engine, because the client's role may have been changed."""
 QUIET_NS: Final = 250_000_000
-"""Time after connecting at which a snapshot is requested even if no message has arrived.
+"""Time after connecting after which a snapshot is requested even if no message has arrived.
 
-A message that arrives earlier triggers the request, because it proves that the subscription is in effect: no frame
-after the snapshot is lost then.
+A message that arrives earlier triggers the request, because it proves that the subscription is in effect, so that no
+frame after the snapshot is lost.
 """
 SENDS_TOO_MUCH: Final = "the engine sends more than can be read, or what is none of our messages: it was disconnected"
-_OF_THE_STATE: Final = (Hello.__name__, Snapshot.__name__, Frame.__name__)
+_STATE_MESSAGES: Final = (Hello.__name__, Snapshot.__name__, Frame.__name__)
 MAX_LATENCY_NS: Final = 3_600_000_000_000
-"""Larger values are not latencies but a different clock."""
+"""Maximum plausible latency. Larger differences mean that the clocks differ."""
 
 Taker = Callable[[list[FrameRun]], None]
-"""Called on the reading thread with snapshots and the frames that follow them, in order."""
+"""Callback on the reading thread for snapshots and the frames that follow them, in order."""
 
 
 class LiveReader:
-    """State of the reading thread, and the parts of it that other threads may access. `run` is the thread's target.
+    """State of the reading thread, and the parts of it that other threads may access. The thread executes `run`.
 
     With a `taker`, runs are passed to it instead of being merged and queued in `pending`. A thread that serves many
     readers then calls `poll` repeatedly and `finish` at the end, instead of `run`.
@@ -95,9 +95,9 @@ class LiveReader:
         self.outgoing = Outgoing()
         self.replies = ReplyQueue()
         self.changed = threading.Condition()
-        """Notified after each pass that received something."""
+        """Condition that is notified after each pass in which messages were received."""
         self.api = ""
-        """Address for prompts (`Hello.api`); empty: the command socket."""
+        """Address of the API for prompts (`Hello.api`); empty if the command socket accepts prompts."""
         self._sockets = sockets
         self._nap_s = nap_s
         self._sync = Sync(self.feed.add_accepted)
@@ -116,10 +116,10 @@ class LiveReader:
         self._unknowns = Unknowns()
         self._latency_ns = -1
         self._connected_ns = 0
-        self._checked_ns = self._received_ns = 0
-        self._asked_status_ns = 0
+        self._polled_ns = self._received_ns = 0
+        self._status_requested_ns = 0
         self._failure = ""
-        self._num_cut = 0
+        self._num_cut_connections = 0
         self._num_rows = 0  # number of rows of the latest prepared ledger
         self._extras = Extras()
 
@@ -130,11 +130,11 @@ class LiveReader:
         self._sockets.wake()
 
     def wake(self) -> None:
-        """Make the thread check `outgoing` now."""
+        """Let the thread process `outgoing` immediately."""
         self._sockets.wake()
 
     def resync(self) -> None:
-        """Discard the state until a snapshot arrives."""
+        """Mark the state as invalid until a snapshot arrives."""
         self._resync_wanted = True
         self._sockets.wake()
 
@@ -161,7 +161,7 @@ class LiveReader:
 
     @property
     def position(self) -> tuple[int | None, int]:
-        """Epoch and sequence number up to which everything has been handed over."""
+        """Epoch and sequence number of the last frame that was passed on to the consumer."""
         return self._sync.epoch, self._sync.seq
 
     # Methods of the reading thread.
@@ -170,7 +170,7 @@ class LiveReader:
         """Read until `stop` is called, then close the sockets."""
         try:
             while not self._closing:
-                self._pass()
+                self._run_pass()
         except Exception as error:  # reported in the status: otherwise, a failed source looks like an idle engine
             self._failure = f"reading failed: {error!r:.200}"
             raise
@@ -180,7 +180,7 @@ class LiveReader:
     def finish(self) -> None:
         """Send all remaining commands, abort awaited requests, and close the sockets."""
         self._send_waiting()
-        self._withdraw()
+        self._abort_awaited()
         self._sockets.close()
 
     def poll(self, wait_ms: int = 0) -> tuple[int, int]:
@@ -188,7 +188,7 @@ class LiveReader:
         replies.
         """
         self._sockets.wait(wait_ms, replies=self.replies.room > 0)
-        now_ns = self._checked_ns = time.monotonic_ns()
+        now_ns = self._polled_ns = time.monotonic_ns()
         self.feed.begin_pass()
         messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
         # All that fit in the queue: replies that are unread when a connection ends are lost at its next poll.
@@ -196,25 +196,25 @@ class LiveReader:
         for data in messages:
             self._read_telemetry(data, now_ns)
         self._tick(now_ns)
-        self._hand_over(sum(map(len, messages)))
+        self._pass_on_updates(sum(map(len, messages)))
         return len(messages), num_replies
 
-    def _pass(self) -> None:
+    def _run_pass(self) -> None:
         num_messages, num_replies = self.poll(CALM_TICK_MS if self._is_calm else TICK_MS)
         if num_messages or num_replies:
             with self.changed:
                 self.changed.notify_all()
-            is_first, self._received_ns = self._checked_ns - self._received_ns > NAP_AFTER_NS, self._checked_ns
+            is_first, self._received_ns = self._polled_ns - self._received_ns > NAP_AFTER_NS, self._polled_ns
             if num_messages < MAX_MESSAGES_A_PASS and not is_first:
                 time.sleep(self._nap_s)
 
     @property
     def _is_calm(self) -> bool:
-        """Whether nothing is due but processing further messages."""
+        """Whether there is nothing to do but process further messages."""
         return self._sync.is_idle and self.outgoing.is_empty and self._num_introduced > 0
 
     def _read_replies(self, now_ns: int) -> int:
-        """Receive replies as far as the queue has capacity, and return their number."""
+        """Receive replies while the queue has capacity. Returns their number."""
         num_read = 0
         while replies := self._sockets.receive_replies(self.replies.room):
             num_read += len(replies)
@@ -249,8 +249,9 @@ class LiveReader:
             self.feed.add_other(message, data)
 
     def _process_other(self, message: TelemetryMessage, now_ns: int) -> bool:
-        """Process a message other than a frame. Returns whether to record it: whether it belongs to the followed
-        engine, or is progress of one that is starting.
+        """Process a message other than a frame.
+
+        Returns whether to record it: it must be from the current engine, or progress of one that is starting.
         """
         if isinstance(message, Heartbeat):
             self._process_heartbeat(message, now_ns)
@@ -275,11 +276,11 @@ class LiveReader:
             return False  # the hello is part of its snapshot
         return not isinstance(message, Snapshot) and message.epoch == self._sync.epoch
 
-    def _process_heartbeat(self, beat: Heartbeat, now_ns: int) -> None:
-        self._sync.heartbeat(beat, now_ns)
-        if beat.epoch == self._sync.epoch:
-            self._liveness.heartbeat(beat, now_ns)
-            self._extras.heartbeat = beat
+    def _process_heartbeat(self, heartbeat: Heartbeat, now_ns: int) -> None:
+        self._sync.heartbeat(heartbeat, now_ns)
+        if heartbeat.epoch == self._sync.epoch:
+            self._liveness.heartbeat(heartbeat, now_ns)
+            self._extras.heartbeat = heartbeat
 
     def _read_reply(self, data: bytes, now_ns: int) -> None:
         try:
@@ -305,14 +306,16 @@ class LiveReader:
     def _process_snapshot(self, snapshot: Snapshot, data: bytes, now_ns: int) -> None:
         is_awaited = self._sync.is_awaited(snapshot)
         if self._sync.snapshot(snapshot, now_ns, data):
-            self._note_place(snapshot.hello)
+            self._locate_engine(snapshot.hello)
             self._liveness.began()
             self._liveness.record_message(now_ns)
         elif is_awaited:
             self.feed.snapshot(snapshot, data)
 
-    def _note_place(self, hello: Hello) -> None:
-        """Determine whether the engine is on this machine from `Hello.host`: an address may be that of a tunnel."""
+    def _locate_engine(self, hello: Hello) -> None:
+        """Determine by `Hello.host` whether the engine is on this machine, because an address may be that of a
+        tunnel.
+        """
         self.is_same_machine = hello.host == host_id() if hello.host else self._sockets.is_ipc
         self._liveness.is_local = self.is_same_machine
         self.api = hello.api
@@ -320,7 +323,7 @@ class LiveReader:
     def _reject(self, error: ProtocolError, data: bytes) -> None:
         self._messages_rejected += 1
         self._liveness.rejection, self._liveness.rejected_ns = str(error), time.monotonic_ns()
-        if tag_of(data) in _OF_THE_STATE:
+        if tag_of(data) in _STATE_MESSAGES:
             self._sync.unreadable()
 
     def _measure_latency(self, frame: Frame) -> None:
@@ -335,24 +338,26 @@ class LiveReader:
         self._sync.tick(now_ns)
         is_connected = self._sockets.is_connected
         if self._liveness.connection(is_connected):
-            self._connected_ns, self._asked_status_ns = now_ns, 0
+            self._connected_ns, self._status_requested_ns = now_ns, 0
             if not is_connected:
                 self._sync.disconnected()
         self._liveness.refusal, self._liveness.absence = self._sockets.refusal, self._sockets.absence
         self._report_cut_connections()
-        if is_connected and self._introduced(now_ns):
+        if is_connected and self._introduce(now_ns):
             self._request_snapshot(now_ns)
             self._send_waiting()
         for refusal in self.outgoing.expired(now_ns):
             self.replies.put(refusal)
 
     def _report_cut_connections(self) -> None:
-        if self._sockets.num_cut != self._num_cut:
-            self._num_cut = self._sockets.num_cut
+        if self._sockets.num_cut != self._num_cut_connections:
+            self._num_cut_connections = self._sockets.num_cut
             self._liveness.rejection, self._liveness.rejected_ns = SENDS_TOO_MUCH, time.monotonic_ns()
 
-    def _introduced(self, now_ns: int) -> bool:
-        """Send the session and the awaited requests first on each connection. Returns whether that is done."""
+    def _introduce(self, now_ns: int) -> bool:
+        """Send the session and the awaited requests as the first message of a connection. Returns whether they are
+        sent.
+        """
         num_connections = self._sockets.num_connections
         if num_connections == self._num_introduced:
             return True
@@ -360,13 +365,13 @@ class LiveReader:
         hello = GetStatus(tag=FIRST_TAG, session=self._session, awaited=self._awaited.all())
         if not self._sockets.send(encode(hello)):
             return False
-        self._num_introduced, self._asked_status_ns = num_connections, now_ns
+        self._num_introduced, self._status_requested_ns = num_connections, now_ns
         return True
 
     def _send_waiting(self) -> None:
         self.outgoing.send_all(self._sockets.send, self._awaited.sent)
 
-    def _withdraw(self) -> None:
+    def _abort_awaited(self) -> None:
         """Abort the awaited requests, so that the engine does not wait for this client to reconnect."""
         for request_id in self._awaited.ids:
             if not self._sockets.send(encode(Abort(request_id=request_id))):
@@ -374,11 +379,11 @@ class LiveReader:
 
     def _request_snapshot(self, now_ns: int) -> None:
         state, _ = self._liveness.state(now_ns)
-        is_worth_asking = state is not SourceState.LIVE or self._liveness.may_be_paused(now_ns)
-        interval_ns = ASK_STATUS_NS if is_worth_asking else ASK_ROLE_NS
-        if now_ns - self._asked_status_ns >= interval_ns:
+        is_status_needed = state is not SourceState.LIVE or self._liveness.may_be_paused(now_ns)
+        interval_ns = ASK_STATUS_NS if is_status_needed else ASK_ROLE_NS
+        if now_ns - self._status_requested_ns >= interval_ns:
             self._sockets.send(encode(GetStatus(tag=FIRST_TAG)))
-            self._asked_status_ns = now_ns
+            self._status_requested_ns = now_ns
         if not self._sync.in_sync and now_ns - self._connected_ns >= QUIET_NS:
             self._sync.want_snapshot()
         if self._sync.in_sync and self.feed.wants_snapshot(now_ns):
@@ -387,21 +392,21 @@ class LiveReader:
         if tag is not None and self._sockets.send(encode(GetSnapshot(tag=tag))):
             self._sync.sent(tag, now_ns)
 
-    def _hand_over(self, num_bytes: int) -> None:
+    def _pass_on_updates(self, num_bytes: int) -> None:
         if self._taker is not None:
             self._taker(self._sync.drain_runs())
             self._extras = Extras()
             return
         for run in self._sync.drain_runs():
-            blocks = None if run.snapshot is None else self._ready(run.snapshot)
+            blocks = None if run.snapshot is None else self._unpack(run.snapshot)
             self.pending.put(coalesce(run.frames, snapshot=run.snapshot, blocks=blocks), num_bytes)
             num_bytes = 0
         if not self._extras.is_empty:
             self.pending.put(self._extras.update(), num_bytes)
             self._extras = Extras()
 
-    def _ready(self, snapshot: Snapshot) -> WholeBlocks | None:
-        """Return the unpacked blocks; None if they are invalid, which the consumer detects again."""
+    def _unpack(self, snapshot: Snapshot) -> WholeBlocks | None:
+        """Return the unpacked blocks; None if they are invalid, which the consumer also detects."""
         try:
             blocks = WholeBlocks(snapshot)
         except ProtocolError:

@@ -1,7 +1,7 @@
-"""A live engine as a `Source`: connect, watch, send commands.
+"""A live engine as a `Source`: connect, receive updates, send commands.
 
-Owns the lifetime of the reading thread (`live_reader`), the interface for callers on other threads, and the routing of
-prompts.
+Owns the lifetime of the reading thread (`live_reader`) and the interface for callers on other threads, and decides
+where prompts are sent.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from kvscope_telemetry.transport.connections import key_for
 
 
 class PromptApi(Protocol):
-    """An API for prompts that an engine's command socket does not accept. Thread-safe; never blocks."""
+    """API for prompts of an engine whose command socket accepts none. Thread-safe; never blocks."""
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
-        """LoRA adapters that prompts may use, from the API's latest status; None: not received yet."""
+        """LoRA adapters that prompts may use, from the API's latest status; None before the first status."""
 
     def send(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
         """Send a prompt or a status request to the API that the engine's hello announced.
@@ -50,7 +50,7 @@ class PromptApi(Protocol):
         """Return and clear the replies since the last call, oldest first."""
 
     def close(self) -> None:
-        """Abort everything within a second."""
+        """Abort all prompts, within a second."""
 
 
 class LiveSource(MirroredSource):
@@ -62,8 +62,8 @@ class LiveSource(MirroredSource):
         key: Key file created by the engine's operator for this client; `NO_KEY` for none. None: the key remembered for
             the endpoint, or on loopback that of an engine of the same user (`connections`).
         sink: Receives all accepted messages (`set_sink`).
-        nap_s: Sleep of the reading thread between passes in seconds: longer costs less and adds latency.
-        max_entries: Limit on updates that have not been taken, as counted by `Pending`.
+        nap_s: Sleep of the reading thread between passes in seconds. A longer sleep lowers the load and adds latency.
+        max_entries: Maximum number of entries in updates that were not polled yet, as counted by `Pending`.
         make_api: Creates the client for prompts of an engine that accepts them at a separate API (`Hello.api`).
 
     Raises:
@@ -97,13 +97,13 @@ class LiveSource(MirroredSource):
 
     @property
     def status(self) -> SourceStatus:
-        """Current status. `adapters` is that of the prompt API if there is one."""
+        """Current status. If there is a prompt API, its adapters are reported."""
         status, api = self._reader.status(), self._api
         return replace(status, adapters=None if api is None else api.adapters) if self._reader.api else status
 
     @property
     def position(self) -> tuple[int | None, int]:
-        """Epoch and sequence number of the newest complete frame; `poll_update` returns everything up to it."""
+        """Epoch and sequence number of the newest complete frame. `poll_update` returns all changes up to it."""
         return self._reader.position
 
     def poll_update(self) -> Update | None:
@@ -116,10 +116,10 @@ class LiveSource(MirroredSource):
         self._reader.resync()
 
     def set_sink(self, sink: Sink | None) -> None:
-        """Pass accepted messages to `sink` from the next pass on; None: to no sink. Never waits: the previous sink may
-        still receive a few.
+        """Pass accepted messages to `sink` from the next pass on; None: to no sink.
 
-        A snapshot is requested for the new sink; frames that arrive meanwhile are passed to it after the snapshot.
+        Never waits: the previous sink may still receive a few messages. A snapshot is requested for the new sink;
+        frames that arrive before it are passed to the sink after the snapshot.
         """
         self._reader.feed.set(sink)
         self._reader.wake()
@@ -135,13 +135,13 @@ class LiveSource(MirroredSource):
         """
         if self._is_closed:
             raise EngineDead(f"the connection to {self._name} is closed")
-        if self._sends_to_api(command):
+        if self._send_to_api(command):
             return
         self._reader.outgoing.put(command)
         self._reader.wake()
 
     def poll_replies(self) -> list[Reply]:
-        """Return and clear the replies since the last call, oldest first, without those to the source's own
+        """Return and clear the replies since the last call, oldest first, without replies to the source's own
         requests.
         """
         replies = self._reader.replies.drain()
@@ -156,9 +156,10 @@ class LiveSource(MirroredSource):
             self._api.close()
         self._thread.join()
 
-    def _sends_to_api(self, command: Command) -> bool:
-        """Send a prompt, its abort, or a status request to the API. Returns False if `command` must also go to the
-        engine: status requests go to both.
+    def _send_to_api(self, command: Command) -> bool:
+        """Send a prompt, its abort, or a status request to the API.
+
+        Returns whether the command is complete. A status request must also be sent to the engine.
         """
         if isinstance(command, Submit | GetStatus) and self._reader.api and self._make_api is not None:
             with self._api_lock:

@@ -1,6 +1,4 @@
-"""Aggregates the ledger's rows into at most 1,024 address bins, and finds runs of free blocks. Depends on columns
-only.
-"""
+"""Aggregates the ledger's rows into at most 1,024 address bins, and finds runs of free blocks."""
 
 from __future__ import annotations
 
@@ -24,14 +22,13 @@ def bin_edges(num_rows: int) -> IntArray:
 
 
 def bin_rows(ledger: Ledger, block_size: int) -> AddressBins:
-    """Aggregate `ledger` into bins. Costs one pass over each of four columns."""
     edges = bin_edges(ledger.num_blocks)
     if len(edges) < 2:
         return AddressBins()
     starts, sizes = edges[:-1], np.diff(edges)
 
-    def share(of: npt.NDArray[np.bool_]) -> bytes:
-        return _as_bytes(np.add.reduceat(of, starts, dtype=np.int64), sizes)
+    def share(mask: npt.NDArray[np.bool_]) -> bytes:
+        return _scaled(np.add.reduceat(mask, starts, dtype=np.int64), sizes)
 
     is_state = np.isin(ledger.tier, STATE_TIERS)  # a state is always full, for any number of tokens
     slots = np.where(is_state & (ledger.filled > 0), block_size, ledger.filled)
@@ -41,7 +38,7 @@ def bin_rows(ledger: Ledger, block_size: int) -> AddressBins:
         active=share(ledger.state == BlockState.ACTIVE),
         cached=share(ledger.state == BlockState.CACHED),
         shared=share(ledger.ref_count > 1),
-        filled=_as_bytes(filled, sizes * max(block_size, 1)),
+        filled=_scaled(filled, sizes * max(block_size, 1)),
         owner=np.maximum.reduceat(owner, starts).astype("<i4").tobytes(),
     )
 
@@ -62,7 +59,7 @@ def count_by_size(lengths: IntArray) -> tuple[int, ...]:
     return tuple(np.bincount(exponents).tolist())
 
 
-def _as_bytes(counts: IntArray, of: IntArray) -> bytes:
-    """Return `counts / of` scaled to 0 to 255, and at least 1 where the count is not 0."""
-    scaled = np.maximum(counts * 255 // of, counts > 0)
-    return bytes(np.minimum(scaled, 255).astype(np.uint8).tobytes())
+def _scaled(counts: IntArray, totals: IntArray) -> bytes:
+    """Return `counts / totals` scaled to 0 to 255, one byte each, and at least 1 where the count is not 0."""
+    shares = np.maximum(counts * 255 // totals, counts > 0)
+    return bytes(np.minimum(shares, 255).astype(np.uint8).tobytes())

@@ -1,7 +1,7 @@
 """History of one block: each change of its ledger row, with the time and the request that took the block.
 
-Owns how rows are extracted from messages, and the limit on their number (the newest are kept). Between two rows, the
-block has the values of the first. Knows no files and no user texts.
+Decides how rows are extracted from messages, and owns the limit on their number (the newest are kept). Between two
+rows, the block has the values of the first. Must not depend on files or create texts for the user.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class ChangeKind(IntEnum):
     """How the values of a history row are known."""
 
     CHANGED = 0
-    """A frame reported them."""
+    """A frame reported the values."""
     KNOWN = 1
-    """A snapshot or mirror had them; earlier values are unknown."""
+    """A snapshot or mirror contained the values; earlier ones are unknown."""
     LOST = 2
     """The values are unknown from here on: frames are missing, or the block was not watched."""
 
@@ -40,7 +40,7 @@ class Moved(IntFlag):
     LOADED = 8
 
 
-LIFE: Final = np.dtype(
+HISTORY_DTYPE: Final = np.dtype(
     [
         ("time_ns", "<i8"),  # wall clock
         ("epoch", "<i8"),
@@ -59,7 +59,7 @@ Rows = npt.NDArray[np.void]
 
 
 class BlockChanges:
-    """Collects the history of `block` from `feed` and `add_update`; at most `max_rows` rows."""
+    """Collects the history of `block` from messages (`feed`) or updates (`add_update`); at most `max_rows` rows."""
 
     def __init__(self, block: int, max_rows: int = MAX_ROWS) -> None:
         self.block = block
@@ -67,19 +67,19 @@ class BlockChanges:
         """The block's id as packed in messages, for a fast search."""
         self.num_forgotten = 0
         self._max_rows = max_rows
-        self._data = np.zeros(64, LIFE)
+        self._data = np.zeros(64, HISTORY_DTYPE)
         self._size = 0
         self._last: tuple[int, ...] = _NOTHING
         self._continuity = Continuity()
 
     @property
     def rows(self) -> Rows:
-        """History rows, oldest first, shape (n,) of `LIFE`."""
+        """History rows, oldest first, shape (n,) of `HISTORY_DTYPE`."""
         return self._data[: self._size]
 
     @property
     def is_lost(self) -> bool:
-        """Whether a snapshot is needed before further messages can be used."""
+        """Whether messages are ignored until the next snapshot, because frames are missing."""
         return self._continuity.is_lost
 
     @property
@@ -87,7 +87,6 @@ class BlockChanges:
         return self._continuity.seq
 
     def feed(self, message: TelemetryMessage, time_ns: int) -> None:
-        """Process the next message, with its wall-clock time."""
         if isinstance(message, Snapshot):
             if self._continuity.accepts(message):
                 self._add_known(message, time_ns)
@@ -96,7 +95,7 @@ class BlockChanges:
             if self._continuity.accepts(message):
                 self._change(message, time_ns)
             elif self.is_lost and not was_lost:
-                self.lose(time_ns)
+                self.mark_lost(time_ns)
 
     def start_at(self, time_ns: int) -> None:
         """Drop the rows so far, and keep only the current values as the state at `time_ns`."""
@@ -109,15 +108,13 @@ class BlockChanges:
             self._size, self.num_forgotten = 1, 0
 
     def add_known(self, ledger: Ledger, time_ns: int, epoch: int, step: int) -> None:
-        """Add the block's row in `ledger` as known at that time."""
         if self.block >= ledger.num_blocks:
-            self.lose(time_ns)
+            self.mark_lost(time_ns)
             return
         values = tuple(int(getattr(ledger, name)[self.block]) for name in LASTING)
         self._add(time_ns, epoch, step, values, how=ChangeKind.KNOWN)
 
-    def lose(self, time_ns: int) -> None:
-        """Mark the block's values as unknown from `time_ns` on."""
+    def mark_lost(self, time_ns: int) -> None:
         if self._size:
             self._add(time_ns, int(self._data["epoch"][self._size - 1]), 0, _NOTHING, how=ChangeKind.LOST)
 
@@ -125,13 +122,13 @@ class BlockChanges:
         """Process a source's update. `wall_offset_ns` converts its engine's times to the wall clock."""
         if not update.series:
             return
-        places = np.flatnonzero(update.block_ids == self.block).tolist()
+        indices = np.flatnonzero(update.block_ids == self.block).tolist()
         moved = sum(flag for name, flag in _MOVES.items() if (getattr(update, name) == self.block).any())
-        if not places and not moved:
+        if not indices and not moved:
             return
         taker = _taker(update.requests, self.needle)
-        for place in places or [-1]:
-            values = self._last if place < 0 else tuple(int(update.block_columns[name][place]) for name in LASTING)
+        for index in indices or [-1]:
+            values = self._last if index < 0 else tuple(int(update.block_columns[name][index]) for name in LASTING)
             time_ns, step = _frame_of(update, values[_LAST_USED])
             epoch = int(self._data["epoch"][self._size - 1]) if self._size else 0
             self._add(time_ns + wall_offset_ns, epoch, step, values, moved=moved, taker=taker)
@@ -139,17 +136,17 @@ class BlockChanges:
 
     def _add_known(self, snapshot: Snapshot, time_ns: int) -> None:
         if self.block >= len(snapshot.blocks.state):
-            self.lose(time_ns)
+            self.mark_lost(time_ns)
             return
         values = _row(snapshot.blocks, self.block)
         self._add(time_ns, snapshot.hello.epoch, snapshot.step, values, how=ChangeKind.KNOWN)
 
     def _change(self, frame: Frame, time_ns: int) -> None:
-        place = _find(frame.blocks.ids, self.needle)
-        moved = _moved(frame.moves, self.needle)
-        if place is None and not moved:
+        index = _find(frame.blocks.ids, self.needle)
+        moved = _moves_of(frame.moves, self.needle)
+        if index is None and not moved:
             return
-        values = self._last if place is None else _row(frame.blocks, place)
+        values = self._last if index is None else _row(frame.blocks, index)
         taker = _taker((frame.requests,), self.needle)
         self._add(time_ns, frame.epoch, frame.step, values, moved=moved, taker=taker)
 
@@ -187,24 +184,24 @@ _LAST_USED: Final = LASTING.index("last_used_step")
 
 
 def _find(ids: bytes, needle: bytes) -> int | None:
-    """Return the last index of a u32 in packed ones, or None."""
-    at = ids.rfind(needle)
-    while at % 4 and at > 0:
-        at = ids.rfind(needle, 0, at + 3)
-    return None if at < 0 or at % 4 else at // 4
+    """Return the index of the last occurrence of `needle` (a packed u32) in the packed `ids`, or None."""
+    offset = ids.rfind(needle)
+    while offset % 4 and offset > 0:
+        offset = ids.rfind(needle, 0, offset + 3)
+    return None if offset < 0 or offset % 4 else offset // 4
 
 
-def _row(blocks: BlockRows, place: int) -> tuple[int, ...]:
+def _row(blocks: BlockRows, index: int) -> tuple[int, ...]:
     """Return the values of a row in the order of `LASTING`. `parent` is packed differently."""
-    return (*(_value(blocks, name, place) for name in DENSE), parent_at(blocks, place))
+    return (*(_value(blocks, name, index) for name in DENSE), parent_at(blocks, index))
 
 
-def _value(blocks: BlockRows, name: str, place: int) -> int:
+def _value(blocks: BlockRows, name: str, index: int) -> int:
     dtype = COLUMNS[name]
-    return int(np.frombuffer(getattr(blocks, name), dtype, count=1, offset=place * dtype.itemsize)[0])
+    return int(np.frombuffer(getattr(blocks, name), dtype, count=1, offset=index * dtype.itemsize)[0])
 
 
-def _moved(moves: Moves, needle: bytes) -> int:
+def _moves_of(moves: Moves, needle: bytes) -> int:
     return sum(flag for name, flag in _MOVES.items() if _find(getattr(moves, name), needle) is not None)
 
 
@@ -213,16 +210,16 @@ def _taker(changes: tuple[RequestRows, ...], needle: bytes) -> int:
     NO_OWNER.
     """
     for rows in reversed(changes):
-        place = _find(rows.table_blocks, needle)
-        if place is not None:
+        index = _find(rows.table_blocks, needle)
+        if index is not None:
             ends = np.cumsum(np.frombuffer(rows.table_count, "<u4"))
-            return int(np.frombuffer(rows.number, "<u4")[int(np.searchsorted(ends, place, "right"))])
+            return int(np.frombuffer(rows.number, "<u4")[int(np.searchsorted(ends, index, "right"))])
     return NO_OWNER
 
 
 def _frame_of(update: Update, step: int) -> tuple[int, int]:
     """Return the engine time and step of the update's frame for `step`, or of the last frame if none matches."""
     steps = update.series["step"]
-    place = int(np.searchsorted(steps, step))
-    place = place if place < steps.size and steps[place] == step else steps.size - 1
-    return int(update.series["time_ns"][place]), int(steps[place])
+    index = int(np.searchsorted(steps, step))
+    index = index if index < steps.size and steps[index] == step else steps.size - 1
+    return int(update.series["time_ns"][index]), int(steps[index])

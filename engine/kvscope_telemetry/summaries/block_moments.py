@@ -1,6 +1,6 @@
 """Derives what happened to a block from its successive rows: allocated, filled, shared, released, evicted and so on.
 
-Owns the meaning of each change of a row. Creates no user texts.
+Decides the meaning of each change of a row. Creates no texts for the user.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ class MomentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockMoment:
-    """A change of the block at `time_ns` (wall clock), and its state then."""
-
     time_ns: int
     step: int
     kind: MomentKind
@@ -76,9 +74,8 @@ class BlockMoments:
     moments: tuple[BlockMoment, ...] = ()
     times_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     kinds: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-    """Indices into `KINDS`."""
 
-    def after(self, count: int) -> BlockMoments:
+    def without_first(self, count: int) -> BlockMoments:
         return BlockMoments(self.moments[count:], self.times_ns[count:], self.kinds[count:])
 
     def followed_by(self, later: BlockMoments) -> BlockMoments:
@@ -126,34 +123,34 @@ def _kinds(before: dict[str, Any] | None, row: dict[str, Any], block_size: int) 
 
 
 def _changes(before: dict[str, Any], row: dict[str, Any], block_size: int) -> Iterator[MomentKind]:
-    was, now = before["state"], row["state"]
+    old_state, new_state = before["state"], row["state"]
     moved = Moved(row["moved"])
     is_same = row["hash"] == before["hash"] != 0
-    is_evicted = Moved.EVICTED in moved or (was == BlockState.CACHED and now != was and not is_same)
+    is_evicted = Moved.EVICTED in moved or (old_state == BlockState.CACHED and new_state != old_state and not is_same)
     if is_evicted:
         yield MomentKind.EVICTED
-    if was == now == BlockState.ACTIVE:
-        yield from _while_held(before, row, moved)
-    elif now == BlockState.ACTIVE:
-        yield MomentKind.REUSED if was == BlockState.CACHED and is_same else _birth(moved)
-    elif now == BlockState.CACHED and was != now:
-        yield MomentKind.IDLE if was == BlockState.ACTIVE else _birth(moved)
-    elif now in _HOLDS_NOTHING and was not in _HOLDS_NOTHING:
+    if old_state == new_state == BlockState.ACTIVE:
+        yield from _held_changes(before, row, moved)
+    elif new_state == BlockState.ACTIVE:
+        yield MomentKind.REUSED if old_state == BlockState.CACHED and is_same else _allocation_kind(moved)
+    elif new_state == BlockState.CACHED and old_state != new_state:
+        yield MomentKind.IDLE if old_state == BlockState.ACTIVE else _allocation_kind(moved)
+    elif new_state in _HOLDS_NOTHING and old_state not in _HOLDS_NOTHING:
         if not is_evicted:
             yield MomentKind.FREED
-    elif now != was:
-        yield MomentKind.UNMAPPED if now == BlockState.UNMAPPED else MomentKind.MAPPED
+    elif new_state != old_state:
+        yield MomentKind.UNMAPPED if new_state == BlockState.UNMAPPED else MomentKind.MAPPED
     elif Moved.SAVED in moved:
         yield MomentKind.SAVED
     elif Moved.LOADED in moved:
         yield MomentKind.LOADED
-    has_more = row["filled"] > before["filled"] or was in _HOLDS_NOTHING or is_evicted
+    has_more = row["filled"] > before["filled"] or old_state in _HOLDS_NOTHING or is_evicted
     is_block = row["tier"] not in STATE_TIERS
-    if is_block and row["filled"] == block_size and has_more and now == BlockState.ACTIVE:
+    if is_block and row["filled"] == block_size and has_more and new_state == BlockState.ACTIVE:
         yield MomentKind.FILLED
 
 
-def _while_held(before: dict[str, Any], row: dict[str, Any], moved: Moved) -> Iterator[MomentKind]:
+def _held_changes(before: dict[str, Any], row: dict[str, Any], moved: Moved) -> Iterator[MomentKind]:
     if Moved.COPIED in moved:
         yield MomentKind.COPIED
     elif Moved.LOADED in moved:
@@ -168,7 +165,7 @@ def _while_held(before: dict[str, Any], row: dict[str, Any], moved: Moved) -> It
         yield MomentKind.LEFT
 
 
-def _birth(moved: Moved) -> MomentKind:
+def _allocation_kind(moved: Moved) -> MomentKind:
     if Moved.COPIED in moved:
         return MomentKind.COPIED
     if Moved.SAVED in moved:
@@ -177,8 +174,8 @@ def _birth(moved: Moved) -> MomentKind:
 
 
 def _moment(row: dict[str, Any], kind: MomentKind) -> BlockMoment:
-    taken = kind in (MomentKind.REUSED, MomentKind.SHARED, MomentKind.BORN, MomentKind.COPIED, MomentKind.LOADED)
-    request = row["taker"] if taken and row["taker"] != NO_OWNER else row["owner"]
+    is_taken = kind in (MomentKind.REUSED, MomentKind.SHARED, MomentKind.BORN, MomentKind.COPIED, MomentKind.LOADED)
+    request = row["taker"] if is_taken and row["taker"] != NO_OWNER else row["owner"]
     if kind in (MomentKind.SHARED, MomentKind.REUSED) and row["taker"] == NO_OWNER:
         request = NO_OWNER  # the owner is the request that wrote the block, not the one that took it
     if kind in (MomentKind.LEFT, MomentKind.LOST, MomentKind.EVICTED, MomentKind.IDLE, MomentKind.FREED):

@@ -40,7 +40,7 @@ class Bookmark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
 
 _decoder: Final = msgspec.json.Decoder(Bookmark)
-_many: Final = msgspec.json.Decoder(list[Bookmark])
+_list_decoder: Final = msgspec.json.Decoder(list[Bookmark])
 
 
 def new_bookmark(time_ns: int, text: str = "", kind: str = NOTE, until_ns: int = 0) -> Bookmark:
@@ -52,12 +52,12 @@ def new_bookmark(time_ns: int, text: str = "", kind: str = NOTE, until_ns: int =
 
 def newest_revisions(revisions: Iterable[Bookmark]) -> dict[str, Bookmark]:
     """Return the newest revision of each bookmark by id, including deleted ones."""
-    found: dict[str, Bookmark] = {}
+    newest: dict[str, Bookmark] = {}
     for bookmark in revisions:
-        before = found.get(bookmark.bookmark_id)
-        if before is None or bookmark.revision >= before.revision:
-            found[bookmark.bookmark_id] = bookmark
-    return found
+        known = newest.get(bookmark.bookmark_id)
+        if known is None or bookmark.revision >= known.revision:
+            newest[bookmark.bookmark_id] = bookmark
+    return newest
 
 
 def in_order(bookmarks: Iterable[Bookmark]) -> list[Bookmark]:
@@ -70,7 +70,6 @@ def encode_bookmark(bookmark: Bookmark) -> bytes:
 
 
 def decode_bookmark(data: bytes) -> Bookmark:
-    """Parse JSON. Raises ProtocolError if it is no valid bookmark."""
     if len(data) > MAX_BOOKMARK_BYTES:
         raise ProtocolError(f"a bookmark of {len(data)} bytes: at most {MAX_BOOKMARK_BYTES} are accepted")
     try:
@@ -86,8 +85,7 @@ def encode_bookmarks(bookmarks: Iterable[Bookmark]) -> str:
 
 
 def decode_bookmarks(text: str) -> list[Bookmark]:
-    """Parse a JSON array. Raises ProtocolError if it has an invalid bookmark."""
     try:
-        return _many.decode(text)
+        return _list_decoder.decode(text)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise ProtocolError(f"bookmarks that cannot be read: {error}") from None

@@ -1,6 +1,6 @@
 """The events of a session sorted by time, with columns for searching.
 
-Owns the limit on their number: the newest are kept. Knows no user texts and no files.
+Owns the limit on their number: the newest are kept. Must not depend on files or create texts for the user.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 
 MAX_EVENTS: Final = 200_000
 _OTHER_CODE: Final = 255
-_SAME_NS: Final = 250_000_000
+_MAX_CLOCK_DRIFT_NS: Final = 250_000_000
 _TIME, _EPOCH, _NUMBER, _OTHER, _KIND = range(5)
 
 
@@ -38,12 +38,10 @@ class EventIndex:
 
     @property
     def time_ns(self) -> npt.NDArray[np.int64]:
-        """Time of each event, ascending, shape (n,)."""
         return self._rows[_TIME, : len(self)]
 
     @property
     def kind_codes(self) -> npt.NDArray[np.int64]:
-        """Kind of each event (`KIND_CODES`), shape (n,)."""
         return self._rows[_KIND, : len(self)]
 
     def extend(self, events: Iterable[TimedEvent]) -> int:
@@ -52,14 +50,14 @@ class EventIndex:
         if not fresh:
             return 0
         size = len(self)
-        late = size - int(np.searchsorted(self.time_ns, fresh[0].time_ns, "right"))
+        num_late = size - int(np.searchsorted(self.time_ns, fresh[0].time_ns, "right"))
         self._events += fresh
         self._reserve(len(self))
         self._rows[:, size : len(self)] = _rows(fresh)
-        if late:
-            order = np.argsort(self._rows[_TIME, size - late : len(self)], kind="stable") + (size - late)
-            self._rows[:, size - late : len(self)] = self._rows[:, order]
-            self._events[size - late :] = [self._events[index] for index in order.tolist()]
+        if num_late:
+            order = np.argsort(self._rows[_TIME, size - num_late : len(self)], kind="stable") + (size - num_late)
+            self._rows[:, size - num_late : len(self)] = self._rows[:, order]
+            self._events[size - num_late :] = [self._events[index] for index in order.tolist()]
         if len(self) > self._max_events:
             self._drop(len(self) - self._max_events * 7 // 8)
         return len(fresh)
@@ -77,21 +75,23 @@ class EventIndex:
         begin = 0 if first_ns is None else int(np.searchsorted(self.time_ns, first_ns, "left"))
         end = len(self) if last_ns is None else int(np.searchsorted(self.time_ns, last_ns, "right"))
         rows = self._rows[:, begin:end]
-        wanted = np.ones(rows.shape[1], np.bool_)
+        is_match = np.ones(rows.shape[1], np.bool_)
         if kinds is not None:
-            wanted &= np.isin(rows[_KIND], [KIND_CODES.get(kind, _OTHER_CODE) for kind in kinds])
+            is_match &= np.isin(rows[_KIND], [KIND_CODES.get(kind, _OTHER_CODE) for kind in kinds])
         if request is not None:
             epoch, number = request
-            wanted &= (rows[_EPOCH] == epoch) & ((rows[_NUMBER] == number) | (rows[_OTHER] == number))
-        found: npt.NDArray[np.int64] = np.flatnonzero(wanted) + begin
-        return found
+            is_match &= (rows[_EPOCH] == epoch) & ((rows[_NUMBER] == number) | (rows[_OTHER] == number))
+        indices: npt.NDArray[np.int64] = np.flatnonzero(is_match) + begin
+        return indices
 
     def index_of(self, timed: TimedEvent) -> int | None:
         """Return the index of an event, or None if it is not retained. Its time may differ by the drift of two clocks
-        (`_SAME_NS`).
+        (`_MAX_CLOCK_DRIFT_NS`).
         """
-        places = self.find(timed.time_ns - _SAME_NS, timed.time_ns + _SAME_NS, (timed.event.kind,))
-        events = ((index, self._events[index]) for index in places.tolist())
+        indices = self.find(
+            timed.time_ns - _MAX_CLOCK_DRIFT_NS, timed.time_ns + _MAX_CLOCK_DRIFT_NS, (timed.event.kind,)
+        )
+        events = ((index, self._events[index]) for index in indices.tolist())
         return next((index for index, each in events if (each.epoch, each.event) == (timed.epoch, timed.event)), None)
 
     def neighbor(
@@ -107,8 +107,8 @@ class EventIndex:
             found = self.find(at_ns + 1, None, kinds)[:1] if forward else self.find(None, at_ns - 1, kinds)[-1:]
         else:
             time_ns = int(self.time_ns[index])
-            around = self.find(time_ns, None, kinds) if forward else self.find(None, time_ns, kinds)
-            found = around[around > index][:1] if forward else around[around < index][-1:]
+            candidates = self.find(time_ns, None, kinds) if forward else self.find(None, time_ns, kinds)
+            found = candidates[candidates > index][:1] if forward else candidates[candidates < index][-1:]
         return self[int(found[0])] if found.size else None
 
     def forget_before(self, time_ns: int) -> None:
@@ -116,9 +116,9 @@ class EventIndex:
 
     def _drop(self, count: int) -> None:
         if count:
-            left = self._rows[:, count : len(self)].copy()
+            remaining = self._rows[:, count : len(self)].copy()
             del self._events[:count]
-            self._rows[:, : len(self)] = left
+            self._rows[:, : len(self)] = remaining
             self.num_forgotten += count
 
     def _reserve(self, size: int) -> None:

@@ -1,7 +1,7 @@
 """Adds up latency histograms, and finds the bounds of a percentile.
 
-Knows no engine and no clock. The bounds are those of the reporting engine: a histogram with other bounds restarts the
-sum.
+The bounds are those of the reporting engine: a histogram with other bounds restarts the sum. Must not depend on an
+engine or a clock.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ UNKNOWN_RANGE = PercentileBounds(math.nan, math.nan)
 
 @dataclass(slots=True)
 class Buckets:
-    """Summed counts between bounds."""
-
     bounds_ns: IntArray
     counts: IntArray
 
@@ -54,23 +52,23 @@ class Buckets:
         total = self.total
         if not total:
             return UNKNOWN_RANGE
-        place = int(np.searchsorted(np.cumsum(self.counts), share * total, "left"))
-        place = min(place, self.counts.size - 1)
-        low = float(self.bounds_ns[place - 1]) / 1e9 if place else 0.0
-        high = float(self.bounds_ns[place]) / 1e9 if place < self.bounds_ns.size else math.inf
+        index = int(np.searchsorted(np.cumsum(self.counts), share * total, "left"))
+        index = min(index, self.counts.size - 1)
+        low = float(self.bounds_ns[index - 1]) / 1e9 if index else 0.0
+        high = float(self.bounds_ns[index]) / 1e9 if index < self.bounds_ns.size else math.inf
         return PercentileBounds(low, high)
 
 
-def joined(readings: Iterable[Reading], kind: str) -> Buckets | None:
+def sum_histograms(readings: Iterable[Reading], kind: str) -> Buckets | None:
     """Return the sum of the histograms of `kind`, from the last change of bounds on; None if there are none."""
-    found: Buckets | None = None
+    total: Buckets | None = None
     for reading in readings:
         for histogram in reading.latencies:
             if histogram.kind != kind:
                 continue
             buckets = Buckets.of(histogram)
-            if found is not None and np.array_equal(found.bounds_ns, buckets.bounds_ns):
-                found.counts = found.counts + buckets.counts
+            if total is not None and np.array_equal(total.bounds_ns, buckets.bounds_ns):
+                total.counts = total.counts + buckets.counts
             else:
-                found = buckets
-    return found
+                total = buckets
+    return total

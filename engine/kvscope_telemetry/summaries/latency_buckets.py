@@ -15,7 +15,7 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 _BUCKET: Final = np.dtype([("place", "<u2"), ("count", "<u4")])
 _GROWTH: Final = 0.01
-_LEAST_S: Final = 1e-6
+_MIN_LATENCY_S: Final = 1e-6
 """Shorter latencies are counted in the first bucket."""
 
 
@@ -23,14 +23,14 @@ def pack(values_s: FloatArray) -> bytes:
     """Pack latencies in seconds into buckets, leaving out empty ones."""
     if not values_s.size:
         return b""
-    places = np.rint(np.log(np.maximum(values_s, _LEAST_S) / _LEAST_S) / np.log1p(_GROWTH))
-    found, counts = np.unique(places.clip(0, np.iinfo(np.uint16).max).astype(np.uint16), return_counts=True)
-    packed = np.empty(found.size, _BUCKET)
-    packed["place"], packed["count"] = found, counts
+    indices = np.rint(np.log(np.maximum(values_s, _MIN_LATENCY_S) / _MIN_LATENCY_S) / np.log1p(_GROWTH))
+    used_indices, counts = np.unique(indices.clip(0, np.iinfo(np.uint16).max).astype(np.uint16), return_counts=True)
+    packed = np.empty(used_indices.size, _BUCKET)
+    packed["place"], packed["count"] = used_indices, counts
     return packed.tobytes()
 
 
 def unpack(packed: bytes) -> tuple[FloatArray, FloatArray]:
     """Return the center of each bucket in seconds and its count, shape (n,) each."""
     buckets = np.frombuffer(packed, _BUCKET, count=len(packed) // _BUCKET.itemsize)
-    return _LEAST_S * np.exp(buckets["place"] * np.log1p(_GROWTH)), buckets["count"].astype(np.float64)
+    return _MIN_LATENCY_S * np.exp(buckets["place"] * np.log1p(_GROWTH)), buckets["count"].astype(np.float64)

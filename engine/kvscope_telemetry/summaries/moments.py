@@ -1,7 +1,7 @@
 """Detects when requests first ran and got their first token, on their engine's clock, packed as in summaries.
 
-After a seek, these moments describe what happened before the new position. Owns how they are detected. For a request
-that ran before telemetry was received, nothing is detected or guessed.
+After a seek, these moments describe what happened before the new position. For a request that ran before telemetry was
+received, nothing is detected or guessed.
 """
 
 from __future__ import annotations
@@ -29,41 +29,39 @@ class FirstTokens:
     """
 
     def __init__(self) -> None:
-        self._without: set[int] = set()
+        self._without_token: set[int] = set()
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Reset to the requests of `snapshot` that have no output token yet. After a gap in the telemetry, some
         requests may have received their first token unobserved.
         """
-        self._without = {number for number, output in _outputs(snapshot.requests) if not output}
+        self._without_token = {number for number, output in _outputs(snapshot.requests) if not output}
 
     def frame(self, frame: Frame) -> list[int]:
         """Return the numbers of requests that got their first token in this step."""
-        self._without.update(info.number for info in frame.new_requests)
-        found = self._answering(frame.requests)
-        self._without.difference_update(found)  # including those whose first token was not observed
-        self._without.difference_update(event.number for event in frame.events if event.kind in _ENDS)
+        self._without_token.update(info.number for info in frame.new_requests)
+        found = self._with_new_token(frame.requests)
+        self._without_token.difference_update(found)  # including those whose first token was not observed
+        self._without_token.difference_update(event.number for event in frame.events if event.kind in _ENDS)
         return found if frame.first_token_ns else []
 
-    def _answering(self, rows: RequestRows) -> list[int]:
-        """Return the numbers of requests that had no token and have one now."""
-        if self._without.isdisjoint(memoryview(rows.number).cast("I")):  # the common case
+    def _with_new_token(self, rows: RequestRows) -> list[int]:
+        if self._without_token.isdisjoint(memoryview(rows.number).cast("I")):  # the common case
             return []
         numbers = np.frombuffer(rows.number, "<u4")[np.frombuffer(rows.num_output_tokens, "<u4") > 0]
-        return [number for number in numbers.tolist() if number in self._without]
+        return [number for number in numbers.tolist() if number in self._without_token]
 
 
 class MomentRecorder:
     """Collects moments. Feed it every snapshot and frame in order; `drain` returns the moments packed as `PHASE`."""
 
     def __init__(self) -> None:
-        self._noted: list[tuple[int, int, int]] = []
+        self._pending: list[tuple[int, int, int]] = []
         self._first_tokens = FirstTokens()
 
     def drain(self) -> bytes:
-        """Return and clear the packed moments since the last call."""
-        noted, self._noted = self._noted, []
-        return np.array(noted, PHASE).tobytes()
+        moments, self._pending = self._pending, []
+        return np.array(moments, PHASE).tobytes()
 
     def snapshot(self, snapshot: Snapshot) -> None:
         self._first_tokens.snapshot(snapshot)
@@ -71,12 +69,11 @@ class MomentRecorder:
     def frame(self, frame: Frame) -> None:
         for event in frame.events:
             if event.kind == "admitted" and 0 < event.number < 1 << 32:
-                self._noted.append((event.time_ns, event.number, RequestMoment.STARTED))
+                self._pending.append((event.time_ns, event.number, RequestMoment.STARTED))
         for number in self._first_tokens.frame(frame):
-            self._noted.append((frame.time_ns, number, RequestMoment.FIRST_TOKEN))
+            self._pending.append((frame.time_ns, number, RequestMoment.FIRST_TOKEN))
 
 
 def _outputs(rows: RequestRows) -> list[tuple[int, int]]:
-    """Return each request's number and its number of generated tokens."""
     numbers, outputs = np.frombuffer(rows.number, "<u4").tolist(), np.frombuffer(rows.num_output_tokens, "<u4")
     return list(zip(numbers, outputs.tolist(), strict=False))

@@ -1,8 +1,8 @@
 """Detects phases of requests that no event reports: a request arrived and waits, or its prefill is done and decoding
 starts.
 
-Owns their detection in telemetry, their packing in a summary, and the limit on their number in a session (the newest
-are kept). Knows no files.
+Owns their packing in a summary and the limit on their number in a session (the newest are kept). Must not depend on
+files.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from kvscope_telemetry.request_phase import ENDS, RequestPhase, phase_of_state
 MAX_PHASES: Final = 200_000
 PHASE: Final = np.dtype([("time_ns", "<i8"), ("number", "<u4"), ("kind", "u1")])
 """Dtype of a phase as packed in a summary. Times are on the recording's clock."""
-_KEPT: Final = np.dtype([*PHASE.descr, ("epoch", "<i8")])
+_ROW: Final = np.dtype([*PHASE.descr, ("epoch", "<i8")])
 _LAST_NS: Final = (1 << 62) - 1
 _STORED: Final = (RequestPhase.QUEUED, RequestPhase.PREFILL, RequestPhase.DECODE, RequestPhase.PREEMPTED)
-"""Phases by their code in a summary."""
 _CODES: Final = {phase: code for code, phase in enumerate(_STORED)}
 PhaseRows = npt.NDArray[np.void]
 
@@ -31,23 +30,19 @@ class PhaseRecorder:
     """Detects the start of phases. Feed it every snapshot and frame in order; `drain` returns the phases packed."""
 
     def __init__(self) -> None:
-        self._noted: list[tuple[int, int, RequestPhase]] = []
-        self._there: set[int] = set()
-        """Requests of this epoch that have been announced and not ended."""
+        self._pending: list[tuple[int, int, RequestPhase]] = []
+        self._announced: set[int] = set()
         self._decoding: set[int] = set()
         self._prefilled_ns: dict[int, int] = {}
-        """Time of each request's newest prefill chunk."""
         self._last_batch = b""
         """Request numbers of the last step if it only decoded, else empty. An identical batch needs no processing."""
 
     def restart(self) -> None:
-        """Reset for a new epoch, in which request numbers start again."""
-        self._there, self._decoding, self._prefilled_ns, self._last_batch = set(), set(), {}, b""
+        self._announced, self._decoding, self._prefilled_ns, self._last_batch = set(), set(), {}, b""
 
     def drain(self) -> bytes:
-        """Return and clear the packed phases since the last call."""
-        noted, self._noted = self._noted, []
-        return packed_phases(noted)
+        phases, self._pending = self._pending, []
+        return packed_phases(phases)
 
     def snapshot(self, snapshot: Snapshot, offset_ns: int) -> None:
         rows = snapshot.requests
@@ -56,9 +51,9 @@ class PhaseRecorder:
         arrivals = {info.number: info.arrival_ns for info in snapshot.requests_info}
         for number, state, output in zip(numbers, states, outputs.tolist(), strict=False):
             kind = phase_of_state(state, output)
-            if number in self._there or number not in arrivals or kind is None:
+            if number in self._announced or number not in arrivals or kind is None:
                 continue
-            self._there.add(number)
+            self._announced.add(number)
             if kind is RequestPhase.DECODE:
                 self._decoding.add(number)
             since_ns = arrivals[number] if kind is RequestPhase.QUEUED else snapshot.time_ns
@@ -66,35 +61,35 @@ class PhaseRecorder:
 
     def frame(self, frame: Frame, offset_ns: int) -> None:
         for info in frame.new_requests:
-            self._there.add(info.number)
+            self._announced.add(info.number)
             self._record(info.arrival_ns + offset_ns, info.number, RequestPhase.QUEUED)
         batch = frame.batch
         if batch.num_prefill_tokens or batch.number != self._last_batch:
-            self._run(batch, frame.time_ns + offset_ns)
+            self._process_batch(batch, frame.time_ns + offset_ns)
         self._last_batch = b"" if batch.num_prefill_tokens else batch.number
         for event in frame.events:  # after the batch: an ended request ran in it
             if event.kind in ENDS:
                 self._drop(event.number)
-                self._there.discard(event.number)
+                self._announced.discard(event.number)
             elif event.kind == "preempted":
                 self._drop(event.number)
 
-    def _run(self, batch: Batch, time_ns: int) -> None:
+    def _process_batch(self, batch: Batch, time_ns: int) -> None:
         """Process a batch. Decoding starts at the end of the request's last prefill chunk."""
         numbers, sizes = np.frombuffer(batch.number, "<u4").tolist(), np.frombuffer(batch.num_tokens, "<u4").tolist()
         decoding = self._decoding
         # Most requests continue decoding and need no iteration of the loop.
-        news = [(n, size) for n, size in zip(numbers, sizes, strict=False) if size != 1 or n not in decoding]
-        pieces = self._pieces(news, batch.num_prefill_tokens)
-        for number, _ in news:
-            if number in pieces:
+        changed = [(n, size) for n, size in zip(numbers, sizes, strict=False) if size != 1 or n not in decoding]
+        prefills = self._prefill_chunks(changed, batch.num_prefill_tokens)
+        for number, _ in changed:
+            if number in prefills:
                 decoding.discard(number)
                 self._prefilled_ns[number] = time_ns
             elif number not in decoding:
                 decoding.add(number)
                 self._record(self._prefilled_ns.pop(number, time_ns), number, RequestPhase.DECODE)
 
-    def _pieces(self, news: list[tuple[int, int]], num_prefill_tokens: int) -> set[int]:
+    def _prefill_chunks(self, changed: list[tuple[int, int]], num_prefill_tokens: int) -> set[int]:
         """Return the requests whose tokens are a prefill chunk.
 
         A decoding request with several tokens verifies draft tokens, provided that the other requests account for all
@@ -102,9 +97,9 @@ class PhaseRecorder:
         """
         if not num_prefill_tokens:
             return set()
-        several = {number for number, size in news if size != 1}
-        of_others = sum(size for number, size in news if number not in self._decoding)
-        return several - self._decoding if of_others >= num_prefill_tokens else several
+        with_several = {number for number, size in changed if size != 1}
+        num_other_tokens = sum(size for number, size in changed if number not in self._decoding)
+        return with_several - self._decoding if num_other_tokens >= num_prefill_tokens else with_several
 
     def _drop(self, number: int) -> None:
         self._last_batch = b""
@@ -113,7 +108,7 @@ class PhaseRecorder:
 
     def _record(self, time_ns: int, number: int, kind: RequestPhase) -> None:
         if 0 < number < 1 << 32:
-            self._noted.append((min(max(time_ns, 0), _LAST_NS), number, kind))
+            self._pending.append((min(max(time_ns, 0), _LAST_NS), number, kind))
 
 
 class PhaseLog:
@@ -124,7 +119,7 @@ class PhaseLog:
         self.is_available = False
         """Whether the newest summary reports phases. Older engines and recordings do not."""
         self._max_phases = max_phases
-        self._rows: PhaseRows = np.empty(64, _KEPT)
+        self._rows: PhaseRows = np.empty(64, _ROW)
         self._size = 0
 
     def __len__(self) -> int:
@@ -138,24 +133,24 @@ class PhaseLog:
     def add(self, packed: bytes | None, epoch: int) -> None:
         """Add the packed phases of a summary; None if the summary does not report them."""
         self.is_available = packed is not None
-        fresh = np.frombuffer(packed or b"", PHASE, count=len(packed or b"") // PHASE.itemsize)
-        if not fresh.size:
+        added = np.frombuffer(packed or b"", PHASE, count=len(packed or b"") // PHASE.itemsize)
+        if not added.size:
             return
-        while self._rows.size < self._size + fresh.size:
+        while self._rows.size < self._size + added.size:
             self._rows = np.concatenate((self._rows, np.empty_like(self._rows)))
-        into = self._rows[self._size : self._size + fresh.size]
+        target = self._rows[self._size : self._size + added.size]
         for name in PHASE.names or ():
-            into[name] = fresh[name]
-        into["time_ns"] = into["time_ns"].clip(0, _LAST_NS)
-        into["epoch"] = epoch
-        self._size += fresh.size
+            target[name] = added[name]
+        target["time_ns"] = target["time_ns"].clip(0, _LAST_NS)
+        target["epoch"] = epoch
+        self._size += added.size
         if self._size > self._max_phases:
             self._drop(self._size - self._max_phases * 7 // 8)
 
     def forget_before(self, time_ns: int) -> None:
-        """Drop phases before `time_ns`, up to the first one that is not."""
-        late = np.flatnonzero(self.rows["time_ns"] >= time_ns)
-        self._drop(int(late[0]) if late.size else self._size)
+        """Drop the phases before the first one whose time is not earlier than `time_ns`."""
+        retained = np.flatnonzero(self.rows["time_ns"] >= time_ns)
+        self._drop(int(retained[0]) if retained.size else self._size)
 
     def _drop(self, count: int) -> None:
         if count:
@@ -164,9 +159,9 @@ class PhaseLog:
             self.num_forgotten += count
 
 
-def packed_phases(begun: Iterable[tuple[int, int, RequestPhase]]) -> bytes:
+def packed_phases(starts: Iterable[tuple[int, int, RequestPhase]]) -> bytes:
     """Pack (time in ns, request number, phase) of phase starts as in a summary."""
-    return np.array([(time_ns, number, _CODES[phase]) for time_ns, number, phase in begun], PHASE).tobytes()
+    return np.array([(time_ns, number, _CODES[phase]) for time_ns, number, phase in starts], PHASE).tobytes()
 
 
 def numbers_of(rows: Iterable[np.void]) -> list[tuple[int, int, int, RequestPhase]]:

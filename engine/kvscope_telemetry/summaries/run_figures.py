@@ -3,7 +3,7 @@
 The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts use them, so that a figure
 of the same range is the same number everywhere. To add a figure, add an entry to `FIGURES`. A `Figure` is measured over
 a range. A `Share` is the same formula over any data that has the names of `messages.telemetry.Counters`: differences of
-counters, one second, or the bins of a chart. Knows no files and no windows.
+counters, one second, or the bins of a chart. Must not depend on files or windows.
 """
 
 from __future__ import annotations
@@ -58,20 +58,19 @@ class Share:
 
 
 PROMPTS: Final = ("prompt_tokens", "cached_tokens")
-"""Sum to the prompt tokens of requests that ran for the first time. `prompt_tokens` counts the computed ones, without
-cached ones.
+"""Columns that add up to the prompt tokens of requests that ran for the first time: `prompt_tokens` counts the computed
+ones, without cached ones.
 """
 HIT_RATE: Final = Share(("cached_tokens",), PROMPTS)
 USAGE: Final = Share(("active",), ("pool",))
 """Share of the pool's blocks that requests hold."""
 ACCEPTED: Final = Share(("accepted_tokens",), ("draft_tokens",))
 WASTE: Final = Share(("wasted_slots",), ("held_slots",))
-"""Share of the slots held by requests that are unused, as `state.pool_use` counts them."""
+"""Share of the slots held by requests that are unused, as `mirror.pool_use` counts them."""
 _ALL: Final = slice(None)
 
 
 def rows_in(overview: SessionOverview, span: Range) -> slice:
-    """Return the slice of the overview's seconds that `span` overlaps."""
     first = int(np.searchsorted(overview.time_ns, span.from_ns - SECOND_NS, "right"))
     return slice(first, int(np.searchsorted(overview.time_ns, span.until_ns, "right")))
 
@@ -87,7 +86,6 @@ def ends_of(overview: SessionOverview, rows: slice, span: Range) -> IntArray:
 
 
 def pool_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
-    """Return the number of blocks in the pool, shape (n,); NaN where it is unknown."""
     parts = [overview.column(f"{name}_blocks")[rows] for name in ("active", "cached", "free")]
     num_blocks = overview.column("pool_blocks")[rows]
     return np.where(np.isfinite(num_blocks), num_blocks, parts[0] + parts[1] + parts[2])
@@ -150,55 +148,51 @@ def silences_s(overview: SessionOverview, rows: slice) -> FloatArray:
 
 
 def total_of(column: FloatArray) -> float | None:
-    """Return the sum; None if a part of it is unknown."""
     return None if np.isnan(column).any() else float(column.sum())
 
 
-_PARTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
+_QUANTILE_WEIGHTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
 """Weight of each quantile of a second: the share of the second's values that are nearest to it."""
 
 
 def quantile_of(overview: SessionOverview, latency: str, share: float, rows: slice) -> float | None:
     """Return a latency quantile over the range, to half a percent, from the buckets of its seconds.
 
-    In seconds without buckets, each stored quantile represents the values nearest to it (`_PARTS`). Returns None if
-    there are no latencies or the quantile has no upper bound.
+    In seconds without buckets, each stored quantile represents the values nearest to it (`_QUANTILE_WEIGHTS`). Returns
+    None if there are no latencies or the quantile has no upper bound.
     """
     counts = overview.column(f"{latency}_count")[rows]
-    known = counts > 0
-    if not known.any():
+    has_values = counts > 0
+    if not has_values.any():
         return None
-    places = np.arange(len(overview))[rows][known]
-    packed = [overview.latency_buckets(latency, place) for place in places.tolist()]
+    indices = np.arange(len(overview))[rows][has_values]
+    packed = [overview.latency_buckets(latency, place) for place in indices.tolist()]
     values, weights = latency_buckets.unpack(b"".join(packed))
-    rest = places[[not buckets for buckets in packed]]
-    columns = [overview.column(f"{latency}_{part}")[rest] for part in _PARTS]
+    without_buckets = indices[[not buckets for buckets in packed]]
+    columns = [overview.column(f"{latency}_{part}")[without_buckets] for part in _QUANTILE_WEIGHTS]
     values = np.concatenate([values, *(np.where(np.isnan(column), np.inf, column) for column in columns)])
-    rest_counts = overview.column(f"{latency}_count")[rest]
-    weights = np.concatenate([weights, *(rest_counts * part for part in _PARTS.values())])
+    counts_without_buckets = overview.column(f"{latency}_count")[without_buckets]
+    weights = np.concatenate([weights, *(counts_without_buckets * part for part in _QUANTILE_WEIGHTS.values())])
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order]) / weights.sum()
-    found = float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])
-    return found if np.isfinite(found) else None
+    quantile = float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])
+    return quantile if np.isfinite(quantile) else None
 
 
 def largest_of(overview: SessionOverview, latency: str, rows: slice) -> float | None:
     """Return the largest latency of the range, to half a percent; None if there are none or a second has no buckets."""
-    places = np.arange(len(overview))[rows][overview.column(f"{latency}_count")[rows] > 0]
-    packed = [overview.latency_buckets(latency, place) for place in places.tolist()]
+    indices = np.arange(len(overview))[rows][overview.column(f"{latency}_count")[rows] > 0]
+    packed = [overview.latency_buckets(latency, place) for place in indices.tolist()]
     return float(latency_buckets.unpack(b"".join(packed))[0].max()) if packed and all(packed) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A figure in the header of a report."""
-
     place: int
     """Position in the header, from 1."""
-    beside: str = ""
-    """Secondary text; `{key}` is replaced by another figure."""
+    detail: str = ""
+    """Secondary text. `{key}` is replaced by the figure with that key."""
     title: str = ""
-    """Title to use if the figure's name is too long."""
     value: str = "{}"
 
 
@@ -213,12 +207,12 @@ class FigureUses:
     """Whether the timeline shows the figure for a selected range."""
 
 
-NOWHERE: Final = FigureUses()
+NO_USES: Final = FigureUses()
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number that can be computed for a range of seconds, and for parts of it."""
+    """A number that can be computed for any range of seconds."""
 
     key: str
     """Identifier including the unit. Never changes, because scripts depend on it."""
@@ -227,19 +221,18 @@ class Figure:
     """"s", "share" (0 to 1), "tokens", "tokens/s", "requests", "1/min", ..."""
     measure: Measure
     counts: str = ""
-    """Text on the counted quantity, if the name is not enough."""
+    """Description of the counted quantity; "" if the name is sufficient."""
     is_compared: bool = False
     """Whether a comparison of two runs has a line for it."""
     has_spread: bool = True
     """Whether values of parts of the run estimate that of the whole. False for lengths, counts and peaks."""
     column: str = ""
-    """Overview column, if the figure is that column's sum."""
+    """Overview column that is summed; "" if the figure is not a sum."""
     share: Share | None = None
-    """Formula, if the figure is a ratio."""
-    places: FigureUses = NOWHERE
+    """Formula of a ratio; None if the figure is not a ratio."""
+    uses: FigureUses = NO_USES
 
     def of(self, overview: SessionOverview, span: Range) -> float | None:
-        """Compute the figure for `span`; None if it is unknown."""
         return self.measure(overview, rows_in(overview, span), span)
 
 
@@ -253,14 +246,14 @@ def _known_sum(overview: SessionOverview, names: tuple[str, ...], rows: slice) -
 
 
 def _total(names: tuple[str, ...], overview: SessionOverview, rows: slice, span: Range) -> float | None:
-    """Return a count. Tokens of a step that ran over several seconds are divided among them, as in rates, so that a
-    rate is its total divided by the time.
+    """Return the sum of columns. Tokens of a step that ran over several seconds are divided among them, as in rates, so
+    that a rate is its total divided by the time.
     """
-    total = _known_sum(overview, tuple(map(_spread, names)), rows) if len(overview.time_ns[rows]) else None
+    total = _known_sum(overview, tuple(map(_rate_column, names)), rows) if len(overview.time_ns[rows]) else None
     return None if total is None else float(round(total))
 
 
-def _spread(column: str) -> str:
+def _rate_column(column: str) -> str:
     """Return the per-second column in which the counts of long steps are divided among seconds, or `column` if there
     is none.
     """
@@ -283,10 +276,9 @@ Reduce = Callable[[FloatArray], float]
 
 
 def _level(
-    reduce: Reduce, of: Callable[[SessionOverview], FloatArray], overview: SessionOverview, rows: slice, _: Range
+    reduce: Reduce, values_of: Callable[[SessionOverview], FloatArray], overview: SessionOverview, rows: slice, _: Range
 ) -> float | None:
-    """Reduce the known values of the seconds."""
-    values = of(overview)[rows]
+    values = values_of(overview)[rows]
     values = values[np.isfinite(values)]
     return float(reduce(values)) if values.size else None
 
@@ -304,7 +296,7 @@ def _silences(reduce: Reduce, overview: SessionOverview, rows: slice, span: Rang
 
 
 def _counted(
-    column: str, name: str, unit: str, counts: str = "", *, is_compared: bool = False, places: FigureUses = NOWHERE
+    column: str, name: str, unit: str, counts: str = "", *, is_compared: bool = False, uses: FigureUses = NO_USES
 ) -> Figure:
     return Figure(
         column,
@@ -315,14 +307,14 @@ def _counted(
         is_compared=is_compared,
         has_spread=False,
         column=column,
-        places=places,
+        uses=uses,
     )
 
 
-def _per_second(column: str, name: str, counts: str = "", places: FigureUses = NOWHERE) -> Figure:
+def _per_second(column: str, name: str, counts: str = "", uses: FigureUses = NO_USES) -> Figure:
     """A rate in tokens per second. Steps that ran over several seconds are divided among them."""
-    measure = partial(_rate, _spread(column), 1.0)
-    return Figure(f"{column}_per_s", name, "tokens/s", measure, counts, is_compared=True, places=places)
+    measure = partial(_rate, _rate_column(column), 1.0)
+    return Figure(f"{column}_per_s", name, "tokens/s", measure, counts, is_compared=True, uses=uses)
 
 
 def _per_minute(column: str, name: str) -> Figure:
@@ -333,24 +325,24 @@ def _mean(
     key: str,
     name: str,
     unit: str,
-    of: Callable[[SessionOverview], FloatArray],
+    values_of: Callable[[SessionOverview], FloatArray],
     counts: str = "",
-    places: FigureUses = NOWHERE,
+    uses: FigureUses = NO_USES,
 ) -> Figure:
-    return Figure(key, name, unit, partial(_level, np.mean, of), counts, is_compared=True, places=places)
+    return Figure(key, name, unit, partial(_level, np.mean, values_of), counts, is_compared=True, uses=uses)
 
 
-def _of_all(key: str, name: str, share: Share, counts: str, *, is_compared: bool, places: FigureUses) -> Figure:
+def _ratio(key: str, name: str, share: Share, counts: str, *, is_compared: bool, uses: FigureUses) -> Figure:
     measure = partial(_share, share)
-    return Figure(key, name, "share", measure, counts, is_compared=is_compared, share=share, places=places)
+    return Figure(key, name, "share", measure, counts, is_compared=is_compared, share=share, uses=uses)
 
 
 def _percentile(
     latency: LatencyKind, percent: int, name: str, *, is_compared: bool = True, card: Card | None = None
 ) -> Figure:
     measure = partial(_latency, latency.key, percent / 100)
-    key, title, places = f"{latency.key}_p{percent}_s", f"{name}, p{percent}", FigureUses(card)
-    return Figure(key, title, "s", measure, latency.counts, is_compared=is_compared, places=places)
+    key, title, uses = f"{latency.key}_p{percent}_s", f"{name}, p{percent}", FigureUses(card)
+    return Figure(key, title, "s", measure, latency.counts, is_compared=is_compared, uses=uses)
 
 
 REQUESTS, TOKENS, CACHE = "Requests", "Tokens", "Cache"
@@ -373,7 +365,7 @@ FIGURES: Final = (
         "Requests admitted",
         "requests",
         "Requests scheduled for the first time",
-        places=FigureUses(alarms=REQUESTS),
+        uses=FigureUses(alarms=REQUESTS),
     ),
     _counted(
         "finished",
@@ -381,16 +373,16 @@ FIGURES: Final = (
         "requests",
         "Requests finished",
         is_compared=True,
-        places=FigureUses(Card(3, "{admitted} admitted"), REQUESTS, in_range=True),
+        uses=FigureUses(Card(3, "{admitted} admitted"), REQUESTS, in_range=True),
     ),
-    _counted("aborted", "Requests aborted", "requests", places=FigureUses(alarms=REQUESTS)),
+    _counted("aborted", "Requests aborted", "requests", uses=FigureUses(alarms=REQUESTS)),
     _counted(
-        "refused", "Requests refused", "requests", places=FigureUses(Card(6, "{aborted} aborted", "Refused"), REQUESTS)
+        "refused", "Requests refused", "requests", uses=FigureUses(Card(6, "{aborted} aborted", "Refused"), REQUESTS)
     ),
     _per_minute("finished", "Requests finished per minute"),
-    _counted("generation_tokens", "Tokens generated", "tokens", "Output tokens", places=FigureUses(alarms=TOKENS)),
+    _counted("generation_tokens", "Tokens generated", "tokens", "Output tokens", uses=FigureUses(alarms=TOKENS)),
     _per_second("generation_tokens", "Tokens generated per second", "Output tokens"),
-    _counted("decode_tokens", "Decode tokens", "tokens", "Output tokens computed", places=FigureUses(alarms=TOKENS)),
+    _counted("decode_tokens", "Decode tokens", "tokens", "Output tokens computed", uses=FigureUses(alarms=TOKENS)),
     _per_second(
         "decode_tokens",
         "Decode tokens per second",
@@ -402,7 +394,7 @@ FIGURES: Final = (
         "Prefill tokens",
         "tokens",
         "Prompt tokens computed, including recomputation after preemptions",
-        places=FigureUses(alarms=TOKENS),
+        uses=FigureUses(alarms=TOKENS),
     ),
     _per_second(
         "prefill_tokens",
@@ -433,7 +425,7 @@ FIGURES: Final = (
         partial(_level, np.max, _column("peak_waiting")),
         "Most requests waiting at once",
         has_spread=False,
-        places=FigureUses(Card(4, "requests in the queue")),
+        uses=FigureUses(Card(4, "requests in the queue")),
     ),
     _mean(
         "usage_mean",
@@ -451,7 +443,7 @@ FIGURES: Final = (
         "Largest share of the pool held by requests at any time",
         is_compared=True,
         has_spread=False,
-        places=FigureUses(Card(1, "at {peak_usage_s} s"), in_range=True),
+        uses=FigureUses(Card(1, "at {peak_usage_s} s"), in_range=True),
     ),
     _mean(
         "external_fragmentation",
@@ -465,7 +457,7 @@ FIGURES: Final = (
         "Preemptions",
         "preemptions",
         is_compared=True,
-        places=FigureUses(Card(5, "{swapped_blocks} blocks swapped out"), REQUESTS, in_range=True),
+        uses=FigureUses(Card(5, "{swapped_blocks} blocks swapped out"), REQUESTS, in_range=True),
     ),
     _per_minute("preemptions", "Preemptions per minute"),
     _counted(
@@ -473,27 +465,27 @@ FIGURES: Final = (
         "Evicted blocks",
         "blocks",
         "Blocks evicted from the prefix cache",
-        places=FigureUses(Card(14, "{copied_blocks} copied on write", "Blocks evicted"), CACHE, in_range=True),
+        uses=FigureUses(Card(14, "{copied_blocks} copied on write", "Blocks evicted"), CACHE, in_range=True),
     ),
     _per_minute("evicted_blocks", "Evicted blocks per minute"),
-    _counted("copied_blocks", "Copied blocks", "blocks", "Blocks copied on write", places=FigureUses(alarms=CACHE)),
+    _counted("copied_blocks", "Copied blocks", "blocks", "Blocks copied on write", uses=FigureUses(alarms=CACHE)),
     _per_minute("copied_blocks", "Copied blocks per minute"),
     _counted(
         "swapped_blocks",
         "Swapped blocks",
         "blocks",
         "Blocks of preempted requests moved to a lower tier",
-        places=FigureUses(alarms=CACHE),
+        uses=FigureUses(alarms=CACHE),
     ),
     _counted(
         "offloaded_blocks",
         "Offloaded blocks",
         "blocks",
         "Cached blocks moved to a lower tier",
-        places=FigureUses(alarms=CACHE),
+        uses=FigureUses(alarms=CACHE),
     ),
     _counted(
-        "loaded_blocks", "Loaded blocks", "blocks", "Blocks loaded from a lower tier", places=FigureUses(alarms=CACHE)
+        "loaded_blocks", "Loaded blocks", "blocks", "Blocks loaded from a lower tier", uses=FigureUses(alarms=CACHE)
     ),
     Figure(
         "new_prompt_tokens",
@@ -504,13 +496,13 @@ FIGURES: Final = (
         has_spread=False,
     ),
     _counted("cached_tokens", "Prompt tokens from the cache", "tokens", "Of these, tokens found in the cache"),
-    _of_all(
+    _ratio(
         "hit_rate",
         "Prefix hit rate",
         HIT_RATE,
         "Prompt tokens of new requests found in the cache, of all their prompt tokens",
         is_compared=True,
-        places=FigureUses(Card(9, "{cached_tokens} of {new_prompt_tokens} tokens"), CACHE),
+        uses=FigureUses(Card(9, "{cached_tokens} of {new_prompt_tokens} tokens"), CACHE),
     ),
     _counted(
         "restored_tokens",
@@ -518,7 +510,7 @@ FIGURES: Final = (
         "tokens",
         "Tokens recovered after preemptions without recomputation",
         is_compared=True,
-        places=FigureUses(Card(10, "tokens after preemptions, {recomputed_tokens} recomputed", "Restored")),
+        uses=FigureUses(Card(10, "tokens after preemptions, {recomputed_tokens} recomputed", "Restored")),
     ),
     _counted(
         "recomputed_tokens",
@@ -526,23 +518,23 @@ FIGURES: Final = (
         "tokens",
         "Tokens lost by preemptions and recomputed",
         is_compared=True,
-        places=FigureUses(alarms=TOKENS),
+        uses=FigureUses(alarms=TOKENS),
     ),
     _counted("draft_tokens", "Draft tokens", "tokens", "Draft tokens checked"),
     _counted("accepted_tokens", "Accepted draft tokens", "tokens", "Of these, tokens accepted"),
-    _of_all(
+    _ratio(
         "accepted_share",
         "Drafts accepted",
         ACCEPTED,
         "Of the draft tokens",
         is_compared=False,
-        places=FigureUses(alarms=TOKENS),
+        uses=FigureUses(alarms=TOKENS),
     ),
     _counted(
         "num_lost_frames",
         "Frames lost",
         "frames",
-        places=FigureUses(Card(15, "silences: {num_silences}, {silent_s}", "Gaps", "{} frames")),
+        uses=FigureUses(Card(15, "silences: {num_silences}, {silent_s}", "Gaps", "{} frames")),
     ),
     Figure("num_silences", "Silences", "silences", partial(_silences, np.size), has_spread=False),
     Figure("silent_s", "Silent", "s", partial(_silences, np.sum), has_spread=False),
@@ -551,6 +543,5 @@ BY_KEY: Final = {figure.key: figure for figure in FIGURES}
 
 
 def measured(overview: SessionOverview, span: Range) -> dict[str, float | None]:
-    """Return all of `FIGURES` by key for `span`; None for unknown ones."""
     rows = rows_in(overview, span)
     return {figure.key: figure.measure(overview, rows, span) for figure in FIGURES}

@@ -33,8 +33,6 @@ class Peaks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Rows of the pool that one message changed, at its log time."""
-
     time_ns: int
     ids: bytes
     states: bytes
@@ -46,7 +44,6 @@ class SecondPeaks:
     def __init__(self) -> None:
         self._begin_ns = 0
         self._active = np.empty(0, np.bool_)
-        """Whether each block was held by a request at the start of the second, shape (num_blocks,)."""
         self._running = self._waiting = Peak(0, 0)
         self._changes: list[_Change] = []
 

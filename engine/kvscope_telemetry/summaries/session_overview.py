@@ -1,7 +1,7 @@
 """Overview of a session: all summarized seconds as columns, oldest first.
 
 Owns the columns and the memory limit: numbers of all seconds are kept, compressed address bins of as many as fit,
-thinned out evenly if there are more. Used by one thread. Knows no files.
+thinned out evenly if there are more. Used by one thread. Must not depend on files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Packed = tuple[bytes, ...]
 """Compressed columns in the order of `AddressBins`; b"" for a column without bins."""
 
 NOTHING: Final[Packed] = (b"",) * len(AddressBins.__struct_fields__)
-_PLACES: Final = {name: index for index, name in enumerate(AddressBins.__struct_fields__)}
+_COLUMN_INDEX: Final = {name: index for index, name in enumerate(AddressBins.__struct_fields__)}
 _LEVEL: Final = 1
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -39,11 +39,11 @@ _NOT_NUMBERS: Final = (
     *_LATENCIES,
 )
 SCALARS: Final = tuple(name for name in Summary.__struct_fields__ if name not in _NOT_NUMBERS)
-_SPREAD: Final = ("prefill_tokens", "decode_tokens")
+_DISTRIBUTED: Final = ("prefill_tokens", "decode_tokens")
 OVERVIEW_COLUMNS: Final = (
     *SCALARS,
     *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES),
-    *(f"{name}_per_s" for name in _SPREAD),
+    *(f"{name}_per_s" for name in _DISTRIBUTED),
 )
 """Columns of an overview: numbers of `Summary`, latency parts such as `first_token_p50_s`, and token rates.
 
@@ -51,9 +51,8 @@ In the rates, the tokens of a step are divided among the seconds in which it ran
 not appear as spikes between zeros.
 """
 _MAX_STEP_NS: Final = 86_400 * SECOND_NS
-"""Maximum step duration that is divided among seconds."""
-_MAX_TOLD_STOPS: Final = 1_000
-"""Maximum number of stops per second. A user cannot cause more."""
+_MAX_STOPS_PER_SECOND: Final = 1_000
+"""Maximum number of stops per second that are accepted. A user cannot cause more."""
 _DTYPES: Final = {"owner": np.dtype("<i4")}
 
 
@@ -68,7 +67,6 @@ class SessionOverview:
         self.moments = PhaseLog()
         """Moments of requests on their engine's clock; each row's kind is a `RequestMoment`."""
         self.version = 0
-        """Incremented by each change."""
         self._max_bin_bytes = max_bin_bytes
         self._size = 0
         self._times = np.empty(64, np.int64)
@@ -79,9 +77,8 @@ class SessionOverview:
         """Packed bins per second; None if they are those of the previous second."""
         self._free_runs: list[tuple[int, ...]] = []
         self._buckets: list[tuple[bytes, ...]] = []
-        """Latency buckets per second, one for each of `LATENCIES`."""
         self._carried: list[FloatArray | None] = []
-        """Tokens of each second's first step that were moved to earlier seconds, shape (`_SPREAD`, seconds back)."""
+        """Tokens of each second's first step that were moved to earlier seconds, shape (2, seconds back)."""
         self._bin_bytes = 0
         self._stride = 1
 
@@ -95,12 +92,10 @@ class SessionOverview:
 
     @property
     def epoch(self) -> IntArray:
-        """Engine start of each second, shape (n,)."""
         return self._epochs[: self._size]
 
     @property
     def num_bytes(self) -> int:
-        """Memory used, not counting events."""
         return self._columns.nbytes + self._times.nbytes + self._epochs.nbytes + self._bin_bytes
 
     def column(self, name: str) -> FloatArray:
@@ -108,11 +103,9 @@ class SessionOverview:
         return self._columns[OVERVIEW_COLUMNS.index(name), : self._size]
 
     def free_runs(self, index: int) -> tuple[int, ...]:
-        """Return `Summary.free_runs` of the second at index `index`."""
         return self._free_runs[index]
 
     def latency_buckets(self, latency: str, index: int) -> bytes:
-        """Return `Latency.buckets` of the second at index `index`."""
         return self._buckets[index][_LATENCIES.index(latency)]
 
     def index_at(self, time_ns: int) -> int:
@@ -120,7 +113,7 @@ class SessionOverview:
         return int(np.searchsorted(self.time_ns, time_ns, "right")) - 1
 
     def bins(self, name: str, indices: IntArray) -> npt.NDArray[np.generic]:
-        """Return a column of `AddressBins` for the seconds at `indices`, shape (len(places), bins).
+        """Return a column of `AddressBins` for the seconds at `indices`, shape (len(indices), bins).
 
         All rows have the number of bins of the last non-empty one. Rows for index -1 and for seconds without bins are 0
         (owner: -1).
@@ -129,18 +122,18 @@ class SessionOverview:
         rows = [np.frombuffer(self._packer.column(bins, name), dtype) for bins in self._bins_of(indices.tolist())]
         num_bins = next((row.size for row in reversed(rows) if row.size), 0)
         table = np.full((len(rows), num_bins), -1 if name == "owner" else 0, dtype)
-        for into, row in zip(table, rows, strict=True):
+        for target, row in zip(table, rows, strict=True):
             if row.size == num_bins:
-                into[:] = row
+                target[:] = row
             elif row.size:  # from another engine start, with another pool size
-                into[:] = row[np.arange(num_bins) * row.size // num_bins]
+                target[:] = row[np.arange(num_bins) * row.size // num_bins]
         return table
 
     def extend(self, summaries: Iterable[Summary], events: Iterable[TimedEvent] = ()) -> None:
         for summary in summaries:
             self._add(summary)
             self.phases.add(summary.phases, summary.epoch)
-            for stop in summary.stops[-_MAX_TOLD_STOPS:]:
+            for stop in summary.stops[-_MAX_STOPS_PER_SECOND:]:
                 if 0 <= stop.begin_ns < stop.end_ns <= MAX_I64:
                     self.stops.add(stop)
             self.moments.add(summary.moments, summary.epoch)
@@ -149,23 +142,28 @@ class SessionOverview:
 
     def forget_before(self, time_ns: int) -> None:
         """Drop the seconds that ended by `time_ns`, and earlier events, phases and stops."""
-        num_gone = int(np.searchsorted(self.time_ns, time_ns - SECOND_NS, "right"))
+        num_dropped = int(np.searchsorted(self.time_ns, time_ns - SECOND_NS, "right"))
         self.events.forget_before(time_ns)
         self.phases.forget_before(time_ns)
         self.stops.forget_before(time_ns)
-        if not num_gone:
+        if not num_dropped:
             return
-        first = self._bins_at(num_gone) if num_gone < self._size else None
-        self._bin_bytes -= sum(num_bytes(bins) for bins in self._bins[:num_gone])
-        del self._bins[:num_gone], self._free_runs[:num_gone], self._buckets[:num_gone], self._carried[:num_gone]
+        first = self._bins_at(num_dropped) if num_dropped < self._size else None
+        self._bin_bytes -= sum(num_bytes(bins) for bins in self._bins[:num_dropped])
+        del (
+            self._bins[:num_dropped],
+            self._free_runs[:num_dropped],
+            self._buckets[:num_dropped],
+            self._carried[:num_dropped],
+        )
         if self._bins and self._bins[0] is None:
             self._bins[0] = first
             self._bin_bytes += num_bytes(first)
-        left = slice(num_gone, self._size)
-        self._size -= num_gone
+        remaining = slice(num_dropped, self._size)
+        self._size -= num_dropped
         for array in (self._times, self._epochs):
-            array[: self._size] = array[left].copy()
-        self._columns[:, : self._size] = self._columns[:, left].copy()
+            array[: self._size] = array[remaining].copy()
+        self._columns[:, : self._size] = self._columns[:, remaining].copy()
         self.version += 1
 
     def _add(self, summary: Summary) -> None:
@@ -175,7 +173,7 @@ class SessionOverview:
         self._times[self._size], self._epochs[self._size] = summary.time_ns, summary.epoch
         self._columns[:, self._size] = _numbers(summary)
         self._size += 1
-        self._carried.append(self._spread(summary))
+        self._carried.append(self._distribute_carried_step(summary))
         self._free_runs.append(summary.free_runs)
         self._buckets.append(tuple(getattr(summary, name).buckets for name in _LATENCIES))
         is_kept = self._size % self._stride == 0 or self._size == 1
@@ -184,32 +182,35 @@ class SessionOverview:
         if self._bin_bytes > self._max_bin_bytes:
             self._thin_out()
 
-    def _spread(self, summary: Summary) -> FloatArray | None:
+    def _distribute_carried_step(self, summary: Summary) -> FloatArray | None:
         """Move tokens of the newest second's carried step to the earlier seconds in which it ran, as far as they are
         in the overview.
         """
-        step, at = summary.carried_step, self._size - 1
+        step, index = summary.carried_step, self._size - 1
         if step is None or not 0 < step.before_ns <= step.length_ns <= _MAX_STEP_NS:
             return None
-        most = -(-step.before_ns // SECOND_NS)
-        times, epochs = self._times[max(at - most, 0) : at][::-1], self._epochs[max(at - most, 0) : at][::-1]
+        max_seconds = -(-step.before_ns // SECOND_NS)
+        times, epochs = (
+            self._times[max(index - max_seconds, 0) : index][::-1],
+            self._epochs[max(index - max_seconds, 0) : index][::-1],
+        )
         ages = np.arange(1, times.size + 1)
-        follows_on = (times == summary.time_ns - ages * SECOND_NS) & (epochs == summary.epoch)
-        ages = ages[: int(np.argmin(np.append(follows_on, False)))]
+        is_consecutive = (times == summary.time_ns - ages * SECOND_NS) & (epochs == summary.epoch)
+        ages = ages[: int(np.argmin(np.append(is_consecutive, False)))]
         if not ages.size:
             return None
         parts = np.minimum(step.before_ns - (ages - 1) * SECOND_NS, SECOND_NS).astype(np.float64)
         shares = parts[::-1] / (parts.sum() + step.length_ns - step.before_ns)
         carried: FloatArray = np.array([[step.prefill_tokens], [step.decode_tokens]], np.float64) * shares
-        self._move(carried, at)
+        self._move(carried, index)
         return carried
 
-    def _move(self, carried: FloatArray, at: int) -> None:
-        """Subtract `carried` from the rates of the second at index `at`, and add it to those before."""
-        columns = self._columns[-len(_SPREAD) :]
-        num_before = min(carried.shape[1], at)
-        columns[:, at - num_before : at] += carried[:, carried.shape[1] - num_before :]
-        columns[:, at] -= carried.sum(axis=1)
+    def _move(self, carried: FloatArray, index: int) -> None:
+        """Subtract `carried` from the rates of the second at `index`, and add it to those before."""
+        columns = self._columns[-len(_DISTRIBUTED) :]
+        num_before = min(carried.shape[1], index)
+        columns[:, index - num_before : index] += carried[:, carried.shape[1] - num_before :]
+        columns[:, index] -= carried.sum(axis=1)
 
     def _drop_last(self) -> None:
         carried = self._carried.pop()
@@ -226,27 +227,26 @@ class SessionOverview:
             self._columns = np.concatenate((self._columns, np.empty_like(self._columns)), axis=1)
 
     def _thin_out(self) -> None:
-        """Drop the bins of every other second that has some."""
         self._stride *= 2
-        held = [index for index, bins in enumerate(self._bins) if bins is not None]
-        for index in held[1::2]:
+        with_bins = [index for index, bins in enumerate(self._bins) if bins is not None]
+        for index in with_bins[1::2]:
             self._bin_bytes -= num_bytes(self._bins[index])
             self._bins[index] = None
 
     def _bins_of(self, indices: list[int]) -> Iterator[Packed]:
         """Yield the bins of each index. For ascending indices, long stretches without changes are scanned only once."""
-        before, found = -1, NOTHING
+        previous, current = -1, NOTHING
         for index in indices:
-            own = self._bins[index] if index >= 0 else None
-            if own is not None:
-                found = own
-            elif before < 0 or index < before:
-                found = self._bins_at(index)
+            own_bins = self._bins[index] if index >= 0 else None
+            if own_bins is not None:
+                current = own_bins
+            elif previous < 0 or index < previous:
+                current = self._bins_at(index)
             else:
-                since = (self._bins[at] for at in range(index, before, -1))
-                found = next((bins for bins in since if bins is not None), found)
-            before = index
-            yield found
+                newer = (self._bins[at] for at in range(index, previous, -1))
+                current = next((bins for bins in newer if bins is not None), current)
+            previous = index
+            yield current
 
     def _bins_at(self, index: int) -> Packed:
         while index >= 0:
@@ -259,13 +259,13 @@ class SessionOverview:
 
 def _numbers(summary: Summary) -> list[float]:
     numbers = [float(getattr(summary, name)) for name in SCALARS]
-    numbers = [np.nan if at < 0 else at for at in numbers]  # negative values mean unknown
+    numbers = [np.nan if number < 0 else number for number in numbers]  # negative values mean unknown
     for name in _LATENCIES:
         latency: Latency = getattr(summary, name)
         numbers.append(float(latency.count))
         parts = [getattr(latency, name) for name in _QUANTILES[1:]]
         numbers += [part if latency.count and part >= 0 else np.nan for part in parts]
-    return numbers + [numbers[SCALARS.index(name)] for name in _SPREAD]
+    return numbers + [numbers[SCALARS.index(name)] for name in _DISTRIBUTED]
 
 
 class BinPacker:
@@ -289,12 +289,12 @@ class BinPacker:
         return packed
 
     def column(self, packed: Packed, name: str) -> bytes:
-        column = packed[_PLACES[name]]
+        column = packed[_COLUMN_INDEX[name]]
         return self._decompressor.decompress(column) if column else b""
 
 
 def num_bytes(packed: Packed | None) -> int:
-    """Return the memory of the columns, including shared ones."""
+    """Return the size of the columns in bytes. Columns shared with other seconds are counted too."""
     return 0 if packed is None else sum(map(len, packed))
 
 

@@ -1,7 +1,8 @@
 """Computes summaries and timed events from telemetry messages in order, identically live, while recording, and from a
 file.
 
-Owns the counts of the current second. The state at its end comes from the follower, which the caller feeds afterwards.
+Owns the counts of the current second. The state at its end is read from the follower, which the caller feeds
+afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from kvscope_telemetry.mirror.pool_use import pool_use
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.summaries import latency_buckets
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
-from kvscope_telemetry.summaries.histograms import Buckets, joined
+from kvscope_telemetry.summaries.histograms import Buckets, sum_histograms
 from kvscope_telemetry.summaries.moments import MomentRecorder
 from kvscope_telemetry.summaries.request_phases import PhaseRecorder
 from kvscope_telemetry.summaries.second_peaks import Peak, SecondPeaks
@@ -43,14 +44,14 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, CarriedS
 from kvscope_telemetry.summaries.unknown_fields import unknown_fields
 
 _LATE_NS: Final = 2_000_000_000
-"""Longest expected interval of heartbeats, which are sent twice a second. After a longer one, the whole process had no
-CPU time and no step could end.
+"""Longest expected interval of heartbeats, which are sent twice a second. After a longer one, the engine's whole
+process had no CPU time and no step could end.
 """
 _LEVELS: Final = ("num_running", "num_waiting")
 _TOTALS: Final = tuple(
     name for name in Counters.__struct_fields__ if name in Summary.__struct_fields__ and name not in _LEVELS
 )
-"""Counters of the epoch. A summary has their increase."""
+"""Counters that count from the start of the epoch. A summary has their increase."""
 MAX_TIME_NS: Final = (1 << 62) - 1
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _MOVED: Final = ("work.weights_bytes", "work.kv_read_bytes", "work.kv_written_bytes", "work.other_bytes")
@@ -72,8 +73,8 @@ class Summarizer:
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self._second = -1
-        self._began_ns = MAX_TIME_NS
-        """Time of the earliest message. Events of its step are not dated earlier."""
+        self._earliest_ns = MAX_TIME_NS
+        """Time of the earliest message. Events are not dated earlier."""
         self._epoch: int | None = None
         self._offset_ns = 0
         self._last_seq: int | None = None
@@ -87,12 +88,12 @@ class Summarizer:
         self._used_share = self._peak_share = -1.0
         self._newest_ns = self._stops_reported_ns = 0
         self._peaks = SecondPeaks()
-        self._begin()
+        self._start_second()
 
     def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
         """Process the next message, recorded at `log_time_ns`. Returns the summaries of seconds that ended."""
         second = log_time_ns // SECOND_NS
-        self._began_ns = min(self._began_ns, log_time_ns)
+        self._earliest_ns = min(self._earliest_ns, log_time_ns)
         done = self.close() if second > self._second else []
         if second > self._second:
             self._second = second
@@ -102,7 +103,7 @@ class Summarizer:
             if message.epoch == self._epoch:
                 self._count(message, log_time_ns)
         elif isinstance(message, Snapshot):
-            self._restate(message, log_time_ns)
+            self._apply_snapshot(message, log_time_ns)
         elif isinstance(message, DeviceSample) and message.epoch == self._epoch:
             samples = {name: getattr(message, name) for name in _SAMPLED}
             self._sample.update({name: value for name, value in samples.items() if value >= 0})
@@ -118,7 +119,7 @@ class Summarizer:
         """Continue from the state of `follower`, whose events and phases were reported elsewhere. The snapshot's
         blocks are not used.
         """
-        self._restate(snapshot, log_time_ns)
+        self._apply_snapshot(snapshot, log_time_ns)
         self._peaks.begin(self._follower.mirror, log_time_ns)
         self._phases.drain()
         self._moments.drain()
@@ -130,7 +131,7 @@ class Summarizer:
         done = []
         if mirror.hello is not None and mirror.epoch == self._epoch and self._second >= 0:
             done = [self._summary(mirror)]
-        self._begin()
+        self._start_second()
         return done
 
     def restate(self) -> None:
@@ -138,11 +139,10 @@ class Summarizer:
         self._seen_version = -1
 
     def drain_events(self) -> list[TimedEvent]:
-        """Return and clear the events since the last call, oldest first."""
-        taken, self._events = self._events, []
-        return taken
+        events, self._events = self._events, []
+        return events
 
-    def _begin(self) -> None:
+    def _start_second(self) -> None:
         self._frames: list[Frame] = []
         self._peak_share = self._used_share
         self._carried_step: CarriedStep | None = None
@@ -154,7 +154,7 @@ class Summarizer:
         self._queued_ns: list[int] = []
         self._stalled_s = -1.0
 
-    def _restate(self, snapshot: Snapshot, log_time_ns: int) -> None:
+    def _apply_snapshot(self, snapshot: Snapshot, log_time_ns: int) -> None:
         self._add_totals()
         self._peaks.restart(snapshot, log_time_ns, is_new_start=snapshot.hello.epoch != self._epoch)
         if snapshot.hello.epoch != self._epoch:
@@ -167,14 +167,14 @@ class Summarizer:
         self._phases.snapshot(snapshot, self._offset_ns)
         self._moments.snapshot(snapshot)
         self._record_totals(snapshot.counters)
-        self._note_place(snapshot.seq + 1)
+        self._count_lost_frames(snapshot.seq + 1)
         self._last_seq = max(snapshot.seq, self._last_seq or 0)
 
     def _count(self, frame: Frame, log_time_ns: int) -> None:
-        """Collect a frame. Frames are only added up at the end of the second."""
+        """Collect a frame. Totals are computed at the end of the second."""
         self._offset_ns = log_time_ns - frame.time_ns
         if self._last_seq is not None and frame.seq != self._last_seq + 1:
-            self._note_place(frame.seq)
+            self._count_lost_frames(frame.seq)
         self._last_seq = max(frame.seq, self._last_seq or 0)
         self._frames.append(frame)
         self._peaks.add(frame, log_time_ns)
@@ -185,24 +185,23 @@ class Summarizer:
             self._record_event(event, frame.epoch)
 
     def _record_step(self, frame: Frame, log_time_ns: int) -> None:
-        """Record the first step that ended in this second, if it started in an earlier one."""
         if self._has_stepped or not frame.batch.number:
             return
         self._has_stepped = True
-        took = frame.timings
-        length_ns = took.schedule_ns + took.run_ns + took.commit_ns
+        timings = frame.timings
+        length_ns = timings.schedule_ns + timings.run_ns + timings.commit_ns
         before_ns = self._second * SECOND_NS - (log_time_ns - length_ns)
         if 0 < before_ns <= length_ns:
             batch = frame.batch
             self._carried_step = CarriedStep(before_ns, length_ns, batch.num_prefill_tokens, batch.num_decode_tokens)
 
     def _record_event(self, event: Event, epoch: int) -> None:
-        time_ns = min(max(event.time_ns + self._offset_ns, self._began_ns, 0), MAX_TIME_NS)
+        time_ns = min(max(event.time_ns + self._offset_ns, self._earliest_ns, 0), MAX_TIME_NS)
         self._events.append(TimedEvent(time_ns, epoch, event))
         if event.kind == "admitted" and event.data is not None:
             self._queued_ns.append(event.data.waited_ns)
 
-    def _note_place(self, seq: int) -> None:
+    def _count_lost_frames(self, seq: int) -> None:
         if self._last_seq is not None:
             self._num_lost += max(0, seq - self._last_seq - 1)
 
@@ -221,7 +220,7 @@ class Summarizer:
             self._sums[name] = min(self._sums[name] + grown, MAX_I64)
             self._totals[name] = total
 
-    def _added_up(self) -> dict[str, int]:
+    def _second_totals(self) -> dict[str, int]:
         self._add_totals()
         counted = zip(*map(_counted_of, self._frames), strict=True) if self._frames else [()] * len(_COUNTED)
         # The sum of valid numbers may exceed the format's range. Real engines do not reach it.
@@ -240,12 +239,12 @@ class Summarizer:
         """Return the number of frames with a new step. A frame that reports changes without a step repeats the
         previous step's number.
         """
-        before, found = self._step, 0
+        previous, count = self._step, 0
         for frame in self._frames:
-            found += frame.step != before
-            before = frame.step
-        self._step = before
-        return found
+            count += frame.step != previous
+            previous = frame.step
+        self._step = previous
+        return count
 
     def _summary(self, mirror: Mirror) -> Summary:
         assert mirror.hello is not None, "a summary of no state"
@@ -290,7 +289,7 @@ class Summarizer:
             held_slots=use.num_held,
             wasted_slots=use.num_wasted,
             carried_step=self._carried_step,
-            **self._added_up(),
+            **self._second_totals(),
         )
         summary = msgspec.structs.replace(summary, **self._sample)
         return summary if mirror.capabilities == OWN_ENGINE else self._without_unknown(summary, mirror)
@@ -299,8 +298,8 @@ class Summarizer:
         return max(0, peak.time_ns - self._second * SECOND_NS)
 
     def _without_unknown(self, summary: Summary, mirror: Mirror) -> Summary:
-        """Replace the fields that this engine reports by other messages than frames, and mark the ones that it does
-        not report as unknown.
+        """Return `summary` with values from other messages than frames where this engine reports them there, and with
+        the other values that it does not report marked as unknown.
         """
         capabilities = mirror.capabilities
         changes: dict[str, object] = dict.fromkeys(unknown_fields(capabilities), -1)
@@ -313,7 +312,8 @@ class Summarizer:
             changes |= {"prefill_tokens": self._sums["prompt_tokens"], "decode_tokens": self._sums["generation_tokens"]}
         if not capabilities.latencies:
             changes |= {
-                name: latency_of(joined(self._readings, name)) for name in (latency.key for latency in LATENCIES)
+                name: latency_of(sum_histograms(self._readings, name))
+                for name in (latency.key for latency in LATENCIES)
             }
         if not capabilities.requests:
             changes |= {"phases": None, "moments": None}
@@ -322,14 +322,12 @@ class Summarizer:
         return msgspec.structs.replace(summary, **changes)
 
     def _stops(self, mirror: Mirror) -> tuple[Stop, ...]:
-        """Return the engine's stops since the last summary, up to the newest message."""
         now_ns = self._newest_ns - self._offset_ns
-        news = RunningTime(mirror.stops.since(self._stops_reported_ns)).within(0, now_ns)
+        new_stops = RunningTime(mirror.stops.since(self._stops_reported_ns)).within(0, now_ns)
         self._stops_reported_ns = now_ns
-        return tuple(RunningTime(news).shifted(self._offset_ns))
+        return tuple(RunningTime(new_stops).shifted(self._offset_ns))
 
     def _longest_wait_s(self, mirror: Mirror) -> float:
-        """Longest current wait at the end of the second, on the engine's clock."""
         arrivals = mirror.requests.arrival_ns[mirror.requests.state == RequestState.WAITING]
         if not arrivals.size:
             return 0.0
@@ -379,14 +377,14 @@ class Stall:
     """
 
     def __init__(self) -> None:
-        self._place: tuple[int, int] | None = None  # epoch and step
+        self._last_step: tuple[int, int] | None = None  # epoch and step
         self._since_ns = self._last_ns = 0
 
     def update(self, beat: Heartbeat) -> float:
-        """Return the seconds since a step ended, or since there was work."""
-        place = (beat.epoch, beat.step)
-        if place != self._place or not beat.num_unfinished or beat.paused_by:
-            self._place, self._since_ns = place, beat.time_ns
+        """Return the seconds since the last step ended or the engine last had no work; 0 while it is paused."""
+        step = (beat.epoch, beat.step)
+        if step != self._last_step or not beat.num_unfinished or beat.paused_by:
+            self._last_step, self._since_ns = step, beat.time_ns
         elif beat.time_ns - self._last_ns > _LATE_NS:
             self._since_ns += beat.time_ns - self._last_ns
         self._last_ns = beat.time_ns

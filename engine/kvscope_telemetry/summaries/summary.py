@@ -19,7 +19,6 @@ MAX_BINS: Final = 1_024
 """Maximum number of address bins. A pool with fewer rows has one bin per row."""
 MAX_SUMMARY_BYTES: Final = 1 << 20
 MAX_LIST_BYTES: Final = 4 * MAX_SUMMARY_BYTES
-"""Maximum size of an encoded list of events."""
 
 
 class Latency(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -91,20 +90,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     row has memory.
     """
     shared_blocks: int = 0
+    """Blocks that several requests hold."""
     host_blocks: int = 0
-    """Blocks in use in host memory."""
     disk_blocks: int = 0
     used_slots: int = 0
     """Slots of active blocks that hold a token."""
     longest_free_run: int = 0
-    """Length of the longest run of free blocks in address order."""
     num_free_runs: int = 0
     free_runs: tuple[int, ...] = ()
     """Number of runs with 1, 2 to 3, 4 to 7, ... blocks."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
     cached_tokens: int = 0
-    """Token counts as defined in `messages.telemetry.Counters`, like the two above."""
+    """Token counts as defined in `messages.telemetry.Counters`, like `prefill_tokens` and `decode_tokens`."""
     admitted: int = 0
     finished: int = 0
     aborted: int = 0
@@ -123,14 +121,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     first_token: Latency = Latency()
     inter_token: Latency = Latency()
     queued: Latency = Latency()
-    """Latencies as defined in `latencies`, like the two above."""
+    """Latencies as defined in `latencies`, like `first_token` and `inter_token`."""
     utilization: float = -1.0
     power_watts: float = -1.0
     temperature_celsius: float = -1.0
     process_bytes: int = -1
     memory_used_bytes: int = -1
     num_rows: int = 0
-    """Number of ledger rows that the bins cover."""
     bins: AddressBins | None = None
     """Address bins; None if they are those of the previous second."""
     longest_wait_s: float = -1.0
@@ -161,7 +158,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     generation_tokens: int = -1
     restored_tokens: int = -1
     recomputed_tokens: int = -1
-    """Counts as defined in `messages.telemetry.Counters`, like the three above."""
+    """Counts as defined in `messages.telemetry.Counters`, like `prompt_tokens`, `generation_tokens` and
+    `restored_tokens`.
+    """
     moments: bytes | None = None
     """When requests first ran and got their first token (`moments.RequestMoment`); None if not recorded."""
     peak_active_blocks: int = -1
@@ -172,7 +171,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     peak_waiting: int = -1
     peak_waiting_ns: int = -1
     held_slots: int = -1
-    """Slots that requests hold. `wasted_slots` of them are unused (`state.pool_use`)."""
+    """Slots that requests hold. `wasted_slots` of them are unused (`mirror.pool_use`)."""
     wasted_slots: int = -1
     carried_step: CarriedStep | None = None
 
@@ -186,7 +185,7 @@ class TimedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class TimedEvents(msgspec.Struct, frozen=True, gc=False):
-    """Events of some seconds in one message: in thousands of small messages, the overhead would exceed the contents."""
+    """Events of some seconds in one message. Thousands of small messages would have more overhead than content."""
 
     events: list[TimedEvent]
 
@@ -213,12 +212,10 @@ def decode_event_list(data: bytes) -> list[TimedEvent]:
 
 
 def decode_summary(data: bytes) -> Summary:
-    """Parse a summary. Raises ProtocolError if it is invalid."""
     return _decoded(_summaries, data)
 
 
 def decode_event(data: bytes) -> TimedEvent:
-    """Parse an event. Raises ProtocolError if it is invalid."""
     return _decoded(_events, data)
 
 

@@ -14,7 +14,7 @@ from kvscope_kernels.kv_gather import gather_keys
 from kvscope_kernels.latent_blocks import plain_latents
 from kvscope_kernels.triton_language import cdiv
 
-_CALL_WORTH_ELEMENTS = 1 << 17  # elements read in the time of one more torch call, on one CPU thread
+_CALL_COST_ELEMENTS = 1 << 17  # elements read in the time of one more torch call, on one CPU thread
 
 
 def block_attention_torch(args: AttentionArgs, shares: Tensor) -> None:
@@ -40,14 +40,14 @@ def block_attention_torch(args: AttentionArgs, shares: Tensor) -> None:
     query, k_cache = args.query, args.k_cache
     end = args.seq_lens.cpu().numpy().astype("int64")
     first = args.first_seen(end - 1)
-    worth = _CALL_WORTH_ELEMENTS // (k_cache.shape[2] * k_cache.shape[3])
-    for rows in similar_groups(end - first, worth):
+    call_cost = _CALL_COST_ELEMENTS // (k_cache.shape[2] * k_cache.shape[3])
+    for rows in similar_groups(end - first, call_cost):
         if not end[rows].any():
             continue
-        picked = torch.from_numpy(rows).to(query.device)
-        part = args._replace(query=query[picked], block_tables=args.block_tables[picked])
-        found = _shares(part, first[rows], end[rows])
-        shares[picked, : found.shape[1]] += found
+        selected = torch.from_numpy(rows).to(query.device)
+        part = args._replace(query=query[selected], block_tables=args.block_tables[selected])
+        group_shares = _shares(part, first[rows], end[rows])
+        shares[selected, : group_shares.shape[1]] += group_shares
 
 
 def _shares(args: AttentionArgs, first: Lengths, end: Lengths) -> Tensor:
@@ -75,9 +75,9 @@ def _check(args: AttentionArgs, shares: Tensor) -> None:
     check_shares(args.query, shares)
 
 
-def check_shares(query: Tensor, shares: Tensor, least: int = 0) -> None:
-    """Check that `shares` has one row per row of `query`, with at least `least` blocks. Raises ValueError."""
+def check_shares(query: Tensor, shares: Tensor, min_blocks: int = 0) -> None:
+    """Check that `shares` has one row per row of `query`, with at least `min_blocks` blocks. Raises ValueError."""
     if shares.dim() != 2 or shares.dtype != torch.float32 or len(shares) != len(query) or shares.stride(1) != 1:
         require(False, "shares", shares, f"({len(query)}, blocks) float32, contiguous,")
-    if shares.shape[1] < least:
-        require(False, "shares", shares, f"at least {least} blocks wide")
+    if shares.shape[1] < min_blocks:
+        require(False, "shares", shares, f"at least {min_blocks} blocks wide")

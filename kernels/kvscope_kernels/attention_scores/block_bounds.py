@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.checks import FLOAT_DTYPES, check_scale, require
-from kvscope_kernels.kv_formats import LARGEST, as_kernels_see, dequantize, kv_format, scale_strides, widen
+from kvscope_kernels.kv_formats import LARGEST, as_kernel_input, dequantize, kv_format, scale_strides, widen
 from kvscope_kernels.triton_language import jit_varying, next_power_of_2, require_triton, tl
 
 _MAX_TILE_ELEMENTS = 4096
@@ -41,9 +41,9 @@ def block_bounds(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale:
     if num_tokens == 0:
         return
     block_size, num_kv_heads, head_dim = k_cache.shape[1:]
-    form = kv_format(k_cache)
+    cache_format = kv_format(k_cache)
     _block_bounds_kernel[(num_tokens, num_kv_heads)](
-        as_kernels_see(k_cache, form),
+        as_kernel_input(k_cache, cache_format),
         bounds,
         slot_mapping,
         k_scale,
@@ -52,7 +52,7 @@ def block_bounds(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale:
         *scale_strides(k_scale),
         NUM_KV_HEADS=num_kv_heads,
         **bounds_constants(head_dim, block_size),
-        KV_FORMAT=form,
+        KV_FORMAT=cache_format,
         num_warps=4,
     )
 
@@ -107,19 +107,19 @@ def _block_bounds_kernel(
     high = tl.full([TILE_D], float("-inf"), tl.float32)
     rows = k_cache + block * k_stride_b + kv_head * k_stride_h
     for start in range(0, BLOCK_SIZE, TILE_S):
-        place = start + tl.arange(0, TILE_S)
-        inside = (place <= offset)[:, None] & in_dim[None, :]
-        key = tl.load(rows + place[:, None] * k_stride_s + dim[None, :], mask=inside, other=0.0)
+        slot_index = start + tl.arange(0, TILE_S)
+        inside = (slot_index <= offset)[:, None] & in_dim[None, :]
+        key = tl.load(rows + slot_index[:, None] * k_stride_s + dim[None, :], mask=inside, other=0.0)
         if KV_FORMAT:
-            at = block * scale_stride_b + place * scale_stride_s + kv_head * scale_stride_h
-            key_scale = tl.load(k_scale + at, mask=place <= offset, other=0.0)
+            scale_offset = block * scale_stride_b + slot_index * scale_stride_s + kv_head * scale_stride_h
+            key_scale = tl.load(k_scale + scale_offset, mask=slot_index <= offset, other=0.0)
             key = widen(key, tl.float32, KV_FORMAT) * key_scale[:, None]
         key = key.to(tl.float32)
         low = tl.minimum(low, tl.min(tl.where(inside, key, float("inf")), 0))
         high = tl.maximum(high, tl.max(tl.where(inside, key, float("-inf")), 0))
-    to = bounds + (block * (2 * NUM_KV_HEADS) + kv_head) * HEAD_DIM + dim
-    tl.store(to, low.to(bounds.dtype.element_ty), mask=in_dim)
-    tl.store(to + NUM_KV_HEADS * HEAD_DIM, high.to(bounds.dtype.element_ty), mask=in_dim)
+    bounds_of_block = bounds + (block * (2 * NUM_KV_HEADS) + kv_head) * HEAD_DIM + dim
+    tl.store(bounds_of_block, low.to(bounds.dtype.element_ty), mask=in_dim)
+    tl.store(bounds_of_block + NUM_KV_HEADS * HEAD_DIM, high.to(bounds.dtype.element_ty), mask=in_dim)
 
 
 def block_bounds_torch(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tensor | None = None) -> None:
@@ -127,8 +127,8 @@ def block_bounds_torch(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_
     _check(k_cache, bounds, slot_mapping, k_scale)
     block_size = k_cache.shape[1]
     is_last = slot_mapping >= 0
-    goes_on = (slot_mapping[1:] == slot_mapping[:-1] + 1) & (slot_mapping[1:] % block_size != 0)
-    is_last[:-1] &= ~goes_on
+    is_continued = (slot_mapping[1:] == slot_mapping[:-1] + 1) & (slot_mapping[1:] % block_size != 0)
+    is_last[:-1] &= ~is_continued
     ends = slot_mapping[is_last]
     blocks, newest = ends // block_size, ends % block_size
     keys = k_cache.index_select(0, blocks)

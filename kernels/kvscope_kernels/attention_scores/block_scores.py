@@ -118,12 +118,12 @@ def score_constants(group: int, head_dim: int, element_bytes: int) -> dict[str, 
     float32 products are computed in registers, where only smaller tiles fit.
     """
     tile_d = padded_dim(head_dim)
-    most = _MAX_TILE_ELEMENTS if element_bytes < 4 else _MAX_TILE_ELEMENTS // 4
+    max_elements = _MAX_TILE_ELEMENTS if element_bytes < 4 else _MAX_TILE_ELEMENTS // 4
     return {
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "TILE_M": max(16, next_power_of_2(group)),
-        "TILE_P": max(16, min(64, most // tile_d)),
+        "TILE_P": max(16, min(64, max_elements // tile_d)),
         "TILE_D": tile_d,
     }
 
@@ -206,8 +206,8 @@ def block_scores_torch(
     column = torch.arange(width, device=query.device)
     outside = column * block_size >= seq_lens[:, None]
     blocks = block_tables[:, :width].masked_fill(outside, 0)
-    found = bounds.index_select(0, blocks.flatten()).float().view(batch, width, 2, num_kv_heads, head_dim)
-    low, high = found.permute(2, 0, 3, 4, 1)  # (batch, num_kv_heads, head_dim, width)
+    block_bounds = bounds.index_select(0, blocks.flatten()).float().view(batch, width, 2, num_kv_heads, head_dim)
+    low, high = block_bounds.permute(2, 0, 3, 4, 1)  # (batch, num_kv_heads, head_dim, width)
     rows = query.float().reshape(batch, num_kv_heads, num_heads // num_kv_heads, head_dim)
     up, down = rows.clamp(min=0), rows.clamp(max=0)
     far = 1.0 - NEAR

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-SWITCH: Final = "KVSCOPE_NATIVE"
+ENABLE_VARIABLE: Final = "KVSCOPE_NATIVE"
 """Environment variable; the value 0 disables compilation and loading."""
-MORE_OPTIONS: Final = "KVSCOPE_NATIVE_OPTIONS"
+OPTIONS_VARIABLE: Final = "KVSCOPE_NATIVE_OPTIONS"
 """Environment variable with additional compiler options, such as `-march=haswell` for the code paths of other CPUs."""
 SOURCES: Final = ("linear.c", "grouped.c", "grouped_float.c", "attention.c", "prefill.c", "layers.c", "layer.c")
 HEADERS: Final = ("numbers.h", "grouped.h", "decode.h", "rotation.h")
@@ -46,8 +46,8 @@ def built_library() -> Path | None:
     if compiler is None:
         return None
     try:
-        name = _name(compiler)
-        return _found(name) or _built(compiler, next(_folders()) / name)
+        name = _library_name(compiler)
+        return _existing_library(name) or _build_once(compiler, next(_folders()) / name)
     except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: no home directory
         return None
 
@@ -56,15 +56,15 @@ def must_build() -> bool:
     """Whether `built_library` would compile first, which delays the caller."""
     compiler = _compiler()
     try:
-        return compiler is not None and _found(_name(compiler)) is None
+        return compiler is not None and _existing_library(_library_name(compiler)) is None
     except (OSError, RuntimeError):
         return False
 
 
 def compiler_refusal() -> str:
     """Return the reason why nothing is compiled on this machine, or "" if there is a compiler."""
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0 is set"
+    if os.environ.get(ENABLE_VARIABLE) == "0":
+        return f"{ENABLE_VARIABLE}=0 is set"
     if sys.platform != "linux":
         return "C operations are compiled on Linux only"
     return "" if any(map(shutil.which, _COMPILERS)) else f"no C compiler is installed ({', '.join(_COMPILERS)})"
@@ -74,16 +74,16 @@ def _compiler() -> str | None:
     return None if compiler_refusal() else next(filter(None, map(shutil.which, _COMPILERS)), None)
 
 
-def _name(compiler: str) -> str:
-    return f"kvscope-{_key(compiler)}.so"
+def _library_name(compiler: str) -> str:
+    return f"kvscope-{_build_key(compiler)}.so"
 
 
-def _found(name: str) -> Path | None:
+def _existing_library(name: str) -> Path | None:
     found = (folder / name for folder in _folders() if (folder / name).exists() and _is_ours(folder))
     return next(found, None)
 
 
-def _built(compiler: str, library: Path) -> Path | None:
+def _build_once(compiler: str, library: Path) -> Path | None:
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(library.parent):
         return None
@@ -93,33 +93,33 @@ def _built(compiler: str, library: Path) -> Path | None:
 
 
 def _build(compiler: str, library: Path) -> bool:
-    here = Path(__file__).parent
+    source_folder = Path(__file__).parent
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
-        made = Path(scratch) / library.name
+        built_file = Path(scratch) / library.name
         objects = [f"{scratch}/{name}.o" for name in SOURCES]
         compiling = [
-            [compiler, *_options(), "-c", "-o", one, str(here / name)]
-            for name, one in zip(SOURCES, objects, strict=True)
+            [compiler, *_compiler_options(), "-c", "-o", object_file, str(source_folder / name)]
+            for name, object_file in zip(SOURCES, objects, strict=True)
         ]
-        linking = [compiler, *_options(), "-shared", "-o", str(made), *objects, "-lm"]
-        trial = [sys.executable, "-I", "-S", "-c", _TRIAL, str(made)]
-        if not (_succeed(compiling) and _succeed([linking]) and _succeed([trial])):
+        linking = [compiler, *_compiler_options(), "-shared", "-o", str(built_file), *objects, "-lm"]
+        trial = [sys.executable, "-I", "-S", "-c", _TRIAL, str(built_file)]
+        if not (_run_all(compiling) and _run_all([linking]) and _run_all([trial])):
             return False
-        os.replace(made, library)
+        os.replace(built_file, library)
     return True
 
 
-def _succeed(commands: list[list[str]]) -> bool:
+def _run_all(commands: list[list[str]]) -> bool:
     """Run commands in parallel, and return whether all succeeded. They and their child processes have ended on
     return.
     """
-    until, running = time.monotonic() + TIMEOUT_SECONDS, list[subprocess.Popen[bytes]]()
-    quiet = subprocess.DEVNULL
+    deadline_s, running = time.monotonic() + TIMEOUT_SECONDS, list[subprocess.Popen[bytes]]()
+    devnull = subprocess.DEVNULL
     try:
         for command in commands:
-            process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+            process = subprocess.Popen(command, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True)
             running.append(process)
-        return all(process.wait(max(0.0, until - time.monotonic())) == 0 for process in running)
+        return all(process.wait(max(0.0, deadline_s - time.monotonic())) == 0 for process in running)
     finally:
         for process in running:
             if process.poll() is None:
@@ -137,27 +137,27 @@ def _folders() -> Iterator[Path]:
 
 def _is_ours(folder: Path) -> bool:
     """Whether only this user can write to the folder, so that code may be loaded from it."""
-    found = folder.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _options() -> tuple[str, ...]:
-    return (*OPTIONS, *os.environ.get(MORE_OPTIONS, "").split())
+def _compiler_options() -> tuple[str, ...]:
+    return (*OPTIONS, *os.environ.get(OPTIONS_VARIABLE, "").split())
 
 
-def _key(compiler: str) -> str:
+def _build_key(compiler: str) -> str:
     """Return a hash of everything that affects the compiled library."""
-    here = Path(__file__).parent
-    texts = [(here / name).read_bytes() for name in (*SOURCES, *HEADERS)]
-    facts = (*_options(), os.path.realpath(compiler), platform.machine(), _cpu())
-    return hashlib.sha256(b"\0".join([*texts, *map(str.encode, facts)])).hexdigest()[:16]
+    source_folder = Path(__file__).parent
+    sources = [(source_folder / name).read_bytes() for name in (*SOURCES, *HEADERS)]
+    settings = (*_compiler_options(), os.path.realpath(compiler), platform.machine(), _cpu_description())
+    return hashlib.sha256(b"\0".join([*sources, *map(str.encode, settings)])).hexdigest()[:16]
 
 
-def _cpu() -> str:
+def _cpu_description() -> str:
     """Return name and features of the first CPU; "" without /proc."""
-    words = ("model name", "flags", "features", "cpu implementer", "cpu part")
+    keys = ("model name", "flags", "features", "cpu implementer", "cpu part")
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n", 1)[0].splitlines()
     except OSError:
         return ""
-    return "\n".join(line for line in lines if line.lower().startswith(words))
+    return "\n".join(line for line in lines if line.lower().startswith(keys))

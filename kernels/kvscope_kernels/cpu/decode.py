@@ -33,16 +33,16 @@ def paged_decode_attention_native(
     `block_attention_torch` are computed in the same pass. Sums and weights are float32, so the result is closer to the
     exact one than torch's bfloat16 product.
     """
-    found = library()
+    native = library()
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]
-    if found is None or decode_refusal(query.dtype, k_cache.dtype, query.shape[-1], v_cache.shape[3]):
+    if native is None or decode_refusal(query.dtype, k_cache.dtype, query.shape[-1], v_cache.shape[3]):
         return paged_decode_attention_torch(args, shares=shares)
     if shares is not None:
         check_shares(query, shares, block_tables.shape[1])
     check_decode(args)
     batch, heads, head_dim = query.shape
     block_size, kv_heads, value_dim = v_cache.shape[1:]
-    out = args.made_out()
+    out = args.out_or_new()
     sinks = None if args.sinks is None else args.sinks.float()
     arguments = DecodeStruct(
         query.data_ptr(),
@@ -71,6 +71,6 @@ def paged_decode_attention_native(
         torch.get_num_threads(),
         *((None, 0) if shares is None else (shares.data_ptr(), shares.stride(0))),
     )
-    if found.kvscope_decode(ctypes.addressof(arguments)):
+    if native.kvscope_decode(ctypes.addressof(arguments)):
         raise MemoryError("no memory for attention's sums")
     return out

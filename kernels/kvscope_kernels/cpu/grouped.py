@@ -34,18 +34,20 @@ class NativeGrouped(NativeProduct):
     ) -> None:
         """`buffer`: memory for the weight, shared with other weights; None: allocate it separately."""
         self.function = "kvscope_grouped" if rounds_activations else "kvscope_grouped_float"
-        found = library()
-        if found is None:
+        native = library()
+        if native is None:
             raise RuntimeError("weights of 4 bits need a C compiler on a Linux machine (cc, gcc or clang)")
         self.outputs, self.inputs = weight.codes.shape
-        self._codes, self._facts = (_kept(part, buffer) for part in (_packed_codes(weight), _packed_facts(weight)))
+        self._codes, self._facts = (
+            _store_packed(part, buffer) for part in (_packed_codes(weight), _packed_facts(weight))
+        )
         panels, chunks = len(self._facts), -(-self.inputs // CHUNK)
         self._bias = None if bias is None else pad(bias.detach().float(), (0, panels * PANEL - self.outputs))
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
         pointers = (self._codes.data_ptr(), self._facts.data_ptr(), bias_pointer)
         sizes = (self.outputs, self.inputs, chunks, weight.group // CHUNK)
         parts = GroupedStruct(*pointers, *sizes, weight.bits, self._facts.dtype == torch.float16)
-        self._set_weight(found, parts, self._codes, self._facts, self._bias)
+        self._set_weight(native, parts, self._codes, self._facts, self._bias)
 
 
 def native_product_torch(x: Tensor, weight: GroupedWeight) -> Tensor:
@@ -70,12 +72,12 @@ def _packed_codes(weight: GroupedWeight) -> Tensor:
     return torch.add(quads[:, :, : PANEL // 2], quads[:, :, PANEL // 2 :] * 16).flatten(2).contiguous()
 
 
-def _kept(packed: Tensor, buffer: WeightBuffer | None) -> Tensor:
+def _store_packed(packed: Tensor, buffer: WeightBuffer | None) -> Tensor:
     return packed if buffer is None else buffer.allocate(tuple(packed.shape), packed.dtype).copy_(packed)
 
 
 def _packed_facts(weight: GroupedWeight) -> Tensor:
     """Return scales and lows, [panels, groups, 2, PANEL], in their dtype."""
-    both = torch.stack(weight.facts, -1)  # (outputs, groups, 2)
-    padded = pad(both, (0, 0, 0, 0, 0, -len(both) % PANEL))
+    scale_and_low = torch.stack(weight.scale_and_low, -1)  # (outputs, groups, 2)
+    padded = pad(scale_and_low, (0, 0, 0, 0, 0, -len(scale_and_low) % PANEL))
     return padded.view(len(padded) // PANEL, PANEL, -1, 2).permute(0, 2, 3, 1).contiguous()

@@ -211,8 +211,8 @@ INLINE void pack_row(const grouped *l, const void *x, int64_t at, int is_f32, in
     }
 }
 
-/* How many of `rows` are multiplied together: an even division, in which the last may have fewer. */
-INLINE int64_t together(int64_t rows) {
+/* Rows per product when `rows` are divided evenly among products; the last product may have fewer. */
+INLINE int64_t rows_per_product(int64_t rows) {
     int64_t times = (rows + MAX_ROWS - 1) / MAX_ROWS;
     return (rows + times - 1) / times;
 }
@@ -220,7 +220,7 @@ INLINE int64_t together(int64_t rows) {
 INLINE void one_panel(const grouped *l, int64_t panel, int64_t start, int64_t rows, int is_bf16, const char *x,
                       int64_t row_bytes, const float *totals, void *out, const void *add, int flags) {
     float y[MAX_ROWS * PANEL];
-    int64_t groups = (l->chunks + l->span - 1) / l->span, most = together(rows);
+    int64_t groups = (l->chunks + l->span - 1) / l->span, most = rows_per_product(rows);
     for (int64_t r = 0; r < rows; r += most) {
         int some = (int)(rows - r < most ? rows - r : most);
         const char *at = x + r * row_bytes;
@@ -242,16 +242,16 @@ API int kvscope_grouped_float(const grouped *l, const void *x, int64_t m, void *
     float *totals = malloc(sizeof(float) * (size_t)(block * groups) + 1);
     int failed = !rows_of_x || !totals;
     for (int64_t start = 0; !failed && start < m; start += block) {
-        int64_t rows = m - start < block ? m - start : block, most = together(rows);
+        int64_t rows = m - start < block ? m - start : block, most = rows_per_product(rows);
 #pragma omp parallel num_threads(threads) if (threads > 1)
         {
 #pragma omp for
             for (int64_t r = 0; r < rows; r++) {
                 int64_t at = (start + r) * l->inputs, first = r - r % most;
-                int64_t beside = rows - first < most ? rows - first : most;
+                int64_t num_packed = rows - first < most ? rows - first : most;
                 char *to = rows_of_x + first * row_bytes + r % most * 4;
-                if (is_f32) pack_row(l, x, at, 1, 0, beside, to, totals + r * groups);
-                else pack_row(l, x, at, 0, is_bf16, beside, to, totals + r * groups);
+                if (is_f32) pack_row(l, x, at, 1, 0, num_packed, to, totals + r * groups);
+                else pack_row(l, x, at, 0, is_bf16, num_packed, to, totals + r * groups);
             }
 #pragma omp for
             for (int64_t panel = 0; panel < panels; panel++)

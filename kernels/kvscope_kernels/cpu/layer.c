@@ -1,5 +1,5 @@
 /* One decoder layer over a batch of decodes in one call: the operations of linear.c, attention.c and layers.c in the
- * order in which they are otherwise called one by one, so the result is the same to the last bit. */
+ * order in which they are otherwise called separately, so that the result is bitwise the same. */
 #include "decode.h"
 #include "numbers.h"
 #include "rotation.h"
@@ -106,12 +106,12 @@ INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 /* Returns non-zero if memory is exhausted. */
 API int kvscope_layer(const layer *l, const step *s) {
     int64_t each = s->tokens * (l->is_f32 ? 4 : 2), attended = l->attention.heads * l->attention.head_dim;
-    int64_t joined = attended + 2 * l->attention.kv_heads * l->attention.head_dim;
-    int64_t wide = larger(joined, 2 * l->size), narrow = larger(attended, l->size);
+    int64_t qkv_outputs = attended + 2 * l->attention.kv_heads * l->attention.head_dim;
+    int64_t wide = larger(qkv_outputs, 2 * l->size), narrow = larger(attended, l->size);
     char *workspace = malloc((size_t)(each * (l->hidden + wide + narrow + attended)) + 1);
     if (!workspace) return 1;
-    char *behind_normed = workspace + each * l->hidden, *behind_wide = behind_normed + each * wide;
-    int failed = run(l, s, workspace, behind_normed, behind_wide, behind_wide + each * narrow);
+    char *after_normed = workspace + each * l->hidden, *after_wide = after_normed + each * wide;
+    int failed = run(l, s, workspace, after_normed, after_wide, after_wide + each * narrow);
     free(workspace);
     return failed;
 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.cpu.grouped import NativeGrouped
-from kvscope_kernels.cpu.layers import FEW_NUMBERS
+from kvscope_kernels.cpu.layers import MAX_ELEMENTS_PER_CALL
 from kvscope_kernels.cpu.library import (
     DecodeStruct,
     LayerStruct,
@@ -114,10 +114,17 @@ class DecodeStep:
         has_rotation_layout = (
             cos.shape == sin.shape == shape and cos.dtype == sin.dtype and cos.stride() == sin.stride()
         )
-        types = self.dtype in DTYPES and slots.dtype == torch.int64 and tables.dtype == lens.dtype == torch.int32
-        flat = cos.stride(2) == 1 and slots.is_contiguous() and lens.is_contiguous() and tables.stride(-1) == 1
-        shares = self._shares is None or _supports_shares(self._shares, tables)
-        return has_rotation_layout and types and flat and shares and count > 0 and len(tables) == len(lens) == count
+        has_types = self.dtype in DTYPES and slots.dtype == torch.int64 and tables.dtype == lens.dtype == torch.int32
+        is_contiguous = cos.stride(2) == 1 and slots.is_contiguous() and lens.is_contiguous() and tables.stride(-1) == 1
+        has_shares_layout = self._shares is None or _supports_shares(self._shares, tables)
+        return (
+            has_rotation_layout
+            and has_types
+            and is_contiguous
+            and has_shares_layout
+            and count > 0
+            and len(tables) == len(lens) == count
+        )
 
 
 class CompiledLayer:
@@ -125,16 +132,18 @@ class CompiledLayer:
 
     def __init__(self, spec: LayerSpec, k_cache: Tensor, v_cache: Tensor) -> None:
         """Raises ValueError for layers that layer.c does not support (`can_compile`)."""
-        found = library()
-        if found is None or not can_compile(spec, k_cache, v_cache):
+        native = library()
+        if native is None or not can_compile(spec, k_cache, v_cache):
             raise ValueError("a layer that is not compiled: see can_compile")
         self._spec = spec
         self._hidden, self._has_next = spec.products[1].outputs, spec.norms[2] is not None
         self._head_dim = k_cache.shape[3]
-        self._most_tokens = FEW_NUMBERS // max(spec.products[0].outputs, spec.products[2].outputs, self._hidden)
-        self._call = found.kvscope_layer
+        self._max_tokens = MAX_ELEMENTS_PER_CALL // max(
+            spec.products[0].outputs, spec.products[2].outputs, self._hidden
+        )
+        self._call = native.kvscope_layer
         self._struct = LayerStruct(
-            *(_product(found, weight) for weight in spec.products),
+            *(_product(native, weight) for weight in spec.products),
             *(_norm(norm) for norm in (*spec.norms, spec.head_norm)),
             self._hidden,
             spec.products[3].inputs,
@@ -150,7 +159,7 @@ class CompiledLayer:
         compute.
         """
         spec, shape = self._spec, (step.num_tokens, self._hidden)
-        is_step = step.dtype == spec.dtype and step.head_dim == self._head_dim and shape[0] <= self._most_tokens
+        is_step = step.dtype == spec.dtype and step.head_dim == self._head_dim and shape[0] <= self._max_tokens
         is_x = x.shape == shape and x.dtype == spec.sum_dtype and x.is_contiguous()
         is_norm = normed is None or (normed.shape == shape and normed.dtype == spec.dtype and normed.is_contiguous())
         return is_step and is_x and is_norm
@@ -171,10 +180,10 @@ class CompiledLayer:
         """
         out = torch.empty_like(x)
         out_normed = torch.empty(x.shape, dtype=self._spec.dtype) if self._has_next else None
-        parts = step.struct
-        parts.x, parts.out = x.data_ptr(), out.data_ptr()
-        parts.normed = None if normed is None else normed.data_ptr()
-        parts.out_normed = None if out_normed is None else out_normed.data_ptr()
+        struct = step.struct
+        struct.x, struct.out = x.data_ptr(), out.data_ptr()
+        struct.normed = None if normed is None else normed.data_ptr()
+        struct.out_normed = None if out_normed is None else out_normed.data_ptr()
         if self._call(self._address, step.address):
             raise MemoryError("no memory for a layer's numbers")
         return out, out_normed
@@ -184,18 +193,29 @@ def can_compile(spec: LayerSpec, k_cache: Tensor, v_cache: Tensor) -> bool:
     qkv, o, gate_up, down = spec.products
     head_dim, hidden = k_cache.shape[3], o.outputs
     kv_heads, attended = spec.num_kv_heads, spec.num_heads * head_dim
-    sizes = (
+    do_sizes_match = (
         qkv.outputs == attended + 2 * kv_heads * head_dim and o.inputs == attended and down.outputs == hidden,
         qkv.inputs == gate_up.inputs == hidden and gate_up.outputs == 2 * down.inputs,
         spec.num_heads % kv_heads == 0 and head_dim % 16 == 0,
     )
-    caches = k_cache.shape == v_cache.shape and k_cache.shape[2] == kv_heads and k_cache.dtype == v_cache.dtype
-    norms = all(_is_plain(norm.weight, hidden) for norm in spec.norms if norm is not None)
-    heads = spec.head_norm is None or _is_plain(spec.head_norm.weight, spec.num_heads + kv_heads, head_dim)
-    sinks = spec.sinks is None or _is_plain(spec.sinks, spec.num_heads)
-    flat = k_cache.stride(3) == v_cache.stride(3) == 1
+    are_caches_supported = (
+        k_cache.shape == v_cache.shape and k_cache.shape[2] == kv_heads and k_cache.dtype == v_cache.dtype
+    )
+    are_norms_supported = all(_is_plain(norm.weight, hidden) for norm in spec.norms if norm is not None)
+    is_head_norm_supported = spec.head_norm is None or _is_plain(
+        spec.head_norm.weight, spec.num_heads + kv_heads, head_dim
+    )
+    are_sinks_supported = spec.sinks is None or _is_plain(spec.sinks, spec.num_heads)
+    is_contiguous = k_cache.stride(3) == v_cache.stride(3) == 1
     return not layer_refusal(spec.dtype, spec.sum_dtype, k_cache.dtype) and all(
-        (*sizes, caches, norms, heads, sinks, flat)
+        (
+            *do_sizes_match,
+            are_caches_supported,
+            are_norms_supported,
+            is_head_norm_supported,
+            are_sinks_supported,
+            is_contiguous,
+        )
     )
 
 
@@ -217,8 +237,8 @@ def _norm(norm: Norm | None) -> NormStruct:
     return NormStruct() if norm is None else NormStruct(norm.weight.data_ptr(), norm.eps)
 
 
-def _product(found: ctypes.CDLL, weight: Weight) -> ProductStruct:
-    return ProductStruct(weight.address, ctypes.cast(getattr(found, weight.function), ctypes.c_void_p).value)
+def _product(native: ctypes.CDLL, weight: Weight) -> ProductStruct:
+    return ProductStruct(weight.address, ctypes.cast(getattr(native, weight.function), ctypes.c_void_p).value)
 
 
 def _attention(spec: LayerSpec, k_cache: Tensor, v_cache: Tensor) -> DecodeStruct:

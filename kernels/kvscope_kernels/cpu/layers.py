@@ -15,22 +15,22 @@ from kvscope_kernels.kv_formats import Cache
 from kvscope_kernels.rms_norm import rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, check_rotation, rotate_write_torch
 
-FEW_NUMBERS = 1 << 18
+MAX_ELEMENTS_PER_CALL = 1 << 18
 """Maximum number of elements per call, which runs on one thread. Torch divides larger ones among threads."""
 
 
 def rms_norm_native(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:
     """Run `rms_norm`, reading each row twice and writing it once."""
-    found = library()
+    native = library()
     is_weight = weight.dtype == torch.float32 and weight.shape == x.shape[-1:] and weight.is_contiguous()
-    is_ours = is_weight and not dtype_refusal(x.dtype, dtype) and x.is_contiguous()
-    if found is None or not is_ours or not 0 < x.numel() <= FEW_NUMBERS:
+    is_supported = is_weight and not dtype_refusal(x.dtype, dtype) and x.is_contiguous()
+    if native is None or not is_supported or not 0 < x.numel() <= MAX_ELEMENTS_PER_CALL:
         return rms_norm_torch(x, weight, eps, dtype)
     out = torch.empty(x.shape, dtype=dtype)
     size = x.shape[-1]
     types = x.dtype == torch.float32, dtype == torch.float32
     rows = x.numel() // size
-    found.kvscope_rms_norm(x.data_ptr(), weight.data_ptr(), float(eps), out.data_ptr(), rows, size, *types)
+    native.kvscope_rms_norm(x.data_ptr(), weight.data_ptr(), float(eps), out.data_ptr(), rows, size, *types)
     return out
 
 
@@ -42,14 +42,16 @@ def add_rms_norm_native(
 
 
 def gated_activation_native(both: Tensor, kind: int) -> Tensor:
-    found = library()
-    is_ours = not dtype_refusal(both.dtype) and both.is_contiguous() and kind in ACTIVATIONS and both.shape[-1] % 2 == 0
-    if found is None or not is_ours or not 0 < both.numel() <= FEW_NUMBERS:
+    native = library()
+    is_supported = (
+        not dtype_refusal(both.dtype) and both.is_contiguous() and kind in ACTIVATIONS and both.shape[-1] % 2 == 0
+    )
+    if native is None or not is_supported or not 0 < both.numel() <= MAX_ELEMENTS_PER_CALL:
         return gated_activation_torch(both, kind)
     size = both.shape[-1] // 2
     out = torch.empty((*both.shape[:-1], size), dtype=both.dtype)
     is_f32 = both.dtype == torch.float32
-    found.kvscope_gate(both.data_ptr(), out.data_ptr(), out.numel() // size, size, kind, is_f32)
+    native.kvscope_gate(both.data_ptr(), out.data_ptr(), out.numel() // size, size, kind, is_f32)
     return out
 
 
@@ -63,9 +65,15 @@ def rotate_write_native(
     v_scale: Tensor | None = None,
 ) -> Tensor:
     """Run `rotate_write`. Heads without rotation use the torch reference."""
-    found, cos_sin = library(), rotation.cos_sin
-    is_ours = cos_sin is not None and not cache_refusal(heads.dtype, k_cache.dtype)
-    if found is None or cos_sin is None or not is_ours or heads.numel() > FEW_NUMBERS or not heads.is_contiguous():
+    native, cos_sin = library(), rotation.cos_sin
+    is_supported = cos_sin is not None and not cache_refusal(heads.dtype, k_cache.dtype)
+    if (
+        native is None
+        or cos_sin is None
+        or not is_supported
+        or heads.numel() > MAX_ELEMENTS_PER_CALL
+        or not heads.is_contiguous()
+    ):
         return rotate_write_torch(heads, rotation, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     check_rotation(heads, rotation, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
     if cos_sin.cos.dtype != heads.dtype or cos_sin.cos.stride(0) != cos_sin.signed_sin.stride(0):
@@ -93,5 +101,5 @@ def rotate_write_native(
         0.0 if norm is None else float(norm.eps),
         heads.dtype == torch.float32,
     )
-    found.kvscope_rotate_write(ctypes.addressof(arguments))
+    native.kvscope_rotate_write(ctypes.addressof(arguments))
     return query

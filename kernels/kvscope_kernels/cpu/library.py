@@ -114,7 +114,7 @@ class StepStruct(ctypes.Structure):
 def library() -> ctypes.CDLL | None:
     """Return the compiled library, loaded once; None if there is none (`built_library`)."""
     path = built_library()
-    return None if path is None else loaded(path)
+    return None if path is None else load_library(path)
 
 
 def library_refusal() -> str:
@@ -124,16 +124,16 @@ def library_refusal() -> str:
     return compiler_refusal() or "the C operations could not be compiled or loaded"
 
 
-def loaded(path: Path) -> ctypes.CDLL | None:
+def load_library(path: Path) -> ctypes.CDLL | None:
     """Load the library in a file and declare its functions. Returns None if it cannot be loaded."""
     try:
-        found = ctypes.CDLL(str(path))
+        native = ctypes.CDLL(str(path))
     except OSError:
         return None
     for name, arguments in _ARGUMENTS.items():
-        getattr(found, name).argtypes = arguments
-        getattr(found, name).restype = c_int
-    return found
+        getattr(native, name).argtypes = arguments
+        getattr(native, name).restype = c_int
+    return native
 
 
 _ARGUMENTS = {

@@ -15,7 +15,7 @@ PANEL = 64
 """Number of outputs interleaved in the layout."""
 GROUP = 64
 """Number of inputs with a common scale."""
-_PANELS_AT_ONCE = 32
+_PANELS_PER_PART = 32
 _TINY = 1e-30
 
 
@@ -30,8 +30,8 @@ class Int8Weight(NativeProduct):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, buffer: WeightBuffer | None = None) -> None:
         """`buffer`: memory for the weight, shared with other weights; None: allocate it separately."""
-        found = library()
-        if found is None:
+        native = library()
+        if native is None:
             raise RuntimeError("weights of 8 bits need a C compiler on a Linux machine (cc, gcc or clang)")
         require(weight.dim() == 2 and weight.numel() > 0, "weight", weight, "(outputs, inputs), neither of them 0,")
         self.outputs, self.inputs = weight.shape
@@ -40,7 +40,7 @@ class Int8Weight(NativeProduct):
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
         groups = self._packed.shape[1]
         parts = (self._packed.data_ptr(), self._scale.data_ptr(), bias_pointer, self.outputs, self.inputs, groups)
-        self._set_weight(found, LinearStruct(*parts), self._packed, self._scale, self._bias)
+        self._set_weight(native, LinearStruct(*parts), self._packed, self._scale, self._bias)
 
 
 def int8_product_torch(x: Tensor, weight: Tensor) -> Tensor:
@@ -66,19 +66,19 @@ def _packed(weight: Tensor, buffer: WeightBuffer | None) -> tuple[Tensor, Tensor
     Works on a part of the weight at a time, so that a large one is not converted to float32 as a whole.
     """
     panels, groups = -(-len(weight) // PANEL), -(-weight.shape[1] // GROUP)
-    take = torch.empty if buffer is None else buffer.allocate
-    packed = take((panels, groups, GROUP // 4, PANEL, 4), dtype=torch.uint8)
-    scales = take((panels, groups, PANEL), dtype=torch.float32)
-    for first in range(0, panels, _PANELS_AT_ONCE):
-        rows = weight[first * PANEL : (first + _PANELS_AT_ONCE) * PANEL].detach()
+    allocate = torch.empty if buffer is None else buffer.allocate
+    packed = allocate((panels, groups, GROUP // 4, PANEL, 4), dtype=torch.uint8)
+    scales = allocate((panels, groups, PANEL), dtype=torch.float32)
+    for first in range(0, panels, _PANELS_PER_PART):
+        rows = weight[first * PANEL : (first + _PANELS_PER_PART) * PANEL].detach()
         parts = _in_groups(pad(rows, (0, 0, 0, -len(rows) % PANEL))).view(-1, PANEL, groups, GROUP)
         scale = parts.abs().amax(-1) / 127.0  # (some, PANEL, groups)
         if not bool(torch.isfinite(scale).all()):
             require(False, "weight", weight, "finite numbers")
-        whole = (parts / scale.clamp_min(_TINY)[..., None]).round_().add_(128.0).to(torch.uint8)
-        here = slice(first, first + len(parts))
-        packed[here] = whole.view(-1, PANEL, groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
-        scales[here] = scale.transpose(1, 2)
+        codes = (parts / scale.clamp_min(_TINY)[..., None]).round_().add_(128.0).to(torch.uint8)
+        panel_range = slice(first, first + len(parts))
+        packed[panel_range] = codes.view(-1, PANEL, groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
+        scales[panel_range] = scale.transpose(1, 2)
     return packed, scales
 
 

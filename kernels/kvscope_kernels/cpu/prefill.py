@@ -25,14 +25,14 @@ def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tens
     multiplies pairs of bfloat16, weights are rounded to bfloat16, as in torch. A token's result does not depend on
     other requests or on how its request was split into chunks.
     """
-    found = library()
+    native = library()
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]
-    if found is None or prefill_refusal(query.dtype, k_cache.dtype, query.shape[-1]):
+    if native is None or prefill_refusal(query.dtype, k_cache.dtype, query.shape[-1]):
         return paged_prefill_attention_torch(args, runs)
     check_prefill(args, runs)
     _, heads, head_dim = query.shape
     block_size, kv_heads, value_dim = v_cache.shape[1:]
-    out = args.made_out()
+    out = args.out_or_new()
     query_start = runs.start.contiguous()
     sinks = None if args.sinks is None else args.sinks.float()
     arguments = PrefillStruct(
@@ -62,6 +62,6 @@ def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tens
         args.is_chunked,
         torch.get_num_threads(),
     )
-    if found.kvscope_prefill(ctypes.addressof(arguments)):
+    if native.kvscope_prefill(ctypes.addressof(arguments)):
         raise MemoryError("no memory for attention's sums")
     return out

@@ -23,12 +23,12 @@ class NativeProduct:
     outputs: int
     inputs: int
 
-    def _set_weight(self, found: CDLL, parts: Structure, *tensors: Tensor | None) -> None:
+    def _set_weight(self, native: CDLL, parts: Structure, *tensors: Tensor | None) -> None:
         """Set the weight.
 
         `parts`: the struct that `function` reads; `tensors`: all tensors that the struct points to.
         """
-        self._call = getattr(found, self.function)
+        self._call = getattr(native, self.function)
         self._struct = parts
         self.address = addressof(parts)
         """Address of the struct that `function` reads."""

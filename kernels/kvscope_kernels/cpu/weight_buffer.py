@@ -19,19 +19,22 @@ class WeightBuffer:
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
+        self._num_used_bytes = 0
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialized contiguous tensor. Raises RuntimeError without memory, like torch."""
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
-        if self._used + num_bytes > len(self._chunk):
+        if self._num_used_bytes + num_bytes > len(self._chunk):
             self._allocate_chunk(num_bytes)
-        start, self._used = self._used, self._used + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        start, self._num_used_bytes = (
+            self._num_used_bytes,
+            self._num_used_bytes + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT,
+        )
         return self._chunk[start : start + num_bytes].view(dtype).view(shape)
 
     def _allocate_chunk(self, num_bytes: int) -> None:
         self._chunk = torch.empty(max(num_bytes, CHUNK_BYTES), dtype=torch.uint8)
-        self._used = 0
-        found = library()
-        if found is not None:
-            found.kvscope_large_pages(self._chunk.data_ptr(), len(self._chunk))
+        self._num_used_bytes = 0
+        native = library()
+        if native is not None:
+            native.kvscope_large_pages(self._chunk.data_ptr(), len(self._chunk))

@@ -21,9 +21,9 @@ class DecodePlan:
     bounds: PartBounds
     parts: Tensor
     ranges: Tensor
-    places: Tensor | None = None
+    sum_offsets: Tensor | None = None
     """Index of each part's first block in the block sums; None if no block sums are stored."""
-    num_places: int = 0
+    sum_capacity: int = 0
     """Capacity of the block sums, in blocks."""
 
 
@@ -43,7 +43,7 @@ class BlockSums:
     them.
     """
 
-    of_pieces: Tensor
+    piece_sums: Tensor
     """(num_pieces, num_heads) float32: log2 of the sum of exponentials of a block, or of each piece of a block."""
     lse: Tensor
     """(num_parts, num_heads) float32: log2 of the sum of exponentials of each part."""
@@ -69,7 +69,7 @@ class DecodePlans:
         tile_n: int,
         num_warps: int,
         block_size: int = 0,
-        num_places: int = 0,
+        sum_capacity: int = 0,
         *,
         is_chunked: bool = False,
         reads_again: bool = False,
@@ -85,33 +85,33 @@ class DecodePlans:
             programs_each: As for `part_bounds`.
             tile_n: As for `part_bounds`.
             num_warps: As for `part_bounds`.
-            block_size: Size of blocks whose sums are stored, if there are no more than `num_places`; parts then start
+            block_size: Size of blocks whose sums are stored, if there are no more than `sum_capacity`; parts then start
                 at blocks. 0: no sums are stored.
-            num_places: Capacity of the block sums, in blocks.
+            sum_capacity: Capacity of the block sums, in blocks.
             is_chunked: As in `AttentionArgs`.
             reads_again: As for `part_bounds`.
             max_cuts: Maximum number of splits that the buffers hold; None: unlimited.
         """
-        shape = max_visible, window, programs_each, tile_n, num_warps, block_size, num_places
+        shape = max_visible, window, programs_each, tile_n, num_warps, block_size, sum_capacity
         key = (id(seq_lens), *shape, is_chunked, reads_again, max_cuts)
         cached = self.plans.get(key)
         if cached is None:
-            processors = num_multiprocessors(seq_lens.device)
-            cut = max_visible, programs_each, tile_n, processors, num_warps
-            bounds = part_bounds(len(seq_lens), *cut, reads_again=reads_again)
+            num_processors = num_multiprocessors(seq_lens.device)
+            split_arguments = max_visible, programs_each, tile_n, num_processors, num_warps
+            bounds = part_bounds(len(seq_lens), *split_arguments, reads_again=reads_again)
             if max_cuts is not None and bounds.num_cuts > max_cuts:
                 bounds = bounds._replace(num_parts=len(seq_lens) + max_cuts, num_cuts=max_cuts)
             # Keep a reference to the lengths, so that no other tensor gets their id.
-            made = _planned(seq_lens, bounds, window, tile_n, is_chunked, block_size, num_places)
-            cached = self.plans[key] = seq_lens, made
+            plan = _compute_plan(seq_lens, bounds, window, tile_n, is_chunked, block_size, sum_capacity)
+            cached = self.plans[key] = seq_lens, plan
         return cached[1]
 
     def sums(self, plan: DecodePlan, num_heads: int, pieces_each: int) -> BlockSums:
         """Return buffers for the block sums of a plan, with `pieces_each` pieces per block."""
-        key = plan.num_places * pieces_each, plan.bounds.num_parts, num_heads
+        key = plan.sum_capacity * pieces_each, plan.bounds.num_parts, num_heads
         if key not in self._sums:
-            of_pieces, lse = (plan.parts.new_empty(size, num_heads, dtype=torch.float32) for size in key[:2])
-            self._sums[key] = BlockSums(of_pieces, lse)
+            piece_sums, lse = (plan.parts.new_empty(size, num_heads, dtype=torch.float32) for size in key[:2])
+            self._sums[key] = BlockSums(piece_sums, lse)
         return self._sums[key]
 
     def buffers(self, plan: DecodePlan, num_rows: int, value_dim: int) -> SplitBuffers:
@@ -126,17 +126,17 @@ class DecodePlans:
         return self._split_buffers[key]
 
 
-def _planned(
+def _compute_plan(
     seq_lens: Tensor,
     bounds: PartBounds,
     window: int,
     tile_n: int,
     is_chunked: bool,
     block_size: int,
-    num_places: int,
+    sum_capacity: int,
 ) -> DecodePlan:
     parts, ranges = seq_lens.new_empty(bounds.num_parts, PART_FIELDS), seq_lens.new_empty(len(seq_lens), 2)
-    places = seq_lens.new_empty(bounds.num_parts) if block_size else None
+    sum_offsets = seq_lens.new_empty(bounds.num_parts) if block_size else None
     plan_decode(
         seq_lens,
         parts,
@@ -145,8 +145,8 @@ def _planned(
         window=window,
         tile_n=math.lcm(tile_n, block_size) if block_size else tile_n,
         is_chunked=is_chunked,
-        places=places,
+        sum_offsets=sum_offsets,
         block_size=block_size,
-        num_places=num_places,
+        sum_capacity=sum_capacity,
     )
-    return DecodePlan(bounds, parts, ranges, places, num_places)
+    return DecodePlan(bounds, parts, ranges, sum_offsets, sum_capacity)

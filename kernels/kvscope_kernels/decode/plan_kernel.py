@@ -25,9 +25,9 @@ def plan_decode(
     window: int,
     tile_n: int,
     is_chunked: bool = False,
-    places: Tensor | None = None,
+    sum_offsets: Tensor | None = None,
     block_size: int = 0,
-    num_places: int = 0,
+    sum_capacity: int = 0,
 ) -> None:
     """Split each request's visible tokens into parts of nearly equal length.
 
@@ -50,20 +50,20 @@ def plan_decode(
         window: As for `DecodePlans.plan`.
         tile_n: Tokens per tile.
         is_chunked: As in `AttentionArgs`.
-        places: Output, (bounds.num_parts,) int32: index of each part's first block in the concatenation of all
-            requests' visible blocks; -1 unless all blocks of its request are among the first `num_places`. None: not
+        sum_offsets: Output, (bounds.num_parts,) int32: index of each part's first block in the concatenation of all
+            requests' visible blocks; -1 unless all blocks of its request are among the first `sum_capacity`. None: not
             needed.
         block_size: Size of blocks whose sums are stored; 0: none are.
-        num_places: Capacity of the block sums, in blocks.
+        sum_capacity: Capacity of the block sums, in blocks.
     """
     require_triton()
     _plan_decode_kernel[(len(seq_lens),)](
         seq_lens,
         parts,
         ranges,
-        places,
+        sum_offsets,
         len(seq_lens),
-        num_places,
+        sum_capacity,
         window,
         bounds.num_parts,
         bounds.num_cuts,
@@ -87,7 +87,7 @@ def _visible(seq_len: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr, BL
 
 
 @jit
-def _cut(visible: tl.tensor, longest: tl.tensor, tile_n: tl.tensor) -> tl.tensor:
+def _split(visible: tl.tensor, longest: tl.tensor, tile_n: tl.tensor) -> tl.tensor:
     """Return the number of parts of a request and the length of all but its last, in int32 without overflow."""
     visible = tl.maximum(visible, 1)
     num_parts = (visible - 1) // longest + 1
@@ -96,16 +96,16 @@ def _cut(visible: tl.tensor, longest: tl.tensor, tile_n: tl.tensor) -> tl.tensor
 
 
 @jit_varying(
-    numbers=("batch", "num_places", "window", "max_parts", "num_cuts", "num_filling", "min_tokens", "tile_n"),
-    pointers=("seq_lens", "parts", "ranges", "places"),
+    numbers=("batch", "sum_capacity", "window", "max_parts", "num_cuts", "num_filling", "min_tokens", "tile_n"),
+    pointers=("seq_lens", "parts", "ranges", "sum_offsets"),
 )
 def _plan_decode_kernel(
     seq_lens: tl.tensor,
     parts: tl.tensor,
     ranges: tl.tensor,
-    places: tl.tensor,
+    sum_offsets: tl.tensor,
     batch: tl.tensor,
-    num_places: tl.tensor,
+    sum_capacity: tl.tensor,
     window: tl.tensor,
     max_parts: tl.tensor,
     num_cuts: tl.tensor,
@@ -139,7 +139,7 @@ def _plan_decode_kernel(
     for start in range(0, request, TILE_B):
         lengths = tl.load(seq_lens + start + lane, mask=start + lane < request, other=0)
         visible = _visible(lengths, window, IS_CHUNKED, BLOCK_SIZE)
-        num_parts, _ = _cut(visible, longest, tile_n)
+        num_parts, _ = _split(visible, longest, tile_n)
         before += tl.where(start + lane < request, num_parts, 0)
         if BLOCK_SIZE:
             blocks_before += (visible + (BLOCK_SIZE - 1)) // BLOCK_SIZE
@@ -147,10 +147,10 @@ def _plan_decode_kernel(
 
     seq_len = tl.load(seq_lens + request)
     visible = _visible(seq_len, window, IS_CHUNKED, BLOCK_SIZE)
-    num_parts, size = _cut(visible, longest, tile_n)
+    num_parts, size = _split(visible, longest, tile_n)
     if BLOCK_SIZE:
-        place = tl.sum(blocks_before, 0)
-        is_kept = place + (visible + (BLOCK_SIZE - 1)) // BLOCK_SIZE <= num_places
+        sum_offset = tl.sum(blocks_before, 0)
+        fits_sums = sum_offset + (visible + (BLOCK_SIZE - 1)) // BLOCK_SIZE <= sum_capacity
     tl.store(ranges + 2 * request, base)
     tl.store(ranges + 2 * request + 1, num_parts)
     if request == batch - 1:
@@ -163,10 +163,10 @@ def _plan_decode_kernel(
         end = tl.minimum(begin + size, seq_len)
         if BLOCK_SIZE:
             begin = tl.maximum(begin, first_seen(seq_len - 1, window, IS_CHUNKED))
-            place_of_part = tl.where(is_kept, place + part * (size // BLOCK_SIZE), -1)
-            tl.store(places + base + part, place_of_part, mask=part < num_parts)
-        which = tl.where(part == 0, _FIRST, 0) + tl.where(num_parts == 1, _ONLY, 0)
+            part_sum_offset = tl.where(fits_sums, sum_offset + part * (size // BLOCK_SIZE), -1)
+            tl.store(sum_offsets + base + part, part_sum_offset, mask=part < num_parts)
+        flags = tl.where(part == 0, _FIRST, 0) + tl.where(num_parts == 1, _ONLY, 0)
         tl.store(at, request, mask=part < num_parts)
         tl.store(at + 1, begin, mask=part < num_parts)
         tl.store(at + 2, end, mask=part < num_parts)
-        tl.store(at + 3, which, mask=part < num_parts)
+        tl.store(at + 3, flags, mask=part < num_parts)

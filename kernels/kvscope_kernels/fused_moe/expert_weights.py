@@ -72,7 +72,7 @@ class Mxfp4Weight(NamedTuple):
         return torch.ldexp(numbers, self.powers[expert].int()[..., None] - 127).flatten(1).to(dtype)
 
 
-def four_bits(weight: Tensor) -> Mxfp4Weight | None:
+def to_mxfp4(weight: Tensor) -> Mxfp4Weight | None:
     """Convert (experts, outputs, inputs) to MXFP4. Returns None unless MXFP4 represents every number exactly.
 
     It does for the weights of a checkpoint in MXFP4.
@@ -83,14 +83,14 @@ def four_bits(weight: Tensor) -> Mxfp4Weight | None:
     codes = weight.new_empty(num_experts, outputs, inputs // 2, dtype=torch.uint8)
     powers = weight.new_empty(num_experts, outputs, inputs // GROUP, dtype=torch.uint8)
     for expert, wide in enumerate(weight):
-        found = _codes(wide.float().reshape(outputs, -1, GROUP))
-        if found is None:
+        codes_and_powers = _mxfp4_codes(wide.float().reshape(outputs, -1, GROUP))
+        if codes_and_powers is None:
             return None
-        codes[expert], powers[expert] = found
+        codes[expert], powers[expert] = codes_and_powers
     return Mxfp4Weight(codes, powers)
 
 
-def _codes(groups: Tensor) -> tuple[Tensor, Tensor] | None:
+def _mxfp4_codes(groups: Tensor) -> tuple[Tensor, Tensor] | None:
     """Convert groups (outputs, groups, 32) to codes and powers, or return None if they are not exact.
 
     The largest number of a group becomes 4 or 6, which keeps the conversion exact.
@@ -99,10 +99,10 @@ def _codes(groups: Tensor) -> tuple[Tensor, Tensor] | None:
     powers = powers.masked_fill(groups.abs().amax(2) == 0, 127)
     numbers = torch.ldexp(groups, 127 - powers[..., None])
     table = torch.tensor(FP4, device=groups.device)
-    places = torch.bucketize(numbers.abs(), table).clamp(max=len(FP4) - 1)
-    if not torch.equal(table[places], numbers.abs()) or int(powers.min()) < 1 or int(powers.max()) > _MAX_POWER:
+    indices = torch.bucketize(numbers.abs(), table).clamp(max=len(FP4) - 1)
+    if not torch.equal(table[indices], numbers.abs()) or int(powers.min()) < 1 or int(powers.max()) > _MAX_POWER:
         return None
-    codes = (places + 8 * (numbers < 0)).to(torch.uint8)
+    codes = (indices + 8 * (numbers < 0)).to(torch.uint8)
     return (codes[..., :_BYTES] | codes[..., _BYTES:] << 4).flatten(1), powers.to(torch.uint8)
 
 

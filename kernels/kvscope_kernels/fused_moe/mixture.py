@@ -28,7 +28,7 @@ from kvscope_kernels.triton_language import (
 
 MAX_ROWS_PER_TILE: Final = 128
 """Maximum rows of a tile; half as many for 4-bit weights, which are dequantized in registers."""
-_AS_IT_IS = -1
+_NO_ACTIVATION = -1
 _RELU_SQUARED = tl.constexpr(RELU_SQUARED)
 _GELU_TANH = tl.constexpr(GELU_TANH)
 _GELU_SLOPE = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi): tanh(y) is 2 * sigmoid(2 * y) - 1
@@ -137,8 +137,8 @@ def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: i
         return 1
     if element_bytes == 4:
         return 16
-    most = MAX_ROWS_PER_TILE // 2 if is_packed else MAX_ROWS_PER_TILE
-    return min(most, max(16, next_power_of_2(cdiv(2 * num_tokens * top_k, num_experts))))
+    max_rows = MAX_ROWS_PER_TILE // 2 if is_packed else MAX_ROWS_PER_TILE
+    return min(max_rows, max(16, next_power_of_2(cdiv(2 * num_tokens * top_k, num_experts))))
 
 
 def expert_tiles(
@@ -163,13 +163,13 @@ def expert_tiles(
 
 
 def expert_constants(
-    outputs: int, inputs: int, pairs_each: int, tiles: MoeProductTiles, gate: Gate | None
+    outputs: int, inputs: int, pairs_per_row: int, tiles: MoeProductTiles, gate: Gate | None
 ) -> dict[str, object]:
-    """Return the kernel's constants that depend on shapes. `pairs_each` is the number of pairs per row of x."""
+    """Return the kernel's constants that depend on shapes. `pairs_per_row` is the number of pairs per row of x."""
     has_limit = gate is not None and gate.limit < float("inf")
     return {
-        "PAIRS_EACH": pairs_each,
-        "KIND": _AS_IT_IS if gate is None else gate.kind,
+        "PAIRS_EACH": pairs_per_row,
+        "KIND": _NO_ACTIVATION if gate is None else gate.kind,
         "IS_GATED": gate is not None and gate.is_gated,
         "ALPHA": 1.0 if gate is None else gate.alpha,
         "LIMIT": gate.limit if gate is not None and has_limit else None,
@@ -233,41 +233,41 @@ def _expert_product_kernel(
         if powers is None:
             column = tl.arange(0, TILE_K)
             weights = weight + (first + n)[:, None] * inputs + column[None, :]
-            beside = weights + outputs.to(tl.int64) * inputs
+            up_weights = weights + outputs.to(tl.int64) * inputs
             for start in range(0, inputs, TILE_K):
                 inside = (start + column < inputs) | WHOLE_K
                 in_weights = in_n[:, None] & inside[None, :]
                 numbers = tl.load(rows + (start + column)[None, :], mask=in_m[:, None] & inside[None, :], other=0.0)
-                some = tl.load(weights + start, mask=in_weights, other=0.0)
-                sums = add_product(some, numbers, sums, UPCAST_DOT)
+                tile_weights = tl.load(weights + start, mask=in_weights, other=0.0)
+                sums = add_product(tile_weights, numbers, sums, UPCAST_DOT)
                 if IS_GATED:
-                    ups = add_product(tl.load(beside + start, mask=in_weights, other=0.0), numbers, ups, UPCAST_DOT)
+                    ups = add_product(tl.load(up_weights + start, mask=in_weights, other=0.0), numbers, ups, UPCAST_DOT)
         else:
-            place = tl.arange(0, TILE_K // 2)
+            byte_index = tl.arange(0, TILE_K // 2)
             group = tl.arange(0, TILE_K // _GROUP) * _BYTES
             codes = weight + (first + n)[:, None] * (inputs // 2)
             groups = powers + (first + n)[:, None] * (inputs // _GROUP)
-            beside = outputs.to(tl.int64) * inputs
+            up_weights = outputs.to(tl.int64) * inputs
             for start in range(0, inputs // 2, TILE_K // 2):
-                at = start + place
-                inside = (at < inputs // 2) | WHOLE_K
+                byte = start + byte_index
+                inside = (byte < inputs // 2) | WHOLE_K
                 in_codes, in_rows = in_n[:, None] & inside[None, :], in_m[:, None] & inside[None, :]
-                low = rows + (at // _BYTES * _GROUP + at % _BYTES)[None, :]  # inputs in the low halves of bytes
+                low = rows + (byte // _BYTES * _GROUP + byte % _BYTES)[None, :]  # inputs in the low halves of bytes
                 numbers = tl.load(low, mask=in_rows, other=0.0)
-                others = tl.load(low + _BYTES, mask=in_rows, other=0.0)
-                some = tl.load(codes + at[None, :], mask=in_codes, other=0)
+                high_numbers = tl.load(low + _BYTES, mask=in_rows, other=0.0)
+                tile_weights = tl.load(codes + byte[None, :], mask=in_codes, other=0)
                 in_groups = in_n[:, None] & ((start + group < inputs // 2) | WHOLE_K)[None, :]
                 of_groups = groups + ((start + group) // _BYTES)[None, :]
                 power = _powers(tl.load(of_groups, mask=in_groups, other=1), TILE_N, TILE_K // _GROUP)
-                sums = add_product(_widened(some & 15, power, numbers), numbers, sums, UPCAST_DOT)
-                sums = add_product(_widened(some >> 4, power, numbers), others, sums, UPCAST_DOT)
+                sums = add_product(_widened(tile_weights & 15, power, numbers), numbers, sums, UPCAST_DOT)
+                sums = add_product(_widened(tile_weights >> 4, power, numbers), high_numbers, sums, UPCAST_DOT)
                 if IS_GATED:
-                    some = tl.load(codes + beside // 2 + at[None, :], mask=in_codes, other=0)
+                    tile_weights = tl.load(codes + up_weights // 2 + byte[None, :], mask=in_codes, other=0)
                     power = _powers(
-                        tl.load(of_groups + beside // _GROUP, mask=in_groups, other=1), TILE_N, TILE_K // _GROUP
+                        tl.load(of_groups + up_weights // _GROUP, mask=in_groups, other=1), TILE_N, TILE_K // _GROUP
                     )
-                    ups = add_product(_widened(some & 15, power, numbers), numbers, ups, UPCAST_DOT)
-                    ups = add_product(_widened(some >> 4, power, numbers), others, ups, UPCAST_DOT)
+                    ups = add_product(_widened(tile_weights & 15, power, numbers), numbers, ups, UPCAST_DOT)
+                    ups = add_product(_widened(tile_weights >> 4, power, numbers), high_numbers, ups, UPCAST_DOT)
         if bias is not None:
             sums += tl.load(bias + first + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
             if IS_GATED:
@@ -285,8 +285,8 @@ def _expert_product_kernel(
             sums = sums / (1.0 + tl.exp(-slope)) * (ups + SHIFT)
         if shares is not None:
             sums *= tl.load(shares + pair, mask=in_m, other=0.0).to(tl.float32)[None, :]
-        places = out + pair.to(tl.int64)[None, :] * outputs + n[:, None]
-        tl.store(places, sums.to(out.dtype.element_ty), mask=in_n[:, None] & in_m[None, :])
+        out_pointers = out + pair.to(tl.int64)[None, :] * outputs + n[:, None]
+        tl.store(out_pointers, sums.to(out.dtype.element_ty), mask=in_n[:, None] & in_m[None, :])
 
 
 @jit
@@ -323,11 +323,11 @@ def _sum_experts_kernel(
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)
-    for place in tl.static_range(TOP_K):
-        pair = token * TOP_K + place
+    for choice in tl.static_range(TOP_K):
+        pair = token * TOP_K + choice
         expert = tl.load(ids + pair)
-        is_there = (column < hidden) & (expert >= 0) & (expert < num_experts)
-        total += tl.load(parts + pair * hidden + column, mask=is_there, other=0.0).to(tl.float32)
+        is_valid = (column < hidden) & (expert >= 0) & (expert < num_experts)
+        total += tl.load(parts + pair * hidden + column, mask=is_valid, other=0.0).to(tl.float32)
     tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=column < hidden)
 
 
@@ -335,15 +335,17 @@ def mix_experts_torch(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWei
     """Reference of `mix_experts`. Loops over the experts in `ids`, which it reads on the host."""
     check_mixture(x, ids, shares, weights)
     top_k = ids.shape[1]
-    flat, wide = ids.reshape(-1), shares.reshape(-1, 1).float()
+    flat, flat_shares = ids.reshape(-1), shares.reshape(-1, 1).float()
     parts = torch.zeros(len(flat), x.shape[1], dtype=torch.float32, device=x.device)
     for expert in sorted(set(flat.tolist())):
         if not 0 <= expert < weights.shape[0]:
             continue
         pairs = (flat == expert).nonzero()[:, 0]
-        both = linear(x[pairs // top_k], _wide(weights.up, expert, x.dtype), _row(weights.up_bias, expert))
-        made = linear(weights.gate.apply(both), _wide(weights.down, expert, x.dtype), _row(weights.down_bias, expert))
-        parts[pairs] = made.float() * wide[pairs]
+        both = linear(x[pairs // top_k], _dense_weight(weights.up, expert, x.dtype), _bias_row(weights.up_bias, expert))
+        expert_out = linear(
+            weights.gate.apply(both), _dense_weight(weights.down, expert, x.dtype), _bias_row(weights.down_bias, expert)
+        )
+        parts[pairs] = expert_out.float() * flat_shares[pairs]
     return parts.view(len(x), top_k, x.shape[1]).sum(1).to(x.dtype)
 
 
@@ -358,9 +360,9 @@ def check_mixture(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights
         require(False, "shares", shares, f"{tuple(ids.shape)}, floating,")
 
 
-def _wide(weight: Tensor | Mxfp4Weight, expert: int, dtype: torch.dtype) -> Tensor:
+def _dense_weight(weight: Tensor | Mxfp4Weight, expert: int, dtype: torch.dtype) -> Tensor:
     return weight.widened(expert, dtype) if isinstance(weight, Mxfp4Weight) else weight[expert]
 
 
-def _row(bias: Tensor | None, expert: int) -> Tensor | None:
+def _bias_row(bias: Tensor | None, expert: int) -> Tensor | None:
     return None if bias is None else bias[expert]

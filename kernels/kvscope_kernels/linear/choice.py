@@ -18,7 +18,7 @@ _TOLERANCE: Final = 0.02
 _ROUNDS: Final = 5
 _CYCLE_BYTES: Final = 512 << 20
 """Bytes of weights read in turn, more than a GPU's caches hold. Smaller models stay in the cache while serving, too."""
-_SEVERAL: Final = (4, MAX_ROWS)
+_SEVERAL_ROWS: Final = (4, MAX_ROWS)
 
 Clock = Callable[[Sequence[Call]], Callable[[], float]]
 """Prepares calls that run in sequence, and returns a function that measures the seconds of all of them."""
@@ -46,7 +46,7 @@ def time_by_graphs(calls: Sequence[Call]) -> Callable[[], float]:
 def times_against_torch(weights: Sequence[Tensor], dtype: torch.dtype, clock: Clock = time_by_graphs) -> RelativeTimes:
     """Measure on weights of one shape, such as those of a model's layers. `dtype` is that of the result."""
     cycle = weights[: max(1, -(-_CYCLE_BYTES // max(1, weights[0].nbytes)))]
-    return RelativeTimes(_ratio(cycle, dtype, (1,), clock), _ratio(cycle, dtype, _SEVERAL, clock))
+    return RelativeTimes(_ratio(cycle, dtype, (1,), clock), _ratio(cycle, dtype, _SEVERAL_ROWS, clock))
 
 
 def _ratio(weights: Sequence[Tensor], dtype: torch.dtype, rows: Sequence[int], clock: Clock) -> float:
@@ -59,11 +59,11 @@ def _ratio(weights: Sequence[Tensor], dtype: torch.dtype, rows: Sequence[int], c
 
 def _times(weights: Sequence[Tensor], dtype: torch.dtype, rows: int, clock: Clock) -> tuple[float, float]:
     """Return our time and torch's, measured alternately; ours is infinite if the result is wrong."""
-    like = weights[0]
-    own = torch.Generator().manual_seed(0)  # do not advance the global generator
-    x = torch.randn(rows, like.shape[1], generator=own).to(like)
-    given = x, like, None, dtype, ALWAYS
-    if not _is_close(linear(*given), linear_torch(*given)):
+    weight = weights[0]
+    generator = torch.Generator().manual_seed(0)  # do not advance the global generator
+    x = torch.randn(rows, weight.shape[1], generator=generator).to(weight)
+    arguments = x, weight, None, dtype, ALWAYS
+    if not _is_close(linear(*arguments), linear_torch(*arguments)):
         return float("inf"), 1.0
     samplers = [clock(_calls(product, x, weights, dtype)) for product in (linear, linear_torch)]
     samples = [[sample() for sample in samplers] for _ in range(_ROUNDS)]
@@ -75,6 +75,6 @@ def _calls(product: Linear, x: Tensor, weights: Sequence[Tensor], dtype: torch.d
     return [partial(product, x, weight, None, dtype, ALWAYS) for weight in weights]
 
 
-def _is_close(found: Tensor, expected: Tensor) -> bool:
-    difference = (found.float() - expected.float()).abs().max()
+def _is_close(result: Tensor, expected: Tensor) -> bool:
+    difference = (result.float() - expected.float()).abs().max()
     return bool(difference <= _TOLERANCE * expected.float().abs().max())

@@ -25,8 +25,8 @@ from kvscope_kernels.triton_language import (
 
 MAX_ROWS: Final = 16
 """Maximum number of rows; with more, the work per weight increases, and cuBLAS is better."""
-_WIDEST: Final = 2048
-_ELEMENTS: Final = 8192
+_MAX_TILE_K: Final = 2048
+_TILE_ELEMENTS: Final = 8192
 """Number of weights in a tile of a one-row product: 64 per thread, all loaded concurrently."""
 _LOAD_BYTES: Final = 16
 
@@ -96,7 +96,7 @@ def linear(
     require_triton()
     rows = x.numel() // max(1, x.shape[-1])
     capability = compute_capability(x.device)
-    if not (few_rows or untried(capability)).includes(rows) or not supports_product(weight):
+    if not (few_rows or default_few_rows(capability)).includes(rows) or not supports_product(weight):
         return linear_torch(x, weight, bias, dtype)
     outputs, inputs = weight.shape
     out = torch.empty((*x.shape[:-1], outputs), dtype=dtype or x.dtype, device=x.device)
@@ -117,7 +117,7 @@ def linear(
     return out
 
 
-def untried(capability: int) -> FewRows:
+def default_few_rows(capability: int) -> FewRows:
     """Return the numbers of rows for which the kernels are used without a measurement at startup."""
     return ALWAYS if 90 <= capability < 100 else NEVER
 
@@ -136,9 +136,9 @@ def linear_tiles(rows: int, outputs: int, inputs: int, multiprocessors: int, cap
     more programs instead, two per multiprocessor.
     """
     if rows == 1:
-        fitting = next((each for each in (2048, 1024, 512) if inputs % each == 0), 0)
-        tile_k = fitting or min(_WIDEST, next_power_of_2(inputs))
-        return LinearTiles(1, max(1, min(_ELEMENTS // tile_k, next_power_of_2(outputs))), tile_k, 1)
+        dividing_k = next((each for each in (2048, 1024, 512) if inputs % each == 0), 0)
+        tile_k = dividing_k or min(_MAX_TILE_K, next_power_of_2(inputs))
+        return LinearTiles(1, max(1, min(_TILE_ELEMENTS // tile_k, next_power_of_2(outputs))), tile_k, 1)
     if has_little_shared(capability):
         return LinearTiles(16, 64, 128, 3) if cdiv(outputs, 64) >= multiprocessors else LinearTiles(16, 32, 256, 3)
     return LinearTiles(16, 64, 128, 7 if 2 * cdiv(outputs, 64) <= multiprocessors else 5)
@@ -206,8 +206,8 @@ def _skinny_linear_kernel(
             totals = add_product(tile, numbers, totals, UPCAST_DOT)
         if bias is not None:
             totals += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
-        places = out + m[None, :] * outputs + n[:, None]
-        tl.store(places, totals.to(out.dtype.element_ty), mask=in_n[:, None] & in_m[None, :])
+        out_pointers = out + m[None, :] * outputs + n[:, None]
+        tl.store(out_pointers, totals.to(out.dtype.element_ty), mask=in_n[:, None] & in_m[None, :])
 
 
 def linear_torch(

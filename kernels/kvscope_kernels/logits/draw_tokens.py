@@ -59,7 +59,7 @@ def draw_constants() -> dict[str, int]:
 @jit
 def _draw_tokens_kernel(
     logits: tl.tensor,
-    asked: tl.tensor,  # Triton reserves the name `options`
+    row_options: tl.tensor,  # Triton reserves the name `options`
     keys: tl.tensor,
     rows: tl.tensor,
     tokens: tl.tensor,
@@ -72,14 +72,14 @@ def _draw_tokens_kernel(
     """One program: one row."""
     index = tl.program_id(0).to(tl.int64)
     values = logits + tl.load(rows + index) * vocabulary
-    temperature = tl.load(asked + index * 4).to(tl.float32)
-    top_k = tl.load(asked + index * 4 + 1).to(tl.float32)
-    top_p = tl.load(asked + index * 4 + 2).to(tl.float32)
-    min_p = tl.load(asked + index * 4 + 3).to(tl.float32)
+    temperature = tl.load(row_options + index * 4).to(tl.float32)
+    top_k = tl.load(row_options + index * 4 + 1).to(tl.float32)
+    top_p = tl.load(row_options + index * 4 + 2).to(tl.float32)
+    min_p = tl.load(row_options + index * 4 + 3).to(tl.float32)
     scale = 1.4426950408889634 / temperature
     top, lowest, count = _extremes(values, vocabulary, TILE_R, TILE_C)
-    least = top + temperature * tl.log(tl.maximum(min_p, 1e-37))
-    floor = tl.where(min_p > 0.0, tl.minimum(least, top), float("-inf"))
+    min_p_floor = top + temperature * tl.log(tl.maximum(min_p, 1e-37))
+    floor = tl.where(min_p > 0.0, tl.minimum(min_p_floor, top), float("-inf"))
     if (top_k > 0.0) & (top_k < count):
         kth = _search(values, vocabulary, top, scale, lowest, count, top_k, True, TILE_R, TILE_C)
         floor = tl.maximum(floor, kth)
@@ -95,23 +95,23 @@ def _draw_tokens_kernel(
         is_above = above_middle >= wanted
         low = tl.where(is_above, middle, near)
         most = tl.where(is_above, above_middle, above_near)
-        found = _search(values, vocabulary, top, scale, low, most, wanted, False, TILE_R, TILE_C)
-        floor = tl.maximum(floor, tl.where(above_near >= wanted, found, start))
+        top_p_floor = _search(values, vocabulary, top, scale, low, most, wanted, False, TILE_R, TILE_C)
+        floor = tl.maximum(floor, tl.where(above_near >= wanted, top_p_floor, start))
     key = tl.load(keys + index).to(tl.uint64, bitcast=True)
     winner = _fastest_piece(values, vocabulary, top, scale, floor, key, PIECE, TILE_P)
-    places = tl.arange(0, PIECE)
+    piece_index = tl.arange(0, PIECE)
     first = winner * PIECE
-    kept = tl.load(values + first + places, mask=first + places < vocabulary, other=float("-inf"))
-    weights = tl.where(kept >= floor, _weight(kept, top, scale), 0.0)
-    race = weights.to(tl.float64) / _exponentials(key, tl.cdiv(vocabulary, PIECE) + places)
-    token = first + tl.min(tl.where(race == tl.max(race, axis=0), places, PIECE - 1), axis=0)
+    piece_values = tl.load(values + first + piece_index, mask=first + piece_index < vocabulary, other=float("-inf"))
+    weights = tl.where(piece_values >= floor, _weight(piece_values, top, scale), 0.0)
+    race = weights.to(tl.float64) / _exponentials(key, tl.cdiv(vocabulary, PIECE) + piece_index)
+    token = first + tl.min(tl.where(race == tl.max(race, axis=0), piece_index, PIECE - 1), axis=0)
     tl.store(tokens + index, tl.minimum(token, vocabulary - 1).to(tl.int64))
 
 
 @jit
 def _tile(values: tl.tensor, start: tl.tensor, vocabulary: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    places = start + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    return tl.load(values + places, mask=places < vocabulary, other=float("-inf"))
+    index = start + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    return tl.load(values + index, mask=index < vocabulary, other=float("-inf"))
 
 
 @jit
@@ -150,26 +150,26 @@ def _search(  # type: ignore[no-untyped-def]
     values have very different magnitudes, those that quarter the range of integers. Seven passes are usual for 128,256
     logits.
     """
-    low, high = _ordered(lowest), _ordered(top)
+    low, high = _ordered_from_float(lowest), _ordered_from_float(top)
     above_low, above_high = most, most * 0.0
     num_passes = 0
-    was_plain = 0
+    was_quartered = 0
     gain = most * 0.0 + 16.0
     while (low < high) & (num_passes < 72):
-        bottom, width = _value(low), _value(high) - _value(low)
+        bottom, width = _float_from_ordered(low), _float_from_ordered(high) - _float_from_ordered(low)
         evenly = (above_low - wanted) / tl.maximum(above_low - above_high, 1e-30)
         ratio = above_low / tl.maximum(above_high, 1e-30)
         falling = tl.log(above_low / tl.maximum(wanted, 1e-30)) / tl.log(tl.maximum(ratio, 1.001))
         share = tl.where((above_high > 0.0) & (ratio > 1.001), falling, evenly)
-        is_plain = (gain < 4.0) & (was_plain == 0)
-        was_plain = tl.where(is_plain, 1, 0)
-        middle = bottom + width * tl.where(is_plain, 0.5, share)
-        step = width * tl.where(is_plain, 0.25, 0.125)
+        is_quartered = (gain < 4.0) & (was_quartered == 0)
+        was_quartered = tl.where(is_quartered, 1, 0)
+        middle = bottom + width * tl.where(is_quartered, 0.5, share)
+        step = width * tl.where(is_quartered, 0.25, 0.125)
         quarter = (high - low) // 4
-        is_by_number = num_passes >= 24
-        first = tl.where(is_by_number, low + quarter, _ordered(middle - step))
-        second = tl.where(is_by_number, low + 2 * quarter, _ordered(middle))
-        third = tl.where(is_by_number, low + 3 * quarter, _ordered(middle + step))
+        is_by_integer = num_passes >= 24
+        first = tl.where(is_by_integer, low + quarter, _ordered_from_float(middle - step))
+        second = tl.where(is_by_integer, low + 2 * quarter, _ordered_from_float(middle))
+        third = tl.where(is_by_integer, low + 3 * quarter, _ordered_from_float(middle + step))
         first = tl.where((first > low) & (first <= high), first, high)
         second = tl.where((second > low) & (second <= high), second, high)
         third = tl.where((third > low) & (third <= high), third, high)
@@ -179,10 +179,10 @@ def _search(  # type: ignore[no-untyped-def]
             top,
             scale,
             bottom,
-            _value(high),
-            _value(first),
-            _value(second),
-            _value(third),
+            _float_from_ordered(high),
+            _float_from_ordered(first),
+            _float_from_ordered(second),
+            _float_from_ordered(third),
             COUNTS,
             TILE_R,
             TILE_C,
@@ -200,11 +200,11 @@ def _search(  # type: ignore[no-untyped-def]
         above_high = tl.maximum(above_high, tl.where(a < wanted, a, 0.0))
         above_high = tl.maximum(above_high, tl.where(b < wanted, b, 0.0))
         above_high = tl.maximum(above_high, tl.where(c < wanted, c, 0.0))
-        low = tl.maximum(low, _ordered(smallest))
-        high = tl.minimum(high, _ordered(largest))
-        gain = width / tl.maximum(_value(high) - _value(low), 1e-30)
+        low = tl.maximum(low, _ordered_from_float(smallest))
+        high = tl.minimum(high, _ordered_from_float(largest))
+        gain = width / tl.maximum(_float_from_ordered(high) - _float_from_ordered(low), 1e-30)
         num_passes += 1
-    return _value(low)
+    return _float_from_ordered(low)
 
 
 @jit
@@ -277,11 +277,11 @@ def _fastest_piece(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _exponentials(key: tl.tensor, places: tl.tensor):  # type: ignore[no-untyped-def]
+def _exponentials(key: tl.tensor, counters: tl.tensor):  # type: ignore[no-untyped-def]
     """Return the numbers of `random_numbers.exponentials` at these indices. The smallest may differ in the last
     bits.
     """
-    state = key + (places + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    state = key + (counters + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB
     state = state ^ (state >> 31)
@@ -290,14 +290,14 @@ def _exponentials(key: tl.tensor, places: tl.tensor):  # type: ignore[no-untyped
 
 
 @jit
-def _ordered(value: tl.tensor):  # type: ignore[no-untyped-def]
-    """Convert a float to an integer with the same order; `_value` is the inverse."""
+def _ordered_from_float(value: tl.tensor):  # type: ignore[no-untyped-def]
+    """Convert a float to an integer with the same order; `_float_from_ordered` is the inverse."""
     bits = value.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
 
 
 @jit
-def _value(number: tl.tensor):  # type: ignore[no-untyped-def]
+def _float_from_ordered(number: tl.tensor):  # type: ignore[no-untyped-def]
     bits = number.to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 

@@ -37,10 +37,10 @@ def exponentials(keys: Tensor, count: int) -> Tensor:
     """
     counters = torch.arange(1, count + 1, device=keys.device).mul_(_signed(_GOLDEN))
     state = keys[:, None] + counters
-    spare = torch.empty_like(state)
+    shifted = torch.empty_like(state)
     for shift, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2), (31, None)):
-        torch.bitwise_right_shift(state, shift, out=spare)
-        state.bitwise_xor_(spare.bitwise_and_((1 << (64 - shift)) - 1))  # arithmetic shift: clear the sign bits
+        torch.bitwise_right_shift(state, shift, out=shifted)
+        state.bitwise_xor_(shifted.bitwise_and_((1 << (64 - shift)) - 1))  # arithmetic shift: clear the sign bits
         if multiplier is not None:
             state.mul_(_signed(multiplier))
     uniforms = state.bitwise_and_((1 << 53) - 1).double().add_(0.5)

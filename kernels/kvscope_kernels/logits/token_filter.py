@@ -36,19 +36,21 @@ def thresholds(logits: Tensor, weights: Tensor, options: Tensor) -> Tensor:
     top_k = torch.where(top_k < vocabulary, top_k, 0)
     pending = torch.nonzero((top_k > 0) | (options[:, 2] < 1.0))[:, 0]
     for size in sizes:
-        where = pending if size == vocabulary else pending[top_k.index_select(0, pending) < size]
-        if not len(where):
+        row_indices = pending if size == vocabulary else pending[top_k.index_select(0, pending) < size]
+        if not len(row_indices):
             continue
-        part = _Rows(
-            logits.index_select(0, where),
-            weights.index_select(0, where),
-            floors.index_select(0, where),
-            top_k.index_select(0, where),
-            options[:, 2].index_select(0, where),
+        rows = _Rows(
+            logits.index_select(0, row_indices),
+            weights.index_select(0, row_indices),
+            floors.index_select(0, row_indices),
+            top_k.index_select(0, row_indices),
+            options[:, 2].index_select(0, row_indices),
         )
-        found, is_enough = _top_thresholds(part, size)
-        result.index_copy_(0, where, found)
-        is_done = torch.zeros(len(logits), dtype=torch.bool, device=logits.device).index_copy_(0, where, is_enough)
+        row_thresholds, is_enough = _top_thresholds(rows, size)
+        result.index_copy_(0, row_indices, row_thresholds)
+        is_done = torch.zeros(len(logits), dtype=torch.bool, device=logits.device).index_copy_(
+            0, row_indices, is_enough
+        )
         pending = pending[~is_done.index_select(0, pending)]
     return result
 
@@ -70,15 +72,15 @@ def _top_thresholds(rows: _Rows, size: int) -> tuple[Tensor, Tensor]:
     top_k = rows.top_k
     largest = rows.logits.topk(size).values
     limits = torch.maximum(rows.floors, _kth_values(largest, top_k))[:, None]
-    kept = largest >= limits
-    cumulative = ((largest - largest[:, :1]).double().exp_() * kept).cumsum(-1)
+    is_kept = largest >= limits
+    cumulative = ((largest - largest[:, :1]).double().exp_() * is_kept).cumsum(-1)
     wanted = rows.top_p * _totals(rows, cumulative[:, -1])
     is_reached_before = pad(cumulative, (1, -1)) >= wanted[:, None]
-    last = ((kept & ~is_reached_before).sum(-1) - 1).clamp_(min=0)
-    found = largest.gather(-1, last[:, None])[:, 0]
+    last = ((is_kept & ~is_reached_before).sum(-1) - 1).clamp_(min=0)
+    row_thresholds = largest.gather(-1, last[:, None])[:, 0]
     if size >= rows.logits.shape[1]:
-        return found, torch.ones_like(top_k, dtype=torch.bool)
-    return found, ~kept[:, -1] | ((top_k == 0) & (cumulative[:, -1] >= wanted))
+        return row_thresholds, torch.ones_like(top_k, dtype=torch.bool)
+    return row_thresholds, ~is_kept[:, -1] | ((top_k == 0) & (cumulative[:, -1] >= wanted))
 
 
 def _totals(rows: _Rows, sums_of_largest: Tensor) -> Tensor:

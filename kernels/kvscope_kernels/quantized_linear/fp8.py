@@ -16,13 +16,13 @@ from torch.nn.functional import linear, pad
 
 from kvscope_kernels.checks import require
 from kvscope_kernels.launch import compute_capability
-from kvscope_kernels.operation_choice import TORCH, TRITON
-from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, in_parts
+from kvscope_kernels.operation_row import TORCH, TRITON
+from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, split_rows
 from kvscope_kernels.quantized_linear.triton_product import (
     KernelWeight,
     check_product,
-    counters,
     launch_product,
+    new_counters,
     out_type,
 )
 from kvscope_kernels.triton_language import jit, next_power_of_2, require_triton, tl
@@ -39,9 +39,9 @@ _SMALLEST_SCALE: Final = 2.0**-40
 _SMALLEST_SCALE_TL = tl.constexpr(_SMALLEST_SCALE)
 _FEW_ROWS: Final = 16
 """Maximum number of rows for our kernel; torch's tiles are made for more."""
-_WIDEST: Final = 4096
-_TRIED_OUTPUTS: Final = 64
-_ALLOWED: Final = 1e-2
+_MAX_TILE: Final = 4096
+_NUM_TRIAL_OUTPUTS: Final = 64
+_MAX_RELATIVE_ERROR: Final = 1e-2
 """Relative error allowed for torch's product, whose result is bfloat16."""
 _REFUSALS: Final = (RuntimeError, TypeError, ValueError)
 """Errors of torch and its libraries for unsupported shapes or cards."""
@@ -74,7 +74,7 @@ class Fp8Weight:
         return self.scale.repeat_interleave(self.group, 1)[:, : self.codes.shape[1]] * self.codes.float()
 
 
-def joined_fp8(weights: Sequence[Fp8Weight]) -> Fp8Weight | None:
+def concatenated_fp8(weights: Sequence[Fp8Weight]) -> Fp8Weight | None:
     """Concatenate the outputs of weights. Returns None if their groups or inputs differ."""
     if len({(weight.group, weight.codes.shape[1]) for weight in weights}) > 1:
         return None
@@ -88,7 +88,7 @@ def rounded_fp8(weight: Tensor) -> Fp8Weight:
     See docs/internals/decisions/0018-fp8-has-one-scale-per-row.md.
     """
     require(weight.dim() == 2 and weight.numel() > 0, "weight", weight, "(outputs, inputs), neither of them 0,")
-    parts = [round_rows_torch(rows) for rows in in_parts(weight.detach())]
+    parts = [round_rows_torch(rows) for rows in split_rows(weight.detach())]
     codes, scale = (torch.cat([part[i] for part in parts]) for i in range(2))
     require(bool(torch.isfinite(scale).all()), "weight", weight, "finite numbers")
     return Fp8Weight(codes, scale[:, None], -(-weight.shape[1] // CHUNK) * CHUNK)
@@ -115,7 +115,7 @@ def round_rows(x: Tensor, *, widened: bool = False) -> tuple[Tensor, Tensor]:
     codes = torch.empty(x.shape, dtype=x.dtype if widened else E4M3, device=x.device)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
-        tile = min(_WIDEST, next_power_of_2(inputs))
+        tile = min(_MAX_TILE, next_power_of_2(inputs))
         _round_rows_kernel[(rows,)](x.contiguous(), codes, scale, INPUTS=inputs, TILE=tile, num_warps=8)
     return codes, scale
 
@@ -163,8 +163,8 @@ class TorchFp8:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        held = (self._weight.codes, self._weight.scale)
-        return held if self._bias is None else (*held, self._bias)
+        weight_tensors = (self._weight.codes, self._weight.scale)
+        return weight_tensors if self._bias is None else (*weight_tensors, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.
@@ -196,7 +196,7 @@ class GpuFp8:
         self.outputs, self.inputs = weight.codes.shape
         codes = pad(weight.codes.view(torch.uint8), (0, -self.inputs % CHUNK)).contiguous()
         self._codes, self._scale = codes.view(E4M3).to(device), weight.scale.contiguous().to(device)
-        self._arrived, self._group = counters(self.outputs, device), weight.group
+        self._arrived, self._group = new_counters(self.outputs, device), weight.group
         self._bias = None if bias is None else bias.detach().float().to(device)
         is_whole = self.inputs % CHUNK == 0 and self.outputs % 16 == 0 and self._scale.shape[1] == 1
         self._is_scaled = rounds_activations and is_whole and multiplies_fp8(device)
@@ -207,8 +207,8 @@ class GpuFp8:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        held = (self._codes, self._scale, self._arrived)
-        return held if self._bias is None else (*held, self._bias)
+        weight_tensors = (self._codes, self._scale, self._arrived)
+        return weight_tensors if self._bias is None else (*weight_tensors, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.
@@ -221,18 +221,18 @@ class GpuFp8:
         if self._is_scaled and len(rows) > _FEW_ROWS and torch.bfloat16 in (x.dtype, result_dtype):
             codes, scale = round_rows(rows)
             try:
-                found = _scaled_product(codes, self._codes, scale, self._scale).view(*x.shape[:-1], self.outputs)
+                result = _scaled_product(codes, self._codes, scale, self._scale).view(*x.shape[:-1], self.outputs)
             except torch.OutOfMemoryError:
                 raise
             except _REFUSALS as error:
                 self._use_own_kernel(_describe_error(error))
             else:
-                found = found if self._bias is None else found + self._bias
-                return (found if add is None else found + add).to(result_dtype)
+                result = result if self._bias is None else result + self._bias
+                return (result if add is None else result + add).to(result_dtype)
         multiplied, row_scale = round_rows(rows, widened=True) if self._rounds else (rows, None)
         out = torch.empty((*x.shape[:-1], self.outputs), dtype=result_dtype, device=x.device)
-        held = KernelWeight(self._codes.view(torch.int32), self._scale, None, self._arrived, 8, self._group)
-        launch_product(multiplied, held, out, self._bias, add, row_scale)
+        kernel_weight = KernelWeight(self._codes.view(torch.int32), self._scale, None, self._arrived, 8, self._group)
+        launch_product(multiplied, kernel_weight, out, self._bias, add, row_scale)
         return out
 
     def on_failure(self, report: Callable[[str], object]) -> None:
@@ -253,18 +253,20 @@ class GpuFp8:
 
     def _trial_error(self) -> str:
         """Try torch's product with this weight. Returns its error, or a text if its result is too inaccurate, or ""."""
-        some = slice(None, None, max(1, self.outputs // _TRIED_OUTPUTS))
+        sampled_outputs = slice(None, None, max(1, self.outputs // _NUM_TRIAL_OUTPUTS))
         x = torch.randn(_FEW_ROWS + 1, self.inputs, generator=torch.Generator().manual_seed(0))
         codes, scale = round_rows_torch(x.to(self._codes.device))
         try:
-            found = _scaled_product(codes, self._codes, scale, self._scale)[:, some].float()
+            result = _scaled_product(codes, self._codes, scale, self._scale)[:, sampled_outputs].float()
         except torch.OutOfMemoryError:
             raise
         except _REFUSALS as error:
             return _describe_error(error)
-        expected = (codes.float() @ self._codes[some].float().T) * scale[:, None] * self._scale[some, 0]
-        off = float((found - expected).norm() / expected.norm().clamp(min=_SMALLEST_SCALE))
-        return "" if off <= _ALLOWED else f"its result is off by {off:.0%}"
+        expected = (
+            (codes.float() @ self._codes[sampled_outputs].float().T) * scale[:, None] * self._scale[sampled_outputs, 0]
+        )
+        relative_error = float((result - expected).norm() / expected.norm().clamp(min=_SMALLEST_SCALE))
+        return "" if relative_error <= _MAX_RELATIVE_ERROR else f"its result is off by {relative_error:.0%}"
 
 
 def fp8_product(
@@ -295,7 +297,7 @@ def _describe_error(error: Exception) -> str:
 
 
 def _scaled_product(codes: Tensor, weight: Tensor, scale: Tensor, weight_scale: Tensor) -> Tensor:
-    found: Tensor = torch._scaled_mm(
+    result: Tensor = torch._scaled_mm(
         codes, weight.t(), scale[:, None], weight_scale.view(1, -1), out_dtype=torch.bfloat16
     )
-    return found
+    return result

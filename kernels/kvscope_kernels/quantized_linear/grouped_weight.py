@@ -18,12 +18,12 @@ from kvscope_kernels.checks import require
 
 CHUNK: Final = 32
 """Group sizes are multiples of this many inputs."""
-_SHRINKS: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
+_RANGE_FACTORS: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
 """Factors tried on a group's range; the one with the smallest error is used.
 
 Numbers outside a smaller range are clipped, while those inside are represented more finely.
 """
-_NUMBERS_AT_ONCE: Final = 1 << 22
+_ELEMENTS_PER_PART: Final = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class GroupedWeight:
 
     def widened(self) -> Tensor:
         """Return the dequantized weight, (outputs, inputs) float32."""
-        scale, low = (x.float().repeat_interleave(self.group, 1)[:, : self.codes.shape[1]] for x in self.facts)
+        scale, low = (x.float().repeat_interleave(self.group, 1)[:, : self.codes.shape[1]] for x in self.scale_and_low)
         return scale * self.codes + low
 
     @property
-    def facts(self) -> tuple[Tensor, Tensor]:
+    def scale_and_low(self) -> tuple[Tensor, Tensor]:
         """(scale, low)."""
         return self.scale, self.low
 
@@ -67,9 +67,9 @@ class GroupedWeight:
 
 def grouped(codes: Tensor, scale: Tensor, low: Tensor, bits: int, group: int) -> GroupedWeight:
     """Create a weight. `scale` and `low`, float32, are stored in float16 if that represents them exactly."""
-    narrow = scale.half(), low.half()
-    is_held = torch.equal(narrow[0].float(), scale) and torch.equal(narrow[1].float(), low)
-    return GroupedWeight(codes, *(narrow if is_held else (scale, low)), bits, group)
+    halves = scale.half(), low.half()
+    is_exact = torch.equal(halves[0].float(), scale) and torch.equal(halves[1].float(), low)
+    return GroupedWeight(codes, *(halves if is_exact else (scale, low)), bits, group)
 
 
 def concatenated(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
@@ -78,7 +78,7 @@ def concatenated(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
     if len({(weight.bits, weight.group, weight.codes.shape[1]) for weight in weights}) > 1:
         return None
     codes = torch.cat([weight.codes for weight in weights])
-    scale, low = (torch.cat([weight.facts[i].float() for weight in weights]) for i in range(2))
+    scale, low = (torch.cat([weight.scale_and_low[i].float() for weight in weights]) for i in range(2))
     return grouped(codes, scale, low, first.bits, first.group)
 
 
@@ -88,38 +88,40 @@ def rounded(weight: Tensor, bits: int = 4, group: int = CHUNK) -> GroupedWeight:
     Raises ValueError for a weight that is not two-dimensional, is empty or is not finite.
     """
     require(weight.dim() == 2 and weight.numel() > 0, "weight", weight, "(outputs, inputs), neither of them 0,")
-    parts = [_rounded(rows.float(), bits, group) for rows in in_parts(weight.detach())]
+    parts = [_round_rows(rows.float(), bits, group) for rows in split_rows(weight.detach())]
     codes, scale, low = (torch.cat([part[i] for part in parts]) for i in range(3))
     if not bool(torch.isfinite(scale).all() & torch.isfinite(low).all()):
         require(False, "weight", weight, "finite numbers that float16 holds")
     return GroupedWeight(codes, scale, low, bits, group)
 
 
-def in_parts(weight: Tensor) -> tuple[Tensor, ...]:
+def split_rows(weight: Tensor) -> tuple[Tensor, ...]:
     """Split a weight into parts of rows that are small enough to be converted to float32."""
-    return torch.split(weight, max(1, _NUMBERS_AT_ONCE // weight.shape[1]))
+    return torch.split(weight, max(1, _ELEMENTS_PER_PART // weight.shape[1]))
 
 
-def _rounded(rows: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
+def _round_rows(rows: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
     inputs = rows.shape[1]
-    wide = pad(rows[:, None], (0, -inputs % group), mode="replicate").view(len(rows), -1, group)
-    most = float(2**bits - 1)
-    lowest, highest = wide.aminmax(dim=-1, keepdim=True)
+    grouped_rows = pad(rows[:, None], (0, -inputs % group), mode="replicate").view(len(rows), -1, group)
+    max_code = float(2**bits - 1)
+    lowest, highest = grouped_rows.aminmax(dim=-1, keepdim=True)
     best: tuple[Tensor, ...] = ()
-    found: tuple[Tensor, ...]
-    for shrink in _SHRINKS if bits == 4 else _SHRINKS[:1]:
-        found = _fitted(wide, lowest * shrink, highest * shrink, most)
+    candidate: tuple[Tensor, ...]
+    for shrink in _RANGE_FACTORS if bits == 4 else _RANGE_FACTORS[:1]:
+        candidate = _quantize_groups(grouped_rows, lowest * shrink, highest * shrink, max_code)
         if best:
-            is_better = found[-1] < best[-1]
-            found = tuple(torch.where(is_better, one, other) for one, other in zip(found, best, strict=True))
-        best = found
+            is_better = candidate[-1] < best[-1]
+            candidate = tuple(torch.where(is_better, one, other) for one, other in zip(candidate, best, strict=True))
+        best = candidate
     codes, scale, low = best[:3]
     return codes.flatten(1)[:, :inputs].to(torch.uint8), scale[..., 0].half(), low[..., 0].half()
 
 
-def _fitted(wide: Tensor, lowest: Tensor, highest: Tensor, most: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _quantize_groups(
+    grouped_rows: Tensor, lowest: Tensor, highest: Tensor, max_code: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return codes, scale, low and the squared error per group, with scale and low rounded to float16."""
     low = lowest.half().float()
-    scale = ((highest - lowest) / most).half().float()
-    codes = ((wide - low) / torch.where(scale > 0, scale, 1.0)).round_().clamp_(0.0, most)
-    return codes, scale, low, (scale * codes + low - wide).square_().sum(-1, keepdim=True)
+    scale = ((highest - lowest) / max_code).half().float()
+    codes = ((grouped_rows - low) / torch.where(scale > 0, scale, 1.0)).round_().clamp_(0.0, max_code)
+    return codes, scale, low, (scale * codes + low - grouped_rows).square_().sum(-1, keepdim=True)

@@ -29,7 +29,7 @@ from kvscope_kernels.triton_language import (
 
 _FEW_ROWS: Final = 16
 _SOME_ROWS: Final = 64
-_PROGRAMS_EACH: Final = {1: 8, _FEW_ROWS: 4, _SOME_ROWS: 2}
+_PROGRAMS_PER_MULTIPROCESSOR: Final = {1: 8, _FEW_ROWS: 4, _SOME_ROWS: 2}
 """Programs per multiprocessor up to which inputs are split, by the maximum number of rows.
 
 Programs for one row are small and wait for memory; others fill a multiprocessor.
@@ -65,8 +65,8 @@ class TritonGrouped:
         self.outputs, self.inputs = weight.codes.shape
         self._bits, self._group = weight.bits, weight.group
         self._packed_words = _packed_words(weight.codes, weight.bits).to(device)
-        self._scale, self._low = (kernel_weight.contiguous().to(device) for kernel_weight in weight.facts)
-        self._arrived = counters(self.outputs, device)
+        self._scale, self._low = (tensor.contiguous().to(device) for tensor in weight.scale_and_low)
+        self._arrived = new_counters(self.outputs, device)
         self._bias = None if bias is None else bias.detach().float().to(device)
 
     @property
@@ -108,7 +108,7 @@ def out_type(x: Tensor, add: Tensor | None, dtype: torch.dtype | None) -> torch.
     return dtype or (x.dtype if add is None else add.dtype)
 
 
-def counters(outputs: int, device: torch.device) -> Tensor:
+def new_counters(outputs: int, device: torch.device) -> Tensor:
     """Return zeroed counters for `KernelWeight.arrived`."""
     return torch.zeros(cdiv(outputs, _SMALLEST_TILE), dtype=torch.int32, device=device)
 
@@ -170,12 +170,12 @@ def num_splits(rows: int, outputs: int, inputs: int, bits: int, tiles: ProductTi
 
     Each part has at least two tiles unless there is one row, and none is empty.
     """
-    each = next((count for most, count in _PROGRAMS_EACH.items() if rows <= most), 0)
-    turns = cdiv(inputs, tiles.tile_u * (128 // bits))
-    most = turns if rows == 1 else turns // 2
-    wanted = each * multiprocessors // (cdiv(outputs, tiles.tile_n) * cdiv(rows, tiles.tile_m))
+    programs_each = next((count for most, count in _PROGRAMS_PER_MULTIPROCESSOR.items() if rows <= most), 0)
+    num_tiles = cdiv(inputs, tiles.tile_u * (128 // bits))
+    most = num_tiles if rows == 1 else num_tiles // 2
+    wanted = programs_each * multiprocessors // (cdiv(outputs, tiles.tile_n) * cdiv(rows, tiles.tile_m))
     splits = max(1, min(most, wanted)) if rows <= tiles.tile_m else 1
-    return cdiv(turns, cdiv(turns, splits))
+    return cdiv(num_tiles, cdiv(num_tiles, splits))
 
 
 def product_constants(
@@ -225,12 +225,12 @@ def _grouped_product_kernel(
     m = tl.program_id(1) * TILE_M + tl.arange(0, TILE_M)
     part = tl.program_id(2)
     unit: tl.constexpr = 128 // BITS
-    turns: tl.constexpr = ((INPUTS + unit - 1) // unit + TILE_U - 1) // TILE_U
-    each: tl.constexpr = (turns + SPLITS - 1) // SPLITS
-    first = part * each * TILE_U
-    last = tl.minimum(first + each * TILE_U, turns * TILE_U)
+    num_tiles: tl.constexpr = ((INPUTS + unit - 1) // unit + TILE_U - 1) // TILE_U
+    tiles_per_part: tl.constexpr = (num_tiles + SPLITS - 1) // SPLITS
+    first = part * tiles_per_part * TILE_U
+    last = tl.minimum(first + tiles_per_part * TILE_U, num_tiles * TILE_U)
     if TILE_M == 1:
-        row = _one_row(x, words, scale, low, n, first, last, OUTPUTS, INPUTS, GROUP, BITS, TILE_N, TILE_U, PLAIN)
+        row = _sum_one_row(x, words, scale, low, n, first, last, OUTPUTS, INPUTS, GROUP, BITS, TILE_N, TILE_U, PLAIN)
         total = row[:, None]
     else:
         total = tl.zeros([TILE_N, TILE_M], tl.float32)
@@ -244,15 +244,15 @@ def _grouped_product_kernel(
             numbers = tl.load(x + m.to(tl.int64)[:, None] * INPUTS + k[None, :], mask=inside, other=0.0)
             total = add_product(tile, numbers, total, PLAIN)
     if SPLITS > 1:
-        at = tl.arange(0, TILE_N)[:, None] * TILE_M + tl.arange(0, TILE_M)[None, :]
-        mine = sums + tl.program_id(0).to(tl.int64) * (SPLITS * TILE_N * TILE_M) + at
-        tl.store(mine + part * (TILE_N * TILE_M), total)
+        sums_offset = tl.arange(0, TILE_N)[:, None] * TILE_M + tl.arange(0, TILE_M)[None, :]
+        partial_sums = sums + tl.program_id(0).to(tl.int64) * (SPLITS * TILE_N * TILE_M) + sums_offset
+        tl.store(partial_sums + part * (TILE_N * TILE_M), total)
         tl.debug_barrier()
         is_last = tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
         if is_last:
             total = tl.zeros([TILE_N, TILE_M], tl.float32)
             for other in range(SPLITS):
-                total += tl.load(mine + other * (TILE_N * TILE_M), cache_modifier=".cg")
+                total += tl.load(partial_sums + other * (TILE_N * TILE_M), cache_modifier=".cg")
             tl.store(arrived + tl.program_id(0), 0)
             _store(total, row_scale, bias, add, out, n, m, num_rows, OUTPUTS)
     else:
@@ -260,7 +260,7 @@ def _grouped_product_kernel(
 
 
 @jit
-def _one_row(
+def _sum_one_row(
     x: tl.tensor,
     words: tl.tensor,
     scale: tl.tensor,
@@ -282,7 +282,7 @@ def _one_row(
     parts = tl.zeros([TILE_N, TILE_U], tl.float32)
     for u in range(first, last, TILE_U):
         units = u + tl.arange(0, TILE_U)
-        weight, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
+        weight, factor, groups, in_groups = _load_units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
         products = tl.zeros([TILE_N, TILE_U, 4], tl.float32)
         numbers = tl.zeros([TILE_U, 4], tl.float32)
         offsets = tl.zeros([TILE_U, 4], tl.float32)
@@ -292,13 +292,13 @@ def _one_row(
                 each = tl.load(x + k, mask=k < INPUTS, other=0.0).to(tl.float32)
                 products += _e4m3(weight, shift) * 2.0**_E4M3_EXPONENT * each[None, :, :]
             else:
-                moved = _moved(weight, shift)
+                shifted = _shift_byte(weight, shift)
                 for half in tl.static_range(8 // BITS):
                     k = (units * unit)[:, None] + (4 * (8 // BITS * shift + half) + word)[None, :]
                     each = tl.load(x + k, mask=k < INPUTS, other=0.0).to(tl.float32)
                     numbers += each
                     offsets += each * (16.0 if half else 256.0)
-                    products += _code(moved, half, BITS, PLAIN) * each[None, :, :]
+                    products += _code(shifted, half, BITS, PLAIN) * each[None, :, :]
         if low is None:
             parts += tl.sum(products, 2) * factor
         else:
@@ -328,10 +328,10 @@ def _widened(
     Each thread has whole units, so reordering is free.
     """
     unit: tl.constexpr = 128 // BITS
-    weight, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
+    weight, factor, groups, in_groups = _load_units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
     factor = factor[:, :, None]
-    a, b = _moved(weight, 0), _moved(weight, 1)
-    c, d = _moved(weight, 2), _moved(weight, 3)
+    a, b = _shift_byte(weight, 0), _shift_byte(weight, 1)
+    c, d = _shift_byte(weight, 2), _shift_byte(weight, 3)
     if low is None:
         power = factor * 2.0**_E4M3_EXPONENT
         ab = tl.join(_e4m3(weight, 0) * power, _e4m3(weight, 1) * power)
@@ -355,7 +355,7 @@ def _widened(
 
 
 @jit
-def _units(
+def _load_units(
     words: tl.tensor,
     scale: tl.tensor,
     n: tl.tensor,
@@ -373,15 +373,15 @@ def _units(
     num_units: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * (_CHUNK // unit)
     num_groups: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
     inside = (n < OUTPUTS)[:, None] & (units < num_units)[None, :]
-    places = (n.to(tl.int64)[:, None] * num_units + units[None, :])[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-    weight = tl.load(words + places, mask=inside[:, :, None], other=0)
+    word_index = (n.to(tl.int64)[:, None] * num_units + units[None, :])[:, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+    weight = tl.load(words + word_index, mask=inside[:, :, None], other=0)
     groups = n[:, None] * num_groups + (units * unit // GROUP)[None, :]
     in_groups = inside & (units * unit < INPUTS)[None, :]
     return weight, tl.load(scale + groups, mask=in_groups, other=0.0).to(tl.float32), groups, in_groups
 
 
 @jit
-def _moved(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
+def _shift_byte(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
     """Shift byte `shift` of each word to bits 15 to 22, the highest of a float32's mantissa."""
     if shift < 2:
         return words << (15 - 8 * shift)
@@ -389,13 +389,13 @@ def _moved(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
 
 
 @jit
-def _code(moved: tl.tensor, half: tl.constexpr, BITS: tl.constexpr, PLAIN: tl.constexpr) -> tl.tensor:
+def _code(shifted: tl.tensor, half: tl.constexpr, BITS: tl.constexpr, PLAIN: tl.constexpr) -> tl.tensor:
     """Return a byte's number plus 256, or that of its lower half plus 256, or of its upper half plus 16, as float32."""
     if BITS == 8:
-        return _masked(moved, 0x7F8000, 0x43800000, PLAIN)
+        return _masked(shifted, 0x7F8000, 0x43800000, PLAIN)
     if half == 0:
-        return _masked(moved, 0x78000, 0x43800000, PLAIN)
-    return _masked(moved, 0x780000, 0x41800000, PLAIN)
+        return _masked(shifted, 0x78000, 0x43800000, PLAIN)
+    return _masked(shifted, 0x780000, 0x41800000, PLAIN)
 
 
 @jit
@@ -443,11 +443,11 @@ def _store(
         total *= tl.load(row_scale + m, mask=m < num_rows, other=0.0)[None, :]
     if bias is not None:
         total += tl.load(bias + n, mask=in_n, other=0.0)[:, None]
-    places = m.to(tl.int64)[None, :] * OUTPUTS + n[:, None]
+    out_index = m.to(tl.int64)[None, :] * OUTPUTS + n[:, None]
     inside = in_n[:, None] & (m < num_rows)[None, :]
     if add is not None:
-        total += tl.load(add + places, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + places, total.to(out.dtype.element_ty), mask=inside)
+        total += tl.load(add + out_index, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + out_index, total.to(out.dtype.element_ty), mask=inside)
 
 
 def check_product(x: Tensor, add: Tensor | None, shape: tuple[int, int]) -> None:

@@ -12,11 +12,11 @@ from torch.nn.functional import pad
 from kvscope_kernels.third_party_attention.library import (
     SIXTEEN_BITS,
     AttentionShape,
-    Missing,
+    LibraryMissing,
     OncePerStep,
     Prefill,
-    module,
-    named,
+    import_library,
+    name_with_version,
 )
 
 _PAGE_STEP: Final = 256
@@ -28,10 +28,10 @@ class FlashAttention3:
 
     def __init__(self) -> None:
         try:
-            library = module("flash_attn_interface")
-        except Missing:
-            library = module("flash_attn_3.flash_attn_interface")
-        self.name = named("flash-attn 3", "flash_attn_3")
+            library = import_library("flash_attn_interface")
+        except LibraryMissing:
+            library = import_library("flash_attn_3.flash_attn_interface")
+        self.name = name_with_version("flash-attn 3", "flash_attn_3")
         self._attend = library.flash_attn_with_kvcache
 
     def refusal(self, shape: AttentionShape) -> str:
@@ -39,30 +39,30 @@ class FlashAttention3:
             return "needs compute capability 9"
         return _refusal(shape)
 
-    def prefill(self, given: Prefill) -> Tensor:
-        found: Tensor = self._attend(
-            given.args.query,
-            given.args.k_cache,
-            given.args.v_cache,
-            cache_seqlens=given.args.seq_lens,
-            page_table=given.args.block_tables,
-            cu_seqlens_q=given.runs.start,
-            max_seqlen_q=given.runs.max_len,
-            softmax_scale=given.args.scale,
+    def prefill(self, batch: Prefill) -> Tensor:
+        attended: Tensor = self._attend(
+            batch.args.query,
+            batch.args.k_cache,
+            batch.args.v_cache,
+            cache_seqlens=batch.args.seq_lens,
+            page_table=batch.args.block_tables,
+            cu_seqlens_q=batch.runs.start,
+            max_seqlen_q=batch.runs.max_len,
+            softmax_scale=batch.args.scale,
             causal=True,
-            window_size=_window(given),
-            softcap=given.args.softcap or 0.0,
+            window_size=_window(batch),
+            softcap=batch.args.softcap or 0.0,
         )
-        return _placed(found, given)
+        return _copy_to_out(attended, batch)
 
 
 class FlashAttention2:
     """FlashAttention 2 as a `Library`. Raises Missing if it cannot be imported."""
 
     def __init__(self) -> None:
-        self._attend = module("flash_attn").flash_attn_varlen_func
-        self.name = named("flash-attn", "flash-attn")
-        self._starts: OncePerStep[Tensor] = OncePerStep()
+        self._attend = import_library("flash_attn").flash_attn_varlen_func
+        self.name = name_with_version("flash-attn", "flash-attn")
+        self._key_starts: OncePerStep[Tensor] = OncePerStep()
 
     def refusal(self, shape: AttentionShape) -> str:
         if shape.capability < 80:
@@ -71,23 +71,23 @@ class FlashAttention2:
             return f"takes blocks of multiples of {_PAGE_STEP} tokens, not of {shape.block_size}"
         return _refusal(shape)
 
-    def prefill(self, given: Prefill) -> Tensor:
-        starts = self._starts.get(given.runs.start, None, lambda: _starts(given.args.seq_lens))
-        found: Tensor = self._attend(
-            given.args.query,
-            given.args.k_cache,
-            given.args.v_cache,
-            cu_seqlens_q=given.runs.start,
+    def prefill(self, batch: Prefill) -> Tensor:
+        starts = self._key_starts.get(batch.runs.start, None, lambda: _key_starts(batch.args.seq_lens))
+        attended: Tensor = self._attend(
+            batch.args.query,
+            batch.args.k_cache,
+            batch.args.v_cache,
+            cu_seqlens_q=batch.runs.start,
             cu_seqlens_k=starts,
-            max_seqlen_q=given.runs.max_len,
-            max_seqlen_k=int(given.lengths.seq_lens.max()),
-            softmax_scale=given.args.scale,
+            max_seqlen_q=batch.runs.max_len,
+            max_seqlen_k=int(batch.lengths.seq_lens.max()),
+            softmax_scale=batch.args.scale,
             causal=True,
-            window_size=_window(given),
-            softcap=given.args.softcap or 0.0,
-            block_table=given.args.block_tables,
+            window_size=_window(batch),
+            softcap=batch.args.softcap or 0.0,
+            block_table=batch.args.block_tables,
         )
-        return _placed(found, given)
+        return _copy_to_out(attended, batch)
 
 
 def _refusal(shape: AttentionShape) -> str:
@@ -98,14 +98,14 @@ def _refusal(shape: AttentionShape) -> str:
     return ""
 
 
-def _window(given: Prefill) -> tuple[int, int]:
+def _window(batch: Prefill) -> tuple[int, int]:
     """Return the number of tokens before and after its own that a query sees; -1: all."""
-    return (given.window_left, -1 if given.args.sliding_window is None else 0)
+    return (batch.window_left, -1 if batch.args.sliding_window is None else 0)
 
 
-def _starts(seq_lens: Tensor) -> Tensor:
+def _key_starts(seq_lens: Tensor) -> Tensor:
     return pad(seq_lens.cumsum(0), (1, 0)).to(seq_lens.dtype)
 
 
-def _placed(found: Tensor, given: Prefill) -> Tensor:
-    return found if given.args.out is None else given.args.out.copy_(found)
+def _copy_to_out(attended: Tensor, batch: Prefill) -> Tensor:
+    return attended if batch.args.out is None else batch.args.out.copy_(attended)

@@ -16,15 +16,15 @@ from kvscope_kernels.third_party_attention.library import (
     AttentionShape,
     OncePerStep,
     Prefill,
-    module,
-    named,
+    import_library,
+    name_with_version,
 )
 
 MIN_WORKSPACE_BYTES: Final = 128 << 20
 """Size recommended by FlashInfer's documentation."""
 _SLACK_BYTES: Final = 1 << 20
 """Additional bytes for alignment."""
-_PROGRAMS_EACH: Final = 2
+_PROGRAMS_PER_MULTIPROCESSOR: Final = 2
 """Programs per multiprocessor of a plan that splits keys."""
 _HEAD_DIMS: Final = (64, 128, 256)
 
@@ -36,8 +36,8 @@ class FlashInfer:
     """
 
     def __init__(self) -> None:
-        self._library = module("flashinfer")
-        self.name = named("FlashInfer", "flashinfer-python")
+        self._library = import_library("flashinfer")
+        self.name = name_with_version("FlashInfer", "flashinfer-python")
         self._workspace: Tensor | None = None
         self._wrappers: dict[object, _Wrapper] = {}
         self._pages: OncePerStep[Tensor] = OncePerStep()
@@ -51,35 +51,35 @@ class FlashInfer:
             return f"takes heads of {', '.join(map(str, _HEAD_DIMS))}, not of {shape.head_dim}"
         return ""
 
-    def prefill(self, given: Prefill) -> Tensor:
-        out = given.args.query.new_empty(given.args.query.shape) if given.args.out is None else given.args.out
-        wrapper = self._wrapper(given)
-        wrapper.plan(given, lambda: self._pages_of(given))
-        wrapper.run(given.args.query, given.args.k_cache, given.args.v_cache, out)
+    def prefill(self, batch: Prefill) -> Tensor:
+        out = batch.args.query.new_empty(batch.args.query.shape) if batch.args.out is None else batch.args.out
+        wrapper = self._wrapper(batch)
+        wrapper.plan(batch, lambda: self._pages_of(batch))
+        wrapper.run(batch.args.query, batch.args.k_cache, batch.args.v_cache, out)
         return out
 
-    def _wrapper(self, given: Prefill) -> "_Wrapper":
+    def _wrapper(self, batch: Prefill) -> "_Wrapper":
         """Return the wrapper shared by layers with the same shapes and options, since a plan depends on these."""
-        options = given.args.scale, given.args.sliding_window, given.args.softcap
-        layout = _layout(given.args.k_cache)
-        key = (*given.args.query.shape[1:], *given.args.k_cache.shape[1:], given.args.query.dtype, layout, *options)
+        options = batch.args.scale, batch.args.sliding_window, batch.args.softcap
+        layout = _layout(batch.args.k_cache)
+        key = (*batch.args.query.shape[1:], *batch.args.k_cache.shape[1:], batch.args.query.dtype, layout, *options)
         if key not in self._wrappers:
             needed = workspace_bytes(
-                given.args.query.shape[1],
-                given.args.k_cache.shape[2],
-                given.args.query.shape[2],
-                num_multiprocessors(given.args.query.device),
+                batch.args.query.shape[1],
+                batch.args.k_cache.shape[2],
+                batch.args.query.shape[2],
+                num_multiprocessors(batch.args.query.device),
             )
             if self._workspace is None or self._workspace.numel() < needed:
                 # Wrappers share the workspace: it is used only during a call, and calls are sequential.
-                self._workspace = torch.zeros(needed, dtype=torch.uint8, device=given.args.query.device)
-            made = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, layout)
-            self._wrappers[key] = _Wrapper(made, given.args.query.device)
+                self._workspace = torch.zeros(needed, dtype=torch.uint8, device=batch.args.query.device)
+            library_wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, layout)
+            self._wrappers[key] = _Wrapper(library_wrapper, batch.args.query.device)
         return self._wrappers[key]
 
-    def _pages_of(self, given: Prefill) -> Tensor:
-        block_size = given.args.k_cache.shape[1]
-        return self._pages.get(given.runs.start, block_size, lambda: _pages(given, block_size))
+    def _pages_of(self, batch: Prefill) -> Tensor:
+        block_size = batch.args.k_cache.shape[1]
+        return self._pages.get(batch.runs.start, block_size, lambda: _pages(batch, block_size))
 
 
 def workspace_bytes(num_heads: int, num_kv_heads: int, head_dim: int, num_multiprocessors: int) -> int:
@@ -88,7 +88,7 @@ def workspace_bytes(num_heads: int, num_kv_heads: int, head_dim: int, num_multip
     It has, per head, run and query of a tile, a partial result and the log of its sum, in float32. With a smaller
     workspace, a short prompt after a long context fails with a RuntimeError.
     """
-    runs = -(-_PROGRAMS_EACH * num_multiprocessors // num_kv_heads)
+    runs = -(-_PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors // num_kv_heads)
     tile = 64 if head_dim >= 256 else 128
     return max(MIN_WORKSPACE_BYTES, num_heads * runs * tile * (head_dim + 1) * 4 + _SLACK_BYTES)
 
@@ -99,34 +99,34 @@ class _Wrapper:
     def __init__(self, wrapper: Any, device: torch.device) -> None:
         self._wrapper = wrapper
         self._step: Tensor | None = None
-        self._sent: Any = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._plan_copied: Any = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def plan(self, given: Prefill, pages: Any) -> None:
-        if given.runs.start is self._step:
+    def plan(self, batch: Prefill, pages: Any) -> None:
+        if batch.runs.start is self._step:
             return
-        if self._sent is not None:
-            self._sent.synchronize()  # wait for the last plan's copy from the host buffer, which is overwritten
-        (_, num_heads, head_dim), (_, block_size, num_kv_heads, _) = given.args.query.shape, given.args.k_cache.shape
-        counts = _num_blocks(given, block_size)
+        if self._plan_copied is not None:
+            self._plan_copied.synchronize()  # wait for the last plan's copy from the host buffer, which is overwritten
+        (_, num_heads, head_dim), (_, block_size, num_kv_heads, _) = batch.args.query.shape, batch.args.k_cache.shape
+        counts = _num_blocks(batch, block_size)
         self._wrapper.plan(
-            torch.from_numpy(given.lengths.query_start.astype(np.int32)),
+            torch.from_numpy(batch.lengths.query_start.astype(np.int32)),
             torch.from_numpy(np.concatenate(([0], counts.cumsum())).astype(np.int32)),
             pages(),
-            torch.from_numpy(((given.lengths.seq_lens - 1) % block_size + 1).astype(np.int32)),
+            torch.from_numpy(((batch.lengths.seq_lens - 1) % block_size + 1).astype(np.int32)),
             num_heads,
             num_kv_heads,
             head_dim,
             block_size,
             causal=True,
-            sm_scale=given.args.scale,
-            window_left=given.window_left,
-            logits_soft_cap=given.args.softcap or 0.0,
-            q_data_type=given.args.query.dtype,
-            kv_data_type=given.args.k_cache.dtype,
+            sm_scale=batch.args.scale,
+            window_left=batch.window_left,
+            logits_soft_cap=batch.args.softcap or 0.0,
+            q_data_type=batch.args.query.dtype,
+            kv_data_type=batch.args.k_cache.dtype,
         )
-        if self._sent is not None:
-            self._sent.record()
-        self._step = given.runs.start
+        if self._plan_copied is not None:
+            self._plan_copied.record()
+        self._step = batch.runs.start
 
     def run(self, query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
         caches = (k_cache, v_cache)
@@ -140,15 +140,15 @@ def _layout(cache: Tensor) -> str:
     return "HND" if cache.stride(2) > cache.stride(1) else "NHD"
 
 
-def _num_blocks(given: Prefill, block_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return -(-given.lengths.seq_lens.astype(np.int64) // block_size)
+def _num_blocks(batch: Prefill, block_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return -(-batch.lengths.seq_lens.astype(np.int64) // block_size)
 
 
-def _pages(given: Prefill, block_size: int) -> Tensor:
+def _pages(batch: Prefill, block_size: int) -> Tensor:
     """Return the requests' blocks concatenated, computed on the device without synchronization."""
-    total = int(_num_blocks(given, block_size).sum())
-    counts = (given.args.seq_lens + (block_size - 1)) // block_size
+    total = int(_num_blocks(batch, block_size).sum())
+    counts = (batch.args.seq_lens + (block_size - 1)) // block_size
     rows = torch.repeat_interleave(counts.to(torch.int64), output_size=total)
     first = counts.cumsum(0) - counts
     columns = torch.arange(total, device=counts.device) - first.index_select(0, rows)
-    return given.args.block_tables[rows, columns]
+    return batch.args.block_tables[rows, columns]

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.host_lengths import HostLengths
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
@@ -49,25 +49,25 @@ class Library(Protocol):
         """Return why the library does not support a shape, in a few words, or ""."""
         ...
 
-    def prefill(self, given: Prefill) -> Tensor:
+    def prefill(self, batch: Prefill) -> Tensor:
         """Return (num_tokens, num_heads, head_dim), written to `out` if given. Raises the library's errors."""
         ...
 
 
-class Missing(Exception):
+class LibraryMissing(Exception):
     """Raised with the reason why a library cannot be used, in a few words."""
 
 
-def module(name: str) -> Any:
+def import_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # a library compiled for another torch may raise any error
         is_absent = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
         why = " ".join(str(error).split())[:120]
-        raise Missing("not installed" if is_absent else f"cannot be imported: {why}") from None
+        raise LibraryMissing("not installed" if is_absent else f"cannot be imported: {why}") from None
 
 
-def named(name: str, distribution: str) -> str:
+def name_with_version(name: str, distribution: str) -> str:
     """Return the name with the version of the distribution, if it is installed."""
     try:
         return f"{name} {importlib.metadata.version(distribution)}"
@@ -75,7 +75,7 @@ def named(name: str, distribution: str) -> str:
         return name
 
 
-class OncePerStep(Generic[Made]):
+class OncePerStep(Generic[Value]):
     """Cache of values that all layers of a step share.
 
     A step is identified by a tensor, which the cache references so that its identity stays unique.
@@ -83,13 +83,13 @@ class OncePerStep(Generic[Made]):
 
     def __init__(self) -> None:
         self._step: Tensor | None = None
-        self._made: dict[object, Made] = {}
+        self._values: dict[object, Value] = {}
 
-    def get(self, step: Tensor, key: object, make: Callable[[], Made]) -> Made:
+    def get(self, step: Tensor, key: object, make: Callable[[], Value]) -> Value:
         """Return the value for `key` in the step of this tensor, created by `make` on first use."""
         if step is not self._step:
-            self._made.clear()
+            self._values.clear()
             self._step = step
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        if key not in self._values:
+            self._values[key] = make()
+        return self._values[key]

@@ -17,8 +17,8 @@ from kvscope_kernels.dispatch import Ops
 from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.third_party_attention.flash_attention import FlashAttention2, FlashAttention3
 from kvscope_kernels.third_party_attention.flashinfer import FlashInfer
-from kvscope_kernels.third_party_attention.library import AttentionShape, Library, Missing, Prefill
-from kvscope_kernels.third_party_attention.preferred import Options, with_library_prefill
+from kvscope_kernels.third_party_attention.library import AttentionShape, Library, LibraryMissing, Prefill
+from kvscope_kernels.third_party_attention.prefill_with_fallback import Options, with_library_prefill
 
 AUTO: Final = "auto"
 OURS: Final = "kvscope"
@@ -62,7 +62,7 @@ def choose(
     wanted: str,
     options: Sequence[Options],
     clock: Clock,
-    tell: Callable[[str], object] = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
 ) -> LibraryChoice:
     """Choose the fastest library if `wanted` is "auto", else the named one.
 
@@ -81,55 +81,60 @@ def choose(
     """
     if wanted == OURS:
         return LibraryChoice(ops, "attention: kvscope's own kernels")
-    refused: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     ratios: dict[str, float] = {}
-    found: dict[str, Library] = {}
+    libraries: dict[str, Library] = {}
     for name, make in _makers(wanted):
         try:
             library = make()
             if why := library.refusal(shape):
-                raise Missing(why)
-            tell(f"trying {library.name}, whose kernels are compiled when they are first used")
+                raise LibraryMissing(why)
+            report(f"trying {library.name}, whose kernels are compiled when they are first used")
             with_library = with_library_prefill(ops, library, frozenset(options))
             ratios[library.name] = _time_ratio(ops, with_library, shape, device, options, clock)
-            found[library.name] = library
-        except Missing as missing:
-            refused[name] = str(missing)
+            libraries[library.name] = library
+        except LibraryMissing as missing:
+            refusals[name] = str(missing)
         except Exception as error:  # any error of the library, its compiler or driver: do not use it
-            refused[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-    if wanted != AUTO and not found:
-        raise Unusable("; ".join(f"{name}: {why}" for name, why in refused.items()))
+            refusals[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    if wanted != AUTO and not libraries:
+        raise Unusable("; ".join(f"{name}: {why}" for name, why in refusals.items()))
     best = min(ratios, key=ratios.__getitem__, default="")
     if wanted == AUTO:
-        tried = [f"{name}: {reason}" for name, reason in refused.items()]
-        tried += [f"{name}: {_ratio_text(ratio)}" for name, ratio in ratios.items()]
+        results = [f"{name}: {reason}" for name, reason in refusals.items()]
+        results += [f"{name}: {_ratio_text(ratio)}" for name, ratio in ratios.items()]
         if not best or ratios[best] >= _MAX_TIME_RATIO:
-            return LibraryChoice(ops, f"attention: kvscope's own kernels ({'; '.join(tried)})")
-        words = f"attention: {best} for prompts ({'; '.join(tried)})"
+            return LibraryChoice(ops, f"attention: kvscope's own kernels ({'; '.join(results)})")
+        description = f"attention: {best} for prompts ({'; '.join(results)})"
     else:
-        words = f"attention: {best} for prompts, as asked for, {_ratio_text(ratios[best])}"
+        description = f"attention: {best} for prompts, as asked for, {_ratio_text(ratios[best])}"
     failures: list[str] = []
-    return LibraryChoice(with_library_prefill(ops, found[best], frozenset(options), failures.append), words, failures)
+    return LibraryChoice(
+        with_library_prefill(ops, libraries[best], frozenset(options), failures.append), description, failures
+    )
 
 
 def installed() -> dict[str, str]:
     """Return, by library name, the version, or the reason why it cannot be imported."""
-    return {name: str(found) if isinstance(found, Missing) else found.name for name, found in _imported().items()}
+    return {
+        name: str(library) if isinstance(library, LibraryMissing) else library.name
+        for name, library in _imported().items()
+    }
 
 
 def importable() -> tuple[str, ...]:
     """Return the names and versions of the libraries that `choose` would compare on a GPU."""
-    return tuple(found.name for found in _imported().values() if not isinstance(found, Missing))
+    return tuple(library.name for library in _imported().values() if not isinstance(library, LibraryMissing))
 
 
-def _imported() -> dict[str, Library | Missing]:
-    found: dict[str, Library | Missing] = {}
+def _imported() -> dict[str, Library | LibraryMissing]:
+    libraries: dict[str, Library | LibraryMissing] = {}
     for name, make in _makers(AUTO):
         try:
-            found[name] = make()
-        except Missing as missing:
-            found[name] = missing
-    return found
+            libraries[name] = make()
+        except LibraryMissing as missing:
+            libraries[name] = missing
+    return libraries
 
 
 def by_events(call: Call) -> float:
@@ -173,19 +178,21 @@ def _time_ratio(
     for work in workloads_of(shape):
         pool = make_pool(work, str(device))
         for window, softcap in options:
-            given = (_WINDOW if window else None, _SOFTCAP if softcap else None)
-            calls = {each is theirs: partial(_run, each, pool, work, *given) for each in (ours, theirs)}
-            expected, found = calls[False](), calls[True]()
-            if not _is_close(found, expected):
-                raise Missing("computes something else than our kernels")
-            times = {whose: [clock(call) for _ in range(_ROUNDS)] for whose, call in calls.items()}
-            for whose, each in times.items():
-                total[whose] += min(each)
+            layer_options = (_WINDOW if window else None, _SOFTCAP if softcap else None)
+            calls = {
+                times_s is theirs: partial(_run, times_s, pool, work, *layer_options) for times_s in (ours, theirs)
+            }
+            expected, result = calls[False](), calls[True]()
+            if not _is_close(result, expected):
+                raise LibraryMissing("computes something else than our kernels")
+            times = {is_theirs: [clock(call) for _ in range(_ROUNDS)] for is_theirs, call in calls.items()}
+            for is_theirs, times_s in times.items():
+                total[is_theirs] += min(times_s)
     return total[True] / total[False]
 
 
 def workloads_of(shape: AttentionShape) -> tuple[AttentionWorkload, ...]:
-    makes = partial(
+    make_workload = partial(
         AttentionWorkload,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
@@ -194,9 +201,11 @@ def workloads_of(shape: AttentionShape) -> tuple[AttentionWorkload, ...]:
         dtype=shape.dtype,
     )
     return (
-        makes(name="prompts", seq_lens=(1024, 517, 1024), query_lens=(1024, 517, 1024)),
-        makes(name="chunk", seq_lens=(2603,), query_lens=(500,)),
-        makes(name="turn", seq_lens=(5003,), query_lens=(12,)),  # libraries split its keys over several programs
+        make_workload(name="prompts", seq_lens=(1024, 517, 1024), query_lens=(1024, 517, 1024)),
+        make_workload(name="chunk", seq_lens=(2603,), query_lens=(500,)),
+        make_workload(
+            name="turn", seq_lens=(5003,), query_lens=(12,)
+        ),  # libraries split its keys over several programs
     )
 
 
@@ -205,6 +214,6 @@ def _run(ops: Ops, pool: Pool, work: AttentionWorkload, sliding_window: int | No
     return ops.prefill(args, QueryRuns(pool.query_start, pool.max_query_len, host_lengths(work)))
 
 
-def _is_close(found: Tensor, expected: Tensor) -> bool:
-    difference = (found.float() - expected.float()).abs().max()
+def _is_close(result: Tensor, expected: Tensor) -> bool:
+    difference = (result.float() - expected.float()).abs().max()
     return bool(difference <= _TOLERANCE * expected.float().abs().max())

@@ -20,18 +20,18 @@ DECODE: Final = "paged_decode"
 PREFILL: Final = "paged_prefill"
 VERSION: Final = 1
 """Version of tables; increase it when a change of the kernels invalidates older measurements."""
-COMMITTED: Final = Path(__file__).with_name("tables.json")
+SHIPPED_TABLE: Final = Path(__file__).with_name("tables.json")
 _SIZES: Final = (16, 32, 64, 128, 256)
 _WARPS: Final = (1, 2, 4, 8, 16)
 _MAX_STAGES: Final = 8
 _MAX_BYTES: Final = 1 << 20
 
-_forced: dict[str, DotTiles] = {}
+_forced_tiles: dict[str, DotTiles] = {}
 
 
-def tuned(
+def measured_tiles(
     kernel: str,
-    given: DotTiles,
+    default: DotTiles,
     group: int,
     element_bytes: int,
     device: torch.device,
@@ -41,40 +41,40 @@ def tuned(
 ) -> DotTiles:
     """Return the measured tiles for this kernel and shape on this GPU.
 
-    If there are none, returns `given`, the tiles computed by `launch`.
+    If there are none, returns `default`, the tiles computed by `launch`.
     """
-    if _forced and kernel in _forced:
-        return _forced[kernel]
+    if _forced_tiles and kernel in _forced_tiles:
+        return _forced_tiles[kernel]
     if device.type != "cuda":
-        return given
-    return _tiles_of(kernel, given, group, element_bytes, is_quantized, is_cut, _gpu_name(device))
+        return default
+    return _tiles_of(kernel, default, group, element_bytes, is_quantized, is_cut, _gpu_name(device))
 
 
 def table_key(
-    kernel: str, given: DotTiles, group: int, element_bytes: int, *, is_quantized: bool, is_cut: bool = False
+    kernel: str, default: DotTiles, group: int, element_bytes: int, *, is_quantized: bool, is_cut: bool = False
 ) -> str:
     """Return the name of a shape in tables.
 
     `rows` distinguishes short from long runs of queries, `split` marks runs whose keys are split over several programs.
     """
-    cache_words = ", 8-bit cache" if is_quantized else ""
+    cache_text = ", 8-bit cache" if is_quantized else ""
     return (
-        f"{kernel} {given.tile_d}/{given.tile_v}, {group} heads a KV head, {element_bytes} bytes{cache_words}, "
-        f"{given.tile_m} rows{', split' * is_cut}"
+        f"{kernel} {default.tile_d}/{default.tile_v}, {group} heads a KV head, {element_bytes} bytes{cache_text}, "
+        f"{default.tile_m} rows{', split' * is_cut}"
     )
 
 
 @contextmanager
-def forcing(kernel: str, tiles: DotTiles) -> Iterator[None]:
+def forced_tiles(kernel: str, tiles: DotTiles) -> Iterator[None]:
     """Use these tiles for every launch of the kernel inside the context, to measure them. Not thread-safe."""
-    _forced[kernel] = tiles
+    _forced_tiles[kernel] = tiles
     try:
         yield
     finally:
-        del _forced[kernel]
+        del _forced_tiles[kernel]
 
 
-def own_table() -> Path:
+def user_table_path() -> Path:
     own = os.environ.get("KVSCOPE_CACHE")
     folder = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvscope"
     return folder / "tiles.json"
@@ -94,28 +94,28 @@ def read_table(path: Path, gpu: str) -> TileTable:
     try:
         if path.stat().st_size > _MAX_BYTES:
             return TileTable({}, "it is too large for a table of tiles")
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return TileTable({})
     except OSError as error:
         return TileTable({}, f"it cannot be read: {error.strerror}")
     except (ValueError, RecursionError):
         return TileTable({}, "it is no JSON")
-    version = found.get("version") if isinstance(found, dict) else None
+    version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
         return TileTable({}, f"it is of version {version!r}, these kernels read {VERSION}")
-    gpus = found.get("gpus")
+    gpus = content.get("gpus")
     entries = gpus.get(gpu, {}) if isinstance(gpus, dict) else None
     if not isinstance(entries, dict):
         return TileTable({}, "it has something else in the place of tiles")
     return TileTable(entries)
 
 
-def describe_own_table(device: torch.device) -> str:
+def describe_user_table(device: torch.device) -> str:
     """Return the line shown at startup about the user's own table, or "" if it has nothing for this GPU."""
     if device.type != "cuda":
         return ""
-    path = own_table()
+    path = user_table_path()
     table = read_table(path, _gpu_name(device))
     if table.fault:
         return (
@@ -153,36 +153,36 @@ def as_entry(tiles: DotTiles) -> dict[str, int | bool | None]:
     }
 
 
-def from_entry(entry: Any, given: DotTiles, group: int) -> DotTiles | None:
-    """Return the tiles of an entry for the shape of `given`, or None if no kernel supports them."""
+def from_entry(entry: Any, default: DotTiles, group: int) -> DotTiles | None:
+    """Return the tiles of an entry for the shape of `default`, or None if no kernel supports them."""
     if not isinstance(entry, dict):
         return None
-    found: dict[str, Any] = {name: entry.get(name) for name in as_entry(given)}
-    registers, in_registers = found.pop("max_registers"), bool(found.pop("query_in_registers"))
-    is_right = (
-        all(type(number) is int for number in found.values())
+    sizes: dict[str, Any] = {name: entry.get(name) for name in as_entry(default)}
+    registers, in_registers = sizes.pop("max_registers"), bool(sizes.pop("query_in_registers"))
+    is_valid = (
+        all(type(number) is int for number in sizes.values())
         and (registers is None or (type(registers) is int and 32 <= registers <= 255))
-        and found["tile_m"] in _SIZES
-        and found["tile_n"] in _SIZES
-        and found["tile_m"] >= group
-        and found["num_warps"] in _WARPS
-        and 1 <= found["num_stages"] <= _MAX_STAGES
+        and sizes["tile_m"] in _SIZES
+        and sizes["tile_n"] in _SIZES
+        and sizes["tile_m"] >= group
+        and sizes["num_warps"] in _WARPS
+        and 1 <= sizes["num_stages"] <= _MAX_STAGES
     )
-    if not is_right:
+    if not is_valid:
         return None
-    return given._replace(**found, max_registers=registers, query_in_registers=in_registers)
+    return default._replace(**sizes, max_registers=registers, query_in_registers=in_registers)
 
 
 @cache
 def _tiles_of(
-    kernel: str, given: DotTiles, group: int, element_bytes: int, is_quantized: bool, is_cut: bool, gpu: str
+    kernel: str, default: DotTiles, group: int, element_bytes: int, is_quantized: bool, is_cut: bool, gpu: str
 ) -> DotTiles:
-    key = table_key(kernel, given, group, element_bytes, is_quantized=is_quantized, is_cut=is_cut)
-    for path in (own_table(), COMMITTED):
-        found = from_entry(read_table(path, gpu).entries.get(key), given, group)
-        if found is not None:
-            return found
-    return given
+    key = table_key(kernel, default, group, element_bytes, is_quantized=is_quantized, is_cut=is_cut)
+    for path in (user_table_path(), SHIPPED_TABLE):
+        tiles = from_entry(read_table(path, gpu).entries.get(key), default, group)
+        if tiles is not None:
+            return tiles
+    return default
 
 
 @cache

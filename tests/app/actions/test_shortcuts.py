@@ -32,7 +32,7 @@ def editor(window, qtbot):
 
 
 def set_key(editor, name, keys):
-    editor.choose(name)
+    editor.select_command(name)
     editor.keys.setKeySequence(QKeySequence(keys))
     editor.set_button.click()
 
@@ -71,17 +71,20 @@ def test_changed_shortcut_takes_effect_and_is_saved(editor, window, session, set
 @pytest.mark.parametrize("theme", ["dark", "light"])
 def test_selected_command_has_enough_contrast_with_and_without_focus(editor, window, qtbot, theme):
     window.themes.choose(theme)
-    editor.choose("play")
-    for widget in (editor.list, editor.keys):  # the chosen command stays readable while the focus is in the key field
+    editor.select_command("play")
+    for widget in (
+        editor.command_list,
+        editor.keys,
+    ):  # the chosen command stays readable while the focus is in the key field
         widget.setFocus()
         qtbot.waitUntil(widget.hasFocus)
-        row = editor.list.visualItemRect(editor.list.currentItem())
-        image = editor.list.viewport().grab(row).toImage()
+        row = editor.command_list.visualItemRect(editor.command_list.currentItem())
+        image = editor.command_list.viewport().grab(row).toImage()
         lights = [image.pixelColor(x, y).lightness() for x in range(image.width()) for y in range(image.height())]
         behind = max(set(lights), key=lights.count)
         assert max(abs(light - behind) for light in lights) > 90, "the text does not stand out"
         below = row.translated(0, row.height())
-        other = editor.list.viewport().grab(below).toImage().pixelColor(image.width() - 2, image.height() // 2)
+        other = editor.command_list.viewport().grab(below).toImage().pixelColor(image.width() - 2, image.height() // 2)
         assert other.lightness() != image.pixelColor(image.width() // 2, 2).lightness(), (
             "the selected row looks like the others"
         )
@@ -99,10 +102,10 @@ def test_key_of_another_command_is_reassigned_only_after_confirmation(editor, wi
 def test_one_shortcut_or_all_shortcuts_can_be_reset(editor, window, settings):
     set_key(editor, "zoom_in", "Z")
     set_key(editor, "fit", "X")
-    editor.choose("zoom_in")
+    editor.select_command("zoom_in")
     editor.default_button.click()
     assert [k.toString() for k in window.actions_by_name["zoom_in"].shortcuts()] == ["+", "="]
-    editor.choose("zoom_in")
+    editor.select_command("zoom_in")
     editor.clear_button.click()
     assert window.actions_by_name["zoom_in"].shortcuts() == []
     editor.reset_button.click()
@@ -120,7 +123,7 @@ def test_changed_shortcut_applies_to_all_windows_and_their_tooltips(editor, wind
 
 def test_shortcut_search_matches_command_names_and_keys(editor):
     def shown():
-        items = [editor.list.topLevelItem(i) for i in range(editor.list.topLevelItemCount())]
+        items = [editor.command_list.topLevelItem(i) for i in range(editor.command_list.topLevelItemCount())]
         return [item.text(0) for item in items if not item.isHidden()]
 
     everything = len(shown())

@@ -129,15 +129,15 @@ def test_each_alarm_has_one_notice_and_the_newest_is_shown_first(window_with_scr
     assert strip.names == [KV_USAGE, "Long wait"]
     assert strip.text.startswith("Long wait longest wait of a request for its first step > 10 s, since ")
     assert "and 1 more" in driver.visible_texts(strip)
-    strip.dismiss.click()
+    strip.dismiss_button.click()
     assert strip.names == [KV_USAGE]
-    alone.go.click()
-    alone.dismiss.click()
-    alone.go.click()
+    alone.go_button.click()
+    alone.dismiss_button.click()
+    alone.go_button.click()
     assert went == [START_NS + 11 * SECOND_NS, START_NS]
-    strip.all.click()
+    strip.all_button.click()
     assert window_with_scripted_overview.docks["bookmarks"].isVisible()
-    strip.dismiss.click()
+    strip.dismiss_button.click()
     assert not strip.isVisible()
     extend_overview(session, [second(at, used=97) for at in range(20, 30)])
     assert not strip.isVisible()  # the alarm is still the same one
@@ -145,26 +145,26 @@ def test_each_alarm_has_one_notice_and_the_newest_is_shown_first(window_with_scr
 
 
 @pytest.fixture
-def settings_keeper(settings):
+def settings_store(settings):
     return SettingsStore(settings)
 
 
-def test_overview_is_not_checked_while_all_rules_are_off(session, settings_keeper):
-    settings_keeper.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
-    watch, looks = AlarmEvaluator(session, settings_keeper), []
+def test_overview_is_not_checked_while_all_rules_are_off(session, settings_store):
+    settings_store.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
+    watch, looks = AlarmEvaluator(session, settings_store), []
     watch.evaluated.connect(lambda: looks.append(1))
     extend_overview(session, [second(at, used=100) for at in range(60)])
     assert session.bookmarks.shown == looks == []
-    settings_keeper.change(alarm_rules=(RULES[KV_USAGE],))
+    settings_store.change(alarm_rules=(RULES[KV_USAGE],))
     extend_overview(session, [second(at, used=100) for at in range(60, 70)])
     assert session.bookmarks.shown
     assert looks
     watch.deleteLater()
 
 
-def test_long_overview_is_checked_in_several_parts(session, settings_keeper, qtbot):
+def test_long_overview_is_checked_in_several_parts(session, settings_store, qtbot):
     session.overview.extend(second(at, used=97 if at % 100 < 20 else 50) for at in range(1000))
-    watch = AlarmEvaluator(session, settings_keeper)
+    watch = AlarmEvaluator(session, settings_store)
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 10, timeout=WAIT_MS)
     assert all(mark.until_ns for mark in session.bookmarks.shown)
     watch.deleteLater()
@@ -225,8 +225,8 @@ def test_dialog_shows_the_rules_and_saves_edits_to_the_settings(window_with_scri
     row.expression.selectAll()
     qtbot.keyClicks(row.expression, "kv_usage > 0.8")
     row.seconds.setValue(2)
-    dialog.rows[4].is_on.click()
-    dialog.rows[6].remove.click()
+    dialog.rows[4].on_box.click()
+    dialog.rows[6].remove_button.click()
     ok_button(dialog).click()
     kept = SettingsStore(settings).values.alarm_rules
     assert kept[0] == Rule(name=KV_USAGE, expression="kv_usage > 0.8", seconds=2.0)
@@ -237,19 +237,19 @@ def test_dialog_shows_the_rules_and_saves_edits_to_the_settings(window_with_scri
     again = AlarmDialog(
         window_with_scripted_overview.alarms, window_with_scripted_overview.themes.theme, window_with_scripted_overview
     )
-    again.add.click()
+    again.add_button.click()
     again.rows[-1].expression.setText("running > 8")
     again.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).click()
     assert again.rules[:-1] == DEFAULT_RULES
     assert again.rules[-1].expression == "running > 8"
-    again.all.setChecked(True)
-    again.all.click()
+    again.all_box.setChecked(True)
+    again.all_box.click()
     assert not any(rule.is_on for rule in again.rules)
     again.close()
 
 
 def test_rule_expression_is_validated_while_it_is_typed(window_with_scripted_overview, dialog, qtbot):
-    dialog.add.click()
+    dialog.add_button.click()
     row = dialog.rows[-1]
     assert not ok_button(dialog).isEnabled()
     qtbot.keyClicks(row.expression, "ttft_p99 > 500")
@@ -272,10 +272,10 @@ def test_rule_expression_is_validated_while_it_is_typed(window_with_scripted_ove
 
 
 def test_picking_a_figure_from_the_menu_inserts_its_name(dialog, qtbot):
-    groups = [action.menu() for action in dialog.figures.menu().actions()]
+    groups = [action.menu() for action in dialog.figure_button.menu().actions()]
     entries = {action.text().split("\t")[0]: action for group in groups for action in group.actions()}
     assert set(entries) == set(SECOND_FIGURES)
-    dialog.add.click()
+    dialog.add_button.click()
     entries["free_blocks"].trigger()
     qtbot.keyClicks(dialog.rows[-1].expression, " < 100")
     assert dialog.rules[-1].expression == "free_blocks < 100"
@@ -316,7 +316,7 @@ def test_live_alarm_bookmarks_are_saved_in_the_recent_history(window, qtbot):
     assert session.disk_history.ring.flush(60.0)
     ring_recording = Recording.open(session.disk_history.ring.folder, origin_ns=session.disk_history.ring.origin_ns)
     assert list(newest_revisions(ring_recording.bookmarks()).values()) == session.bookmarks.shown
-    window.alarm_strip.go.click()
+    window.alarm_strip.go_button.click()
     assert session.timeline.is_paused
     qtbot.waitUntil(lambda: session.timeline.cursor_ns <= session.bookmarks.shown[0].time_ns + 1000, timeout=WAIT_MS)
 

@@ -59,7 +59,7 @@ def test_menu_entry_icon_and_mime_type_are_installed_and_removed(data_folder, ca
 
 @pytest.mark.parametrize("path", ["/opt/my tools/kvscope", '/opt/q"uo$te`s\\/100%/kvscope', "/usr/bin/kvscope"])
 def test_desktop_entry_quotes_the_path_of_the_program(data_folder, monkeypatch, path):
-    monkeypatch.setattr(desktop_files, "program", lambda: path)
+    monkeypatch.setattr(desktop_files, "program_path", lambda: path)
     assert main(["install-desktop-files"]) == 0
     found = entry(data_folder / "applications/kvscope-open.desktop")
     line = found["Exec"].replace("\\\\", "\\").replace("%%", "%")
@@ -123,4 +123,4 @@ def test_unwritable_data_folder_is_reported_in_one_line(data_folder, capsys):
 
 def test_program_path_is_found_next_to_the_interpreter(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pytest"])
-    assert Path(desktop_files.program()).name == "kvscope"
+    assert Path(desktop_files.program_path()).name == "kvscope"

@@ -14,7 +14,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 START_NS = 1_700_000_000 * SECOND_NS
 
 
-class FilesOfBookmarks:
+class BookmarkFilesWriter:
     """Recording writer that stores the bookmarks of each file and the summaries added by a test."""
 
     engine = "kvscope"
@@ -37,9 +37,9 @@ class FilesOfBookmarks:
         return [" ".join(each.text for each in newest_revisions(file).values()) for file in self.bookmarks]
 
 
-def record_loads(*loads: int | None) -> FilesOfBookmarks:
+def record_loads(*loads: int | None) -> BookmarkFilesWriter:
     """Record one second for each number of running requests; None begins a new file."""
-    writer: Any = FilesOfBookmarks()
+    writer: Any = BookmarkFilesWriter()
     alarms = RecordedAlarms([parse_rule("Busy: running > 3 for 1 s")], "", writer, "ipc:///x", lambda line: None)
     second = 0
     for load in loads:

@@ -157,7 +157,7 @@ def test_top_prints_no_error_when_its_output_pipe_is_closed(serve: Callable, mak
 def test_top_lines_fit_the_width_and_contain_no_control_characters(width: int) -> None:
     reason = msgspec.structs.replace(READING, state=SourceState.STUCK, reason="no step\x1b[2J for 3 s")
     for reading in (READING, reason, EngineStatus(address="x" * 300)):
-        lines = [*engine_lines(reading, width, is_chosen=True), short_line(reading, width)]
+        lines = [*engine_lines(reading, width, is_selected=True), short_line(reading, width)]
         lines += request_lines(reading, width, 3, "blocks")
         for text in in_encoding(plain_text(lines), "utf-8").split("\n"):
             assert sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text) <= width

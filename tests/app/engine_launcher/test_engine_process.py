@@ -101,36 +101,36 @@ def test_log_contains_only_the_last_state_of_a_progress_bar(start_process, qtbot
     assert process.log_text() == "100 %"
 
 
-def test_keeper_reports_a_killed_engine_once_and_restarts_it(start_process, qtbot):
+def test_supervisor_reports_a_killed_engine_once_and_restarts_it(start_process, qtbot):
     process = start_process(SLEEP)
-    keeper = EngineSupervisor(process)
+    supervisor = EngineSupervisor(process)
     try:
         wait_for(process, qtbot, "serving")
-        with qtbot.waitSignal(keeper.ended, timeout=120_000) as waited:
+        with qtbot.waitSignal(supervisor.ended, timeout=120_000) as waited:
             os.kill(process.pid, signal.SIGKILL)
         assert waited.args == ["killed by SIGKILL"]
-        with qtbot.assertNotEmitted(keeper.ended, wait=300):
+        with qtbot.assertNotEmitted(supervisor.ended, wait=300):
             pass
-        with qtbot.waitSignal(keeper.started, timeout=120_000):
-            keeper.restart()
-        assert keeper.is_running
+        with qtbot.waitSignal(supervisor.started, timeout=120_000):
+            supervisor.restart()
+        assert supervisor.is_running
     finally:
-        keeper.detach()
-        keeper.deleteLater()
+        supervisor.detach()
+        supervisor.deleteLater()
 
 
-def test_keeper_restart_of_a_running_engine_does_not_emit_ended(start_process, qtbot):
+def test_supervisor_restart_of_a_running_engine_does_not_emit_ended(start_process, qtbot):
     process = start_process(SLEEP)
-    keeper = EngineSupervisor(process)
+    supervisor = EngineSupervisor(process)
     try:
         wait_for(process, qtbot, "serving")
         old = process.pid
-        with qtbot.assertNotEmitted(keeper.ended), qtbot.waitSignal(keeper.started, timeout=120_000):
-            keeper.restart()
+        with qtbot.assertNotEmitted(supervisor.ended), qtbot.waitSignal(supervisor.started, timeout=120_000):
+            supervisor.restart()
         assert process.pid != old
     finally:
-        keeper.detach()
-        keeper.deleteLater()
+        supervisor.detach()
+        supervisor.deleteLater()
 
 
 def test_serve_command_exits_with_its_parent_unless_kept():

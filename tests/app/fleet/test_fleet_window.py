@@ -21,7 +21,7 @@ from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.fleet.fleet_row import FleetRow
-from kvscope_telemetry.fleet.list_reader import Listed
+from kvscope_telemetry.fleet.list_reader import ListReading
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.transport.connections import read_connections
@@ -42,7 +42,7 @@ class FakeReader:
     name = "list.txt"
 
     def __init__(self):
-        self.listed = Listed()
+        self.listed = ListReading()
         self.num_asked = 0
 
     def read_now(self):
@@ -183,10 +183,10 @@ def test_failure_to_open_an_engine_is_shown_in_the_status_label(make_fleet):
 
 def test_status_label_shows_the_state_of_the_list(window):
     assert "Reading list.txt" in window.status_label.text()
-    window.list_reader.listed = Listed(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
+    window.list_reader.listed = ListReading(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
     window.refresh()
     assert "'ls' failed" in window.status_label.text()
-    window.reload.click()
+    window.reload_button.click()
     assert window.list_reader.num_asked == 1
     show_rows(window, ())
     assert NOTHING_LISTED in driver.visible_texts(window)
@@ -194,9 +194,9 @@ def test_status_label_shows_the_state_of_the_list(window):
 
 def test_list_text_shows_age_and_errors():
     second = 1_000_000_000
-    assert list_text("x", Listed(read_ns=1, num_tries=1), 5 * second) == "List: x, read 4 s ago"
-    assert list_text("x", Listed(trouble="gone", num_tries=1), 0) == "The list could not be read: gone"
-    old = Listed(trouble="gone", is_old=True, read_ns=1, num_tries=3)
+    assert list_text("x", ListReading(read_ns=1, num_tries=1), 5 * second) == "List: x, read 4 s ago"
+    assert list_text("x", ListReading(trouble="gone", num_tries=1), 0) == "The list could not be read: gone"
+    old = ListReading(trouble="gone", is_old=True, read_ns=1, num_tries=3)
     assert list_text("x", old, 120 * second) == "The list is 1:59 min old: gone"
 
 
@@ -290,11 +290,11 @@ def press_button(dialog, text):
 def test_added_engine_is_validated_watched_and_saved(window, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     dialog = open_attach_sheet(window)
-    dialog.fields.where.setText("no such thing")
+    dialog.fields.address_line.setText("no such thing")
     press_button(dialog, "Add")
     assert dialog.isVisible(), "the dialog stays open and shows the error"
     assert window.fleet.watched == ()
-    dialog.fields.where.setText("ipc:///run/kvscope/telemetry")
+    dialog.fields.address_line.setText("ipc:///run/kvscope/telemetry")
     dialog.fields.name.setText("ours")
     press_button(dialog, "Add")
     assert [(entry.address.text, entry.name) for entry in window.fleet.watched] == [
@@ -302,7 +302,7 @@ def test_added_engine_is_validated_watched_and_saved(window, monkeypatch, tmp_pa
     ]
     assert [(kept.endpoint, kept.label) for kept in read_connections()] == [("ipc:///run/kvscope/telemetry", "ours")]
     again = open_attach_sheet(window)
-    again.fields.where.setText("ipc:///run/kvscope/telemetry")
+    again.fields.address_line.setText("ipc:///run/kvscope/telemetry")
     press_button(again, "Add")
     assert any("is already on the list" in each.text() for each in again.findChildren(QLabel))
     again.close()

@@ -33,7 +33,7 @@ from kvscope_telemetry.source import SourceState
 
 @pytest.fixture
 def generator(session):
-    made = LoadGenerator(session, chance=random.Random(1))
+    made = LoadGenerator(session, rng=random.Random(1))
     yield made
     made.stop()
     made.deleteLater()
@@ -172,11 +172,11 @@ def test_requests_are_sent_at_the_set_rate_on_average(engine, session, generator
 
 
 def test_prompts_follow_the_chosen_mix():
-    prompts, chance = sample_prompts(), random.Random(3)
-    shared = [make_request(LoadSettings(mix=Mix.SHARED), prompts, "a", chance).prompt for _ in range(8)]
+    prompts, rng = sample_prompts(), random.Random(3)
+    shared = [make_request(LoadSettings(mix=Mix.SHARED), prompts, "a", rng).prompt for _ in range(8)]
     assert len({prompt[:1000] for prompt in shared}) == 1
     assert len(set(shared)) > 1
-    request = make_request(LoadSettings(mix=Mix.SHORT, min_output_tokens=5, max_output_tokens=6), prompts, "a", chance)
+    request = make_request(LoadSettings(mix=Mix.SHORT, min_output_tokens=5, max_output_tokens=6), prompts, "a", rng)
     assert len(request.prompt) < 150
     assert request.sampling.max_tokens in (5, 6)
     assert request.sampling.ignore_eos
@@ -206,8 +206,8 @@ def test_load_settings_are_saved_and_restored(engine, session, qtbot, tmp_path):
     first.mix.setCurrentText(chosen.mix)
     first.concurrency.setValue(7)
     first.rate.setValue(2.5)
-    first.longest.setValue(1024)
-    first.shortest.setValue(8)
+    first.max_output.setValue(1024)
+    first.min_output.setValue(8)
     first.save_settings(kept)
     second.restore_settings(kept)
     assert second.settings() == chosen
@@ -242,7 +242,7 @@ def test_load_view_starts_and_stops_with_one_button(engine, session, qtbot):
     view.refresh()
     assert view.button.text() == "Start load"
     assert view.counts["Aborted"].text() == "3"
-    view.shortest.setValue(300)
+    view.min_output.setValue(300)
     view.button.click()
     assert "maximum output tokens: 256 is not accepted" in view.message.text()
     assert not view.generator.is_running
@@ -260,7 +260,7 @@ def test_fields_of_a_hidden_tab_fit_when_the_tab_is_shown(session, qtbot):
     tabs.setCurrentWidget(load)
     QApplication.processEvents()
     edge = load.mapToGlobal(load.rect().topRight()).x()
-    for field in (load.concurrency, load.mix, load.longest, load.button):
+    for field in (load.concurrency, load.mix, load.max_output, load.button):
         assert field.mapToGlobal(field.rect().topRight()).x() < edge
 
 
@@ -283,8 +283,8 @@ def test_adapter_choice_is_shown_and_used_if_the_engine_has_adapters(engine, ses
     for text in ("None", "sql", "Mixed: none and each adapter"):
         view.adapter.setCurrentText(text)
         settings = view.settings()
-        chance, prompts = random.Random(2), sample_prompts()
-        asked[text] = {make_request(settings, prompts, f"r{n}", chance).adapter for n in range(40)}
+        rng, prompts = random.Random(2), sample_prompts()
+        asked[text] = {make_request(settings, prompts, f"r{n}", rng).adapter for n in range(40)}
     assert asked == {"None": {""}, "sql": {"sql"}, "Mixed: none and each adapter": {"", "sql", "python"}}
     view.adapter.setCurrentText("sql")
     engine.source.status = replace(engine.source.status, adapters=loaded[1:])

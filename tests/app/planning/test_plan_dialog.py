@@ -136,15 +136,15 @@ def test_parts_of_one_bar_have_distinct_colours(qtbot, theme):
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_shares_equal_those_printed_by_the_command(qtbot, fits):
-    from kvscope_engine.planning.plan_report_text import text
+    from kvscope_engine.planning.plan_report_text import plan_text
 
     view, made = PlanView(DARK), _make_answer(fits=fits)
     qtbot.addWidget(view)
     view.show_answer(made)
     assert "of 24.0 GiB" in view.shown_text
-    assert "of 24.0 GiB" in text(made)
+    assert "of 24.0 GiB" in plan_text(made)
     shares = [word for word in view.shown_text.split("\n") if word.endswith(" %")]
-    assert shares == re.findall(r"\d+ %", text(made))
+    assert shares == re.findall(r"\d+ %", plan_text(made))
     assert shares[:2] == ["62 %", "17 %"], "15 and 4 of 24 GiB"
 
 

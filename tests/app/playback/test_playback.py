@@ -249,13 +249,13 @@ def test_jump_to_an_event_shows_its_kind_and_time_in_the_status_bar(session, mak
     assert event is not None
     seek(session, (event.time_ns - session.timeline.origin_ns) / 1e9 - 0.001)
     jumps = EventJumps(session.timeline, window.statusBar().showMessage)
-    jumps.choose("")
-    jumps.go(forward=True)
+    jumps.set_kind("")
+    jumps.go_to_event(forward=True)
     message = window.statusBar().currentMessage()
     assert message.startswith(event.event.kind)
     assert clock_text(session.timeline.cursor_ns) in message
-    jumps.choose("refused")
-    jumps.go(forward=True)
+    jumps.set_kind("refused")
+    jumps.go_to_event(forward=True)
     assert window.statusBar().currentMessage() == "No refusals after this moment"
 
 

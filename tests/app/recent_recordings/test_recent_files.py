@@ -41,10 +41,10 @@ def action_texts(show_recent_menu: QMenu) -> list[str]:
 
 
 def test_newest_recording_comes_first_and_once(qapp, settings):
-    keeper = SettingsStore(settings)
+    store = SettingsStore(settings)
     for path in ("/a.mcap", "/b.mcap", "/a.mcap.part"):
-        add_recent(keeper, path)
-    assert keeper.values.recent_recordings == ("/a.mcap", "/b.mcap")
+        add_recent(store, path)
+    assert store.values.recent_recordings == ("/a.mcap", "/b.mcap")
     assert read_settings(settings).recent_recordings == ("/a.mcap", "/b.mcap")
 
 
@@ -57,10 +57,10 @@ def test_recordings_of_two_processes_are_all_listed(qapp, settings):
 
 
 def test_oldest_recording_is_dropped_from_a_full_list(qapp, settings):
-    keeper = SettingsStore(settings)
+    store = SettingsStore(settings)
     for number in range(MAX_RECENT + 3):
-        add_recent(keeper, f"/{number}.mcap")
-    found = keeper.values.recent_recordings
+        add_recent(store, f"/{number}.mcap")
+    found = store.values.recent_recordings
     assert (len(found), found[0], found[-1]) == (MAX_RECENT, f"/{MAX_RECENT + 2}.mcap", "/3.mcap")
 
 
@@ -72,10 +72,10 @@ def test_file_that_is_being_written_is_found_by_its_final_name(tmp_path):
 
 
 def test_recording_folder_is_the_last_used_one_or_the_documents_folder(qapp, settings, tmp_path):
-    keeper = SettingsStore(settings)
-    assert recording_folder(keeper.values).is_absolute()
-    keeper.change(recording_folder=str(tmp_path))
-    assert recording_folder(keeper.values) == tmp_path
+    store = SettingsStore(settings)
+    assert recording_folder(store.values).is_absolute()
+    store.change(recording_folder=str(tmp_path))
+    assert recording_folder(store.values) == tmp_path
 
 
 def test_menu_opens_a_recent_recording_and_disables_a_missing_one(

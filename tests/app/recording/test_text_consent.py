@@ -103,7 +103,7 @@ def playback_session(tmp_path, qtbot):
             writer.write(message, wait=True)
             if message is not engine.hello:
                 texts.add_message(message)
-                texts._next_s = -1.0
+                texts._next_request_s = -1.0
                 texts.add_contents(
                     BlockContent(block=block, token_ids=(1,) * 16, text=f"words of block {block}")
                     for block in texts.due()

@@ -12,14 +12,14 @@ from kvscope_telemetry.summaries.bookmark import Bookmark, new_bookmark
 
 
 @pytest.fixture
-def kept_bookmarks():
+def stored_bookmarks():
     return []
 
 
 @pytest.fixture
-def bookmarks(qapp, kept_bookmarks):
+def bookmarks(qapp, stored_bookmarks):
     made = Bookmarks()
-    made.store = lambda said: kept_bookmarks.extend(said) or ""
+    made.store = lambda said: stored_bookmarks.extend(said) or ""
     yield made
     made.deleteLater()
 
@@ -28,7 +28,7 @@ def texts(bookmarks):
     return [mark.text for mark in bookmarks.shown]
 
 
-def test_each_change_of_a_bookmark_is_saved_as_a_new_revision(bookmarks, kept_bookmarks):
+def test_each_change_of_a_bookmark_is_saved_as_a_new_revision(bookmarks, stored_bookmarks):
     second, first = bookmarks.add(20, "second"), bookmarks.add(10)
     assert bookmarks.shown == [first, second]
     bookmarks.rename(first, "  first ")
@@ -38,9 +38,9 @@ def test_each_change_of_a_bookmark_is_saved_as_a_new_revision(bookmarks, kept_bo
     back = bookmarks.undo()
     assert back.text == "first"
     assert texts(bookmarks) == ["first", "second"]
-    assert [mark.revision for mark in kept_bookmarks if mark.bookmark_id == first.bookmark_id] == [0, 1, 2, 3]
+    assert [mark.revision for mark in stored_bookmarks if mark.bookmark_id == first.bookmark_id] == [0, 1, 2, 3]
     again = Bookmarks()
-    again.load(reversed(kept_bookmarks))
+    again.load(reversed(stored_bookmarks))
     assert again.shown == bookmarks.shown
     again.deleteLater()
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvscope_app.session.history import BIN_NS
 from kvscope_app.session.session import Session
-from kvscope_app.views.requests.request_columns import read_columns
+from kvscope_app.views.requests.request_rows import read_columns
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording

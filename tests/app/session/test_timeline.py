@@ -38,7 +38,7 @@ def make_server(folder):
 
 
 @contextmanager
-def kept_session(folder):
+def session_with_history(folder):
     """Session on a simulated engine, with three seconds of recorded history."""
     with closing(make_server(folder)):
         source = LiveSource(f"ipc://{folder}/telemetry")
@@ -61,7 +61,7 @@ def shared(qapp, tmp_path_factory):
     folder = tmp_path_factory.mktemp("live")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        with kept_session(folder) as session:
+        with session_with_history(folder) as session:
             yield session
 
 
@@ -84,7 +84,7 @@ def threads_before():
 @pytest.fixture
 def own_session(qapp, tmp_path, threads_before):
     """Session of a single test, which may close it."""
-    with kept_session(tmp_path) as session:
+    with session_with_history(tmp_path) as session:
         assert session.disk_history.ring.flush(60.0)
         yield session
 

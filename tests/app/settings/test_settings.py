@@ -21,8 +21,8 @@ def settings_file(tmp_path):
 
 
 def test_changed_settings_are_restored_at_the_next_start(settings):
-    keeper = SettingsStore(settings)
-    keeper.change(
+    store = SettingsStore(settings)
+    store.change(
         theme="light",
         zoom_percent=125,
         layouts={"two maps": WindowLayout(left=LayoutPart(share=0.3, tabs=("memory",)))},
@@ -104,16 +104,16 @@ def test_concurrent_processes_do_not_lose_changes(settings_file):
 
 
 def test_failure_to_save_keeps_the_changed_value_in_memory(settings, monkeypatch):
-    keeper = SettingsStore(settings)
+    store = SettingsStore(settings)
     reasons = []
-    keeper.write_failed.connect(reasons.append)
+    store.write_failed.connect(reasons.append)
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(SettingsFile, "_write", full)
-    keeper.change(theme="light")
-    assert keeper.values.theme == "light"
+    store.change(theme="light")
+    assert store.values.theme == "light"
     assert reasons == ["No space left on device"]
 
 

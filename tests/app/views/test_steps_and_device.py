@@ -9,7 +9,7 @@ from tests.app import window_driver as driver
 
 from kvscope_app.session.request_times import RequestTimes
 from kvscope_app.views.memory.memory_view import MemoryView
-from kvscope_app.views.requests.request_columns import read_columns
+from kvscope_app.views.requests.request_rows import read_columns
 from kvscope_app.views.throughput.throughput_view import ThroughputView
 from kvscope_app.window.status_bar import StatusBar, device_text
 from kvscope_telemetry.messages.capabilities import Capabilities

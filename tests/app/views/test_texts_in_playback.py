@@ -47,7 +47,7 @@ def make_recording(path, *, with_texts):
             writer.write(message, wait=True)
             if with_texts and message is not engine.hello:
                 texts.add_message(message)
-                texts._next_s = -1.0
+                texts._next_request_s = -1.0
                 texts.add_contents(
                     BlockContent(
                         block=block, token_ids=(1,) * int(engine.ledger.filled[block]), text=text_of_block(block)

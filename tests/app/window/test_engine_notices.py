@@ -19,8 +19,8 @@ REASON = "max_model_len=8192 is not accepted with allocator='contiguous': " + "s
 REMEDY = "(--max-model-len 2048)"
 
 
-class FakeKeeper(QObject):
-    """Keeper of an engine process that was never started."""
+class FakeSupervisor(QObject):
+    """Supervisor of an engine process that was never started."""
 
     ended = Signal(str)
     started = Signal()
@@ -32,30 +32,30 @@ class FakeKeeper(QObject):
 
 
 @pytest.fixture
-def window_and_keeper(make_engine, make_session, make_window):
-    """Window whose engine ended with a long reason, and its keeper."""
+def window_and_supervisor(make_engine, make_session, make_window):
+    """Window whose engine ended with a long reason, and its supervisor."""
     engine = make_engine()
     engine.source.updates.clear()
     engine.set_status(SourceState.CONNECTING)
-    keeper = FakeKeeper()
-    window = make_window(make_session(engine), keeper=keeper, size=(900, 700))
-    keeper.ended.emit(REASON + REMEDY)
-    return window, keeper
+    supervisor = FakeSupervisor()
+    window = make_window(make_session(engine), supervisor=supervisor, size=(900, 700))
+    supervisor.ended.emit(REASON + REMEDY)
+    return window, supervisor
 
 
-def test_long_reason_is_wrapped_and_not_truncated(window_and_keeper, qtbot):
-    window, _ = window_and_keeper
+def test_long_reason_is_wrapped_and_not_truncated(window_and_supervisor, qtbot):
+    window, _ = window_and_supervisor
     (words,) = [label for label in window.banner.findChildren(QLabel) if label.text().endswith(REMEDY)]
     qtbot.waitUntil(lambda: words.height() >= words.heightForWidth(words.width()), timeout=60_000)
     assert words.height() > 2 * words.fontMetrics().height()
 
 
-def test_ended_engine_is_shown_as_stopped_until_it_is_restarted(window_and_keeper):
-    window, keeper = window_and_keeper
+def test_ended_engine_is_shown_as_stopped_until_it_is_restarted(window_and_supervisor):
+    window, supervisor = window_and_supervisor
     window.session.poll()
     assert window.session.status.state is SourceState.ENDED
     assert driver.status_label(window, "state").text().startswith("Stopped: max_model_len=8192")
-    keeper.started.emit()
+    supervisor.started.emit()
     assert window.session.status.state is SourceState.CONNECTING
 
 
@@ -75,7 +75,7 @@ def test_unreachable_address_shows_the_reason_and_can_be_changed(make_engine, ma
     assert {"Change address…", "Cancel"} <= buttons.keys()
     qtbot.mouseClick(buttons["Change address…"], Qt.MouseButton.LeftButton)
     dialog = window.findChild(AttachDialog)
-    dialog.fields.where.setText("ipc:///nowhere/telemetry")
+    dialog.fields.address_line.setText("ipc:///nowhere/telemetry")
     attach = next(button for button in dialog.findChildren(QPushButton) if button.text() == "Attach")
     attach.click()
     assert [address.text for address in attached] == ["ipc:///nowhere/telemetry"]
@@ -110,9 +110,12 @@ class FakeProcess(SimpleNamespace):
 def test_change_of_8_bit_activations_is_confirmed_and_restarts_the_engine(
     is_rounded, value, make_engine, make_session, make_window
 ):
-    engine, keeper = make_engine(), FakeKeeper()
-    keeper.engine, keeper.restart = FakeProcess(options_set=[]), lambda: keeper.engine.options_set.append("restart")
-    window = make_window(make_session(engine), keeper=keeper, size=(900, 700))
+    engine, supervisor = make_engine(), FakeSupervisor()
+    supervisor.engine, supervisor.restart = (
+        FakeProcess(options_set=[]),
+        lambda: supervisor.engine.options_set.append("restart"),
+    )
+    window = make_window(make_session(engine), supervisor=supervisor, size=(900, 700))
     hello = window.session.live_mirror.hello
     model = replace(hello.model, quantization="int4-a8" if is_rounded else "int4")
     window.session.live_mirror.hello = replace(hello, model=model)
@@ -122,9 +125,9 @@ def test_change_of_8_bit_activations_is_confirmed_and_restarts_the_engine(
     window.actions_by_name[names[is_rounded]].trigger()
     (question,) = window.findChildren(QMessageBox)
     assert ("full-precision" if is_rounded else "Answers change") in question.text()
-    assert keeper.engine.options_set == []
+    assert supervisor.engine.options_set == []
     next(b for b in question.buttons() if b is not question.defaultButton()).click()
-    assert keeper.engine.options_set == [("--quantization", value), "restart"]
+    assert supervisor.engine.options_set == [("--quantization", value), "restart"]
 
 
 def test_closing_asks_if_the_own_engine_has_unfinished_requests(make_engine, make_session, make_window, poll):
@@ -132,7 +135,7 @@ def test_closing_asks_if_the_own_engine_has_unfinished_requests(make_engine, mak
     session = make_session(engine)
     engine.request(1)
     poll(session)
-    owning, watching = make_window(session, keeper=FakeKeeper()), make_window(session)
+    owning, watching = make_window(session, supervisor=FakeSupervisor()), make_window(session)
     assert close_question(owning) == "Stop the engine and its 1 unfinished request?"
     assert close_question(watching) == ""
     owning.actions_by_name["close"].trigger()

@@ -343,11 +343,11 @@ def test_attach_dialog_passes_valid_addresses_on_and_refuses_others(session, mak
     window = make_window(session, attach=opened.append)
     window.actions_by_name["attach"].trigger()
     (dialog,) = window.findChildren(Sheet)
-    dialog.fields.where.setText("http://nowhere")
+    dialog.fields.address_line.setText("http://nowhere")
     driver.click_button(dialog, "Attach")
     assert "http://nowhere" in driver.visible_text(dialog)
     assert opened == []
-    dialog.fields.where.setText("tcp://127.0.0.1:5555")
+    dialog.fields.address_line.setText("tcp://127.0.0.1:5555")
     driver.click_button(dialog, "Attach")
     assert opened == [Address("tcp://127.0.0.1:5555")]
 

@@ -44,7 +44,7 @@ def show_sized(qtbot):
 def test_welcome_page_shows_whole_buttons_and_sentences(show_sized, width, height):
     welcome = Welcome()
     for text in ("Open the sample recording: an engine under memory pressure", "Recordings…"):
-        welcome.offer(QAction(text, welcome))
+        welcome.add_offer(QAction(text, welcome))
     show_sized(welcome, width, height)
     welcome.show_waiting("Starting the engine", "default: 272 of 272 tensors")
     welcome.card.layout().activate()

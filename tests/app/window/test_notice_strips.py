@@ -43,7 +43,7 @@ def has_wanted_height(strip):
 
 
 def strips_with_triggers(window):
-    alarm = Alarm(DEFAULT_RULES[0], epoch=7, begin_ns=1_700_000_000 * 10**9, rang_ns=1_700_000_001 * 10**9, worst=1.0)
+    alarm = Alarm(DEFAULT_RULES[0], epoch=7, begin_ns=1_700_000_000 * 10**9, fired_ns=1_700_000_001 * 10**9, worst=1.0)
     yield (
         "banner",
         lambda: window.banner.show_message("The engine ended", LONG, (("Restart", print), ("Show log", print))),

@@ -25,7 +25,7 @@ def test_choices_in_views_are_restored_in_the_next_window(session, make_window, 
     requests, throughput, events = (second.views[name] for name in ("requests", "throughput", "events"))
     assert second.page_map.mode is AGE
     assert second.actions_by_name["color_age"].isChecked()
-    assert not second.page_map.scene.flashing
+    assert not second.page_map.scene.is_flashing
     assert not second.actions_by_name["flash"].isChecked()
     assert requests.filter.currentText() == "Running"
     assert requests.table.columnWidth(3) == 177

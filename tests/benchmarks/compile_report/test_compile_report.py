@@ -40,7 +40,7 @@ AS_80 = ("86", "89")
 @pytest.mark.storm
 @pytest.mark.parametrize("capabilities", [ALL[:3], ALL[3:]], ids=" ".join)
 def test_kernels_nearest_to_the_limits_fit_every_gpu(capabilities: tuple[str, ...]) -> None:
-    """They fit the shared memory and registers, even of cards with 99 KiB."""
+    """The kernels fit in the shared memory and registers even of GPUs with 99 KiB of shared memory."""
     for capability, lines in report("few", *capabilities).items():
         assert {line[0] for line in lines} == FEW
         assert len(lines) == 5, capability

@@ -34,8 +34,8 @@ def test_answer_comes_before_the_input_ends() -> None:
 def test_start_is_quick_and_imports_nothing_heavy() -> None:
     probe = (
         "import io, sys, kvscope_engine.cli.main\n"
-        "from kvscope_engine.simulator.what_if.conversation import converse\n"
-        f"converse(io.BytesIO({LINES.encode()!r}), io.BytesIO())\n"
+        "from kvscope_engine.simulator.what_if.conversation import answer_lines\n"
+        f"answer_lines(io.BytesIO({LINES.encode()!r}), io.BytesIO())\n"
         "print(' '.join(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)

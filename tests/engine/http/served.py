@@ -48,7 +48,7 @@ class Served:
         allowed_origins: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
-        """With `keys` the engine is on TCP and admits only those; the API uses `key`."""
+        """With `keys`, the engine is on TCP and admits only these keys, one of which the API uses."""
         self.engine: Any = None
         self.folder = Path(tempfile.mkdtemp(prefix="kv-"))
         self._endpoint = f"ipc://{self.folder}" if keys is None else "tcp://127.0.0.1:0"

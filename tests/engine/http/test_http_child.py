@@ -17,7 +17,7 @@ from tests.engine.http.served import Served, wait_for
 
 from kvscope_engine.cli.main import main
 from kvscope_engine.http import http_child as child_module
-from kvscope_engine.http.http_child import HttpChild, connectable
+from kvscope_engine.http.http_child import HttpChild, local_endpoint
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.transport.connections import NO_KEY
 
@@ -131,7 +131,7 @@ def test_api_beyond_loopback_needs_an_api_key() -> None:
     ],
 )
 def test_wildcard_endpoint_is_reached_by_loopback(bound: str, reached: str) -> None:
-    assert connectable(bound) == reached
+    assert local_endpoint(bound) == reached
 
 
 def test_api_process_does_not_import_torch() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.http.served import Served, wait_for
 
 from kvscope_engine.cli.main import main
-from kvscope_engine.http.http_child import HttpChild, connectable
+from kvscope_engine.http.http_child import HttpChild, local_endpoint
 from kvscope_telemetry.credentials.key_ring import LOCAL_KEY, KeyRing
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.transport.connections import NO_KEY
@@ -36,7 +36,7 @@ def test_api_process_with_the_operator_key_serves(
     served = serving(keys=ring, key=operator)
     served.wait_ready()
     child = HttpChild("127.0.0.1:0", api_key="secret", options=[], report=pytest.fail)
-    with child.running(connectable(served.service.telemetry_endpoint), operator):
+    with child.running(local_endpoint(served.service.telemetry_endpoint), operator):
         request = urllib.request.Request(f"{child.url}{COMPLETIONS}", json.dumps({"prompt": "x"}).encode())
         request.add_header("Content-Type", "application/json")
         request.add_header("Authorization", "Bearer secret")

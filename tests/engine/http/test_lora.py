@@ -116,17 +116,17 @@ def test_adapter_can_be_loaded_used_and_unloaded(served: Served, folders: Path) 
 
 
 def test_adapter_loaded_by_another_client_is_known_immediately(served: Served, folders: Path) -> None:
-    """It is loaded over the engine's own socket, between two of the polls that happen every five seconds."""
+    """The adapter is loaded over the engine's own socket, between two of the polls that happen every five seconds."""
     replies: list[Any] = []
     with connect(served.service.telemetry_endpoint) as source:
 
         def heard(kind: type) -> Callable[[], bool]:
-            def look() -> bool:
+            def poll_for_reply() -> bool:
                 replies.extend(source.poll_replies())
                 source.update_mirror()
                 return any(isinstance(reply, kind) for reply in replies)
 
-            return look
+            return poll_for_reply
 
         source.send(LoadAdapter(name="other", path=str(folders / "python"), tag=5))
         assert source.wait(heard(Done), 60.0), replies
@@ -165,7 +165,6 @@ def test_loading_adapters_is_refused_unless_allowed(serve: Callable[..., Served]
 
 
 def test_requests_with_several_adapters_run_in_one_batch(served: Served) -> None:
-    """They are sent concurrently and each gets its own tokens."""
     alone = {model: tokens(served, model) for model in (None, "sql")}
     asked = {"prompt": [PROMPT] * 4, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     sent = {

@@ -153,8 +153,13 @@ def test_conversation_with_tools_is_accepted(client: openai.OpenAI) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
     ]
-    answer = client.chat.completions.create(model="default", messages=turns, tools=[tool], max_tokens=4)
+    answer = client.chat.completions.create(
+        model="default", messages=turns, tools=[tool], tool_choice="none", max_tokens=4
+    )
     assert answer.choices[0].finish_reason in ("length", "stop")
+    with pytest.raises(openai.BadRequestError, match="chat template does not show them") as error:
+        client.chat.completions.create(model="default", messages=turns, tools=[tool], max_tokens=4)
+    assert error.value.param == "tools"
 
 
 def test_tokenize_and_detokenize_round_trip(client: openai.OpenAI, served: Served) -> None:

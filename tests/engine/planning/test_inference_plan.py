@@ -11,7 +11,7 @@ from kvscope_engine.model.layers.attention.no_attention import NoAttention
 from kvscope_engine.model.layers.forward import Forward
 from kvscope_engine.model.verification.hook_check import record_calls
 from kvscope_engine.planning.inference_plan import InferenceQuestion, forward_shape, plan_inference
-from kvscope_engine.planning.skeleton import build
+from kvscope_engine.planning.skeleton import build_model
 from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_telemetry.errors import BadInput
 
@@ -36,7 +36,7 @@ def test_llama_8b_plan_matches_an_h100_engine(skeleton: Make) -> None:
 def test_planned_weights_kv_and_activations_match_a_cpu(skeleton: Make, dtype: torch.dtype) -> None:
     model = skeleton()
     shape = forward_shape(model, dtype, 512)
-    module = build(model.config, dtype, torch.device("cpu")).eval()
+    module = build_model(model.config, dtype, torch.device("cpu")).eval()
     record_calls(module)
     ids = torch.zeros(512, dtype=torch.int64)
     with torch.inference_mode():
@@ -213,7 +213,7 @@ def test_recurrent_states_are_planned(skeleton: Make) -> None:
 
 
 def test_recurrent_states_in_host_memory_are_planned(skeleton: Make) -> None:
-    """As many as run and are cached, in at most half of host memory; blocks get the rest."""
+    """There are as many state slots as run and are cached, in at most half of host memory. Blocks get the rest."""
     one_state = 3 * (128 * 4 * 2 + 4 * 16 * 16 * 4)
     for host, count in ((1 << 20, 16), (20 * one_state, 10)):
         (stage,) = plan_inference(skeleton(HYBRID), _question(max_num_seqs=8, kv_host_memory=host)).stages

@@ -13,8 +13,8 @@ from kvscope_engine.model.layers.attention.no_attention import NoAttention
 from kvscope_engine.model.layers.forward import Forward
 from kvscope_engine.model.verification.hook_check import record_calls
 from kvscope_engine.planning.inference_plan import InferenceQuestion, forward_shape, plan_inference
-from kvscope_engine.planning.plan_answer import answer
-from kvscope_engine.planning.skeleton import build
+from kvscope_engine.planning.plan_answer import build_answer
+from kvscope_engine.planning.skeleton import build_model
 
 DEEPSEEK_V3: dict[str, Any] = {
     "model_type": "deepseek_v3",
@@ -62,7 +62,7 @@ def test_deepseek_v3_holds_576_numbers_per_token_and_layer(skeleton: Make, tenso
 
 def test_answer_gives_the_size_of_expanded_keys_and_values(skeleton: Make) -> None:
     small = skeleton(SMALL)
-    said = answer(small, plan_inference(small, question()), (1024,))
+    said = build_answer(small, plan_inference(small, question()), (1024,))
     assert any(
         "with MLA expanded, as keys and values of each head, it would be 18.0 times as large: " in note
         for note in said.inference.notes
@@ -73,10 +73,10 @@ def test_answer_gives_the_size_of_expanded_keys_and_values(skeleton: Make) -> No
 
 @pytest.mark.filterwarnings("ignore")
 def test_planned_kv_and_activations_match_a_cpu(skeleton: Make) -> None:
-    """In float32, because bfloat16 products need workspace on some processors."""
+    """Compared in float32, because bfloat16 products need workspace on some processors."""
     model = skeleton(SMALL)
     shape = forward_shape(model, torch.float32, 512)
-    module = build(model.config, torch.float32, torch.device("cpu")).eval()
+    module = build_model(model.config, torch.float32, torch.device("cpu")).eval()
     record_calls(module)
     ids = torch.zeros(512, dtype=torch.int64)
     with torch.inference_mode():

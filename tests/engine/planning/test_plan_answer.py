@@ -13,8 +13,8 @@ from tests.engine.planning.conftest import LLAMA_8B, SMALL, Make
 from kvscope_engine.cli.main import main
 from kvscope_engine.model.loader.gguf.gguf_entries import MANIFEST, fingerprint
 from kvscope_engine.planning.inference_plan import InferenceQuestion, plan_inference
-from kvscope_engine.planning.plan_answer import answer
-from kvscope_engine.planning.plan_report_text import text
+from kvscope_engine.planning.plan_answer import build_answer
+from kvscope_engine.planning.plan_report_text import plan_text
 from kvscope_engine.planning.skeleton import read_skeleton
 from kvscope_engine.planning.training_plan import TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
@@ -26,7 +26,7 @@ GIB = 1 << 30
 def _planned(skeleton: Make, gib: int, **what: object) -> PlanAnswer:
     model = skeleton(LLAMA_8B)
     question = InferenceQuestion(gpu_memory=gib * GIB, **what)  # type: ignore[arg-type]
-    return answer(model, plan_inference(model, question), (1024, 999_999))
+    return build_answer(model, plan_inference(model, question), (1024, 999_999))
 
 
 @pytest.mark.parametrize("gib", [12, 24, 80])
@@ -55,8 +55,8 @@ def test_suggested_changes_help_as_stated(skeleton: Make) -> None:
 def test_text_contains_the_whole_plan(skeleton: Make) -> None:
     model = skeleton(LLAMA_8B | {"num_hidden_layers": 2})
     plan = plan_inference(model, InferenceQuestion(gpu_memory=4 * GIB, pipeline_parallel=2))
-    answered = answer(model, plan, (1024,), plan_training(model, TrainingQuestion(length=256)))
-    said = text(answered)
+    answered = build_answer(model, plan, (1024,), plan_training(model, TrainingQuestion(length=256)))
+    said = plan_text(answered)
     assert "stage 1, layers 1 to 1" in said
     assert "Training: " in said
     assert "it does not fit into 4.0 GiB" in said

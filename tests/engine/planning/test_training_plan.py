@@ -9,7 +9,7 @@ import torch
 from tests.engine.planning.conftest import Make, allocated_peak, close
 
 from kvscope_engine.planning.inference_plan import InferenceQuestion, plan_inference
-from kvscope_engine.planning.plan_answer import answer
+from kvscope_engine.planning.plan_answer import build_answer
 from kvscope_engine.planning.training_plan import TrainingPlan, TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
 
@@ -53,7 +53,7 @@ def test_planned_peak_of_a_training_step_matches_torch(skeleton: Make, case: dic
     model = skeleton()
     question = TrainingQuestion(batch_size=2, length=128, **case)  # type: ignore[arg-type]
     plan, real = plan_training(model, question), _train(model, question)
-    told = answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
+    told = build_answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
     assert told is not None
     assert sum(part.num_bytes for part in told.parts) == told.peak_bytes == plan.peak + plan.others
     assert close(plan.peak, real), f"planned {plan.peak:,}, took {real:,}"
@@ -63,7 +63,7 @@ def test_planned_peak_of_a_training_step_matches_torch(skeleton: Make, case: dic
 def test_parts_describe_the_moment_of_the_peak(skeleton: Make, length: int, words: str) -> None:
     model = skeleton()
     plan = plan_training(model, TrainingQuestion(length=length))
-    told = answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
+    told = build_answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
     assert told is not None
     parts = {part.name: part.num_bytes for part in told.parts}
     assert sum(parts.values()) == told.peak_bytes

@@ -94,7 +94,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     def the_tree_is_the_cache(self) -> None:
         if self.one is None:
             return
-        self._tell()
+        self._send_changes()
         assert self.mirrored.differences(self.one.pool.ledger) == []
         tree = build(blocks_of(self.mirrored))
         assert shape_of(tree) == expected_shape(self.one)
@@ -108,8 +108,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     def unfinished(self) -> list[Request]:
         return [] if self.one is None else list(self.one.scheduler.requests.values())
 
-    def _tell(self) -> None:
-        """Send the changes over the wire."""
+    def _send_changes(self) -> None:
+        """Encode the changes as a telemetry frame and decode it for the tree."""
         pool, self.seq = self.one.pool, self.seq + 1
         update = Frame(epoch=1, seq=self.seq, step=1, time_ns=1, blocks=pool.ledger.pack(pool.changed_rows.drain()))
         frame = wire.decode_telemetry(wire.encode(update))

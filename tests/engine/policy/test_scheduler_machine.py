@@ -153,7 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.has_tiers)
     @rule(first=st.integers(0, 59), count=st.integers(1, 20))
-    def spoil_places_on_disk(self, first: int, count: int) -> None:
+    def make_disk_slots_unreadable(self, first: int, count: int) -> None:
         self.one.mover.bad |= set(range(first, first + count))
 
     @precondition(lambda self: self.has_tiers)

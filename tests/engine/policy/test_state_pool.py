@@ -220,7 +220,7 @@ def test_least_recently_used_state_leaves_host_memory(drive: Callable[..., Drive
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_offloaded_blocks_are_hit_together_with_their_state(drive: Callable[..., Drive], on_disk: bool) -> None:
-    """Only if loading both is cheaper than computing."""
+    """They are loaded only if that is faster than computing them."""
     tiers = {"num_host": 9, "num_disk": 60} if on_disk else {"num_host": 60}
     here = drive(num_states=2, max_num_seqs=1, num_blocks=9, state_interval=1024, **BELOW | tiers)
     texts = [prompt(seed, 30) for seed in range(4)]

@@ -178,7 +178,7 @@ def shape_true_ops() -> Ops:
     """Return stand-ins for the kernels that return results of the right shape only."""
 
     def attend(args: AttentionArgs, *_: Any) -> torch.Tensor:
-        return args.made_out()
+        return args.out_or_new()
 
     def rotate_write(heads: torch.Tensor, rotation: Rotation, *_: Any) -> torch.Tensor:
         return torch.empty_like(heads[:, : rotation.num_heads])
@@ -261,7 +261,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         monkeypatch.setattr(tensor_agreement, "share_of_spread", lambda *_: 0.0)
         for module in (eager_check, fused_norm, fused_mlp, fused_experts, packed_linear, float32_head):
             monkeypatch.setattr(module, "ops_for", lambda _: shape_true_ops())
-        monkeypatch.setattr(fused_experts, "four_bits", lambda weight: None)  # it looks at numbers
+        monkeypatch.setattr(fused_experts, "to_mxfp4", lambda weight: None)  # it looks at numbers
         card = FakeGpu(total_bytes)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(card.compute_capability, 10))
         with ExitStack() as stack:

@@ -37,14 +37,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
         asked.append(dtype)
         return DeviceLimits(5, len(asked))
 
-    monkeypatch.setattr(limits, "measure", measure)
+    monkeypatch.setattr(limits, "measure_limits", measure)
     return asked
 
 
 def test_cpu_limits_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_CPU_BYTES", 1 << 20)
     monkeypatch.setattr(limits, "_CPU_SIDE", 16)
-    found = limits.measure(CPU, torch.float32)
+    found = limits.measure_limits(CPU, torch.float32)
     assert found.read_bytes_per_s > 0
     assert found.flops_per_s > 0
 
@@ -53,7 +53,7 @@ def test_slow_dtype_of_a_cpu_does_not_set_the_limit(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(limits, "_CPU_BYTES", 1 << 20)
     took_s = {torch.bfloat16: 2.0, torch.float32: 1.0}
     monkeypatch.setattr(limits, "measured_product_s", lambda device, side, dtype: took_s[dtype])
-    assert limits.measure(CPU, torch.bfloat16).flops_per_s == 2 * 512**3
+    assert limits.measure_limits(CPU, torch.bfloat16).flops_per_s == 2 * 512**3
 
 
 def test_limits_are_measured_once_per_device_and_dtype(folder: Path, measured: list[torch.dtype]) -> None:
@@ -84,5 +84,5 @@ def test_limits_that_cannot_be_measured_are_unknown(monkeypatch: pytest.MonkeyPa
     def failing(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(limits, "measure", failing)
+    monkeypatch.setattr(limits, "measure_limits", failing)
     assert device_limits(CPU, "a CPU", torch.float32) == DeviceLimits(0, 0)

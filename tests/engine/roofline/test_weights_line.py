@@ -12,7 +12,7 @@ from kvscope_engine.model.loaded_model import LoadedModel
 from kvscope_engine.model.loader import quantization_choice
 from kvscope_engine.model.loader.gguf.gguf_blocks import Q4_1, Q8_0
 from kvscope_engine.model.loader.gguf.gguf_file import GgufFile
-from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, TensorPlace
+from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, TensorLocation
 from kvscope_engine.model.loader.quantization_choice import FILED
 from kvscope_engine.model.quantization.filed_weight import name_format
 from kvscope_engine.model.verification.fuse import FusedCounts
@@ -62,10 +62,10 @@ def test_sizes_are_formatted_for_people() -> None:
 def test_weights_of_the_default_model_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     header = GgufHeader(
         shapes={"token_embd.weight": (64, 32), "blk.0.attn_q.weight": (64, 64), "output_norm.weight": (64,)},
-        places={
-            "token_embd.weight": TensorPlace(Q8_0, 0, 2176),
-            "blk.0.attn_q.weight": TensorPlace(Q4_1, 2176, 2560),
-            "output_norm.weight": TensorPlace(0, 4736, 256),
+        locations={
+            "token_embd.weight": TensorLocation(Q8_0, 0, 2176),
+            "blk.0.attn_q.weight": TensorLocation(Q4_1, 2176, 2560),
+            "output_norm.weight": TensorLocation(0, 4736, 256),
         },
     )
     compiles: list[object] = [object()]
@@ -76,7 +76,9 @@ def test_weights_of_the_default_model_are_predicted(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(default_weights, "gguf_file", lambda _: file)
     assert default_weights.default_weights() == ("the file's own 4 bits (Q4_1), 0.0 MB read a step", True)
     assert default_weights.packed_bytes(header) == 64 * 32 * 9 // 8 + 64 * 64 * 5 // 8 + 4 * 64
-    header.places["output.weight"] = header.places["token_embd.weight"]  # the table is only looked up in this case
+    header.locations["output.weight"] = header.locations[
+        "token_embd.weight"
+    ]  # the table is only looked up in this case
     header.shapes["output.weight"] = (64, 64)
     assert default_weights.packed_bytes(header) == 64 * 64 * 9 // 8 + 64 * 64 * 5 // 8 + 4 * 64
     monkeypatch.setattr(default_weights, "gguf_file", lambda _: None)

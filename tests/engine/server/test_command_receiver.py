@@ -1,4 +1,4 @@
-"""What waits for the engine thread when its client disconnects or returns."""
+"""Tests of the tasks that wait for the engine's thread while their client disconnects or returns."""
 
 from __future__ import annotations
 

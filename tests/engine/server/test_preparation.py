@@ -33,7 +33,7 @@ class PausedPreparation:
         self.done: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
         self.preparation = Preparation(self._token_ids, self._has_form, self.done.put, limits)
 
-    def put(self, client: bytes, submit: Submit) -> tuple[Prepared, str]:
+    def enqueue_submit(self, client: bytes, submit: Submit) -> tuple[Prepared, str]:
         prepared = Prepared(client, submit)
         return prepared, self.preparation.enqueue(prepared)
 
@@ -66,30 +66,30 @@ def start_preparation() -> Iterator[Callable[[ServiceLimits], PausedPreparation]
 def test_number_of_prompts_is_bounded_until_they_are_done(start_preparation: Callable[..., PausedPreparation]) -> None:
     site = start_preparation(ServiceLimits(client_prompts=Bound(2, MIB), all_prompts=Bound(3, MIB)))
     submit = Submit(request_id="r", prompt="hello")
-    assert [site.put(b"a", submit)[1] for _ in range(2)] == ["", ""]
-    assert "2 prompts are being prepared already" in site.put(b"a", submit)[1]
-    assert site.put(b"b", submit)[1] == ""
-    assert "limit of 3 for all clients" in site.put(b"b", submit)[1]
+    assert [site.enqueue_submit(b"a", submit)[1] for _ in range(2)] == ["", ""]
+    assert "2 prompts are being prepared already" in site.enqueue_submit(b"a", submit)[1]
+    assert site.enqueue_submit(b"b", submit)[1] == ""
+    assert "limit of 3 for all clients" in site.enqueue_submit(b"b", submit)[1]
     site.may_go_on.set()
     assert sorted(site.done.get(timeout=WAIT_S).client for _ in range(3)) == [b"a", b"a", b"b"]
     deadline = time.monotonic() + WAIT_S
-    while site.put(b"a", submit)[1]:
+    while site.enqueue_submit(b"a", submit)[1]:
         assert time.monotonic() < deadline, "finished prompts must not count"
 
 
 def test_cancelled_prompt_no_longer_counts(start_preparation: Callable[..., PausedPreparation]) -> None:
     site = start_preparation(ServiceLimits(client_prompts=Bound(2, MIB)))
     submit = Submit(request_id="r", prompt="hello")
-    site.put(b"a", submit)
-    waiting, _ = site.put(b"a", submit)  # the prompts of one client are prepared one at a time
-    assert site.put(b"a", submit)[1]
+    site.enqueue_submit(b"a", submit)
+    waiting, _ = site.enqueue_submit(b"a", submit)  # the prompts of one client are prepared one at a time
+    assert site.enqueue_submit(b"a", submit)[1]
     site.preparation.cancel(waiting)
-    assert site.put(b"a", submit)[1] == ""
+    assert site.enqueue_submit(b"a", submit)[1] == ""
 
 
 def test_empty_messages_count_with_their_size(start_preparation: Callable[..., PausedPreparation]) -> None:
     site = start_preparation(ServiceLimits(client_prompts=Bound(100, MIB)))
-    reasons = [site.put(b"a", Submit(request_id="r", messages=EMPTY_TURNS))[1] for _ in range(2)]
+    reasons = [site.enqueue_submit(b"a", Submit(request_id="r", messages=EMPTY_TURNS))[1] for _ in range(2)]
     assert reasons[0] == ""
     assert f"beyond the limit of {MIB} for a client" in reasons[1]
 
@@ -103,19 +103,22 @@ def test_client_compiles_two_grammars_at_a_time_and_other_clients_come_next(
 ) -> None:
     site = start_preparation(ServiceLimits())
     greedy = [
-        site.put(b"a", submit_with_grammar(Structured(kind="regex", text=str(number)), f"a{number}"))[0]
+        site.enqueue_submit(b"a", submit_with_grammar(Structured(kind="regex", text=str(number)), f"a{number}"))[0]
         for number in range(9)
     ]
     wait_for(lambda: sorted(site.begun) == ["a0", "a1"])
     known = Structured(kind="regex", text="known")
     site.known.add(known)
     site.quick |= {None, known}
-    prompt, at_hand = site.put(b"a", submit_with_grammar(None))[0], site.put(b"a", submit_with_grammar(known))[0]
+    prompt, at_hand = (
+        site.enqueue_submit(b"a", submit_with_grammar(None))[0],
+        site.enqueue_submit(b"a", submit_with_grammar(known))[0],
+    )
     assert {site.done.get(timeout=WAIT_S), site.done.get(timeout=WAIT_S)} == {prompt, at_hand}
     for number in range(2):
-        site.put(b"b", submit_with_grammar(Structured(kind="regex", text=f"b{number}"), f"b{number}"))
+        site.enqueue_submit(b"b", submit_with_grammar(Structured(kind="regex", text=f"b{number}"), f"b{number}"))
     wait_for(lambda: {"b0", "b1"} <= set(site.begun))
-    site.put(b"c", submit_with_grammar(Structured(kind="regex", text="c"), "c"))
+    site.enqueue_submit(b"c", submit_with_grammar(Structured(kind="regex", text="c"), "c"))
     site.preparation.cancel(greedy[0])
     wait_for(lambda: "c" in site.begun)
     assert "a2" not in site.begun
@@ -123,7 +126,7 @@ def test_client_compiles_two_grammars_at_a_time_and_other_clients_come_next(
 
 def test_running_preparation_learns_that_it_was_cancelled(start_preparation: Callable[..., PausedPreparation]) -> None:
     site = start_preparation(ServiceLimits())
-    prepared, _ = site.put(b"a", submit_with_grammar(Structured(kind="json_object")))
+    prepared, _ = site.enqueue_submit(b"a", submit_with_grammar(Structured(kind="json_object")))
     wait_for(lambda: bool(site.begun))
     site.preparation.cancel(prepared)
     wait_for(lambda: site.wanted == [False])
@@ -142,8 +145,8 @@ def test_slow_grammar_delays_neither_prompts_nor_other_grammars(
     site = start_preparation(ServiceLimits())
     slow, quick = (Structured(kind="regex", text=text) for text in ("slow", "quick"))
     site.quick |= {None, quick}
-    stuck = [site.put(b"a", submit_with_grammar(slow))[0] for _ in range(2)]
-    others = [site.put(b"a", submit_with_grammar(form))[0] for form in (None, quick, None, quick)]
+    stuck = [site.enqueue_submit(b"a", submit_with_grammar(slow))[0] for _ in range(2)]
+    others = [site.enqueue_submit(b"a", submit_with_grammar(form))[0] for form in (None, quick, None, quick)]
     assert {id(site.done.get(timeout=WAIT_S)) for _ in others} == set(map(id, others))
     site.may_go_on.set()
     assert [site.done.get(timeout=WAIT_S) for _ in stuck] == stuck, "requests with one grammar must finish in order"
@@ -152,8 +155,8 @@ def test_slow_grammar_delays_neither_prompts_nor_other_grammars(
 def test_prompts_move_with_a_returning_connection(start_preparation: Callable[..., PausedPreparation]) -> None:
     site = start_preparation(ServiceLimits())
     form = Structured(kind="json_object")
-    all_of_them = [site.put(b"before", submit_with_grammar(kind))[0] for kind in (form, None, form, None)]
-    all_of_them += [site.put(b"after", submit_with_grammar(form))[0]]
+    all_of_them = [site.enqueue_submit(b"before", submit_with_grammar(kind))[0] for kind in (form, None, form, None)]
+    all_of_them += [site.enqueue_submit(b"after", submit_with_grammar(form))[0]]
     site.preparation.move(b"before", b"after")
     assert {prepared.client for prepared in all_of_them} == {b"after"}
     site.may_go_on.set()

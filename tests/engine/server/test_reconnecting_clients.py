@@ -156,7 +156,7 @@ def test_lease_ends_the_pause_of_a_hanging_client(
     site = start_service()
     client.wait_ready()
     process = pausing_process(3.0)
-    ((_, pause),) = site.service.receiver.pauses._pauses.items()
+    ((_, pause),) = site.service.receiver.pausing_clients._pauses.items()
     last_message_ns = pause.last_message_ns
     wait_for(lambda: pause.last_message_ns > last_message_ns)  # the client library renews the lease
     assert client.ask(GetStatus(), Status).paused

@@ -31,22 +31,22 @@ def engine() -> SimulatedEngine:
     return SimulatedEngine(num_blocks=200, num_running=4)
 
 
-def take(recorder: EngineRecorder, message: TelemetryMessage) -> None:
+def record_message(recorder: EngineRecorder, message: TelemetryMessage) -> None:
     recorder.record(message, encode(message))
 
 
 def test_recording_starts_with_a_state_and_is_complete(engine: SimulatedEngine, tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
-        take(recorder, Progress(stage="load"))
-        take(recorder, engine.hello)
-        take(recorder, engine.advance())  # follows no known state
+        record_message(recorder, Progress(stage="load"))
+        record_message(recorder, engine.hello)
+        record_message(recorder, engine.advance())  # follows no known state
         assert recorder.wants_snapshot
         recorder.add_snapshot(engine.snapshot())
         assert not recorder.wants_snapshot
         frames = [engine.advance() for _ in range(5)]
         for frame in frames:
-            take(recorder, frame)
-        take(recorder, Goodbye(epoch=engine.hello.epoch))
+            record_message(recorder, frame)
+        record_message(recorder, Goodbye(epoch=engine.hello.epoch))
     recording = Recording.open(tmp_path / "x.mcap")
     assert recording.info.is_complete
     messages = [message for _, message in recording.messages()]
@@ -57,15 +57,15 @@ def test_recording_starts_with_a_state_and_is_complete(engine: SimulatedEngine, 
 def test_gap_is_repaired_by_a_new_state(
     engine: SimulatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvscope_telemetry.recordings.engine_recorder.MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr("kvscope_telemetry.recordings.engine_recorder.MIN_REQUEST_DELAY_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         recorder.add_snapshot(engine.snapshot())
-        take(recorder, engine.advance())
+        record_message(recorder, engine.advance())
         engine.advance()  # dropped by the publisher
-        take(recorder, engine.advance())
+        record_message(recorder, engine.advance())
         assert recorder.wants_snapshot
         recorder.add_snapshot(engine.snapshot())
-        take(recorder, engine.advance())
+        record_message(recorder, engine.advance())
     recording = Recording.open(tmp_path / "x.mcap")
     assert recording.state_at(recording.info.duration_s).ledger.differences(engine.ledger) == []
     assert [frame.seq for frame in recording.frames()] == [1, 4]
@@ -74,11 +74,11 @@ def test_gap_is_repaired_by_a_new_state(
 def test_texts_are_requested_between_steps_and_written(
     engine: SimulatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvscope_telemetry.block_texts.published_texts.ASK_EVERY_S", 0.0)
+    monkeypatch.setattr("kvscope_telemetry.block_texts.published_texts.REQUEST_INTERVAL_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap", texts=True) as recorder:
         recorder.add_snapshot(engine.snapshot())
         for _ in range(30):
-            take(recorder, engine.advance())
+            record_message(recorder, engine.advance())
             recorder.add_texts(BlockContent(block=block, token_ids=(1, 2), text="hi") for block in recorder.wants_texts)
     recording = Recording.open(tmp_path / "x.mcap")
     assert recording.has_texts
@@ -88,7 +88,7 @@ def test_texts_are_requested_between_steps_and_written(
 def test_texts_are_not_recorded_unless_requested(engine: SimulatedEngine, tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         recorder.add_snapshot(engine.snapshot())
-        take(recorder, engine.advance())
+        record_message(recorder, engine.advance())
         assert recorder.wants_texts == ()
         recorder.add_texts([BlockContent(block=1, token_ids=(1,), text="secret")])
     assert not Recording.open(tmp_path / "x.mcap").has_texts
@@ -97,7 +97,7 @@ def test_texts_are_not_recorded_unless_requested(engine: SimulatedEngine, tmp_pa
 
 def test_no_file_is_written_without_a_state(tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
-        take(recorder, Progress(stage="load"))
+        record_message(recorder, Progress(stage="load"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,10 +105,10 @@ def test_early_end_is_reported_once(engine: SimulatedEngine, tmp_path: Path) -> 
     received: list[str] = []
     recorder = EngineRecorder(tmp_path / "x.mcap", received.append)
     recorder.add_snapshot(engine.snapshot())
-    take(recorder, engine.advance())
+    record_message(recorder, engine.advance())
     recorder.writer._fail("No space left on device")  # as a full disk does
     for _ in range(3):
-        take(recorder, engine.advance())
+        record_message(recorder, engine.advance())
     recorder.close()
     assert received == [
         f"recording '{tmp_path / 'x.mcap'}' stopped early: No space left on device; the engine continues"

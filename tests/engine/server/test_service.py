@@ -653,7 +653,7 @@ def test_every_snapshot_request_is_answered_or_refused(start_service: Callable[.
 
 
 def test_status_has_the_adapters_as_soon_as_the_engine_is_ready(folder: Path, fake: ModuleType) -> None:
-    """A client that connects at that moment must not be told that an adapter does not exist."""
+    """Otherwise, a client that connects at that moment would be refused an adapter that exists."""
     statuses = []
     build = fake.builder(fake.FakeEngineOptions())
 
@@ -752,7 +752,7 @@ def test_failed_forward_pass_ends_every_request_with_its_reason(
 def test_engine_that_failed_outside_a_step_ends_with_its_reason(
     start_service: Callable[..., Running], client: Client, failure_was_received: threading.Event
 ) -> None:
-    """This holds without work too: whoever stops the service then gives no reason."""
+    """This also holds without work, when the service is stopped without a reason."""
     running = start_service(step_s=0.01)
     client.wait_ready()
     client.telemetry(Heartbeat)

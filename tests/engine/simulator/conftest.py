@@ -9,7 +9,7 @@ import pytest
 
 from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.kv_layout import KVLayout
-from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
@@ -39,7 +39,7 @@ def make_simulation(one_second_step: CostModel) -> Callable[..., Simulation]:
         requests: list[tuple[float, int, int] | tuple[float, int, int, tuple[int, ...]]],
         allocator: str = "paged",
         tokens_per_text: int = 1,
-        tiers: Tiers | None = None,
+        tiers: SimulatedTiers | None = None,
         cost: CostModel = one_second_step,
         layout: KVLayout | None = None,
         question: str = "",
@@ -51,7 +51,7 @@ def make_simulation(one_second_step: CostModel) -> Callable[..., Simulation]:
         sizes = {"num_blocks": 8, "block_size": 4, "max_model_len": 32} | limits
         workload = Workload("by hand", made, tokens_per_text)
         setup = SimulationSetup(
-            workload, SimulatedLimits(**sizes), cost, allocator, tiers=tiers or Tiers(), layout=layout
+            workload, SimulatedLimits(**sizes), cost, allocator, tiers=tiers or SimulatedTiers(), layout=layout
         )
         return Simulation(replace(setup, question=question, num_states=num_states, state_interval=state_interval))
 

@@ -13,7 +13,7 @@ from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.kv_layout import KVLayout, SimulatedGroup, recorded_layout
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
-from kvscope_engine.simulator.simulation_report import report
+from kvscope_engine.simulator.simulation_report import make_report
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
@@ -49,7 +49,7 @@ def test_simulated_groups_hold_the_blocks_calculated_by_hand(make_simulation: Ma
     """
     simulation = make_simulation([(0, 20, 8)], layout=LAYOUT, num_blocks=32)
     simulation.run()
-    found = report(simulation)
+    found = make_report(simulation)
     full, window, other = found.groups
     assert (full.kind, full.most_blocks, full.token_bytes) == ("full", 7, 10.0)
     assert (window.kind, window.window, window.most_blocks) == ("window", 8, 3)
@@ -69,7 +69,7 @@ def test_without_freeing_fewer_requests_run_and_more_are_preempted() -> None:
         assert sized.block_bytes == (120 if question else 40)
         while simulation.advance():
             simulation.scheduler.check_integrity()
-        reports[question] = report(simulation)
+        reports[question] = make_report(simulation)
         assert reports[question].num_finished == 6
     now, kept = reports[""], reports[NOT_FREED]
     assert (len(now.groups), len(kept.groups)) == (3, 1)
@@ -91,7 +91,7 @@ def test_reserving_allocators_have_one_group() -> None:
     assert (contiguous.limits.num_blocks, contiguous.block_bytes) == (32, 120)
     simulation = Simulation(contiguous)
     simulation.run()
-    assert [group.kind for group in report(simulation).groups] == ["full"]
+    assert [group.kind for group in make_report(simulation).groups] == ["full"]
     with pytest.raises(BadInput, match="num_gpu_blocks_override=0"):
         setup(LAYOUT).sized(39)
 
@@ -133,7 +133,7 @@ def test_prefix_hits_reach_as_far_as_all_groups_have_blocks(make_simulation: Mak
             requests, tokens_per_text=16, layout=LAYOUT, num_blocks=64, enable_prefix_caching=caching
         )
         simulation.run()
-        assert report(simulation).prefix_hit_rate == rate
+        assert make_report(simulation).prefix_hit_rate == rate
 
 
 def test_saved_states_are_found_again(make_simulation: Make) -> None:
@@ -148,7 +148,7 @@ def test_saved_states_are_found_again(make_simulation: Make) -> None:
             requests, tokens_per_text=16, layout=layout, num_blocks=64, num_states=num_states, state_interval=64
         )
         simulation.run()
-        found = report(simulation)
+        found = make_report(simulation)
         assert found.num_states == num_states
         hits.append(found.prefix_hit_rate)
         simulation.scheduler.check_integrity()

@@ -8,7 +8,7 @@ import pytest
 
 from kvscope_engine.simulator.memory_use import MemoryShares
 from kvscope_engine.simulator.simulation import Simulation
-from kvscope_engine.simulator.simulation_report import report
+from kvscope_engine.simulator.simulation_report import make_report
 
 Make = Callable[..., Simulation]
 
@@ -27,7 +27,7 @@ def test_paged_memory_use_equals_the_one_calculated_by_hand(make_simulation: Mak
     """
     simulation = make_simulation([(0, 6, 2), (0, 6, 1)], num_blocks=4, max_num_seqs=1, enable_prefix_caching=False)
     simulation.run()
-    found = report(simulation)
+    found = make_report(simulation)
     assert parts(found.memory) == pytest.approx((6.5, 0, 1.5, 8, 0))
     assert (found.num_steps, found.num_steps_under_load, found.mean_batch_under_load) == (3, 2, 1.0)
 
@@ -36,7 +36,7 @@ def test_cached_blocks_are_counted_under_load(make_simulation: Make) -> None:
     """The first request leaves one full block cached while the second runs and the third waits."""
     simulation = make_simulation([(0, 6, 1), (0, 6, 1), (0, 6, 1)], num_blocks=4, max_num_seqs=1)
     simulation.run()
-    assert parts(report(simulation).memory) == pytest.approx((6, 0, 2, 6, 2))  # 8 free, none cached; then 4 and 4
+    assert parts(make_report(simulation).memory) == pytest.approx((6, 0, 2, 6, 2))  # 8 free, none cached; then 4 and 4
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,6 @@ def test_reserving_allocators_use_memory_as_calculated_by_hand(
 ) -> None:
     simulation = make_simulation([(0, 3, 2)] * 3, allocator, num_blocks=4, max_model_len=8)
     simulation.run()
-    found = report(simulation)
+    found = make_report(simulation)
     assert parts(found.memory) == pytest.approx(expected)
     assert (found.mean_batch_under_load, found.num_steps) == (2.0, 4)

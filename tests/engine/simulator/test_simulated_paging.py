@@ -10,10 +10,10 @@ import pytest
 
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
-from kvscope_engine.simulator.simulated_paging import Paging
+from kvscope_engine.simulator.simulated_paging import SimulatedPaging
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
-from kvscope_engine.simulator.simulation_report import SimulationReport, report
+from kvscope_engine.simulator.simulation_report import SimulationReport, make_report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
@@ -29,7 +29,7 @@ def simulate(
     cost = dataclasses.replace(one_second_step, kv_bytes_per_token=2 * 4096 / page_tokens, memory_bandwidth=1e18)
     sizes = {"num_blocks": 8, "block_size": 4, "max_model_len": 32} | limits
     return Simulation(
-        SimulationSetup(Workload("by hand", made), SimulatedLimits(**sizes), cost, "virtual", Paging(2, 4096))
+        SimulationSetup(Workload("by hand", made), SimulatedLimits(**sizes), cost, "virtual", SimulatedPaging(2, 4096))
     )
 
 
@@ -37,12 +37,12 @@ def test_waste_in_pages_equals_the_one_calculated_by_hand(one_second_step: CostM
     """One request at a time has two of 4 pages of 16 tokens, with 17 and 18 tokens, while the second waits."""
     simulation = simulate(one_second_step, [(0, 17, 2), (0, 3, 1)], 16, num_blocks=16, max_num_seqs=1)
     simulation.run()
-    memory = report(simulation).memory
+    memory = make_report(simulation).memory
     assert memory is not None
     shares = (memory.states, memory.reserved, memory.internal, memory.external_and_others, memory.cached)
     assert [64 * share for share in shares] == pytest.approx([17.5, 0, 14.5, 32, 0])
     assert memory.external_fragmentation == 0.0
-    assert report(simulation).tokens_per_page_group == 16.0
+    assert make_report(simulation).tokens_per_page_group == 16.0
 
 
 def test_pool_and_scheduler_agree_after_each_step(one_second_step: CostModel) -> None:
@@ -62,10 +62,10 @@ def run_llama(allocator: str, page_bytes: int) -> SimulationReport:
     preset = PRESETS["llama-3.1-8b"]
     limits = SimulatedLimits(num_blocks=1024, enable_prefix_caching=False, max_model_len=8192)
     workload = generate("sharegpt", GeneratorOptions(num_requests=80, rate=math.inf), 8192)
-    paging = Paging(preset.num_layers, page_bytes)
+    paging = SimulatedPaging(preset.num_layers, page_bytes)
     simulation = Simulation(SimulationSetup(workload, limits, preset.cost, allocator, paging))
     simulation.run()
-    return report(simulation)
+    return make_report(simulation)
 
 
 def test_pages_of_2_mib_waste_much_and_pages_of_64_kib_little() -> None:
@@ -93,7 +93,7 @@ def test_pages_of_2_mib_waste_much_and_pages_of_64_kib_little() -> None:
 )
 def test_invalid_paging_is_refused(paging: dict[str, int], said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        Paging(**paging)
+        SimulatedPaging(**paging)
 
 
 def test_pool_smaller_than_a_page_is_refused(one_second_step: CostModel) -> None:

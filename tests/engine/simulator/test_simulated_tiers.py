@@ -10,10 +10,10 @@ import pytest
 
 from kvscope_engine.policy.allocation.allocator_names import ALLOCATORS
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
-from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
-from kvscope_engine.simulator.simulation_report import SimulationReport, report
+from kvscope_engine.simulator.simulation_report import SimulationReport, make_report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_telemetry.errors import BadInput
 
@@ -38,13 +38,13 @@ def cost(one_second_step: CostModel) -> CostModel:
     )
 
 
-def simulate_evicted_prefix(make_simulation: Make, cost: CostModel, tiers: Tiers) -> SimulationReport:
+def simulate_evicted_prefix(make_simulation: Make, cost: CostModel, tiers: SimulatedTiers) -> SimulationReport:
     """Text 1 comes back after text 2 took its blocks; each prompt is 6 blocks and a token, the pool has 8 blocks."""
     requests = [(0, 25, 1, (1,)), (10, 25, 1, (2,)), (20, 25, 1, (1,))]
     simulation = make_simulation(requests, tokens_per_text=24, tiers=tiers, cost=cost)
     while simulation.advance():
         simulation.scheduler.check_integrity()
-    found = report(simulation)
+    found = make_report(simulation)
     assert (found.num_preemptions, found.num_recomputed_tokens) == (0, 0)
     return found
 
@@ -55,7 +55,7 @@ def test_evicted_prefix_is_loaded_from_host_memory(make_simulation: Make, cost: 
     They are offloaded during the step, except one that the staging buffers have no room for. Loading them (5/8 s, less
     than the 4/5 s it takes to compute them) waits for the four blocks of text 2 that are copied by then.
     """
-    found = simulate_evicted_prefix(make_simulation, cost, Tiers(kv_host_memory=16 * BLOCK))
+    found = simulate_evicted_prefix(make_simulation, cost, SimulatedTiers(kv_host_memory=16 * BLOCK))
     tiers = found.tiers
     assert tiers is not None
     assert (tiers.num_host_blocks, tiers.num_disk_blocks) == (16, 0)
@@ -69,9 +69,9 @@ def test_evicted_prefix_is_loaded_from_host_memory(make_simulation: Make, cost: 
 
 
 def test_loading_from_disk_takes_longer_than_from_host_memory(make_simulation: Make, cost: CostModel) -> None:
-    """Of three host slots one is kept free for loads: the rest of the blocks went on to disk."""
+    """One of the three host slots is kept free for loads, so the other blocks are offloaded to disk."""
     fast = replace(cost, disk_bandwidth=40 * BLOCK)
-    found = simulate_evicted_prefix(make_simulation, fast, Tiers(kv_host_memory=3 * BLOCK, kv_disk=16 * BLOCK))
+    found = simulate_evicted_prefix(make_simulation, fast, SimulatedTiers(kv_host_memory=3 * BLOCK, kv_disk=16 * BLOCK))
     tiers = found.tiers
     assert tiers is not None
     assert tiers.loaded_blocks == 5
@@ -86,13 +86,13 @@ def test_loading_from_disk_takes_longer_than_from_host_memory(make_simulation: M
 
 def test_prefix_that_is_cheaper_to_compute_is_not_loaded(make_simulation: Make, cost: CostModel) -> None:
     """A block of 4 tokens is computed in 4/25 s; the disk takes 2/8 s, and the link 1/8 s after it."""
-    found = simulate_evicted_prefix(make_simulation, cost, Tiers(kv_host_memory=3 * BLOCK, kv_disk=16 * BLOCK))
+    found = simulate_evicted_prefix(make_simulation, cost, SimulatedTiers(kv_host_memory=3 * BLOCK, kv_disk=16 * BLOCK))
     assert found.tiers is not None
     assert found.tiers.loaded_from_disk_blocks == 0
     assert found.tiers.disk_read_s == 0
 
 
-def simulate_memory_pressure(make_simulation: Make, cost: CostModel, tiers: Tiers) -> SimulationReport:
+def simulate_memory_pressure(make_simulation: Make, cost: CostModel, tiers: SimulatedTiers) -> SimulationReport:
     """Three requests of 8 to 20 tokens do not fit in 32 slots together."""
     simulation = make_simulation(
         [(0, 8, 12), (0, 8, 12), (0, 8, 12)], tiers=tiers, cost=cost, enable_prefix_caching=False
@@ -101,25 +101,25 @@ def simulate_memory_pressure(make_simulation: Make, cost: CostModel, tiers: Tier
         simulation.scheduler.check_integrity()
     assert simulation.tally.num_finished == 3
     assert simulation.pool.num_free == 8
-    return report(simulation)
+    return make_report(simulation)
 
 
 def test_swapped_requests_recompute_no_tokens(make_simulation: Make, cost: CostModel) -> None:
     recompute = simulate_memory_pressure(
-        make_simulation, cost, Tiers(kv_host_memory=16 * BLOCK, preemption="recompute")
+        make_simulation, cost, SimulatedTiers(kv_host_memory=16 * BLOCK, preemption="recompute")
     )
     assert recompute.num_preemptions > 0
     assert recompute.num_recomputed_tokens >= 8 * recompute.num_preemptions
     assert recompute.tiers is not None
     assert recompute.tiers.swapped_blocks == 0
-    swap = simulate_memory_pressure(make_simulation, cost, Tiers(kv_host_memory=16 * BLOCK, preemption="swap"))
+    swap = simulate_memory_pressure(make_simulation, cost, SimulatedTiers(kv_host_memory=16 * BLOCK, preemption="swap"))
     assert swap.num_preemptions > 0
     assert swap.num_recomputed_tokens == 0
     assert swap.tiers is not None
     assert swap.tiers.swapped_blocks == swap.tiers.loaded_blocks > 0
     assert swap.tiers.load_s > 0
     assert swap.tiers.host_hit_rate == 0  # no prompt asked for what came back
-    without = simulate_memory_pressure(make_simulation, cost, Tiers())
+    without = simulate_memory_pressure(make_simulation, cost, SimulatedTiers())
     assert (without.tiers, without.num_recomputed_tokens) == (None, recompute.num_recomputed_tokens)
     assert without.latency_s == recompute.latency_s
 
@@ -129,7 +129,7 @@ def test_automatic_preemption_swaps_only_if_the_link_is_fast(
     make_simulation: Make, cost: CostModel, blocks_per_s: int, swaps: bool
 ) -> None:
     link = replace(cost, host_bandwidth=blocks_per_s * BLOCK)
-    found = simulate_memory_pressure(make_simulation, link, Tiers(kv_host_memory=16 * BLOCK))
+    found = simulate_memory_pressure(make_simulation, link, SimulatedTiers(kv_host_memory=16 * BLOCK))
     assert found.num_preemptions > 0
     assert found.tiers is not None
     assert (found.tiers.swapped_blocks > 0) == swaps
@@ -140,10 +140,10 @@ def test_only_the_paged_allocator_has_lower_tiers() -> None:
     workload = generate("alpaca", GeneratorOptions(num_requests=20, rate=20), 256)
     limits = SimulatedLimits(num_blocks=200, max_model_len=256, max_num_seqs=8)
     for allocator in ALLOCATORS:
-        tiers = Tiers(kv_host_memory=1 << 30, preemption="swap")
+        tiers = SimulatedTiers(kv_host_memory=1 << 30, preemption="swap")
         simulation = Simulation(SimulationSetup(workload, limits, PRESETS["opt-13b"].cost, allocator, tiers=tiers))
         simulation.run()
-        assert (report(simulation).tiers is not None) == (allocator == "paged")
+        assert (make_report(simulation).tiers is not None) == (allocator == "paged")
 
 
 def test_equal_setups_with_tiers_give_equal_reports_and_more_reuse_than_without() -> None:
@@ -152,13 +152,17 @@ def test_equal_setups_with_tiers_give_equal_reports_and_more_reuse_than_without(
 
     def found(**tiers: Any) -> SimulationReport:
         setup = SimulationSetup(
-            workload, SimulatedLimits(num_blocks=150), PRESETS["llama-3.1-8b"].cost, "paged", tiers=Tiers(**tiers)
+            workload,
+            SimulatedLimits(num_blocks=150),
+            PRESETS["llama-3.1-8b"].cost,
+            "paged",
+            tiers=SimulatedTiers(**tiers),
         )
         simulation = Simulation(setup)
         while simulation.advance():
             if simulation.step_count % 20 == 0:
                 simulation.scheduler.check_integrity()
-        return report(simulation)
+        return make_report(simulation)
 
     host = {"kv_host_memory": 256 << 20}
     none, first, disk = found(), found(**host), found(**host, kv_disk=1 << 30)
@@ -187,17 +191,17 @@ def test_equal_setups_with_tiers_give_equal_reports_and_more_reuse_than_without(
 )
 def test_invalid_tiers_are_refused(sizes: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        Tiers(**sizes)
+        SimulatedTiers(**sizes)
 
 
 def test_tier_smaller_than_a_block_is_refused() -> None:
-    assert Tiers(kv_host_memory=100, kv_disk=250).num_tier_blocks(100) == (1, 2)
-    assert Tiers().num_tier_blocks(0) == (0, 0)
+    assert SimulatedTiers(kv_host_memory=100, kv_disk=250).num_tier_blocks(100) == (1, 2)
+    assert SimulatedTiers().num_tier_blocks(0) == (0, 0)
     with pytest.raises(BadInput, match="kv_host_memory=99 is not accepted: one block takes 100 bytes"):
-        Tiers(kv_host_memory=99).num_tier_blocks(100)
+        SimulatedTiers(kv_host_memory=99).num_tier_blocks(100)
     with pytest.raises(BadInput, match="kv_disk=99 is not accepted"):
-        Tiers(kv_host_memory=100, kv_disk=99).num_tier_blocks(100)
+        SimulatedTiers(kv_host_memory=100, kv_disk=99).num_tier_blocks(100)
     with pytest.raises(BadInput, match="at most 16777216 blocks"):
-        Tiers(kv_host_memory=1 << 50).num_tier_blocks(1)
+        SimulatedTiers(kv_host_memory=1 << 50).num_tier_blocks(1)
     with pytest.raises(BadInput, match="kv_bytes_per_token=0"):
-        Tiers(kv_host_memory=100).num_tier_blocks(0)
+        SimulatedTiers(kv_host_memory=100).num_tier_blocks(0)

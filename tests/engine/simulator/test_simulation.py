@@ -12,7 +12,7 @@ from kvscope_engine.policy.allocation.allocation_policy import PagedAllocation
 from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
-from kvscope_engine.simulator.simulation_report import Percentiles, report
+from kvscope_engine.simulator.simulation_report import Percentiles, make_report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -32,7 +32,7 @@ def test_two_requests_have_the_times_calculated_by_hand(make_simulation: Make) -
     assert seconds(tally.ttft_ns) == [1.0, 1.5]
     assert seconds(tally.total_ns) == [2.0, 3.5]
     assert seconds(tally.per_token_ns) == pytest.approx([1.0, 3.5 / 3])
-    found = report(simulation)
+    found = make_report(simulation)
     assert (found.num_steps, found.simulated_s, found.num_finished) == (5, 5.0, 2)
     assert (found.mean_batch, found.requests_per_s, found.output_tokens_per_s) == (1.0, 0.4, 1.0)
     assert found.latency_s == Percentiles(p50=2.75, p90=pytest.approx(3.35), p99=pytest.approx(3.485))
@@ -50,7 +50,7 @@ def test_requests_that_arrive_together_share_a_step(make_simulation: Make) -> No
     simulation = make_simulation([(0, 3, 2), (0, 3, 2)])
     simulation.run()
     assert simulation.step_count == 2
-    assert report(simulation).mean_batch == 2.0
+    assert make_report(simulation).mean_batch == 2.0
 
 
 def test_long_prompt_takes_as_many_steps_as_it_has_chunks(make_simulation: Make) -> None:
@@ -60,15 +60,15 @@ def test_long_prompt_takes_as_many_steps_as_it_has_chunks(make_simulation: Make)
 
 
 def test_equal_texts_hit_the_prefix_cache_for_every_block_size(make_simulation: Make) -> None:
-    """Of a text of 8 tokens two blocks of 4 are full, or two of 3: 8 or 6 tokens of the second prompt."""
+    """A text of 8 tokens fills two blocks of 4 or two of 3: 8 or 6 tokens of the second prompt are hits."""
     requests = [(0, 10, 1, (7,)), (5, 10, 1, (7,)), (10, 10, 1, (8,))]
     for block_size, cached in ((4, 8), (3, 6)):
         simulation = make_simulation(requests, tokens_per_text=8, block_size=block_size)
         simulation.run()
-        assert report(simulation).prefix_hit_rate == cached / 30
+        assert make_report(simulation).prefix_hit_rate == cached / 30
     simulation = make_simulation(requests, tokens_per_text=8, enable_prefix_caching=False)
     simulation.run()
-    assert report(simulation).prefix_hit_rate == 0.0
+    assert make_report(simulation).prefix_hit_rate == 0.0
 
 
 def test_equal_prompts_continue_with_different_tokens(make_simulation: Make) -> None:
@@ -81,7 +81,7 @@ def test_equal_prompts_continue_with_different_tokens(make_simulation: Make) -> 
 def test_impossible_requests_are_refused_and_the_rest_finishes(make_simulation: Make) -> None:
     simulation = make_simulation([(0, 40, 1), (0, 3, 1), (0, 30, 3)])
     simulation.run()
-    found = report(simulation)
+    found = make_report(simulation)
     assert (found.num_finished, found.num_refused) == (1, 2)
     assert "make 41 tokens: at most 32 are accepted" in found.first_refusal
 
@@ -90,7 +90,7 @@ def test_preempted_requests_finish(make_simulation: Make) -> None:
     """Three requests of 8 to 20 tokens do not fit in 32 slots together."""
     simulation = make_simulation([(0, 8, 12)] * 3, enable_prefix_caching=False)
     simulation.run()
-    found = report(simulation)
+    found = make_report(simulation)
     assert found.num_finished == 3
     assert found.num_preemptions >= found.num_preempted_requests > 0
     assert simulation.pool.num_free == 8
@@ -116,7 +116,7 @@ def test_bounded_queue_does_not_change_the_result(make_simulation: Make, allocat
         longest = max(longest, whole.scheduler.num_waiting)
     bounded.run()
     assert longest > bounded._max_queued
-    assert report(bounded) == report(whole)
+    assert make_report(bounded) == make_report(whole)
 
 
 def test_equal_setups_give_equal_reports() -> None:
@@ -127,7 +127,7 @@ def test_equal_setups_give_equal_reports() -> None:
             SimulationSetup(generate("mixed", options, 2048), limits, PRESETS["opt-13b"].cost, "paged")
         )
         simulation.run()
-        return report(simulation)
+        return make_report(simulation)
 
     assert found(1) == found(1)
     assert found(1) != found(2)
@@ -143,7 +143,7 @@ def test_effective_memory_is_near_figure_2_of_the_paged_attention_paper(allocato
     workload = generate("sharegpt", options, limits.max_model_len)
     simulation = Simulation(SimulationSetup(workload, limits, PRESETS["opt-13b"].cost, allocator))
     simulation.run()
-    memory = report(simulation).memory
+    memory = make_report(simulation).memory
     assert memory is not None
     assert 100 * memory.states == pytest.approx(percent, abs=6)
 
@@ -156,7 +156,7 @@ def test_paged_batches_as_many_more_requests_as_in_figure_13_of_the_paged_attent
         workload = generate("sharegpt", GeneratorOptions(num_requests=150), limits.max_model_len)
         simulation = Simulation(SimulationSetup(workload, limits, PRESETS["opt-13b"].cost, allocator))
         simulation.run()
-        found = report(simulation).mean_batch_under_load
+        found = make_report(simulation).mean_batch_under_load
         assert found is not None
         return found
 

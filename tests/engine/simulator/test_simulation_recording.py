@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.simulation_recording import SimulationRecording
-from kvscope_engine.simulator.simulation_report import report
+from kvscope_engine.simulator.simulation_report import make_report
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
 from kvscope_engine.simulator.workloads.recorded_workload import read_recording
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
@@ -121,7 +121,7 @@ def test_shared_prefixes_are_known_from_the_block_hashes(record: Record, workloa
     assert not any(one.text_ids for one in again.requests if one.num_output_tokens == 1)  # never seen with blocks
     after = Simulation(SimulationSetup(again, LIMITS, PRESETS["opt-13b"].cost, "paged"))
     after.run()
-    first, second = report(before).prefix_hit_rate, report(after).prefix_hit_rate
+    first, second = make_report(before).prefix_hit_rate, make_report(after).prefix_hit_rate
     assert first is not None
     assert second == pytest.approx(first, rel=0.1)
 
@@ -136,7 +136,7 @@ def test_without_prefix_caching_no_shared_prefixes_are_known(
 @pytest.mark.parametrize("preemption", ["auto", "swap"])
 def test_frames_with_lower_tiers_rebuild_the_ledger(tmp_path: Path, preemption: str) -> None:
     """This holds after each step in every row of every tier, and wherever the recording is opened."""
-    tiers = Tiers(kv_host_memory=60 * BLOCK_BYTES, kv_disk=200 * BLOCK_BYTES, preemption=preemption)
+    tiers = SimulatedTiers(kv_host_memory=60 * BLOCK_BYTES, kv_disk=200 * BLOCK_BYTES, preemption=preemption)
     options = GeneratorOptions(num_requests=60, rate=8, shared_prefix_tokens=100, num_prefixes=6, seed=3)
     cost = replace(PRESETS["opt-13b"].cost, disk_bandwidth=1e12)
     setup = SimulationSetup(generate("mixed", options, 512), LIMITS, cost, "paged", tiers=tiers)
@@ -147,7 +147,7 @@ def test_frames_with_lower_tiers_rebuild_the_ledger(tmp_path: Path, preemption: 
             ledgers[simulation.step_count] = simulation.pool.ledger.pack_all()
             if simulation.step_count % 100 == 50:
                 states.append((simulation.now_ns, ledgers[simulation.step_count]))
-    used = report(simulation).tiers
+    used = make_report(simulation).tiers
     assert used is not None
     assert min(used.swapped_blocks, used.offloaded_blocks, used.disk_blocks, used.loaded_from_disk_blocks) > 0
     opened = Recording.open(tmp_path / "run.mcap")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
 from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
-from kvscope_engine.simulator.simulation_report import report
+from kvscope_engine.simulator.simulation_report import make_report
 from kvscope_engine.simulator.workloads.azure import read_azure
 from kvscope_engine.simulator.workloads.mooncake import read_mooncake
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
@@ -184,11 +184,11 @@ def test_prefixes_of_a_trace_are_loaded_from_lower_tiers(write_trace: Callable[.
 
     def hit_rate(**sizes: int) -> float:
         setup = SimulationSetup(
-            workload, SimulatedLimits(num_blocks=256, max_model_len=4096), COST, "paged", tiers=Tiers(**sizes)
+            workload, SimulatedLimits(num_blocks=256, max_model_len=4096), COST, "paged", tiers=SimulatedTiers(**sizes)
         )
         simulation = Simulation(setup)
         simulation.run()
-        found = report(simulation)
+        found = make_report(simulation)
         assert found.prefix_hit_rate is not None
         assert found.tiers is None or found.tiers.loaded_blocks > 0
         return found.prefix_hit_rate

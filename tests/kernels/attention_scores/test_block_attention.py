@@ -85,7 +85,7 @@ def test_torch_reference_equals_the_float64_reference(name: str, shape: Any, bui
 
 
 def test_each_call_adds_one_to_every_request(fast_runner: Any, shape: Any, build: Any) -> None:
-    """Layers add up, to be divided by their number; a request without tokens stays at zero."""
+    """Shares of layers are summed; a request without tokens keeps zeros."""
     batch = build(shape(seq_lens=[0, 1, 33, 64], options={"sliding_window": 20}), fast_runner.device)
     total = torch.zeros(batch.block_tables.shape, device=fast_runner.device)
     for more in ({}, {"max_seq_len": 64}):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope_kernels.cpu import compiler
-from kvscope_kernels.cpu.compiler import MORE_OPTIONS, SWITCH
+from kvscope_kernels.cpu.compiler import ENABLE_VARIABLE, OPTIONS_VARIABLE
 from kvscope_kernels.cpu.library import library
 
 PROGRAM = f"""
@@ -23,8 +23,8 @@ print(compiler.must_build(), compiler.built_library())
 
 def library_in_new_process(cache: Path, **changes: str) -> str:
     """Return which library a process with these variables loads, and whether it had to build it."""
-    environment = {name: value for name, value in os.environ.items() if name not in (SWITCH, "XDG_CACHE_HOME")}
-    environment |= {"KVSCOPE_CACHE": str(cache), "HOME": str(cache / "home"), MORE_OPTIONS: "-O0", **changes}
+    environment = {name: value for name, value in os.environ.items() if name not in (ENABLE_VARIABLE, "XDG_CACHE_HOME")}
+    environment |= {"KVSCOPE_CACHE": str(cache), "HOME": str(cache / "home"), OPTIONS_VARIABLE: "-O0", **changes}
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=True)
     assert not run.stderr
     return run.stdout.strip()
@@ -48,7 +48,7 @@ def test_without_a_compiler_there_is_no_library(tmp_path: Path) -> None:
 
 
 def test_disabled_library_is_not_built(tmp_path: Path) -> None:
-    assert library_in_new_process(tmp_path, **{SWITCH: "0"}) == "False None"
+    assert library_in_new_process(tmp_path, **{ENABLE_VARIABLE: "0"}) == "False None"
     assert not (tmp_path / "native").exists()
 
 

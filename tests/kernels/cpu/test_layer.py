@@ -10,7 +10,7 @@ from kvscope_kernels.cpu.decode import paged_decode_attention_native
 from kvscope_kernels.cpu.grouped import NativeGrouped
 from kvscope_kernels.cpu.layer import CompiledLayer, DecodeStep, LayerSpec, Norm, Weight, can_compile
 from kvscope_kernels.cpu.layers import (
-    FEW_NUMBERS,
+    MAX_ELEMENTS_PER_CALL,
     gated_activation_native,
     rms_norm_native,
     rotate_write_native,
@@ -201,9 +201,9 @@ def test_unsupported_input_is_not_accepted() -> None:
 
 
 def test_accepted_number_of_tokens_is_that_of_the_operations() -> None:
-    """Larger batches are computed by torch, which rounds in other places."""
+    """Larger batches are computed by torch, which rounds different intermediate results."""
     layer = CompiledLayer(make_form(), *make_caches(torch.bfloat16))
-    most = FEW_NUMBERS // (2 * SIZE)
+    most = MAX_ELEMENTS_PER_CALL // (2 * SIZE)
     for count in (most, most + 1):
         turn = CosSin(*(torch.zeros(count, 1, DIM, dtype=torch.bfloat16) for _ in range(2)))
         rows = torch.zeros(count, dtype=torch.int32)

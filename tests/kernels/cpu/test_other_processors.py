@@ -9,8 +9,8 @@ import torch
 
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.cpu import decode, grouped, linear, prefill
-from kvscope_kernels.cpu.compiler import MORE_OPTIONS, built_library
-from kvscope_kernels.cpu.library import library, loaded
+from kvscope_kernels.cpu.compiler import OPTIONS_VARIABLE, built_library
+from kvscope_kernels.cpu.library import library, load_library
 from kvscope_kernels.paged_decode_attention import paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torch
 from kvscope_kernels.quantized_linear.grouped_weight import rounded
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
 def plain_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVSCOPE_CACHE", str(tmp_path_factory.mktemp("plain_library")))
-        patch.setenv(MORE_OPTIONS, "-march=x86-64 -O1")
+        patch.setenv(OPTIONS_VARIABLE, "-march=x86-64 -O1")
         path = built_library()
-    found = None if path is None else loaded(path)
+    found = None if path is None else load_library(path)
     if found is None:
         pytest.skip("no x86 processor, or a compiler that knows none")
     return found

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_kernels.fused_moe.alignment import align_experts, align_experts_torch, most_tiles
+from kvscope_kernels.fused_moe.alignment import align_experts, align_experts_torch, max_tiles
 
 
 @pytest.mark.interpreter
@@ -41,16 +41,16 @@ def test_room_for_tiles_is_exact() -> None:
         for num_experts in (1, 3, 64):
             worst = max(
                 sum(-(-count // 16) for count in counts)
-                for counts in (_one_pair_each(num_pairs, num_experts), _evenly(num_pairs, num_experts))
+                for counts in (_counts_of_one(num_pairs, num_experts), _even_counts(num_pairs, num_experts))
             )
-            assert worst == most_tiles(num_pairs, num_experts, 16)
+            assert worst == max_tiles(num_pairs, num_experts, 16)
 
 
-def _one_pair_each(num_pairs: int, num_experts: int) -> list[int]:
+def _counts_of_one(num_pairs: int, num_experts: int) -> list[int]:
     """Return as many experts with one pair as possible and the rest in another, which makes the most tiles."""
     ones = min(num_pairs, num_experts) - 1
     return [1] * ones + [num_pairs - ones]
 
 
-def _evenly(num_pairs: int, num_experts: int) -> list[int]:
+def _even_counts(num_pairs: int, num_experts: int) -> list[int]:
     return [len(range(start, num_pairs, num_experts)) for start in range(num_experts)]

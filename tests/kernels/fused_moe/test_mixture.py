@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import gelu
 
 from benchmarks.compile_report.offline_compile import MAX_SHARED_BYTES
-from kvscope_kernels.fused_moe.expert_weights import FP4, RELU_SQUARED, ExpertWeights, Gate, Mxfp4Weight, four_bits
+from kvscope_kernels.fused_moe.expert_weights import FP4, RELU_SQUARED, ExpertWeights, Gate, Mxfp4Weight, to_mxfp4
 from kvscope_kernels.fused_moe.mixture import MAX_ROWS_PER_TILE, expert_tiles, rows_of_tile
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
 
@@ -118,7 +118,7 @@ def test_mixture_of_four_bit_weights_is_close_to_the_reference(
 ) -> None:
     x, ids, shares, weights = random_mixture(num_tokens, 2, 5, hidden, size, GPT_OSS, dtype, has_bias=True, seed=4)
     up, down = four_bit_numbers(5, 2 * size, hidden).to(dtype), four_bit_numbers(5, hidden, size, seed=1).to(dtype)
-    packed = four_bits(up), four_bits(down)
+    packed = to_mxfp4(up), to_mxfp4(down)
     assert packed[0] is not None
     assert packed[1] is not None
     wide = expected_mixture(x, ids, shares, weights._replace(up=up, down=down))
@@ -135,7 +135,7 @@ def test_four_bit_packing_is_exact_or_refused() -> None:
     weight = four_bit_numbers(2, 6, 96)
     weight[0, 0] = 0.0
     weight[1, 2, :32] = 0.5  # a group without the largest number
-    packed = four_bits(weight.bfloat16())
+    packed = to_mxfp4(weight.bfloat16())
     assert packed is not None
     assert (packed.codes.shape, packed.powers.shape) == ((2, 6, 48), (2, 6, 3))
     for expert in range(2):
@@ -144,8 +144,8 @@ def test_four_bit_packing_is_exact_or_refused() -> None:
         other = weight.clone()
         other[1, 5, 7] = odd
         other[1, 5, 6] = 4.0
-        assert four_bits(other) is None
-    assert four_bits(weight[..., :48]) is None
+        assert to_mxfp4(other) is None
+    assert to_mxfp4(weight[..., :48]) is None
 
 
 @pytest.mark.parametrize("num_tokens", [1, 6])
@@ -158,7 +158,7 @@ def test_invalid_expert_adds_nothing(runner: Any, num_tokens: int) -> None:
 
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
 def test_nan_stays_in_its_token(runner: Any, gate: Gate) -> None:
-    """Limits and squares do not turn it into a number."""
+    """The limits and squares of a gate do not turn NaN into a number."""
     x, ids, shares, weights = random_mixture(3, 2, 4, 32, 48, gate, torch.float32)
     x[1, 5] = math.nan
     found = runner.ops.mix_experts(*(each.to(runner.device) for each in (x, ids, shares)), on(runner.device, weights))

@@ -9,10 +9,10 @@ from kvscope_kernels.linear.skinny_linear import (
     ALWAYS,
     MAX_ROWS,
     NEVER,
+    default_few_rows,
     linear,
     linear_tiles,
     supports_product,
-    untried,
 )
 
 
@@ -69,7 +69,14 @@ def test_kernels_take_only_supported_products() -> None:
     assert not supports_product(weight.float()), "sums of float32 products are another kernel's"
     assert not supports_product(weight[:, ::2]), "a row is one run"
     assert not supports_product(weight[:, :4].contiguous()), "a weight without 16-byte rows was accepted"
-    assert [untried(each) for each in (80, 86, 89, 90, 100, 120)] == [NEVER, NEVER, NEVER, ALWAYS, NEVER, NEVER]
+    assert [default_few_rows(each) for each in (80, 86, 89, 90, 100, 120)] == [
+        NEVER,
+        NEVER,
+        NEVER,
+        ALWAYS,
+        NEVER,
+        NEVER,
+    ]
 
 
 def test_tiles_fit_their_weight() -> None:

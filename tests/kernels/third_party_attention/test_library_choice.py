@@ -13,7 +13,7 @@ from kvscope_kernels.dispatch import PrefillAttention, torch_ops
 from kvscope_kernels.third_party_attention import library_choice as choice
 from kvscope_kernels.third_party_attention.library import AttentionShape
 from kvscope_kernels.third_party_attention.library_choice import Unusable, choose, installed
-from kvscope_kernels.third_party_attention.preferred import PLAIN, PrefillWithFallback
+from kvscope_kernels.third_party_attention.prefill_with_fallback import PLAIN, PrefillWithFallback
 
 SHAPE = AttentionShape(4, 2, 64, 16, torch.bfloat16, 90)
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvscope_kernels.launch import prefill_tiles
-from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, forcing
+from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, forced_tiles
 
 
 @pytest.mark.parametrize(("tile_m", "tile_n"), [(16, 16), (32, 64)])
@@ -16,8 +16,8 @@ def test_other_tiles_give_the_same_result(
 ) -> None:
     given = prefill_tiles(64, 64, 3, 4, 40, 90)._replace(tile_m=tile_m, tile_n=tile_n, query_in_registers=tile_m == 32)
     batch = build(shape(seq_lens=[40, 17], query_lens=[21, 17]), runner.device)
-    with forcing(PREFILL, given):
+    with forced_tiles(PREFILL, given):
         assert_close(batch.prefill(runner.ops), reference(batch))
     alone = build(shape(seq_lens=[40, 17]), runner.device)
-    with forcing(DECODE, given):
+    with forced_tiles(DECODE, given):
         assert_close(alone.decode(runner.ops), reference(alone))

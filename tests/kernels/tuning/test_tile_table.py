@@ -13,16 +13,16 @@ import torch
 from kvscope_kernels.launch import DotTiles, decode_tiles
 from kvscope_kernels.tuning import tile_table
 from kvscope_kernels.tuning.tile_table import (
-    COMMITTED,
     DECODE,
+    SHIPPED_TABLE,
     as_entry,
-    describe_own_table,
-    forcing,
+    describe_user_table,
+    forced_tiles,
     from_entry,
-    own_table,
+    measured_tiles,
     read_table,
     table_key,
-    tuned,
+    user_table_path,
     write_table,
 )
 
@@ -41,37 +41,37 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def clear_caches() -> None:
-    """Forget what this process has read, as after a restart."""
+    """Clear the caches of measured tiles, as a restart would."""
     tile_table._tiles_of.cache_clear()
     tile_table._gpu_name.cache_clear()
 
 
 def tuned_tiles(device: str = "cuda:0") -> DotTiles:
-    return tuned(DECODE, GIVEN, 4, 2, torch.device(device), is_quantized=False)
+    return measured_tiles(DECODE, GIVEN, 4, 2, torch.device(device), is_quantized=False)
 
 
 def test_measured_entry_is_used_only_on_its_gpu() -> None:
     assert tuned_tiles() == GIVEN
-    write_table(own_table(), "A GPU", {KEY: as_entry(OTHER)})
+    write_table(user_table_path(), "A GPU", {KEY: as_entry(OTHER)})
     assert tuned_tiles() == OTHER
     assert tuned_tiles("cpu") == GIVEN
-    assert tuned(DECODE, GIVEN, 4, 4, torch.device("cuda:0"), is_quantized=False) == GIVEN, (
+    assert measured_tiles(DECODE, GIVEN, 4, 4, torch.device("cuda:0"), is_quantized=False) == GIVEN, (
         "the entry was used for another dtype"
     )
 
 
 def test_entries_of_other_gpus_and_shapes_stay_in_the_table() -> None:
-    write_table(own_table(), "Another", {KEY: as_entry(GIVEN)})
-    write_table(own_table(), "A GPU", {"one": as_entry(GIVEN)})
-    write_table(own_table(), "A GPU", {KEY: as_entry(OTHER)})
-    assert read_table(own_table(), "Another").entries.keys() == {KEY}
-    assert read_table(own_table(), "A GPU").entries.keys() == {"one", KEY}
+    write_table(user_table_path(), "Another", {KEY: as_entry(GIVEN)})
+    write_table(user_table_path(), "A GPU", {"one": as_entry(GIVEN)})
+    write_table(user_table_path(), "A GPU", {KEY: as_entry(OTHER)})
+    assert read_table(user_table_path(), "Another").entries.keys() == {KEY}
+    assert read_table(user_table_path(), "A GPU").entries.keys() == {"one", KEY}
 
 
 def test_entry_without_a_gain_is_removed() -> None:
-    write_table(own_table(), "A GPU", {KEY: as_entry(OTHER), "one": as_entry(GIVEN)})
-    write_table(own_table(), "A GPU", {KEY: None})
-    assert read_table(own_table(), "A GPU").entries.keys() == {"one"}
+    write_table(user_table_path(), "A GPU", {KEY: as_entry(OTHER), "one": as_entry(GIVEN)})
+    write_table(user_table_path(), "A GPU", {KEY: None})
+    assert read_table(user_table_path(), "A GPU").entries.keys() == {"one"}
     assert tuned_tiles() == GIVEN
 
 
@@ -89,21 +89,24 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN)
 def test_unreadable_table_is_ignored_and_reported_in_one_line(text: str) -> None:
-    own_table().write_text(text, "utf-8")
+    user_table_path().write_text(text, "utf-8")
     assert tuned_tiles() == GIVEN
-    words = describe_own_table(torch.device("cuda:0"))
-    assert str(own_table()) in words
+    words = describe_user_table(torch.device("cuda:0"))
+    assert str(user_table_path()) in words
     assert BROKEN[text] in words
     assert "\n" not in words
-    write_table(own_table(), "A GPU", {KEY: as_entry(OTHER)})
+    write_table(user_table_path(), "A GPU", {KEY: as_entry(OTHER)})
     assert tuned_tiles() == OTHER
-    assert describe_own_table(torch.device("cuda:0")) == f"tiles of 1 shape as tuned on this GPU, from {own_table()}"
+    assert (
+        describe_user_table(torch.device("cuda:0"))
+        == f"tiles of 1 shape as tuned on this GPU, from {user_table_path()}"
+    )
 
 
 def test_missing_table_is_not_reported() -> None:
-    assert describe_own_table(torch.device("cuda:0")) == ""
-    write_table(own_table(), "Another", {KEY: as_entry(OTHER)})
-    assert describe_own_table(torch.device("cuda:0")) == ""
+    assert describe_user_table(torch.device("cuda:0")) == ""
+    write_table(user_table_path(), "Another", {KEY: as_entry(OTHER)})
+    assert describe_user_table(torch.device("cuda:0")) == ""
 
 
 WRONG: list[Any] = [
@@ -131,7 +134,7 @@ def test_tile_must_hold_the_heads_of_a_kv_head() -> None:
 
 
 def test_table_shipped_with_kvscope_is_valid() -> None:
-    table = json.loads(COMMITTED.read_text("utf-8"))["gpus"]
+    table = json.loads(SHIPPED_TABLE.read_text("utf-8"))["gpus"]
     assert set(table) == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
     for entries in table.values():
         assert KEY in entries
@@ -140,6 +143,6 @@ def test_table_shipped_with_kvscope_is_valid() -> None:
 
 
 def test_forced_tiles_apply_only_in_their_context() -> None:
-    with forcing(DECODE, OTHER):
+    with forced_tiles(DECODE, OTHER):
         assert tuned_tiles("cpu") == OTHER
     assert tuned_tiles("cpu") == GIVEN

@@ -68,7 +68,7 @@ def test_alarm_needs_the_whole_duration_above_the_threshold() -> None:
     rang, over = started_and_ended(
         engine_with_rule(KV_USAGE), [usage_summary(s, 96 if 10 <= s < 15 else 50) for s in range(20)]
     )
-    assert [(a.begin_ns, a.rang_ns) for a in rang] == [(time_of_second(10), time_of_second(15))]
+    assert [(a.begin_ns, a.fired_ns) for a in rang] == [(time_of_second(10), time_of_second(15))]
     assert over == []  # only five calm seconds so far
 
 
@@ -150,7 +150,7 @@ def test_preemption_alarm_uses_a_rate_over_several_seconds() -> None:
 def test_long_waiting_request_starts_an_alarm() -> None:
     waits = [second_summary(s, longest_wait_s=max(0.0, s - 5.0)) for s in range(30)]
     rang, _ = started_and_ended(engine_with_rule(WAITING), waits)
-    assert [(a.begin_ns, a.rang_ns) for a in rang] == [(time_of_second(16), time_of_second(17))]
+    assert [(a.begin_ns, a.fired_ns) for a in rang] == [(time_of_second(16), time_of_second(17))]
     over = started_and_ended(
         engine_with_rule(WAITING), [*waits, *[second_summary(s, longest_wait_s=0) for s in range(30, 40)]]
     )[1]
@@ -205,14 +205,16 @@ def test_device_alarm_starts_while_the_engine_is_paused() -> None:
 def test_paused_time_does_not_count_towards_the_duration() -> None:
     full = [usage_summary(s, 99) for s in range(30)]
     stands = [paused_for_whole_second(second) if 2 <= s < 20 else second for s, second in enumerate(full)]
-    assert [alarm.rang_ns for alarm in started_and_ended(engine_with_rule(KV_USAGE), stands)[0]] == [time_of_second(25)]
+    assert [alarm.fired_ns for alarm in started_and_ended(engine_with_rule(KV_USAGE), stands)[0]] == [
+        time_of_second(25)
+    ]
 
 
 def test_temperature_alarm_ignores_seconds_without_a_reading() -> None:
     assert started_and_ended(engine_with_rule(HOT), [second_summary(s) for s in range(60)]) == ([], [])
     seconds = [second_summary(s, temperature_celsius=90.0 if s % 3 == 0 else -1.0) for s in range(60)]
     rang, _ = started_and_ended(engine_with_rule(HOT), seconds)
-    assert [a.rang_ns for a in rang] == [time_of_second(10)]
+    assert [a.fired_ns for a in rang] == [time_of_second(10)]
 
 
 def test_repeated_frame_losses_are_one_alarm() -> None:
@@ -279,7 +281,7 @@ def test_alarms_of_a_rule_never_overlap_and_respect_the_duration(
                 alarm = None
             else:
                 assert alarm is None
-                assert changed.rang_ns - changed.begin_ns >= max(hold, 1) * SECOND_NS
+                assert changed.fired_ns - changed.begin_ns >= max(hold, 1) * SECOND_NS
                 assert changed.worst > 0.95
                 alarm = changed
         assert [a.begin_ns for a in watched.engine.active] == ([alarm.begin_ns] if alarm else [])

@@ -219,4 +219,4 @@ def test_every_figure_can_be_used_and_is_documented(name: str) -> None:
     overview = overview_of(SECOND, SECOND, {})
     assert Expression(f"{name} > 3").value(overview, slice(0, 3)).shape == (3,)
     docs = Path(__file__).parents[3] / "docs" / "alarms.md"
-    assert f"| `{name}` | {SECOND_FIGURES[name].words} |" in docs.read_text(encoding="utf-8")
+    assert f"| `{name}` | {SECOND_FIGURES[name].label} |" in docs.read_text(encoding="utf-8")

@@ -83,7 +83,7 @@ def test_full_blocks_are_requested_once_and_filling_blocks_less_often(ledger):
     ]
     assert [collector.due(ledger, EPOCH, 100) for _ in range(PARTIAL_EVERY - 1)] == [(), (), (4,)]
     assert [text.hash for text in answer(collector, ledger, content(4, 5))] == [""]
-    collector.changed(np.array([2, 3, 4], np.uint32))  # of other columns
+    collector.mark_changed(np.array([2, 3, 4], np.uint32))  # of other columns
     assert not any(collector.due(ledger, EPOCH, 100) for _ in range(2 * PARTIAL_EVERY))
 
 
@@ -109,7 +109,7 @@ def test_unanswered_texts_are_requested_again(ledger):
     collector = TextCollector()
     collector.due(ledger, EPOCH, 100)
     assert collector.is_waiting
-    collector.forget_asked()
+    collector.drop_pending()
     assert collector.due(ledger, EPOCH, 100) == (2, 3)
 
 
@@ -187,12 +187,12 @@ def recorded(path, with_texts=True):
     engine = SimulatedEngine(num_blocks=60, num_running=4, epoch=EPOCH)
     with RecordingWriter(path) as writer:
         texts = PublishedTexts(writer.write_texts)
-        texts._next_s = -1.0
+        texts._next_request_s = -1.0
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(200))):
             writer.write(message, wait=True)
             if message is not engine.hello and with_texts:
                 texts.add_message(message)
-                texts._next_s = -1.0
+                texts._next_request_s = -1.0
                 texts.add_contents(content(block) for block in texts.due())
         if with_texts:
             texts.write()

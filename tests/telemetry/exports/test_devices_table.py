@@ -29,7 +29,7 @@ def with_samples() -> list[TelemetryMessage]:
 
 
 def rows_of(recording: Recording, path: Path, *span: float) -> list[dict[str, str]]:
-    export(recording, ExportTarget.of(path), *span)
+    export(recording, ExportTarget.from_path(path), *span)
     with path.open(encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 

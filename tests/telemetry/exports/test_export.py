@@ -26,13 +26,17 @@ from kvscope_telemetry.recordings.reader import Recording
 )
 def test_unclear_export_name_is_refused(name: str, kind: str | None, named: str) -> None:
     with pytest.raises(BadInput) as raised:
-        ExportTarget.of(Path(name), kind)
+        ExportTarget.from_path(Path(name), kind)
     assert named in str(raised.value)
-    assert ExportTarget.of(Path("x.csv"), "events").kind == ExportTarget.of(Path("all-events.csv")).kind == "events"
+    assert (
+        ExportTarget.from_path(Path("x.csv"), "events").kind
+        == ExportTarget.from_path(Path("all-events.csv")).kind
+        == "events"
+    )
 
 
 def test_table_name_without_a_kind_exports_metrics() -> None:
-    assert ExportTarget.of(Path("Run.CSV")) == ExportTarget(Path("Run.CSV"), "metrics", ".csv")
+    assert ExportTarget.from_path(Path("Run.CSV")) == ExportTarget(Path("Run.CSV"), "metrics", ".csv")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +51,7 @@ def test_export_range_without_any_time_is_refused(
     record_story: Callable[..., Recording], tmp_path: Path, span: tuple[float, float | None], named: str
 ) -> None:
     with pytest.raises(BadInput, match=named):
-        export(record_story(), ExportTarget.of(tmp_path / "metrics.csv"), *span)
+        export(record_story(), ExportTarget.from_path(tmp_path / "metrics.csv"), *span)
     assert [path.name for path in tmp_path.iterdir()] == ["story.mcap"]
 
 
@@ -56,10 +60,10 @@ def test_export_never_overwrites_a_file(record_story: Callable[..., Recording], 
     there = tmp_path / "metrics.csv"
     there.write_text("mine")
     with pytest.raises(BadInput, match="already exists"):
-        export(recording, ExportTarget.of(there))
+        export(recording, ExportTarget.from_path(there))
     assert there.read_text() == "mine"
     with pytest.raises(BadInput, match="cannot be written: No such file"):
-        export(recording, ExportTarget.of(tmp_path / "no" / "metrics.csv"))
+        export(recording, ExportTarget.from_path(tmp_path / "no" / "metrics.csv"))
 
 
 def _disk_full(*args: Any) -> None:
@@ -82,7 +86,7 @@ def test_failed_export_leaves_no_file(
     recording = record_story()
     monkeypatch.setitem(exports.TABLE_FORMATS, ".csv", fails)
     with pytest.raises(error) as raised:
-        export(recording, ExportTarget.of(tmp_path / "metrics.csv"))
+        export(recording, ExportTarget.from_path(tmp_path / "metrics.csv"))
     if error is KvscopeError:
         assert str(raised.value).endswith("metrics.csv' cannot be written: No space left on device")
     assert [path.name for path in tmp_path.iterdir()] == ["story.mcap"]

@@ -56,7 +56,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_bookmarks_table_has_the_latest_revisions(make_messages: Messages, tmp_path: Path) -> None:
     recording, beside = recording_with_bookmarks(make_messages, tmp_path)
-    export(recording, ExportTarget.of(tmp_path / "bookmarks.csv"), bookmarks=beside)
+    export(recording, ExportTarget.from_path(tmp_path / "bookmarks.csv"), bookmarks=beside)
     rows = rows_of(tmp_path / "bookmarks.csv")
     assert [(row["bookmark_id"], row["kind"], float(row["length_s"])) for row in rows] == [
         ("a", "note", 0.0),
@@ -70,14 +70,14 @@ def test_bookmarks_table_has_the_latest_revisions(make_messages: Messages, tmp_p
 def test_bookmarks_table_of_a_range_has_overlapping_ones(make_messages: Messages, tmp_path: Path) -> None:
     recording, beside = recording_with_bookmarks(make_messages, tmp_path)
     until_s = (beside[0].time_ns - recording.start_ns) / 1e9 - 1
-    export(recording, ExportTarget.of(tmp_path / "bookmarks.csv"), until_s - 3, until_s, bookmarks=beside)
+    export(recording, ExportTarget.from_path(tmp_path / "bookmarks.csv"), until_s - 3, until_s, bookmarks=beside)
     assert [row["bookmark_id"] for row in rows_of(tmp_path / "bookmarks.csv")] == ["c"]
 
 
 def test_trace_has_instants_for_bookmarks_and_slices_for_durations(make_messages: Messages, tmp_path: Path) -> None:
     recording, beside = recording_with_bookmarks(make_messages, tmp_path)
     path = tmp_path / "x.perfetto-trace"
-    export(recording, ExportTarget.of(path), bookmarks=beside)
+    export(recording, ExportTarget.from_path(path), bookmarks=beside)
     trace = trace_pb2.Trace()
     trace.ParseFromString(path.read_bytes())
     tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
@@ -96,7 +96,7 @@ def test_trace_has_instants_for_bookmarks_and_slices_for_durations(make_messages
 
 def test_report_lists_bookmarks_and_marks_them_in_every_chart(make_messages: Messages, tmp_path: Path) -> None:
     recording, beside = recording_with_bookmarks(make_messages, tmp_path)
-    export(recording, ExportTarget.of(tmp_path / "r.html"), bookmarks=beside)
+    export(recording, ExportTarget.from_path(tmp_path / "r.html"), bookmarks=beside)
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Bookmarks and alarms" in page
     assert "beside the file" in page
@@ -105,5 +105,5 @@ def test_report_lists_bookmarks_and_marks_them_in_every_chart(make_messages: Mes
     assert len(pictures) >= 4
     assert all(picture.count('class="flag') == 3 for picture in pictures)
     assert all(picture.count('class="while"') == 1 for picture in pictures)
-    export(recording, ExportTarget.of(tmp_path / "none.html"), 0, 1)
+    export(recording, ExportTarget.from_path(tmp_path / "none.html"), 0, 1)
     assert "Bookmarks and alarms" not in (tmp_path / "none.html").read_text(encoding="utf-8")

@@ -49,14 +49,14 @@ def recording(
 
 
 def metrics_of(recording: Recording, folder: Path) -> dict[str, list[float]]:
-    export(recording, ExportTarget.of(folder / "metrics.csv"))
+    export(recording, ExportTarget.from_path(folder / "metrics.csv"))
     with (folder / "metrics.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     return {name: [float(row[name] or "nan") for row in rows] for name in rows[0] if not name.endswith("_utc")}
 
 
 def counters_of(recording: Recording, folder: Path) -> dict[str, Points]:
-    export(recording, ExportTarget.of(folder / "run.pftrace"))
+    export(recording, ExportTarget.from_path(folder / "run.pftrace"))
     trace = trace_pb2.Trace()
     trace.ParseFromString((folder / "run.pftrace").read_bytes())
     names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
@@ -94,7 +94,7 @@ def test_peak_usage_and_its_time_are_those_of_the_fullest_frame_everywhere(
     assert largest == pytest.approx(100 * peak)
     first_ns = min(time_ns for time_ns, values in usage.items() if largest in values)
     assert (first_ns - recording.start_ns) / 1e9 == pytest.approx(at_s, abs=1e-6)
-    export(recording, ExportTarget.of(tmp_path / "report.html"))
+    export(recording, ExportTarget.from_path(tmp_path / "report.html"))
     shown = re.search(r"<dt>KV usage, peak</dt><dd>([\d.]+)", (tmp_path / "report.html").read_text("utf-8"))
     assert shown is not None
     assert float(shown[1]) == pytest.approx(100 * peak, abs=0.051)
@@ -102,7 +102,7 @@ def test_peak_usage_and_its_time_are_those_of_the_fullest_frame_everywhere(
 
 def test_levels_of_each_second_are_those_of_state_at_its_end(recording: Recording, tmp_path: Path) -> None:
     metrics, counters = metrics_of(recording, tmp_path), counters_of(recording, tmp_path)
-    export(recording, ExportTarget.of(tmp_path / "metrics.parquet"))
+    export(recording, ExportTarget.from_path(tmp_path / "metrics.parquet"))
     typed = parquet.read_table(tmp_path / "metrics.parquet")
     num_blocks = recording.info.hello.cache.num_blocks
     last = len(metrics["second_s"]) - 1

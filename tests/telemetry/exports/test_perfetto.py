@@ -21,7 +21,7 @@ BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 
 
 def parsed(recording: Recording, path: Path, **span: float) -> Any:
-    export(recording, ExportTarget.of(path), **span)
+    export(recording, ExportTarget.from_path(path), **span)
     trace = trace_pb2.Trace()
     trace.ParseFromString(path.read_bytes())
     return trace
@@ -131,7 +131,7 @@ def test_overlapping_alarms_share_one_group_of_tracks(record_story: Callable[...
         Bookmark(bookmark_id=str(at), time_ns=start_ns + at * ms, until_ns=start_ns + until * ms, kind=kind, text=kind)
         for at, until, kind in ((10, 100, "kv_usage"), (200, 300, "waiting"), (250, 400, "preemptions"))
     ]
-    export(recording, ExportTarget.of(path), bookmarks=alarms)
+    export(recording, ExportTarget.from_path(path), bookmarks=alarms)
     trace = trace_pb2.Trace()
     trace.ParseFromString(path.read_bytes())
     tracks = [p.track_descriptor for p in trace.packet if p.track_descriptor.name == "Alarms"]

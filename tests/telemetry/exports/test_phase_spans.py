@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvscope_telemetry.exports.phase_spans import RequestHistory, read_request_histories, within
+from kvscope_telemetry.exports.phase_spans import RequestHistory, histories_within, read_request_histories
 from kvscope_telemetry.exports.span import Span, span_of, timed_messages
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.recordings.overview import read_overview
@@ -46,9 +46,13 @@ def test_range_keeps_the_earlier_phases_of_its_requests(make_messages: Callable,
     recording = Recording.open(record(1500).path)
     span = span_of(recording, 40.0, 60.0)
     inside = {
-        history.info.number: history for history in within(histories_of(recording, span), span.from_ns, span.until_ns)
+        history.info.number: history
+        for history in histories_within(histories_of(recording, span), span.from_ns, span.until_ns)
     }
-    whole = {history.info.number: history for history in within(histories_of(recording), span.from_ns, span.until_ns)}
+    whole = {
+        history.info.number: history
+        for history in histories_within(histories_of(recording), span.from_ns, span.until_ns)
+    }
     assert inside.keys() == whole.keys()
     seen = [number for number, history in inside.items() if history.queue_ns is not None]
     assert len(seen) > 10

@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 
 def report(recording: Recording, path: Path, **span: float) -> tuple[str, Page]:
-    export(recording, ExportTarget.of(path), **span)
+    export(recording, ExportTarget.from_path(path), **span)
     html = path.read_text("utf-8")
     return html, Page(html)
 

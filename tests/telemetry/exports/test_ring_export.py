@@ -22,7 +22,7 @@ def test_ring_exports_its_remaining_seconds(tmp_path: Path) -> None:
         ring_recording = Recording.open(tmp_path / "ring", origin_ns=ring.origin_ns)
         assert ring_recording.first_s > 0
         for name in ("requests.csv", "metrics.csv", "report.html", "trace.perfetto-trace"):
-            export(ring_recording, ExportTarget.of(tmp_path / name))
+            export(ring_recording, ExportTarget.from_path(tmp_path / name))
     with (tmp_path / "metrics.csv").open(encoding="utf-8-sig", newline="") as file:
         seconds = [float(row["second_s"]) for row in csv.DictReader(file)]
     assert seconds[0] >= ring_recording.first_s - 1

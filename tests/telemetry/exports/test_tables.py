@@ -38,7 +38,7 @@ def test_all_table_formats_hold_the_same_values(record: Callable, tmp_path: Path
     recording = Recording.open(record(600).path)
     marks = [new_bookmark(recording.start_ns + at * 10**9, "a note") for at in range(8)]
     for suffix in (".csv", ".parquet", ".arrow"):
-        export(recording, ExportTarget.of(tmp_path / f"{kind}{suffix}"), bookmarks=marks)
+        export(recording, ExportTarget.from_path(tmp_path / f"{kind}{suffix}"), bookmarks=marks)
     rows = read_csv(tmp_path / f"{kind}.csv")
     from_parquet = parquet.read_table(tmp_path / f"{kind}.parquet")
     with pa.memory_map(str(tmp_path / f"{kind}.arrow")) as file:
@@ -63,7 +63,7 @@ def _is_time(table: pa.Table, name: str) -> bool:
 def test_csv_file_has_a_byte_order_mark_and_times_that_a_spreadsheet_reads(
     record_story: Callable[..., Recording], tmp_path: Path
 ) -> None:
-    export(record_story("naïve\0"), ExportTarget.of(tmp_path / "requests.csv"))
+    export(record_story("naïve\0"), ExportTarget.from_path(tmp_path / "requests.csv"))
     assert (tmp_path / "requests.csv").read_bytes().startswith(b"\xef\xbb\xbf")
     row = read_csv(tmp_path / "requests.csv")[0]
     assert row["request_id"] == "naïve\ufffd"
@@ -80,16 +80,16 @@ def test_export_to_a_named_pipe_has_the_bytes_of_the_file_without_a_byte_order_m
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reader.start()
-    export(recording, ExportTarget.of(pipe, form=form))
+    export(recording, ExportTarget.from_path(pipe, form=form))
     reader.join(60)
-    export(recording, ExportTarget.of(tmp_path / "file", form=form))
+    export(recording, ExportTarget.from_path(tmp_path / "file", form=form))
     assert read == [(tmp_path / "file").read_bytes().removeprefix(b"\xef\xbb\xbf")]
     assert pipe.is_fifo()
 
 
 def test_metrics_table_has_types_and_units(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(600).path)
-    export(recording, ExportTarget.of(tmp_path / "metrics.parquet"))
+    export(recording, ExportTarget.from_path(tmp_path / "metrics.parquet"))
     schema = parquet.read_schema(tmp_path / "metrics.parquet")
     assert schema.field("time_ns").type == pa.timestamp("ns", tz="UTC")
     assert schema.field("run_ns").type == pa.int64()
@@ -111,7 +111,7 @@ def test_metrics_table_has_types_and_units(record: Callable, tmp_path: Path) -> 
 
 def test_requests_table_has_the_history_of_each_request(record_story: Callable[..., Recording], tmp_path: Path) -> None:
     recording = record_story(HOSTILE)
-    export(recording, ExportTarget.of(tmp_path / "requests.csv"))
+    export(recording, ExportTarget.from_path(tmp_path / "requests.csv"))
     first, second = read_csv(tmp_path / "requests.csv")
     assert first["request_id"] == f"'{HOSTILE}"  # quoted, so that no spreadsheet evaluates it as a formula
     assert (first["queue_ns"], first["first_token_ns"], first["preempted_ns"]) == (
@@ -122,7 +122,7 @@ def test_requests_table_has_the_history_of_each_request(record_story: Callable[.
     assert (first["state"], first["end_reason"], first["total_ns"]) == ("finished", "reached its limit", "1400000000")
     assert (second["state"], second["total_ns"]) == ("running", "")
     assert (first["adapter"], second["adapter"]) == ("sql", "")
-    export(recording, ExportTarget.of(tmp_path / "requests.parquet"))
+    export(recording, ExportTarget.from_path(tmp_path / "requests.parquet"))
     assert parquet.read_table(tmp_path / "requests.parquet").column("request_id")[0].as_py() == HOSTILE
 
 
@@ -131,7 +131,7 @@ def test_achieved_rates_are_work_divided_by_step_time(record_story: Callable[...
     accepted.
     """
     recording = record_story()
-    export(recording, ExportTarget.of(tmp_path / "metrics.csv"))
+    export(recording, ExportTarget.from_path(tmp_path / "metrics.csv"))
     rows = [row for row in read_csv(tmp_path / "metrics.csv") if int(row["num_steps"])]
     assert sum(int(row["flops"]) for row in rows) == 14 * sum(int(row["num_steps"]) for row in rows)
     assert {(row["achieved_flops_per_s"], row["achieved_bytes_per_s"]) for row in rows} == {("2000.0", "3000.0")}
@@ -142,7 +142,7 @@ def test_achieved_rates_are_work_divided_by_step_time(record_story: Callable[...
 def test_tables_of_a_range_have_only_its_rows(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(1500).path)
     for kind in KINDS:
-        export(recording, ExportTarget.of(tmp_path / f"{kind}.csv"), 20.0, 30.0)
+        export(recording, ExportTarget.from_path(tmp_path / f"{kind}.csv"), 20.0, 30.0)
     metrics, events = read_csv(tmp_path / "metrics.csv"), read_csv(tmp_path / "events.csv")
     assert 10 <= len(metrics) <= 12
     assert all(20 <= float(row["second_s"]) <= 30 for row in events)
@@ -158,5 +158,5 @@ def test_missing_pyarrow_is_explained_in_one_line(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         BadInput, match=r"^\.parquet needs pyarrow, which is not installed: pip install 'kvscope\[export\]'"
     ):
-        ExportTarget.of(tmp_path / "metrics.parquet")
-    ExportTarget.of(tmp_path / "metrics.csv")
+        ExportTarget.from_path(tmp_path / "metrics.parquet")
+    ExportTarget.from_path(tmp_path / "metrics.csv")

@@ -271,7 +271,7 @@ def test_number_of_held_frames_is_bounded() -> None:
     sync = Sync()
     for seq in range(1, 100_000):
         sync.frame(Frame(epoch=1, seq=seq, step=seq, time_ns=1), seq)
-    assert len(sync._held.drain()) <= 20_000
+    assert len(sync._buffered.drain()) <= 20_000
 
 
 def test_bytes_of_held_frames_are_bounded() -> None:

@@ -111,7 +111,7 @@ def test_cyclic_hashes_terminate() -> None:
     tree = build(blocks((1, 2), (2, 3), (3, 1), (4, 4), (5, 3), (6, 5), (7, 6)))
     assert sorted(tree.rows.tolist()) == list(range(7))
     assert sum(tree.num_blocks.tolist()) == 7
-    assert (fold(np.array([1, 2, 0])).place == 0).all()
+    assert (fold(np.array([1, 2, 0])).position == 0).all()
     assert levels(np.array([-1, 0, 3, 2])).tolist() == [0, 1, -1, -1]
 
 

@@ -16,7 +16,13 @@ from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Heartbe
 from kvscope_telemetry.mirror.coalesce import coalesce
 from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.mirror.mirror import Mirror
-from kvscope_telemetry.recordings.block_history import BlockHistoryPart, GrowingBlockHistory, joined, part_of, read_part
+from kvscope_telemetry.recordings.block_history import (
+    BlockHistoryPart,
+    GrowingBlockHistory,
+    concatenate_parts,
+    history_part,
+    read_part,
+)
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
@@ -70,8 +76,8 @@ def test_block_history_equals_the_mirror_at_every_frame(
         third = (recording.end_ns - recording.start_ns) // 3
         cuts = [recording.start_ns, recording.start_ns + third, recording.end_ns - third, recording.end_ns]
         parts = [read_part(recording, block, a, b, BLOCK_SIZE) for a, b in pairwise(cuts)]
-        pieced = joined(joined(parts[0], parts[1]), parts[2])
-        for part in (whole, pieced, joined(parts[0], joined(parts[1], parts[2]))):
+        pieced = concatenate_parts(concatenate_parts(parts[0], parts[1]), parts[2])
+        for part in (whole, pieced, concatenate_parts(parts[0], concatenate_parts(parts[1], parts[2]))):
             assert all(row_at(part, time_ns) == rows[place] for time_ns, rows in expected)
         assert np.array_equal(pieced.rows, whole.rows)
         assert pieced.moments == whole.moments
@@ -122,7 +128,7 @@ def test_separate_parts_have_a_gap_between_them(record: Callable[..., Any]) -> N
     begin, end = recording.start_ns, recording.end_ns
     second = 1_000_000_000
     parts = [read_part(recording, 5, a, b, BLOCK_SIZE) for a, b in ((begin, begin + second), (end - second, end))]
-    whole = joined(*parts)
+    whole = concatenate_parts(*parts)
     assert row_at(whole, begin + second // 2) is not None
     assert row_at(whole, begin + 3 * second) is None
     assert row_at(whole, end) == row_of(recording.state_at(1e9), 5)
@@ -169,7 +175,7 @@ def test_live_block_history_keeps_only_the_newest_rows(make_messages: Callable[.
     assert short.num_forgotten == len(long.rows) - len(short.rows)
     kept = long.rows[-len(short.rows) :]
     assert all(np.array_equal(short.rows[name], kept[name]) for name in LASTING)
-    part = part_of(short, 0, 1 << 60, BLOCK_SIZE)
+    part = history_part(short, 0, 1 << 60, BLOCK_SIZE)
     assert part.begin_ns == short.rows["time_ns"][0] > 0
 
 
@@ -192,7 +198,7 @@ def test_moves_are_part_of_the_block_history() -> None:
     times_ns = [f.time_ns for f in frames if block in np.frombuffer(f.moves.evicted, "<u4")]
     is_evicted = (block_history.rows["moved"] & Moved.EVICTED) != 0
     assert block_history.rows["time_ns"][is_evicted].tolist() == times_ns
-    kinds = [moment.kind for moment in part_of(block_history, 0, 1, BLOCK_SIZE).moments]
+    kinds = [moment.kind for moment in history_part(block_history, 0, 1, BLOCK_SIZE).moments]
     assert kinds.count(MomentKind.EVICTED) >= len(times_ns)
 
 
@@ -206,7 +212,7 @@ def test_growing_block_history_equals_one_read_at_once(make_messages: Callable[.
         if growing.has_news:
             part = growing.part(0, frame.time_ns)
             assert not growing.has_news
-    at_once = part_of(growing.block_history, 0, frames[-1].time_ns, BLOCK_SIZE)
+    at_once = history_part(growing.block_history, 0, frames[-1].time_ns, BLOCK_SIZE)
     assert part.moments == at_once.moments
     assert part.block_moments.times_ns.tolist() == [moment.time_ns for moment in at_once.moments]
 

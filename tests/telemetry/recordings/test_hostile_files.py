@@ -272,7 +272,7 @@ def columns(num_records: int, columns: dict[str, tuple[str, bytes]], kind: str =
 def without_end(path: Path) -> tuple[bytes, int]:
     """Return a file up to its last chunk, and the end time of that chunk."""
     recording = Recording.open(path)
-    last = max(recording.segments[0]._found.chunks, key=lambda each: each.offset)
+    last = max(recording.segments[0]._survey.chunks, key=lambda each: each.offset)
     return path.read_bytes()[: last.offset + last.stored_bytes], recording.end_ns
 
 

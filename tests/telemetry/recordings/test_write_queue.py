@@ -11,7 +11,7 @@ BEAT = Heartbeat(epoch=1, time_ns=1, seq=1, step=1)
 
 
 def _sizes(queue: RecordingQueue) -> list[int]:
-    taken = queue.take(0.0)
+    taken = queue.drain(0.0)
     assert taken is not None
     return [each.num_bytes for each in taken if isinstance(each, Queued)]
 
@@ -48,7 +48,7 @@ def test_mark_comes_after_earlier_messages() -> None:
     queue, mark = RecordingQueue(1000), Mark()
     queue.put(BEAT, bytes(10), wait=False)
     queue.put_mark(mark)
-    taken = queue.take(1.0)
+    taken = queue.drain(1.0)
     assert taken is not None
     assert taken[1] is mark
     assert not mark.is_set()
@@ -63,4 +63,4 @@ def test_marks_are_released_when_the_queue_is_closed() -> None:
     assert before.is_set()
     assert after.is_set()
     assert queue.num_refused == 1
-    assert queue.take(0.0) is None
+    assert queue.drain(0.0) is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
-from kvscope_telemetry.summaries.block_changes import LIFE, ChangeKind, Moved
+from kvscope_telemetry.summaries.block_changes import HISTORY_DTYPE, ChangeKind, Moved
 from kvscope_telemetry.summaries.block_moments import MomentKind, moments_of
 
 FREE: dict[str, Any] = {"state": BlockState.FREE, "owner": NO_OWNER}
@@ -18,7 +18,7 @@ KEPT: dict[str, Any] = {**FULL, "state": BlockState.CACHED, "ref_count": 0}
 
 
 def rows_of(*rows: dict[str, Any]) -> Any:
-    made = np.zeros(len(rows), LIFE)
+    made = np.zeros(len(rows), HISTORY_DTYPE)
     made["taker"] = NO_OWNER
     made["epoch"] = 1
     for place, row in enumerate(rows):

@@ -10,7 +10,7 @@ import pytest
 from kvscope_telemetry.messages.telemetry import Histogram, Reading
 from kvscope_telemetry.mirror.coalesce import coalesce, merge
 from kvscope_telemetry.mirror.mirror import Mirror
-from kvscope_telemetry.summaries.histograms import UNKNOWN_RANGE, Buckets, joined
+from kvscope_telemetry.summaries.histograms import UNKNOWN_RANGE, Buckets, sum_histograms
 
 MS = 1_000_000
 
@@ -40,14 +40,14 @@ def test_percentile_lies_between_two_bucket_bounds(counts, share, bounds):
 
 def test_percentile_of_no_observations_is_unknown():
     assert Buckets.of(histogram((0, 0, 0))).percentile(0.5) is UNKNOWN_RANGE
-    assert joined((), "first_token") is None
-    assert joined((reading(histogram((1, 0, 0), kind="queued")),), "first_token") is None
+    assert sum_histograms((), "first_token") is None
+    assert sum_histograms((reading(histogram((1, 0, 0), kind="queued")),), "first_token") is None
 
 
 def test_readings_add_up_until_the_bounds_change():
-    buckets = joined([reading(histogram((1, 0, 0))), reading(histogram((0, 2, 0)))], "first_token")
+    buckets = sum_histograms([reading(histogram((1, 0, 0))), reading(histogram((0, 2, 0)))], "first_token")
     assert buckets.counts.tolist() == [1, 2, 0]
-    anew = joined([reading(histogram((1, 0, 0))), reading(histogram((0, 2), bounds_ms=(20,)))], "first_token")
+    anew = sum_histograms([reading(histogram((1, 0, 0))), reading(histogram((0, 2), bounds_ms=(20,)))], "first_token")
     assert anew.counts.tolist() == [0, 2]
 
 

@@ -62,7 +62,7 @@ def test_speculative_tokens_are_not_a_prompt_chunk() -> None:
 def test_phase_changes_match_a_plain_model_and_a_recomputation(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(700).path)
     overview, computed = read_overview(recording), SessionOverview()
-    computed_part(recording, recording.start_ns).into(computed)
+    computed_part(recording, recording.start_ns).append_to(computed)
     assert overview.phases.is_available
     assert phase_changes_of(overview) == phase_changes_of(computed)
     found = set(phase_changes_of(overview))

@@ -55,7 +55,7 @@ def test_written_summaries_equal_those_computed_from_frames(record: Callable[...
     written = OverviewPart.joined(written_parts(recording))
     assert missing_from(recording, written.newest_ns) is None
     computed = SessionOverview()
-    computed_part(recording, recording.start_ns).into(computed)
+    computed_part(recording, recording.start_ns).append_to(computed)
     overview = read_overview(recording)
     assert same(overview, computed)
     assert len(overview) == len(set(overview.time_ns.tolist())) >= 14
@@ -202,15 +202,15 @@ def test_bins_of_many_seconds_equal_those_of_each() -> None:
 def test_long_overview_is_read_in_parts(record, monkeypatch):
     recording = Recording.open(record(900).path)
     whole = OverviewPart.joined(written_parts(recording))
-    for most in ("_MOST_SUMMARIES", "_MOST_EVENTS"):
-        monkeypatch.setattr(overview_module, most, 4)
+    for limit in ("_MAX_SUMMARIES", "_MAX_EVENTS"):
+        monkeypatch.setattr(overview_module, limit, 4)
     parts, computed = list(written_parts(recording)), list(computed_parts(recording, recording.start_ns))
     assert len(parts) > 3
     assert len(computed) > 3
     assert max(len(part.summaries) for part in parts) == 4
     assert OverviewPart.joined(parts) == whole
     in_parts, overview = SessionOverview(), read_overview(recording)
-    whole.into(in_parts)
+    whole.append_to(in_parts)
     assert overview.time_ns.tolist() == in_parts.time_ns.tolist()
     assert [overview.events[at] for at in range(len(overview.events))] == [
         in_parts.events[at] for at in range(len(in_parts.events))

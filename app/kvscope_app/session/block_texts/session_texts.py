@@ -139,7 +139,7 @@ class SessionTexts(QObject):
         A note is for example `LoRA sql`.
         """
         needle = text.casefold()
-        return {(key[0], key[3]) for key, content in self._cache.items() if key[3] and _has(content, needle)}
+        return {(key[0], key[3]) for key, content in self._cache.items() if key[3] and _contains_text(content, needle)}
 
     def poll(self) -> None:
         self._finish_lookup()
@@ -272,6 +272,6 @@ class TextSession(Protocol):
     def send(self, command: Command) -> bool: ...
 
 
-def _has(content: BlockContent, needle: str) -> bool:
+def _contains_text(content: BlockContent, needle: str) -> bool:
     notes = (f"{name} {value}" for name, value in content.notes)
     return any(needle in text.casefold() for text in (content.text, *notes))

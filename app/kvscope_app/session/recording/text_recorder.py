@@ -81,14 +81,14 @@ class TextRecorder(QObject):
             self._collector.forget_written()
         disk_history.write_texts(self._collector.confirmed(mirror.ledger, mirror.epoch))
         if self._collector.is_waiting and now_s - self._last_request_s > _REPLY_TIMEOUT_S:
-            self._collector.forget_asked()
+            self._collector.drop_pending()
         blocks = self._collector.due(mirror.ledger, mirror.epoch, MAX_BLOCKS_PER_REQUEST)
         if blocks:
             self._tag, self._last_request_s = next(self._tags), now_s
             session.send(GetBlockText(blocks=blocks, tag=self._tag))
 
     def _on_update(self, update: Update) -> None:
-        self._collector.changed(None if update.snapshot is not None else update.block_ids)
+        self._collector.mark_changed(None if update.snapshot is not None else update.block_ids)
 
     def _on_replies(self, replies: list[Reply]) -> None:
         for reply in replies:

@@ -60,7 +60,6 @@ class Chat(QObject):
     answer_ended = Signal(str, object)
     """Emitted with the key of the conversation and the complete message."""
     notified = Signal(str)
-    """Emitted with a one-line message for the user."""
 
     def __init__(self, session: Session, store: ConversationStore, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -126,7 +125,6 @@ class Chat(QObject):
         self.listed.emit()
 
     def rename(self, conversation: Conversation, title: str) -> None:
-        """Set the title; an empty one is ignored."""
         if title.strip() and title != conversation.title:
             conversation.title, conversation.named = title.strip(), True
             self._saver.touch(conversation)
@@ -166,7 +164,7 @@ class Chat(QObject):
         answer = self.answer_of(conversation.key)
         if answer is None:
             return
-        answer.stopping()
+        answer.set_stopping()
         try:
             self._session.send(Abort(request_id=answer.request_id))
         except KvscopeError as error:
@@ -236,17 +234,17 @@ class Chat(QObject):
     def _on_reply(self, answer: ChatAnswer, reply: Tokens | Accepted | Finished | Refused) -> None:
         if isinstance(reply, Tokens):
             mirror = self._session.live_mirror
-            answer.tokens(reply, mirror.stops.stopped_ns(0, mirror.time_ns) / 1e9)
+            answer.add_tokens(reply, mirror.stops.stopped_ns(0, mirror.time_ns) / 1e9)
             if reply.num_missed:
                 self.notified.emit(f"{count(reply.num_missed)} pieces of this answer were lost while disconnected.")
         elif isinstance(reply, Accepted):
-            answer.accepted(reply)
+            answer.set_accepted(reply)
             self._select(answer)
             self.answer_changed.emit(answer.conversation.key)
         elif isinstance(reply, Finished):
-            answer.finished(reply)
+            answer.set_finished(reply)
         else:
-            answer.refused(reply)
+            answer.set_refused(reply)
 
     def _end_as_lost(self, answer: ChatAnswer) -> None:
         """End an answer for which the engine sent no final reply in time, because it no longer has this client's
@@ -264,7 +262,7 @@ class Chat(QObject):
         if not answer.message.stats.number:
             number = self._session.live_mirror.requests.newest_with(answer.request_id)
             if number:
-                answer.is_request(number)
+                answer.set_number(number)
                 self._select(answer)
                 self.answer_changed.emit(answer.conversation.key)
 

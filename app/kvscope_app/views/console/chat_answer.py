@@ -56,20 +56,20 @@ class ChatAnswer:
         """Seconds since the prompt was sent."""
         return time.monotonic() - self._sent_s
 
-    def stopping(self) -> None:
+    def set_stopping(self) -> None:
         if not self.is_ended:
             self.phase = AnswerPhase.STOPPING
 
-    def accepted(self, reply: Accepted) -> None:
+    def set_accepted(self, reply: Accepted) -> None:
         if self.phase is AnswerPhase.SENT:
             self.phase = AnswerPhase.QUEUED
         number = reply.numbers[0] if reply.numbers else 0
         self._update(number=number, num_prompt_tokens=reply.num_prompt_tokens)
 
-    def is_request(self, number: int) -> None:
+    def set_number(self, number: int) -> None:
         self._update(number=number)
 
-    def tokens(self, reply: Tokens, stopped_s: float = 0.0) -> None:
+    def add_tokens(self, reply: Tokens, stopped_s: float = 0.0) -> None:
         """Append the text of `reply`. `stopped_s`: total seconds so far in which the engine was paused or suspended."""
         now_s = time.monotonic()
         self._first_token_s = self._first_token_s or now_s
@@ -83,7 +83,7 @@ class ChatAnswer:
         tokens_per_s = (num_tokens - 1) / running_s if num_tokens > 1 and running_s > 0 else None
         self._update(num_tokens=num_tokens, first_seen_s=self._first_token_s - self._sent_s, tokens_per_s=tokens_per_s)
 
-    def finished(self, reply: Finished) -> None:
+    def set_finished(self, reply: Finished) -> None:
         usage, timing = reply.usage, reply.timing
         stats = self.message.stats
         self._update(
@@ -103,7 +103,7 @@ class ChatAnswer:
             reason = self._limit_reached()
         self.end(_ENDINGS.get(reply.finish_reason, "stopped"), reply.error or reason)
 
-    def refused(self, reply: Refused) -> None:
+    def set_refused(self, reply: Refused) -> None:
         self.end("refused", reply.reason)
 
     def end(self, ending: Ending, note: str = "") -> None:

@@ -15,7 +15,6 @@ class ChatHead(QWidget):
 
     renamed = Signal(str)
     rename_ended = Signal()
-    """Emitted when a key ended the renaming, so that the keyboard focus can move on."""
 
     def __init__(self, combo: ConversationCombo) -> None:
         super().__init__()

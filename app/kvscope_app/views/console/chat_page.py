@@ -145,7 +145,6 @@ class ChatPage(QWidget):
         return partial(self.chat.stop, self.current) if is_stoppable else None
 
     def show_status(self) -> None:
-        """Show whether prompts can be sent, the engine's progress on the answer, and the fill of the context."""
         self.options.show_adapters(self.session.status.adapters)
         answer, blocked = self.chat.answer_of(self.current.key), self.why_blocked()
         self.composer.show_state(
@@ -219,7 +218,6 @@ class ChatPage(QWidget):
         self._send_prompt(text, edited)
 
     def _on_not_sent(self) -> None:
-        """Show why nothing can be sent. `show_status` removes the notice when that changes."""
         self._show_message(self.why_blocked() or _WAIT_HINT)
         self._is_send_notice = True
 
@@ -331,7 +329,6 @@ class ChatPage(QWidget):
             self.show_conversation(self.chat.conversations[row])
 
     def rename(self) -> None:
-        """Rename the conversation in the list if that is visible, otherwise in the line above the conversation."""
         row = self.chat.conversations.index(self.current)
         if self.list.isVisible():
             edit_item(self.list, self._model.index(row))

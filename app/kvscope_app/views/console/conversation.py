@@ -44,7 +44,6 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Decode speed: tokens after the first per second in which the engine ran."""
     total_s: float | None = None
     queue_s: float | None = None
-    """Time from the request's arrival to its first step."""
     adapter: str = ""
     stopped_s: float = 0.0
     """Part of `total_s` in which the engine was paused or suspended."""
@@ -190,11 +189,13 @@ def omitted_keys(path: Sequence[Message]) -> set[str]:
 
 def messages_to_send(conversation: Conversation) -> tuple[ChatMessage, ...]:
     """Return the system prompt and the shown path for the engine, without the messages of `omitted_keys`."""
-    turns = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
+    messages = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
     path = conversation.path
     skipped = omitted_keys(path)
-    turns += [ChatMessage(role=message.role, content=message.content) for message in path if message.key not in skipped]
-    return tuple(turns)
+    messages += [
+        ChatMessage(role=message.role, content=message.content) for message in path if message.key not in skipped
+    ]
+    return tuple(messages)
 
 
 def merge_messages(ours: Sequence[Message], theirs: Sequence[Message]) -> list[Message]:

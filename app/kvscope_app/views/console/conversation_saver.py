@@ -32,7 +32,6 @@ class ConversationSaver(QObject):
     """
 
     notified = Signal(str)
-    """Emitted with a one-line message for the user."""
     listed = Signal()
     """Emitted when conversations were added or removed, or their title changed."""
     messages_changed = Signal(str)

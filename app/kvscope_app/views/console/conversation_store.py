@@ -331,7 +331,6 @@ def read_files(paths: list[Path], warnings: list[str]) -> Iterator[tuple[Path, C
 
 
 def mark_imported(path: Path) -> None:
-    """Rename an imported file, so that it stays but is not read again."""
     path.replace(path.with_suffix(_SUFFIX + _IMPORTED_SUFFIX))
 
 

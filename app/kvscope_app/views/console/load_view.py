@@ -71,8 +71,12 @@ class LoadView(View):
         self.rate.setMinimumWidth(_MIN_FIELD_WIDTH)
         self.rate.setAccessibleName("Requests per second")
         self.rate.hide()  # before the layout: a hidden page keeps the width it had with both fields
-        self.shortest = _number_box(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Minimum output tokens")
-        self.longest = _number_box(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, "", "Maximum output tokens")
+        self.min_output = _number_box(
+            1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Minimum output tokens"
+        )
+        self.max_output = _number_box(
+            1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, "", "Maximum output tokens"
+        )
         self.button = QPushButton("Start")
         self.message = label(wraps=True)
         self.counts = {name: number_label("0") for name in _COUNTS}
@@ -87,8 +91,8 @@ class LoadView(View):
             concurrency=self.concurrency.value(),
             rate=self.rate.value(),
             mix=Mix(self.mix.currentText()),
-            min_output_tokens=self.shortest.value(),
-            max_output_tokens=self.longest.value(),
+            min_output_tokens=self.min_output.value(),
+            max_output_tokens=self.max_output.value(),
             adapters=self._chosen_adapters(),
         )
 
@@ -104,8 +108,8 @@ class LoadView(View):
         self.mix.setCurrentText(saved.mix)
         self.concurrency.setValue(saved.concurrency)
         self.rate.setValue(saved.rate)
-        self.shortest.setValue(saved.min_output_tokens)
-        self.longest.setValue(saved.max_output_tokens)
+        self.min_output.setValue(saved.min_output_tokens)
+        self.max_output.setValue(saved.max_output_tokens)
 
     def save_settings(self, settings: QSettings) -> None:
         with suppress(BadInput):  # contradictory fields are not saved
@@ -192,7 +196,6 @@ class LoadView(View):
         self._color_message()
 
     def _why_not(self) -> str:
-        """Return why this engine accepts no load in any state, or "" if it does."""
         if not self.session.accepts_prompts:
             return why_no_prompts(self.session.live_mirror.capabilities) or "This engine accepts no prompts"
         return _OPERATORS_ONLY if self.session.is_viewer else ""
@@ -222,7 +225,7 @@ class LoadView(View):
         self.pace.currentIndexChanged.connect(self._on_pace)
         for box in (self.pace, self.mix, self.adapter):
             box.currentIndexChanged.connect(self._on_changed)
-        for field in (self.concurrency, self.rate, self.shortest, self.longest):
+        for field in (self.concurrency, self.rate, self.min_output, self.max_output):
             field.valueChanged.connect(self._on_changed)
         self._on_pace()
 
@@ -251,9 +254,9 @@ class LoadView(View):
         form.setColumnStretch(1, 1)
         lengths = QHBoxLayout()
         lengths.setSpacing(10)
-        lengths.addWidget(self.shortest, 1)
+        lengths.addWidget(self.min_output, 1)
         lengths.addWidget(label("to", "muted"))
-        lengths.addWidget(self.longest, 1)
+        lengths.addWidget(self.max_output, 1)
         pace = QHBoxLayout()
         pace.setSpacing(10)
         pace.addWidget(self.pace, 1)

@@ -86,7 +86,6 @@ class OptionsPanel(QWidget):
         self.system.setFixedHeight(3 * self.system.fontMetrics().lineSpacing() + 18)
         self.fields = {field.name: _line_edit(field) for field in FIELDS}
         self.adapter = QComboBox()
-        """Selector of the adapter, visible if the engine has adapters or the conversation requests one."""
         self.adapter.setAccessibleName("LoRA adapter")
         self.adapter.setToolTip(_ADAPTER_TIP)
         self.adapter.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)

@@ -63,7 +63,6 @@ class TextBody(QTextBrowser):
         self._plain = text
 
     def show_markdown(self, text: str) -> None:
-        """Show GitHub-flavoured Markdown, with HTML in it as text."""
         self._plain = ""
         features = QTextDocument.MarkdownFeature
         self.document().setMarkdown(chat_markdown(text), features.MarkdownDialectGitHub | features.MarkdownNoHTML)

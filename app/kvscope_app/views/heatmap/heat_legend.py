@@ -101,7 +101,7 @@ class HeatLegend(SwatchLegend):
         painter.end()
 
     def _placed_swatches(self) -> Iterator[PlacedSwatch]:
-        return self.placed(self._swatches, self._swatches_left)
+        return self.lay_out_swatches(self._swatches, self._swatches_left)
 
     @property
     def _swatches_left(self) -> int:

@@ -19,7 +19,12 @@ from kvscope_app.session.recording.recording_handle import RecordingHandle
 from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import seconds
 from kvscope_telemetry.mirror.mirror import Mirror
-from kvscope_telemetry.recordings.block_history import BlockHistoryPart, GrowingBlockHistory, joined, read_part
+from kvscope_telemetry.recordings.block_history import (
+    BlockHistoryPart,
+    GrowingBlockHistory,
+    concatenate_parts,
+    read_part,
+)
 from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.source import Update
 
@@ -34,7 +39,6 @@ _YIELD_SLEEP_S: Final = 0.001
 _POLL_INTERVAL_MS: Final = 80
 _TOLERANCE_NS: Final = 1_000_000_000
 _EXTEND_INTERVAL_NS: Final = 250_000_000
-"""Interval at which the history of a live engine is extended to the current time."""
 _MAX_IDLE_NS: Final = 600_000_000_000
 """Maximum time for which an engine without news counts as idle. A cursor further ahead means that the engine's clock
 differs.
@@ -81,11 +85,14 @@ class BlockHistory(QObject):
 
     @property
     def part(self) -> BlockHistoryPart | None:
-        """All known history, or None if there is none yet."""
         if self._joined_part is None:
             live = self._live_history()
             self._joined_part = (
-                live if self._recorded is None else self._recorded if live is None else joined(self._recorded, live)
+                live
+                if self._recorded is None
+                else self._recorded
+                if live is None
+                else concatenate_parts(self._recorded, live)
             )
         elif self._live is not None and self._now_ns() - self._joined_part.end_ns > _EXTEND_INTERVAL_NS:
             self._joined_part = replace(self._joined_part, end_ns=self._now_ns())
@@ -218,9 +225,9 @@ class BlockHistory(QObject):
         if recorded is None:
             self._recorded = part
         elif part.end_ns <= recorded.begin_ns:
-            self._recorded = joined(part, recorded)
+            self._recorded = concatenate_parts(part, recorded)
         else:
-            self._recorded = joined(recorded, part)
+            self._recorded = concatenate_parts(recorded, part)
         self._joined_part = None
 
     def _cancel(self) -> None:

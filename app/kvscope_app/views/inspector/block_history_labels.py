@@ -64,7 +64,6 @@ def row_text(row: np.void) -> str:
 
 
 def color_of(row: np.void) -> str:
-    """Return the name of the page map's colour for a history row, or "" if the block's state is unknown."""
     if row["how"] == ChangeKind.LOST:
         return ""
     state = int(row["state"])

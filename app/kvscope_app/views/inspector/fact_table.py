@@ -119,7 +119,6 @@ class FactTable(QTableView):
         self._selected_name = "" if fact is None else fact.name
 
     def _on_reset(self) -> None:
-        """Set the row heights for other facts, and select the previously selected fact again if it is present."""
         self.clearSpans()
         facts = [(row, self.facts.fact_at(row)) for row in range(self.facts.rowCount())] if self._selected_name else []
         selected = next((row for row, fact in facts if fact is not None and fact.name == self._selected_name), None)
@@ -183,7 +182,6 @@ class FactModel(QAbstractTableModel):
     """
 
     rows_changed = Signal(list)
-    """Emitted with the rows whose values changed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -37,7 +37,6 @@ class FindSheet(QFrame):
         self.note = label(_HELP, "muted", wraps=True)
         self._window, self._finder = parent, finder
         self._entered_row = -1
-        """Row of the text match that Enter selected last, -1 for none."""
         self.line.setPlaceholderText("Find a block, a request, a step or text")
         self.line.setAccessibleName("Find")
         self.line.setClearButtonEnabled(True)

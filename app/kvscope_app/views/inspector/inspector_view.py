@@ -29,7 +29,7 @@ from kvscope_app.views.inspector.phase_strip import PhaseStrip
 from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
 from kvscope_app.views.inspector.step_page import Series, newest_timings, step_page
 from kvscope_app.views.page_map.block_facts import block_facts
-from kvscope_app.views.requests.request_columns import at_moment
+from kvscope_app.views.requests.request_rows import at_moment
 from kvscope_app.views.roofline.step_facts import phases_of
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.messages.telemetry import Frame
@@ -225,7 +225,6 @@ class InspectorView(View):
             self.refresh()
 
     def _on_event(self) -> None:
-        """Show the request of the event that the user went to, or the step if the event has no request."""
         if (timed := self.session.timeline.shown_event) is not None:
             self.subject = REQUEST if timed.event.number else STEP
             self.subjects.set_current(self.subject)

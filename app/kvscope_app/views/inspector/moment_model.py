@@ -43,7 +43,6 @@ class MomentModel(TableModel):
         return before != self.current_row
 
     def show_moments(self, moments: tuple[BlockMoment, ...]) -> None:
-        """Show `moments`, which must be in order of time."""
         before, num_new = self._moments, len(moments) - len(self._moments)
         if moments is before:
             return

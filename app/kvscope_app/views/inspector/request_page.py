@@ -17,8 +17,8 @@ from kvscope_app.views.inspector.event_facts import THIS_EVENT
 from kvscope_app.views.inspector.facts import Fact, FactsPage, block_link, event_link, page, time_link
 from kvscope_app.views.requests.blocks_text import blocks_sentence
 from kvscope_app.views.requests.phase_text import FindFirst, phases
-from kvscope_app.views.requests.request_columns import read_columns
 from kvscope_app.views.requests.request_model import COLUMNS
+from kvscope_app.views.requests.request_rows import read_columns
 from kvscope_app.views.requests.reuse_text import prompt_of, reuse_text
 from kvscope_telemetry.ledger import attention_shares
 from kvscope_telemetry.messages.telemetry import CacheInfo, Hello
@@ -29,7 +29,6 @@ _MAX_EVENTS: Final = 50
 _SHOWN_ELSEWHERE: Final = ("Adapter", "Arrived", "Client", "Reason for the delay")
 """Titles of table columns that the page leaves out, because it shows them in another form."""
 _COLD_SHARE: Final = 0.1
-"""Share of the average attention per block below which a block counts as cold."""
 
 
 def request_page(

@@ -174,12 +174,12 @@ class TextSearch(QObject):
 
     def _summary(self) -> str:
         summary = f"Searched the text of {plural(self._num_read, 'block')}"
-        without = (
+        without_text = (
             f"; {count(self._num_without_text)} {'has' if self._num_without_text == 1 else 'have'} none"
             if self._num_without_text
             else ""
         )
-        return f"{summary}{without}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
+        return f"{summary}{without_text}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
 
     def _on_reply_timeout(self) -> None:
         if self._session.texts.is_reading:  # a long recording is being read for the first time
@@ -210,7 +210,6 @@ _MAX_DUPLICATES: Final = 256
 
 
 def _is_shown(text: RecordedText, mirror: Mirror, shown_hashes: set[int]) -> bool:
-    """Whether the text is in a block at the time shown, which was searched before."""
     if text.hash:
         return int(text.hash, 16) in shown_hashes
     return text.block < mirror.num_rows and int(mirror.ledger.owner[text.block]) == text.owner

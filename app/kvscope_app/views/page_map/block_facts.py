@@ -49,7 +49,7 @@ class BlockFacts:
     title: str
     """For example "Block 7" or "Host block 12"."""
     state: str
-    """"free", "active", "cached", "shared", "unmapped", "reserved", "swapped out" or "unknown"."""
+    """"free", "active", "cached", "shared", "unmapped", "reserved", "swapped out", "not assigned" or "unknown"."""
     color: str
     """Name of the block's colour in the theme, for example "block_active"."""
     rows: tuple[tuple[str, str], ...]
@@ -73,7 +73,6 @@ class BlockFacts:
 
     @property
     def sentence(self) -> str:
-        """All facts in one line, for screen readers."""
         return ", ".join([f"{self.title}: {self.state}", *(f"{k.lower()} {v}" for k, v in self.rows)])
 
 
@@ -84,7 +83,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     location = locate_block(mirror.hello.cache, block)
     if ledger.tier[block] == Tier.UNKNOWN:  # rows of unknown tiers follow those on disk
         location = replace(location, tier=Tier.UNKNOWN)
-    state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state(ledger, block)
+    state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state_name(ledger, block)
     capabilities = mirror.capabilities
     owner = int(ledger.owner[block]) if capabilities.owners else NO_OWNER
     has_content = state not in _EMPTY
@@ -93,8 +92,8 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
         block=block,
         title=location.name if capabilities.physical_rows else location.name.replace("Block", "Slot", 1),
         state=state if capabilities.free_rows or has_content else "not assigned",
-        color=_color(ledger, block, state),
-        rows=tuple(_rows(mirror, block, block_size, holders)) if has_content else (),
+        color=_color_name(ledger, block, state),
+        rows=tuple(_fact_rows(mirror, block, block_size, holders)) if has_content else (),
         holders=holders,
         owner=None if owner == NO_OWNER or not has_content else owner,
         text_lookup=lookup_of(mirror, block) if has_content else None,
@@ -109,7 +108,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     )
 
 
-def _state(ledger: Ledger, block: int) -> str:
+def _state_name(ledger: Ledger, block: int) -> str:
     state = BlockState(int(ledger.state[block]))
     if state is not BlockState.ACTIVE:
         return _STATES[state]
@@ -118,7 +117,7 @@ def _state(ledger: Ledger, block: int) -> str:
     return "shared" if ledger.ref_count[block] > 1 else _STATES[state]
 
 
-def _color(ledger: Ledger, block: int, state: str) -> str:
+def _color_name(ledger: Ledger, block: int, state: str) -> str:
     if state in _EMPTY:
         return "block_free" if state == "free" else "block_unmapped"
     if state == "unknown":
@@ -126,15 +125,15 @@ def _color(ledger: Ledger, block: int, state: str) -> str:
     return TIER_STYLES[Tier(int(ledger.tier[block]))].color or f"block_{state}"
 
 
-def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
+def _fact_rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
     assert mirror.hello is not None, "it has blocks"
     ledger, capabilities, cache = mirror.ledger, mirror.capabilities, mirror.hello.cache
     held_text = _held_text(mirror, block, holders)
     rows = [("Holds", held_text)] if held_text else [("Owner", _owner_text(mirror, block, holders))]
     if not capabilities.ref_counts:
         rows.append(("Held by", UNKNOWN))
-    elif (refs := int(ledger.ref_count[block])) > 1:
-        rows.append(("Held by", f"{refs} requests: {_holders_text(holders, refs)}"))
+    elif (num_holders := int(ledger.ref_count[block])) > 1:
+        rows.append(("Held by", f"{num_holders} requests: {_holders_text(holders, num_holders)}"))
     tier = Tier(int(ledger.tier[block]))
     if len(groups := cache.groups) > 1:
         number = min(int(ledger.group[block]), len(groups) - 1)
@@ -144,7 +143,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
         rows.append(("KV group", f"{number}: {group_name(groups[number])}{of_size}"))
     if tier in STATE_TIERS:
         if num_tokens := int(ledger.filled[block]):
-            rows.append(("After", _state_tokens(num_tokens, block_size)))
+            rows.append(("After", _state_tokens_text(num_tokens, block_size)))
     else:
         filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
         rows.append(("Filled", filled if capabilities.filled else UNKNOWN))
@@ -170,7 +169,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     return rows
 
 
-def _state_tokens(num_tokens: int, limit: int) -> str:
+def _state_tokens_text(num_tokens: int, limit: int) -> str:
     beyond = " or more" if num_tokens == limit == MAX_BLOCK_SIZE else ""
     return f"the first {plural(num_tokens, 'token')} of its text{beyond}"
 
@@ -205,8 +204,8 @@ def _held_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     number = holders[0]
     if mirror.ledger.tier[block] == Tier.HOST_STATES:
         return f"the recurrent state of request #{number} (swapped out)"
-    table_index = mirror.requests.index_in_tables(number, block)
-    index = None if table_index is None else table_index[1]
+    group_and_index = mirror.requests.index_in_tables(number, block)
+    index = None if group_and_index is None else group_and_index[1]
     return f"block {index} of request #{number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
 
 
@@ -219,9 +218,9 @@ def _owner_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     return f"request #{owner}" if holders else f"request #{owner}, which released it"
 
 
-def _holders_text(holders: tuple[int, ...], refs: int) -> str:
+def _holders_text(holders: tuple[int, ...], num_holders: int) -> str:
     names = ", ".join(str(number) for number in holders)
-    return names + (" …" if refs > len(holders) else "")
+    return names + (" …" if num_holders > len(holders) else "")
 
 
 def _last_use_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:

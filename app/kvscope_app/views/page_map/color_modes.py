@@ -25,7 +25,6 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 Keys = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.uint32] | slice
 
-NONE: Final = 0
 UNMAPPED: Final = 1
 FREE: Final = 2
 NUM_KEYS: Final = 256
@@ -74,7 +73,6 @@ class ColorMode:
         return f"{engine_name(capabilities)} does not report {self.needs}{how}"
 
     def key_colors(self, theme: Theme) -> list[str]:
-        """Return the colour of each of the 256 keys; unused keys have the background colour."""
         colors = [theme.base] * NUM_KEYS
         colors[UNMAPPED] = theme.block_unmapped
         colors[FREE] = theme.block_free
@@ -106,7 +104,7 @@ def hollow(color: str, theme: Theme) -> str:
 HAS_CONTENT: Final = np.isin(np.arange(256), (BlockState.FREE, BlockState.UNMAPPED), invert=True)
 
 
-def _without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
+def _set_keys_without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
     """Overwrite the keys of free and unmapped blocks, which look the same in every mode."""
     result[state == BlockState.FREE] = FREE
     result[state == BlockState.UNMAPPED] = UNMAPPED
@@ -126,7 +124,7 @@ SHARED: Final = 9
 UNKNOWN: Final = 10
 """Key of a block in a state or tier that only a later protocol version defines."""
 _STATE_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
-"""Keys, indexed by [tier, state]."""
+"""Key of each combination of tier and state, indexed by [tier, state]."""
 _STATE_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
 _STATE_KEYS[Tier.HOST, :4] = (FREE, HOST, HOST_CACHED, UNMAPPED)
 _STATE_KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)
@@ -186,7 +184,6 @@ def _lower_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 
 def _prefix_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    """Return swatches of lower tiers for engines that report only cached prefixes."""
     tiers = _lower_tiers(theme, shown)
     return [LegendSwatch(lower_cached(color, theme), f"{word}: cached prefix") for color, word in tiers]
 
@@ -211,7 +208,7 @@ def _owner_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     state = ledger.state[rows]
     result = (ledger.owner[rows] % NUM_OWNER_KEYS).astype(np.uint8)
     result += np.where(state == BlockState.ACTIVE, np.uint8(OWNER_ACTIVE), np.uint8(OWNER_CACHED))
-    return _without_content(result, state)
+    return _set_keys_without_content(result, state)
 
 
 def _owner_colors(theme: Theme) -> dict[int, str]:
@@ -253,7 +250,7 @@ def _fill_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     filled[np.isin(ledger.tier[rows], STATE_TIERS)] = block_size
     by_filled = FILL_FULL + np.rint((1 - np.arange(block_size + 1) / block_size) * FILL_STEPS)
     result = by_filled.astype(np.uint8)[filled]
-    return _without_content(result, ledger.state[rows])
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _fill_stops(theme: Theme) -> tuple[str, ...]:
@@ -286,7 +283,7 @@ MAX_HOLDERS: Final = 16
 def _sharing_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     holders = np.clip(ledger.ref_count[rows], 0, MAX_HOLDERS)
     result = (holders + UNHELD).astype(np.uint8)
-    return _without_content(result, ledger.state[rows])
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _sharing_stops(theme: Theme) -> tuple[str, ...]:
@@ -333,7 +330,7 @@ def _age_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     current_step = np.uint32(step & 0xFFFFFFFF)
     age = np.minimum(current_step - np.minimum(last_used, current_step), np.uint32(_MAX_AGE))
     result: Keys = _KEY_BY_AGE[age]
-    return _without_content(result, ledger.state[rows])
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _age_stops(theme: Theme) -> tuple[str, ...]:
@@ -381,7 +378,7 @@ def _attention_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> K
     result = (COLDEST + np.rint(ATTENTION_STEPS * levels)).astype(np.uint8)
     result[(units == 0) & (skipped == 0)] = UNMEASURED
     result[attention_shares(skipped) >= 1.0] = SKIPPED_BY_ALL
-    return _without_content(result, ledger.state[rows])
+    return _set_keys_without_content(result, ledger.state[rows])
 
 
 def _attention_stops(theme: Theme) -> tuple[str, ...]:
@@ -399,8 +396,8 @@ def _skipped_color(theme: Theme) -> str:
 
 
 def _attention_colors(theme: Theme) -> dict[int, str]:
-    special = {UNMEASURED: _unmeasured_color(theme), SKIPPED_BY_ALL: _skipped_color(theme)}
-    return special | shades(COLDEST, _attention_stops(theme), ATTENTION_STEPS)
+    fixed_colors = {UNMEASURED: _unmeasured_color(theme), SKIPPED_BY_ALL: _skipped_color(theme)}
+    return fixed_colors | shades(COLDEST, _attention_stops(theme), ATTENTION_STEPS)
 
 
 def _attention_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
@@ -438,7 +435,7 @@ def _group_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     state = ledger.state[rows]
     result: Keys = ledger.group[rows] % np.uint8(NUM_GROUP_KEYS)
     result += np.where(state == BlockState.ACTIVE, np.uint8(GROUP_ACTIVE), np.uint8(GROUP_CACHED))
-    return _without_content(result, state)
+    return _set_keys_without_content(result, state)
 
 
 def _group_colors(theme: Theme) -> dict[int, str]:
@@ -482,9 +479,9 @@ def _eviction_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Ke
         queued_order = ledger.eviction_order[is_queued & (ledger.tier == current_tier)]
         first, last = (int(queued_order.min()), int(queued_order.max())) if queued_order.size else (0, 0)
         is_in_tier = (order != 0) & (tier == current_tier)
-        nearness = (last - np.clip(order[is_in_tier], first, last).astype(np.int64)) / max(last - first, 1)
-        result[is_in_tier] = EVICTED_LAST + np.rint(EVICTION_STEPS * nearness)
-    return _without_content(result, state)
+        share_of_order = (last - np.clip(order[is_in_tier], first, last).astype(np.int64)) / max(last - first, 1)
+        result[is_in_tier] = EVICTED_LAST + np.rint(EVICTION_STEPS * share_of_order)
+    return _set_keys_without_content(result, state)
 
 
 def _eviction_stops(theme: Theme) -> tuple[str, ...]:

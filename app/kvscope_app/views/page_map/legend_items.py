@@ -44,7 +44,6 @@ class ShownItems:
     has_only_prefixes: bool = False
     """Whether blocks are known only while their prefix is cached, because the engine does not report who holds them."""
     has_sparse_attention: bool = False
-    """Whether decodes select among blocks."""
     has_measured_attention: bool = True
     has_pins: bool = False
     owners: tuple[int, ...] = ()

@@ -42,7 +42,6 @@ _MIN_DRAG_DISTANCE: Final = 4
 _HEADING_PAD: Final = 5
 _MIN_SIZE: Final = QSize(180, 64)
 _MIN_RING_WIDTH: Final = 12
-"""Minimum width in pixels of the ring around the selected block."""
 CELL_KEYS: Final = {
     Qt.Key.Key_Left: (-1, 0),
     Qt.Key.Key_Right: (1, 0),
@@ -122,7 +121,6 @@ class PageMapCanvas(QWidget):
         return QRect(self.gutter, 0, self.width() - self.gutter, max(height, min(self.height(), _MIN_SIZE.height())))
 
     def set_covered_height(self, height: int) -> None:
-        """Exclude the lowest `height` pixels from the map, because the window's strips overlay them."""
         if height != self._covered_height:
             self._covered_height = height
             self.refit_pixels()

@@ -80,7 +80,7 @@ class PageMapLegend(SwatchLegend):
     @property
     def fitting(self) -> list[PlacedSwatch]:
         """Swatches that fit, each with its left edge in pixels and its line."""
-        placed = self._placed()
+        placed = self._placed_swatches()
         shown = [item for item in placed if item[2] < self._num_lines]
         while shown and len(shown) < len(placed) + self._num_more_owners:
             width = self.fontMetrics().horizontalAdvance(_more_text(len(placed) - len(shown) + self._num_more_owners))
@@ -91,7 +91,7 @@ class PageMapLegend(SwatchLegend):
 
     @property
     def more_label(self) -> str:
-        num_hidden = len(self._placed()) - len(self.fitting) + self._num_more_owners
+        num_hidden = len(self._placed_swatches()) - len(self.fitting) + self._num_more_owners
         return _more_text(num_hidden) if num_hidden else ""
 
     @property
@@ -108,7 +108,7 @@ class PageMapLegend(SwatchLegend):
     def _update_num_lines(self) -> None:
         shown = self._shown
         kinds = tuple(kind for kind in MOVES if kind in (*shown.flashes, *shown.may_flash))
-        last_line = max((line for *_, line in self._placed(replace(shown, flashes=kinds))), default=0)
+        last_line = max((line for *_, line in self._placed_swatches(replace(shown, flashes=kinds))), default=0)
         # requests come and go, so their legend keeps one line
         needs_one_line = (shown.is_plain and not kinds) or self._is_low or self._mode.has_request_colors
         num_lines = 1 if needs_one_line else min(last_line + 1, _MAX_LINES)
@@ -116,8 +116,8 @@ class PageMapLegend(SwatchLegend):
             self._num_lines = num_lines
             self.updateGeometry()
 
-    def _placed(self, shown: ShownItems | None = None) -> list[PlacedSwatch]:
-        return list(self.placed(self._mode.legend(self.theme, shown or self._shown), self._swatches_left))
+    def _placed_swatches(self, shown: ShownItems | None = None) -> list[PlacedSwatch]:
+        return list(self.lay_out_swatches(self._mode.legend(self.theme, shown or self._shown), self._swatches_left))
 
     @property
     def _swatches_left(self) -> int:

@@ -46,7 +46,6 @@ _ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Zoom 
 """Tooltips, keyed by the names of the actions that do the same."""
 _SLOW_MS: Final = 250
 _LOW_HEIGHT: Final = 380
-"""Height in pixels, at 100 % scale, below which the legend has a single line."""
 
 
 class PageMapView(View):
@@ -102,7 +101,7 @@ class PageMapView(View):
         self.mode_changed.emit(mode)
 
     def set_flashing(self, flashing: bool) -> None:
-        self.scene.flashing = flashing
+        self.scene.is_flashing = flashing
         self._show_legend()
 
     def show_keys(self, keys: Mapping[str, str]) -> None:
@@ -305,7 +304,6 @@ class PageMapView(View):
             self._show_selection()
 
     def _refresh_slowly(self) -> None:
-        """Update texts, usage bar and ages, which need not follow every frame."""
         mirror = self.session.mirror
         inputs = (mirror, mirror.epoch, mirror.seq, mirror.pinned, mirror.used_share)
         if inputs == self._last_state and self.canvas.pointed_block < 0:
@@ -327,13 +325,13 @@ class PageMapView(View):
             self._show_card(self.canvas.pointed_block)
 
     def _show_legend(self) -> None:
-        flashes = self._moves.kinds_seen if self.scene.flashing else ()
+        flashes = self._moves.kinds_seen if self.scene.is_flashing else ()
         mirror = self.session.mirror
         has_requests = mirror.hello is not None and self.scene.mode.has_request_colors
         owners, num_more = owners_in(mirror) if has_requests else ((), 0)
         shown = replace(
             shown_in(mirror, flashes),
-            may_flash=may_flash(mirror) if self.scene.flashing else (),
+            may_flash=may_flash(mirror) if self.scene.is_flashing else (),
             has_pins=bool(mirror.pinned),
             owners=owners,
             num_more_owners=num_more,
@@ -408,7 +406,7 @@ def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
 
 
 def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
-    """Return the summaries for engines that do not report block ids, whose rows are slots assigned by kvscope."""
+    """Return the summaries for an engine that does not report block ids, so that kvscope assigns blocks to slots."""
     in_use = percent(mirror.used_share) if mirror.used_share >= 0 else UNKNOWN
     counts = [plural(cache.num_blocks, "block"), f"in use: {in_use}", f"{count(mirror.num_cached)} cached prefixes"]
     min_size, max_size = min(cache.block_sizes), max(cache.block_sizes)

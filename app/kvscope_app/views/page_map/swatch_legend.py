@@ -60,7 +60,7 @@ class SwatchLegend(QWidget):
         """Return the width of the request colours, their label and the gap after it, in pixels."""
         return _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP) + self._text_width(label) + self._between
 
-    def placed(self, swatches: Iterable[LegendSwatch], left: int) -> Iterator[PlacedSwatch]:
+    def lay_out_swatches(self, swatches: Iterable[LegendSwatch], left: int) -> Iterator[PlacedSwatch]:
         """Yield the positions of swatches laid out from x = `left`, wrapped into lines."""
         x, line = left, 0
         for swatch in swatches:

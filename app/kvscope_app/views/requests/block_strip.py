@@ -163,7 +163,7 @@ class BlockStrip(QWidget):
         return heights
 
     def _is_released(self, index: int) -> bool:
-        """Whether the request released the block because its sliding window moved past it."""
+        # when a sliding window moves past a block, its table entry becomes a reserved block
         return self._cache is not None and int(self._ids[index]) < self._cache.num_reserved_blocks
 
     def _location(self, index: int) -> BlockLocation:

@@ -37,8 +37,6 @@ _NUMBERS: Final = (
 
 
 class RequestNumbers(QScrollArea):
-    """Scrollable page with the request counts, and the reason why there is no table."""
-
     def __init__(self) -> None:
         super().__init__()
         self._reason_label = label(look="muted", wraps=True)

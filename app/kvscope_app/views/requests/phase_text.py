@@ -1,7 +1,6 @@
 """Durations of a request's phases (queued, prefill, decode, preempted) up to the time shown, as text. Imports no Qt.
 
-Times are those that kvscope observed. For earlier ones, the admission event and `find_first` are used. Unknown times
-are omitted.
+Times before kvscope connected are taken from the admission event and `find_first`. Unknown times are omitted.
 """
 
 from __future__ import annotations
@@ -33,23 +32,25 @@ def phases(
     own_events = [event for event in events if event.number == number]
     if reason := why_waits(mirror, number):
         yield "Waiting", f"{reason}."
-    arrival, ended = int(requests.arrival_ns[row]), int(requests.finished_ns[row])
-    until = ended if ended >= 0 else max(mirror.time_ns, arrival)
-    started = _started_ns(times, own_events, number)
-    first, last = (int(times_of(np.array([number]))[0]) for times_of in (times.first_token_ns, times.last_token_ns))
-    if first < 0 <= started and requests.num_output_tokens[row]:
-        first = find_first()
-        last = until if last < 0 else last
-    if started >= 0:
-        yield "Queued", seconds(mirror.stops.running_ns(arrival, started) / 1e9)
+    arrival_ns, ended_ns = int(requests.arrival_ns[row]), int(requests.finished_ns[row])
+    until_ns = ended_ns if ended_ns >= 0 else max(mirror.time_ns, arrival_ns)
+    started_ns = _started_ns(times, own_events, number)
+    first_ns, last_ns = (
+        int(times_of(np.array([number]))[0]) for times_of in (times.first_token_ns, times.last_token_ns)
+    )
+    if first_ns < 0 <= started_ns and requests.num_output_tokens[row]:
+        first_ns = find_first()
+        last_ns = until_ns if last_ns < 0 else last_ns
+    if started_ns >= 0:
+        yield "Queued", seconds(mirror.stops.running_ns(arrival_ns, started_ns) / 1e9)
     elif requests.state[row] == RequestState.WAITING:
-        yield "Queued", f"{seconds(mirror.stops.running_ns(arrival, until) / 1e9)} so far"
-    yield from _prefill_facts(mirror, row, own_events, (started, first, until))
-    if first >= 0:
-        yield from _decode_facts(mirror, row, own_events, first, last)
+        yield "Queued", f"{seconds(mirror.stops.running_ns(arrival_ns, until_ns) / 1e9)} so far"
+    yield from _prefill_facts(mirror, row, own_events, (started_ns, first_ns, until_ns))
+    if first_ns >= 0:
+        yield from _decode_facts(mirror, row, own_events, first_ns, last_ns)
     yield from _preemption_facts(mirror, row, own_events)
-    if stopped_ns := mirror.stops.stopped_ns(arrival, until):
-        yield mirror.stops.stopped_text((arrival, until)).capitalize(), f"{seconds(stopped_ns / 1e9)}, excluded"
+    if stopped_ns := mirror.stops.stopped_ns(arrival_ns, until_ns):
+        yield mirror.stops.stopped_text((arrival_ns, until_ns)).capitalize(), f"{seconds(stopped_ns / 1e9)}, excluded"
 
 
 def _started_ns(times: RequestTimes, own_events: list[Event], number: int) -> int:
@@ -82,18 +83,19 @@ def _prefill_facts(
     """Yield the prefill's duration and number of tokens. `times_ns`: the request's start, its first token, and the time
     shown.
     """
-    requests, (started, first, until) = mirror.requests, times_ns
-    prompt, cached = int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row])
-    if started < 0:
+    requests, (started_ns, first_ns, until_ns) = mirror.requests, times_ns
+    num_prompt_tokens, num_cached_tokens = int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row])
+    if started_ns < 0:
         return
-    tokens_text = f"{count(prompt - cached)} of {plural(prompt, 'prompt token')}, {count(cached)} cached"
-    if first >= 0:
-        duration = seconds(mirror.stops.running_ns(started, first) / 1e9)
-        preempted_text = _preempted_text(_preempted_ns(mirror, own_events, started, first))
+    prompt_text = f"{count(num_prompt_tokens - num_cached_tokens)} of {plural(num_prompt_tokens, 'prompt token')}"
+    tokens_text = f"{prompt_text}, {count(num_cached_tokens)} cached"
+    if first_ns >= 0:
+        duration = seconds(mirror.stops.running_ns(started_ns, first_ns) / 1e9)
+        preempted_text = _preempted_text(_preempted_ns(mirror, own_events, started_ns, first_ns))
         yield "Prefill", f"{duration}{preempted_text}, until its first token: {tokens_text}"
     elif not requests.num_output_tokens[row] and requests.finished_ns[row] < 0:
         share, computed = prefill_progress(mirror, row)
-        elapsed = seconds(mirror.stops.running_ns(started, until) / 1e9)
+        elapsed = seconds(mirror.stops.running_ns(started_ns, until_ns) / 1e9)
         yield "Prefill", f"{elapsed} so far: {share}, {computed}"
     else:
         yield "Prefill", f"{tokens_text}; its first token was not observed"
@@ -104,24 +106,27 @@ def prefill_progress(mirror: Mirror, row: int) -> tuple[str, str]:
     token.
     """
     requests = mirror.requests
-    prompt, cached = int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row])
-    computed = min(int(requests.num_computed_tokens[row]), prompt)
-    reused = f", {count(cached)} of them cached" if cached else ""
-    share = percent(computed / prompt if prompt else None, 0)
-    return share, f"{count(computed)} of {plural(prompt, 'prompt token')}{reused}"
+    num_prompt_tokens, num_cached_tokens = int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row])
+    computed = min(int(requests.num_computed_tokens[row]), num_prompt_tokens)
+    reused = f", {count(num_cached_tokens)} of them cached" if num_cached_tokens else ""
+    share = percent(computed / num_prompt_tokens if num_prompt_tokens else None, 0)
+    return share, f"{count(computed)} of {plural(num_prompt_tokens, 'prompt token')}{reused}"
 
 
 def _decode_facts(
-    mirror: Mirror, row: int, own_events: list[Event], first: int, last: int
+    mirror: Mirror, row: int, own_events: list[Event], first_ns: int, last_ns: int
 ) -> Iterator[tuple[str, str]]:
-    tokens = int(mirror.requests.num_output_tokens[row])
-    if tokens > 1 and last > first:
-        duration_s = mirror.stops.running_ns(first, last) / 1e9
-        preempted_text = _preempted_text(_preempted_ns(mirror, own_events, first, last))
-        between = seconds(duration_s / (tokens - 1))
-        yield "Decode", f"{seconds(duration_s)}{preempted_text}, {plural(tokens, 'token')}, {between} between tokens"
-    elif tokens:
-        yield "Decode", plural(tokens, "token")
+    num_tokens = int(mirror.requests.num_output_tokens[row])
+    if num_tokens > 1 and last_ns > first_ns:
+        duration_s = mirror.stops.running_ns(first_ns, last_ns) / 1e9
+        preempted_text = _preempted_text(_preempted_ns(mirror, own_events, first_ns, last_ns))
+        between = seconds(duration_s / (num_tokens - 1))
+        yield (
+            "Decode",
+            f"{seconds(duration_s)}{preempted_text}, {plural(num_tokens, 'token')}, {between} between tokens",
+        )
+    elif num_tokens:
+        yield "Decode", plural(num_tokens, "token")
 
 
 def _preemption_facts(mirror: Mirror, row: int, own_events: list[Event]) -> Iterator[tuple[str, str]]:

@@ -42,7 +42,6 @@ class RequestDetail(QTabWidget):
         self.setDocumentMode(True)
         self.summary = label(look="muted", wraps=True)
         self.reuse = label(wraps=True)
-        """Text on the prompt tokens that the request reused, and why it did not reuse more."""
         self.missed_goals_of: Callable[[int], list[str]] = lambda number: []
         """Function number -> text for each goal that the request missed."""
         self.delays_of: Callable[[int], tuple[str, ...]] = lambda number: ()

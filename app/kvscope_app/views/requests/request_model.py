@@ -20,7 +20,7 @@ from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import NOTHING, count, percent, seconds, short
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme, owner_color
-from kvscope_app.views.requests.request_columns import NOT_YET, RequestQuery, judge_requests, latencies_s, order_rows
+from kvscope_app.views.requests.request_rows import NOT_YET, RequestQuery, judge_requests, latencies_s, order_rows
 from kvscope_app.views.table import LEFT, RIGHT, Index, TableColumn, TableHead, TableModel
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.request_log import Ending, RequestColumns
@@ -247,7 +247,7 @@ class RequestModel(TableModel):
         self.epoch = 0
         """Epoch of the engine run that is shown, to which request numbers refer."""
         self._sort_column = 0
-        self._descending = True
+        self._is_descending = True
         self._columns: RequestColumns | None = None
         self._rows = np.empty(0, np.intp)
 
@@ -298,14 +298,14 @@ class RequestModel(TableModel):
         return None if row is None or self._columns is None else int(self._columns.key[row])
 
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
-        self._sort_column, self._descending = column, order is Qt.SortOrder.DescendingOrder
+        self._sort_column, self._is_descending = column, order is Qt.SortOrder.DescendingOrder
         self.reorder()
 
     def reorder(self) -> None:
         if self._columns is None:
             return
         sort_by = COLUMNS[self._sort_column].sort_by
-        rows = order_rows(self._columns, self.query, sort_by, self._descending)
+        rows = order_rows(self._columns, self.query, sort_by, self._is_descending)
         self.reordering.emit()
         self._replace(rows)
         if len(rows):

@@ -65,7 +65,6 @@ class RequestTable(RowTable):
         self.viewport().update()
 
     def show_columns_in_use(self) -> None:
-        """Show the adapter and client columns only if requests differ in them."""
         for column, is_used in (
             (ADAPTER_COLUMN, self._requests.has_adapters),
             (CLIENT_COLUMN, self._requests.has_clients),

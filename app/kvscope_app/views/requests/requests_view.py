@@ -38,9 +38,9 @@ from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.requests.numbers import RequestNumbers
-from kvscope_app.views.requests.request_columns import FILTER_TIPS, Filter, at_moment
 from kvscope_app.views.requests.request_detail import RequestDetail
 from kvscope_app.views.requests.request_model import RequestModel
+from kvscope_app.views.requests.request_rows import FILTER_TIPS, Filter, at_moment
 from kvscope_app.views.requests.requests_table import MOMENTS, RequestTable
 from kvscope_app.views.requests.waiting_text import queue_text, why_waits
 from kvscope_app.views.visibility import is_on_screen
@@ -53,7 +53,6 @@ from kvscope_telemetry.slo import GOAL_NAMES, GoalResults, goals_text, read_goal
 _MIN_WIDTH_SIDE_BY_SIDE = 900
 _LOW_HEIGHT = 400
 _MIN_ROWS = 5
-"""Number of table rows that must be visible before the details get space that the user did not request."""
 EMPTY_TEXT = "No requests yet.\nSend a prompt from the console, or start the load."
 _GOALS_TIP = "\n".join(f"{name}: {meaning}" for name, meaning in GOAL_NAMES.items())
 EMPTY_RECORDING = "This recording contains no requests."
@@ -111,7 +110,6 @@ class RequestsView(View):
         self._is_reordering = False
         self._is_split_by_user = False
         self._is_detail_wanted = False
-        """Whether a request is selected, or the user opened a tab of the details."""
         self._shown_mirror: Mirror | None = None
         self._shown_state: tuple[object, ...] = ()
         self._refreshed_s = 0.0
@@ -289,7 +287,6 @@ class RequestsView(View):
             self.session.selection.select_request(number)
 
     def _on_key_chosen(self, key: int) -> None:
-        """Select the row of a clicked dot. There is one, because the plots contain only requests in the table."""
         row = self.model.row_with(key)
         if row is not None:
             self.table.selectRow(row)
@@ -342,8 +339,10 @@ class RequestsView(View):
         self.refresh()
 
     def _on_filter(self) -> None:
-        chosen_filter, visible = Filter(self.filter.currentText()), self.session.timeline.shared_zoom.span
-        self.model.set_query(replace(self.model.query, filter=chosen_filter, text=self.search.text(), visible=visible))
+        chosen_filter, visible_span = Filter(self.filter.currentText()), self.session.timeline.shared_zoom.span
+        self.model.set_query(
+            replace(self.model.query, filter=chosen_filter, text=self.search.text(), visible_span=visible_span)
+        )
         self.goals.setVisible(chosen_filter is Filter.MISSED)
         self._show_count()
         self._show_plots()

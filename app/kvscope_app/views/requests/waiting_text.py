@@ -88,7 +88,6 @@ def _needed_blocks(mirror: Mirror, row: int) -> tuple[int, str]:
 
 
 def _power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least `number`, which must be positive."""
     return 1 << (number - 1).bit_length()
 
 

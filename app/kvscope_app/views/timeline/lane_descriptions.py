@@ -115,22 +115,22 @@ def _span_hit(index: int, shown: ShownLanes, time_ns: int) -> LaneHit:
     spans, requests = shown.lanes.spans, shown.lanes.requests
     request, phase = int(spans["request"][index]), RequestPhase(int(spans["phase"][index]))
     number, epoch = int(requests["number"][request]), int(requests["epoch"][request])
-    begin, end = int(spans["begin"][index]), int(spans["end"][index])
-    stops, until = shown.overview.stops, min(end, shown.until_ns)
-    running_ns = stops.running_ns(begin, until)
+    begin_ns, end_ns = int(spans["begin"][index]), int(spans["end"][index])
+    stops, until_ns = shown.overview.stops, min(end_ns, shown.until_ns)
+    running_ns = stops.running_ns(begin_ns, until_ns)
     duration_text = "" if phase >= RequestPhase.ABORTED else f" for {seconds(running_ns / 1e9)}"
-    if stopped_ns := stops.stopped_ns(begin, until):
-        duration_text += f" (without {seconds(stopped_ns / 1e9)} {stops.stopped_text((begin, until))})"
-    open_text = " so far" if end == OPEN_NS else ""
+    if stopped_ns := stops.stopped_ns(begin_ns, until_ns):
+        duration_text += f" (without {seconds(stopped_ns / 1e9)} {stops.stopped_text((begin_ns, until_ns))})"
+    open_text = " so far" if end_ns == OPEN_NS else ""
     adapter = shown.adapter_of(epoch, number)
     request_text = f"#{count(number)} ({adapter})" if adapter else f"#{count(number)}"
     text = f"{request_text} {PHASE_TEXTS[phase]}{duration_text}{open_text}"
     # the event at the end of waiting states the cause
-    at_ns = end if phase is RequestPhase.QUEUED and end != OPEN_NS else begin
+    at_ns = end_ns if phase is RequestPhase.QUEUED and end_ns != OPEN_NS else begin_ns
     causes = shown.overview.events.find(at_ns, at_ns, request=(epoch, number))
     timed_causes = (shown.overview.events[index] for index in causes)
     reasons = [why_text(timed.event) for timed in timed_causes if _is_event_of(timed, number)]
-    clamped_ns = min(max(time_ns, begin), end)
+    clamped_ns = min(max(time_ns, begin_ns), end_ns)
     return LaneHit(clamped_ns, ": ".join([text, *reasons[:1]]), epoch, number)
 
 
@@ -143,12 +143,12 @@ def _nearby_events(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) ->
     if lane is None or not lane.kind:
         return []
     events: EventIndex = shown.overview.events
-    first, last = time_ns - reach_ns, time_ns + reach_ns
+    first_ns, last_ns = time_ns - reach_ns, time_ns + reach_ns
     if name == "swapped":
         times = event_times(name, shown)
-        if np.searchsorted(times, first, "left") == np.searchsorted(times, last, "right"):
+        if np.searchsorted(times, first_ns, "left") == np.searchsorted(times, last_ns, "right"):
             return []
-    nearby = [events[index] for index in events.find(first, last, (lane.kind,)).tolist()]
+    nearby = [events[index] for index in events.find(first_ns, last_ns, (lane.kind,)).tolist()]
     return [timed for timed in nearby if name != "swapped" or (timed.event.data and timed.event.data.is_swapped)]
 
 
@@ -170,8 +170,8 @@ def _state_text(overview: SessionOverview, index: int) -> str:
     states = ("active_blocks", "cached_blocks", "free_blocks")
     block_counts = {name: float(overview.column(name)[index]) for name in states}
     active, _ = usage_shares(overview)
-    running, waiting = (int(overview.column(f"num_{name}")[index]) for name in ("running", "waiting"))
-    load = f"{count(running)} running, {count(waiting)} waiting"
+    num_running, num_waiting = (int(overview.column(f"num_{name}")[index]) for name in ("running", "waiting"))
+    load = f"{count(num_running)} running, {count(num_waiting)} waiting"
     if np.isnan([*block_counts.values()]).any():
         in_use = percent(float(active[index])) if np.isfinite(active[index]) else UNKNOWN
         return f"in use: {in_use}, {count(np.nan_to_num(block_counts['cached_blocks']))} keep a prefix · {load}"
@@ -182,9 +182,9 @@ def _state_text(overview: SessionOverview, index: int) -> str:
 
 
 def _gap_text(overview: SessionOverview, time_ns: int, reach_ns: int) -> str:
-    for begin, end in zip(*(times.tolist() for times in gaps(overview)), strict=True):
-        if begin - reach_ns <= time_ns <= end + reach_ns:
-            return f"nothing came for {seconds((end - begin) / 1e9)}"
+    for begin_ns, end_ns in zip(*(times.tolist() for times in gaps(overview)), strict=True):
+        if begin_ns - reach_ns <= time_ns <= end_ns + reach_ns:
+            return f"nothing came for {seconds((end_ns - begin_ns) / 1e9)}"
     is_near = np.flatnonzero(
         (overview.column("num_lost_frames") > 0) & (np.abs(overview.time_ns - time_ns) <= SECOND_NS + reach_ns)
     )

@@ -15,7 +15,6 @@ AXIS_HEIGHT: Final = 20
 _GAP: Final = 2
 ROW_HEIGHT: Final = 15
 _LOW_HEIGHT: Final = 380
-"""Widget height, in pixels, below which the lanes have their low height."""
 LEGEND_HEIGHT: Final = 16
 _MIN_HEIGHT_FOR_LEGEND: Final = 300
 _MIN_ROWS: Final = 4
@@ -47,7 +46,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class TickLane:
-    """Lane with a tick for each event of one kind, or each second in which something was counted."""
+    """Lane with ticks for the events of one kind, or for the seconds in which something was counted."""
 
     title: str
     color: str
@@ -91,7 +90,6 @@ LANES: Final = (
     Lane("gaps", "Gaps", 11, 14),
     Lane(PAUSED, "Paused", 11, 14),
 )
-CURVES: Final = ("usage", "running", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,6 @@ class LaneLayout:
 
     @property
     def num_rows(self) -> int:
-        """Number of request rows that are completely visible, at least 1."""
         return max(1, (self.height - self.requests_top) // row_height())
 
     def lane_at(self, y: int) -> Lane | None:

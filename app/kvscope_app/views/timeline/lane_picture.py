@@ -51,7 +51,7 @@ class ShownLanes:
     span: TimeSpan
     until_ns: int
     first_row: int = 0
-    by_arrival: bool = False
+    is_by_arrival: bool = False
     assigned_version: int = -1
     """Version of `lanes` for which `rows` was computed; -1: none yet."""
     rows: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -64,7 +64,7 @@ class ShownLanes:
     """Function (epoch, number) -> LoRA adapter of the request, "" if none or unknown."""
 
     def assign_rows(self) -> None:
-        """Assign rows to the requests in the span: packed, or with `by_arrival` one row per request, newest at the
+        """Assign rows to the requests in the span: packed, or with `is_by_arrival` one row per request, newest at the
         bottom.
         """
         requests = self.lanes.requests
@@ -72,7 +72,7 @@ class ShownLanes:
         is_visible = (requests["begin"] <= self.span.end_ns) & (requests["end"] >= self.span.begin_ns)
         indices = np.flatnonzero(is_visible)
         self.rows = np.full(len(requests), -1, np.int64)
-        if self.by_arrival:
+        if self.is_by_arrival:
             self.rows[indices[np.argsort(requests["begin"][indices], kind="stable")]] = np.arange(indices.size)
         else:  # omit rows without any request in the span
             self.rows[indices] = np.unique(requests["row"][indices], return_inverse=True)[1]
@@ -255,7 +255,7 @@ def _rows_of_step_requests(steps: StepColumns, shown: ShownLanes, num_rows: int)
 
 
 def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:
-    """Convert times to pixel columns. Times far outside the span are clamped, to avoid overflow."""
+    # far times would overflow below
     clamped = times.clip(span.begin_ns - span.length_ns, span.end_ns + span.length_ns)
     columns: IntArray = np.floor((clamped - span.begin_ns) * (width / span.length_ns)).astype(np.int64)
     return columns

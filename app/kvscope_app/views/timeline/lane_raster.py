@@ -45,7 +45,6 @@ def min_and_max(values: FloatArray, first: IntArray, last: IntArray) -> tuple[Fl
 
 
 def sums(values: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
-    """Return the sum over the seconds in each column, shape (columns,)."""
     total = np.concatenate(([0.0], np.cumsum(np.nan_to_num(values))))
     column_sums: FloatArray = total[last] - total[first]
     return column_sums

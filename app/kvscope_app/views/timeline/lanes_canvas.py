@@ -62,7 +62,7 @@ class LanesCanvas(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.theme: Theme = DARK
-        self.follows = True
+        self.is_following = True
         self.whole = whole_span(0, 0)
         self.length_ns: int | None = None
         """Length of the visible span; None for the whole timeline."""
@@ -71,7 +71,7 @@ class LanesCanvas(QWidget):
         self.batch_epoch = 0
         self._pointer: QPoint | None = None
         self._pointed_step_ns: int | None = None
-        """End of the step under the pointer, in ns since 1970; None if there is none."""
+        """End of the step under the pointer, as wall-clock time in ns; None if there is none."""
         self.cursor_ns = 0
         self.shown = ShownLanes(SessionOverview(), RequestLanes(), self.whole, 0)
         self.first_row = 0
@@ -81,7 +81,6 @@ class LanesCanvas(QWidget):
         self._last_drag_point: QPoint | None = None
         self.measured: TimeSpan | None = None
         self._measured_from_ns: int | None = None
-        """Fixed end of the measured range while the user drags the other end; None otherwise."""
         self.setAccessibleName("Timeline")
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setMouseTracking(True)
@@ -100,7 +99,7 @@ class LanesCanvas(QWidget):
         self._lanes_without_data = lanes_without_data(overview)
         self.shown.overview, self.shown.lanes, self.shown.until_ns = overview, lanes, whole.end_ns
         span = whole if self.length_ns is None else self.shown.span.inside(whole)
-        if self.follows and self.length_ns is not None:
+        if self.is_following and self.length_ns is not None:
             span = span.showing(whole.end_ns if is_at_end and cursor_ns >= whole.end_ns else cursor_ns, whole)
         self._set_span(span)
 
@@ -146,15 +145,15 @@ class LanesCanvas(QWidget):
 
     def show_span(self, span: TimeSpan) -> None:
         """Show `span`, clamped to the timeline, and stop following the cursor."""
-        self.follows = False
+        self.is_following = False
         shown = TimeSpan(span.begin_ns, max(span.end_ns, span.begin_ns + SHORTEST_NS)).inside(self.whole)
         self.length_ns = None if shown == self.whole else shown.length_ns
         self._set_span(shown)
 
-    def set_follows(self, follows: bool) -> None:
+    def set_following(self, is_following: bool) -> None:
         """Set whether the span moves to keep the cursor visible."""
-        self.follows = follows
-        if follows:
+        self.is_following = is_following
+        if is_following:
             self._set_span(self.shown.span.showing(min(self.cursor_ns, self.whole.end_ns), self.whole))
         self.moved.emit()
 
@@ -170,8 +169,8 @@ class LanesCanvas(QWidget):
         self.first_row = min(max(row, -self.lane_layout.num_scrolling), self.last_first_row)
         self.shown.first_row = max(self.first_row, 0)
 
-    def set_by_arrival(self, by_arrival: bool) -> None:
-        self.shown.by_arrival = by_arrival
+    def set_by_arrival(self, is_by_arrival: bool) -> None:
+        self.shown.is_by_arrival = is_by_arrival
         self._set_span(self.shown.span)
 
     @property
@@ -301,7 +300,7 @@ class LanesCanvas(QWidget):
         super().leaveEvent(event)
 
     def fit(self) -> None:
-        self.follows = True
+        self.is_following = True
         self.show_length(None)
         self.span_chosen.emit(None)
 
@@ -332,7 +331,6 @@ class LanesCanvas(QWidget):
 
     @property
     def _cursor_share(self) -> float:
-        """Cursor's share of the visible span (0 to 1); 0.5 if the cursor is not visible."""
         share = self.shown.span.share_at(self.cursor_ns)
         return share if 0 <= share <= 1 else 0.5
 
@@ -414,7 +412,7 @@ class LanesCanvas(QWidget):
     def _choose_span(self, span: TimeSpan) -> None:
         """Show the span to which the user zoomed or panned, and stop following the cursor unless all is visible."""
         self.length_ns = None if span == self.whole else span.length_ns
-        self.follows = self.length_ns is None
+        self.is_following = self.length_ns is None
         self._set_span(span)
         self.span_chosen.emit(None if self.length_ns is None else span)
 
@@ -429,7 +427,6 @@ class LanesCanvas(QWidget):
         self._emit_pointed()
 
     def _emit_pointed(self) -> None:
-        """Emit the item under the pointer. It may also change because the data moved."""
         if self._pointer is None:
             return
         hit = self.hit_test(self._pointer)

@@ -55,7 +55,6 @@ class DelayedRequest(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Text such as "#12: 1.5 s"."""
         return f"#{count(self.number)}: {seconds(self.delay_ns / 1e9)}"
 
 
@@ -69,7 +68,6 @@ class MeasuredRange:
 
     @property
     def text(self) -> str:
-        """All figures as text for the clipboard, one per line."""
         lines = [self.title, *(f"{name}: {value}" for name, value in self.rows)]
         if self.delayed:
             lines.append(f"Most delayed: {', '.join(delayed.text for delayed in self.delayed)}")
@@ -84,7 +82,7 @@ def measure_range(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan
     figures = [
         (figure.name, _text(figure.unit, figure.measure(overview, rows, whole_seconds)))
         for figure in FIGURES
-        if figure.places.in_range
+        if figure.uses.in_range
     ]
     latencies = [(f"{name}, p50 / p95 / max", _latency_text(overview, latency, rows)) for latency, name in _LATENCIES]
     return MeasuredRange(
@@ -100,18 +98,20 @@ def most_delayed(
 ) -> Sequence[DelayedRequest]:
     """Return the requests with the longest total delay within `span`, at most `_MAX_DELAYED`, longest first."""
     spans = lanes.spans
-    ends = np.where(spans["end"] == OPEN_NS, max(until_ns, span.begin_ns), spans["end"]).clip(None, span.end_ns)
-    begins = spans["begin"].clip(span.begin_ns, None)
-    indices = np.flatnonzero(np.isin(spans["phase"], WAITING_PHASES) & (begins < ends))
+    ends_ns = np.where(spans["end"] == OPEN_NS, max(until_ns, span.begin_ns), spans["end"]).clip(None, span.end_ns)
+    begins_ns = spans["begin"].clip(span.begin_ns, None)
+    indices = np.flatnonzero(np.isin(spans["phase"], WAITING_PHASES) & (begins_ns < ends_ns))
     if not indices.size:
         return []
-    delays = overview.stops.running_between(begins[indices], ends[indices])
+    delays_ns = overview.stops.running_between(begins_ns[indices], ends_ns[indices])
     requests, first, request_indices = np.unique(spans["request"][indices], return_index=True, return_inverse=True)
-    totals = np.bincount(request_indices, delays, requests.size).astype(np.int64)
+    totals_ns = np.bincount(request_indices, delays_ns, requests.size).astype(np.int64)
     numbers, epochs = lanes.requests["number"][requests], lanes.requests["epoch"][requests]
-    order = [index for index in np.lexsort((numbers, -totals)).tolist() if totals[index] >= _MIN_DELAY_NS]
+    order = [index for index in np.lexsort((numbers, -totals_ns)).tolist() if totals_ns[index] >= _MIN_DELAY_NS]
     return [
-        DelayedRequest(int(epochs[index]), int(numbers[index]), int(begins[indices[first[index]]]), int(totals[index]))
+        DelayedRequest(
+            int(epochs[index]), int(numbers[index]), int(begins_ns[indices[first[index]]]), int(totals_ns[index])
+        )
         for index in order[:_MAX_DELAYED]
     ]
 

@@ -42,7 +42,6 @@ class StepFeed(QObject):
 
     @property
     def failure(self) -> str:
-        """Error message of the last read, "" if it succeeded."""
         return self._reader.failure
 
     def request(self, span: TimeSpan, whole: TimeSpan) -> None:
@@ -77,7 +76,6 @@ class StepFeed(QObject):
         return not has_new_frames and not self.failure and self.steps.covers(begin_ns, begin_ns)
 
     def _live_end(self) -> tuple[int | None, int] | None:
-        """Return (epoch, seq) of the newest frame of a live engine; None for a file."""
         if self._session.timeline.is_file:
             return None
         return self._session.live_mirror.epoch, self._session.live_mirror.seq

@@ -44,9 +44,8 @@ def paint(
 
 
 def _paint_labels(painter: QPainter, steps: StepColumns, shown: ShownLanes, layout: LaneLayout, theme: Theme) -> None:
-    """Paint labels into the lane of steps, which is missing until the first second of steps is complete."""
     top, height = next(((top, height) for lane, top, height in layout.boxes() if lane.name == STEPS), (0, 0))
-    if not height:
+    if not height:  # the lane appears only with the first complete second, after the first steps were read
         return
     visible = steps.within(shown.span.begin_ns, shown.span.end_ns)
     if visible.stop - visible.start > _MAX_LABELS:

@@ -100,7 +100,9 @@ class TimelineView(View):
             return
         has_more = self._follower.update(overview)
         state = (id(overview), overview.version, self._follower.lanes.version, whole)
-        is_moving = self.canvas.follows and self.canvas.length_ns is not None and cursor_ns != self.canvas.cursor_ns
+        is_moving = (
+            self.canvas.is_following and self.canvas.length_ns is not None and cursor_ns != self.canvas.cursor_ns
+        )
         if is_moving or not self._shown_state or (state != self._shown_state and not has_more):
             self._shown_state = state
             self.canvas.show_overview(overview, self._follower.lanes, whole, cursor_ns)
@@ -136,21 +138,20 @@ class TimelineView(View):
         return had_range
 
     def _show_default(self) -> None:
-        self.canvas.follows = True
+        self.canvas.is_following = True
         self.canvas.show_length(None)
 
     def _on_length_chosen(self, index: int) -> None:
-        self.canvas.follows = True
+        self.canvas.is_following = True
         self.canvas.show_length(list(_LENGTHS.values())[index])
         self.link.choose(None)
 
-    def _on_follow_chosen(self, follows: bool) -> None:
-        self.canvas.set_follows(follows)
-        if follows:
+    def _on_follow_chosen(self, is_following: bool) -> None:
+        self.canvas.set_following(is_following)
+        if is_following:
             self.link.choose(None)
 
     def _show_measured(self) -> None:
-        """Show the card for the measured range, and update it while new data for the range arrives."""
         span, overview = self.canvas.measured, self.canvas.shown.overview
         if span is None or self.canvas.is_measuring:
             self._measured_inputs = ()
@@ -205,7 +206,6 @@ class TimelineView(View):
         canvas.show_steps(self.steps.steps)
 
     def _show_hint(self, pointed_text: str) -> None:
-        """Show a description of the item under the pointer, else why steps cannot be read, else help on mouse input."""
         failure = self.steps.failure
         text = pointed_text or (f"Steps cannot be read: {failure}" if failure else "")
         self.pointed.set_variants(*((text,) if text else _HINTS))
@@ -220,7 +220,7 @@ class TimelineView(View):
 
     def _on_moved(self) -> None:
         self._show_steps()
-        self.follow.setChecked(self.canvas.follows)
+        self.follow.setChecked(self.canvas.is_following)
         lengths = list(_LENGTHS.values())
         if self.canvas.length_ns in lengths:
             self.lengths.set_current(lengths.index(self.canvas.length_ns))

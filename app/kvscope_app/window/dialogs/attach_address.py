@@ -18,7 +18,7 @@ OWN_ENGINE: Final = "kvscope"
 class TypedAddress:
     kind: str
     """One of `engine_kinds()`."""
-    where: str
+    address_text: str
     """Endpoint, or HOST:PORT of another engine's server, optionally with http:// or https://."""
     key_file: str = ""
     api_key: str = ""
@@ -29,17 +29,17 @@ class TypedAddress:
     @property
     def address(self) -> Address:
         """The engine's address. Raises BadInput if nothing was entered or the scheme contradicts `kind`."""
-        if not self.where:
+        if not self.address_text:
             raise BadInput(
                 "enter the address of an engine: " + ("its endpoint" if self.kind == OWN_ENGINE else "HOST:PORT")
             )
         if self.kind == OWN_ENGINE:
-            return Address(self.where, Path(self.key_file) if self.key_file else None)
-        scheme, separator, rest = self.where.partition("://")
+            return Address(self.address_text, Path(self.key_file) if self.key_file else None)
+        scheme, separator, host_port = self.address_text.partition("://")
         if separator and scheme not in ("http", "https", self.kind):
             name = external_engines.engine_name(self.kind)
-            raise BadInput(f"address {self.where!r} is not accepted for {name}: HOST:PORT of its server")
-        host = rest if separator else self.where
+            raise BadInput(f"address {self.address_text!r} is not accepted for {name}: HOST:PORT of its server")
+        host = host_port if separator else self.address_text
         return Address(
             f"{self.kind}://{host.rstrip('/') if '?' not in host else host}",
             kv_events=self.kv_events,

@@ -43,9 +43,9 @@ class AttachDialog(Sheet):
         attach: Callable[[Address], object],
         title: str = "Attach to an engine",
         action: str = "Attach",
-        where: str = "",
+        address_text: str = "",
     ) -> None:
-        """`where` is the initial address; `action` is the text of the button that attaches."""
+        """`address_text` is the initial address; `action` is the text of the button that attaches."""
         super().__init__(title, parent)
         self._attach, self._action = attach, action
         self._connections: list[Connection] = []
@@ -65,14 +65,14 @@ class AttachDialog(Sheet):
         self.column.addLayout(self._buttons())
         self.resize(*_SIZE)
         self._connect()
-        self._show_kind(kind_of(where))
-        self.fields.where.setText(field_text_of(where))
+        self._show_kind(kind_of(address_text))
+        self.fields.address_line.setText(field_text_of(address_text))
         self._load_connections()
 
     def _connect(self) -> None:
         fields = self.fields
         fields.engine_kinds.chosen.connect(lambda index: self._show_kind(engine_kinds()[index]))
-        fields.where.textEdited.connect(self._follow_typed)
+        fields.address_line.textEdited.connect(self._follow_typed)
         fields.saved_engines.activated.connect(self._choose)
         fields.name.editingFinished.connect(self._rename)
         fields.forget_button.clicked.connect(self._forget_selected)
@@ -111,7 +111,7 @@ class AttachDialog(Sheet):
         except BadInput as error:
             self._show_error(str(error))
         self._fill_saved_engines()
-        self.fields.where.setFocus()
+        self.fields.address_line.setFocus()
 
     def _fill_saved_engines(self, row: int = 0) -> None:
         """List the saved connections and select `row`; row 0 is for a new connection."""
@@ -157,7 +157,7 @@ class AttachDialog(Sheet):
     def _rename(self) -> None:
         """Save the new name of the selected connection immediately."""
         row, label = self.fields.saved_engines.currentIndex(), self.fields.name.text().strip()
-        if row < 1 or field_text_of(self._connections[row - 1].endpoint) != self.fields.where.text().strip():
+        if row < 1 or field_text_of(self._connections[row - 1].endpoint) != self.fields.address_line.text().strip():
             return
         connection = self._connections[row - 1]
         if label == connection.label:

@@ -23,7 +23,7 @@ class AttachFields:
         self.saved_engines = QComboBox()
         self.saved_engines.setAccessibleName("Remembered engines")
         self.saved_engines.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.where = _line(_OWN_ENDPOINT, "Endpoint")
+        self.address_line = _line(_OWN_ENDPOINT, "Endpoint")
         self.key = _line("a .key file; empty: your own or the remembered one", "Key file")
         self.api_key = _line("none", "API key")
         self.api_key.setEchoMode(QLineEdit.EchoMode.Password)
@@ -50,7 +50,7 @@ class AttachFields:
         is_own_engine = self.kind == OWN_ENGINE
         return TypedAddress(
             kind=self.kind,
-            where=self.where.text().strip(),
+            address_text=self.address_line.text().strip(),
             key_file=self.key.text().strip() if is_own_engine else "",
             api_key="" if is_own_engine else self.api_key.text().strip(),
             tls=not is_own_engine and self.tls.isChecked(),
@@ -68,7 +68,7 @@ class AttachFields:
         self.engine_kinds.set_current(engine_kinds().index(kind))
         is_own_engine = kind == OWN_ENGINE
         engine = find_engine(kind)
-        self.where.setPlaceholderText(_OWN_ENDPOINT if engine is None else f"HOST:{engine.port}")
+        self.address_line.setPlaceholderText(_OWN_ENDPOINT if engine is None else f"HOST:{engine.port}")
         self._label_of("where").setText("Endpoint" if is_own_engine else "Server")
         visibility = dict.fromkeys(_OWN_ENGINE_FIELDS, is_own_engine) | dict.fromkeys(
             _EXTERNAL_ENGINE_FIELDS, not is_own_engine
@@ -79,8 +79,8 @@ class AttachFields:
                 widget.setVisible(is_shown)
         self._show_ca()
 
-    def show_connection(self, connection: Connection, where: str, api_key: str) -> None:
-        self.where.setText(where)
+    def show_connection(self, connection: Connection, address_text: str, api_key: str) -> None:
+        self.address_line.setText(address_text)
         self.key.setText(connection.key)
         self.name.setText(connection.label)
         self.kv_events.setText(connection.kv_events)
@@ -91,7 +91,7 @@ class AttachFields:
 
     def _lay_out(self) -> None:
         self._add_field("known", "Engine", self.saved_engines, self.forget_button)
-        self._add_field("where", "Endpoint", self.where)
+        self._add_field("where", "Endpoint", self.address_line)
         self._add_field("key", "Key", self.key, self.pick_key)
         self._add_field("api_key", "API key", self.api_key, self.keeps_key)
         self._add_field("tls", "TLS", self.ca, self.pick_ca, before=self.tls)

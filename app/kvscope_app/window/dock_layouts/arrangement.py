@@ -17,7 +17,7 @@ from kvscope_app.settings.layout_value import KnownNames, LayoutPart, WindowLayo
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.color_modes import MODE_NAMES
 from kvscope_app.window.dock_state import AREAS
-from kvscope_app.window.view_choices import choices_of, choose
+from kvscope_app.window.view_choices import apply_choices, choices_of
 from kvscope_app.window.window_body import WindowBody
 
 KNOWN_NAMES: Final = KnownNames(tuple(spec.name for spec in DOCKS), MODE_NAMES)
@@ -84,7 +84,7 @@ def show_layout(window: WindowBody, layout: WindowLayout) -> None:
         across = part.share * window.width() if name in ("left", "right") else _bottom_width(layout, window.width())
         down = part.share * window.height() if name in ("top", "bottom") else float(window.height())
         _resize_parts(window, part, across, down)
-    choose(window.views, layout.choices)
+    apply_choices(window.views, layout.choices)
 
 
 def _bottom_width(layout: WindowLayout, width: int) -> float:

@@ -13,7 +13,7 @@ from kvscope_app.setting_names import LAYOUT_VERSION
 from kvscope_app.window.window_body import WindowBody
 
 _DEBOUNCE_MS: Final = 250
-"""Moving a dock moves others, and sizes follow in later turns of the event loop."""
+"""Delay from the last movement of a dock to recording the change. Moving a dock moves others later."""
 
 
 class LayoutUndo(QObject):

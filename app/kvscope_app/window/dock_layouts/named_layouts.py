@@ -15,7 +15,7 @@ from kvscope_app.settings.settings import Settings
 from kvscope_app.ui.file_dialogs import ask_open, ask_save
 from kvscope_app.window.dock_layouts.arrangement import KNOWN_NAMES, layout_of, show_layout
 from kvscope_app.window.dock_layouts.layout_undo import LayoutUndo
-from kvscope_app.window.view_choices import choices_of, choose
+from kvscope_app.window.view_choices import apply_choices, choices_of
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import BadInput
 
@@ -31,7 +31,7 @@ class NamedLayouts(QObject):
     def __init__(self, window: WindowBody, actions: Actions, layout_undo: LayoutUndo) -> None:
         super().__init__(window)
         self._window, self._actions, self._layout_undo = window, actions, layout_undo
-        self._choices = window.themes.settings
+        self._settings_store = window.themes.settings
         self.menu: QMenu | None = None
         self._names: list[str] = []
         for spec in (
@@ -49,7 +49,7 @@ class NamedLayouts(QObject):
         ):
             actions.add_action(spec)
         self._sync_actions()
-        self._choices.changed.connect(self._on_settings)
+        self._settings_store.changed.connect(self._on_settings)
 
     def fill(self, menu: QMenu) -> None:
         """Add the actions to `menu`, and keep it up to date."""
@@ -63,7 +63,7 @@ class NamedLayouts(QObject):
         if not name:
             return
         layout = layout_of(self._window)
-        old = self._choices.values.layouts.get(name)
+        old = self._settings_store.values.layouts.get(name)
         self._store(name, layout)
         if old is not None:
             self._window.undo.push_done(
@@ -72,7 +72,7 @@ class NamedLayouts(QObject):
         self._window.statusBar().showMessage(f"Layout saved as “{name}”", _NOTICE_MS)
 
     def delete(self, name: str) -> None:
-        old = self._choices.values.layouts.get(name)
+        old = self._settings_store.values.layouts.get(name)
         if old is not None:
             self._store(name, None)
             self._window.undo.push_done(
@@ -80,7 +80,7 @@ class NamedLayouts(QObject):
             )
 
     def show(self, name: str) -> None:
-        layout = self._choices.values.layouts.get(name)
+        layout = self._settings_store.values.layouts.get(name)
         if layout is None:
             return
         try:
@@ -94,8 +94,8 @@ class NamedLayouts(QObject):
         """
         layout.check(KNOWN_NAMES)
         views = self._window.views
-        before = partial(choose, views, choices_of(views))
-        self._layout_undo.before_change(text, (before, partial(choose, views, layout.choices)))
+        before = partial(apply_choices, views, choices_of(views))
+        self._layout_undo.before_change(text, (before, partial(apply_choices, views, layout.choices)))
         show_layout(self._window, layout)
 
     def write(self, path: str) -> None:
@@ -122,14 +122,14 @@ class NamedLayouts(QObject):
             others = {key: value for key, value in settings.layouts.items() if key != name}
             return {"layouts": others if layout is None else {**others, name: layout}}
 
-        self._choices.change_by(change)
+        self._settings_store.change_by(change)
 
     def _on_settings(self, before: Settings) -> None:
-        if list(before.layouts) != list(self._choices.values.layouts):
+        if list(before.layouts) != list(self._settings_store.values.layouts):
             self._sync_actions()
 
     def _sync_actions(self) -> None:
-        names = sorted(self._choices.values.layouts, key=str.casefold)
+        names = sorted(self._settings_store.values.layouts, key=str.casefold)
         for name in self._names:
             self._actions.remove(f"layout_{name}")
         for name in names:

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 
 _RETRY_MS: Final = 50
-"""Views are laid out again in later turns of the event loop."""
+"""Interval of the size checks. Views are laid out again in later turns of the event loop."""
 _NUM_RETRIES: Final = 6
 """Number of size checks after a zoom change. On a busy machine, views are laid out late."""
 
@@ -26,7 +26,6 @@ _NUM_RETRIES: Final = 6
 class _Sizes:
     window: QSize
     docks: dict[str, QSize] = field(default_factory=dict)
-    """Sizes of the visible docks, by name."""
 
 
 class ZoomedSizes(QObject):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.bench.kernels.report import text
 from kvscope_engine.bench.measure import progress_printer
-from kvscope_engine.command_parser import whole_number
+from kvscope_engine.command_parser import parse_int
 from kvscope_engine.model.platforms.cpu_count import usable_cores
 from kvscope_telemetry.devices.gpus import Gpus
 from kvscope_telemetry.devices.host_reader import HostReader
@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " products with 4- and 8-bit weights; copy: block copies; forms: token masks of structured output; draws:"
         " top-p sampling; heat: decode attention that also measures attention per block",
     )
-    parser.add_argument("--rounds", type=whole_number, default=9, metavar="N", help="repetitions; medians are reported")
-    parser.add_argument("--num-threads", type=whole_number, metavar="N", help="CPU threads (default: torch's choice)")
+    parser.add_argument("--rounds", type=parse_int, default=9, metavar="N", help="repetitions; medians are reported")
+    parser.add_argument("--num-threads", type=parse_int, metavar="N", help="CPU threads (default: torch's choice)")
     parser.add_argument(
         "--tune",
         action="store_true",

@@ -21,9 +21,9 @@ from kvscope_engine.bench.kernels.contest import Absent
 from kvscope_kernels.attention_workload import AttentionWorkload, Pool
 from kvscope_kernels.graph_timing import Call
 from kvscope_kernels.third_party_attention.flash_attention import FlashAttention2, FlashAttention3
-from kvscope_kernels.third_party_attention.library import Library, Missing
+from kvscope_kernels.third_party_attention.library import Library, LibraryMissing
 from kvscope_kernels.third_party_attention.library_choice import prefill_of
-from kvscope_kernels.third_party_attention.preferred import shape_of
+from kvscope_kernels.third_party_attention.prefill_with_fallback import shape_of
 
 Peer = Callable[[AttentionWorkload, Pool], Call]
 _MAX_COMPILED_SHAPES: Final = 64
@@ -87,8 +87,8 @@ def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
         try:
             library: Library = make()
             if why := library.refusal(shape_of(pool.query, pool.k_cache)):
-                raise Missing(why)
-        except Missing as missing:
+                raise LibraryMissing(why)
+        except LibraryMissing as missing:
             refusals.append(f"{name}: {missing}")
         else:
             return partial(library.prefill, prefill_of(work, pool))

@@ -17,7 +17,7 @@ from kvscope_kernels.attention_workload import AttentionWorkload, Pool
 from kvscope_kernels.dispatch import Ops
 from kvscope_kernels.graph_timing import Call
 from kvscope_kernels.launch import DotTiles, compute_capability, decode_tiles, num_multiprocessors, prefill_tiles
-from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, as_entry, forcing, table_key
+from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, as_entry, forced_tiles, table_key
 
 _MAX_TIME_RATIO: Final = 0.97
 """Maximum time relative to the default tiles for new tiles to be kept, so that the gain exceeds timing noise."""
@@ -132,7 +132,7 @@ def search(
     for number, tiles in enumerate(tried_tiles):
         show_progress(number, len(tried_tiles))
         try:
-            with forcing(kernel, tiles):
+            with forced_tiles(kernel, tiles):
                 result = _result(calls[0])
                 if expected is not None and not _is_close(result, expected):
                     continue
@@ -166,7 +166,7 @@ def _sample(kernel: str, tiles: DotTiles, sampler: Sampler) -> float:
 
     Timed by the host's clock, each call selects its tiles again, whereas a CUDA graph contains them.
     """
-    with forcing(kernel, tiles):
+    with forced_tiles(kernel, tiles):
         return sampler()
 
 

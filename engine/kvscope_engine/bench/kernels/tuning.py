@@ -38,10 +38,10 @@ def tune(
     from kvscope_engine.bench.kernels.samplers import sampler_on
     from kvscope_engine.bench.kernels.tile_search import CASES, kernel_of, search
     from kvscope_kernels import ops_for
-    from kvscope_kernels.tuning.tile_table import own_table, write_table
+    from kvscope_kernels.tuning.tile_table import user_table_path, write_table
 
     name = torch.cuda.get_device_properties(0).name
-    path = Path(args.table) if args.table is not None else own_table()
+    path = Path(args.table) if args.table is not None else user_table_path()
     kernel_names = {"decode": "paged_decode", "prefill": "paged_prefill"}
     kernels = {kernel_names[each] for each in args.only or kernel_names if each in kernel_names}
     if not kernels:
@@ -112,6 +112,6 @@ def text(report: dict[str, Any], results: list[TileSearchResult], *, is_own: boo
 
 def own_table_path() -> str:
     """Return the path from which engines read the table."""
-    from kvscope_kernels.tuning.tile_table import own_table
+    from kvscope_kernels.tuning.tile_table import user_table_path
 
-    return str(own_table())
+    return str(user_table_path())

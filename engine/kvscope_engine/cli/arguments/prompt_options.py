@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_engine.cli.arguments.sampling_options import overridden
+from kvscope_engine.cli.arguments.sampling_options import with_line_options
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -35,7 +35,7 @@ def read_prompts(
     Raises BadInput if there is no prompt, and for the first line that cannot be read, with its number.
     """
     options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "adapter": adapter}
-    base = _checked(Submit(request_id="-", sampling=sampling, raw=raw, **options))
+    base = _validated(Submit(request_id="-", sampling=sampling, raw=raw, **options))
     submits = [_from_text(text, base) for text in texts]
     if file is not None:
         submits += _from_file(file, base)
@@ -44,7 +44,7 @@ def read_prompts(
     return [msgspec.structs.replace(submit, request_id=f"prompt-{i}") for i, submit in enumerate(submits)]
 
 
-def _checked(submit: Submit) -> Submit:
+def _validated(submit: Submit) -> Submit:
     """Validate a submission in the same way as decoding it from the wire. Raises BadInput."""
     try:
         return msgspec.convert(msgspec.to_builtins(submit, str_keys=True), Submit, str_keys=True)
@@ -99,4 +99,4 @@ def _from_line(line: bytes, base: Submit) -> Submit:
     )
     defaults = {"priority": base.priority, "cache_salt": base.cache_salt, "adapter": base.adapter}
     submit = msgspec.convert(defaults | fields, Submit)
-    return msgspec.structs.replace(submit, sampling=overridden(base.sampling, options))
+    return msgspec.structs.replace(submit, sampling=with_line_options(base.sampling, options))

@@ -8,7 +8,7 @@ from kvscope_engine.command_parser import number
 from kvscope_telemetry.devices.device_watch import LONGEST_SAMPLE_S, SAMPLE_S, SHORTEST_SAMPLE_S
 
 
-def add_interval(parser: argparse.ArgumentParser, name: str) -> None:
+def add_interval_option(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument(
         name,
         type=_interval,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from kvscope_engine.cli.arguments import structured_output_options
-from kvscope_engine.command_parser import number, whole_number
+from kvscope_engine.command_parser import number, parse_int
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -32,23 +32,23 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="sample from the most likely tokens with this total probability, above 0 to 1 (all)",
     )
-    add("--top-k", type=whole_number, metavar="K", help="sample from the K most likely tokens (0: all)")
+    add("--top-k", type=parse_int, metavar="K", help="sample from the K most likely tokens (0: all)")
     add(
         "--min-p",
         type=number,
         metavar="P",
         help="drop tokens less likely than this share of the most likely one, 0 to 1",
     )
-    add("--n", type=whole_number, metavar="N", default=DEFAULTS.n, help="completions per prompt, 1 to 64")
+    add("--n", type=parse_int, metavar="N", default=DEFAULTS.n, help="completions per prompt, 1 to 64")
     add("--stop", action="append", default=[], metavar="TEXT", help="end the completion at this text; repeatable")
     add(
         "--max-tokens",
-        type=whole_number,
+        type=parse_int,
         metavar="TOKENS",
         default=DEFAULTS.max_tokens,
         help="maximum number of new tokens",
     )
-    add("--min-tokens", type=whole_number, metavar="TOKENS", default=0, help="minimum number of new tokens")
+    add("--min-tokens", type=parse_int, metavar="TOKENS", default=0, help="minimum number of new tokens")
     add("--presence-penalty", type=number, metavar="X", default=0.0, help="penalize tokens that occurred, -2 to 2")
     add("--frequency-penalty", type=number, metavar="X", default=0.0, help="penalize tokens per occurrence, -2 to 2")
     add(
@@ -59,7 +59,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--logprobs",
-        type=whole_number,
+        type=parse_int,
         metavar="K",
         help="report log-probabilities of each token and the K most likely ones, 0 to 20",
     )
@@ -88,7 +88,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     )
 
 
-def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
+def with_line_options(base: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
     """Return `base` with the options of a prompt file's line. Raises BadInput for an unknown name or an invalid
     value.
     """
@@ -100,7 +100,7 @@ def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingPara
     values = {name: value for name, value in options.items() if name not in structured_output_options.NAMES}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
-    structured = structured_output_options.structured_of(options)
+    structured = structured_output_options.structured_from_options(options)
     if structured is not None:
         values["structured"] = msgspec.to_builtins(structured)
     try:  # token ids are strings as keys of JSON
@@ -111,10 +111,10 @@ def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingPara
 
 
 def _token_ids(text: str) -> tuple[int, ...]:
-    return tuple(whole_number(part) for part in text.split(","))
+    return tuple(parse_int(part) for part in text.split(","))
 
 
 def _biases(text: str) -> dict[int, float]:
     """Parse biases by token id, as in `7:-100,12:1.5`."""
     pairs = [part.partition(":") for part in text.split(",")]
-    return {whole_number(token): number(bias) for token, _, bias in pairs}
+    return {parse_int(token): number(bias) for token, _, bias in pairs}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvscope_engine.command_parser import number, parse_size, whole_number
+from kvscope_engine.command_parser import number, parse_int, parse_size
 from kvscope_engine.policy.allocation.allocator_names import ALLOCATORS
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel, Preset
 from kvscope_engine.simulator.kv_layout import (
@@ -23,8 +23,8 @@ from kvscope_engine.simulator.kv_layout import (
     recorded_tiers,
     recorded_token_bytes,
 )
-from kvscope_engine.simulator.simulated_paging import Paging
-from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulated_paging import SimulatedPaging
+from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
 from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.workloads.generators import ARRIVALS, GENERATORS, GeneratorOptions
 from kvscope_telemetry.engine_config import PREEMPTIONS
@@ -49,7 +49,7 @@ DEFAULT_REQUESTS: Final = 1000
 def add_workload_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--requests",
-        type=whole_number,
+        type=parse_int,
         metavar="N",
         help=(
             f"number of requests to generate, or to take from a file (default: {DEFAULT_REQUESTS}, or all of the file)"
@@ -64,17 +64,17 @@ def add_workload_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--arrivals", choices=ARRIVALS, help="arrival process of generated requests (default: poisson)")
     group.add_argument(
         "--shared-prefix",
-        type=whole_number,
+        type=parse_int,
         metavar="TOKENS",
         help="length in tokens of a prefix shared by generated prompts (default: 0)",
     )
     group.add_argument(
         "--num-prefixes",
-        type=whole_number,
+        type=parse_int,
         metavar="N",
         help="number of shared prefixes; prefix n is used 1/n times as often as the first (default: 1)",
     )
-    group.add_argument("--seed", type=whole_number, metavar="N", help="seed of the generator (default: 0)")
+    group.add_argument("--seed", type=parse_int, metavar="N", help="seed of the generator (default: 0)")
 
 
 def add_engine_options(group: argparse._ArgumentGroup) -> None:
@@ -86,28 +86,28 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--num-gpu-blocks-override",
-        type=whole_number,
+        type=parse_int,
         metavar="BLOCKS",
         help="size of the pool (default: as recorded, else what the preset's device holds)",
     )
     group.add_argument(
-        "--block-size", type=whole_number, metavar="SLOTS", help="tokens per block (default: as recorded, else 16)"
+        "--block-size", type=parse_int, metavar="SLOTS", help="tokens per block (default: as recorded, else 16)"
     )
     group.add_argument(
         "--max-num-seqs",
-        type=whole_number,
+        type=parse_int,
         metavar="REQUESTS",
         help="maximum requests per step (default: as recorded, else 256)",
     )
     group.add_argument(
         "--max-num-batched-tokens",
-        type=whole_number,
+        type=parse_int,
         metavar="TOKENS",
         help="maximum tokens per step (default: as recorded, else 2048)",
     )
     group.add_argument(
         "--max-model-len",
-        type=whole_number,
+        type=parse_int,
         metavar="TOKENS",
         help="maximum tokens of prompt and output together (default: as recorded, else the preset's)",
     )
@@ -140,13 +140,13 @@ def add_model_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--state-checkpoints",
-        type=whole_number,
+        type=parse_int,
         metavar="STATES",
         help="slots for states of recurrent layers at cached prefixes (default: as many as --max-num-seqs)",
     )
     group.add_argument(
         "--state-interval",
-        type=whole_number,
+        type=parse_int,
         metavar="TOKENS",
         default=512,
         help="tokens between saved states of recurrent layers",
@@ -192,7 +192,7 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     add("--kv-bytes-per-token", type=parse_size, metavar="SIZE", help="size of a token's keys and values in all layers")
     add(
         "--num-layers",
-        type=whole_number,
+        type=parse_int,
         metavar="N",
         help="number of layers; the virtual allocator has separate pages for each",
     )
@@ -318,13 +318,13 @@ def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
     return dataclasses.replace(preset.cost, **overrides)
 
 
-def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> Paging:
+def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | None) -> SimulatedPaging:
     default_layers = preset.num_layers if layout is None else max(1, layout.num_layers)
     num_layers = default_layers if args.num_layers is None else args.num_layers
-    return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
+    return SimulatedPaging(num_layers) if args.page_size is None else SimulatedPaging(num_layers, args.page_size)
 
 
-def chosen_tiers(args: argparse.Namespace, cache: CacheInfo | None) -> Tiers:
+def chosen_tiers(args: argparse.Namespace, cache: CacheInfo | None) -> SimulatedTiers:
     """Return the lower tiers: from options, else recorded.
 
     Raises BadInput for sizes out of range, and if no selected allocator supports lower tiers.
@@ -332,7 +332,7 @@ def chosen_tiers(args: argparse.Namespace, cache: CacheInfo | None) -> Tiers:
     host_bytes, disk_bytes = (0, 0) if cache is None else recorded_tiers(cache)
     kv_host_memory = host_bytes if args.kv_host_memory is None else args.kv_host_memory
     kv_disk = (disk_bytes if kv_host_memory else 0) if args.kv_disk is None else args.kv_disk
-    tiers = Tiers(kv_host_memory=kv_host_memory, kv_disk=kv_disk, preemption=args.preemption)
+    tiers = SimulatedTiers(kv_host_memory=kv_host_memory, kv_disk=kv_disk, preemption=args.preemption)
     allocators = chosen_allocators(args)
     if args.kv_host_memory and "paged" not in allocators:
         raise BadInput(
@@ -393,7 +393,7 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
         from kvscope_engine.cli.lazy_engine import quick_imports
 
         with quick_imports():
-            from kvscope_engine.planning.kv_layout import model_layout
+            from kvscope_engine.planning.simulated_layout import model_layout
 
             return model_layout(args.model, limits.max_model_len, limits.block_size)
     return None if cache is None else recorded_layout(cache)

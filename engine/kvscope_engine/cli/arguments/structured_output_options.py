@@ -47,10 +47,10 @@ def structured(args: argparse.Namespace) -> Structured | None:
     for name in ("json_schema", "grammar"):
         if name in options:
             options[name] = _text_or_file(options[name], "::=" if name == "grammar" else "{")
-    return structured_of(options)
+    return structured_from_options(options)
 
 
-def structured_of(options: Mapping[str, Any]) -> Structured | None:
+def structured_from_options(options: Mapping[str, Any]) -> Structured | None:
     """Return the structured output that a line of a prompts file requests; None if there is none. Its schema may be an
     object.
 

@@ -56,7 +56,7 @@ class ApiError(Exception):
     @property
     def body(self) -> ErrorBody:
         kind = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return ErrorBody(ErrorDetail(sendable(str(self)), kind, self.param, self.code))
+        return ErrorBody(ErrorDetail(single_line(str(self)), kind, self.param, self.code))
 
 
 class ClientDisconnected(ApiError):
@@ -74,7 +74,7 @@ def error_response(error: ApiError, headers: dict[str, str] | None = None) -> Re
     return Response(body, error.status, headers, media_type="application/json")
 
 
-def refused(reason: str) -> ApiError:
+def refusal_error(reason: str) -> ApiError:
     """Return the error for a request that the engine refused."""
     if any(phrase in reason for phrase in BUSY_PHRASES):
         return ApiError(429, reason, code="engine_busy")
@@ -89,12 +89,12 @@ def refused(reason: str) -> ApiError:
     return ApiError(400, reason, code="context_length_exceeded" if reason.startswith("the prompt has ") else None)
 
 
-def failed(reason: str) -> ApiError:
+def failure_error(reason: str) -> ApiError:
     """Return the error for a request that the engine ended with an error."""
     is_away = reason.startswith(UNAVAILABLE_REASONS)
     return ApiError(503 if is_away else 500, reason or "the engine ended the request with an error")
 
 
-def sendable(text: str) -> str:
+def single_line(text: str) -> str:
     """Return `text` on one line, encodable as UTF-8 (lone surrogates are escaped), with at most 1000 characters."""
     return " ".join(text.encode("utf-8", "backslashreplace").decode().split())[:1000]

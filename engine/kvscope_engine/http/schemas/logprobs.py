@@ -39,7 +39,7 @@ def completion_logprobs(tokens: Tokens, tokenizer: Tokenizer | None, offset: int
     )
 
 
-def concatenated(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
+def concatenate_logprobs(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
     if not parts:
         return None
     return CompletionLogprobs(

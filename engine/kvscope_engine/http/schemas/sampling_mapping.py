@@ -90,7 +90,7 @@ class StreamUsage(Enum):
     EACH = "each"
 
 
-def wants_usage(body: SamplingBody) -> StreamUsage:
+def stream_usage(body: SamplingBody) -> StreamUsage:
     """Return which events of a stream report usage. Raises ApiError for stream options without a stream."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is not accepted without stream=true", param="stream_options")

@@ -14,10 +14,17 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kvscope_engine.http.tool_calling.streamed_text import JSON_TOKENS, PYTHON_TOKENS, Search, StreamedText
-from kvscope_engine.http.tool_calling.tool_call import ParsedCall, Tools, as_object, decoded, encoded, field_value
+from kvscope_engine.http.tool_calling.tool_call import (
+    ParsedCall,
+    Tools,
+    arguments_text,
+    field_value,
+    parse_json,
+    to_json,
+)
 
-SPACE: Final = " \t\r\n"
-SEPARATORS: Final = f"{SPACE},;"
+WHITESPACE: Final = " \t\r\n"
+SEPARATORS: Final = f"{WHITESPACE},;"
 MAX_PYTHON_CHARACTERS: Final = 1 << 20
 PYTHON_NAMES: Final = {"true": True, "false": False, "null": None}
 """JSON's constants, which models write in place of Python's."""
@@ -37,7 +44,7 @@ def read_json(text: StreamedText, start: int, tools: Tools) -> Search[ParseResul
     """Read calls, or lists of calls, as JSON values in succession, up to any other text."""
     calls: list[ParsedCall] = []
     while True:
-        start = yield from text.skip(SEPARATORS if calls else SPACE, start)
+        start = yield from text.skip(SEPARATORS if calls else WHITESPACE, start)
         if text.text[start : start + 1] not in ("{", "["):
             return ParseResult(calls or None, start)
         result = yield from read_json_value(text, start, tools)
@@ -49,17 +56,17 @@ def read_json(text: StreamedText, start: int, tools: Tools) -> Search[ParseResul
 
 def read_json_value(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
     """Read one call `{"name": ..., "arguments": {...}}` (Llama: `parameters`), or a list of them."""
-    start = yield from text.skip(SPACE, start)
+    start = yield from text.skip(WHITESPACE, start)
     if text.text[start : start + 1] not in ("{", "["):
         return ParseResult(None, start)
     end = yield from text.closing(JSON_TOKENS, start)
-    value = decoded(text.text[start:end])
+    value = parse_json(text.text[start:end])
     calls = [_json_call(one) for one in (value if isinstance(value, list) else [value])]
     complete = [call for call in calls if call is not None]
     return ParseResult(complete if complete and len(complete) == len(calls) else None, end)
 
 
-def first_of(*bodies: CallParser) -> CallParser:
+def any_of(*bodies: CallParser) -> CallParser:
     """Return a parser that tries `bodies` in order, until one of them has consumed text or found calls."""
 
     def read(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
@@ -76,7 +83,7 @@ def _json_call(value: Any) -> ParsedCall | None:
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
         return None
-    arguments = as_object(value.get("arguments", value.get("parameters")))
+    arguments = arguments_text(value.get("arguments", value.get("parameters")))
     return None if arguments is None else ParsedCall(name, arguments)
 
 
@@ -94,7 +101,7 @@ class NamedJson:
         if head is None:
             return ParseResult(None, start)
         end = yield from text.closing(JSON_TOKENS, head.end())
-        arguments = as_object(text.text[head.end() : end])
+        arguments = arguments_text(text.text[head.end() : end])
         if arguments is None:
             return ParseResult(None, end)
         return ParseResult([ParsedCall(head["name"], arguments, head.groupdict().get("id") or "")], end)
@@ -140,7 +147,7 @@ class NamedFields:
             arguments[field["key"].strip()] = field_value(value, field["key"].strip(), schema)
         if not mark:
             return ParseResult(None, end)
-        return ParseResult([ParsedCall(name, encoded(arguments))], after)
+        return ParseResult([ParsedCall(name, to_json(arguments))], after)
 
 
 def read_python(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
@@ -151,7 +158,7 @@ def read_python(text: StreamedText, start: int, tools: Tools) -> Search[ParseRes
     """
     calls: list[ParsedCall] = []
     while True:
-        start = yield from text.skip(SEPARATORS if calls else SPACE, start)
+        start = yield from text.skip(SEPARATORS if calls else WHITESPACE, start)
         first = text.text[start : start + 1]
         head = (yield from text.match(_PYTHON_HEAD, start)) if first == "[" or first.isidentifier() else None
         if head is None:
@@ -190,7 +197,7 @@ def _python_call(node: ast.expr) -> ParsedCall:
         if keyword.arg is None:
             raise ValueError("an argument without a name")
         arguments[keyword.arg] = _python_value(keyword.value)
-    return ParsedCall(_python_name(node.func), encoded(arguments))
+    return ParsedCall(_python_name(node.func), to_json(arguments))
 
 
 def _python_name(node: ast.expr) -> str:

@@ -23,7 +23,7 @@ class ParsedCall:
     call_id: str = ""
 
 
-def decoded(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """Return the JSON value of `text`, or None if it is not JSON."""
     try:
         return msgspec.json.decode(text.strip())
@@ -31,20 +31,20 @@ def decoded(text: str) -> Any:
         return None
 
 
-def encoded(value: Any) -> str:
+def to_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def as_object(value: Any) -> str | None:
+def arguments_text(value: Any) -> str | None:
     """Return a call's arguments as the text of a JSON object; None if they are not an object.
 
     `value` is decoded JSON. Models also write missing arguments (None), and an object as a string, as in OpenAI's API.
     """
     if isinstance(value, str):
         text = value.strip() or "{}"
-        return text if isinstance(decoded(text), dict) else None
+        return text if isinstance(parse_json(text), dict) else None
     value = {} if value is None else value
-    return encoded(value) if isinstance(value, dict) else None
+    return to_json(value) if isinstance(value, dict) else None
 
 
 def field_value(text: str, name: str, schema: Mapping[str, Any]) -> Any:

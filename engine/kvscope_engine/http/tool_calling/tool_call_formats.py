@@ -13,7 +13,7 @@ from kvscope_engine.http.tool_calling.call_parsers import (
     CallParser,
     NamedFields,
     NamedJson,
-    first_of,
+    any_of,
     read_json,
     read_json_value,
     read_python,
@@ -151,7 +151,7 @@ FORMATS: Final = (
     ToolFormat(name="hermes", spans=(_HERMES_SPAN,), forced=_HERMES),
     ToolFormat(
         name="mistral",
-        spans=(CallSpan("[TOOL_CALLS]", first_of(read_json_value, _MISTRAL_BODY)),),
+        spans=(CallSpan("[TOOL_CALLS]", any_of(read_json_value, _MISTRAL_BODY)),),
         starts=("[{",),
         whole=(read_json,),
         inner=("[ARGS]", "[CALL_ID]"),

@@ -21,7 +21,7 @@ from kvscope_engine.http.tool_calling.tool_call import ParsedCall, Tools
 from kvscope_engine.http.tool_calling.tool_call_formats import REASONING, CallSpan, ToolFormat
 
 MAX_CALLS: Final = 128
-SHORT_ID: Final = string.ascii_letters + string.digits
+SHORT_ID_CHARACTERS: Final = string.ascii_letters + string.digits
 
 
 class _State(Enum):
@@ -209,7 +209,7 @@ class ToolCallReader:
         if not call_id or call_id in self._ids:
             call_id = f"call_{secrets.token_hex(12)}"
             if self._format.has_short_ids:
-                call_id = "".join(secrets.choice(SHORT_ID) for _ in range(9))
+                call_id = "".join(secrets.choice(SHORT_ID_CHARACTERS) for _ in range(9))
         self._ids.add(call_id)
         return call_id
 

@@ -26,7 +26,7 @@ PROMPT_END_TOKENS: Final = 16
 """Number of tokens at the end of a prompt that are searched for a mark that begins reasoning."""
 TOOLS_VARIABLE: Final = re.compile(r"\btools\b")
 """Name by which chat templates read the tools."""
-CHOICES: Final = "none, auto, required or a function by its name"
+ACCEPTED_CHOICES: Final = "none, auto, required or a function by its name"
 
 
 class _NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,13 +87,14 @@ def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUs
     if body.tool_choice == "none" or not body.tools:
         return ToolUse(())
     functions = [tool.function for tool in body.tools]
-    if tokenizer is not None and tokenizer.chat_template and not TOOLS_VARIABLE.search(tokenizer.chat_template):
-        raise ApiError(400, "tools are not accepted: the model's chat template does not show them to it", param="tools")
     tool_format = format_of(tokenizer.chat_template if tokenizer is not None else None, parser)
     forced = _forced(body, functions)
     is_one = body.parallel_tool_calls is False or isinstance(body.tool_choice, dict)
     max_calls = 1 if is_one else MAX_CALLS
     if not forced:
+        if tokenizer is not None and tokenizer.chat_template and not TOOLS_VARIABLE.search(tokenizer.chat_template):
+            message = 'tools are only accepted with tool_choice "required" or a function: the model\'s chat template'
+            raise ApiError(400, f"{message} does not show them to it", param="tools")
         has_ends = bool(body.stop or body.stop_token_ids)  # only the engine knows where a stop string ends the text
         hidden = None if tokenizer is None or has_ends else hidden_tokens(tool_format, tokenizer)
         return ToolUse(functions, tool_format, max_calls=max_calls, hidden=hidden)
@@ -104,7 +105,7 @@ def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUs
 def check_tool_choice(body: ChatBody) -> None:
     choice = body.tool_choice
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
-        raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted: {CHOICES}", param="tool_choice")
+        raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted: {ACCEPTED_CHOICES}", param="tool_choice")
     if choice not in (None, "none") and not body.tools:
         raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted without tools", param="tool_choice")
     _forced(body, [tool.function for tool in body.tools or ()])
@@ -127,7 +128,7 @@ def _name(choice: dict[str, Any]) -> str:
     try:
         return msgspec.convert(choice, _ToolChoice).function.name
     except msgspec.ValidationError as error:
-        message = f"tool_choice={choice!r:.60} is not accepted: {CHOICES} ({error})"
+        message = f"tool_choice={choice!r:.60} is not accepted: {ACCEPTED_CHOICES} ({error})"
         raise ApiError(400, message, param="tool_choice") from None
 
 

@@ -7,9 +7,9 @@ from functools import cache
 from typing import Any
 
 
-def uses_interface(kind: Any) -> bool:
+def uses_interface(module_class: Any) -> bool:
     """Whether modules of the class `kind` attend through transformers' attention interface."""
-    return "ALL_ATTENTION_FUNCTIONS.get_interface(" in forward_source(kind)
+    return "ALL_ATTENTION_FUNCTIONS.get_interface(" in forward_source(module_class)
 
 
 def forward_source(kind: Any) -> str:

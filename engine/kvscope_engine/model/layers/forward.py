@@ -1,6 +1,6 @@
-"""Run the model on a flattened batch.
+"""Calls transformers' models on a flattened batch, including models that run their own forward code.
 
-Owns how transformers' model classes are called. Does not know requests or how a step was scheduled.
+Must not depend on requests or scheduling.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ class Forward:
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module
         self._output_type: Any = None
-        self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._accepts_logits_to_keep = "logits_to_keep" in inspect.signature(module.forward).parameters
 
     def parts(self) -> Iterator[nn.Module]:
-        """Iterate over all submodules of the model, itself included."""
         modules: Iterator[nn.Module] = self._module.modules()
         return modules
 
@@ -37,10 +36,12 @@ class Forward:
         own = own_forward(self._module)
         if own is not None:
             return own.run(ids, paged, rows)
-        kept = {"logits_to_keep": rows} if rows is not None and self._keeps_rows else {}
-        output = self._module(input_ids=ids[None], position_ids=positions[None], use_cache=False, paged=paged, **kept)
+        keywords = {"logits_to_keep": rows} if rows is not None and self._accepts_logits_to_keep else {}
+        output = self._module(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, paged=paged, **keywords
+        )
         logits: torch.Tensor = output.logits[0]
-        return logits if rows is None or self._keeps_rows else logits[rows]
+        return logits if rows is None or self._accepts_logits_to_keep else logits[rows]
 
     def fill(self, ids: torch.Tensor, positions: torch.Tensor, paged: AttentionContext) -> None:
         """Run the decoder without the LM head, only to write keys and values."""
@@ -66,23 +67,23 @@ class Forward:
     def logits_of(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return logits (R, vocabulary) of `rows` of the hidden states that `hidden` returned.
 
-        Calls the whole model with its decoder stubbed out, so that scaling or softcapping around the head is applied
-        too.
+        Calls the whole model with a stub in place of its decoder, so that scaling or softcapping around the head is
+        applied.
         """
-        with _answering(self._module.base_model, self._output_type(last_hidden_state=hidden[rows][None])):
+        with _returning(self._module.base_model, self._output_type(last_hidden_state=hidden[rows][None])):
             logits: torch.Tensor = self._module(input_ids=rows[None], use_cache=False).logits[0]
         return logits
 
 
 @contextmanager
-def _answering(module: Any, answer: object) -> Iterator[None]:
-    """Make calls of `module` return `answer` inside the context, whatever the arguments."""
-    own = module.__dict__.get("forward")
-    module.forward = lambda *_, **__: answer
+def _returning(module: Any, result: object) -> Iterator[None]:
+    """Return a context in which calls of `module` return `result`, whatever the arguments."""
+    original_forward = module.__dict__.get("forward")
+    module.forward = lambda *_, **__: result
     try:
         yield
     finally:
-        if own is None:
+        if original_forward is None:
             del module.forward
         else:
-            module.forward = own
+            module.forward = original_forward

@@ -1,11 +1,11 @@
-"""Run models whose attention ours cannot replace with transformers' own code, over the paged KV cache.
+"""Runs models whose attention kvscope's cannot replace with transformers' own code, over the paged KV cache.
 
 Such a model keeps its attention in transformers (score biases, an indexer that selects tokens, two attentions per
-layer, own masks). It is called for one sequence of the flattened batch at a time; where the model proves correct with
-it, decodes of several sequences run in one call, padded on the left like prompts in `generate`. The model gets a
-transformers `Cache` whose layers store nothing: they write their inputs to the sequences' KV blocks and read their
-results from there. The data of a token in one layer (key, value, and an indexer's key) are adjacent in one row of the
-layer's tensor, bit for bit as the model produced them. States of recurrent layers come from `StateStorage`.
+layer, own masks). Each sequence of the flattened batch is a call of the model. If `own_check` has shown that batches
+give the same results, decodes of several sequences run in one call, padded on the left like prompts in `generate`. The
+model gets a transformers `Cache` whose layers store nothing: they write their inputs to the sequences' KV blocks and
+read their results from there. The data of a token in one layer (key, value, and an indexer's key) is adjacent in one
+row of the layer's tensor, bit for bit as the model produced it. States of recurrent layers are in `StateStorage`.
 
 Owns the cache and the calls. `own_check` verifies at load that a model gives the same result this way as without a
 cache. Must not depend on scheduling or on how blocks are allocated.
@@ -44,18 +44,18 @@ from kvscope_telemetry.errors import BadInput
 KEY: Final = "key"
 VALUE: Final = "value"
 INDEX: Final = "index"
-"""Name of the part that an indexer stores per token."""
+"""Name of the tensor that an indexer stores per token."""
 _EXPANDED: Final = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _ORDER: Final = (KEY, VALUE, INDEX)
 MAX_SCORES: Final = 1 << 27
 """Maximum number of attention scores of one call, over all query heads: 512 MiB in float32.
 
-A long prompt with a long context is cut into pieces that fit.
+A long prompt with a long context is run in pieces that fit.
 """
 MIN_PIECE_TOKENS: Final = 32
 """Minimum number of tokens per piece of a prompt; see `MAX_SCORES`.
 
-Smaller pieces save little if each call expands the context's keys and values.
+Smaller pieces save little, because each call may expand the context's keys and values.
 """
 _ATTRIBUTE: Final = "kvscope_own_forward"
 _SUPPORTED_LAYERS: Final = (
@@ -76,10 +76,10 @@ class SequenceCache(Protocol):
     """Number of tokens cached before the current call; with several sequences, that of the longest."""
 
     def write(self, layer: int, name: str, values: torch.Tensor) -> None:
-        """Store `values`, (sequences, T, ...), of the call's tokens; `layer` is transformers' layer index."""
+        """Store `values`, (sequences, T, ...), for the tokens of the call. `layer` is transformers' layer index."""
 
     def read(self, layer: int, name: str, first: int) -> torch.Tensor:
-        """Return the stored values of all tokens from `first` on, the call's included: (sequences, n, ...)."""
+        """Return the stored values, (sequences, n, ...), from token `first` up to the last token of the call."""
 
     def positions(self, device: torch.device) -> torch.Tensor:
         """Return the positions of the cached tokens, (sequences, past)."""
@@ -87,9 +87,7 @@ class SequenceCache(Protocol):
 
 
 class _LayerInBlocks:
-    """Base class put before transformers' cache layer class: stores nothing and takes its length from the
-    `SequenceCache`.
-    """
+    """Base class mixed into transformers' cache layers: stores data in the `SequenceCache` instead of in tensors."""
 
     _layer_type = None
     is_sliding: bool
@@ -98,7 +96,7 @@ class _LayerInBlocks:
     tokens: SequenceCache
     num_seen: int
     holders: list[_LayerInBlocks]
-    """Shared by all layers of a cache: the one layer that holds tensors that it has read."""
+    """List shared by all layers of a cache: the layer that currently holds tensors that it has read, if any."""
 
     def start_call(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
         self.number, self.tokens, self.num_seen = number, tokens, tokens.past
@@ -107,7 +105,6 @@ class _LayerInBlocks:
         self.cumulative_length = tokens.past
 
     def release_tensors(self) -> None:
-        """Release the tensors that were read."""
         self.keys: torch.Tensor | None = None
         self.values: torch.Tensor | None = None
 
@@ -124,18 +121,18 @@ class _LayerInBlocks:
     def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the keys and values of the call.
 
-        Returns all that the layer may read, (sequences, heads, T, dim) each.
+        Returns keys and values of all tokens that the layer may read, (sequences, heads, T, dim) each.
         """
         self.become_holder()
         past, tokens = self.tokens.past, self.tokens
         first = max(0, past - self.sliding_window + 1) if self.is_sliding else 0
-        found = []
-        for name, given in ((KEY, keys), (VALUE, values)):
-            tokens.write(self.number, name, given.transpose(1, 2))
-            found.append(tokens.read(self.number, name, first).transpose(1, 2))
+        all_tensors = []
+        for name, new_tensor in ((KEY, keys), (VALUE, values)):
+            tokens.write(self.number, name, new_tensor.transpose(1, 2))
+            all_tensors.append(tokens.read(self.number, name, first).transpose(1, 2))
         self.num_seen = self.cumulative_length = past + keys.shape[-2]
         self.is_initialized = True
-        self.keys, self.values = found
+        self.keys, self.values = all_tensors
         return self.keys, self.values
 
 
@@ -143,7 +140,7 @@ class _IndexedLayerInBlocks(_LayerInBlocks):
     """`_LayerInBlocks` for a layer with an indexer."""
 
     position_dims = 0
-    """Number of position dimensions that the model stores for the indexer; 0: it stores no positions."""
+    """Number of position dimensions that the model stores for the indexer; 0 if it stores no positions."""
 
     def start_call(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
         super().start_call(number, tokens, device)
@@ -166,13 +163,13 @@ class _IndexedLayerInBlocks(_LayerInBlocks):
 
 @dataclass(slots=True)
 class _RecordingCache(SequenceCache):
-    """Stub that records which parts each layer stores, and no more."""
+    """Stub that records the tensors that each layer stores per token."""
 
     parts: dict[int, list[TokenPart]] = field(default_factory=dict)
     past: int = 0
     values: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
-    places: dict[int, str] = field(default_factory=dict)
-    """Name of the module that ran when a layer stored its first values."""
+    module_names: dict[int, str] = field(default_factory=dict)
+    """Name of the module that ran when a layer stored its first values, by layer."""
     running: list[tuple[str, nn.Module]] = field(default_factory=list)
     called: set[nn.Module] = field(default_factory=set)
 
@@ -182,7 +179,7 @@ class _RecordingCache(SequenceCache):
         self.values[layer, name] = values
         part = TokenPart(name, tuple(values.shape[2:]), values.dtype)
         self.parts.setdefault(layer, []).append(part)
-        self.places.setdefault(layer, self.running[-1][0] if self.running else "")
+        self.module_names.setdefault(layer, self.running[-1][0] if self.running else "")
 
     def read(self, layer: int, name: str, first: int) -> torch.Tensor:
         return self.values[layer, name]
@@ -190,18 +187,20 @@ class _RecordingCache(SequenceCache):
 
 @dataclass(slots=True)
 class _ZeroCache(SequenceCache):
-    """Stub that behaves as if `past` tokens of zeros were cached, to measure the memory of a call."""
+    """Stub with `past` cached tokens of zeros, to measure the memory of a call."""
 
     past: int
-    given: torch.Tensor | None = None
+    new_values: torch.Tensor | None = None
 
     def write(self, layer: int, name: str, values: torch.Tensor) -> None:
-        self.given = values
+        self.new_values = values
 
     def read(self, layer: int, name: str, first: int) -> torch.Tensor:
-        assert self.given is not None, "it is read what was written"
-        given, self.given = self.given, None
-        return torch.cat([given.new_zeros(len(given), self.past - first, *given.shape[2:]), given], 1)
+        assert self.new_values is not None, "it is read what was written"
+        new_values, self.new_values = self.new_values, None
+        return torch.cat(
+            [new_values.new_zeros(len(new_values), self.past - first, *new_values.shape[2:]), new_values], 1
+        )
 
 
 @dataclass(slots=True)
@@ -211,8 +210,8 @@ class TokensInBlocks(SequenceCache):
     storage: KVStorage
     numbers: dict[int, int]
     """Index of the storage layer, by the layer's index in transformers."""
-    places: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    """For each KV group, the block and the slot in it of each token, both (sequences, tokens) int64."""
+    block_slots: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    """For each KV group, the block of each token and the token's slot in it, both (sequences, tokens) int64."""
     indices: torch.Tensor
     """Position of each token in its sequence, (sequences, tokens)."""
     past: int = 0
@@ -223,33 +222,33 @@ class TokensInBlocks(SequenceCache):
         part, rows, blocks, slots = self._part_columns(layer, name)
         if (tuple(values.shape[2:]), values.dtype) != (part.shape, part.dtype):
             raise RuntimeError(f"the {name} of layer {layer} is {tuple(values.shape[2:])}, at load it was {part.shape}")
-        now = slice(self.past, self.end)
-        rows[blocks[:, now], slots[:, now]] = values.flatten(2).contiguous().view(rows.dtype)
+        columns = slice(self.past, self.end)
+        rows[blocks[:, columns], slots[:, columns]] = values.flatten(2).contiguous().view(rows.dtype)
 
     def read(self, layer: int, name: str, first: int) -> torch.Tensor:
         part, rows, blocks, slots = self._part_columns(layer, name)
-        found = rows[blocks[:, first : self.end], slots[:, first : self.end]]
-        return found.view(part.dtype).view(*found.shape[:2], *part.shape)
+        values = rows[blocks[:, first : self.end], slots[:, first : self.end]]
+        return values.view(part.dtype).view(*values.shape[:2], *part.shape)
 
     def positions(self, device: torch.device) -> torch.Tensor:
         return self.indices[:, : self.past]
 
     def _part_columns(self, layer: int, name: str) -> tuple[TokenPart, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the part, its columns of all token rows, and the sequences' blocks and slots."""
-        number = self.numbers[layer]
+        """Return the stored part called `name`, its columns in all token rows, and the sequences' blocks and slots."""
+        storage_layer = self.numbers[layer]
         start = 0
-        for part in self.storage.layers[number].parts:
+        for part in self.storage.layers[storage_layer].parts:
             end = start + part.num_elements(self.storage.dtype)
             if part.name == name:
-                rows = self.storage.rows_of_tokens(number)[..., start:end]
-                return part, rows, *self.places[self.storage.layer(number).group]
+                rows = self.storage.rows_of_tokens(storage_layer)[..., start:end]
+                return part, rows, *self.block_slots[self.storage.layer(storage_layer).group]
             start = end
         raise RuntimeError(f"layer {layer} keeps a {name} of a token, which it did not at load")
 
 
 @dataclass(frozen=True, slots=True)
 class OwnBatch:
-    """The sequences of a step, in host memory."""
+    """Sequences of a step, in host memory."""
 
     query_start: Sequence[int]
     """Start of each sequence's tokens in the batch, (sequences + 1,)."""
@@ -267,7 +266,7 @@ class OwnLayer:
     """Index of the layer in transformers' cache."""
     parts: tuple[TokenPart, ...]
     window: int
-    """Number of tokens that are read back; 0: all."""
+    """Number of tokens that are read back; 0 for all."""
     module: str
     """Name of the attention module in the model."""
 
@@ -285,15 +284,15 @@ class OwnForward:
     Raises BadInput, or any error of the model, if the model stores something in its cache that is not supported.
     """
 
-    def __init__(self, module: nn.Module, why: str) -> None:
-        self.reason = why
-        """Reason why our attention cannot be used."""
+    def __init__(self, module: nn.Module, reason: str) -> None:
+        self.reason = reason
+        """Why kvscope's attention cannot be used."""
         self.row_watchers: list[Any] = []
-        """Callbacks that get the batch rows of the next call, a list per sequence."""
+        """Callbacks that get the batch rows of the next call, one list per sequence."""
         model: Any = module
         self._module = model
         self._use_eager_attention()
-        self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._accepts_logits_to_keep = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._accepts_positions = _has_keyword(module, "position_ids")
         self.supports_batches = False
         """Whether decodes of several sequences can run in one call. `own_check` sets it."""
@@ -307,11 +306,11 @@ class OwnForward:
         self._numbers = {layer.number: number for number, layer in enumerate(self.layers)}
         expanded = sum(largest(text, name) for name in _EXPANDED)
         widest = max((sum(map(math.prod, (part.shape for part in layer.parts))) for layer in self.layers), default=1)
-        self._numbers_per_token = max(widest, self._num_heads * (1 + expanded))
-        """Numbers per token that a call reads, or expands from a latent, in its widest layer."""
+        self._elements_per_token = max(widest, self._num_heads * (1 + expanded))
+        """Elements per token that a call reads, or expands from a latent, in its widest layer."""
 
     def run(self, ids: torch.Tensor, context: Any, rows: torch.Tensor | None) -> torch.Tensor:
-        """Return the logits (R, vocabulary) of `rows` of the batch; None: of all T rows.
+        """Return the logits (R, vocabulary) of `rows` of the batch; of all T rows if `rows` is None.
 
         If `context` is a `PagedContext` with an `OwnBatch`, the batch's `rows` are used, so the device need not be
         read. Any other context is a measuring run: `ids` run as one sequence without blocks.
@@ -320,23 +319,30 @@ class OwnForward:
         if batch is None:
             longest = getattr(context, "longest", 0) or len(ids)
             return self._run_largest_calls(ids, len(ids) if rows is None else len(rows), longest)
-        wanted = () if rows is not None and not len(rows) else batch.rows
-        found: dict[int, torch.Tensor] = {}
+        sampled_rows = () if rows is not None and not len(rows) else batch.rows
+        logits: dict[int, torch.Tensor] = {}
         groups = self._decode_groups(batch) if self.supports_batches else []
         try:
             for numbers in groups:
-                self._decode(ids, context, numbers, wanted, found)
+                self._decode(ids, context, numbers, sampled_rows, logits)
             alone = set(range(len(batch.seq_lens))).difference(*groups)
             for number in sorted(alone):
-                self._run_alone(ids, context, number, wanted, found)
+                self._run_alone(ids, context, number, sampled_rows, logits)
         finally:
             self._release_tensors()
-        return torch.cat([found[row] for row in sorted(found)]) if found else ids.new_zeros(0)
+        return torch.cat([logits[row] for row in sorted(logits)]) if logits else ids.new_zeros(0)
 
     def _run_alone(
-        self, ids: torch.Tensor, context: Any, number: int, wanted: Sequence[int], found: dict[int, torch.Tensor]
+        self,
+        ids: torch.Tensor,
+        context: Any,
+        number: int,
+        sampled_rows: Sequence[int],
+        row_logits: dict[int, torch.Tensor],
     ) -> None:
-        """Run one sequence of the step, in pieces. The logits are put into `found` under the first of their rows."""
+        """Run one sequence of the step, in pieces. Adds the logits of each piece to `row_logits`, under the first of
+        their rows.
+        """
         batch: OwnBatch = context.own
         start, end = batch.query_start[number : number + 2]
         past = batch.seq_lens[number] - (end - start)
@@ -345,14 +351,14 @@ class OwnForward:
         has_initial_state = past > 0
         for first, last in self._pieces(start, end, past, () if states is None else states.cuts):
             tokens.past, tokens.end = past + first - start, past + last - start
-            kept = [row - first for row in wanted if first <= row < last]
+            call_rows = [row - first for row in sampled_rows if first <= row < last]
             self._notify_watchers([list(range(first, last))])
             cache = self._cache_for_call(tokens, ids.device)
             if states is not None and has_initial_state:
                 states.load_into(cache, self._state_layers, self.states)
-            logits = self._call(ids[None, first:last], cache, kept)
+            logits = self._call(ids[None, first:last], cache, call_rows)
             if logits is not None:
-                found[first + kept[0]] = logits[0]
+                row_logits[first + call_rows[0]] = logits[0]
             if states is not None:
                 states.store_from(cache, self._state_layers, self.states, last)
             has_initial_state = True
@@ -362,10 +368,11 @@ class OwnForward:
         ids: torch.Tensor,
         context: Any,
         numbers: Sequence[int],
-        wanted: Sequence[int],
-        found: dict[int, torch.Tensor],
+        sampled_rows: Sequence[int],
+        row_logits: dict[int, torch.Tensor],
     ) -> None:
-        """Run one token each of several sequences of the step in one call, shorter ones padded on the left."""
+        """Run one token each of several sequences of the step in one call, with shorter sequences padded on the
+        left."""
         batch: OwnBatch = context.own
         lengths = [batch.seq_lens[number] for number in numbers]
         longest = max(lengths)
@@ -383,10 +390,10 @@ class OwnForward:
             padding["attention_mask"] = (torch.arange(longest, device=ids.device) >= pads).long()
             if self._accepts_positions:
                 padding["position_ids"] = longest - 1 - pads
-        given = ids[torch.tensor(rows, device=ids.device)][:, None]
-        logits = self._call(given, cache, [0] if wanted else (), padding)
+        token_ids = ids[torch.tensor(rows, device=ids.device)][:, None]
+        logits = self._call(token_ids, cache, [0] if sampled_rows else (), padding)
         if logits is not None:
-            found |= {row: logits[place] for place, row in enumerate(rows) if row in set(wanted)}
+            row_logits |= {row: logits[index] for index, row in enumerate(rows) if row in set(sampled_rows)}
         if states is not None:
             states.store_from(cache, self._state_layers, self.states, rows[0] + 1)
 
@@ -403,15 +410,15 @@ class OwnForward:
 
     def max_batched_decodes(self, length: int) -> int:
         """Return the maximum number of sequences of up to `length` tokens in one call."""
-        return max(1, MAX_SCORES // (self._numbers_per_token * length))
+        return max(1, MAX_SCORES // (self._elements_per_token * length))
 
     def tokens_in_blocks(self, context: Any, numbers: Sequence[int], longest: int) -> TokensInBlocks:
-        """Return the cache of sequences of the step. Padding on the left repeats a sequence's own last token."""
+        """Return the cache of some sequences of the step. Padding on the left repeats the sequence's last token."""
         count, size, device = context.num_single_token, context.storage.block_size, context.storage.device
         lengths = torch.tensor([context.own.seq_lens[number] for number in numbers], device=device)[:, None]
         indices = torch.arange(longest, device=device)[None] - (longest - lengths)
-        kept = torch.where(indices < 0, lengths - 1, indices)
-        blocks, slots, places = kept // size, kept % size, []
+        valid_indices = torch.where(indices < 0, lengths - 1, indices)
+        blocks, slots, block_slots = valid_indices // size, valid_indices % size, []
         for group in range(context.storage.num_groups):
             tables = [
                 context.decode.block_tables[group][number]
@@ -419,8 +426,8 @@ class OwnForward:
                 else context.prefill.block_tables[group][number - count]
                 for number in numbers
             ]
-            places.append((torch.stack(tables).long().gather(1, blocks), slots))
-        return TokensInBlocks(context.storage, self._numbers, places, indices.clamp_min(0))
+            block_slots.append((torch.stack(tables).long().gather(1, blocks), slots))
+        return TokensInBlocks(context.storage, self._numbers, block_slots, indices.clamp_min(0))
 
     def _notify_watchers(self, rows: list[list[int]]) -> None:
         for watcher in self.row_watchers:
@@ -437,18 +444,18 @@ class OwnForward:
     def _run_largest_calls(self, ids: torch.Tensor, num_rows: int, longest: int) -> torch.Tensor:
         """Run calls as large as any call of a step can be, to measure their memory, without blocks.
 
-        One call has as many tokens as fit at the end of a sequence of `longest`, one as many as fit of `ids` alone, and
-        one is a batch of decodes.
+        One call has as many tokens as fit at the end of a sequence of `longest`, one as many of `ids` as fit without
+        context, and one is a batch of decodes.
         """
-        most = self.max_piece_tokens(longest)
+        max_tokens = self.max_piece_tokens(longest)
         logits = []
         for count, past in {
-            (min(len(ids), most), max(0, longest - most)),
+            (min(len(ids), max_tokens), max(0, longest - max_tokens)),
             (min(len(ids), self.max_piece_tokens(len(ids))), 0),
         }:
-            kept = range(max(0, count - num_rows), count)
-            found = self._call(ids[None, :count], self._cache_for_call(_ZeroCache(past), ids.device), kept)
-            logits += [found[0]] if found is not None else []
+            rows = range(max(0, count - num_rows), count)
+            call_logits = self._call(ids[None, :count], self._cache_for_call(_ZeroCache(past), ids.device), rows)
+            logits += [call_logits[0]] if call_logits is not None else []
         if self.supports_batches and (groups := min(len(ids), self.max_batched_decodes(longest))) > 1:
             self._call(ids[:groups, None], self._cache_for_call(_ZeroCache(longest - 1), ids.device), ())
         self._cache = None
@@ -456,53 +463,53 @@ class OwnForward:
 
     @property
     def batching_description(self) -> str:
-        """User-visible description of which requests run together."""
+        """Description of the requests that run together, for the user."""
         return (
             "prompts one after the other, decodes together" if self.supports_batches else "one request after the other"
         )
 
     @property
     def has_indexer(self) -> bool:
-        """Whether layers select among the previous tokens."""
+        """Whether layers select among the previous tokens with an indexer."""
         return any(part.name == INDEX for layer in self.layers for part in layer.parts)
 
     def max_piece_tokens(self, length: int) -> int:
-        """Return the maximum number of tokens of one call if the sequence has up to `length` tokens in total."""
+        """Return the maximum number of tokens of one call for a sequence of up to `length` tokens."""
         return max(MIN_PIECE_TOKENS, MAX_SCORES // (self._num_heads * max(1, length)))
 
     @contextmanager
     def new_cache(self) -> Iterator[None]:
-        """Recreate the cache inside and afterwards, because the caller changes the model's config inside."""
+        """Return a context with a new cache, discarded afterwards, for callers that change the model's config
+        inside."""
         self._cache = None
         yield
         self._cache = None
 
     def _pieces(self, start: int, end: int, past: int, cuts: Sequence[int]) -> list[tuple[int, int]]:
-        most, pieces = self.max_piece_tokens(past + end - start), list[tuple[int, int]]()
+        max_tokens, pieces = self.max_piece_tokens(past + end - start), list[tuple[int, int]]()
         ends = sorted({end, *(row for row in cuts if start < row < end)})
         for last in ends:
             first = pieces[-1][1] if pieces else start
-            pieces += [(row, min(row + most, last)) for row in range(first, last, most)]
+            pieces += [(row, min(row + max_tokens, last)) for row in range(first, last, max_tokens)]
         return pieces
 
     def _call(
         self, ids: torch.Tensor, cache: Any, rows: Sequence[int], padding: dict[str, torch.Tensor] | None = None
     ) -> torch.Tensor | None:
         """Return logits (sequences, rows, vocabulary) for ids (sequences, T), or None if no rows are needed."""
-        given = {"input_ids": ids, "past_key_values": cache, "use_cache": True, **(padding or {})}
+        keywords = {"input_ids": ids, "past_key_values": cache, "use_cache": True, **(padding or {})}
         if not rows:
-            self._module.base_model(**given)
+            self._module.base_model(**keywords)
             return None
         count = ids.shape[1]
         is_all = len(rows) == count
-        if self._keeps_rows and not is_all:
-            kept = len(rows) if rows[0] == count - len(rows) else torch.tensor(rows, device=ids.device)
-            return self._module(**given, logits_to_keep=kept).logits  # type: ignore[no-any-return]
-        logits: torch.Tensor = self._module(**given).logits
+        if self._accepts_logits_to_keep and not is_all:
+            logits_to_keep = len(rows) if rows[0] == count - len(rows) else torch.tensor(rows, device=ids.device)
+            return self._module(**keywords, logits_to_keep=logits_to_keep).logits  # type: ignore[no-any-return]
+        logits: torch.Tensor = self._module(**keywords).logits
         return logits if is_all else logits[:, torch.tensor(rows, device=ids.device)]
 
     def _cache_for_call(self, tokens: SequenceCache, device: torch.device) -> Any:
-        """Return the model's cache, reset for a call."""
         if self._cache is None:
             self._cache = DynamicCache(config=self._module.config)
             self._cache.layers = [
@@ -521,16 +528,16 @@ class OwnForward:
 
     @torch.inference_mode()
     def record_layers(self) -> tuple[tuple[OwnLayer, ...], list[LayerState], list[int]]:
-        """Run a few tokens and record what the cache layers store.
+        """Run a few tokens and record the data that the cache layers store.
 
         Returns:
             Layers that store data per token, the states of recurrent layers, and the cache indices of the latter.
         """
-        seen = _RecordingCache()
+        recorded = _RecordingCache()
         device = next(self._module.parameters()).device
         ids = torch.arange(1, NUM_TOKENS + 1, device=device)
-        cache = self._cache_for_call(seen, device)
-        with _tracking_modules(self._module, seen):
+        cache = self._cache_for_call(recorded, device)
+        with _tracking_modules(self._module, recorded):
             self._call(ids[None], cache, range(NUM_TOKENS))
         states, state_layers = [], []
         for number, layer in enumerate(cache.layers):
@@ -539,19 +546,19 @@ class OwnForward:
             if isinstance(layer, LinearAttentionCacheLayerMixin) and (state := tuple(_state(layer))):
                 states.append(state)
                 state_layers.append(number)
-        self._cache, self.called = None, frozenset(seen.called)
-        if not seen.parts and not states:
+        self._cache, self.called = None, frozenset(recorded.called)
+        if not recorded.parts and not states:
             raise BadInput("it keeps nothing of a token in transformers' cache")
         latents = {(1, rank) for rank in latent_ranks(self._module.config.get_text_config(decoder=True))}
         layers = tuple(
             OwnLayer(
                 number,
-                parts := tuple(sorted(seen.parts[number], key=lambda part: _ORDER.index(part.name))),
+                parts := tuple(sorted(recorded.parts[number], key=lambda part: _ORDER.index(part.name))),
                 _window(cache.layers[number]),
-                seen.places[number],
+                recorded.module_names[number],
                 parts[0].shape[-1] if parts[0].shape in latents else 0,
             )
-            for number in sorted(seen.parts)
+            for number in sorted(recorded.parts)
         )
         return layers, states, state_layers
 
@@ -564,20 +571,20 @@ NUM_TOKENS: Final = 5
 
 
 def own_forward(module: nn.Module) -> OwnForward | None:
-    """Return the `OwnForward` of `module`, or None if our attention runs in it."""
-    found: OwnForward | None = getattr(module, _ATTRIBUTE, None)
-    return found
+    """Return the `OwnForward` of `module`; None if it runs with kvscope's attention."""
+    own: OwnForward | None = getattr(module, _ATTRIBUTE, None)
+    return own
 
 
-def install_own_forward(module: nn.Module, why: str) -> OwnForward:
-    """Switch `module` to its own code; `why` is the reason that ours cannot run. Raises like `OwnForward`."""
-    made = OwnForward(module, why)
-    setattr(module, _ATTRIBUTE, made)
-    return made
+def install_own_forward(module: nn.Module, reason: str) -> OwnForward:
+    """Switch `module` to its own forward code. `reason`: why kvscope's attention cannot run. Raises as `OwnForward`."""
+    own = OwnForward(module, reason)
+    setattr(module, _ATTRIBUTE, own)
+    return own
 
 
 def remove_own_forward(module: nn.Module) -> None:
-    """Stop running `module` by its own code, because its results turned out wrong."""
+    """Undo `install_own_forward`, for a model whose results turned out wrong."""
     if own_forward(module) is not None:
         delattr(module, _ATTRIBUTE)
 
@@ -604,10 +611,12 @@ def _storing_in_blocks(number: int, layer: Any, position_dims: int) -> Any:
         raise BadInput(f"its layer {number} keeps what is not known here ({type(layer).__name__})")
     if not isinstance(layer, CacheLayerMixin):
         return layer
-    before: type = _IndexedLayerInBlocks if isinstance(layer, DynamicIndexedLayer) else _LayerInBlocks
-    made: Any = object.__new__(type(type(layer).__name__, (before, type(layer)), {"position_dims": position_dims}))
-    made.__dict__.update(layer.__dict__)
-    return made
+    base_class: type = _IndexedLayerInBlocks if isinstance(layer, DynamicIndexedLayer) else _LayerInBlocks
+    storing_layer: Any = object.__new__(
+        type(type(layer).__name__, (base_class, type(layer)), {"position_dims": position_dims})
+    )
+    storing_layer.__dict__.update(layer.__dict__)
+    return storing_layer
 
 
 def _window(layer: Any) -> int:
@@ -615,7 +624,6 @@ def _window(layer: Any) -> int:
 
 
 def _reset_recurrent_layer(layer: Any) -> None:
-    """Reset a recurrent cache layer to its initial state."""
     holders = layer.holders
     LinearAttentionCacheLayerMixin.__init__(layer, layer.number_of_states)
     layer.holders = holders
@@ -629,7 +637,7 @@ def _state(layer: Any) -> Iterator[StatePart]:
 
 
 class CallStates:
-    """Moves recurrent states of a call's sequences from their slots into a cache and back."""
+    """Moves the recurrent states of a call's sequences between their slots and a cache."""
 
     def __init__(self, batch: StateBatch, numbers: Sequence[int]) -> None:
         self._storage = batch.storage
@@ -640,48 +648,56 @@ class CallStates:
 
     @property
     def cuts(self) -> list[int]:
-        """Rows of the batch before which a state is saved; calls must end there."""
+        """Rows of the batch before which a state is saved, so that calls must end there."""
         return [row for _, (row, _) in self._saves]
 
     def load_into(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState]) -> None:
         for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
-            held = cache.layers[layer]
+            cache_layer = cache.layers[layer]
             for part, tensor in zip(state, self._storage.layer(number), strict=True):
                 value, index = tensor.index_select(0, self._slots), part.index
-                held.has_previous_state[index] = True
+                cache_layer.has_previous_state[index] = True
                 if part.kind == "conv":
-                    held.conv_states[index], held.is_conv_states_initialized[index] = value, True
-                    held.conv_kernel_size[index] = value.shape[-1]
-                    held.device, held.dtype = value.device, value.dtype
+                    cache_layer.conv_states[index], cache_layer.is_conv_states_initialized[index] = value, True
+                    cache_layer.conv_kernel_size[index] = value.shape[-1]
+                    cache_layer.device, cache_layer.dtype = value.device, value.dtype
                 else:
-                    held.recurrent_states[index], held.is_recurrent_states_initialized[index] = value, True
+                    cache_layer.recurrent_states[index], cache_layer.is_recurrent_states_initialized[index] = (
+                        value,
+                        True,
+                    )
 
     def store_from(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState], row: int) -> None:
         """Store the states after the tokens before `row`, or after the single token of each of several sequences."""
         saves = [(place, slot) for place, (at, slot) in self._saves if at == row or not self._is_alone]
         for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
-            held = cache.layers[layer]
+            cache_layer = cache.layers[layer]
             for part, tensor in zip(state, self._storage.layer(number), strict=True):
-                found = (held.conv_states if part.kind == "conv" else held.recurrent_states)[part.index]
-                tensor.index_copy_(0, self._slots, found)
+                states_of_part = (cache_layer.conv_states if part.kind == "conv" else cache_layer.recurrent_states)[
+                    part.index
+                ]
+                tensor.index_copy_(0, self._slots, states_of_part)
                 for place, slot in saves:
-                    tensor[slot].copy_(found[place])
+                    tensor[slot].copy_(states_of_part[place])
 
 
 @contextmanager
-def _tracking_modules(model: nn.Module, seen: _RecordingCache) -> Iterator[None]:
-    """Track inside which modules of `model` run, as a stack, and which have been called."""
+def _tracking_modules(model: nn.Module, recorded: _RecordingCache) -> Iterator[None]:
+    """Return a context that records the modules that are running, as a stack, and those that have been called."""
     handles = []
-    for name, part in model.named_modules():
+    for name, submodule in model.named_modules():
 
-        def enter(part: nn.Module, _: Any, name: str = name) -> None:
-            seen.running.append((name, part))
-            seen.called.add(part)
+        def enter(submodule: nn.Module, _: Any, name: str = name) -> None:
+            recorded.running.append((name, submodule))
+            recorded.called.add(submodule)
 
         def leave(*_: Any) -> None:
-            seen.running.pop()
+            recorded.running.pop()
 
-        handles += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave, always_call=True)]
+        handles += [
+            submodule.register_forward_pre_hook(enter),
+            submodule.register_forward_hook(leave, always_call=True),
+        ]
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Bytes of a model's weights, in total and by part. Parts are recognized by module names."""
+"""Bytes of a model's weights, in total and by part of the model, recognized by module names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvscope_engine.model.layers.fused.packed_linear import PackedLinear, packed
 from kvscope_telemetry.messages.telemetry import ModuleBytes
 
 LORA: Final = "LoRA adapters"
-_PARTS: Final = (
+_PART_SUBSTRINGS: Final = (
     (LORA, ("lora_stack",)),
     ("Norms", ("norm", "layernorm", "ln_")),
     ("Attention", ("attn", "attention")),
@@ -20,7 +20,7 @@ _PARTS: Final = (
     ("Embeddings", ("embed", "wte", "wpe")),
     ("Head", ("lm_head", "output_projection")),
 )
-"""Part names and the substrings of module names that identify them; the first match wins."""
+"""Names of parts, and the substrings of module names that identify them; the first match wins."""
 OTHERS: Final = "Others"
 
 
@@ -33,22 +33,24 @@ def weights_bytes(module: nn.Module) -> int:
 def weights_by_part(module: nn.Module) -> tuple[ModuleBytes, ...]:
     """Return the bytes of parameters, buffers and packed weights by part, largest first.
 
-    A shared tensor counts for the part in which it is met first, so the parts add up to all weights.
+    A shared tensor counts for the first part that contains it, so the parts add up to all weights.
     """
     sizes: dict[str, int] = {}
-    seen: set[int] = set()
-    for name, part in module.named_modules():
-        kind = part_of(name)
-        tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+    counted: set[int] = set()
+    for name, submodule in module.named_modules():
+        part_name = part_of(name)
+        tensors = (*submodule.parameters(recurse=False), *submodule.buffers(recurse=False))
         for tensor in tensors:
-            if tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
-                sizes[kind] = sizes.get(kind, 0) + tensor.nbytes
-        if isinstance(part, PackedLinear):
-            sizes[kind] = sizes.get(kind, 0) + part.num_bytes
-    return tuple(ModuleBytes(name=kind, num_bytes=size) for kind, size in sorted(sizes.items(), key=lambda s: -s[1]))
+            if tensor.data_ptr() not in counted:
+                counted.add(tensor.data_ptr())
+                sizes[part_name] = sizes.get(part_name, 0) + tensor.nbytes
+        if isinstance(submodule, PackedLinear):
+            sizes[part_name] = sizes.get(part_name, 0) + submodule.num_bytes
+    return tuple(
+        ModuleBytes(name=part_name, num_bytes=size) for part_name, size in sorted(sizes.items(), key=lambda s: -s[1])
+    )
 
 
 def part_of(name: str) -> str:
     lower = name.lower()
-    return next((part for part, words in _PARTS if any(word in lower for word in words)), OTHERS)
+    return next((part for part, substrings in _PART_SUBSTRINGS if any(word in lower for word in substrings)), OTHERS)

@@ -18,7 +18,7 @@ from kvscope_engine.json_file import read_json
 from kvscope_engine.model.device_memory.out_of_memory import is_out_of_memory
 from kvscope_engine.model.loader.download.progress import ProgressCallback
 from kvscope_engine.model.loader.download.quiet import quiet_transformers
-from kvscope_engine.model.loader.text_part import loading_class, reading_config, take_text_part
+from kvscope_engine.model.loader.text_part import extract_text_part, loading_class, reading_config
 from kvscope_engine.model.stored_tensor import ComputedTensor
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -53,15 +53,19 @@ def load_weights(
 
     Args:
         detail: Name of the model in progress reports.
-        tensors: Weights by name, if they differ from those in the files: tensors, or objects that return one for
+        tensors: Weights by name, if they differ from those in the files: tensors, or stand-ins that return one for
             `[...]`.
 
     Raises:
         BadInput: Weights are missing, or their shapes do not match the configuration.
     """
-    is_made = any(isinstance(tensor, ComputedTensor) for tensor in (tensors or {}).values())
+    has_computed = any(isinstance(tensor, ComputedTensor) for tensor in (tensors or {}).values())
     try:
-        with quiet_transformers(progress, "load", detail), segment_a_weight(), _one_by_one(is_made):
+        with (
+            quiet_transformers(progress, "load", detail),
+            separate_weight_segments(),
+            _loading_one_by_one(has_computed),
+        ):
             model, report = loading_class(hf_config).from_pretrained(
                 folder if tensors is None else None,
                 config=reading_config(hf_config),
@@ -81,34 +85,35 @@ def load_weights(
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"the model in {str(folder)!r} cannot be loaded: {line:.200}") from error
     check_report(folder, report)
-    return take_text_part(model, hf_config)
+    return extract_text_part(model, hf_config)
 
 
 @contextmanager
-def segment_a_weight() -> Iterator[None]:
-    """Allocate each weight of a GPU in a memory segment of its own inside.
+def separate_weight_segments() -> Iterator[None]:
+    """Return a context in which each weight on a GPU is allocated in a separate memory segment.
 
     transformers first allocates one block as large as the model, which torch's allocator splits. When fusing later
     frees weights, the holes could not be used for anything larger nor be returned to the driver.
     """
     from transformers import modeling_utils
 
-    with patch.object(modeling_utils, "caching_allocator_warmup", _take_nothing, create=True):
+    with patch.object(modeling_utils, "caching_allocator_warmup", _skip_allocator_warmup, create=True):
         yield
 
 
 @contextmanager
-def _one_by_one(is_asked: bool) -> Iterator[None]:
-    """Make transformers request tensors one at a time inside, instead of many in advance.
+def _loading_one_by_one(is_enabled: bool) -> Iterator[None]:
+    """Return a context in which, if `is_enabled`, transformers requests one tensor at a time instead of many in
+    advance.
 
     While a tensor is dequantized, it takes several times its final size.
     """
-    with patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"} if is_asked else {}):
+    with patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"} if is_enabled else {}):
         yield
 
 
-def _take_nothing(*_: Any, **__: Any) -> None:
-    """Replacement of transformers' warm-up of the allocator; loading works without it."""
+def _skip_allocator_warmup(*_: Any, **__: Any) -> None:
+    """Replacement of transformers' warm-up of the allocator, without which loading works too."""
 
 
 def check_report(source: Path, report: dict[str, Any]) -> None:
@@ -117,9 +122,9 @@ def check_report(source: Path, report: dict[str, Any]) -> None:
     if missing:
         raise BadInput(f"{str(source)!r} lacks {len(missing)} weights of its model, {missing[0]} for one")
     if mismatched:
-        name, found, expected = mismatched[0]
+        name, actual, expected = mismatched[0]
         raise BadInput(
-            f"{str(source)!r} has {len(mismatched)} weights of a wrong shape: {name} is {list(found)},"
+            f"{str(source)!r} has {len(mismatched)} weights of a wrong shape: {name} is {list(actual)},"
             f" its configuration says {list(expected)}"
         )
 

@@ -1,4 +1,6 @@
-"""Causal language model made of a decoder and a head, for models that transformers has only inside a multimodal one."""
+"""Causal language model composed of a decoder and a head, for models that transformers has only inside a multimodal
+one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-_CHANGES: Final[dict[str, Callable[[torch.Tensor, float], torch.Tensor]]] = {
+_LOGIT_OPERATIONS: Final[dict[str, Callable[[torch.Tensor, float], torch.Tensor]]] = {
     "final_logit_softcapping": lambda logits, number: torch.tanh(logits / number) * number,
     "logits_scaling": lambda logits, number: logits / number,
     "output_multiplier": lambda logits, number: logits * number,
@@ -18,26 +20,28 @@ _CHANGES: Final[dict[str, Callable[[torch.Tensor, float], torch.Tensor]]] = {
 
 
 class DecoderAndHead(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """Decoder with a head. `words` are the config attributes by which the head's logits are changed."""
+    """Decoder with a head. `attributes` are the config attributes by which the head's logits are changed."""
 
     base_model_prefix = "model"
 
-    def __init__(self, decoder: Any, head: nn.Module, words: tuple[str, ...] = ()) -> None:
+    def __init__(self, decoder: Any, head: nn.Module, attributes: tuple[str, ...] = ()) -> None:
         super().__init__(decoder.config)
         self.model = decoder
         self.lm_head = head
-        self._changes = [(word, getattr(decoder.config, word)) for word in words]
+        self._operations = [(attribute, getattr(decoder.config, attribute)) for attribute in attributes]
         self.all_tied_weights_keys: dict[str, str] = {}
 
     def forward(
         self, input_ids: torch.Tensor, logits_to_keep: int | torch.Tensor = 0, **options: Any
     ) -> CausalLMOutputWithPast:
-        """Return logits of the rows in `logits_to_keep`, or of that many last rows, as transformers' classes do."""
+        """Return logits of the rows in `logits_to_keep`, or of that many last rows (0: all), as transformers' classes
+        do.
+        """
         hidden = self.model(input_ids=input_ids, **options)[0]
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, rows, :])
-        for word, number in self._changes:
-            logits = logits if number is None else _CHANGES[word](logits, number)
+        for attribute, number in self._operations:
+            logits = logits if number is None else _LOGIT_OPERATIONS[attribute](logits, number)
         return CausalLMOutputWithPast(logits=logits)
 
     @classmethod

@@ -1,7 +1,7 @@
 """Recommended sampling options of a model, from its `generation_config.json` or the keys of a GGUF file.
 
-Decides which fields are supported. vLLM's `--generation-config auto` uses the same ones and silently ignores the
-others; here a field that would change the output is refused by name.
+Decides which fields are supported. vLLM's `--generation-config auto` uses the same fields and silently ignores others;
+here a field that would change the output is refused by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.sampling_params import ModelSampling
 
 FILE: Final = "generation_config.json"
-DONE: Final = {
+SUPPORTED_FIELDS: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -26,8 +26,8 @@ DONE: Final = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Supported fields of the file, with their names here."""
-NOT_DONE: Final[dict[str, tuple[object, ...]]] = {
+"""Names of the sampling options for the supported fields of the file."""
+UNSUPPORTED_FIELDS: Final[dict[str, tuple[object, ...]]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
     "penalty_alpha": (0,),
@@ -57,57 +57,71 @@ NOT_DONE: Final[dict[str, tuple[object, ...]]] = {
     "watermarking_config": (),
 }
 """Unsupported fields that change the output, with the values (besides null) that have no effect."""
-GGUF_DONE: Final = {
+GGUF_SUPPORTED_KEYS: Final = {
     "temp": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-"""Supported keys after `general.sampling.`, as llama.cpp writes them, with their names here."""
-GGUF_NOT_DONE: Final[dict[str, tuple[object, ...]]] = {"sequence": ("",), "xtc_probability": (0,), "mirostat": (0,)}
-_GGUF: Final = "general.sampling."
+"""Names of the sampling options for the supported keys after `general.sampling.`, as llama.cpp writes them."""
+GGUF_UNSUPPORTED_KEYS: Final[dict[str, tuple[object, ...]]] = {
+    "sequence": ("",),
+    "xtc_probability": (0,),
+    "mirostat": (0,),
+}
+_GGUF_PREFIX: Final = "general.sampling."
 
 
-def model_sampling(wanted: str, folder: Path, file: GgufFile | None) -> ModelSampling:
-    """Return the recommended options of the model in `folder`, loaded from `file`; none unless `wanted` is "auto".
+def model_sampling(option: str, folder: Path, file: GgufFile | None) -> ModelSampling:
+    """Return the recommended options of the model in `folder`, loaded from `file`; none unless `option` is "auto".
 
     Raises BadInput, naming file and field, for invalid or unsupported values.
     """
-    if wanted != "auto":
+    if option != "auto":
         return ModelSampling()
     path = folder / FILE
-    sampling = _sampling(read_json(path), DONE, NOT_DONE, str(path)) if path.is_file() else ModelSampling()
+    sampling = (
+        _sampling(read_json(path), SUPPORTED_FIELDS, UNSUPPORTED_FIELDS, str(path))
+        if path.is_file()
+        else ModelSampling()
+    )
     if file is None:
         return sampling
-    fields = {key.removeprefix(_GGUF): value for key, value in file.header.fields.items() if key.startswith(_GGUF)}
+    fields = {
+        key.removeprefix(_GGUF_PREFIX): value
+        for key, value in file.header.fields.items()
+        if key.startswith(_GGUF_PREFIX)
+    }
     _check_window(fields, str(file.path))
-    return _sampling(fields, GGUF_DONE, GGUF_NOT_DONE, str(file.path)) if fields else sampling
+    return _sampling(fields, GGUF_SUPPORTED_KEYS, GGUF_UNSUPPORTED_KEYS, str(file.path)) if fields else sampling
 
 
 def _sampling(
-    fields: Mapping[str, Any], done: Mapping[str, str], refused: Mapping[str, tuple[object, ...]], where: str
+    fields: Mapping[str, Any], supported: Mapping[str, str], unsupported: Mapping[str, tuple[object, ...]], source: str
 ) -> ModelSampling:
-    for name, harmless in refused.items():
+    for name, harmless in unsupported.items():
         value = fields.get(name)
         if value is not None and value not in harmless:
-            raise _refusal(where, name, value, "that is not supported here")
-    values = {ours: fields[name] for name, ours in done.items() if fields.get(name) is not None}
+            raise _refusal(source, name, value, "that is not supported here")
+    values = {option: fields[name] for name, option in supported.items() if fields.get(name) is not None}
     try:
         return msgspec.convert(values, ModelSampling)
     except (BadInput, msgspec.ValidationError) as error:
-        raise BadInput(f"{where} is not accepted: {error}; --generation-config none leaves it out") from None
+        raise BadInput(f"{source} is not accepted: {error}; --generation-config none leaves it out") from None
 
 
-def _check_window(fields: dict[str, Any], where: str) -> None:
-    """Check llama.cpp's window for repetition penalties (default 64): ours, like vLLM's, covers all tokens."""
+def _check_window(fields: dict[str, Any], source: str) -> None:
+    """Check llama.cpp's window for repetition penalties (default 64). kvscope's penalties, as vLLM's, apply to all
+    tokens.
+    """
     window = fields.get("penalty_last_n", 64)
     if window == 0:
         fields.pop("penalty_repeat", None)
     elif window != -1 and fields.get("penalty_repeat", 1.0) != 1.0:
-        why = "repetition is penalized among all tokens here (-1)"
-        raise _refusal(where, "penalty_repeat", fields["penalty_repeat"], f"with penalty_last_n={window} {why}")
+        reason = "repetition is penalized among all tokens here (-1)"
+        raise _refusal(source, "penalty_repeat", fields["penalty_repeat"], f"with penalty_last_n={window} {reason}")
 
 
-def _refusal(where: str, name: str, value: object, why: str) -> BadInput:
-    return BadInput(f"{where}: {name}={value!r:.60}: {why}; --generation-config none leaves it out")
+def _refusal(source: str, name: str, value: object, reason: str) -> BadInput:
+    return BadInput(f"{source}: {name}={value!r:.60}: {reason}; --generation-config none leaves it out")

@@ -1,7 +1,7 @@
-"""Layers of a text decoder that attend to images only and are skipped without one (Llama 3.2 Vision).
+"""Layers of a text decoder that attend only to images and are skipped without one (Llama 3.2 Vision).
 
-Owns their detection by configuration, and a model without them: their weights are not read. Other layers keep their
-names, which quantized checkpoints and adapters refer to, and get new indices in the order in which they run.
+Detects them by configuration, and removes them from a model, so that their weights are not read. Other layers keep
+their names, which quantized checkpoints and adapters use, and get new indices in the order in which they run.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import nn
 
 
 def image_layers(text: Any) -> tuple[int, ...]:
-    """Return the indices of the layers in a text configuration that attend to images only."""
-    told = getattr(text, "cross_attention_layers", None) or ()
-    return tuple(number for number in told if number < text.num_hidden_layers)
+    """Return the indices of the layers in a text configuration that attend only to images."""
+    indices = getattr(text, "cross_attention_layers", None) or ()
+    return tuple(number for number in indices if number < text.num_hidden_layers)
 
 
 def empty_image_layers(decoder: Any) -> None:
@@ -27,16 +27,16 @@ def empty_image_layers(decoder: Any) -> None:
 def without_image_layers(model: nn.Module) -> nn.Module:
     """Remove the image layers of `model`, in place, and adapt its configuration."""
     decoder: Any = model.base_model
-    told, left_out = decoder.config, image_layers(decoder.config)
-    if not left_out:
+    original_config, removed = decoder.config, image_layers(decoder.config)
+    if not removed:
         return model
-    for number in left_out:
+    for number in removed:
         del decoder.layers._modules[str(number)]
     decoder.cross_attention_layers = []
-    config = copy.deepcopy(told)
+    config = copy.deepcopy(original_config)
     config.cross_attention_layers, config.num_hidden_layers = [], len(decoder.layers)
     for part in model.modules():
-        if getattr(part, "config", None) is told:
+        if getattr(part, "config", None) is original_config:
             part.config = config
     for number, layer in enumerate(decoder.layers):
         for part in layer.modules():

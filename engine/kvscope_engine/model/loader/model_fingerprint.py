@@ -1,7 +1,7 @@
 """Fingerprint that identifies a model, for KV that outlives the process that computed it.
 
 The fingerprint covers the whole configuration, every byte of every weight, and the versions of the code that computes
-with them. Checksums are computed on the weights' device. Independent of files and blocks.
+with them. Checksums are computed on the weights' device. Must not depend on files or blocks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import nn
 
 KV_VERSION: Final = 2
 """Version of the meaning of a block's contents; increase it when that changes without a change of layout."""
-CPU_WORDS: Final = 1 << 15
-"""Words processed at a time on a CPU, few enough to stay in a core's cache."""
-GPU_WORDS: Final = 1 << 22
-"""Words processed at a time on a GPU: enough to fill it, with temporaries of 32 MiB."""
-_GOLDEN: Final = -7046029254386353131
-_ODD: Final = -4658895280553007687
-_IRRELEVANT: Final = frozenset({"_name_or_path", "architectures", "transformers_version"})
+CPU_CHUNK_WORDS: Final = 1 << 15
+"""Words processed at a time on a CPU, few enough for a core's cache."""
+GPU_CHUNK_WORDS: Final = 1 << 22
+"""Words processed at a time on a GPU: enough to occupy it, with temporaries of 32 MiB."""
+_KEY_MULTIPLIER: Final = -7046029254386353131
+_MIX_MULTIPLIER: Final = -4658895280553007687
+_IGNORED_KEYS: Final = frozenset({"_name_or_path", "architectures", "transformers_version"})
 """Configuration keys that identify a model's origin and do not affect its computations."""
 
 
@@ -40,7 +40,7 @@ def model_fingerprint(module: nn.Module) -> str:
 
 def config_text(config: Any) -> str:
     """Return a canonical text of all configuration keys that affect computations."""
-    fields = {key: value for key, value in config.to_dict().items() if key not in _IRRELEVANT}
+    fields = {key: value for key, value in config.to_dict().items() if key not in _IGNORED_KEYS}
     return json.dumps(fields, sort_keys=True, default=repr)
 
 
@@ -48,21 +48,21 @@ def config_text(config: Any) -> str:
 def tensor_sum(tensor: torch.Tensor) -> int:
     """Return a 64-bit checksum of the tensor's bytes and their positions.
 
-    A change of any single word always changes it.
+    Every change of a single word changes the checksum.
     """
     words = _words(tensor)
-    size = CPU_WORDS if tensor.device.type == "cpu" else GPU_WORDS
-    keys = torch.arange(min(size, len(words)), dtype=torch.int64, device=tensor.device) * _GOLDEN
-    parts = enumerate(words[start : start + size] for start in range(0, len(words), size))
-    sums = [_mixed_sum(part, keys[: len(part)] + _as_int64(number * _ODD)) for number, part in parts]
+    size = CPU_CHUNK_WORDS if tensor.device.type == "cpu" else GPU_CHUNK_WORDS
+    keys = torch.arange(min(size, len(words)), dtype=torch.int64, device=tensor.device) * _KEY_MULTIPLIER
+    chunks = enumerate(words[start : start + size] for start in range(0, len(words), size))
+    sums = [_mixed_sum(chunk, keys[: len(chunk)] + _as_int64(number * _MIX_MULTIPLIER)) for number, chunk in chunks]
     return int(torch.stack(sums).sum()) if sums else 0
 
 
 def _mixed_sum(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return the sum of each word scrambled with its position; every operation except the sum is invertible."""
+    """Return the sum of all words, each scrambled with its position. Every operation except the sum is invertible."""
     mixed = keys.add_(words)
     mixed ^= (mixed >> 32) & 0xFFFF_FFFF
-    mixed *= _ODD
+    mixed *= _MIX_MULTIPLIER
     mixed ^= (mixed >> 29) & 0x7_FFFF_FFFF
     return mixed.sum()
 
@@ -72,7 +72,7 @@ def _as_int64(value: int) -> int:
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """View the tensor's bytes as int64, padded with zeros; a copy is made only if they are not aligned to 8 bytes."""
+    """View the tensor's bytes as int64, padded with zeros. They are copied only if they are not aligned to 8 bytes."""
     content = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     over = len(content) % 8
     if over or content.storage_offset() % 8:

@@ -1,8 +1,6 @@
-"""Loading of a model, from its name to a model on its device with our attention installed.
+"""Loading of a model, from its name to a model on its device with kvscope's attention installed.
 
-Owns the order of these steps.
-
-Knows nothing of blocks; `layers.attention` owns how attention is computed, and the scheduler which requests run.
+Decides the order of these steps. Must not depend on blocks or scheduling; `layers.attention` computes attention.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ from kvscope_engine.model.loader.text_part import make_model, reads_more, text_c
 from kvscope_engine.model.platforms.device import choose_device, choose_dtype, device_notes, dtype_name, free_bytes
 from kvscope_engine.model.platforms.host_allocator import limit_compiled_products
 from kvscope_engine.model.quantization.filed_weight import name_format
-from kvscope_engine.model.quantization.quantization_recipe import UNNAMED, Recipe, take_recipe
+from kvscope_engine.model.quantization.quantization_recipe import UNNAMED, Recipe, pop_recipe
 from kvscope_engine.model.quantization.quantized_checkpoint import load_quantized
 from kvscope_engine.model.quantization.scaled_weights import is_scaled
 from kvscope_engine.model.stored_tensor import StoredTensor, stored_tensors
@@ -78,7 +76,7 @@ def load_model(
     """Find, download, convert and load `config.model`, or the shard of it for `rank`, as far as necessary.
 
     Args:
-        await_turn: Called when the model's files are there, before memory is checked.
+        await_turn: Called when the model's files are local, before memory is checked.
 
     Raises:
         BadInput: The model is not supported.
@@ -106,9 +104,8 @@ def load_model(
 
 
 def _compile_operations(progress: ProgressCallback) -> None:
-    """Compile the C operations now and report it as progress; otherwise the first quantized weight would do it
-    unannounced.
-    """
+    """Compile the C operations if necessary, reporting it as progress, which would not be possible at their first
+    use."""
     if must_build():
         progress(Progress(stage="compile"))
         library()
@@ -124,11 +121,11 @@ def _load(
     await_turn: Callable[[torch.device], object],
 ) -> LoadedModel:
     folder, config_file = _files(name, dtype, progress)
-    whole = read_config(config_file)
-    recipe = take_recipe(whole, name.text)
-    plan = blueprint(whole, name.text)
+    full_config = read_config(config_file)
+    recipe = pop_recipe(full_config, name.text)
+    plan = blueprint(full_config, name.text)
     check_options_with_states(config, plan, name.text)
-    hf_config = text_config(whole)
+    hf_config = text_config(full_config)
     max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
     _check_shares(hf_config, rank, name)
     await_turn(device)
@@ -140,10 +137,10 @@ def _load(
     is_whole = rank.is_alone and not config.cpu_offload_gb
     source = device if is_whole else torch.device("cpu")  # files are memory-mapped there: only what is kept is read
     if name.kind == "dummy":
-        module = random_model(whole, dtype, source, config.seed, progress)
+        module = random_model(full_config, dtype, source, config.seed, progress)
     else:
-        given = folder, whole, dtype, source, name.text, progress
-        module, notes = _module(check_weights(folder), recipe, quantization, given)
+        load_args = folder, full_config, dtype, source, name.text, progress
+        module, notes = _module(check_weights(folder), recipe, quantization, load_args)
     cuts = shard_model(module, rank, name.text)
     if not rank.is_alone:
         module.to(device)
@@ -164,7 +161,7 @@ def _load(
             max_model_len,
             (shown(quantization, device, filed_bits(recipe, file)), option_of(quantization), sampling),
         ),
-        eos_token_ids=eos_token_ids(folder, whole) or eos_token_ids(folder, hf_config),
+        eos_token_ids=eos_token_ids(folder, full_config) or eos_token_ids(folder, hf_config),
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
@@ -180,36 +177,38 @@ def _module(
     files: list[Path],
     recipe: Recipe | None,
     quantization: str,
-    given: tuple[Path, Any, torch.dtype, torch.device, str, ProgressCallback],
+    load_args: tuple[Path, Any, torch.dtype, torch.device, str, ProgressCallback],
 ) -> tuple[torch.nn.Module, list[str]]:
-    """Load the checkpoint in `files`; `given` are arguments of `load_weights`.
+    """Load the checkpoint in `files`. `load_args`: arguments of `load_weights`.
 
     Returns the model and notes for the user.
     """
-    folder, whole, dtype = given[:3]
+    folder, full_config, dtype = load_args[:3]
     stored = stored_tensors(files)
     recipe = recipe or (UNNAMED if is_scaled(stored) else None)
     notes: list[str] = []
     if recipe is not None:
-        build = partial(load_weights, *given)
-        module, note = load_quantized(folder, stored, recipe, dtype, build, keeps=quantization != "none")
+        build = partial(load_weights, *load_args)
+        module, note = load_quantized(folder, stored, recipe, dtype, build, keeps_stored=quantization != "none")
         name_format(module, recipe.format)
-        widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
-        notes = [line for line in (note, widened if quantization == "none" else "") if line]
+        widened_note = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
+        notes = [line for line in (note, widened_note if quantization == "none" else "") if line]
     else:
-        module = load_weights(*given, stored if reads_more(whole) else None)
-    return module, [*notes, *([_left_out(whole, stored)] if reads_more(whole) else [])]
+        module = load_weights(*load_args, stored if reads_more(full_config) else None)
+    return module, [*notes, *([_unread_note(full_config, stored)] if reads_more(full_config) else [])]
 
 
-def _left_out(config: Any, stored: dict[str, StoredTensor]) -> str:
-    """Return a note on what was not read of a multimodal model."""
-    left = sum(tensor.num_bytes for tensor in stored.values() if not tensor.was_read)
-    total = sum(tensor.num_bytes for tensor in stored.values())
-    text, passed_over = text_config(config), len(image_layers(text_config(config)))
-    layers = f"; {passed_over} of its {text.num_hidden_layers} layers read images and are not run" * bool(passed_over)
+def _unread_note(config: Any, stored: dict[str, StoredTensor]) -> str:
+    """Return a note on the weights and layers of a multimodal model that were not read."""
+    num_unread_bytes = sum(tensor.num_bytes for tensor in stored.values() if not tensor.was_read)
+    num_bytes = sum(tensor.num_bytes for tensor in stored.values())
+    text, num_image_layers = text_config(config), len(image_layers(text_config(config)))
+    layers = f"; {num_image_layers} of its {text.num_hidden_layers} layers read images and are not run" * bool(
+        num_image_layers
+    )
     return (
-        f"{config.model_type} reads more than text: its text part is served, and {left / 1e9:.2f} of its"
-        f" {total / 1e9:.2f} GB of weights, which see or hear, are not read{layers}"
+        f"{config.model_type} reads more than text: its text part is served, and {num_unread_bytes / 1e9:.2f} of its"
+        f" {num_bytes / 1e9:.2f} GB of weights, which see or hear, are not read{layers}"
     )
 
 
@@ -241,7 +240,7 @@ def _files(name: ModelName, dtype: torch.dtype, progress: ProgressCallback) -> t
 
 
 def _default_folder(dtype: torch.dtype, progress: ProgressCallback) -> Path:
-    """Return the folder of the default model. The source file is not needed once converted."""
+    """Return the folder of the converted default model, downloading the source file only if it is not converted yet."""
     entry = entry_folder(DEFAULT_GGUF_SHA256, dtype)
     return entry if is_intact(entry) else converted_gguf(default_gguf(progress), dtype, progress)
 
@@ -263,9 +262,9 @@ def _check_memory(
 def _check_gpu_memory(
     plan: Blueprint, name: ModelName, dtype: torch.dtype, memory: DeviceMemory, config: EngineConfig
 ) -> None:
-    """Check that the weights fit in our share of the GPU's memory, less other processes' use.
+    """Check that the weights fit in the engine's share of the GPU's memory, less the memory of other processes.
 
-    If the size of the KV cache is given, they may take all free memory.
+    If the size of the KV cache is given, weights may take all free memory.
     """
     total, free = memory.total_bytes, memory.free_bytes()
     is_sized = config.kv_memory_bytes is not None or config.num_gpu_blocks_override is not None
@@ -278,7 +277,8 @@ def _check_gpu_memory(
 
 
 def _make_ready(module: torch.nn.Module) -> None:
-    """Switch to evaluation with our attention. transformers only warns if it cannot set it, so check."""
+    """Switch to evaluation mode and install kvscope's attention. Raises KvscopeError if transformers did not accept
+    it."""
     from kvscope_engine.model.layers.attention.paged_attention import ATTENTION_NAME, register_attention
 
     freeze_rope(module)
@@ -298,7 +298,7 @@ def _info(
     hf_config: PretrainedConfig,
     dtype: torch.dtype,
     max_model_len: int,
-    chosen: tuple[str, str, ModelSampling],
+    quantization_and_sampling: tuple[str, str, ModelSampling],
 ) -> ModelInfo:
     """Describe the model. `chosen`: quantization label, `--quantization` value, and default sampling options."""
     return ModelInfo(
@@ -312,9 +312,9 @@ def _info(
         vocab_size=int(hf_config.vocab_size),
         num_parameters=plan.num_parameters,
         max_model_len=max_model_len,
-        quantization=chosen[0],
-        quantization_option=chosen[1],
-        sampling=chosen[2],
+        quantization=quantization_and_sampling[0],
+        quantization_option=quantization_and_sampling[1],
+        sampling=quantization_and_sampling[2],
     )
 
 
@@ -339,17 +339,17 @@ def _devices(device: torch.device) -> list[int]:
 # Rotary embeddings of type `dynamic` and `longrope` depend on the longest sequence of the batch: a request's tokens
 # would depend on concurrent requests, and each step would wait for the device. Below their first limit they are
 # constant, so the context is limited to that, and the dependence is switched off (`freeze_rope`).
-def resolve_max_model_len(config: Any, asked: int | None, name: str) -> int:
-    """Return the maximum number of tokens of prompt and output.
+def resolve_max_model_len(config: Any, requested: int | None, name: str) -> int:
+    """Return the maximum number of tokens of prompt and output: `requested`, or the model's maximum if that is None.
 
-    Raises BadInput if `asked` is more than the model supports.
+    Raises BadInput if `requested` is more than the model supports, or the model does not state a maximum.
     """
     limit, reason = _limit(config)
-    if limit is None and asked is None:
+    if limit is None and requested is None:
         raise BadInput(f"model {name!r} does not state its context length: give max_model_len")
-    if limit is not None and asked is not None and asked > limit:
-        raise BadInput(f"max_model_len={asked} is not accepted: model {name!r} can do {limit}{reason}")
-    length = asked or limit
+    if limit is not None and requested is not None and requested > limit:
+        raise BadInput(f"max_model_len={requested} is not accepted: model {name!r} can do {limit}{reason}")
+    length = requested or limit
     assert length is not None, "one of them is given"
     return length
 
@@ -379,7 +379,7 @@ def _limit(config: Any) -> tuple[int | None, str]:
 
 
 def _rope_parameters(config: Any) -> list[dict[str, Any]]:
-    """Return the parameters of the rotary embedding, or of that of each kind of layer."""
+    """Return the parameters of the rotary embedding, one entry per kind of layer if they differ."""
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if "rope_type" in parameters:
         return [parameters]

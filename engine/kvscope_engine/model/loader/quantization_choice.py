@@ -1,4 +1,4 @@
-"""Choice of the weights' bit width at run time, made once at load."""
+"""Chooses the weights' bit width at run time, once at load."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 FILED: Final = "filed"
-"""Keep each layer in its checkpoint's quantized format if it can be read, else dequantized; activations are exact."""
+"""Quantization in which each layer keeps its checkpoint's format if kernels support it, and is else dequantized.
+
+Activations are exact.
+"""
 FILED_A8: Final = "a8"
-"""Like FILED, with activations rounded to 8 bits, and 8-bit weights for layers whose format cannot be read."""
+"""Quantization as FILED, but with activations rounded to 8 bits, and 8-bit weights for layers in unsupported formats.
+"""
 
 
 def choose_quantization(
@@ -27,25 +31,26 @@ def choose_quantization(
     recipe: Recipe | None = None,
     file: GgufFile | None = None,
 ) -> str:
-    """Return `none`, `int8`, `int4`, `fp8`, FILED or FILED_A8; `file` is the model's (`gguf_file`).
-
-    Raises BadInput if the device, dtype or machine does not support the requested one.
+    """Return `none`, `int8`, `int4`, `fp8`, FILED or FILED_A8. `file`: the model's GGUF file, if any (`gguf_file`).
 
     The automatic choice generates the same tokens as dequantized weights. 8-bit activations do not (the default model's
     perplexity changes by 0.5 %, and so do its answers), so they must be requested.
+
+    Raises BadInput if the device, dtype or machine does not support the requested quantization.
     """
-    wanted = config.quantization
-    if wanted == "auto":
+    requested = config.quantization
+    if requested == "auto":
         return FILED if _reads_filed(config, device, dtype, recipe, file) else "none"
-    if wanted != "none":
-        _check(wanted, device, dtype)
-    return wanted
+    if requested != "none":
+        _check(requested, device, dtype)
+    return requested
 
 
 def shown(quantization: str, device: torch.device, bits: int) -> str:
-    """Return the label for clients: `int4` or `int8`, with `-a8` if activations are rounded too; "" for plain weights.
+    """Return the label for clients: `int4`, `int8` or `fp8`, with `-a8` if activations are rounded too; empty for plain
+    weights.
 
-    `bits` are those of the checkpoint's weights, 0 if it has none; FILED with 0 bits is FP8.
+    `bits`: those of the checkpoint's weights, 0 if it has no integer weights; FILED with 0 bits is FP8.
     """
     if quantization == "none":
         return ""
@@ -58,7 +63,7 @@ def shown(quantization: str, device: torch.device, bits: int) -> str:
 
 
 def option_of(quantization: str) -> str:
-    """Return the value of `--quantization` that selects it, or "" for plain weights."""
+    """Return the value of `--quantization` that selects `quantization`; empty for plain weights."""
     return {"none": "", FILED: "auto"}.get(quantization, quantization)
 
 
@@ -79,19 +84,21 @@ def _reads_filed(
     return library() is not None and dtype != torch.float16 and filed_bits(recipe, file) > 0
 
 
-def _check(wanted: str, device: torch.device, dtype: torch.dtype) -> None:
-    if refusal := quantization_refusal(wanted, device, dtype):
-        raise BadInput(f"quantization={wanted!r} is not accepted{refusal}")
+def _check(quantization: str, device: torch.device, dtype: torch.dtype) -> None:
+    if refusal := quantization_refusal(quantization, device, dtype):
+        raise BadInput(f"quantization={quantization!r} is not accepted{refusal}")
 
 
-def quantization_refusal(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return why weights cannot be quantized so, as the end of a sentence ("... is not accepted"), or ""."""
+def quantization_refusal(quantization: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Return why weights cannot be quantized in this way, as the end of a sentence ("... is not accepted"); empty if
+    they can.
+    """
     if device.type != "cpu":
-        return " on a GPU: 8-bit activations run only on a CPU" if wanted == FILED_A8 else ""
-    if wanted == "fp8":
+        return " on a GPU: 8-bit activations run only on a CPU" if quantization == FILED_A8 else ""
+    if quantization == "fp8":
         return " on a CPU, which has no product of FP8: int8 or int4"
     if dtype == torch.float16:
         return " with float16 on a CPU: bfloat16 or float32"
-    if wanted in ("int8", FILED_A8) and not can_round():
+    if quantization in ("int8", FILED_A8) and not can_round():
         return ": it needs a C compiler (cc, gcc or clang) on a Linux machine and a cache folder of one's own"
     return ""

@@ -1,6 +1,7 @@
-"""Early refusal of unsupported models, before weights are read: by configuration, and by the modules it would create.
+"""Refuses unsupported models before weights are read, by configuration and by the modules that it would create.
 
-Here is only what can be known early; `hook_check` later verifies attention by running the model. Knows no weights.
+Covers only the cases that can be detected early; `hook_check` later verifies attention by running the model. Must not
+depend on weights.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from kvscope_engine.model.hf_config import FIRST_POSITION
 from kvscope_engine.model.layers.attention_interface import uses_interface
-from kvscope_engine.model.loader.text_part import make_model, text_config, why_not_causal
+from kvscope_engine.model.loader.text_part import causal_refusal, make_model, text_config
 from kvscope_engine.model.quantization.quantization_recipe import METHODS
 from kvscope_telemetry.errors import BadInput
 
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """A model without weights."""
+    """Properties of a model, determined without weights."""
 
     architecture: str
     num_parameters: int
     has_states: bool = False
-    """Whether it has recurrent layers with per-request states."""
+    """Whether the model has recurrent layers with per-request states."""
 
 
 def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
-    """Return the text model that `config` describes.
+    """Return the properties of the text model that `config` describes.
 
     Raises BadInput, naming model and architecture, if it is not supported.
     """
@@ -76,25 +77,25 @@ def check_options_with_states(config: EngineConfig, plan: Blueprint, name: str) 
     refuse_options(refused, name, f"{plan.architecture} has recurrent layers")
 
 
-def refuse_options(refused: Sequence[tuple[str, Any, Any, str]], name: str, why: str) -> None:
-    """Raise BadInput for the first option whose value is not the accepted one.
+def refuse_options(options: Sequence[tuple[str, Any, Any, str]], name: str, common_reason: str) -> None:
+    """Raise BadInput for the first option that does not have the accepted value.
 
-    `refused`: option, value, accepted value, and the reason specific to the option; `why` is the common reason.
+    `options`: name, value, accepted value, and the reason specific to the option. `common_reason` applies to all.
     """
-    for option, value, accepted, reason in refused:
+    for option, value, accepted, reason in options:
         if value != accepted:
-            raise BadInput(f"{option}={value!r} is not accepted with model {name!r}: {why}, and {reason}")
+            raise BadInput(f"{option}={value!r} is not accepted with model {name!r}: {common_reason}, and {reason}")
 
 
 def _check_config(config: PretrainedConfig, name: str) -> None:
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput(f"model {name!r} is not supported: {kind} is an encoder-decoder, only decoders are")
-    why = why_not_causal(config)
-    if why:
-        raise BadInput(f"model {name!r} is not supported: {kind} {why}")
-    told = (getattr(part, "quantization_config", None) for part in (config, text_config(config)))
-    quantization = next((settings for settings in told if settings is not None), None)
+    reason = causal_refusal(config)
+    if reason:
+        raise BadInput(f"model {name!r} is not supported: {kind} {reason}")
+    settings_by_config = (getattr(part, "quantization_config", None) for part in (config, text_config(config)))
+    quantization = next((settings for settings in settings_by_config if settings is not None), None)
     if quantization is not None:
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
         raise BadInput(

@@ -1,7 +1,7 @@
 """The text part of a model: the whole model, or the causal language model inside a multimodal one.
 
-Chooses its transformers class and extracts it from the whole model. Other parts of a multimodal model are not
-created in memory, and their weights are not read.
+Chooses its transformers class and extracts it from the whole model. Other parts of a multimodal model are not created
+in memory, and their weights are not read.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _NOT_TEXT_ALONE: Final = {
     "shieldgemma2": "says whether a picture is fit to be seen, and writes no text",
     "voxtral_realtime": "writes beside a sound as it goes on: its layers are told the time in it",
 }
-"""Model types whose text part does not handle plain text, or not token by token, with the reason."""
-_LOGITS: Final = re.compile(r"^ *logits = (.*)", re.MULTILINE)
-_HEAD: Final = {
+"""Model types that cannot continue plain text token by token, with the reason."""
+_LOGITS_LINE: Final = re.compile(r"^ *logits = (.*)", re.MULTILINE)
+_LOGIT_OPERATIONS: Final = {
     r"self\.lm_head\(hidden_states.*": "",
     r"logits / self\.config\.text_config\.logits_scaling": "logits_scaling",
     r"logits \* self\.config\.text_config\.output_multiplier": "output_multiplier",
@@ -42,15 +42,15 @@ _HEAD: Final = {
     r"torch\.tanh\(logits\)": "",
     r"logits \* self\.(?:config\.text_config\.)?final_logit_softcapping": "",
 }
-"""Operations that a multimodal model may apply to logits, as source patterns, with the config attribute of the
-factor.
+"""Operations that a multimodal model may apply to logits, as patterns of source code, with the config attribute of the
+factor (empty if the operation has none).
 """
-_SCALED: Final = re.compile(r"^ *logits = logits \* self\.logit_scale\b", re.MULTILINE)
-"""Scaling of logits in Cohere's text-only models."""
+_COHERE_SCALING: Final = re.compile(r"^ *logits = logits \* self\.logit_scale\b", re.MULTILINE)
+"""Scaling of logits in the source code of Cohere's text-only models."""
 
 
 def text_config(config: Any) -> Any:
-    """Return the configuration of the text part; `config` itself if there are no other parts."""
+    """Return the configuration of the text part, or `config` itself if there are no other parts."""
     return config.get_text_config(decoder=True)
 
 
@@ -60,37 +60,39 @@ def has_other_parts(config: Any) -> bool:
 
 
 def reads_more(config: Any) -> bool:
-    """Whether the model of `config` reads more than text, even if text has no configuration of its own."""
+    """Whether the model of `config` reads more than text, even if text has no separate configuration."""
     return has_other_parts(config) or _flat_class(config) is not None
 
 
-def why_not_causal(config: Any) -> str:
-    """Return why the text part is not a token-by-token language model, or "" if transformers has a class for it."""
+def causal_refusal(config: Any) -> str:
+    """Return why the text part is not a causal language model; empty if transformers has a class for it."""
     if config.model_type in _NOT_TEXT_ALONE:
         return _NOT_TEXT_ALONE[config.model_type]
     if has_other_parts(config):
-        found, whose = _whole_class(config), "reads more than text, and its text part "
+        model_class, prefix = _whole_class(config), "reads more than text, and its text part "
     else:
-        found, whose = _causal_class(config), ""
-    return "" if found is not None else f"{whose}is not a causal language model"
+        model_class, prefix = _causal_class(config), ""
+    return "" if model_class is not None else f"{prefix}is not a causal language model"
 
 
 def make_model(config: Any, dtype: torch.dtype | None = None, attention: str = "eager") -> nn.Module:
     """Create the causal language model of the text part without loading weights, on torch's current default device.
 
-    Raises BadInput, without the model's name, if there is no class for it (`why_not_causal`).
+    Raises BadInput, without the model's name, if there is no class for it (`causal_refusal`).
     """
     options: dict[str, Any] = {"attn_implementation": attention} | ({} if dtype is None else {"dtype": dtype})
     text = text_config(config)
-    kind = _causal_class(text)
-    if kind is not None and not (has_other_parts(config) and _has_own_head(kind, config)):
-        made = _widened(kind._from_config(text, **options))
-        return without_image_layers(made if _flat_class(text) is None else _without_own_parts(made))
-    return take_text_part(_widened(loading_class(config)._from_config(reading_config(config), **options)), config)
+    model_class = _causal_class(text)
+    if model_class is not None and not (has_other_parts(config) and _has_own_head(model_class, config)):
+        model = _widened(model_class._from_config(text, **options))
+        return without_image_layers(model if _flat_class(text) is None else _without_own_parts(model))
+    return extract_text_part(_widened(loading_class(config)._from_config(reading_config(config), **options)), config)
 
 
 def _widened(model: Any) -> Any:
-    """Convert to float32 the parameters that transformers always loads in float32; some models do not run otherwise."""
+    """Convert to float32 the parameters that transformers always loads in float32, without which some models do not
+    run.
+    """
     names = "|".join(model._get_dtype_plan(model.dtype))
     for name, parameter in model.named_parameters() if names else ():
         if re.search(names, name):
@@ -110,49 +112,49 @@ def loading_class(config: Any) -> Any:
     """
     if not has_other_parts(config):
         return _pruned_class(config)
-    config, kind = reading_config(config), _whole_class(config)
-    if kind is None:
+    config, model_class = reading_config(config), _whole_class(config)
+    if model_class is None:
         raise BadInput(f"{config.model_type} has no text part that writes text token by token")
 
-    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            kind.__init__(self, *args, **kwargs)
+            model_class.__init__(self, *args, **kwargs)
         except ImportError:  # a library needed only by a part that is left out
             with _no_other_parts(text_config(args[0])):
-                kind.__init__(self, *args, **kwargs)
+                model_class.__init__(self, *args, **kwargs)
         _prune(self, config)
 
-    return _named(kind, kind.__name__, __init__=begin, __module__=kind.__module__)
+    return _subclass(model_class, model_class.__name__, __init__=init, __module__=model_class.__module__)
 
 
-def take_text_part(whole: Any, config: Any) -> nn.Module:
-    """Return the causal language model inside a model created by a `loading_class`. Weights are not copied."""
+def extract_text_part(whole: Any, config: Any) -> nn.Module:
+    """Return the causal language model inside a model created by a `loading_class`, without copying weights."""
     if not has_other_parts(config):
         return without_image_layers(whole)
     decoder, head = _decoder(whole, config), whole.get_output_embeddings()
-    kind = _causal_class(decoder.config)
-    if kind is not None and isinstance(decoder, kind):
+    model_class = _causal_class(decoder.config)
+    if model_class is not None and isinstance(decoder, model_class):
         return decoder  # type: ignore[no-any-return]
-    if kind is None or _has_own_head(kind, config):
+    if model_class is None or _has_own_head(model_class, config):
         from kvscope_engine.model.loader.decoder_and_head import DecoderAndHead
 
-        kind = _named(DecoderAndHead, type(whole).__name__)
-        return without_image_layers(kind(decoder, head, _head_words(_whole_class(config))))
+        model_class = _subclass(DecoderAndHead, type(whole).__name__)
+        return without_image_layers(model_class(decoder, head, _logit_attributes(_whole_class(config))))
     with torch.device("meta"):
-        causal = kind._from_config(decoder.config, attn_implementation="eager", dtype=decoder.dtype)
+        causal = model_class._from_config(decoder.config, attn_implementation="eager", dtype=decoder.dtype)
     setattr(causal, causal.base_model_prefix, decoder)
     causal.set_output_embeddings(head)
     if any(parameter.is_meta != head.weight.is_meta for parameter in causal.parameters()):
-        raise BadInput(f"{config.model_type} does not hold all of {kind.__name__}")
+        raise BadInput(f"{config.model_type} does not hold all of {model_class.__name__}")
     return without_image_layers(causal)
 
 
-def _named(kind: type, name: str, **members: Any) -> Any:
-    return type(name, (kind,), members)
+def _subclass(base: type, name: str, **members: Any) -> Any:
+    return type(name, (base,), members)
 
 
 def _causal_class(text: Any) -> Any:
-    """Return the causal language model class for a text configuration, or None."""
+    """Return the class of causal language model for a text configuration; None if there is none."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     kind = _first(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None))
@@ -163,7 +165,9 @@ def _causal_class(text: Any) -> Any:
 
 
 def _flat_class(config: Any) -> Any:
-    """Return the class for a multimodal configuration without a separate text configuration (Chameleon), or None."""
+    """Return the class for a multimodal configuration without a separate text configuration (Chameleon); None for
+    others.
+    """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     kind = _first(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None))
@@ -172,57 +176,62 @@ def _flat_class(config: Any) -> Any:
 
 
 def _pruned_class(config: Any) -> Any:
-    """Return the causal language model class, without modules for other inputs."""
-    kind = _flat_class(config)
-    if kind is None:
+    """Return the class of causal language model, without modules for other inputs."""
+    model_class = _flat_class(config)
+    if model_class is None:
         return _causal_class(config)
 
-    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        kind.__init__(self, *args, **kwargs)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        model_class.__init__(self, *args, **kwargs)
         _without_own_parts(self)
 
-    return _named(kind, kind.__name__, __init__=begin, __module__=kind.__module__)
+    return _subclass(model_class, model_class.__name__, __init__=init, __module__=model_class.__module__)
 
 
 def _without_own_parts(model: Any) -> nn.Module:
-    """Remove the modules of `model` that have their own configuration class; text does not pass through them."""
-    for part in list(model.modules()):
-        for name, child in list(part.named_children()):
+    """Remove the modules of `model` with a separate configuration class, through which text does not pass."""
+    for submodule in list(model.modules()):
+        for name, child in list(submodule.named_children()):
             if type(getattr(child, "config", model.config)) is not type(model.config):
-                delattr(part, name)
+                delattr(submodule, name)
     return model  # type: ignore[no-any-return]
 
 
 def _whole_class(config: Any) -> Any:
-    """Return the class for a multimodal configuration, or None if transformers has none that generates just text."""
+    """Return the class for a multimodal configuration; None if transformers has none that generates only text."""
     import transformers
 
     reading, kind = type(reading_config(config)), None
     for inputs in ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM"):
         kind = kind or _first(getattr(transformers, f"MODEL_FOR_{inputs}_MAPPING").get(reading, None))
     has_own_class = _causal_class(text_config(config)) is not None
-    return kind if kind is None or has_own_class or _head_words(kind) is not None else None
+    return kind if kind is None or has_own_class or _logit_attributes(kind) is not None else None
 
 
 def _first(kinds: Any) -> Any:
     return kinds[0] if isinstance(kinds, tuple | list) else kinds
 
 
-def _head_words(kind: Any) -> tuple[str, ...] | None:
-    """Return the config attributes by which logits are changed after the head, or None if the code is not
-    understood.
-    """
-    lines = _LOGITS.findall(inspect.getsource(kind.forward))
-    found = [next((name for form, name in _HEAD.items() if re.fullmatch(form, line)), None) for line in lines]
-    return None if None in found or not found else tuple(name for name in found if name)
+def _logit_attributes(kind: Any) -> tuple[str, ...] | None:
+    """Return the config attributes by which logits are changed after the head; None if the code is not understood."""
+    lines = _LOGITS_LINE.findall(inspect.getsource(kind.forward))
+    attributes = [
+        next((name for pattern, name in _LOGIT_OPERATIONS.items() if re.fullmatch(pattern, line)), None)
+        for line in lines
+    ]
+    return None if None in attributes or not attributes else tuple(name for name in attributes if name)
 
 
 def _has_own_head(kind: Any, config: Any) -> bool:
-    """Whether the multimodal model omits what `kind` does after its head: the scale in Aya Vision and Command A
+    """Whether the multimodal model omits an operation of `kind` after its head: the scale in Aya Vision and Command A
     Vision.
     """
     whole = _whole_class(config)
-    return whole is not None and _head_words(whole) == () and bool(_SCALED.search(inspect.getsource(kind.forward)))
+    return (
+        whole is not None
+        and _logit_attributes(whole) == ()
+        and bool(_COHERE_SCALING.search(inspect.getsource(kind.forward)))
+    )
 
 
 def _decoder(whole: Any, config: Any) -> Any:
@@ -232,19 +241,25 @@ def _decoder(whole: Any, config: Any) -> Any:
         return whole.get_decoder()
     with torch.device("meta"):
         base = type(kind._from_config(text_config(config)).base_model)
-    return next(part for wanted in (kind, base) for part in whole.modules() if type(part) is wanted)
+    return next(
+        submodule for module_class in (kind, base) for submodule in whole.modules() if type(submodule) is module_class
+    )
 
 
 def _prune(whole: Any, config: Any) -> None:
     """Delete all modules that are neither in the text part nor ancestors of it."""
     decoder, head = _decoder(whole, config), whole.get_output_embeddings()
     empty_image_layers(decoder)
-    kept = {id(part) for root in (decoder, head) if root is not None for part in root.modules()}
-    around = {id(part) for part in whole.modules() if any(id(below) in kept for below in part.modules())} - kept
-    for part in [part for part in whole.modules() if id(part) in around]:
-        for name, child in list(part.named_children()):
-            if id(child) not in kept | around:
-                delattr(part, name)
+    kept_ids = {id(submodule) for root in (decoder, head) if root is not None for submodule in root.modules()}
+    ancestor_ids = {
+        id(submodule)
+        for submodule in whole.modules()
+        if any(id(descendant) in kept_ids for descendant in submodule.modules())
+    } - kept_ids
+    for submodule in [submodule for submodule in whole.modules() if id(submodule) in ancestor_ids]:
+        for name, child in list(submodule.named_children()):
+            if id(child) not in kept_ids | ancestor_ids:
+                delattr(submodule, name)
     names = whole.state_dict().keys()
     tied = whole.all_tied_weights_keys.items()
     whole.all_tied_weights_keys = {name: source for name, source in tied if name in names and source in names}
@@ -252,13 +267,14 @@ def _prune(whole: Any, config: Any) -> None:
 
 @contextmanager
 def _no_other_parts(text: Any) -> Iterator[None]:
-    """Make transformers create empty modules inside for all configurations except the text part's."""
+    """Return a context in which transformers creates empty modules for all configurations except that of the text
+    part."""
     from transformers import AutoModel
 
-    make: Any = AutoModel.from_config
+    original: Any = AutoModel.from_config
 
     def from_config(config: Any, **options: Any) -> Any:
-        return make(config, **options) if type(config) is type(text) else nn.Module()
+        return original(config, **options) if type(config) is type(text) else nn.Module()
 
     with patch.object(AutoModel, "from_config", from_config):
         yield

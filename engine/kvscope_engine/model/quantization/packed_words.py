@@ -1,5 +1,4 @@
-"""Unpacks the 32-bit words in which GPTQ and AWQ store weights of 4 or 8 bits, to grouped weights. Owns their bit
-order."""
+"""Unpacks the 32-bit words in which GPTQ and AWQ store weights of 4 or 8 bits, to grouped weights."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight
 from kvscope_telemetry.errors import BadInput
 
 _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Index among 8 outputs of each 4-bit field of a word, from the lowest bits."""
-PARTS: Final = ("qweight", "qzeros", "scales", "g_idx")
+"""For each 4-bit field of a word, from the lowest bits: its index among 8 consecutive outputs."""
+TENSOR_NAMES: Final = ("qweight", "qzeros", "scales", "g_idx")
 
 
 @dataclass(frozen=True)
-class Words:
-    """A layer's weight as a checkpoint stores it.
+class PackedWords:
+    """A layer's weight as stored in a checkpoint.
 
     GPTQ packs consecutive inputs into a word (https://github.com/AutoGPTQ/AutoGPTQ), AWQ packs outputs in its own order
     (https://github.com/casper-hansen/AutoAWQ, version `gemm`). In both, a weight is scale * (code - zero).
@@ -41,16 +40,16 @@ class Words:
 
     def grouped(self) -> GroupedWeight:
         """Return the weight as a `GroupedWeight`. Inputs must be in order."""
-        codes, scale, low = self._facts()
+        codes, scale, low = self._dequantization()
         return grouped(codes, scale, low, self.recipe.bits, self._group)
 
     def widened(self) -> torch.Tensor:
         """Return the dequantized weight, (outputs, inputs) float32, for inputs in any order."""
         if self.g_idx is None or self.is_in_order:
             return self.grouped().widened()
-        codes, scale, low = self._facts()
-        place = self.g_idx.long()
-        return scale[:, place] * codes + low[:, place]
+        codes, scale, low = self._dequantization()
+        group_index = self.g_idx.long()
+        return scale[:, group_index] * codes + low[:, group_index]
 
     @property
     def _inputs(self) -> int:
@@ -60,33 +59,35 @@ class Words:
     def _group(self) -> int:
         return self.recipe.group or -(-self._inputs // CHUNK) * CHUNK
 
-    def _facts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _dequantization(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return codes (outputs, inputs), and scales and offsets (outputs, groups). A weight is scale * code +
         offset."""
         bits, scale = self.recipe.bits, self.scales.float()
         if self.recipe.method == "gptq":
-            codes = parts_of_words(self.qweight.T, bits)  # inputs are packed into words
-            zeros = parts_of_words(self.qzeros, bits)
+            codes = unpack_words(self.qweight.T, bits)  # inputs are packed into words
+            zeros = unpack_words(self.qzeros, bits)
         else:
-            codes, zeros = _awq_parts(self.qweight).T, _awq_parts(self.qzeros)
+            codes, zeros = _unpack_awq(self.qweight).T, _unpack_awq(self.qzeros)
         zeros = zeros[:, : scale.shape[1]].float() + self.recipe.zero_offset
         return codes.contiguous(), scale.T.contiguous(), (-scale * zeros).T.contiguous()
 
 
-def words_of(tensors: Mapping[str, torch.Tensor], prefix: str, recipe: Recipe) -> Words:
-    """Return the words of the layer `prefix`. Raises BadInput, naming it, if parts are missing or have inconsistent
-    shapes."""
-    found = {part: tensors.get(f"{prefix}.{part}") for part in PARTS}
-    qweight, qzeros, scales = (found[part] for part in PARTS[:3])
+def words_of(tensors: Mapping[str, torch.Tensor], prefix: str, recipe: Recipe) -> PackedWords:
+    """Return the stored weight of the layer `prefix`.
+
+    Raises BadInput, naming a tensor, if one is missing or the shapes are inconsistent.
+    """
+    tensors_by_name = {name: tensors.get(f"{prefix}.{name}") for name in TENSOR_NAMES}
+    qweight, qzeros, scales = (tensors_by_name[name] for name in TENSOR_NAMES[:3])
     if qweight is None or qzeros is None or scales is None:
-        missing = next(part for part in PARTS if found[part] is None)
+        missing = next(name for name in TENSOR_NAMES if tensors_by_name[name] is None)
         raise BadInput(f"it lacks {prefix}.{missing}")
-    words = Words(recipe, qweight, qzeros, scales, found["g_idx"])
+    words = PackedWords(recipe, qweight, qzeros, scales, tensors_by_name["g_idx"])
     _check(words, prefix)
     return words
 
 
-def _check(words: Words, prefix: str) -> None:
+def _check(words: PackedWords, prefix: str) -> None:
     packed, tensors = 32 // words.recipe.bits, (words.qweight, words.qzeros, words.scales)
     if any(tensor.dim() != 2 for tensor in tensors) or any(tensor.dtype != torch.int32 for tensor in tensors[:2]):
         raise BadInput(f"{prefix}.qweight is not in words of 32 bits")
@@ -101,14 +102,14 @@ def _check(words: Words, prefix: str) -> None:
         raise BadInput(f"{prefix}.g_idx does not name one of {groups} groups for each of {words._inputs} inputs")
 
 
-def parts_of_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Unpack (rows, n) int32 to (rows, n * 32 / bits) uint8, the lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    found: torch.Tensor = (words[..., None] >> shifts) & (2**bits - 1)
-    return found.to(torch.uint8).flatten(1)
+    unpacked: torch.Tensor = (words[..., None] >> shifts) & (2**bits - 1)
+    return unpacked.to(torch.uint8).flatten(1)
 
 
-def _awq_parts(words: torch.Tensor) -> torch.Tensor:
-    found = torch.empty((*words.shape, 8), dtype=torch.uint8)
-    found[..., list(_AWQ_ORDER)] = parts_of_words(words, 4).view(len(words), -1, 8)
-    return found.flatten(1)
+def _unpack_awq(words: torch.Tensor) -> torch.Tensor:
+    unpacked = torch.empty((*words.shape, 8), dtype=torch.uint8)
+    unpacked[..., list(_AWQ_ORDER)] = unpack_words(words, 4).view(len(words), -1, 8)
+    return unpacked.flatten(1)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from kvscope_kernels.quantized_linear.grouped_weight import CHUNK
 from kvscope_telemetry.errors import BadInput
 
-IN_WORDS: Final = ("gptq", "awq")
+WORD_METHODS: Final = ("gptq", "awq")
 _BITS: Final = {"gptq": (4, 8), "awq": (4,)}
 _VERSIONS: Final = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 _VERSION_KEYS: Final = {"gptq": "checkpoint_format", "awq": "version"}
@@ -21,7 +21,7 @@ _NAMES: Final = {
     "mxfp4": "MXFP4",
 }
 """Display names of methods whose tensors describe themselves (`scaled_weights`)."""
-_COMPRESSED: Final = (
+_COMPRESSED_FORMATS: Final = (
     "float-quantized",
     "int-quantized",
     "mixed-precision",
@@ -41,22 +41,24 @@ METHODS: Final = "GPTQ, AWQ, FP8, MXFP4, compressed-tensors, ModelOpt, bitsandby
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
+    """Quantization of a checkpoint's weights, according to its configuration."""
+
     method: str
     bits: int
-    """Bits of integer weights that the kernels read, 4 or 8; 0 for other weights, which are dequantized."""
+    """Bits of integer weights, 4 or 8, that the kernels read; 0 for other weights, which are dequantized."""
     group: int = 0
     """Number of inputs that share a scale; 0 for a whole row."""
     zero_offset: int = 0
     """Number added to a stored zero point."""
     tile: tuple[int, int] | None = None
-    """(outputs, inputs) that share a scale, if the configuration specifies them."""
+    """(outputs, inputs) that share a scale; None if the configuration does not specify them."""
     form: str = ""
     """Variant of the method, for display."""
 
     @property
     def is_in_words(self) -> bool:
-        """Whether layers are stored in 32-bit words, as GPTQ and AWQ pack them."""
-        return self.method in IN_WORDS
+        """Whether weights are stored in 32-bit words, as by GPTQ and AWQ."""
+        return self.method in WORD_METHODS
 
     @property
     def is_fp8(self) -> bool:
@@ -80,20 +82,20 @@ UNNAMED: Final = Recipe("FP8", 0)
 """Recipe for files with quantized weights whose configuration does not mention quantization."""
 
 
-def take_recipe(hf_config: Any, name: str) -> Recipe | None:
-    """Return the recipe in a model's configuration and remove it there; None if it names no supported method.
+def pop_recipe(hf_config: Any, name: str) -> Recipe | None:
+    """Remove the quantization settings from a model's configuration and return them; None without a supported method.
 
     Raises BadInput, naming the model, for an unsupported variant of the method.
     """
     raw = _settings(hf_config)
     method = raw.get("quant_method") if raw is not None else None
-    if raw is None or method not in (*IN_WORDS, *_NAMES):
+    if raw is None or method not in (*WORD_METHODS, *_NAMES):
         return None
-    recipe = _recipe(raw, name) if method in IN_WORDS else _of_scales(raw, name)
-    for part in _parts(hf_config):
+    recipe = _word_recipe(raw, name) if method in WORD_METHODS else _scaled_recipe(raw, name)
+    for part_config in _configs(hf_config):
         for key in _KEYS:
-            if getattr(part, key, None) is not None:
-                delattr(part, key)
+            if getattr(part_config, key, None) is not None:
+                delattr(part_config, key)
     return recipe
 
 
@@ -101,21 +103,21 @@ _KEYS: Final = ("quantization_config", "compression_config")
 
 
 def _settings(hf_config: Any) -> dict[str, Any] | None:
-    """Return the quantization settings of the whole configuration, or of its text part."""
-    found = [getattr(part, key, None) for part in _parts(hf_config) for key in _KEYS]
-    raw = next((settings for settings in found if isinstance(settings, dict)), None)
+    """Return the quantization settings of the whole configuration, or of its text part; None if there are none."""
+    candidates = [getattr(part, key, None) for part in _configs(hf_config) for key in _KEYS]
+    raw = next((settings for settings in candidates if isinstance(settings, dict)), None)
     if raw is None:
         return None
     old = "bitsandbytes" if raw.get("load_in_4bit") or raw.get("load_in_8bit") else None
     return {"quant_method": old} | raw | _AUTO_ROUND.get(str(raw.get("packing_format")), {})
 
 
-def _parts(hf_config: Any) -> list[Any]:
+def _configs(hf_config: Any) -> list[Any]:
     text = hf_config.get_text_config(decoder=True)
     return [hf_config, *([text] if text is not hf_config else [])]
 
 
-def _recipe(raw: dict[str, Any], name: str) -> Recipe:
+def _word_recipe(raw: dict[str, Any], name: str) -> Recipe:
     method = str(raw["quant_method"])
     version_key = _VERSION_KEYS[method]
     bits = _one_of(raw, "bits", _BITS[method], name)
@@ -126,7 +128,7 @@ def _recipe(raw: dict[str, Any], name: str) -> Recipe:
     return Recipe(method, int(bits), max(group, 0), int(version == "gptq"))
 
 
-def _of_scales(raw: dict[str, Any], name: str) -> Recipe:
+def _scaled_recipe(raw: dict[str, Any], name: str) -> Recipe:
     method = str(raw["quant_method"])
     if method == "compressed-tensors":
         return _compressed(raw, name)
@@ -142,8 +144,8 @@ def _of_scales(raw: dict[str, Any], name: str) -> Recipe:
 
 def _compressed(raw: dict[str, Any], name: str) -> Recipe:
     method, form = "compressed-tensors", str(raw.get("format", "dense"))
-    if form not in _COMPRESSED:
-        raise _refusal(name, method, "format", form, ", ".join(_COMPRESSED))
+    if form not in _COMPRESSED_FORMATS:
+        raise _refusal(name, method, "format", form, ", ".join(_COMPRESSED_FORMATS))
     sparsity = (raw.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense":
         raise _refusal(name, method, "sparsity_config", sparsity, "dense")
@@ -151,12 +153,16 @@ def _compressed(raw: dict[str, Any], name: str) -> Recipe:
         raise _refusal(name, method, "transform_config", "...", "none")
     groups = raw.get("config_groups") or {}
     weights = [group.get("weights") or {} for group in groups.values() if isinstance(group, dict)]
-    whole = [
-        bits for bits in (4, 8) if any((some.get("type"), some.get("num_bits")) == ("int", bits) for some in weights)
+    integer_bits = [
+        bits
+        for bits in (4, 8)
+        if any((weight_args.get("type"), weight_args.get("num_bits")) == ("int", bits) for weight_args in weights)
     ]
-    tiles = (some.get("block_structure") for some in weights)
-    tile = next((found for found in tiles if found), None)
-    return Recipe(method, whole[0] if whole else 0, tile=_tile(tile, method, "block_structure", name), form=form)
+    tiles = (weight_args.get("block_structure") for weight_args in weights)
+    tile = next((structure for structure in tiles if structure), None)
+    return Recipe(
+        method, integer_bits[0] if integer_bits else 0, tile=_tile(tile, method, "block_structure", name), form=form
+    )
 
 
 def _tile(value: Any, method: str, key: str, name: str) -> tuple[int, int] | None:

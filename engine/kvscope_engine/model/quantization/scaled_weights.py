@@ -1,7 +1,6 @@
-"""Dequantizes weights that a file stores in few bits with separate scales, one by one on request.
+"""Dequantizes, on request, weights that a file stores in few bits with separate scales.
 
-Owns the supported formats. Each is recognized by the dtypes and names of its tensors, whatever the configuration calls
-it:
+Each supported format is recognized by the dtypes and names of its tensors, whatever the configuration calls it:
 
 - FP8: e4m3 or e5m2, with a scale per tensor, row, group of inputs or tile (DeepSeek's `weight_scale_inv`, FBGEMM,
   ModelOpt, compressed-tensors, MXFP8);
@@ -10,7 +9,7 @@ it:
 - integers: int8 with a scale per row or group, 4 or 8 bits in words (compressed-tensors' `pack-quantized`);
 - bitsandbytes: 4-bit indices into a table of 16 numbers (NF4, FP4), int8 by rows.
 
-An unknown tensor next to such a weight that could change it makes the file unsupported (BadInput).
+A file is unsupported (BadInput) if it has an unknown tensor next to such a weight that could change the weight.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any, Final
 
 import torch
 
-from kvscope_engine.model.quantization.packed_words import parts_of_words
+from kvscope_engine.model.quantization.packed_words import unpack_words
 from kvscope_engine.model.quantization.quantization_recipe import Recipe
 from kvscope_engine.model.stored_tensor import ComputedTensor, StoredTensor
 from kvscope_kernels.quantized_linear.fp8 import Fp8Weight
@@ -33,9 +32,9 @@ from kvscope_telemetry.errors import BadInput
 
 Stored = Mapping[str, StoredTensor]
 _FLOAT8: Final = ("F8_E4M3", "F8_E5M2")
-_SMALL: Final = (*_FLOAT8, "I8", "U8", "I32")
+_QUANTIZED_DTYPES: Final = (*_FLOAT8, "I8", "U8", "I32")
 _FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_OF_ACTIVATIONS: Final = frozenset(
+_IGNORED_TENSORS: Final = frozenset(
     {
         "activation_scale",
         "input_global_scale",
@@ -50,19 +49,22 @@ _OF_ACTIVATIONS: Final = frozenset(
         "weight_shape",
     }
 )
-"""Tensors that describe a layer's inputs and outputs, which are not quantized here, or that are redundant."""
+"""Last components of tensor names that are ignored: scales of inputs and outputs, which stay unquantized, and redundant
+metadata.
+"""
 _BITSANDBYTES: Final = ".quant_state.bitsandbytes__"
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledWeight:
-    """A quantized weight that can be dequantized."""
+    """A quantized weight, and functions that read it."""
 
     target: str
     """Name of the dequantized weight."""
     parts: frozenset[str]
     """Names of the stored tensors that form the quantized weight."""
     widened: Callable[[torch.dtype], torch.Tensor]
+    """Reads and dequantizes the weight, in the given dtype."""
     grouped: Callable[[], GroupedWeight | Fp8Weight] | None = None
     """Reads the weight in the format of the kernels; None if they do not support it."""
     is_in_order: bool = True
@@ -76,16 +78,15 @@ def is_scaled(stored: Stored) -> bool:
 
 def scaled_weights(stored: Stored, recipe: Recipe) -> list[ScaledWeight]:
     """Return all quantized weights of the files. Raises BadInput, naming the tensor, for an unknown format."""
-    found = [weight for name in stored if (weight := _weight(stored, name, recipe)) is not None]
-    if not found:
+    weights = [weight for name in stored if (weight := _weight(stored, name, recipe)) is not None]
+    if not weights:
         raise BadInput(f"it holds no layer in fewer bits, as {recipe.method} has them")
-    _check_rest(stored, found)
-    return found
+    _check_other_tensors(stored, weights)
+    return weights
 
 
 def plain_tensors(stored: Stored, weights: list[ScaledWeight], dtype: torch.dtype) -> dict[str, Any]:
-    """Return what a loader of unquantized weights reads: tensors of the files, with quantized ones replaced by
-    stand-ins."""
+    """Return the tensors for a loader of unquantized weights, with stand-ins for the quantized weights."""
     parts = frozenset[str]().union(*(weight.parts for weight in weights))
     plain: dict[str, Any] = {name: tensor for name, tensor in stored.items() if name not in parts}
     return plain | {weight.target: ComputedTensor(partial(weight.widened, dtype)) for weight in weights}
@@ -93,7 +94,7 @@ def plain_tensors(stored: Stored, weights: list[ScaledWeight], dtype: torch.dtyp
 
 def _weight(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight | None:
     tensor = stored[name]
-    if tensor.dtype not in _SMALL or _is_beside(name):
+    if tensor.dtype not in _QUANTIZED_DTYPES or _is_metadata(name):
         return None
     if name.endswith("_blocks"):
         return _gpt_oss(stored, name)
@@ -104,17 +105,17 @@ def _weight(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight | None:
     if tensor.dtype == "I8":
         return _int8(stored, name)
     if tensor.dtype == "U8" and any(other.startswith(name + _BITSANDBYTES) for other in stored):
-        return _of_16_numbers(stored, name)
+        return _bitsandbytes_4bit(stored, name)
     if tensor.dtype == "U8" and f"{name}_scale_2" in stored:
         return _packed_fp4(stored, name, "scale_2")
     return None
 
 
-def _is_beside(name: str) -> bool:
+def _is_metadata(name: str) -> bool:
     """Whether the tensor is a scale or other metadata of another tensor."""
     part = name.rpartition(".")[2]
     is_table = part in ("absmax", "nested_absmax", "quant_map", "nested_quant_map", "weight_format")
-    return is_table or any(word in part for word in ("_scale", "_zero_point", "_shape", "_g_idx"))
+    return is_table or any(substring in part for substring in ("_scale", "_zero_point", "_shape", "_g_idx"))
 
 
 def _float8(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight:
@@ -131,8 +132,8 @@ def _float8(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight:
         return Fp8Weight(stored[name].read(), grid.repeat_interleave(tiles[0], 0)[:rows].contiguous(), group)
 
     size = stored[name].shape
-    is_read = stored[name].dtype == "F8_E4M3" and len(size) == 2 and (tiles[1] % CHUNK == 0 or tiles[1] == size[1])
-    return ScaledWeight(name, frozenset({name, scale.name}), widened, in_fp8 if is_read else None)
+    is_supported = stored[name].dtype == "F8_E4M3" and len(size) == 2 and (tiles[1] % CHUNK == 0 or tiles[1] == size[1])
+    return ScaledWeight(name, frozenset({name, scale.name}), widened, in_fp8 if is_supported else None)
 
 
 def _int8(stored: Stored, name: str) -> ScaledWeight:
@@ -140,65 +141,71 @@ def _int8(stored: Stored, name: str) -> ScaledWeight:
     weight, rows = stored[name], stored.get(f"{name.removesuffix('weight')}SCB")
     scale, zero = rows or _first(stored, f"{name}_scale"), stored.get(f"{name}_zero_point")
     tiles = _tiles(weight, scale, None)
-    over = 1.0 if rows is None else 127.0  # bitsandbytes stores a row's maximum, which is code 127
+    divisor = 1.0 if rows is None else 127.0  # bitsandbytes stores a row's maximum, which is code 127
 
-    def facts() -> tuple[torch.Tensor, torch.Tensor]:
-        scales = scale.read().float() / over
+    def scales_and_offsets() -> tuple[torch.Tensor, torch.Tensor]:
+        scales = scale.read().float() / divisor
         return scales, scales * (0.0 if zero is None else zero.read().float())
 
     def widened(dtype: torch.dtype) -> torch.Tensor:
-        scales, low = facts()
+        scales, low = scales_and_offsets()
         size = torch.Size(weight.shape)
         return (weight.read().float() * _spread(scales, size, tiles) - _spread(low, size, tiles)).to(dtype)
 
     def in_groups() -> GroupedWeight:
-        scales, low = (each.reshape(weight.shape[0], -1) for each in facts())
+        scales, low = (each.reshape(weight.shape[0], -1) for each in scales_and_offsets())
         codes = weight.read().view(torch.uint8) ^ 0x80  # signed to unsigned: code 0 is -128
         return grouped(codes, scales, -128.0 * scales - low, 8, -(-tiles[1] // CHUNK) * CHUNK)
 
-    is_read = tiles[0] == 1 and (tiles[1] % CHUNK == 0 or tiles[1] == weight.shape[1])
+    is_supported = tiles[0] == 1 and (tiles[1] % CHUNK == 0 or tiles[1] == weight.shape[1])
     parts = {name, scale.name} | ({zero.name} if zero is not None else set())
-    return ScaledWeight(name, frozenset(parts), widened, in_groups if is_read else None)
+    return ScaledWeight(name, frozenset(parts), widened, in_groups if is_supported else None)
 
 
 def _gpt_oss(stored: Stored, name: str) -> ScaledWeight:
-    """Return the weight of experts, stored as (experts, outputs, blocks, 16); dequantized as in transformers, inputs
-    first."""
+    """Return the weight of experts, stored as (experts, outputs, blocks, 16) and dequantized to (experts, inputs,
+    outputs).
+    """
     scales = _first(stored, f"{name.removesuffix('_blocks')}_scales")
 
     def widened(dtype: torch.dtype) -> torch.Tensor:
         blocks, exponents = stored[name].read(), scales.read()
-        made = torch.empty(len(blocks), 32 * blocks.shape[2], blocks.shape[1], dtype=dtype)
-        for expert, (some, power) in enumerate(zip(blocks, exponents, strict=True)):
-            numbers = _fp4(some) * _powers_of_two(power)[..., None]
-            made[expert] = numbers.flatten(1).T
-        return made
+        weight = torch.empty(len(blocks), 32 * blocks.shape[2], blocks.shape[1], dtype=dtype)
+        for expert, (expert_blocks, power) in enumerate(zip(blocks, exponents, strict=True)):
+            numbers = _fp4(expert_blocks) * _powers_of_two(power)[..., None]
+            weight[expert] = numbers.flatten(1).T
+        return weight
 
     return ScaledWeight(name.removesuffix("_blocks"), frozenset({name, scales.name}), widened)
 
 
-def _packed_fp4(stored: Stored, name: str, whole_scale: str) -> ScaledWeight:
-    """Return an FP4 weight with a scale per 16 or 32 inputs. By its scale per tensor, compressed-tensors divides and
-    ModelOpt multiplies."""
+def _packed_fp4(stored: Stored, name: str, tensor_scale_name: str) -> ScaledWeight:
+    """Return an FP4 weight with a scale per 16 or 32 inputs.
+
+    The scale per tensor is a divisor in compressed-tensors, and a factor in ModelOpt.
+    """
     target = name.removesuffix("_packed")
-    scale, whole = _first(stored, f"{target}_scale"), stored.get(f"{target}_{whole_scale}")
+    scale, tensor_scale = _first(stored, f"{target}_scale"), stored.get(f"{target}_{tensor_scale_name}")
     size = *stored[name].shape[:-1], 2 * stored[name].shape[-1]
     tiles = _tiles_of(size, scale, None)
 
     def widened(dtype: torch.dtype) -> torch.Tensor:
         scales = _powers_or_numbers(scale.read())
-        if whole is not None:
-            number = whole.read().float()
-            scales = scales / number if whole_scale == "global_scale" else scales * number
-        return _by_expert(lambda codes, *rest: _scaled(_fp4(codes), *rest), stored[name].read(), scales, tiles, dtype)
+        if tensor_scale is not None:
+            number = tensor_scale.read().float()
+            scales = scales / number if tensor_scale_name == "global_scale" else scales * number
+        return _by_expert(
+            lambda codes, *scale_args: _scaled(_fp4(codes), *scale_args), stored[name].read(), scales, tiles, dtype
+        )
 
-    parts = {name, scale.name} | ({whole.name} if whole is not None else set())
+    parts = {name, scale.name} | ({tensor_scale.name} if tensor_scale is not None else set())
     return ScaledWeight(target, frozenset(parts), widened)
 
 
 def _words(stored: Stored, name: str) -> ScaledWeight:
-    """Return an integer weight in 32-bit words, with codes relative to the middle; zero points are packed along the
-    outputs."""
+    """Return an integer weight in 32-bit words, with codes relative to the middle. Zero points are packed along the
+    outputs.
+    """
     target = name.removesuffix("_packed")
     scale, shape = _first(stored, f"{target}_scale"), _first(stored, f"{target}_shape")
     zero, order = stored.get(f"{target}_zero_point"), stored.get(f"{target}_g_idx")
@@ -212,38 +219,39 @@ def _words(stored: Stored, name: str) -> ScaledWeight:
             f"{name} is {list(stored[name].shape)} and its scale {list(scale.shape)}, for {[outputs, inputs]}"
         )
 
-    def facts() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def codes_and_scales() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return codes, scales, and the code of zero. Codes and zero points are stored with the same offset."""
-        codes = parts_of_words(stored[name].read(), bits)[:, :inputs]
+        codes = unpack_words(stored[name].read(), bits)[:, :inputs]
         middle = torch.tensor(float(2 ** (bits - 1)))
         if zero is not None:
-            middle = parts_of_words(zero.read().T.contiguous(), bits)[:, :outputs].T.float()
+            middle = unpack_words(zero.read().T.contiguous(), bits)[:, :outputs].T.float()
         return codes.contiguous(), scale.read().float().expand(outputs, groups), middle.expand(outputs, groups)
 
     def in_groups() -> GroupedWeight:
-        codes, scales, middle = facts()
+        codes, scales, middle = codes_and_scales()
         return grouped(codes, scales.contiguous(), -scales * middle, bits, group)
 
     def widened(dtype: torch.dtype) -> torch.Tensor:
-        codes, scales, middle = facts()
-        place = torch.arange(inputs) // group if order is None else order.read().long()
-        return (scales[:, place] * (codes - middle[:, place])).to(dtype)
+        codes, scales, middle = codes_and_scales()
+        group_index = torch.arange(inputs) // group if order is None else order.read().long()
+        return (scales[:, group_index] * (codes - middle[:, group_index])).to(dtype)
 
     parts = {name, scale.name, shape.name} | {part.name for part in (zero, order) if part is not None}
-    reads = in_groups if group % CHUNK == 0 else None
-    return ScaledWeight(target, frozenset(parts), widened, reads, is_in_order=order is None)
+    read_groups = in_groups if group % CHUNK == 0 else None
+    return ScaledWeight(target, frozenset(parts), widened, read_groups, is_in_order=order is None)
 
 
-def _of_16_numbers(stored: Stored, name: str) -> ScaledWeight:
-    """Return a bitsandbytes weight: blocks in row order, the higher 4 bits first; block maxima may be quantized
-    themselves."""
+def _bitsandbytes_4bit(stored: Stored, name: str) -> ScaledWeight:
+    """Return a 4-bit bitsandbytes weight: blocks in row order, the higher 4 bits first. Block maxima may be quantized
+    too.
+    """
     state_name = next(other for other in stored if other.startswith(name + _BITSANDBYTES))
     state: dict[str, Any] = json.loads(bytes(stored[state_name].read().tolist()))
     parts = frozenset(other for other in stored if other == name or other.startswith(f"{name}."))
 
     def widened(dtype: torch.dtype) -> torch.Tensor:
         packed, numbers = stored[name].read().flatten(), stored[f"{name}.quant_map"].read().float()
-        found = torch.stack((numbers[(packed >> 4).long()], numbers[(packed & 15).long()]), -1).flatten()
+        values = torch.stack((numbers[(packed >> 4).long()], numbers[(packed & 15).long()]), -1).flatten()
         largest = stored[f"{name}.absmax"].read()
         if "nested_blocksize" in state:
             inner = stored[f"{name}.nested_quant_map"].read().float()[largest.long()]
@@ -252,7 +260,7 @@ def _of_16_numbers(stored: Stored, name: str) -> ScaledWeight:
             largest = largest + float(state["nested_offset"])
         count = math.prod(state["shape"])
         scale = largest.float().repeat_interleave(int(state["blocksize"]))[:count]
-        return (found[:count] * scale).view(state["shape"]).to(dtype)
+        return (values[:count] * scale).view(state["shape"]).to(dtype)
 
     return ScaledWeight(name, parts, widened)
 
@@ -263,24 +271,24 @@ def _check_matrix(name: str, size: tuple[int, ...]) -> None:
 
 
 def _first(stored: Stored, *names: str) -> StoredTensor:
-    found = next((stored[name] for name in names if name in stored), None)
-    if found is None:
+    tensor = next((stored[name] for name in names if name in stored), None)
+    if tensor is None:
         raise BadInput(f"it lacks {names[-1]}")
-    return found
+    return tensor
 
 
-def _tiles(weight: StoredTensor, scale: StoredTensor, told: tuple[int, int] | None) -> tuple[int, int]:
-    return _tiles_of(weight.shape, scale, told)
+def _tiles(weight: StoredTensor, scale: StoredTensor, declared: tuple[int, int] | None) -> tuple[int, int]:
+    return _tiles_of(weight.shape, scale, declared)
 
 
-def _tiles_of(size: tuple[int, ...], scale: StoredTensor, told: tuple[int, int] | None) -> tuple[int, int]:
+def _tiles_of(size: tuple[int, ...], scale: StoredTensor, declared: tuple[int, int] | None) -> tuple[int, int]:
     """Return the (rows, columns) that share a scale. Raises BadInput if the shapes of weight and scale do not match."""
     rows, columns = size[-2:]
     if math.prod(scale.shape) == 1:
         return rows, columns
     grid = (*scale.shape, 1)[-2:] if len(scale.shape) == 1 else scale.shape[-2:]
-    if told is not None and grid == tuple(-(-n // tile) for n, tile in zip((rows, columns), told, strict=True)):
-        return told
+    if declared is not None and grid == tuple(-(-n // tile) for n, tile in zip((rows, columns), declared, strict=True)):
+        return declared
     leads = tuple(size[:-2]) == tuple(scale.shape[:-2]) or len(scale.shape) == 1
     if not leads or rows % grid[0] or columns % grid[1]:
         raise BadInput(f"{scale.name} is {list(scale.shape)}, which does not fit a weight of {list(size)}")
@@ -294,11 +302,13 @@ def _by_expert(
     tiles: tuple[int, int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Dequantize the weights of several experts one after the other, so that only one is in float32 at a time."""
+    """Dequantize the weights of experts in a loop, so that only one is in float32 at a time."""
     if codes.dim() < 3:
         return widen(codes, scales, tiles, dtype)
-    each = scales if scales.numel() > 1 else scales.expand(len(codes))
-    return torch.stack([widen(some, scale, tiles, dtype) for some, scale in zip(codes, each, strict=True)])
+    expert_scales = scales if scales.numel() > 1 else scales.expand(len(codes))
+    return torch.stack(
+        [widen(expert_codes, scale, tiles, dtype) for expert_codes, scale in zip(codes, expert_scales, strict=True)]
+    )
 
 
 def _scaled(codes: torch.Tensor, scales: torch.Tensor, tiles: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
@@ -306,7 +316,7 @@ def _scaled(codes: torch.Tensor, scales: torch.Tensor, tiles: tuple[int, int], d
 
 
 def _spread(scales: torch.Tensor, size: torch.Size, tiles: tuple[int, int]) -> torch.Tensor:
-    """Return a scale per element of a weight of `size`, or a scalar if there is one scale for all."""
+    """Return a scale per element of a weight of `size`, or a scalar if all elements share one."""
     if scales.numel() == 1:
         return scales.reshape(())
     grid = scales[:, None] if scales.dim() == 1 else scales
@@ -316,8 +326,8 @@ def _spread(scales: torch.Tensor, size: torch.Size, tiles: tuple[int, int]) -> t
 
 def _fp4(packed: torch.Tensor) -> torch.Tensor:
     """Unpack (..., n) bytes to (..., 2 n) float32."""
-    table, both = torch.tensor(_FP4), packed.view(torch.uint8)
-    return torch.stack((table[(both & 15).long()], table[(both >> 4).long()]), -1).flatten(-2)
+    table, byte_values = torch.tensor(_FP4), packed.view(torch.uint8)
+    return torch.stack((table[(byte_values & 15).long()], table[(byte_values >> 4).long()]), -1).flatten(-2)
 
 
 def _powers_or_numbers(scales: torch.Tensor) -> torch.Tensor:
@@ -329,14 +339,18 @@ def _powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
     return torch.exp2(exponents.float() - 127.0)
 
 
-def _check_rest(stored: Stored, weights: list[ScaledWeight]) -> None:
-    """Raise BadInput for tensors that may change a quantized weight, and for those of unknown format."""
+def _check_other_tensors(stored: Stored, weights: list[ScaledWeight]) -> None:
+    """Raise BadInput for tensors of unknown format, and for those that may change a quantized weight."""
     parts = frozenset[str]().union(*(weight.parts for weight in weights))
     modules = {weight.target.rpartition(".")[0] for weight in weights if weight.target.endswith(".weight")}
     for name, tensor in stored.items():
         module, _, part = name.rpartition(".")
-        if name in parts or part in _OF_ACTIVATIONS:
+        if name in parts or part in _IGNORED_TENSORS:
             continue
-        is_beside = module in modules and part != "weight" and any(word in part for word in ("weight", "scale", "zero"))
-        if is_beside or tensor.dtype in _SMALL:
+        is_unknown_metadata = (
+            module in modules
+            and part != "weight"
+            and any(substring in part for substring in ("weight", "scale", "zero"))
+        )
+        if is_unknown_metadata or tensor.dtype in _QUANTIZED_DTYPES:
             raise BadInput(f"{name} ({tensor.dtype}) is of a form that is not read")

@@ -23,37 +23,42 @@ from kvscope_kernels.third_party_attention.library_choice import (
     by_events,
     choose,
 )
-from kvscope_kernels.third_party_attention.preferred import Options
+from kvscope_kernels.third_party_attention.prefill_with_fallback import Options
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 
 def attention_choice(
-    config: EngineConfig, loaded: LoadedModel, tell: Callable[[str], object], clock: Clock = by_events
+    config: EngineConfig, loaded: LoadedModel, report: Callable[[str], object], clock: Clock = by_events
 ) -> LibraryChoice:
-    """Choose the attention library; `tell` is called with a description of each candidate that is timed.
+    """Choose the attention library; `report` is called with a description of each candidate that is timed.
 
-    Raises BadInput if the requested library cannot run this model here.
+    Raises:
+        BadInput: The requested library cannot run this model on this device.
     """
-    ops, wanted = ops_for(loaded.device.type), config.attention_backend
+    ops, requested = ops_for(loaded.device.type), config.attention_backend
     if loaded.device.type != "cuda":
-        if wanted not in (AUTO, OURS):
-            raise BadInput(f"attention_backend={wanted!r} is not accepted on a CPU: auto or kvscope")
+        if requested not in (AUTO, OURS):
+            raise BadInput(f"attention_backend={requested!r} is not accepted on a CPU: auto or kvscope")
         return LibraryChoice(ops, "")
     if config.kv_cache_dtype != "auto":
-        if wanted not in (AUTO, OURS):
-            raise BadInput(f"attention_backend={wanted!r} is not accepted with a cache of 8 bits: auto or kvscope")
-        wanted = OURS
+        if requested not in (AUTO, OURS):
+            raise BadInput(f"attention_backend={requested!r} is not accepted with a cache of 8 bits: auto or kvscope")
+        requested = OURS
     if config.deterministic:
-        wanted = OURS
+        requested = OURS
     if own_forward(loaded.module) is not None:
-        if wanted not in (AUTO, OURS):
-            raise BadInput(f"attention_backend={wanted!r} is not accepted: the model is run by transformers' own code")
+        if requested not in (AUTO, OURS):
+            raise BadInput(
+                f"attention_backend={requested!r} is not accepted: the model is run by transformers' own code"
+            )
         return LibraryChoice(ops, "")
     if any(call.shape.latent_dim for call in check_hook(loaded.module)):
-        if wanted not in (AUTO, OURS):
-            raise BadInput(f"attention_backend={wanted!r} is not accepted with latents in the cache: auto or kvscope")
-        wanted = OURS
+        if requested not in (AUTO, OURS):
+            raise BadInput(
+                f"attention_backend={requested!r} is not accepted with latents in the cache: auto or kvscope"
+            )
+        requested = OURS
     shape = AttentionShape(
         num_heads=loaded.num_query_heads,
         num_kv_heads=loaded.num_kv_heads,
@@ -63,13 +68,13 @@ def attention_choice(
         capability=compute_capability(loaded.device),
     )
     try:
-        return choose(ops, shape, loaded.device, wanted, layer_options(loaded), clock, tell)
+        return choose(ops, shape, loaded.device, requested, layer_options(loaded), clock, report)
     except Unusable as error:
-        raise BadInput(f"attention_backend={wanted!r} is not accepted here ({error}): auto or kvscope") from None
+        raise BadInput(f"attention_backend={requested!r} is not accepted here ({error}): auto or kvscope") from None
 
 
 def layer_options(loaded: LoadedModel) -> tuple[Options, ...]:
-    """Return the kinds of attention that the model's layers may request: (has a window, has a logit softcap)."""
+    """Return the variants of attention that the model's layers may use: (has a window, has a logit softcap)."""
     text = loaded.hf_config.get_text_config()
     windows = (False, True) if getattr(text, "sliding_window", None) else (False,)
     return tuple(product(windows, (bool(getattr(text, "attn_logit_softcapping", None)),)))

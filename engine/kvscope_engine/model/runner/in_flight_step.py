@@ -1,7 +1,7 @@
 """Results of a step that was enqueued on the device: its sampled tokens, measurements and times.
 
-Owns the wait for the device and the conversion of a step's numbers into a `StepResult`. Must not know how the step was
-enqueued (`model_runner`).
+Waits for the device and converts a step's numbers into a `StepResult`. Must not depend on how the step was enqueued
+(`model_runner`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
 class PendingMeasurements(NamedTuple):
-    """Measurements on their way to the host; a field is None if it was not measured or no layer recorded it."""
+    """Measurements being copied to the host; None for those that were not measured or that no layer recorded."""
 
     shares: Rows | None = None
     skips: Rows | None = None
@@ -29,22 +29,22 @@ class PendingMeasurements(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepExecution:
-    """How the device runs a step, and what is measured of it."""
+    """How the device runs a step, and the measurements of it."""
 
     timer: StepTimer
     measurements: PendingMeasurements
     launches: int = 0
     """Number of kernels launched; 0 on a CPU."""
     graph_size: int = 0
-    """Maximum number of requests of the CUDA graph of decodes that runs the step; 0 if it runs otherwise."""
+    """Maximum number of requests of the CUDA graph that runs the step; 0 if no decode graph runs it."""
     graph_tokens: int = 0
-    """Number of tokens of the piecewise CUDA graphs that run the step; 0 if it runs otherwise."""
+    """Number of tokens of the piecewise CUDA graphs that run the step; 0 if none do."""
     logit_sums: Sequence[int] = ()
     """Checksum of each sampled row's logits; empty if fingerprints are not recorded."""
 
 
 class InFlightStep:
-    """A step enqueued on the device: its sampled tokens there, for the next step, and its results once they arrive.
+    """A step enqueued on the device: its sampled tokens there, for the next step, and later its results on the host.
 
     Created by `ModelRunner.launch`. Only `result` waits. `samples` is None if nothing is sampled, or if the tokens can
     be sampled only by `sample_later`, once the previous step has been committed.
@@ -61,16 +61,16 @@ class InFlightStep:
         self._execution = execution
         self._samples = samples
         self._sample_later = sample_later
-        self._is_left: list[bool] = []
+        self._remains: list[bool] = []
 
     @property
     def tokens(self) -> torch.Tensor:
-        """Sampled tokens on the device, (rows that sample,) int64."""
+        """Sampled tokens on the device, (sampled rows,) int64."""
         assert self._samples is not None, "this step samples nothing yet that could be waited for"
         return self._samples.output.tokens
 
     def rows(self) -> dict[int, int]:
-        """Return the row of each request in `tokens`, keyed by request number."""
+        """Return the row of each sampled request in `tokens`, by request number."""
         sampling = (item.request.number for item in self._plan.scheduled if item.samples)
         return {number: row for row, number in enumerate(sampling)}
 
@@ -78,22 +78,22 @@ class InFlightStep:
         """Enqueue the sampling that `launch` deferred, once the previous step has been committed. Returns the remaining
         plan.
 
-        Requests whose grammar mask is not ready, and finished requests, are removed from the plan. Their rows are
+        Finished requests, and requests whose grammar mask is not ready, are removed from the plan. Their rows are
         sampled anyway and dropped.
         """
         if self._sample_later is not None:
             sample_later, self._sample_later = self._sample_later, None
             requests = [item.request for item in self._plan.scheduled if item.samples]
-            is_left = {request: not (request.awaits_grammar_mask or request.is_finished) for request in requests}
-            self._is_left = [is_left.get(item.request, True) for item in self._plan.scheduled]
+            remains = {request: not (request.awaits_grammar_mask or request.is_finished) for request in requests}
+            self._remains = [remains.get(item.request, True) for item in self._plan.scheduled]
             self._samples = sample_later()
-        return keep_items(self._plan, _empty_result(self._plan), self._is_left)[0] if self._is_left else self._plan
+        return keep_items(self._plan, _empty_result(self._plan), self._remains)[0] if self._remains else self._plan
 
     def result(self) -> StepResult:
         """Wait for the step and return the results of the requests that `sample` left in the plan."""
         self.sample()
         result = self._result()
-        return keep_items(self._plan, result, self._is_left)[1] if self._is_left else result
+        return keep_items(self._plan, result, self._remains)[1] if self._remains else result
 
     def _result(self) -> StepResult:
         scheduled, execution, started_ns = self._plan.scheduled, self._execution, time.monotonic_ns()
@@ -147,13 +147,13 @@ class StepTimer:
         self._started_ns = self._stopped_ns = time.monotonic_ns()
 
     def stop(self) -> None:
-        """Record the end of the forward pass, after it was enqueued."""
+        """Record the end of the forward pass, once it has been enqueued."""
         if self._events is not None:
             self._events[1].record()
         self._stopped_ns = time.monotonic_ns()
 
     def elapsed_ns(self) -> int:
-        """Wait for the pass and return its duration in nanoseconds."""
+        """Wait for the pass and return its duration."""
         if self._events is None:
             return self._stopped_ns - self._started_ns
         self._wait(self._events[1])
@@ -183,13 +183,13 @@ def _accepted_prefix(drafts: tuple[int, ...], tokens: Iterator[int]) -> tuple[in
 def _accepted_logprobs(
     scheduled: Sequence[Scheduled], token_ids: Sequence[tuple[int, ...]], logprobs: Sequence[TokenLogprobs | None]
 ) -> tuple[tuple[TokenLogprobs, ...], ...]:
-    """Group `logprobs` by scheduled item. Empty if no request wants log-probabilities."""
+    """Group `logprobs` by scheduled item, without those after a rejected draft token. Empty if none were requested."""
     if not logprobs:
         return ()
     sampled = iter(logprobs)
     entries = (islice(sampled, 1 + len(item.drafts)) if item.samples else () for item in scheduled)
-    accepted = (tuple(of_item)[: len(tokens)] for of_item, tokens in zip(entries, token_ids, strict=True))
-    return tuple(tuple(entry for entry in of_item if entry is not None) for of_item in accepted)
+    accepted = (tuple(item_entries)[: len(tokens)] for item_entries, tokens in zip(entries, token_ids, strict=True))
+    return tuple(tuple(entry for entry in item_entries if entry is not None) for item_entries in accepted)
 
 
 def _accepted_logit_sums(
@@ -199,5 +199,5 @@ def _accepted_logit_sums(
     if not sums:
         return ()
     rows = iter(sums)
-    of_items = (tuple(islice(rows, 1 + len(item.drafts))) if item.samples else () for item in scheduled)
-    return tuple(row[: len(tokens)] for row, tokens in zip(of_items, token_ids, strict=True))
+    item_sums = (tuple(islice(rows, 1 + len(item.drafts))) if item.samples else () for item in scheduled)
+    return tuple(row[: len(tokens)] for row, tokens in zip(item_sums, token_ids, strict=True))

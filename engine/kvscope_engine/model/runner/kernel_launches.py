@@ -19,9 +19,10 @@ START_NOTHING: Final = frozenset(
     ("empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "detach", "alias", "sym_size", "lift_fresh")
 )
 """Operations that allocate or alias memory and launch no kernel."""
-Kind = tuple[int | bool, ...]
-GRAPH: Final[Kind] = ()
-"""Kind of a pass captured in a CUDA graph, which is a single launch."""
+PassKind = tuple[int | bool, ...]
+"""Key of passes that launch the same kernels; see `Launches.pass_kind`."""
+GRAPH: Final[PassKind] = ()
+"""Kind of a pass that is captured in a CUDA graph, and so is a single launch."""
 
 
 class Launches:
@@ -29,12 +30,12 @@ class Launches:
 
     def __init__(self, device: torch.device) -> None:
         self._is_gpu = device.type == "cuda"
-        self._known: dict[Kind, int] = {GRAPH: 1}
+        self._counts: dict[PassKind, int] = {GRAPH: 1}
 
-    def kind(
+    def pass_kind(
         self, inputs: StepInputs, num_samples: int, *, in_graph: bool, num_pieces: int = 0, is_measured: bool = False
-    ) -> Kind | None:
-        """Return the key that determines which kernels a pass launches; None on a CPU.
+    ) -> PassKind | None:
+        """Return the key of passes that launch the same kernels; None on a CPU.
 
         Lengths and sizes are reduced to their number of binary digits, because they decide whether decodes are split
         and merged. `num_pieces`: number of CUDA graphs replayed between attention calls.
@@ -48,21 +49,21 @@ class Launches:
         sizes = inputs.num_single_token.bit_length(), longest.bit_length()
         return (*sizes, has_runs, num_samples > 0, is_measured, num_pieces)
 
-    def of(self, kind: Kind | None) -> int:
+    def num_launches(self, kind: PassKind | None) -> int:
         """Return the number of launches of a pass of this kind; 0 if not counted yet or not on a GPU."""
-        return self._known.get(kind, 0) if kind is not None else 0
+        return self._counts.get(kind, 0) if kind is not None else 0
 
     @contextmanager
-    def counted(self, kind: Kind | None) -> Iterator[None]:
-        """Count the launches inside the context if the kind is new. A pass that raises is not counted."""
-        if kind is None or kind in self._known:
+    def counted(self, kind: PassKind | None) -> Iterator[None]:
+        """Return a context in which launches are counted if the kind is new. A pass that raises is not counted."""
+        if kind is None or kind in self._counts:
             yield
             return
         operations = _Operations()
         with _kernels() as kernels, operations:
             yield
         num_pieces = kind[-1]
-        self._known[kind] = operations.count + kernels[0] + num_pieces
+        self._counts[kind] = operations.count + kernels[0] + num_pieces
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -80,7 +81,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _kernels() -> Iterator[list[int]]:
-    """Count launches of Triton kernels by any thread of this process."""
+    """Return a context in which launches of Triton kernels by any thread of this process are counted in a one-element
+    list.
+    """
     from triton.runtime.jit import JITFunction  # type: ignore[import-untyped]
 
     count = [0]

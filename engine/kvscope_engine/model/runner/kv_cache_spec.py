@@ -1,4 +1,5 @@
-"""Makes KV storage for a model: one layer per attention layer, in the shape recorded when its attention was traced."""
+"""Creates KV storage for a model: one layer per attention layer, in the shape recorded when its attention was
+traced."""
 
 from __future__ import annotations
 
@@ -28,18 +29,17 @@ def storage_for_model(
     sparse_decode: float | None = None,
     groups: tuple[LayerGroup, ...] | None = None,
 ) -> KVStorage:
-    """Return KV storage for the attention layers recorded in the model."""
     layers = layer_shapes(loaded, sparse_decode)
     dtype = storage_dtype(kv_cache_dtype, loaded.dtype)
-    own = None if groups is None else [group.layers for group in groups]
-    return KVStorage(num_blocks, block_size, layers, dtype, loaded.device, memory=memory, groups=own)
+    group_layers = None if groups is None else [group.layers for group in groups]
+    return KVStorage(num_blocks, block_size, layers, dtype, loaded.device, memory=memory, groups=group_layers)
 
 
 def groups_of_model(config: EngineConfig, loaded: LoadedModel) -> tuple[LayerGroup, ...]:
     """Return the model's KV groups.
 
-    One group of all layers if the allocator reserves memory or blocks are chosen among (sparse attention), since blocks
-    outside a window are not freed then.
+    This is a single group if the allocator reserves memory, or if decodes choose their blocks (sparse attention),
+    because blocks outside a window are then not freed.
     """
     calls = check_hook(loaded.module)
     shapes = layer_shapes(loaded, config.sparse_decode)
@@ -49,7 +49,7 @@ def groups_of_model(config: EngineConfig, loaded: LoadedModel) -> tuple[LayerGro
 
 
 def expanded_layers(calls: Sequence[LayerCall]) -> list[LayerShape]:
-    """Return the layer shapes as if layers with latents stored keys and values of all heads; other layers unchanged."""
+    """Return the layer shapes with keys and values of all heads in place of latents; other layers unchanged."""
     return [
         call.shape
         if (latents := call.options.latents) is None
@@ -59,5 +59,5 @@ def expanded_layers(calls: Sequence[LayerCall]) -> list[LayerShape]:
 
 
 def rules_of(calls: Sequence[LayerCall]) -> list[GroupRule]:
-    """Return, for each recorded call of a layer's attention, the rule for which earlier tokens the layer reads."""
+    """Return the rule for which earlier tokens each layer reads, from the recorded call of its attention."""
     return [GroupRule(call.options.sliding_window or 0, call.options.is_chunked) for call in calls]

@@ -1,13 +1,13 @@
 """Runs a step on the device: from the scheduler's plan to sampled tokens.
 
-Owns the device side of a step: input tensors, the model's forward pass, sampling. Must not know why a request is
-scheduled or what happens to its tokens.
+Owns the device side of a step: input tensors, the model's forward pass, sampling. Must not depend on scheduling or on
+what happens to the tokens.
 
 `ModelRunner.launch` enqueues a whole step on the device without waiting: one host-to-device copy, the forward pass,
 sampling, one device-to-host copy. The next step may be launched before the previous result has arrived. Rows whose
 input token is still in flight read it on the device from the previous step's samples. If a row's grammar or penalties
-depend on such a token, the host must know it before it can sample: `launch` then ends with the logits, and
-`InFlightStep.sample` enqueues the rest. Everything runs on one stream in launch order, so a step reads and writes
+depend on such a token, sampling must wait until the token has arrived on the host: `launch` then ends with the logits,
+and `InFlightStep.sample` enqueues the rest. Everything runs on one stream in launch order, so a step reads and writes
 blocks after all steps before it.
 """
 
@@ -58,7 +58,7 @@ from kvscope_engine.model.runner.in_flight_step import (
     StepExecution,
     StepTimer,
 )
-from kvscope_engine.model.runner.kernel_launches import Kind, Launches
+from kvscope_engine.model.runner.kernel_launches import Launches, PassKind
 from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.runner.step_memory import logits_width, step_buffer_bytes
 from kvscope_engine.model.runner.warm_up import idle_decodes, warm_up
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 
 class OtherRanks(Protocol):
-    """Sends each step to the other ranks of tensor parallelism; implemented in `executor.leader`."""
+    """Sends each step to the other ranks of tensor parallelism. Implemented in `executor.leader`."""
 
     def send_step(
         self,
@@ -91,12 +91,13 @@ class OtherRanks(Protocol):
             copies: Blocks to copy before the step, as (source, target) pairs.
             lora_slots: Adapter slot of each row, as in `StepRows`.
             num_sampled: Number of tokens that the previous step sampled and that `broadcast_tokens` sends first, if
-                this step awaits any.
+                this step
+                awaits any.
             graph_size: Size of the CUDA graph that all ranks replay; 0 if none.
         """
 
     def broadcast_tokens(self, tokens: torch.Tensor) -> None:
-        """Broadcast the tokens sampled by the previous step. `tokens` is on the device."""
+        """Broadcast the tokens sampled by the previous step, which are on the device."""
 
     def wait_for(self, event: torch.cuda.Event) -> None:
         """Wait until the device has reached `event`. Raises KvscopeError when a rank is lost."""
@@ -106,7 +107,7 @@ class OtherRanks(Protocol):
 
 
 class StepMeasurements(NamedTuple):
-    """Accumulators of what is measured in a step; a field is None if it is not measured."""
+    """Accumulators of a step's measurements; None for those that are not measured."""
 
     shares: AttentionScores | None = None
     skips: BlockSkips | None = None
@@ -116,7 +117,7 @@ NOT_MEASURED: Final = StepMeasurements()
 
 
 class ModelRunner:
-    """Runs steps on a model, its KV storage and a sampler. The constructor prepares the model (fuses its layers).
+    """Runs steps on a model, its KV storage and a sampler. The constructor fuses the model's layers.
 
     Raises BadInput for a model whose attention is not supported. On a GPU, call `warm_up` before the first request.
     """
@@ -136,14 +137,14 @@ class ModelRunner:
         """Prepare `loaded` and allocate the buffers of a step.
 
         Args:
-            loaded: The model. Its layers are fused.
+            loaded: The model, whose layers are fused in place.
             storage: KV cache of the attention layers.
             config: Options of the runner.
             states: States of recurrent layers, if the model has any.
             lora: LoRA adapters; on a rank that follows, only their slots, which rank 0 fills.
             ops: Attention and other operations; by default those of the device.
             others: The other ranks of tensor parallelism, if this runner leads them.
-            notes: List that `notes` becomes.
+            notes: List to use as the attribute `notes`; by default a new one.
         """
         self._others = others
         self._lora = lora if isinstance(lora, LoraAdapters) else None
@@ -164,8 +165,9 @@ class ModelRunner:
         self.fused = make_ready_to_run(loaded.module, loaded.quantization)
         self.weights_bytes = weights_bytes(loaded.module)
         self.notes: list[str] = [] if notes is None else notes
-        """Lines of text about options that could not be applied as requested, added when that is found. Other
-        components may append to it."""
+        """Lines of text about options that could not be applied as requested, in the order of discovery. Other
+        components may append to it.
+        """
         self._module = loaded.module
         self._model = Forward(loaded.module)
         self._tiles: FixedTiles | None = None
@@ -187,7 +189,7 @@ class ModelRunner:
         num_shares = limits.max_num_seqs * table_blocks * storage.num_groups
         self._shares_back, self._skips_back = (RowReadBack(loaded.device, num_shares, self._wait) for _ in range(2))
         self._copies_made: deque[tuple[tuple[int, int], ...]] = deque(maxlen=2)
-        """Block copies made for the last two plans.
+        """Block copies of the last two plans.
 
         When a failed step is run again, its copies are not repeated: by then, their source blocks may belong to other
         requests.
@@ -231,11 +233,11 @@ class ModelRunner:
         """Compile every kernel that steps can need and capture CUDA graphs. Does nothing on a CPU."""
         if self._device.type == "cpu":
             return
-        nothing = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
+        idle_pairs = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
         if self._storage.layers:
-            self._ops.copy_rows(self._storage.rows, nothing)
+            self._ops.copy_rows(self._storage.rows, idle_pairs)
         if self._states is not None:
-            self._ops.copy_rows(self._states.rows, nothing)
+            self._ops.copy_rows(self._states.rows, idle_pairs)
         if self._graphs is not None and not self._is_own and (reads := self._host_reads()):
             self._disable_graphs(reads)
         graphs = (self._graphs, self._piecewise_graphs) if self._shared_graphs is None else (None, None)
@@ -251,7 +253,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_shared_graphs(self, rank_sync: RankSync) -> None:
-        """Capture CUDA graphs on all ranks at once, after the all-reduces are installed and before the first
+        """Capture CUDA graphs on all ranks together, after the all-reduces are installed and before the first
         request."""
         assert self._shared_graphs is not None, "there are graphs of several ranks"
         self.notes += self._shared_graphs.capture_all(rank_sync)
@@ -259,8 +261,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def do_idle_work(self) -> bool:
-        """Do deferred work while no request is waiting and no step is in flight: capture at most one CUDA graph size
-        again.
+        """Capture at most one pending CUDA graph, while no request is waiting and no step is in flight.
 
         Returns whether more work remains.
         """
@@ -277,28 +278,30 @@ class ModelRunner:
     def launch(self, plan: StepPlan, after: InFlightStep | None = None) -> InFlightStep:
         """Enqueue a step on the device without waiting for anything.
 
-        `after` is the step launched before this one, if its result has not been committed yet.
+        `after`: the step launched before this one, if its result has not been committed yet.
         """
         if self._states is not None:  # first: states of waiting requests must survive a failed step
             self._states.copy(plan.state_copies, self._ops.copy_rows)
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
-        adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
-        sampling, num_output_tokens = sampled_positions(plan.scheduled)
+        lora_rows = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
+        requests, num_output_tokens = sampled_positions(plan.scheduled)
         measures = self._measures(is_due=self._measured.is_due(inputs.num_single_token))
-        copies = () if any(plan.copies is made for made in self._copies_made) else plan.copies
-        graphs, size = self._graphs_for(inputs, measures) if measures.skips is None and adapted is None else (None, 0)
+        copies = () if any(plan.copies is previous_copies for previous_copies in self._copies_made) else plan.copies
+        graphs, size = self._graphs_for(inputs, measures) if measures.skips is None and lora_rows is None else (None, 0)
         if self._others is not None:
             num_sampled = len(after.tokens) if after is not None and inputs.awaited is not None else 0
-            self._others.send_step(inputs, copies, adapted.slots if adapted is not None else None, num_sampled, size)
+            self._others.send_step(
+                inputs, copies, lora_rows.slots if lora_rows is not None else None, num_sampled, size
+            )
         buffer = self._buffer
         buffer.begin()
         tensors = stage_inputs(inputs, buffer) if graphs is None else graphs.stage(inputs, size)
-        is_late = after is not None and _depend_on_awaited_tokens(sampling, num_output_tokens)
-        options = None if is_late else self._sampler.inputs(sampling, buffer, self._vocab_size, num_output_tokens)
+        is_late = after is not None and _depend_on_awaited_tokens(requests, num_output_tokens)
+        options = None if is_late else self._sampler.inputs(requests, buffer, self._vocab_size, num_output_tokens)
         pairs = buffer.put(np.array(copies, np.int64)) if copies else None
         state_saves = buffer.put(_state_saves(plan)) if plan.state_saves and graphs is not None else None
         awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
-        slots = buffer.put(adapted.slots) if adapted is not None else None
+        slots = buffer.put(lora_rows.slots) if lora_rows is not None else None
         buffer.send()
         if pairs is not None and self._storage.layers:
             self._ops.copy_rows(self._storage.rows, pairs)
@@ -310,13 +313,13 @@ class ModelRunner:
         timer = StepTimer(self._device, self._wait)
         states = _state_batch(plan, self._states) if self._states is not None and graphs is None else None
         own = own_batch(inputs) if self._is_own else None
-        count = len(sampling)
+        count = len(requests)
         kind = self._launch_kind(inputs, count, graphs, size, is_measured=measures != NOT_MEASURED)
         with self._launches.counted(kind):
             if self._tiles is not None:
                 logits = self._tiles.logits(inputs)
             elif graphs is None:
-                with self._lora_applied(adapted, slots):
+                with self._lora_applied(lora_rows, slots):
                     logits = self._forward(tensors, count, measures, states, own)
             elif isinstance(graphs, PiecewiseGraphs):
                 logits = graphs.replay(size, count, measures.shares)
@@ -331,7 +334,7 @@ class ModelRunner:
         execution = StepExecution(
             timer=timer,
             measurements=measurements,
-            launches=self._launches.of(kind),
+            launches=self._launches.num_launches(kind),
             graph_size=graphs.num_requests if isinstance(graphs, DecodeGraphs) else 0,
             graph_tokens=size if isinstance(graphs, PiecewiseGraphs) else 0,
             logit_sums=logit_sums(logits) if self._sums_logits and logits is not None else (),  # before sampling
@@ -339,7 +342,7 @@ class ModelRunner:
         if logits is None:
             return InFlightStep(plan, execution)
         if options is None:
-            sample_later = partial(self._sample_later, logits, sampling, num_output_tokens)
+            sample_later = partial(self._sample_later, logits, requests, num_output_tokens)
             return InFlightStep(plan, execution, sample_later=sample_later)
         return InFlightStep(plan, execution, self._sample(logits, options))
 
@@ -352,8 +355,7 @@ class ModelRunner:
         sampled: torch.Tensor | None = None,
         graph_size: int = 0,
     ) -> None:
-        """Run this rank's part of a step that rank 0 leads: everything but sampling, and the head only if a graph
-        contains it.
+        """Run this rank's part of a step that rank 0 leads: no sampling, and the head only if a graph contains it.
 
         `sampled`: tokens of the previous step, if this step awaits any.
         """
@@ -391,13 +393,13 @@ class ModelRunner:
             return False
 
     def recover(self) -> None:
-        """Wait until the device is idle after a failed step, and release cached memory."""
+        """Wait until the device is idle after a failed step, and free cached memory."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
 
     def release_graphs(self) -> bool:
-        """Release the memory of all CUDA graphs; they are captured again later. Returns whether there were any.
+        """Free the memory of all CUDA graphs; they are captured again later. Returns whether there were any.
 
         Graphs that several ranks run together are kept.
         """
@@ -411,14 +413,14 @@ class ModelRunner:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether CUDA graphs exist, or will be captured again, that a single process can release."""
+        """Whether there are CUDA graphs, captured or pending, that `release_graphs` can free."""
         return self._graphs is not None and self._shared_graphs is None
 
     def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
         """Keep only the CUDA graphs of these kinds of steps, to save memory.
 
-        Memory of the other graphs is released, and they are not captured again until a call requests them. No step may
-        be in flight. Does nothing with several ranks.
+        The memory of other graphs is freed, and they are not captured again until a call of this method includes them.
+        No step may be in flight. Does nothing with several ranks.
         """
         if self._shared_graphs is not None:
             return
@@ -438,17 +440,16 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _sample_later(
-        self, logits: torch.Tensor, sampling: list[Request], num_output_tokens: list[int]
+        self, logits: torch.Tensor, requests: list[Request], num_output_tokens: list[int]
     ) -> PendingSamples:
-        """Sample in a step whose sampling inputs were not known at launch, with a host-to-device copy of their own."""
+        """Sample in a step whose sampling inputs were not known at launch, with a separate host-to-device copy."""
         self._buffer.begin()
-        options = self._sampler.inputs(sampling, self._buffer, self._vocab_size, num_output_tokens)
+        options = self._sampler.inputs(requests, self._buffer, self._vocab_size, num_output_tokens)
         self._buffer.send()
         return self._sample(logits, options)
 
     def _lora_applied(self, rows: StepRows | None, slots: torch.Tensor | None) -> AbstractContextManager[None]:
-        """Return a context in which the model applies the LoRA adapters of `rows`; without adapters, an empty
-        context."""
+        """Return a context in which the model applies the LoRA adapters of `rows`, if there are any."""
         if self._lora_slots is None or rows is None or slots is None:
             return nullcontext()
         return self._lora_slots.applied(rows, slots)
@@ -461,32 +462,31 @@ class ModelRunner:
         size: int,
         *,
         is_measured: bool,
-    ) -> Kind | None:
+    ) -> PassKind | None:
         pieces = graphs.num_graphs(size) if isinstance(graphs, PiecewiseGraphs) else int(graphs is not None)
         in_graph = isinstance(graphs, DecodeGraphs)
-        return self._launches.kind(inputs, count, in_graph=in_graph, num_pieces=pieces, is_measured=is_measured)
+        return self._launches.pass_kind(inputs, count, in_graph=in_graph, num_pieces=pieces, is_measured=is_measured)
 
     def _graphs_for(
         self, inputs: StepInputs, measures: StepMeasurements
     ) -> tuple[DecodeGraphs | PiecewiseGraphs | None, int]:
-        """Return the graphs and the graph size that run a step, or (None, 0) if it runs eagerly. Captures graphs that
-        were released.
+        """Return the graphs and the graph size that run a step, or (None, 0) if it runs eagerly.
 
-        Decode graphs do not run drafted steps whose attention is measured: in a graph, the attention of drafted
-        requests is not separate from that of the decodes.
+        Captures graphs that were released. Decode graphs do not run drafted steps whose attention is measured: in a
+        graph, the attention of drafted requests is not separate from that of the decodes.
         """
         if self._shared_graphs is not None:
             shared = self._shared_graphs.size_of(inputs)
             return (None, 0) if shared is None else (self._graphs, shared)
-        is_apart = inputs.is_drafted and measures.shares is not None
-        if self._graphs is not None and not is_apart and (size := self._graphs.size_of(inputs)) is not None:
+        needs_eager_scores = inputs.is_drafted and measures.shares is not None
+        if self._graphs is not None and not needs_eager_scores and (size := self._graphs.size_of(inputs)) is not None:
             return self._graphs, size
         if self._piecewise_graphs is not None and (size := self._piecewise_graphs.size_of(inputs)) is not None:
             return self._piecewise_graphs, size
         return None, 0
 
     def _host_reads(self) -> str:
-        """Describe the operations of a decode step that no CUDA graph can contain; empty if there are none."""
+        """Describe an operation of a decode step that no CUDA graph can contain; empty if there is none."""
         self._buffer.begin()
         tensors = idle_decodes(self._limits, self._buffer)
         self._buffer.send()
@@ -530,8 +530,9 @@ class ModelRunner:
         )
 
     def _eager_logits(self, tensors: StepTensors, shares: AttentionScores | None) -> torch.Tensor:
-        """Return the logits of all rows. Each call uses a new context, because tensors shared by layers must be created
-        in the graph that reads them."""
+        """Return the logits of all rows. Each call uses a new context, because a graph must create the tensors that its
+        layers share.
+        """
         states = None
         if self._states is not None and tensors.state_slots is not None:
             states = StateDecodes(self._states, tensors.state_slots)
@@ -539,8 +540,8 @@ class ModelRunner:
         return self._model.logits(tensors.input_ids, tensors.positions, context)
 
     def _warm_up_logits(self, tensors: StepTensors) -> torch.Tensor:
-        """Return the logits of all rows of a warm-up step, and run the step a second time with measurement if service
-        measures such steps.
+        """Return the logits of all rows of a warm-up step. If service measures such steps, the step also runs with
+        measurement.
 
         A model that runs its own forward code is skipped, since its kernels are unknown. Fixed tiles have one shape,
         whatever the step.
@@ -590,14 +591,13 @@ def _step_limits(loaded: LoadedModel, storage: KVStorage, config: RunnerConfig) 
         max_request_tokens=min(loaded.max_model_len, storage.num_blocks * storage.block_size),
         block_size=storage.block_size,
         num_groups=storage.num_groups,
-        has_experts=any(isinstance(part, FusedExperts) for part in loaded.module.modules()),
+        has_experts=any(isinstance(submodule, FusedExperts) for submodule in loaded.module.modules()),
         max_drafts=config.max_drafts,
     )
 
 
 def _depend_on_awaited_tokens(requests: Sequence[Request], num_output_tokens: Sequence[int]) -> bool:
-    """Whether sampling any row depends on a token that is still in flight (its grammar or penalties follow its
-    tokens)."""
+    """Whether sampling of any row depends, by its grammar or penalties, on a token that is still in flight."""
     return any(
         count > len(request.output_token_ids) and request.depends_on_tokens
         for request, count in zip(requests, num_output_tokens, strict=True)
@@ -609,19 +609,20 @@ def own_batch(inputs: StepInputs) -> OwnBatch:
 
 
 def _state_saves(plan: StepPlan) -> NDArray[np.int64]:
-    """Return (source slot, target slot) pairs, shape (n, 2), of a decode-only step. Each saves the state after the
-    request's token."""
+    """Return (source slot, target slot) pairs, (n, 2), of a step of decodes. Each saves the state after the request's
+    token.
+    """
     return np.array([(save.request.state_slot, save.slot) for save in plan.state_saves], np.int64)
 
 
 def _state_batch(plan: StepPlan, storage: StateStorage) -> StateBatch:
     starts = [0, *accumulate(item.num_tokens for item in plan.scheduled)]
-    places = {item.request.number: number for number, item in enumerate(plan.scheduled)}
+    sequence_of_request = {item.request.number: sequence for sequence, item in enumerate(plan.scheduled)}
     saves: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for save in plan.state_saves:
-        number = places[save.request.number]
-        row = starts[number] + save.num_tokens - plan.scheduled[number].start
-        saves[number].append((row, save.slot))
+        sequence = sequence_of_request[save.request.number]
+        row = starts[sequence] + save.num_tokens - plan.scheduled[sequence].start
+        saves[sequence].append((row, save.slot))
     slots = [item.request.state_slot for item in plan.scheduled]
     has_initial_state = [item.start > 0 for item in plan.scheduled]
     in_prompt = [item.start < item.request.num_prompt_tokens for item in plan.scheduled]

@@ -2,9 +2,9 @@
 
 Only collects rows. The decisions are made at load where the operations are created: per device in
 `kvscope_kernels.dispatch`, for linear layers, quantized weights and experts in `model.layers.fused` and the loader. The
-table calls the same decision functions, so that it agrees with what runs. It knows a model's dtypes but not its
-weights: a layer that `verification.fuse` cannot prove equal, and a model that runs transformers' own code, keep that
-code whatever the table shows.
+table calls the same decision functions, so that it agrees with what runs. The table depends on a model's dtypes and not
+on its weights: a layer that `verification.fuse` cannot prove equal, and a model that runs transformers' own code, keep
+that code whatever the table shows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvscope_kernels.cpu.library import library_refusal
 from kvscope_kernels.dispatch import explain_ops
 from kvscope_kernels.grouped_product import grouped_implementation
 from kvscope_kernels.linear.skinny_linear import MAX_ROWS
-from kvscope_kernels.operation_choice import TORCH, TRITON, C, Operands, OperationChoice
+from kvscope_kernels.operation_row import TORCH, TRITON, C, Operands, OperationChoice
 from kvscope_kernels.quantized_linear.fp8 import fp8_implementation
 from kvscope_kernels.third_party_attention.library_choice import importable
 from kvscope_telemetry.errors import BadInput
@@ -34,11 +34,11 @@ TRANSFORMERS: Final = "transformers"
 REFUSED: Final = "refused"
 AT_LOAD: Final = "timed at load"
 HEAD_DIM: Final = 128
-"""Head dimension assumed in the table of a machine; the most common one."""
+"""Head dimension assumed in the table of a machine: the most common one."""
 
 
 def machine_table() -> tuple[str, tuple[OperationChoice, ...]]:
-    """Return what the engine would run on this machine by default: a title, and one row per operation.
+    """Return the default implementations on this machine: a title, and one row per operation.
 
     Raises RuntimeError if a GPU would be used and Triton is not installed.
     """
@@ -63,7 +63,7 @@ def operation_table(device: torch.device, ops: Ops, operands: Operands) -> tuple
 
 
 def _prefill(row: OperationChoice) -> OperationChoice:
-    """Return the kernels' row, or a row that says "timed at load" if third-party libraries are timed against them."""
+    """Return the kernels' row, or a row "timed at load" if third-party libraries are timed against the kernels."""
     libraries = importable() if row.implementation == TRITON else ()
     if not libraries:
         return row

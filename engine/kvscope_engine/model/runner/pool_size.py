@@ -1,7 +1,6 @@
 """Computes how many KV blocks fit, from the configuration, the model, and the free memory of the device.
 
-Owns this computation and its error messages. Allocates nothing except in the profile run on a GPU. The model must have
-its final form, with its layers fused.
+Allocates nothing except in the profile run on a GPU. The model must have its final form, with its layers fused.
 """
 
 from __future__ import annotations
@@ -39,22 +38,23 @@ class PoolSize(NamedTuple):
 
     num_blocks: int
     plan: MemoryPlan | None = None
-    """Plan of the GPU's memory, if the size of the pool was derived from free memory."""
+    """Plan of the GPU's memory, if the size of the pool was derived from free memory; else None."""
     num_states: int = 0
-    """Number of device slots for states of recurrent layers, for requests and prefixes together."""
+    """Number of device slots for states of recurrent layers, those of requests and prefixes together."""
     num_host_states: int = 0
     """Number of slots in host memory for states of recurrent layers."""
     has_pad_state: bool = False
-    """Whether the device has one additional slot for the sequences that pad CUDA graphs; it belongs to no request."""
+    """Whether the device has one additional state slot, for the sequences that pad CUDA graphs."""
     memory: DeviceMemory | None = None
     """Memory of the GPU; None on a CPU."""
 
 
 def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> PoolSize:
-    """Return the size of the pool. `memory`: the GPU's memory, if the caller has it already.
+    """Return the size of the pool. `memory`: the GPU's memory, queried if None.
 
-    Raises BadInput if the requested size exceeds free memory, KvscopeError if not even one block fits. Both messages
-    contain the numbers.
+    Raises:
+        BadInput: The requested size exceeds free memory.
+        KvscopeError: Not even one block fits.
     """
     if memory is None and loaded.device.type == "cuda":
         memory = CudaMemory(loaded.device)
@@ -67,7 +67,7 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
         return _size_with_states(config, loaded, memory, free, one_block, one_state, len(groups))
     if config.num_gpu_blocks_override is not None:
         num_blocks, option = config.num_gpu_blocks_override, "--num-gpu-blocks-override"
-        return PoolSize(_checked(num_blocks, one_block, free, loaded.device, option), memory=memory)
+        return PoolSize(_check_free_bytes(num_blocks, one_block, free, loaded.device, option), memory=memory)
     if config.kv_memory_bytes is not None:
         if config.kv_memory_bytes < one_block:
             raise BadInput(
@@ -75,7 +75,7 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
                 f" {one_block} bytes with this model"
             )
         num_blocks = config.kv_memory_bytes // one_block
-        return PoolSize(_checked(num_blocks, one_block, free, loaded.device, "--kv-memory"), memory=memory)
+        return PoolSize(_check_free_bytes(num_blocks, one_block, free, loaded.device, "--kv-memory"), memory=memory)
     if memory is not None:
         plan = plan_memory(config, loaded, memory, one_block, len(groups))
         plan.check(loaded.info.name, str(loaded.device), memory.holders.describe_with_bytes)
@@ -101,48 +101,48 @@ def _size_with_states(
 ) -> PoolSize:
     """Divide the KV memory between KV blocks and states of recurrent layers.
 
-    There is one state per request and some for prefixes, in at most half of the memory if there are KV layers. Without
-    KV layers, blocks only index prefixes and need no memory. Host memory is divided in the same way.
+    There is one state per request and some for prefixes; if there are KV layers, states take at most half of the
+    memory. Without KV layers, blocks only index prefixes and need no memory. Host memory is divided in the same way.
     """
     pad = int(loaded.device.type == "cuda" and not config.enforce_eager)
-    for_prefixes = config.max_num_seqs if config.state_checkpoints is None else config.state_checkpoints
-    wanted = config.max_num_seqs + for_prefixes
+    num_prefix_states = config.max_num_seqs if config.state_checkpoints is None else config.state_checkpoints
+    num_wanted = config.max_num_seqs + num_prefix_states
     plan = None
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override
-        _checked(num_blocks, one_block, free, loaded.device, "--num-gpu-blocks-override")
-        num_states = min(wanted + 1, (free - num_blocks * one_block) // one_state - pad)
+        _check_free_bytes(num_blocks, one_block, free, loaded.device, "--num-gpu-blocks-override")
+        num_states = min(num_wanted + 1, (free - num_blocks * one_block) // one_state - pad)
     else:
         if config.kv_memory_bytes is not None:
-            room = config.kv_memory_bytes
-            if room > free:
+            num_bytes = config.kv_memory_bytes
+            if num_bytes > free:
                 raise BadInput(
-                    f"--kv-memory asks for {room / MIB:.0f} MiB: {free / MIB:.0f} MiB are free on {loaded.device}"
+                    f"--kv-memory asks for {num_bytes / MIB:.0f} MiB: {free / MIB:.0f} MiB are free on {loaded.device}"
                 )
         elif memory is not None:
             plan = plan_memory(config, loaded, memory, one_block + (MIN_SLOTS + pad) * one_state, num_groups)
             plan.check(loaded.info.name, str(loaded.device), memory.holders.describe_with_bytes)
-            room = plan.kv
+            num_bytes = plan.kv
         else:
-            room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
+            num_bytes = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
         longest = num_blocks_for(loaded.max_model_len, config.block_size)
-        num_states, num_blocks = slots_and_blocks(room, one_block, one_state, wanted, longest, pad)
+        num_states, num_blocks = slots_and_blocks(num_bytes, one_block, one_state, num_wanted, longest, pad)
     if num_states < MIN_SLOTS or num_blocks < 1:
         raise KvscopeError(
             f"no memory for the KV cache of {loaded.info.name!r}: one request's state of its recurrent layers takes"
             f" {one_state / MIB:.2f} MiB, and {MIN_SLOTS + pad} of them and a block of {one_block / MIB:.2f} MiB are"
             " needed; free some, or give more --kv-memory or a smaller model"
         )
-    num_host_states = host_slots(config.host_kv_memory_bytes, one_block, one_state, wanted)
+    num_host_states = host_slots(config.host_kv_memory_bytes, one_block, one_state, num_wanted)
     return PoolSize(num_blocks, plan, num_states, num_host_states, bool(pad), memory)
 
 
 def plan_memory(
     config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int, num_groups: int = 1
 ) -> MemoryPlan:
-    """Plan the GPU's memory; runs a full step to measure activations.
+    """Plan the GPU's memory, after running a full step to measure activations.
 
-    Graphs of steps with prefills are left out if they would take too much of the KV cache. `one_block`: bytes of one
+    Graphs of steps with prefills are left out if they would take too much of the KV cache. `one_block`: bytes of a
     block.
     """
     memory.empty_cache()
@@ -165,7 +165,7 @@ def plan_memory(
     return drop_large_piecewise_graphs(plan, 1.0 if config.piecewise_graphs else PIECEWISE_SHARE)
 
 
-def _checked(num_blocks: int, one_block: int, free: int, device: torch.device, option: str) -> int:
+def _check_free_bytes(num_blocks: int, one_block: int, free: int, device: torch.device, option: str) -> int:
     if num_blocks * one_block > free:
         raise BadInput(
             f"{option} asks for {num_blocks} blocks of {one_block / MIB:.2f} MiB,"

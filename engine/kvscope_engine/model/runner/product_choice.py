@@ -1,4 +1,4 @@
-"""Chooses between the project's kernels and cuBLAS for a model's matrix products with few rows.
+"""Chooses between kvscope's kernels and cuBLAS for a model's matrix products with few rows.
 
 On GPUs for which the kernels have not been measured, each weight shape is timed at the start. The choice is made once,
 before CUDA graphs are captured.
@@ -16,43 +16,43 @@ from kvscope_engine.model.layers.fused.float32_head import Float32Head
 from kvscope_engine.model.layers.fused.packed_linear import FusedLinear
 from kvscope_kernels.launch import compute_capability
 from kvscope_kernels.linear.choice import Clock, time_by_graphs, times_against_torch
-from kvscope_kernels.linear.skinny_linear import NEVER, supports_product, untried
+from kvscope_kernels.linear.skinny_linear import NEVER, default_few_rows, supports_product
 
 
 @torch.inference_mode()
-def choose_products(module: nn.Module, tell: Callable[[str], object], clock: Clock = time_by_graphs) -> str:
+def choose_products(module: nn.Module, report: Callable[[str], object], clock: Clock = time_by_graphs) -> str:
     """Time each weight shape and set the chosen implementation on every layer.
 
-    `tell` is called with a description of each trial. Returns a one-line summary; empty if there was nothing to choose.
+    `report` is called with a description of each trial. Returns a one-line summary; empty if nothing was timed.
     """
     shapes: dict[tuple[int, int, torch.dtype], list[FusedLinear | Float32Head]] = defaultdict(list)
-    for part in module.modules():
-        if isinstance(part, FusedLinear | Float32Head) and _is_open(part.weight):
-            dtype = torch.float32 if isinstance(part, Float32Head) else part.weight.dtype
-            shapes[*part.weight.shape, dtype].append(part)
-    words = []
-    for (outputs, inputs, dtype), parts in shapes.items():
-        tell(f"timing products with {outputs:,} x {inputs:,} weights")
-        times = times_against_torch([part.weight for part in parts], dtype, clock)
-        for part in parts:
-            part.few_rows = times.few_rows
-        words.append(f"{outputs} x {inputs} {_taken(times.single)} and {_taken(times.several)}")
-    if not words:
+    for submodule in module.modules():
+        if isinstance(submodule, FusedLinear | Float32Head) and _needs_timing(submodule.weight):
+            dtype = torch.float32 if isinstance(submodule, Float32Head) else submodule.weight.dtype
+            shapes[*submodule.weight.shape, dtype].append(submodule)
+    texts = []
+    for (outputs, inputs, dtype), linears in shapes.items():
+        report(f"timing products with {outputs:,} x {inputs:,} weights")
+        times = times_against_torch([submodule.weight for submodule in linears], dtype, clock)
+        for submodule in linears:
+            submodule.few_rows = times.few_rows
+        texts.append(f"{outputs} x {inputs} {_ratio_text(times.single)} and {_ratio_text(times.several)}")
+    if not texts:
         return ""
-    return f"products of one row and of 2 to 16, our kernels' time over cuBLAS's: {'; '.join(words)}"
+    return f"products of one row and of 2 to 16, our kernels' time over cuBLAS's: {'; '.join(texts)}"
 
 
 def is_timed_at_load(device: torch.device) -> bool:
-    """Whether the kernels have not been measured on such a device and are therefore timed at load."""
-    return device.type == "cuda" and untried(compute_capability(device)) == NEVER
+    """Whether products are timed at load, because the kernels have not been measured on GPUs like `device`."""
+    return device.type == "cuda" and default_few_rows(compute_capability(device)) == NEVER
 
 
-def _is_open(weight: torch.Tensor) -> bool:
-    """Whether a kernel can compute this product and it is unknown whether it is faster."""
+def _needs_timing(weight: torch.Tensor) -> bool:
+    """Whether a kernel can compute this product and may or may not be faster than cuBLAS."""
     return supports_product(weight) and is_timed_at_load(weight.device)
 
 
-def _taken(ratio: float) -> str:
+def _ratio_text(ratio: float) -> str:
     if ratio == float("inf"):
         return "not run"
     return f"{ratio:.2f}"

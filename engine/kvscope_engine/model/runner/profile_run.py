@@ -1,6 +1,6 @@
-"""Measures what the largest step needs besides weights and KV, by running one on the GPU before blocks are allocated.
+"""Measures the memory of the largest step in addition to weights and KV, by running one before blocks are allocated.
 
-Owns that run and its measurements. The model must have its final form, with its layers fused.
+The model must have its final form, with its layers fused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Peak bytes of a full step above the memory held before it."""
+    """Peak bytes of a full step, above the bytes held before it."""
 
     activations: int
     logits: int
@@ -43,7 +43,7 @@ def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory
     rows = torch.arange(samples, device=loaded.device)
     try:
         activations = _peak(memory, lambda: forward.fill(ids, positions, NoAttention(longest)))
-        whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, NoAttention(longest), rows)))
+        total = _peak(memory, lambda: _sample(forward.logits(ids, positions, NoAttention(longest), rows)))
     except torch.OutOfMemoryError as error:
         names = memory.holders.describe()
         raise KvscopeError(
@@ -52,7 +52,7 @@ def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory
         ) from error
     finally:
         memory.empty_cache()
-    return StepProfile(activations, max(0, whole - activations))
+    return StepProfile(activations, max(0, total - activations))
 
 
 @torch.inference_mode()
@@ -64,5 +64,5 @@ def _peak(memory: DeviceMemory, run: Callable[[], object]) -> int:
 
 
 def _sample(logits: torch.Tensor) -> None:
-    """Allocate what sampling allocates: float32 copies of the logits."""
+    """Allocate as much as sampling does: float32 copies of the logits."""
     logits.float().softmax(-1).cumsum(-1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
-    """How a `ModelRunner` runs steps. The options of the same name in `EngineConfig` are described there."""
+    """Options of a `ModelRunner`. Those with the same name in `EngineConfig` are described there."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -21,11 +21,12 @@ class RunnerConfig:
     shares_graphs: bool = False
     """Whether all ranks of tensor parallelism capture and replay the same CUDA graphs together."""
     page_heat: int = 0
-    """Attention per block is measured in every step whose number is a multiple of this; 0 for never."""
+    """Interval, in steps with decodes, at which attention per block is measured; 0 for never."""
     sparse_decode: float | None = None
     """Share of blocks that decodes attend to (sparse attention); None for all blocks."""
     tile_sizes: Sequence[int] = ()
-    """Sizes of fixed tiles, for results that do not depend on the batch: the size of most tiles, then the others in
-    use. Empty if steps are not tiled."""
+    """Sizes of fixed tiles, for results that do not depend on the batch: the size of most tiles first. Empty for no
+    tiles.
+    """
     fingerprints: bool = False
     """Whether to compute a checksum of the logits of each sampled row."""

@@ -1,4 +1,4 @@
-"""Decides which layers of a model choose among their blocks (sparse attention). Handles neither queries nor blocks."""
+"""Decides which layers of a model choose among their blocks (sparse attention)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 NUM_FULL_LAYERS: Final = 2
 """Number of first layers that always attend to all blocks, since their attention is spread over the whole text (Quest,
-arXiv 2406.10774, section 3.1)."""
+arXiv 2406.10774, section 3.1).
+"""
 
 
 def layer_shapes(loaded: LoadedModel, sparse_decode: float | None) -> list[LayerShape]:
     """Return the shape of each attention layer, with key bounds for layers that choose blocks.
 
-    Raises BadInput if `sparse_decode` is set and no layer can choose.
+    Raises:
+        BadInput: `sparse_decode` is set and no layer can choose.
     """
     calls = check_hook(loaded.module)
     if sparse_decode is None:
@@ -47,9 +49,8 @@ def may_choose(index: int, call: LayerCall) -> bool:
     """Whether the layer at `index` may choose among its blocks.
 
     Excluded are layers with a sliding window, which read little already; with attention sinks, which are one number per
-    query head while blocks are chosen per KV head; and with a bias by distance, which the bounds of a block do not
-    include.
+    query head while blocks are chosen per KV head; and with a bias by distance, which is not part of a block's bounds.
     """
     options = call.options
-    has_more = options.sinks is not None or options.bias is not None
-    return index >= NUM_FULL_LAYERS and options.sliding_window is None and not has_more
+    has_extra_scores = options.sinks is not None or options.bias is not None
+    return index >= NUM_FULL_LAYERS and options.sliding_window is None and not has_extra_scores

@@ -1,7 +1,7 @@
 """Computes the bytes that steps need on a device in addition to weights, KV and the model's own activations.
 
-Owns the sizes of what the runner allocates once, and of what sampling makes of a step's logits, so that a memory plan
-can be made before a runner exists. Plain arithmetic; allocates nothing.
+Covers the buffers that the runner allocates once and the tensors of sampling, so that a memory plan can be made before
+a runner exists. Plain arithmetic; allocates nothing.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ if TYPE_CHECKING:
 CPU_BATCHED_TOKENS: Final = 512
 GPU_BATCHED_TOKENS: Final = 8192
 GRAPH_BYTES: Final = 256 << 20
-"""Bytes of all CUDA graphs together, without the tensors that they read and write: their nodes and private memory
-pools."""
+"""Bytes reserved for the nodes and private memory pools of all decode graphs, without the tensors that they read and
+write.
+"""
 DRAFTED_GRAPH_BYTES: Final = 192 << 20
-"""Bytes of the graphs of steps with drafts, of which there are three quarters as many as of decodes."""
-PIECES_BYTES: Final = 256 << 20
-"""Bytes of all graphs of steps with prefills. Each layer has one graph per size."""
+"""Bytes reserved for the graphs of steps with drafts, which are three quarters as many as those of decodes."""
+PIECEWISE_GRAPH_BYTES: Final = 256 << 20
+"""Bytes reserved for all graphs of steps with prefills: one per layer and size."""
 SAMPLING_INPUT_BYTES: Final = 1 << 20
 """Bytes reserved in a step's buffer for per-request sampling inputs. Larger inputs are uploaded in separate copies."""
 SAMPLING_ROW_BYTES: Final = 256
 STATE_ROW_BYTES: Final = 64
-"""Bytes reserved in a step's buffer per request for its state slot and for the slots that it is copied from and saved
-to."""
+"""Bytes reserved in a step's buffer per request for its state slot, and for the slots of state copies and saves."""
 MAX_MASK_BYTES: Final = 8 << 20
-"""Bytes reserved in a step's buffer for the token bitmasks of requests with a grammar, one bit per token."""
+"""Maximum bytes in a step's buffer for the token bitmasks of requests with a grammar, one bit per token."""
 FLOAT32_BYTES: Final = 4
 SMALLEST_TILE_TOKENS: Final = 16
-"""Smallest tile of attention in tokens, on any GPU."""
-CHOICE_BYTES_A_BLOCK: Final = 24
-"""Bytes that choosing blocks holds at once per block, request and KV head: scores and the results of ranking them."""
-CHOICE_BYTES_A_CHOSEN: Final = 96
-"""Bytes that choosing blocks holds at once per chosen block: its score and index, ranked and in order, and the compact
-tables."""
-SAMPLING_BYTES_A_LOGIT: Final = 16
-"""Bytes that sampling with every option holds at once per logit, 4 each: raw logits if log-probabilities are requested,
-the processed logits, the candidates searched for the largest ones, and a row padded to whole chunks."""
+"""Tokens of the smallest tile of attention on any GPU."""
+CHOICE_BYTES_PER_BLOCK: Final = 24
+"""Peak bytes of choosing blocks per block, request and KV head: scores and the results of ranking them."""
+CHOICE_BYTES_PER_CHOSEN_BLOCK: Final = 96
+"""Peak bytes of choosing blocks per chosen block: its score and index, ranked and in order, and the compact tables."""
+SAMPLING_BYTES_PER_LOGIT: Final = 16
+"""Peak bytes of sampling with every option per logit, 4 each for: raw logits if log-probabilities are requested, the
+processed logits, the candidates searched for the largest ones, and a row padded to whole chunks.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +68,17 @@ class HeadShape:
     is_quantized: bool = False
     """Whether the KV cache has 8-bit elements."""
     latents: Latents | None = None
-    """Layout of the latents, if the cache stores latents (MLA). `num_kv_heads` and `head_dim` then describe what is
-    stored."""
+    """Layout of the latents, if the cache stores latents (MLA). `num_kv_heads` and `head_dim` are then those of the
+    cache.
+    """
     windows: tuple[int, ...] = (0,)
-    """Sliding windows of the layers in tokens, each length once; 0 for full attention. Layers with the same window
-    share buffers."""
+    """Distinct sliding windows of the layers in tokens; 0 for full attention. Layers with the same window share
+    buffers.
+    """
 
     def visible(self, length: int, num_queries: int = 1) -> set[int]:
-        """Return how many tokens the last `num_queries` queries of a request of `length` tokens see together, one entry
-        per distinct window.
+        """Return the number of tokens that the last `num_queries` of a request of `length` tokens read together, for
+        each window.
 
         With latents, all tokens are read.
         """
@@ -86,12 +88,12 @@ class HeadShape:
 
     @property
     def query_dim(self) -> int:
-        """Elements of one head's query, as the model produces it."""
+        """Elements of one head's query, as computed by the model."""
         return self.head_dim if self.latents is None else self.latents.key_dim
 
 
 class Processors(NamedTuple):
-    """Properties of a GPU that decide into how many parts attention is split."""
+    """Properties of a GPU that determine into how many splits attention is divided."""
 
     num_multiprocessors: int
     capability: int
@@ -99,7 +101,7 @@ class Processors(NamedTuple):
 
 
 def max_batched_tokens(config: EngineConfig, device_type: str) -> int:
-    """Return the number of tokens of the largest step: the configured one, or the default for the device."""
+    """Return the number of tokens of the largest step: the configured number, or the default for the device."""
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
     return max(GPU_BATCHED_TOKENS if device_type == "cuda" else CPU_BATCHED_TOKENS, config.max_num_seqs)
@@ -108,8 +110,7 @@ def max_batched_tokens(config: EngineConfig, device_type: str) -> int:
 def step_reserves(
     config: EngineConfig, loaded: LoadedModel, processors: Processors, num_groups: int = 1
 ) -> StepReserves:
-    """Return the bytes reserved for steps in addition to a measured profile, before the capacity of the pool is
-    known."""
+    """Return the bytes reserved for steps in addition to a measured profile, before the size of the pool is known."""
     limits = StepLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
@@ -149,7 +150,7 @@ def _heads(config: EngineConfig, loaded: LoadedModel) -> HeadShape:
 def head_shape(calls: Sequence[LayerCall], element_bytes: int, *, is_quantized: bool, num_ranks: int = 1) -> HeadShape:
     """Return the head shape of the layer with the most query heads, divided among `num_ranks` ranks.
 
-    If no layer attends, every size is 1.
+    If the model has no attention layers, every size is 1.
     """
     widest = max(calls, key=lambda call: call.num_query_heads, default=None)
     if widest is None:
@@ -173,19 +174,21 @@ def _windows(calls: Sequence[LayerCall]) -> tuple[int, ...]:
 def latent_bytes(limits: StepLimits, heads: HeadShape) -> int:
     """Return the bytes that one layer's attention over latents (MLA) needs in addition to its partial results.
 
-    That is one request's expanded latents, or the queries projected into latent space. The next layer reuses the
-    memory.
+    This is one request's expanded latents, or the queries projected into latent space, whichever is larger. The next
+    layer reuses the memory.
     """
     latents = heads.latents
     if latents is None:
         return 0
-    together = max(limits.max_num_seqs, MAX_GROUPED_REQUESTS)
-    moved = together * heads.num_heads * (latents.stored_dim + 2 * latents.latent_dim)
-    return max(moved * heads.element_bytes, expanded_bytes(latents, limits.max_request_tokens, heads.element_bytes))
+    num_queries = max(limits.max_num_seqs, MAX_GROUPED_REQUESTS)
+    num_elements = num_queries * heads.num_heads * (latents.stored_dim + 2 * latents.latent_dim)
+    return max(
+        num_elements * heads.element_bytes, expanded_bytes(latents, limits.max_request_tokens, heads.element_bytes)
+    )
 
 
 def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
-    """Return the size of a step's input buffer in bytes. It exists once on the host and once on the device."""
+    """Return the size of a step's input buffer in bytes, on the device. Each host buffer has the same size."""
     masks = min(4 * -(-vocab_size // 32) * limits.max_num_seqs, MAX_MASK_BYTES)
     tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
     length, num_groups = limits.max_request_tokens, limits.num_groups
@@ -195,27 +198,27 @@ def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
 
 
 def graph_tensor_bytes(limits: StepLimits, vocab_size: int) -> int:
-    """Return the bytes of the logits tensor that all graphs write and of the block tables that they all read."""
+    """Return the bytes of the logits tensor and of the block tables that all decode graphs share."""
     columns = limits.num_groups * table_width(limits.max_request_tokens, limits.block_size)
     logits = max_logits_rows(limits.max_num_seqs, limits.max_drafts) * vocab_size
     return FLOAT32_BYTES * (captured_sizes(limits.max_num_seqs)[-1] * columns + logits)
 
 
 def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:
-    """Return the bytes of the graphs of steps with prefills and of the tensors exchanged with attention between them.
+    """Return the bytes of the graphs of steps with prefills, and of the tensors that they exchange with attention.
 
     The tensors are the queries, the attention output, and the input of the head, which is about as wide.
     """
     return (
-        PIECES_BYTES
+        PIECEWISE_GRAPH_BYTES
         + 3 * FLOAT32_BYTES * piecewise_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.query_dim
     )
 
 
 def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
-    """Return the bytes of attention's partial results. All layers with the same window share them.
+    """Return the bytes of attention's partial results. Layers with the same window share them.
 
-    The sum of the largest decode step and of the short query runs in the same step that need the most.
+    This is the sum for the decode step and for the short query runs that need the most, since one step may have both.
     """
     sizes = range(1, limits.max_num_seqs + 1)  # fewer requests may need more: large batches are not split
     queries = range(1, MAX_CUT_QUERIES + 1)
@@ -226,8 +229,8 @@ def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Proce
 def shares_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
     """Return the bytes that measuring attention per block adds to a step.
 
-    Two parts: sums per block (or per piece of a block longer than a tile) that the next layer with the same window
-    overwrites, once in the graphs' memory and once in that of eager steps; and tables of requests by blocks: the
+    There are two parts. Sums per block (or per piece of a block longer than a tile), which the next layer with the same
+    window overwrites, exist in the graphs' memory and in that of eager steps. Tables of requests by blocks are the
     accumulators of graphs and of eager steps, the concatenation of all groups, and two steps being copied to the host.
     """
     if not config.page_heat:
@@ -235,13 +238,13 @@ def shares_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape, pro
     width = table_width(limits.max_request_tokens, limits.block_size)
     num_seqs, longest = limits.max_num_seqs, limits.max_request_tokens
     pieces_each = limits.block_size // math.gcd(limits.block_size, SMALLEST_TILE_TOKENS)
-    places = sum(
+    num_blocks = sum(
         block_sum_capacity(num_seqs, visible, limits.block_size, heads.num_heads, pieces_each)
         for visible in heads.visible(longest)
     )
     value_dim = heads.head_dim if heads.latents is None else heads.latents.latent_dim
-    of_parts = max(_decode_partials(size, longest, heads, processors) for size in range(1, num_seqs + 1)) // value_dim
-    sums = FLOAT32_BYTES * (places * pieces_each + len(heads.windows) * num_seqs) * heads.num_heads + of_parts
+    part_bytes = max(_decode_partials(size, longest, heads, processors) for size in range(1, num_seqs + 1)) // value_dim
+    sums = FLOAT32_BYTES * (num_blocks * pieces_each + len(heads.windows) * num_seqs) * heads.num_heads + part_bytes
     num_tables = 5 if limits.num_groups > 1 else 4  # a single group needs no concatenation
     tables = FLOAT32_BYTES * num_tables * limits.num_groups * num_seqs * width
     return sums * (1 if config.enforce_eager else 2) + tables
@@ -251,62 +254,62 @@ def choice_bytes(config: EngineConfig, limits: StepLimits, num_kv_heads: int) ->
     """Return the bytes that choosing blocks (sparse attention) needs in one layer. The next layer reuses the memory."""
     if config.sparse_decode is None:
         return 0
-    chosen = math.ceil(config.sparse_decode * CHOICE_BYTES_A_CHOSEN)
+    chosen = math.ceil(config.sparse_decode * CHOICE_BYTES_PER_CHOSEN_BLOCK)
     ranked = 3 * MAX_PARTIAL_BYTES  # estimates of some requests, their softmax and its log
-    return ranked + (CHOICE_BYTES_A_BLOCK + chosen) * limits.max_num_seqs * num_kv_heads * limits.max_request_blocks
+    return ranked + (CHOICE_BYTES_PER_BLOCK + chosen) * limits.max_num_seqs * num_kv_heads * limits.max_request_blocks
 
 
 def sampling_bytes(limits: StepLimits, vocab_size: int) -> int:
     """Return the bytes that sampling a full batch with every option needs, including the logits."""
     rows = min(max(limits.max_num_seqs, 1 + limits.max_drafts), limits.max_num_batched_tokens)
-    return (SAMPLING_BYTES_A_LOGIT + FLOAT32_BYTES) * rows * vocab_size
+    return (SAMPLING_BYTES_PER_LOGIT + FLOAT32_BYTES) * rows * vocab_size
 
 
 def logits_width(loaded: LoadedModel) -> int:
-    """Return the number of columns of the model's logits. The head may be padded beyond the vocabulary."""
+    """Return the number of columns of the model's logits, which may be padded beyond the vocabulary."""
     module: Any = loaded.module
     head = module.get_output_embeddings()
     return int(getattr(head, "out_features", loaded.info.vocab_size))
 
 
 def _decode_partials(size: int, length: int, heads: HeadShape, processors: Processors) -> int:
-    """Return the bytes of partial results of a decode of `size` requests, summed over all windows."""
+    """Return the bytes of the partial results of a decode of `size` requests, summed over all windows."""
     num_multiprocessors = processors.num_multiprocessors
     if heads.latents is not None:
         return _latent_partials(size, heads.num_heads, length, heads, processors)
     dims = heads.head_dim, heads.head_dim, heads.num_heads // heads.num_kv_heads, heads.element_bytes
     tiles = decode_tiles(*dims, is_quantized=heads.is_quantized)
-    cut = heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps
-    rooms = (part_bounds(size, visible, *cut) for visible in heads.visible(length))
-    return sum(partial_bytes(bounds, heads.num_heads, heads.head_dim) for bounds in rooms)
+    split_args = heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps
+    all_bounds = (part_bounds(size, visible, *split_args) for visible in heads.visible(length))
+    return sum(partial_bytes(window_bounds, heads.num_heads, heads.head_dim) for window_bounds in all_bounds)
 
 
 def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
-    """Return the bytes of partial results of the largest number of query runs that are split, summed over all windows.
+    """Return the bytes of the partial results of query runs of up to `max_queries` queries, summed over all windows.
 
-    A run has up to `max_queries` queries.
+    Computed for the largest number of runs that are split.
     """
     group, length = heads.num_heads // heads.num_kv_heads, limits.max_request_tokens
     if heads.latents is not None:
         num_rows = max_queries * heads.num_heads
         rows = latent_tiles(num_rows, heads.element_bytes, processors.capability, is_quantized=heads.is_quantized)
-        cut = (processors.num_multiprocessors, rows.num_warps)
-        size = min(max_cut_runs(max_queries, length, -(-num_rows // rows.tile_m), *cut), limits.max_num_seqs)
+        split_args = (processors.num_multiprocessors, rows.num_warps)
+        size = min(max_cut_runs(max_queries, length, -(-num_rows // rows.tile_m), *split_args), limits.max_num_seqs)
         return _latent_partials(size, num_rows, length, heads, processors)
     dims = heads.head_dim, heads.head_dim, group, heads.element_bytes
     tiles = prefill_tiles(*dims, max_queries, processors.capability, is_quantized=heads.is_quantized)
     programs_each = heads.num_kv_heads * -(-max_queries // (tiles.tile_m // group))
     num_bytes = 0
     for visible in heads.visible(length, max_queries):
-        most = max_cut_runs(max_queries, visible, programs_each, processors.num_multiprocessors, tiles.num_warps)
+        max_runs = max_cut_runs(max_queries, visible, programs_each, processors.num_multiprocessors, tiles.num_warps)
         shape = programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps
-        bounds = part_bounds(min(most, limits.max_num_seqs), visible, *shape)
+        bounds = part_bounds(min(max_runs, limits.max_num_seqs), visible, *shape)
         num_bytes += partial_bytes(bounds, max_queries * heads.num_heads, heads.head_dim)
     return num_bytes
 
 
 def _latent_partials(size: int, num_rows: int, length: int, heads: HeadShape, processors: Processors) -> int:
-    """Return the bytes of partial results of `size` requests with `num_rows` rows each (queries times heads)."""
+    """Return the bytes of the partial results of `size` requests with `num_rows` rows each (queries times heads)."""
     assert heads.latents is not None, "only asked where there are latents"
     tiles = latent_tiles(num_rows, heads.element_bytes, processors.capability, is_quantized=heads.is_quantized)
     programs_each = -(-num_rows // tiles.tile_m)

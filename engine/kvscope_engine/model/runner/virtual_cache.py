@@ -28,7 +28,9 @@ def virtual_cache(config: EngineConfig, loaded: LoadedModel, num_blocks: int) ->
     """Reserve an address space for a pool with the memory of `num_blocks` blocks; None unless the allocator is
     `virtual`.
 
-    Raises BadInput if one request needs more than that, KvscopeError if the operating system or the driver refuses.
+    Raises:
+        BadInput: One request may need more than that.
+        KvscopeError: The operating system or the driver refuses.
     """
     if config.allocator != "virtual":
         return None

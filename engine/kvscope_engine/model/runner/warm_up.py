@@ -1,6 +1,6 @@
 """Compiles every kernel that steps can need and captures CUDA graphs, before the first request on a GPU.
 
-Owns the choice of warm-up steps. They write no KV and attend to no tokens, so no block of the pool needs to exist.
+Decides which steps are run for that. They write no KV and attend to no tokens, so no block of the pool needs to exist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvscope_telemetry.messages.telemetry import Progress
 
 STAGE: Final = "warm up"
 LONGEST_RUN: Final = 128
-"""Number of queries from which prefill tiles no longer grow, except those of the longest possible runs."""
+"""Number of queries above which prefill tiles no longer grow, except those of the longest possible runs."""
 EVERY_OPTION: Final = (
     ResolvedSampling(temperature=0.0),
     ResolvedSampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=1, logprobs=3),
@@ -35,7 +35,7 @@ EVERY_OPTION: Final = (
 )
 
 Run = Callable[[StepTensors], torch.Tensor]
-"""Function that runs a step and returns the logits of all its rows."""
+"""Runs a step and returns the logits of all its rows."""
 
 
 def warm_up(
@@ -44,18 +44,19 @@ def warm_up(
     sampler: Sampler,
     buffer: StepBuffer,
     graphs: DecodeGraphs | None,
-    mixed: PiecewiseGraphs | None,
+    piecewise_graphs: PiecewiseGraphs | None,
     progress: Callable[[Progress], None],
 ) -> str:
-    """Run all warm-up steps and capture the CUDA graphs in `graphs` (decodes) and `mixed` (steps with prefills).
+    """Run all warm-up steps, and capture the CUDA graphs in `graphs` (decodes) and `piecewise_graphs` (steps with
+    prefills).
 
-    Returns why graphs cannot be captured; "" if they were captured or none were requested.
+    Returns why graphs cannot be captured; empty if they were captured or none were requested.
     """
     steps = list(idle_steps(limits))
-    total = len(steps) + (graphs is not None) + (mixed is not None)
+    total = len(steps) + (graphs is not None) + (piecewise_graphs is not None)
     logits = None
-    for done, step in enumerate(steps):
-        progress(Progress(stage=STAGE, detail="kernels", done=done, total=total))
+    for num_done, step in enumerate(steps):
+        progress(Progress(stage=STAGE, detail="kernels", done=num_done, total=total))
         buffer.begin()
         tensors = step(buffer)
         buffer.send()
@@ -66,9 +67,9 @@ def warm_up(
     if graphs is not None:
         progress(Progress(stage=STAGE, detail="CUDA graphs of decodes", done=len(steps), total=total))
         failure = graphs.capture_all()
-    if mixed is not None and not failure:
+    if piecewise_graphs is not None and not failure:
         progress(Progress(stage=STAGE, detail="CUDA graphs of steps with prefills", done=total - 1, total=total))
-        mixed.capture_all()
+        piecewise_graphs.capture_all()
     if graphs is not None and graphs.drafted_sizes and not failure:
         progress(Progress(stage=STAGE, detail="CUDA graphs of steps with drafts", done=total - 1, total=total))
         graphs.capture_drafted()
@@ -76,45 +77,47 @@ def warm_up(
 
 
 def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensors]]:
-    """Yield steps that together launch every variant of every kernel.
+    """Yield functions that write a step into a buffer. Together, these steps launch every variant of every kernel.
 
     Prefill tiles grow with the longest query run, and short runs with long contexts are split.
     """
-    most = min(limits.max_num_batched_tokens, LONGEST_RUN)
-    for num_queries in (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most):
+    max_queries = min(limits.max_num_batched_tokens, LONGEST_RUN)
+    for num_queries in (
+        *(1 << power for power in range(max_queries.bit_length()) if 1 << power < max_queries),
+        max_queries,
+    ):
         for length in dict.fromkeys((num_queries, max(num_queries, limits.max_request_tokens))):
             yield _prefill_step(num_queries, 0, length=length, num_groups=limits.num_groups)
     longest, num_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
-    yield _prefill_step(most, 0, longest=longest, num_seqs=num_seqs, num_groups=limits.num_groups)
+    yield _prefill_step(max_queries, 0, longest=longest, num_seqs=num_seqs, num_groups=limits.num_groups)
     if limits.has_experts:
         for num_tokens in dict.fromkeys(
-            (*_doubled(most, limits.max_num_batched_tokens), limits.max_num_batched_tokens)
+            (*_doublings(max_queries, limits.max_num_batched_tokens), limits.max_num_batched_tokens)
         ):
             yield _prefill_step(num_tokens, 0, num_groups=limits.num_groups)
-    yield _prefill_step(min(2, most), 1, num_groups=limits.num_groups)
+    yield _prefill_step(min(2, max_queries), 1, num_groups=limits.num_groups)
     for length in dict.fromkeys((1, limits.max_request_tokens)):  # unsplit, and split with a merge
         for num_rows in dict.fromkeys((1, min(2, limits.max_num_seqs))):
             yield _decode_step(num_rows, length, limits.block_size, limits.num_groups)
 
 
 def idle_decodes(limits: StepLimits, buffer: StepBuffer) -> StepTensors:
-    """Return the smallest warm-up decode step with more than one request (if `max_num_seqs` allows), put into
-    `buffer`."""
+    """Write the smallest warm-up decode step with two requests (one, if `max_num_seqs` is 1) into `buffer`."""
     return _decode_step(min(2, limits.max_num_seqs), 1, limits.block_size, limits.num_groups)(buffer)
 
 
-def _doubled(number: int, most: int) -> Iterator[int]:
+def _doublings(number: int, limit: int) -> Iterator[int]:
     """Yield `number` times 2, 4, 8 and so on, below `most`."""
-    while (number := 2 * number) < most:
+    while (number := 2 * number) < limit:
         yield number
 
 
 def _decode_step(num_rows: int, length: int, block_size: int, num_groups: int) -> Callable[[StepBuffer], StepTensors]:
-    def put(buffer: StepBuffer) -> StepTensors:
+    def stage(buffer: StepBuffer) -> StepTensors:
         flat = _idle_tokens(num_rows, buffer, num_groups)
         return StepTensors(*flat, num_rows, _idle_decodes(num_rows, length, block_size, buffer, num_groups), None, None)
 
-    return put
+    return stage
 
 
 def _prefill_step(
@@ -126,12 +129,12 @@ def _prefill_step(
     num_seqs: int = 1,
     num_groups: int,
 ) -> Callable[[StepBuffer], StepTensors]:
-    """Return a step of tokens that belong to no sequence.
+    """Return a function that writes a step of tokens that belong to no sequence.
 
     Kernels are launched as for one sequence of `length` tokens, or for `num_seqs` sequences of `longest` queries each.
     """
 
-    def put(buffer: StepBuffer) -> StepTensors:
+    def stage(buffer: StepBuffer) -> StepTensors:
         flat = _idle_tokens(num_single_token + num_queries, buffer, num_groups)
         prefill = PrefillBatch(
             block_tables=(buffer.put(np.zeros((num_seqs, table_width(1, 1)), np.int32)),) * num_groups,
@@ -143,7 +146,7 @@ def _prefill_step(
         decode = _idle_decodes(num_single_token, 1, 1, buffer, num_groups) if num_single_token else None
         return StepTensors(*flat, num_single_token, decode, prefill, None)
 
-    return put
+    return stage
 
 
 def _idle_tokens(
@@ -159,7 +162,7 @@ def _idle_decodes(num_rows: int, length: int, block_size: int, buffer: StepBuffe
 
 
 def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:
-    """Sample with every option, so that no library is loaded later, in service."""
+    """Sample with every option, so that no library is loaded during service."""
     requests = [
         Request(
             number=-1 - index,
@@ -182,12 +185,12 @@ def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:
 
 
 class _AnyToken:
-    """A `TokenMatcher` that accepts every token."""
+    """`TokenMatcher` that accepts every token."""
 
     is_ready = True
     has_ended = False
 
-    def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
-        words[row] = -1
+    def fill(self, bitmask: NDArray[np.int32], row: int, *, may_end: bool) -> None:
+        bitmask[row] = -1
 
     def accept(self, token_id: int) -> None: ...

@@ -1,6 +1,6 @@
 """Script of the checks at load: a few short sequences, in chunks, over shuffled blocks, some at high positions.
 
-Owns the sequences, the order of their chunks, and their blocks. Knows no model and no comparison.
+Owns the sequences, the order of their chunks, and their blocks. Must not depend on models or comparisons.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from kvscope_kernels.host_lengths import HostLengths
 
 CPU_BLOCK_SIZE: Final = 8
 GPU_BLOCK_SIZE: Final = 16
-"""The default block size, for which kernels are compiled anyway."""
+"""Block size of the checks on a GPU: the default, for which kernels are compiled anyway."""
 NUM_BLOCKS: Final = 8
 TABLES: Final = ((5, 1, 6), (2, 7, 4), (3,))
-"""Blocks of each sequence; block 0 belongs to none."""
+"""Blocks of each sequence. Block 0 belongs to no sequence."""
 SHORT_WINDOW: Final = 6
-"""Length of sliding windows in the checks, so that sequences are longer."""
+"""Length of sliding windows in the checks, in tokens, shorter than the sequences."""
 UNWRITTEN: Final = 64.0
-"""Content of unwritten slots: reading one gives a large error, while zero times it is zero, unlike with NaN."""
+"""Content of unwritten slots. Reading one gives a large error, but masked (times zero) it is 0, unlike NaN."""
 UNKNOWN_LIMIT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSequence:
-    """Tokens and their positions, both (length,), and the first of their rows among all tokens of the script."""
+    """Tokens and their positions, both (length,), and the index of their first row among all tokens of the script."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -82,7 +82,7 @@ class CheckStep:
 
 
 def check_block_size(device: torch.device) -> int:
-    """Return the block size; small on CPUs, where each token takes time."""
+    """Return the block size of the checks, small on CPUs, where each token takes time."""
     return CPU_BLOCK_SIZE if device.type == "cpu" else GPU_BLOCK_SIZE
 
 
@@ -92,8 +92,8 @@ def check_sequences(config: Any, device: torch.device) -> tuple[CheckSequence, .
     limit = position_limit(text_config) or UNKNOWN_LIMIT
     size = check_block_size(device)
     lengths = [min(length, limit) for length in (2 * size + 3, 2 * size + 2, 4)]
-    change = _original_limit(text_config) or limit // 2
-    starts = (0, limit - lengths[1], min(max(change - lengths[2] // 2, 0), max(limit - lengths[1], 0)))
+    scaling_start = _original_limit(text_config) or limit // 2
+    starts = (0, limit - lengths[1], min(max(scaling_start - lengths[2] // 2, 0), max(limit - lengths[1], 0)))
     sequences, row = [], 0
     for index, (length, start) in enumerate(zip(lengths, starts, strict=True)):
         ids = (torch.arange(1, length + 1, device=device) * 37 + 11 + 101 * index) % int(text_config.vocab_size)
@@ -106,9 +106,9 @@ def check_sequences(config: Any, device: torch.device) -> tuple[CheckSequence, .
 
 
 def check_steps(sequences: tuple[CheckSequence, ...]) -> Iterator[CheckStep]:
-    """Yield two prefills, then a decode with the rest of a prefill and another's start.
+    """Yield two steps: two prefills, then a decode with the rest of a prefill and the whole of another.
 
-    Few steps, since each reads all weights.
+    There are only two, since each step reads all weights.
     """
     first, second, third = sequences
     half, last = first.length // 2, second.length - 1
@@ -123,7 +123,7 @@ def check_steps(sequences: tuple[CheckSequence, ...]) -> Iterator[CheckStep]:
 
 
 def check_context(step: CheckStep, storage: KVStorage, ops: Ops, states: StateStorage | None = None) -> PagedContext:
-    """Create the step's tensors as the runner would."""
+    """Create the attention context of a step, with the tensors that the runner would create."""
     count, device = step.num_single_token, storage.device
     width = max(len(table) for table in (*TABLES, *(piece.sequence.table for piece in step.pieces)))
     tables = torch.tensor(
@@ -139,8 +139,10 @@ def check_context(step: CheckStep, storage: KVStorage, ops: Ops, states: StateSt
     prefill = None
     if sizes:
         query_start = torch.tensor(starts, dtype=torch.int32, device=device)
-        known = HostLengths(np.array(starts, np.int32), np.array(ends[count:], np.int32))
-        prefill = PrefillBatch((tables[count:],), lens[count:], max(ends[count:]), query_start, max(sizes), known)
+        host_lengths = HostLengths(np.array(starts, np.int32), np.array(ends[count:], np.int32))
+        prefill = PrefillBatch(
+            (tables[count:],), lens[count:], max(ends[count:]), query_start, max(sizes), host_lengths
+        )
     slots = torch.tensor([_slot(p, index, storage.block_size) for p in step.pieces for index in range(p.start, p.end)])
     context = PagedContext(storage, ops, (slots.to(device),), count, decode, prefill)
     if states is not None:
@@ -149,7 +151,7 @@ def check_context(step: CheckStep, storage: KVStorage, ops: Ops, states: StateSt
 
 
 def _check_states(step: CheckStep, states: StateStorage) -> StateBatch:
-    """Give each sequence the state slot with the number of its first block, which is unique."""
+    """Return the states of the sequences. A sequence's slot is the number of its first block, which is unique."""
     slots = [piece.sequence.table[0] for piece in step.pieces]
     sizes = [piece.end - piece.start for piece in step.pieces]
     starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
@@ -158,11 +160,11 @@ def _check_states(step: CheckStep, states: StateStorage) -> StateBatch:
 
 
 def far_positions(config: Any) -> tuple[int, ...]:
-    """Return positions where position scaling starts and beyond, and the model's last one."""
+    """Return a position at the start of position scaling, one at about twice that, and the model's last position."""
     text_config = config.get_text_config(decoder=True)
     limit = position_limit(text_config) or UNKNOWN_LIMIT
-    change = _original_limit(text_config) or limit // 2
-    return tuple(min(position, limit - 1) for position in (change, 2 * change + 1, limit - 1))
+    scaling_start = _original_limit(text_config) or limit // 2
+    return tuple(min(position, limit - 1) for position in (scaling_start, 2 * scaling_start + 1, limit - 1))
 
 
 def _slot(piece: ScriptPiece, index: int, block_size: int) -> int:
@@ -170,7 +172,7 @@ def _slot(piece: ScriptPiece, index: int, block_size: int) -> int:
 
 
 def _original_limit(config: Any) -> int | None:
-    """Return the position from which a scaled rotary embedding or a scaling of queries changes, if known."""
+    """Return the position from which rotary embeddings or queries are scaled; None if unknown."""
     parameters = getattr(config, "rope_parameters", None) or {}
     per_kind = [value for value in parameters.values() if isinstance(value, dict)]
     for source in (parameters, *per_kind):

@@ -1,8 +1,8 @@
-"""Check at load that paged attention gives the same results as transformers' eager attention, in every layer.
+"""Checks at load that paged attention gives the same results as transformers' eager attention, in every layer.
 
-Owns two comparisons over one script (`check_script`): eager against paged, and paged before the model's parts were
-fused against after. A model that takes positions, masks or caches from elsewhere fails the first; a fused or packed
-part that is not equivalent fails the second.
+Makes two comparisons over one script (`check_script`): eager with paged attention, and paged attention before the
+model's parts were fused with that after. A model that computes positions, masks or caches itself fails the first; a
+fused or packed part that is not equivalent fails the second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from kvscope_engine.model.hf_config import position_limit
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.kv_cache.state_storage import StateStorage
-from kvscope_engine.model.layers.attention.given_positions import given_positions
+from kvscope_engine.model.layers.attention.given_positions import position_cache
 from kvscope_engine.model.layers.attention.paged_attention import ATTENTION_NAME, AttentionContext, AttentionOptions
 from kvscope_engine.model.layers.recurrent.recurrent_layers import StateStep, recurrent_layers
 from kvscope_engine.model.tensor_agreement import Difference, difference
@@ -48,28 +48,30 @@ Measured for correct models: 5e-6 in float32, 0.0011 in float16, 0.0086 in bfloa
 trained model has 0.057.
 """
 ROW_SLACK: Final = 7.0
-"""Factor by which a single token may differ more."""
+"""Factor of the bound for a single token."""
 LAYER_SLACK: Final = 3.0
-"""Factor for a whole layer, applied to three tokens in four: the others may have been routed to another expert."""
+"""Factor of the bound for a whole layer, applied to three tokens in four: others may be routed to another expert."""
 RECURRENT_SLACK: Final = 4.0
-"""Factor for recurrent layers, which sum over all previous tokens, in another order if in chunks: 0.021 in bfloat16."""
+"""Factor of the bound for recurrent layers, which sum over all previous tokens, in another order if in chunks: 0.021 in
+bfloat16.
+"""
 FUSED_SLACK: Final = 3.0
-"""Factor for fused layers, which round elsewhere; attention with sharp scores amplifies that."""
+"""Factor of the bound for fused layers, which round at other points; attention with sharp scores amplifies that."""
 NUM_NUDGES: Final = 4
 NUDGE_SLACK: Final = 3.0
-"""Factor for one token in four, relative to the differences caused by changing the layers' own inputs by one bit.
+"""Factor for one token in four, relative to the differences caused by changing a layer's own input by one bit.
 
-With experts, or very sharp scores, one bit of the input can send a token elsewhere.
+With experts, or very sharp scores, one bit of the input can change the expert or the token attended to.
 """
 NUDGE_LIMIT: Final = 0.5
-"""Upper limit of that difference, relative to the norm; another layer's output would differ by 1.4."""
+"""Upper limit of differences caused by one bit, relative to the norm. Another layer's output would differ by 1.4."""
 
 LENGTHS: Final = ("sliding_window", "attention_chunk_size", "floor_scale")
 """Config attributes with a number of tokens after which attention changes; `floor_scale` is Llama 4's temperature."""
 
 
 class DiffersError(BadInput):
-    """Attention over blocks gives another result: an error of ours, so that running the model otherwise is no
+    """Attention over blocks gives another result. That is a bug in kvscope, so running the model otherwise is no
     remedy.
     """
 
@@ -77,9 +79,12 @@ class DiffersError(BadInput):
 def check_equals_eager(
     module: nn.Module, layers: Sequence[LayerShape], locations: Sequence[LayerLocation]
 ) -> Trace | None:
-    """Compare paged with eager attention. Raises DiffersError naming the first layer that differs.
+    """Compare paged with eager attention.
 
     Returns the trace of all layers for later comparisons, or None if sliding windows were shortened for the check.
+
+    Raises:
+        DiffersError: A layer differs. The message names the first one.
     """
     sequences = check_sequences(module.config, next(module.parameters()).device)
     locations = [*locations, *_recurrent_locations(module)]
@@ -95,7 +100,7 @@ def check_equals_eager(
 def paged_trace(
     module: nn.Module, layers: Sequence[LayerShape], locations: Sequence[LayerLocation], forced: Trace | None = None
 ) -> Trace:
-    """Run the script on our attention. Each layer gets the input that it had in `forced`."""
+    """Run the script with paged attention and return its trace. Each layer gets its input from `forced`, if given."""
     parameter = next(module.parameters())
     device, dtype = parameter.device, parameter.dtype
     sequences = check_sequences(module.config, device)
@@ -116,32 +121,35 @@ def paged_trace(
             context = _WatchedContext(check_context(step, storage, ops, states), tap)
             ids, positions = step.gather("ids")[None], step.gather("positions")[None]
             logits = module(input_ids=ids, position_ids=positions, use_cache=False, paged=context).logits
-            _keep_logits(tap, logits)
+            _record_logits(tap, logits)
     storage.close()
     if states is not None:
         states.close()
     return tap.trace
 
 
-def first_fault(actual: Trace, expected: Trace, slack: float = 1.0, moved: Sequence[Trace] = ()) -> str:
-    """Return where two traces differ by more than rounding, as text, or "".
+def first_fault(actual: Trace, expected: Trace, slack: float = 1.0, nudged_traces: Sequence[Trace] = ()) -> str:
+    """Describe the first difference between two traces that is larger than rounding; empty if there is none.
 
-    `moved` are traces as `actual` whose inputs were changed by one bit, to measure the effect of that.
+    `nudged_traces`: traces like `actual` with inputs changed by one bit, to measure the effect of that.
     """
     bound = slack * BOUNDS.get(next(iter((actual.heads or actual.inputs).values())).dtype, LOW_BOUND)
-    parts, wanted = _parts(actual), _parts(expected)
-    nudges = [_parts(trace) for trace in moved]
-    for words, (found, token_slack) in parts.items():
-        own = _largest([difference(nudge[words][0][layer], found[layer]) for nudge in nudges for layer in found])
-        for layer in sorted(found.keys() & wanted[words][0].keys()):
-            apart = difference(found[layer], wanted[words][0][layer])
-            if not (_is_small(apart, bound, token_slack) or _is_of_few(apart, bound, own)):
-                return f"{words} {layer}: {apart.overall:.3g} of its size, {apart.worst_row:.3g} of a token's"
+    parts, expected_parts = _parts(actual), _parts(expected)
+    nudges = [_parts(trace) for trace in nudged_traces]
+    for label, (tensors, token_slack) in parts.items():
+        nudge_difference = _largest(
+            [difference(nudge[label][0][layer], tensors[layer]) for nudge in nudges for layer in tensors]
+        )
+        for layer in sorted(tensors.keys() & expected_parts[label][0].keys()):
+            measured = difference(tensors[layer], expected_parts[label][0][layer])
+            if not (_is_small(measured, bound, token_slack) or _is_few_tokens(measured, bound, nudge_difference)):
+                return f"{label} {layer}: {measured.overall:.3g} of its size, {measured.worst_row:.3g} of a token's"
     return ""
 
 
 def _parts(trace: Trace) -> dict[str, tuple[Rows, float]]:
-    """Return what is compared, by name, and each token's factor of the bound; 0: only whole layers are compared."""
+    """Return the compared tensors by name, and each token's factor of the bound; 0 if only whole layers are
+    compared."""
     assert trace.logits is not None, "a script computes logits"
     return {
         "the attention of layer": (trace.attended, 1.0),
@@ -152,21 +160,23 @@ def _parts(trace: Trace) -> dict[str, tuple[Rows, float]]:
     }
 
 
-def _largest(apart: Sequence[Difference]) -> Difference | None:
-    if not apart:
+def _largest(differences: Sequence[Difference]) -> Difference | None:
+    if not differences:
         return None
-    return max(apart, key=lambda one: one.overall)
+    return max(differences, key=lambda item: item.overall)
 
 
-def _is_of_few(apart: Difference, bound: float, own: Difference | None) -> bool:
+def _is_few_tokens(measured: Difference, bound: float, nudge_difference: Difference | None) -> bool:
     """Whether only few tokens differ more, and by no more than a one-bit change of the input can cause."""
-    if own is None or not (apart.is_number and own.is_number):
+    if nudge_difference is None or not (measured.is_number and nudge_difference.is_number):
         return False
-    return apart.upper_quartile <= bound and apart.overall <= min(NUDGE_SLACK * own.overall, NUDGE_LIMIT)
+    return measured.upper_quartile <= bound and measured.overall <= min(
+        NUDGE_SLACK * nudge_difference.overall, NUDGE_LIMIT
+    )
 
 
 class _WatchedContext(AttentionContext):
-    """Wraps a context and records its results."""
+    """Wrapper of a context that records its results."""
 
     def __init__(self, context: AttentionContext, tap: LayerTap) -> None:
         self._context, self._tap = context, tap
@@ -192,19 +202,19 @@ class _WatchedContext(AttentionContext):
         return out
 
 
-def _is_small(apart: Difference, bound: float, token_slack: float) -> bool:
-    if not apart.is_number:
+def _is_small(measured: Difference, bound: float, token_slack: float) -> bool:
+    if not measured.is_number:
         return False
     if token_slack:
-        return apart.overall <= token_slack * bound and apart.worst_row <= token_slack * ROW_SLACK * bound
-    return apart.upper_quartile <= LAYER_SLACK * bound
+        return measured.overall <= token_slack * bound and measured.worst_row <= token_slack * ROW_SLACK * bound
+    return measured.upper_quartile <= LAYER_SLACK * bound
 
 
 def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], locations: Sequence[LayerLocation]) -> Trace:
     """Run whole sequences with eager attention.
 
-    The first sequence runs without positions: what the model does then is the reference. The others run as one batch,
-    or one by one if attention counts tokens.
+    The first sequence runs without positions: what the model then computes is the reference. The others run as one
+    batch, or separately if attention counts tokens.
     """
     first, *others = sequences
     tap = LayerTap(_num_rows(sequences))
@@ -213,13 +223,13 @@ def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], location
     try:
         with torch.inference_mode(), tap.attached(module, locations):
             tap.rows = [first.rows]
-            _keep_logits(tap, module(input_ids=first.ids[None], use_cache=False).logits)
-            for batch in [others] if given_positions(module) is None else [[sequence] for sequence in others]:
+            _record_logits(tap, module(input_ids=first.ids[None], use_cache=False).logits)
+            for batch in [others] if position_cache(module) is None else [[sequence] for sequence in others]:
                 tap.rows = [sequence.rows for sequence in batch]
                 ids = pad_sequence([sequence.ids for sequence in batch], batch_first=True)
                 steps = torch.arange(ids.shape[1], device=ids.device)
                 positions = torch.stack([sequence.positions[0] + steps for sequence in batch])
-                _keep_logits(tap, module(input_ids=ids, position_ids=positions, use_cache=False).logits)
+                _record_logits(tap, module(input_ids=ids, position_ids=positions, use_cache=False).logits)
     finally:
         if has_attention:
             module.set_attn_implementation(ATTENTION_NAME)  # type: ignore[operator]
@@ -233,16 +243,16 @@ def _recurrent_locations(module: nn.Module) -> list[LayerLocation]:
     ]
 
 
-def _keep_logits(tap: LayerTap, logits: torch.Tensor) -> None:
-    """Record logits.
+def _record_logits(tap: LayerTap, logits: torch.Tensor) -> None:
+    """Record logits in the trace of `tap`.
 
-    Tokens that a model never generates have the dtype's minimum (Chameleon's images); 0 is recorded for them, because
+    Tokens that a model never generates have the dtype's minimum (Chameleon's images). 0 is recorded for them, because
     that number would dominate any difference.
     """
     logits = logits.masked_fill(logits <= torch.finfo(logits.dtype).min, 0)
-    kept: Rows = {} if tap.trace.logits is None else {0: tap.trace.logits}
-    tap.record(kept, 0, logits)
-    tap.trace.logits = kept[0]
+    logits_rows: Rows = {} if tap.trace.logits is None else {0: tap.trace.logits}
+    tap.record(logits_rows, 0, logits)
+    tap.trace.logits = logits_rows[0]
 
 
 def _num_rows(sequences: Sequence[CheckSequence]) -> int:
@@ -251,15 +261,16 @@ def _num_rows(sequences: Sequence[CheckSequence]) -> int:
 
 @contextmanager
 def short_windows(module: nn.Module, lengths: Sequence[str] = LENGTHS) -> Iterator[bool]:
-    """Shorten sliding windows, chunks and temperature steps (the attributes `lengths`) to a few tokens inside.
+    """Return a context in which sliding windows, chunks and temperature steps (attributes `lengths`) are a few tokens
+    long.
 
-    Yields whether any were changed. Lengths not below the context length have no effect and stay.
+    Yields whether any were changed. Lengths not below the context length have no effect and are not changed.
     """
     changed: list[tuple[Any, str, int]] = []
     config: Any = module.config
     limit = position_limit(config.get_text_config(decoder=True)) or math.inf
     for holder in {
-        id(owner): owner for part in module.modules() for owner in (part, getattr(part, "config", None))
+        id(owner): owner for submodule in module.modules() for owner in (submodule, getattr(submodule, "config", None))
     }.values():
         for name in lengths:
             length = getattr(holder, name, None)

@@ -1,9 +1,9 @@
-"""Replacement of model parts of known structure by fused ones, each checked to be equivalent first.
+"""Replaces model parts of known structure by fused ones, each checked to be equivalent first.
 
-Owns the order and the replacement. A module keeps its position and class; its `forward` becomes that of the fused part,
-stored as its `kvscope_fused`, and its plain weights are released. Parts are replaced one after the other, so that only
-one part at a time has its weights in memory twice. A part that is not equivalent stays unchanged. At the end, the whole
-model is compared with the original.
+Decides the order of replacement. A module keeps its position and class; its `forward` becomes that of the fused part,
+stored as its `kvscope_fused`, and its plain weights are released. Each part is replaced before the next is fused, so
+that only one part at a time has its weights in memory twice. A part that is not equivalent stays unchanged. At the end,
+the whole model is compared with the original.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupE
 
 @dataclass(frozen=True, slots=True)
 class FusedCounts:
-    """Number of replaced parts, and whether linear layers run on packed weights."""
+    """Number of replaced parts by kind, and how linear layers and the residual are computed."""
 
     attentions: int
     mlps: int
@@ -56,9 +56,9 @@ class FusedCounts:
     int4: int = 0
     """Number of linear layers with 4-bit weights."""
     experts: int = 0
-    """Number of layers whose experts are one operation."""
+    """Number of layers with experts that run as one operation."""
     packed_experts: int = 0
-    """Number of these whose weights have 4 bits, as in the checkpoint."""
+    """Number of layers among `experts` with 4-bit weights, as in the checkpoint."""
 
 
 def fuse_model(module: nn.Module, quantization: str = "none") -> FusedCounts:
@@ -66,16 +66,18 @@ def fuse_model(module: nn.Module, quantization: str = "none") -> FusedCounts:
 
     With a `quantization` other than "none", weights are rounded last, after all checks (`round_linears`).
 
-    Raises BadInput, naming the architecture, if its attention is not supported (`hook_check`), or if the fused model
-    gives other results than before.
+    Raises:
+        BadInput: The architecture's attention is not supported (`hook_check`), or the fused model gives other results
+            than
+            before. The message names the architecture.
     """
-    found: FusedCounts | None = getattr(module, "kvscope_fused_model", None)
-    if found is None:
+    counts: FusedCounts | None = getattr(module, "kvscope_fused_model", None)
+    if counts is None:
         check_hook(module)
         own = own_forward(module)
-        found = _fuse(module, quantization) if own is None else _round_own(module, own, quantization)
-        module.kvscope_fused_model = found  # type: ignore[assignment]
-    return found
+        counts = _fuse(module, quantization) if own is None else _round_own(module, own, quantization)
+        module.kvscope_fused_model = counts  # type: ignore[assignment]
+    return counts
 
 
 def _fuse(module: nn.Module, quantization: str) -> FusedCounts:
@@ -115,7 +117,7 @@ def _fuse(module: nn.Module, quantization: str) -> FusedCounts:
 
 
 def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> FusedCounts:
-    """Quantize the linear layers of a model that is run by its own code; its other parts stay."""
+    """Quantize the linear layers of a model that runs its own forward code; other parts stay unchanged."""
     bits = Counter[int]() if quantization == "none" else round_linears(module, own.called, quantization)
     if bits:
         try:
@@ -130,23 +132,21 @@ def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> FusedCo
 
 
 def _fuse_each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
-    """Call `fuse` on each module and count the True results.
-
-    Weak references: modules released with their parent must be freed, with their weights.
-    """
-    parts, count = [ref(part) for part in module.modules()], 0
-    for held in parts:
-        if (part := held()) is not None:
-            load_layer_of(module, part)
-            count += fuse(part)
+    """Call `fuse` on each module and return the number of True results."""
+    # Weak references, so that modules released with their parent are freed, with their weights.
+    references, count = [ref(submodule) for submodule in module.modules()], 0
+    for reference in references:
+        if (submodule := reference()) is not None:
+            load_layer_of(module, submodule)
+            count += fuse(submodule)
     return count
 
 
 def _fuse_attention(part: nn.Module, trial: Trial, packed: bool) -> bool:
-    seen = trial.context.layers.get(layer_of(part)) if hasattr(part, "layer_idx") else None
-    if seen is None or part not in trial.calls or counts_positions(part):
+    recorded = trial.context.layers.get(layer_of(part)) if hasattr(part, "layer_idx") else None
+    if recorded is None or part not in trial.calls or counts_positions(part):
         return False
-    for candidate in attention_candidates(part, seen[1], packed):
+    for candidate in attention_candidates(part, recorded[1], packed):
         if trial.proves(part, candidate):
             replace_part(part, candidate, "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
             return True
@@ -170,12 +170,12 @@ def _fuse_mlp(part: nn.Module, trial: Trial, packed: bool) -> bool:
 
 
 def _fuse_experts(part: nn.Module, trial: Trial) -> bool:
-    held = next(part.parameters(recurse=False), None)
-    if held is None or part not in trial.calls or not is_faster_on(held.device):
+    parameter = next(part.parameters(recurse=False), None)
+    if parameter is None or part not in trial.calls or not is_faster_on(parameter.device):
         return False
-    wide = experts_candidate(part)
-    packed = None if wide is None else wide.in_four_bits()
-    for candidate in (packed, wide):
+    unpacked = experts_candidate(part)
+    packed = None if unpacked is None else unpacked.in_four_bits()
+    for candidate in (packed, unpacked):
         if candidate is not None and trial.proves(part, candidate, has_known_bounds=True):
             replace_part(part, candidate)
             for name in TENSORS:
@@ -205,11 +205,14 @@ def _fuse_layer(part: nn.Module, trial: Trial) -> bool:
 
 
 def _keep_residual_in_float32(module: nn.Module, plain: Trace) -> bool:
-    """Keep the residual stream in float32 if the rest of the model accepts it. All layers must be fused."""
+    """Keep the residual stream in float32 if the model's results stay correct. Returns whether it is kept.
+
+    All layers must be fused.
+    """
     if next(module.parameters()).dtype not in LOW_PRECISION:
         return False
-    parts = [getattr(part, "kvscope_fused", None) for part in module.modules()]
-    layers = [part for part in parts if isinstance(part, FusedLayer)]
+    parts = [getattr(submodule, "kvscope_fused", None) for submodule in module.modules()]
+    layers = [submodule for submodule in parts if isinstance(submodule, FusedLayer)]
     for layer in layers:
         layer.keeps_float32 = True
     if not fault_of(module, plain):
@@ -225,7 +228,8 @@ def whole_trace(module: nn.Module, forced: Trace | None = None) -> Trace:
 
 
 def fault_of(module: nn.Module, plain: Trace) -> str:
-    """Return a text that says where the model's results differ from `plain`, the trace before fusion; "" if nowhere.
+    """Describe the first difference between the model's results and `plain`, the trace before fusion; empty if there is
+    none.
 
     An error of the model is returned as text, except a lack of GPU memory, which is raised.
     """
@@ -234,8 +238,8 @@ def fault_of(module: nn.Module, plain: Trace) -> str:
         fused_trace = whole_trace(module, plain)
         fault = first_fault(fused_trace, plain, FUSED_SLACK)
         if fault and dtype in LOW_PRECISION:
-            moved = [whole_trace(module, nudged(plain, dtype, seed)) for seed in range(NUM_NUDGES)]
-            fault = first_fault(fused_trace, plain, FUSED_SLACK, moved)
+            nudged_traces = [whole_trace(module, nudged(plain, dtype, seed)) for seed in range(NUM_NUDGES)]
+            fault = first_fault(fused_trace, plain, FUSED_SLACK, nudged_traces)
         return fault
     except torch.OutOfMemoryError:
         raise

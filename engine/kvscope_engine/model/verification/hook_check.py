@@ -1,4 +1,4 @@
-"""Check at load whether a model can run on our attention, by running it instead of by a list of names.
+"""Checks at load whether a model can run with kvscope's attention, by running it instead of by a list of names.
 
 A tiny forward pass must reach the attention hook exactly once per layer, with no unsupported keyword. A few short
 sequences, paged and in chunks, must then give the same result in every layer as transformers' eager attention
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvscope_engine.model.hf_config import num_query_heads, position_limit
 from kvscope_engine.model.kv_cache.kv_storage import LayerShape
 from kvscope_engine.model.layers.attention.first_position import count_from_first
-from kvscope_engine.model.layers.attention.given_positions import given_positions, install_position_cache
+from kvscope_engine.model.layers.attention.given_positions import install_position_cache, position_cache
 from kvscope_engine.model.layers.attention.mla.latent_modules import store_expanded, store_latents
 from kvscope_engine.model.layers.attention.paged_attention import (
     ATTENTION_NAME,
@@ -40,7 +40,7 @@ from kvscope_telemetry.errors import BadInput
 KEYWORD: Final = "paged"
 NUM_TOKENS: Final = 5
 _FAILURES: Final = (BadInput, RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
-"""Errors of external models, which may be of many kinds; one line of the message is reported."""
+"""Errors that external models may raise. One line of the message is reported."""
 _SERVED_KEYWORDS: Final = frozenset({"paged", "scaling", "sliding_window", "softcap", "s_aux"})
 _HARMLESS_KEYWORDS: Final = frozenset(
     {
@@ -65,15 +65,15 @@ _SERVED_LAYER_TYPES: Final = frozenset({"chunked_attention", "full_attention", "
 _RECURRENT_LAYER_TYPES: Final = frozenset(
     {"attention", "conv", "dummy", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mlp", "moe"}
 )
-"""Values of transformers' `layer_types` that are accepted in addition if the model has recurrent layers."""
+"""Additional values of transformers' `layer_types` that are accepted if the model has recurrent layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """How one layer called the attention hook."""
+    """A layer's call of the attention hook."""
 
     layer: int
-    """Index among the layers that attend, from 0."""
+    """Index among the layers with attention."""
     shape: LayerShape
     num_query_heads: int
     options: AttentionOptions
@@ -85,7 +85,8 @@ class _NotPassedOnError(BadInput):
 
 
 class _CountsTokensError(BadInput):
-    """A layer's attention counts its tokens to compute positions, instead of using the positions it is given."""
+    """A layer's attention counts its tokens to compute positions, instead of using the positions passed to the
+    model."""
 
 
 @dataclass(slots=True)
@@ -111,9 +112,16 @@ class _RecordingContext(AttentionContext):
         return query.new_zeros(query.shape[0], query.shape[1], options.value_dim(value))
 
     def _source(self) -> int | None:
-        """Return the earlier layer that passed the very same key tensor, or None."""
+        """Return the earlier layer that passed the same key tensor object; None if there is none."""
         key, layer = self.keys[-1]
-        return next((before for other, before in self.keys if other is key and before != layer), None)
+        return next(
+            (
+                earlier_layer
+                for earlier_key, earlier_layer in self.keys
+                if earlier_key is key and earlier_layer != layer
+            ),
+            None,
+        )
 
 
 def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> LayerShape:
@@ -126,34 +134,35 @@ def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options:
 
 
 def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
-    """Install our attention in `module` and check that the model is supported.
+    """Install kvscope's attention in `module` and check that the model is supported.
 
-    Returns each layer's call, first to last.
+    Returns each layer's call, first to last. The result is stored on the module, so that further calls are free.
 
-    The result is stored on the module, so that further calls are free. Raises BadInput naming the architecture.
+    Raises BadInput, naming the architecture, if the model is not supported.
     """
-    found: tuple[LayerCall, ...] | None = getattr(module, "kvscope_layer_calls", None)
-    if found is None:
+    calls: tuple[LayerCall, ...] | None = getattr(module, "kvscope_layer_calls", None)
+    if calls is None:
         register_attention()
         trace: Trace | None = None
         try:
-            found, trace = _checked_with_latents(module)
+            calls, trace = _checked_with_latents(module)
         except torch.OutOfMemoryError:
             raise
         except DiffersError as error:
             raise _refusal(module, _reason_text(error)) from error
         except _FAILURES as error:
-            found = _checked_own(module, error)
-        module.kvscope_layer_calls = found  # type: ignore[assignment]
+            calls = _checked_own(module, error)
+        module.kvscope_layer_calls = calls  # type: ignore[assignment]
         module.kvscope_plain_trace = trace  # type: ignore[assignment]
-    return found
+    return calls
 
 
 def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
-    """Return the layers of a model that our attention does not support, run by transformers' own code.
+    """Return the layers of a model that kvscope's attention does not support, after switching it to its own forward
+    code.
 
-    If that gives wrong results too, raises BadInput with the reasons for both; `error` is why our attention cannot be
-    used.
+    If that gives wrong results too, raises BadInput with the reasons for both. `error`: why kvscope's attention cannot
+    be used.
     """
     try:
         calls = own_calls(module, _reason_text(error))
@@ -169,32 +178,33 @@ def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
 
 
 def _refusal(module: nn.Module, reason: str) -> BadInput:
-    """Return the reason why the model is not run: a damaged weight, or its architecture."""
+    """Return an error with the reason why the model is not run: a damaged weight, or its architecture."""
     weight = bad_weight(module)
     if weight is not None:
         return BadInput(f"the model is damaged: its weight {weight}")
     return BadInput(f"model architecture {type(module).__name__} is not supported: {reason:.400}")
 
 
-def own_calls(module: nn.Module, why: str) -> tuple[LayerCall, ...]:
-    """Make `module` run by transformers' own code. Returns what each layer stores, from a run of a few tokens.
+def own_calls(module: nn.Module, reason: str) -> tuple[LayerCall, ...]:
+    """Switch `module` to its own forward code. Returns the data that each layer stores, recorded in a run of a few
+    tokens.
 
     Raises BadInput, or any error of the model, if that is impossible.
     """
     if getattr(module.config, "is_encoder_decoder", False) or not accepts_cache(module):
         raise BadInput("it takes no cache of transformers")
     store_expanded(module)
-    own, dtype = install_own_forward(module, why), next(module.parameters()).dtype
+    own, dtype = install_own_forward(module, reason), next(module.parameters()).dtype
     heads = num_query_heads(module.config.get_text_config(decoder=True))  # type: ignore[operator, union-attr]
     return tuple(
         LayerCall(
-            number,
+            index,
             layer.shape(dtype),
             heads,
             AttentionOptions(scale=1.0, sliding_window=layer.window or None),
-            LayerLocation(number, decoder_layer_of(layer.module), layer.module),
+            LayerLocation(index, decoder_layer_of(layer.module), layer.module),
         )
-        for number, layer in enumerate(own.layers)
+        for index, layer in enumerate(own.layers)
     )
 
 
@@ -204,8 +214,9 @@ def _reason_text(error: Exception) -> str:
 
 
 def pop_plain_trace(module: nn.Module) -> Trace | None:
-    """Return, once, the trace of layer outputs recorded by the check, for the caller that changes the model next, or
-    None.
+    """Return and remove the trace of layer outputs that the check recorded; None if there is none.
+
+    It is valid only until the model is changed.
     """
     trace: Trace | None = getattr(module, "kvscope_plain_trace", None)
     module.kvscope_plain_trace = None  # type: ignore[assignment]
@@ -213,7 +224,7 @@ def pop_plain_trace(module: nn.Module) -> Trace | None:
 
 
 def _checked_with_latents(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
-    """Check the model with latents in the cache, and without if only that works."""
+    """Check the model with latents in the cache, or, if that fails, with keys and values."""
     try:
         return _checked(module)
     except torch.OutOfMemoryError:
@@ -221,9 +232,9 @@ def _checked_with_latents(module: nn.Module) -> tuple[tuple[LayerCall, ...], Tra
     except _FAILURES as error:
         if not store_expanded(module):
             raise
-        found = _checked(module, with_latents=False)
+        checked = _checked(module, with_latents=False)
         module.kvscope_why_expanded = " ".join(str(error).split())  # type: ignore[assignment]
-        return found
+        return checked
 
 
 def _checked(module: nn.Module, *, with_latents: bool = True) -> tuple[tuple[LayerCall, ...], Trace | None]:
@@ -234,9 +245,10 @@ def _checked(module: nn.Module, *, with_latents: bool = True) -> tuple[tuple[Lay
 
 
 def record_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCall, ...]:
-    """Return how each layer calls our attention, from a run of a few tokens; works for tensors without data too.
+    """Return each layer's call of the attention hook in a run of a few tokens; works for tensors without data too.
 
-    Afterwards, layers that can store latents do so, and the states of recurrent layers are known (`recurrent_layers`).
+    Afterwards, layers that can store latents do so, and the states of recurrent layers are recorded
+    (`recurrent_layers`).
 
     Raises BadInput, or any error of the model, if it is not supported.
     """
@@ -261,9 +273,9 @@ def _recorded_calls(module: nn.Module, *, with_latents: bool) -> tuple[tuple[Lay
         store_latents(module, ATTENTION_NAME)
     use_distance_bias(module, ATTENTION_NAME)
     count_from_first(module)
-    recording = _record_helped(module)
+    recording = _record_with_hooks(module)
     if recurrent.layers:
-        calls = _numbered(module, recording.calls)
+        calls = _numbered_calls(module, recording.calls)
     else:
         calls = sorted(recording.calls, key=lambda call: call.layer)
         _check_once_a_layer(calls, int(text_config.num_hidden_layers))
@@ -280,35 +292,36 @@ def _check_layer_types(text_config: Any, recurrent: RecurrentLayers) -> None:
         )
 
 
-def _numbered(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
-    """Number the attention layers of a model with recurrent layers by themselves, in the order in which they run.
+def _numbered_calls(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
+    """Number the attention layers of a model with recurrent layers separately, in the order in which they run.
 
     Attention reads the index from its module (`paged_attention.layer_of`).
     """
     names = [call.location.attention for call in calls]
-    attending = [name for name, part in module.named_modules() if uses_interface(type(part))]
+    attending = [name for name, submodule in module.named_modules() if uses_interface(type(submodule))]
     if sorted(names) != sorted(attending):
         raise BadInput(
             f"{len(set(names))} of its {len(attending)} attention modules attend through transformers' attention"
             f" interface ({len(names)} calls); each must, once"
         )
     numbered = []
-    for number, call in enumerate(calls):
-        module.get_submodule(call.location.attention).kvscope_layer = number  # type: ignore[assignment]
+    for index, call in enumerate(calls):
+        module.get_submodule(call.location.attention).kvscope_layer = index  # type: ignore[assignment]
         location = replace(call.location, layer=number_of(call.location.decoder_layer))
-        own = replace(call.shape, shares_with=None)  # it would refer to the old numbers
-        numbered.append(replace(call, layer=number, location=location, shape=own))
+        shape = replace(call.shape, shares_with=None)  # it would refer to the old numbers
+        numbered.append(replace(call, layer=index, location=location, shape=shape))
     return numbered
 
 
-def _record_helped(module: nn.Module) -> _RecordingContext:
-    """Record the calls. If the model needs them, installs hooks that pass keywords on or supply positions."""
+def _record_with_hooks(module: nn.Module) -> _RecordingContext:
+    """Record the calls. If the model needs it, install hooks that pass keywords on or supply positions, and try
+    again."""
     try:
         return _record(module)
     except _NotPassedOnError:
         pass_keywords_on(module)
     except _CountsTokensError:
-        if given_positions(module) is not None:
+        if position_cache(module) is not None:
             raise
         install_position_cache(module)
     return _record(module)
@@ -325,7 +338,9 @@ def _record(module: nn.Module) -> _RecordingContext:
 
 
 def _set_attention(module: nn.Module) -> None:
-    """Install our attention. transformers only warns if it cannot, and a model with few layers may not use it."""
+    """Install kvscope's attention. Raises BadInput if the model does not support that, where transformers would only
+    warn.
+    """
     if not recurrent_layers(module).has_attention:
         return
     can_set = getattr(type(module), "_can_set_attn_implementation", None)
@@ -336,7 +351,9 @@ def _set_attention(module: nn.Module) -> None:
 
 @contextmanager
 def _recording_hook(model: nn.Module, recording: _RecordingContext) -> Iterator[None]:
-    """Register inside an attention hook that refuses keywords that would change attention and are not supported."""
+    """Return a context with an attention hook that records calls and refuses unsupported keywords that change
+    attention.
+    """
     from transformers import AttentionInterface
 
     from kvscope_engine.model.layers.attention.paged_attention import layer_of, paged_attention
@@ -369,23 +386,21 @@ def _recording_hook(model: nn.Module, recording: _RecordingContext) -> Iterator[
 class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses attention that counts its tokens itself, which gives wrong positions in a batch of several sequences.
 
-    Attention that asks a cache for the number of previous tokens is accepted if `PositionCache` answers.
+    Attention that reads the number of previous tokens from a cache is accepted if that is a `PositionCache`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._num_counts = 0
         self._before: dict[int, tuple[int, int]] = {}
-        self._given = given_positions(model)
+        self._position_cache = position_cache(model)
         self._handles = [part.register_forward_pre_hook(self._enter) for part in model.modules()]
 
     def check(self, attention: nn.Module) -> None:
-        """Raise `_CountsTokensError` if the module counts tokens.
-
-        Call it from inside the attention module's forward.
-        """
-        num_counts, num_asked = self._before.get(id(attention), self._counts)
-        if self._num_counts != num_counts and self._counts[1] == num_asked:
+        """Raise `_CountsTokensError` if the module counts tokens. Call it from inside the attention module's
+        `forward`."""
+        num_counts, num_queries = self._before.get(id(attention), self._counts)
+        if self._num_counts != num_counts and self._counts[1] == num_queries:
             raise _CountsTokensError(
                 "its attention counts its tokens itself, which are no positions where sequences share a batch"
             )
@@ -404,7 +419,7 @@ class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def _counts(self) -> tuple[int, int]:
-        return self._num_counts, 0 if self._given is None else self._given.num_asked
+        return self._num_counts, 0 if self._position_cache is None else self._position_cache.num_queries
 
 
 def _refuse_unknown(module: nn.Module, mask: Any, kwargs: dict[str, Any]) -> None:
@@ -431,19 +446,21 @@ def _check_once_a_layer(calls: list[LayerCall], num_layers: int) -> None:
 
 
 def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
-    """Check that no window or chunk length is lost because the model would apply it in the mask only."""
+    """Raise BadInput if a window or chunk length would be lost because the model applies it only in the mask."""
     limit, types = position_limit(text_config), getattr(text_config, "layer_types", None)
     kinds = [types[call.location.layer] for call in calls if call.location.layer < len(types)] if types else []
-    for reason, size, of_kind, is_chunked in (
+    for reason, size, layer_kinds, is_chunked in (
         ("sliding window", "sliding_window", ("sliding_attention", "hybrid_sliding"), False),
         ("chunk of attention", "attention_chunk_size", ("chunked_attention",), True),
     ):
         length = getattr(text_config, size, None)
         if length is not None and limit is not None and length >= limit:
             continue  # the context is not longer
-        has_it = [call.options.sliding_window is not None and call.options.is_chunked == is_chunked for call in calls]
-        is_lost = [kind in of_kind and not has for kind, has in zip(kinds, has_it, strict=False)]
-        if any(is_lost) or (length is not None and not types and not any(has_it)):
+        has_window = [
+            call.options.sliding_window is not None and call.options.is_chunked == is_chunked for call in calls
+        ]
+        is_lost = [kind in layer_kinds and not has for kind, has in zip(kinds, has_window, strict=False)]
+        if any(is_lost) or (length is not None and not types and not any(has_window)):
             raise BadInput(f"its {reason} ({length}) is not passed to the attention function")
 
 
@@ -453,22 +470,22 @@ def _heads(tensor: torch.Tensor) -> str:
 
 @torch.inference_mode()
 def bad_weight(module: nn.Module) -> str | None:
-    """Return a text with the name of a weight that contains NaN or infinity; None if all weights are finite.
+    """Describe a weight that contains NaN or infinity, with its name; None if all weights are finite.
 
     Called only if a model's results are wrong, because reading all weights takes time.
     """
     for name, tensor in module.named_parameters():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            what = "NaN" if bool(tensor.isnan().any()) else "infinity"
-            return f"{name} holds {what}"
+            value = "NaN" if bool(tensor.isnan().any()) else "infinity"
+            return f"{name} holds {value}"
     return None
 
 
 def pass_keywords_on(module: nn.Module) -> None:
     """Pass the keyword argument `paged` of each layer in `module` on to the layer's attention, by hooks on both.
 
-    For models whose layers do not do so themselves. The hooks keep the argument only while the layer runs. Attention
-    modules that do not use transformers' attention interface are not changed.
+    For models with layers that do not do so themselves. The hooks keep the argument only while the layer runs.
+    Attention modules that do not use transformers' attention interface are not changed.
     """
     for layer in list(module.modules()):
         for child in layer.children():
@@ -479,15 +496,15 @@ def pass_keywords_on(module: nn.Module) -> None:
 def _bridge(layer: nn.Module, attention: nn.Module) -> None:
     passed_on: dict[str, Any] = {}
 
-    def keep(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def store_keywords(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         passed_on.update((name, kwargs[name]) for name in (KEYWORD,) if name in kwargs)
 
-    def give(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def add_keywords(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, passed_on | kwargs
 
-    def drop(*_: Any) -> None:
+    def clear_keywords(*_: Any) -> None:
         passed_on.clear()
 
-    layer.register_forward_pre_hook(keep, with_kwargs=True)
-    attention.register_forward_pre_hook(give, with_kwargs=True)
-    layer.register_forward_hook(drop, always_call=True)
+    layer.register_forward_pre_hook(store_keywords, with_kwargs=True)
+    attention.register_forward_pre_hook(add_keywords, with_kwargs=True)
+    layer.register_forward_hook(clear_keywords, always_call=True)

@@ -1,6 +1,6 @@
 """Recording of each layer's input and output by token, however tokens were batched.
 
-Owns the hooks. Each layer can be given its input of another run, so that a difference is due to one layer only:
+Owns the hooks. A layer's input can be replaced by that of another run, so that a difference is due to one layer only:
 rounding errors do not accumulate over layers and hide small faults.
 """
 
@@ -20,45 +20,45 @@ Rows = dict[int, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LayerLocation:
-    """Location of a layer: the names of the decoder layer and of its attention."""
+    """Location of a layer in a model: the names of the decoder layer and of its attention."""
 
     layer: int
     decoder_layer: str
     attention: str
     is_recurrent: bool = False
-    """Whether `attention` is a recurrent layer; `layer` is then its index among these."""
+    """Whether `attention` is a recurrent layer; `layer` is then its index among the recurrent layers."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """Recorded tensors of all tokens of a script; layers that were not visible are missing."""
+    """Recorded tensors of all tokens of a script. Layers that could not be observed are missing."""
 
     inputs: Rows = field(default_factory=dict)
     attended: Rows = field(default_factory=dict)
-    """Outputs of attention modules; a fused layer calls none."""
+    """Outputs of attention modules, which fused layers do not call."""
     recurrent: Rows = field(default_factory=dict)
-    """Outputs of recurrent layers, by their own indices."""
+    """Outputs of recurrent layers, by the index among these."""
     heads: Rows = field(default_factory=dict)
-    """Outputs of attention over blocks, (rows, heads, dim); eager attention has none."""
+    """Outputs of attention over blocks, (rows, heads, dim); empty for eager attention."""
     logits: torch.Tensor | None = None
 
 
 class LayerTap:
-    """Fills a `Trace` while the model runs; the caller sets `rows` before each batch."""
+    """Fills a `Trace` while the model runs. Set `rows` before each batch."""
 
     def __init__(self, num_rows: int, forced: Trace | None = None) -> None:
         self.trace = Trace()
         self.rows: list[list[int]] = []
-        """Rows of each sequence of the batch; tokens beyond these are padding."""
+        """Script rows of each sequence of the batch; further tokens are padding."""
         self._num_rows = num_rows
         self._forced = forced
 
-    def record(self, into: Rows, layer: int, values: torch.Tensor) -> None:
-        """Record `values`, (sequences, tokens, ...), of the current batch."""
-        if layer not in into:
-            into[layer] = values.new_zeros(self._num_rows, *values.shape[2:])
-        for rows, kept in zip(self.rows, values, strict=True):
-            into[layer][rows] = kept[: len(rows)]
+    def record(self, tensors: Rows, layer: int, values: torch.Tensor) -> None:
+        """Store `values`, (sequences, tokens, ...), of the current batch in `tensors`."""
+        if layer not in tensors:
+            tensors[layer] = values.new_zeros(self._num_rows, *values.shape[2:])
+        for rows, values_of_sequence in zip(self.rows, values, strict=True):
+            tensors[layer][rows] = values_of_sequence[: len(rows)]
 
     @contextmanager
     def attached(self, module: nn.Module, locations: Sequence[LayerLocation]) -> Iterator[None]:
@@ -71,10 +71,10 @@ class LayerTap:
     def _hooks(self, module: nn.Module, location: LayerLocation) -> Iterator[Any]:
         layer = number_of(location.decoder_layer) if location.is_recurrent else location.layer
 
-        def before(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def before(submodule: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return self._replaced_input(layer, args, kwargs)
 
-        def after(part: nn.Module, args: Any, output: Any) -> None:
+        def after(submodule: nn.Module, args: Any, output: Any) -> None:
             result = output[0] if isinstance(output, tuple) else output
             if self._fits(result):
                 self.record(
@@ -93,8 +93,8 @@ class LayerTap:
         forced = None if self._forced is None else self._forced.inputs.get(layer)
         if forced is None:
             return None
-        given = torch.stack([forced[rows] for rows in self.rows]).to(values.dtype)
-        return ((given, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": given})
+        replacement = torch.stack([forced[rows] for rows in self.rows]).to(values.dtype)
+        return ((replacement, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": replacement})
 
     def _fits(self, values: Any) -> TypeGuard[torch.Tensor]:
         if not isinstance(values, torch.Tensor) or values.dim() != 3:
@@ -103,18 +103,19 @@ class LayerTap:
 
 
 def nudged(trace: Trace, dtype: torch.dtype, seed: int) -> Trace:
-    """Return the same layer inputs, each number randomly moved up or down to a neighbour in `dtype`."""
+    """Return a trace of the same layer inputs, with each number randomly moved up or down to a neighbour in `dtype`."""
     generator = torch.Generator().manual_seed(seed)
-    moved = {}
+    inputs = {}
     for layer, values in trace.inputs.items():
-        sides = torch.randint(0, 2, values.shape, generator=generator).to(values.device) * 2 - 1
-        moved[layer] = values.float() * (1 + sides * torch.finfo(dtype).eps)
-    return Trace(inputs=moved)
+        signs = torch.randint(0, 2, values.shape, generator=generator).to(values.device) * 2 - 1
+        inputs[layer] = values.float() * (1 + signs * torch.finfo(dtype).eps)
+    return Trace(inputs=inputs)
 
 
 def decoder_layer_of(attention: str) -> str:
-    """Return the prefix of `attention` up to its last number, as `model.layers.3` for `model.layers.3.self_attn`, or
-    all.
+    """Return the prefix of `attention` up to its last number: `model.layers.3` for `model.layers.3.self_attn`.
+
+    Returns `attention` itself if it has no number.
     """
     parts = attention.split(".")
     numbers = [index for index, part in enumerate(parts) if part.isdigit()]
@@ -122,6 +123,6 @@ def decoder_layer_of(attention: str) -> str:
 
 
 def number_of(decoder_layer: str) -> int:
-    """Return the number at the end of a layer name, as 3 for `model.layers.3`; 0 if there is none."""
+    """Return the number at the end of a layer name: 3 for `model.layers.3`; 0 if there is none."""
     last = decoder_layer.rpartition(".")[2]
     return int(last) if last.isdigit() else 0

@@ -1,8 +1,8 @@
-"""Check at load that a model run by its own code gives the same results in pieces over blocks as in a single call.
+"""Checks at load that a model run by its own code gives the same results in pieces over blocks as in a single call.
 
-Three sequences run in interleaved pieces, over shuffled blocks with non-zero garbage, and are compared with a run of
-each whole sequence without a cache. Each layer gets the input that it had in that run. Windows are shortened to a few
-tokens. With an indexer, the check is repeated with few selected tokens, so that some are skipped.
+Three sequences run in interleaved pieces, over shuffled blocks with nonzero garbage, and are compared with a run of
+each whole sequence without a cache. Each layer gets its input from that run. Windows are shortened to a few tokens.
+With an indexer, the check is repeated with few selected tokens, so that some are skipped.
 """
 
 from __future__ import annotations
@@ -34,31 +34,33 @@ from kvscope_kernels import ops_for
 from kvscope_telemetry.errors import BadInput
 
 CHOICES: Final = ("index_topk",)
-"""Names of config attributes that give the number of tokens that an indexer selects (sparse attention)."""
+"""Names of config attributes with the number of tokens that an indexer selects (sparse attention)."""
 MAX_OVERALL_DIFFERENCE: Final = 0.5
 """Bound on the difference of all tokens together, if three in four are within the normal bound.
 
-In 16 bits, one bit changes how indexers select among equal scores, as it changes routing to experts. Another sequence's
-cache would differ by 1.4.
+In 16 bits, one bit can change which of several equal scores an indexer selects, or the expert. Another sequence's cache
+would differ by 1.4.
 """
 
 
 @torch.inference_mode()
 def check_own_forward(module: nn.Module) -> None:
-    """Compare the runs. Raises BadInput naming the first layer that differs."""
+    """Compare the runs, and set `supports_batches`. Raises BadInput naming the first layer that differs."""
     own = own_forward(module)
     assert own is not None, "it is run by its own code"
     device = next(module.parameters()).device
-    sequences = tuple(_with_positions_from_zero(each) for each in check_sequences(module.config, device))
+    sequences = tuple(_with_positions_from_zero(sequence) for sequence in check_sequences(module.config, device))
     locations = _layer_locations(own)
     config: Any = module.config
-    chosen = min(getattr(config.get_text_config(decoder=True), name, math.inf) for name in CHOICES)
-    is_exact = next(module.parameters()).dtype in BOUNDS and chosen >= max(each.length for each in sequences)
-    for lengths, of_all in ((LENGTHS, is_exact), ((*LENGTHS, *CHOICES), False))[: 1 + own.has_indexer]:
+    num_selected = min(getattr(config.get_text_config(decoder=True), name, math.inf) for name in CHOICES)
+    is_exact = next(module.parameters()).dtype in BOUNDS and num_selected >= max(
+        sequence.length for sequence in sequences
+    )
+    for lengths, compares_all_tokens in ((LENGTHS, is_exact), ((*LENGTHS, *CHOICES), False))[: 1 + own.has_indexer]:
         with short_windows(module, lengths), own.new_cache():
             whole = _whole_trace(module, sequences, locations)
             paged = _paged_trace(module, own, sequences, locations, whole)
-            fault = _fault(paged, whole, of_all)
+            fault = _fault(paged, whole, compares_all_tokens)
             if fault:
                 raise BadInput(f"it does not give piece by piece what it gives at once ({fault})")
             if not own.supports_batches and lengths == LENGTHS:
@@ -85,36 +87,36 @@ def _supports_batches(
 
 
 def _with_positions_from_zero(sequence: CheckSequence) -> CheckSequence:
-    """Return the sequence with positions from 0: the model computes positions from its cache."""
+    """Return the sequence with positions from 0, since the model computes positions from its cache."""
     positions = torch.arange(sequence.length, device=sequence.ids.device)
     return CheckSequence(sequence.ids, positions, sequence.first_row, sequence.table)
 
 
 def _steps(sequences: Sequence[CheckSequence]) -> list[CheckStep]:
-    """Return prompts in pieces, which take turns, followed by single tokens."""
+    """Return steps with pieces of alternating prompts, followed by single tokens."""
     first, second, third = sequences
-    half, near = first.length // 2, first.length - 3
+    half, pieces_end = first.length // 2, first.length - 3
     steps = [
         CheckStep((ScriptPiece(first, 0, half), ScriptPiece(second, 0, second.length - 3))),
         CheckStep(
             (
                 ScriptPiece(second, second.length - 3, second.length - 2),
-                ScriptPiece(first, half, near),
+                ScriptPiece(first, half, pieces_end),
                 ScriptPiece(third, 0, third.length - 2),
             )
         ),
-        CheckStep((_last(second, 2), _last(third, 2), ScriptPiece(first, near, first.length - 1))),
+        CheckStep((_last(second, 2), _last(third, 2), ScriptPiece(first, pieces_end, first.length - 1))),
     ]
     return [*steps, CheckStep((_last(first, 1), _last(second, 1), _last(third, 1)))]
 
 
 def _last(sequence: CheckSequence, number: int) -> ScriptPiece:
-    """Return the token that is the `number`-th from the end."""
+    """Return the `number`-th token from the end."""
     return ScriptPiece(sequence, sequence.length - number, sequence.length - number + 1)
 
 
 def _layer_locations(own: OwnForward) -> list[LayerLocation]:
-    """Return the layers that run once per call, whose inputs can be replaced."""
+    """Return the layers that run once per call, so that their inputs can be replaced."""
     names = [layer.module for layer in own.layers]
     return [
         LayerLocation(number, decoder_layer_of(name), name)
@@ -158,8 +160,8 @@ def _paged_trace(
             context.own = OwnBatch(ends, [piece.end for piece in step.pieces], range(ends[-1]))
             rows = step.rows
 
-            def set_rows(of_batch: list[list[int]], rows: list[int] = rows) -> None:
-                tap.rows = [[rows[row] for row in sequence] for sequence in of_batch]
+            def set_rows(batch_rows: list[list[int]], rows: list[int] = rows) -> None:
+                tap.rows = [[rows[row] for row in sequence] for sequence in batch_rows]
 
             own.row_watchers.append(set_rows)
             try:
@@ -176,29 +178,28 @@ def _paged_trace(
     return tap.trace
 
 
-def _fault(found: Trace, whole: Trace, of_all: bool, rows: list[int] | None = None) -> str:
-    """Return where the traces differ by more than rounding, as text: in any token (of `rows`), or in one of four.
+def _fault(paged: Trace, whole: Trace, compares_all_tokens: bool, rows: list[int] | None = None) -> str:
+    """Describe the first difference between the traces that is larger than rounding; empty if there is none.
 
-    Parts after attention are compared for three tokens in four if attention is visible: one bit can change the expert.
+    Compares each token (of `rows`) if `compares_all_tokens`, else three tokens in four. Parts after attention are
+    always compared for three in four if attention was recorded, since one bit can change the expert.
     """
-    assert found.logits is not None, "a script computes logits"
+    assert paged.logits is not None, "a script computes logits"
     assert whole.logits is not None, "a script computes logits"
-    bound = LAYER_SLACK * BOUNDS.get(found.logits.dtype, LOW_BOUND)
+    bound = LAYER_SLACK * BOUNDS.get(paged.logits.dtype, LOW_BOUND)
     last = {max(whole.inputs, default=-1) + 1: whole.logits}
-    for subject, here, there in (
-        ("the attention of layer", found.attended, whole.attended),
-        ("the input of layer", found.inputs, whole.inputs),
-        ("the logits after layer", dict.fromkeys(last, found.logits), last),
+    for subject, actual, expected in (
+        ("the attention of layer", paged.attended, whole.attended),
+        ("the input of layer", paged.inputs, whole.inputs),
+        ("the logits after layer", dict.fromkeys(last, paged.logits), last),
     ):
-        for layer in sorted(here.keys() & there.keys()):
-            picked = slice(None) if rows is None else rows
-            apart = difference(here[layer][picked], there[layer][picked])
-            is_strict = of_all and (here is found.attended or not found.attended)
-            measured = apart.worst_row if is_strict else apart.upper_quartile
+        for layer in sorted(actual.keys() & expected.keys()):
+            selected = slice(None) if rows is None else rows
+            gap = difference(actual[layer][selected], expected[layer][selected])
+            is_strict = compares_all_tokens and (actual is paged.attended or not paged.attended)
+            measured = gap.worst_row if is_strict else gap.upper_quartile
             if not (
-                apart.is_number
-                and measured <= bound
-                and apart.overall <= (bound if is_strict else MAX_OVERALL_DIFFERENCE)
+                gap.is_number and measured <= bound and gap.overall <= (bound if is_strict else MAX_OVERALL_DIFFERENCE)
             ):
-                return f"{subject} {layer}: {apart.overall:.3g} of its size, {apart.worst_row:.3g} of a token's"
+                return f"{subject} {layer}: {gap.overall:.3g} of its size, {gap.worst_row:.3g} of a token's"
     return ""

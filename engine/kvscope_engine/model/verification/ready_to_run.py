@@ -1,8 +1,8 @@
-"""Preparation of a loaded model, in the order in which each step can still be checked.
+"""Prepares a loaded model to run, in an order in which each change can still be checked.
 
-Owns that order: our attention is installed and checked, then parts are fused and the whole model is checked again.
-Other changes of the model, such as the head's, must come between the two, because plain weights are released
-afterwards. From then on, weights in host memory are streamed.
+kvscope's attention is installed and checked first; then parts are fused and the whole model is checked again. Other
+changes of the model, such as the head's, must come between the two, because plain weights are released afterwards. From
+then on, weights in host memory are streamed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from kvscope_engine.model.verification.hook_check import check_hook
 
 
 def make_ready_to_run(module: nn.Module, quantization: str = "none") -> FusedCounts:
-    """Prepare `module`, in place.
-
-    Further calls return the first result. Raises BadInput for unsupported architectures.
-    """
+    """Prepare `module`, in place. Further calls return the first result. Raises BadInput for unsupported
+    architectures."""
     check_hook(module)
     use_float32_logits(module)
     fused = fuse_model(module, quantization)

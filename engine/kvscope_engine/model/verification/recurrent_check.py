@@ -1,9 +1,9 @@
-"""Trial runs of a model's recurrent layers: what each stores for a request, and in which ways it can run.
+"""Trial runs of a model's recurrent layers, which determine what each stores for a request, and how it can run.
 
 A layer must be able to continue from a state with several tokens in a call, and may be able to run single tokens of
-several sequences in a call. Not all of transformers' can: RecurrentGemma's ignore the state if a call has several
-tokens, and RWKV's mix the sequences of a batch. Each is tried on random states and compared with calls of one token of
-one sequence.
+several sequences in a call. Not all of transformers' layers can: RecurrentGemma's ignore the state if a call has
+several tokens, and RWKV's mix the sequences of a batch. Each layer is run from random states, and compared with calls
+for one token of one sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvscope_telemetry.errors import BadInput
 
 BOUND: Final = 1e-3
 LOW_BOUND: Final = 5e-2
-"""Bound in 16 bits, where sums are rounded differently. An ignored or foreign state differs by 0.5."""
+"""Bound in 16 bits, where sums are rounded differently. If a state is ignored or another's, the difference is 0.5."""
 STATE_SIZE: Final = 0.5
 NUM_PIECE_TOKENS: Final = 3
 
@@ -40,65 +40,67 @@ class StateTrial(StateStep):
         if layer.number in self._arguments:
             raise BadInput(f"its recurrent layer {layer.name} is run twice for a token")
         self._arguments[layer.number] = arguments
-        output, after = layer.call(arguments, None, has_initial_state=False)
+        output, states = layer.call(arguments, None, has_initial_state=False)
         layer.state = tuple(
-            StatePart(kind, index, tuple(tensor.shape[1:]), tensor.dtype) for (kind, index), tensor in after.items()
+            StatePart(kind, index, tuple(tensor.shape[1:]), tensor.dtype) for (kind, index), tensor in states.items()
         )
         return output
 
     @torch.inference_mode()
     def check_layers(self, layers: RecurrentLayers) -> None:
-        """Determine what each layer supports; layers of one class are assumed equal.
+        """Determine what each layer supports. Layers of one class are assumed equal.
 
         Raises BadInput if a layer was not called.
         """
-        known: dict[tuple[type, object], tuple[bool, bool]] = {}
+        supported_by_kind: dict[tuple[type, object], tuple[bool, bool]] = {}
         for layer in layers.layers:
             arguments = self._arguments.pop(layer.number, None)
             if arguments is None:
                 raise BadInput(f"its recurrent layer {layer.name} is left out")
             kind = (type(layer.module), layer.state)
-            if kind not in known:
-                known[kind] = _supports_pieces(layer, arguments), _supports_batches(layer, arguments)
-            layer.supports_pieces, layer.supports_batches = known[kind]
+            if kind not in supported_by_kind:
+                supported_by_kind[kind] = _supports_pieces(layer, arguments), _supports_batches(layer, arguments)
+            layer.supports_pieces, layer.supports_batches = supported_by_kind[kind]
 
 
 def _supports_pieces(layer: RecurrentLayer, arguments: dict[str, Any]) -> bool:
-    """Whether several prompt tokens that continue from a state give the same result in one call as one by one."""
+    """Whether several prompt tokens from a state give the same result in one call as in calls of one token."""
     num_tokens = _num_tokens(arguments)
-    at_once, one_by_one = _random_states(layer, 1), _random_states(layer, 1)
+    piece_states, single_states = _random_states(layer, 1), _random_states(layer, 1)
     try:
-        whole, _ = layer.call(slice_tokens(arguments, num_tokens, 0, NUM_PIECE_TOKENS), at_once, has_initial_state=True)
+        whole, _ = layer.call(
+            slice_tokens(arguments, num_tokens, 0, NUM_PIECE_TOKENS), piece_states, has_initial_state=True
+        )
     except (RuntimeError, ValueError, TypeError, IndexError):
         return False
     singles = [
         layer.call_for_rows(
             slice(token, token + 1),
             slice_tokens(arguments, num_tokens, token, token + 1),
-            one_by_one,
+            single_states,
             has_initial_state=True,
             is_in_prompt=True,
         )
         for token in range(NUM_PIECE_TOKENS)
     ]
-    found, wanted = (concatenate_outputs([whole]), *at_once), (concatenate_outputs(singles), *one_by_one)
-    return _agree(found, wanted, _bound(layer))
+    actual, expected = (concatenate_outputs([whole]), *piece_states), (concatenate_outputs(singles), *single_states)
+    return _agree(actual, expected, _bound(layer))
 
 
 def _supports_batches(layer: RecurrentLayer, arguments: dict[str, Any]) -> bool:
     num_tokens = _num_tokens(arguments)
-    together, apart = _random_states(layer, 2), _random_states(layer, 2)
+    batch_states, single_states = _random_states(layer, 2), _random_states(layer, 2)
     tokens = [slice_tokens(arguments, num_tokens, token, token + 1) for token in (0, 2)]
     pair = {name: _stacked([token[name] for token in tokens]) for name in arguments}
     try:
-        output, _ = layer.call(pair, together, has_initial_state=True)
+        output, _ = layer.call(pair, batch_states, has_initial_state=True)
     except (RuntimeError, ValueError, TypeError, IndexError):
         return False
     singles = [
-        layer.call(token, [state[row : row + 1] for state in apart], has_initial_state=True)[0]
+        layer.call(token, [state[row : row + 1] for state in single_states], has_initial_state=True)[0]
         for row, token in enumerate(tokens)
     ]
-    return _agree((output, *together), (_stacked(singles), *apart), _bound(layer))
+    return _agree((output, *batch_states), (_stacked(singles), *single_states), _bound(layer))
 
 
 def _num_tokens(arguments: dict[str, Any]) -> int:
@@ -116,7 +118,7 @@ def _random_states(layer: RecurrentLayer, num_sequences: int) -> list[torch.Tens
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Batch the arguments or outputs of single sequences: tensors are concatenated along the first dimension."""
+    """Batch the arguments or outputs of single sequences, by concatenating tensors along the first dimension."""
     if isinstance(values[0], torch.Tensor) and values[0].dim() > 1:
         return torch.cat(values)
     if isinstance(values[0], tuple):
@@ -129,12 +131,14 @@ def _bound(layer: RecurrentLayer) -> float:
     return BOUND if dtypes == {torch.float32} else LOW_BOUND
 
 
-def _agree(one: Any, other: Any, bound: float) -> bool:
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(_agree(*pair, bound) for pair in zip(one, other, strict=True))
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return one is None or other is None or isinstance(one, torch.Tensor) == isinstance(other, torch.Tensor)
-    if one.shape != other.shape:
+def _agree(actual: Any, expected: Any, bound: float) -> bool:
+    if isinstance(actual, tuple):
+        return len(actual) == len(expected) and all(_agree(*pair, bound) for pair in zip(actual, expected, strict=True))
+    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return (
+            actual is None or expected is None or isinstance(actual, torch.Tensor) == isinstance(expected, torch.Tensor)
+        )
+    if actual.shape != expected.shape:
         return False
-    apart = difference(one, other)
-    return apart.is_number and apart.overall <= bound
+    state_difference = difference(actual, expected)
+    return state_difference.is_number and state_difference.overall <= bound

@@ -1,8 +1,8 @@
 """Trial run of the original model, recorded so that replacements of its parts can be checked.
 
 Owns the recorded calls and the comparison. A replacement gets the input of the original and must return the same
-output, also for high positions and much larger numbers. So no list of architectures is needed that could be out of
-date. Modules are referenced weakly, so that replaced ones are freed.
+output, also for high positions and much larger numbers, so that no list of supported architectures is needed. Modules
+are referenced weakly, so that replaced ones are freed.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ OPS_WITHOUT_EFFECT: Final = frozenset(
 POSITIONS: Final = (3, 17, 0, 90, 41)
 STRAIN_FACTORS: Final = {torch.float16: 8.0}
 DEFAULT_STRAIN_FACTOR: Final = 1000.0
-"""Factor of the inputs in a second comparison, in which clamps that were without effect take effect."""
+"""Factor of the inputs in a second comparison, in which clamps take effect that had none in the first."""
 
 
 class ReplacementDiffers(Exception):
-    """A replacement did something else than the original."""
+    """A replacement computes something else than the original."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ModuleCall:
     output: Any
 
     def strained(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return the arguments with larger numbers and a new context, or None if the module's input is unknown."""
+        """Return the arguments with larger numbers and a new context; None if the module's input is unknown."""
         kwargs = self.kwargs | ({"paged": TrialContext()} if "paged" in self.kwargs else {})
         if self.args and _is_float(self.args[0]):
             return (_larger(self.args[0]), *self.args[1:]), kwargs
@@ -69,7 +69,7 @@ class ModuleCall:
 
 @dataclass(slots=True)
 class TrialContext(AttentionContext):
-    """Attention context that records the first call of a layer; later ones must be the same."""
+    """Attention context that records the first call of each layer, which later calls must equal."""
 
     layers: dict[int, tuple[tuple[torch.Tensor, ...], AttentionOptions, torch.Tensor]] = field(default_factory=dict)
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
@@ -78,14 +78,14 @@ class TrialContext(AttentionContext):
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Return a random output of the right shape, the same for each call of a layer."""
-        given = (query, key, value)
+        tensors = (query, key, value)
         if layer not in self.layers:
             generator = torch.Generator().manual_seed(layer)
             shape = (*query.shape[:2], options.value_dim(value))
             output = torch.randn(shape, generator=generator).to(query)
-            self.layers[layer] = (given, options, output)
+            self.layers[layer] = (tensors, options, output)
         expected, expected_options, output = self.layers[layer]
-        if not (is_close(given, expected) and _same(options, expected_options)):
+        if not (is_close(tensors, expected) and _are_options_equal(options, expected_options)):
             raise ReplacementDiffers(f"layer {layer} attends differently")
         return output
 
@@ -136,33 +136,33 @@ def _agree_on(
     has_known_bounds: bool,
 ) -> bool:
     args, kwargs = strained
-    with UnseenOpRecorder() as needed:
+    with UnseenOpRecorder() as original_ops:
         expected = original(*args, **kwargs)
     context = kwargs.get("paged")
     if context is not None:
         context.scratch.clear()
-    with UnseenOpRecorder() as done:
+    with UnseenOpRecorder() as replacement_ops:
         actual = replacement(*args, **kwargs)
-    return (has_known_bounds or needed.names <= done.names) and is_close(actual, expected)
+    return (has_known_bounds or original_ops.names <= replacement_ops.names) and is_close(actual, expected)
 
 
 @contextmanager
 def _captured(module: nn.Module, calls: MutableMapping[nn.Module, ModuleCall]) -> Iterator[None]:
     repeated: set[nn.Module] = set()
 
-    def keep(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if part in calls:
-            repeated.add(part)
-        calls[part] = ModuleCall(args, kwargs, output)
+    def record_call(submodule: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if submodule in calls:
+            repeated.add(submodule)
+        calls[submodule] = ModuleCall(args, kwargs, output)
 
-    handles = [part.register_forward_hook(keep, with_kwargs=True) for part in module.modules()]
+    handles = [submodule.register_forward_hook(record_call, with_kwargs=True) for submodule in module.modules()]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-        for part in repeated:
-            del calls[part]
+        for submodule in repeated:
+            del calls[submodule]
 
 
 def _is_float(value: Any) -> bool:
@@ -173,20 +173,20 @@ def _larger(values: torch.Tensor) -> torch.Tensor:
     return values * STRAIN_FACTORS.get(values.dtype, DEFAULT_STRAIN_FACTOR)
 
 
-def _same(one: AttentionOptions, other: AttentionOptions) -> bool:
+def _are_options_equal(actual: AttentionOptions, expected: AttentionOptions) -> bool:
     return (
-        one.sinks is other.sinks
-        and one.scale == other.scale
-        and (one.sliding_window, one.is_chunked) == (other.sliding_window, other.is_chunked)
-        and one.softcap == other.softcap
+        actual.sinks is expected.sinks
+        and actual.scale == expected.scale
+        and (actual.sliding_window, actual.is_chunked) == (expected.sliding_window, expected.is_chunked)
+        and actual.softcap == expected.softcap
     )
 
 
 class UnseenOpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the executed operations that may have no effect on a few tokens: clamping, rounding, counting.
 
-    A replacement must execute the same ones, although the test's tokens may not show a difference. In-place variants
-    count as the same operation.
+    A replacement must execute the same operations, although the tokens of a trial may not show a difference. In-place
+    variants count as the same operation.
     """
 
     def __init__(self) -> None:

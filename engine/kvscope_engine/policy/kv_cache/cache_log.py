@@ -15,7 +15,7 @@ from kvscope_telemetry.kv_events.encoding import pack_extra_keys
 from kvscope_telemetry.ledger import Tier
 
 MEDIA: Final = {Tier.HBM: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"}
-"""vLLM's names for the tier of a block; the device is called `GPU` whatever it is."""
+"""vLLM's names for the tier of a block; the device tier is `GPU` even on a CPU."""
 
 
 class CacheLog:

@@ -62,7 +62,7 @@ class TierMover(Protocol):
         """
 
     def forget_prefixes(self) -> None:
-        """Ensure that the present content of the disk is not found at the next start."""
+        """Ensure that the current content of the disk is not found at the next start."""
 
     def recovered(self) -> Sequence[tuple[int, Prefix]]:
         """Return the slots on disk with content from before this start, with their prefixes."""

@@ -117,7 +117,7 @@ class TierSlots:
         columns, step = self._columns, self._pool.step
         for row in rows:
             count = columns.ref_count[row] - 1
-            assert count >= 0, f"place {row} was released more often than held"
+            assert count >= 0, f"slot {row} was released more often than held"
             columns.ref_count[row] = count
             columns.last_used_step[row] = step
             self._pool.changed_rows.add_one(row)
@@ -159,27 +159,27 @@ class TierSlots:
         num_references = np.zeros(self.count, np.int64)
         for table in tables:
             own_slots = [row - self.first for row in table if row in self]
-            assert len(set(own_slots)) == len(own_slots), f"a place is held twice by one table: {own_slots}"
+            assert len(set(own_slots)) == len(own_slots), f"a slot is held twice by one table: {own_slots}"
             num_references[own_slots] += 1
         assert (num_references == ledger.ref_count).all(), (
-            f"references of places disagree: {np.flatnonzero(num_references != ledger.ref_count)}"
+            f"references of slots disagree: {np.flatnonzero(num_references != ledger.ref_count)}"
         )
         expected = np.full(self.count, BlockState.ACTIVE, np.uint8)
         expected[[row - self.first for row in self._free]] = BlockState.FREE
         expected[[row - self.first for row in self._eviction_order.idle]] = BlockState.CACHED
         assert (expected == ledger.state).all(), f"states disagree: {np.flatnonzero(expected != ledger.state)}"
         free = ledger.state == BlockState.FREE
-        assert len(self._free) == len(set(self._free)) == free.sum(), "a place is free twice"
-        assert ((ledger.ref_count > 0) == (ledger.state == BlockState.ACTIVE)).all(), "a held place is not active"
-        assert not ledger.filled[free].any(), "a free place is filled"
-        assert (ledger.owner[free] == NO_OWNER).all(), "a free place has an owner"
+        assert len(self._free) == len(set(self._free)) == free.sum(), "a slot is free twice"
+        assert ((ledger.ref_count > 0) == (ledger.state == BlockState.ACTIVE)).all(), "a held slot is not active"
+        assert not ledger.filled[free].any(), "a free slot is filled"
+        assert (ledger.owner[free] == NO_OWNER).all(), "a free slot has an owner"
         parents = {row: int(self._columns.parent[row]) for row in self._prefix_of}
-        assert parents == {row: p.published_parent for row, p in self._prefix_of.items()}, "a place has another parent"
-        assert not ledger.parent[ledger.hash == 0].any(), "a place that is not hashed has a parent"
+        assert parents == {row: p.published_parent for row, p in self._prefix_of.items()}, "a slot has another parent"
+        assert not ledger.parent[ledger.hash == 0].any(), "a slot that is not hashed has a parent"
         assert {row: p.digest for row, p in self._prefix_of.items()} == {r: d for d, r in self._row_of.items()}
         assert {row - self.first for row in self._prefix_of} == set(np.flatnonzero(ledger.hash).tolist())
         self._eviction_order.check(self.first, self.first + self.count)
-        assert set(self._eviction_order.idle) <= set(self._prefix_of), "a place is cached and cannot be found"
+        assert set(self._eviction_order.idle) <= set(self._prefix_of), "a slot is cached and cannot be found"
 
     def _activate(self, row: int, owner: int) -> None:
         columns = self._columns

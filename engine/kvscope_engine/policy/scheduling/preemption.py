@@ -6,7 +6,9 @@ The scheduler chooses the victim (`Scheduler._allocate_or_preempt`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from kvscope_engine.policy.block_needs import num_blocks_for
 from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
@@ -49,6 +51,22 @@ def victim_order(request: Request, held_tokens: int) -> tuple[int, ...]:
     return (request.priority, -held_tokens, request.num_preemptions, -arrival_ns, -number)
 
 
+_REASONS: Final = ("priority", "share", "spared", "newest", "newest")
+"""Values of `EventData.choice` by the element of `victim_order` that made the difference."""
+
+
+def victim_choice(victim: Request, needy: Request, order: Callable[[Request], tuple[int, ...]]) -> tuple[str, int]:
+    """Return why `victim` rather than `needy` is preempted: `EventData.choice` and `choice_number`.
+
+    `order` is the sort key of `victim_order`. Call this before the victim's blocks are freed.
+    """
+    if victim is needy:
+        return "itself", 0
+    keys = zip(order(victim), order(needy), strict=True)
+    reason = _REASONS[next(index for index, (one, other) in enumerate(keys) if one != other)]
+    return reason, {"priority": victim.priority, "spared": victim.num_preemptions}.get(reason, 0)
+
+
 class Preemption:
     """Frees a victim's blocks by swapping them out or dropping them for recomputation.
 
@@ -79,7 +97,7 @@ class Preemption:
         The caller returns the victim to the queue.
         """
         record = self._free_blocks(victim, step, builder, self._mode)
-        assert record is not None, "only who insists on a swap is told that there is no room"
+        assert record is not None, "only a requested swap can be refused"
         return record
 
     def free_blocks_by_request(

@@ -80,15 +80,12 @@ def forked(parent: Request, child: Request, now_ns: int, running_time: RunningTi
     )
 
 
-def preempted(
-    victim: Request, needy: Request, needed: int, available: int, record: PreemptionRecord, now_ns: int
-) -> Event:
-    """Return the event of a preemption because `needy` needed `needed` blocks and only `available` were available."""
-    choice, choice_number = _victim_choice(victim, needy)
-    data = EventData(
-        kind="preempted", num_needed=needed, num_available=available, choice=choice, choice_number=choice_number
-    )
-    return _preemption_event(victim, record, data, now_ns, needy)
+def preempted(victim: Request, needy: Request, why: EventData, record: PreemptionRecord, now_ns: int) -> Event:
+    """Return the event of a preemption because `needy` needed more blocks than were available.
+
+    `why` has the numbers of blocks and the reason why `victim` was chosen.
+    """
+    return _preemption_event(victim, record, why, now_ns, needy)
 
 
 def preempted_for_fairness(victim: Request, needy: Request, record: PreemptionRecord, now_ns: int) -> Event:
@@ -207,18 +204,6 @@ def disk_failed(reason: str, now_ns: int) -> Event:
 
 def cache_reset(count: int, now_ns: int) -> Event:
     return Event(kind="note", time_ns=now_ns, cause=emptied_text("the prefix cache", count), num_blocks=count)
-
-
-def _victim_choice(victim: Request, needy: Request) -> tuple[str, int]:
-    if victim is needy:
-        return "itself", 0
-    if victim.priority < needy.priority:
-        return "priority", victim.priority
-    if victim.client != needy.client:
-        return "share", 0
-    if victim.num_preemptions < needy.num_preemptions:
-        return "spared", victim.num_preemptions
-    return "newest", 0
 
 
 def _nanoseconds(seconds: float | None) -> int:

@@ -69,7 +69,7 @@ from kvscope_engine.policy.scheduling.pinning import check_fits_with_pins, check
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.plan_commit import commit_plan
 from kvscope_engine.policy.scheduling.planned_progress import PlannedProgress
-from kvscope_engine.policy.scheduling.preemption import Preemption, PreemptionRecord, victim_order
+from kvscope_engine.policy.scheduling.preemption import Preemption, PreemptionRecord, victim_choice, victim_order
 from kvscope_engine.policy.scheduling.waiting_forks import WaitingForks
 from kvscope_engine.policy.spec_decode.drafter import Drafter
 from kvscope_engine.policy.state_pool import StatePool
@@ -78,6 +78,7 @@ from kvscope_engine.policy.waiting_queue import WaitingQueue
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
+from kvscope_telemetry.messages.telemetry import EventData
 from kvscope_telemetry.running_time import RunningTime
 
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = 8
@@ -549,8 +550,12 @@ class Scheduler:
 
     def _preempt(self, victim: Request, needy: Request, needed: int, available: int, builder: PlanBuilder) -> None:
         builder.has_preempted = True
+        choice, choice_number = victim_choice(victim, needy, self._victim_order)
+        why = EventData(
+            kind="preempted", num_needed=needed, num_available=available, choice=choice, choice_number=choice_number
+        )
         record = self._preemption.free_blocks(victim, self._pool.step, builder)
-        self.changes.record_event(request_events.preempted(victim, needy, needed, available, record, builder.now_ns))
+        self.changes.record_event(request_events.preempted(victim, needy, why, record, builder.now_ns))
         self._requeue(victim, builder.now_ns)
 
     def _requeue(self, victim: Request, now_ns: int) -> None:

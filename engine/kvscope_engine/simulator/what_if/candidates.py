@@ -64,7 +64,7 @@ def candidates(memory: Memory) -> list[Candidate]:
     return result
 
 
-def not_asked(memory: Memory) -> list[NotAsked]:
+def unanswerable_questions(memory: Memory) -> list[NotAsked]:
     """Return the scenarios that cannot be simulated because information is missing, with the reason."""
     groups, result = GroupedMemory(memory), []
     if groups.has_windows and (why := groups.why_not_whole):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvscope_engine.simulator.what_if.candidates import VIRTUAL, Candidate, candidates, not_asked
+from kvscope_engine.simulator.what_if.candidates import VIRTUAL, Candidate, candidates, unanswerable_questions
 from kvscope_engine.simulator.what_if.shadow import Shadow
 from kvscope_engine.simulator.what_if.slot_map import map_cells, slots_per_cell
 from kvscope_telemetry.errors import BadInput
@@ -18,7 +18,7 @@ class PolicyComparison:
         if memory.num_slots > MAX_SLOTS:
             raise BadInput(f"a memory of {memory.num_slots} slots is too large to compare: at most {MAX_SLOTS}")
         self._memory = memory
-        self._not_asked = not_asked(memory)
+        self._not_asked = unanswerable_questions(memory)
         self._shadows = [(candidate, self._shadow(candidate)) for candidate in candidates(memory)]
 
     @property

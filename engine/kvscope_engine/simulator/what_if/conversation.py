@@ -46,7 +46,7 @@ class _Conversation:
         return query
 
 
-def converse(requests: BinaryIO, output: BinaryIO) -> None:
+def answer_lines(requests: BinaryIO, output: BinaryIO) -> None:
     """Answer each line of `requests` on `output`, until `requests` ends."""
     conversation = _Conversation()
     for number, line in enumerate(_lines(requests), 1):

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.what_if.candidates import Candidate, check_candidate
-from kvscope_engine.simulator.what_if.placing import LayoutUse, PlacedPool
+from kvscope_engine.simulator.what_if.placed_pool import LayoutUse, PlacedPool
 from kvscope_engine.simulator.what_if.slot_map import Spans
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.what_if import MapKind, Running
@@ -129,10 +129,10 @@ class Shadow:
     def _place_request(self, running: Running, newest_last: list[int]) -> None:
         parts_before = self._placed.get(running.number)
         if parts_before is not None:
-            if running.num_tokens >= parts_before[0].num_computed_tokens and self._lengthen(parts_before, running):
+            if running.num_tokens >= parts_before[0].num_computed_tokens and self._grow(parts_before, running):
                 return
             self._release(running.number)
-        while not self._lengthen(parts := [placed_request(running) for _ in self._pools], running):
+        while not self._grow(parts := [placed_request(running) for _ in self._pools], running):
             for pool, part in zip(self._pools, parts, strict=True):
                 pool.release(part, self._step)
             if parts_before is None:
@@ -142,11 +142,11 @@ class Shadow:
                 return
         self._placed[running.number] = parts
 
-    def _lengthen(self, parts: Sequence[Request], running: Running) -> bool:
+    def _grow(self, parts: Sequence[Request], running: Running) -> bool:
         for part in parts:
             set_output_length(part, running)
         return all(
-            pool.lengthen(part, running.num_tokens, self._step) for pool, part in zip(self._pools, parts, strict=True)
+            pool.grow(part, running.num_tokens, self._step) for pool, part in zip(self._pools, parts, strict=True)
         )
 
     def _preempt_newest(self, newest_last: list[int], number: int) -> bool:

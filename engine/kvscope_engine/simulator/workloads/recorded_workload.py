@@ -17,7 +17,7 @@ from kvscope_engine.simulator.workloads.workload import Workload, WorkloadReques
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import RecordedRequest, recorded_requests
 
-TextName = tuple[int, int]
+EpochAndHash = tuple[int, int]
 """Epoch and block hash. Each start of an engine has its own hashes."""
 
 
@@ -42,7 +42,7 @@ def _text_ids(requests: Sequence[RecordedRequest]) -> list[tuple[int, ...]]:
     well.
     """
     counts = Counter(name for request in requests for name in _text_names(request))
-    numbers: dict[TextName, int] = {}
+    numbers: dict[EpochAndHash, int] = {}
     unshared_numbers = count(len(counts))
     return [
         tuple(
@@ -53,11 +53,11 @@ def _text_ids(requests: Sequence[RecordedRequest]) -> list[tuple[int, ...]]:
     ]
 
 
-def _text_names(request: RecordedRequest) -> list[TextName]:
+def _text_names(request: RecordedRequest) -> list[EpochAndHash]:
     return [(request.epoch, hash_) for hash_ in request.prefix_hashes]
 
 
-def _shared_names(request: RecordedRequest, counts: Counter[TextName]) -> list[TextName]:
+def _shared_names(request: RecordedRequest, counts: Counter[EpochAndHash]) -> list[EpochAndHash]:
     names = _text_names(request)
     while names and (not names[-1][1] or counts[names[-1]] == 1):
         names.pop()

@@ -1,6 +1,6 @@
 """Maps moments of one timeline to another, and finds named moments by which the two can be aligned.
 
-Times are nanoseconds since 1970, on each recording's own clock. Knows no files.
+Times are nanoseconds since 1970, on each recording's own clock. Must not depend on files.
 """
 
 from __future__ import annotations
@@ -21,21 +21,19 @@ PEAK: Final = "peak of KV usage"
 
 @dataclass(frozen=True, slots=True)
 class AlignedMoment:
-    """A named moment, from the overview or a bookmark."""
-
     name: str
     time_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Offset from moments of recording A to the corresponding moments of recording B."""
+    """Offset in nanoseconds from a moment of recording A to the corresponding moment of recording B."""
 
     offset_ns: int = 0
 
     @classmethod
     def of(cls, moment_a_ns: int, moment_b_ns: int) -> Alignment:
-        """Align these two moments. Equal moments mean that both runs share one clock."""
+        """Return the alignment in which these two moments coincide. With equal times, both recordings use one clock."""
         return cls(moment_b_ns - moment_a_ns)
 
     def to_b(self, time_ns: int) -> int:
@@ -45,30 +43,30 @@ class Alignment:
         return time_ns - self.offset_ns
 
 
-def moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) -> list[AlignedMoment]:
+def named_moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) -> list[AlignedMoment]:
     """Return the named moments of a timeline, `bookmarks` last. Of moments with the same name, only the first is
     included.
     """
-    found = [
+    found_moments = [
         AlignedMoment(name, time_ns)
         for kind, name in _FIRST_OF.items()
         if (time_ns := _first(overview, kind)) is not None
     ]
     peak_ns = peak_usage_time_ns(overview)
     if peak_ns is not None and np.nanmax(peak_usage_of(overview)) > 0:
-        found.append(AlignedMoment(PEAK, peak_ns))
-    known: dict[str, AlignedMoment] = {}
-    for moment in (*found, *sorted(bookmarks, key=lambda each: each.time_ns)):
-        known.setdefault(moment.name, moment)
-    return list(known.values())
+        found_moments.append(AlignedMoment(PEAK, peak_ns))
+    first_by_name: dict[str, AlignedMoment] = {}
+    for moment in (*found_moments, *sorted(bookmarks, key=lambda each: each.time_ns)):
+        first_by_name.setdefault(moment.name, moment)
+    return list(first_by_name.values())
 
 
-def shared(a: Sequence[AlignedMoment], b: Sequence[AlignedMoment]) -> list[tuple[AlignedMoment, Alignment]]:
+def shared_moments(a: Sequence[AlignedMoment], b: Sequence[AlignedMoment]) -> list[tuple[AlignedMoment, Alignment]]:
     """Return the moments of A that B has too, each with the alignment that it defines."""
-    of_b = {moment.name: moment.time_ns for moment in b}
-    return [(each, Alignment.of(each.time_ns, of_b[each.name])) for each in a if each.name in of_b]
+    times_of_b = {moment.name: moment.time_ns for moment in b}
+    return [(each, Alignment.of(each.time_ns, times_of_b[each.name])) for each in a if each.name in times_of_b]
 
 
 def _first(overview: SessionOverview, kind: str) -> int | None:
-    places = overview.events.find(kinds=(kind,))
-    return overview.events[int(places[0])].time_ns if places.size else None
+    indices = overview.events.find(kinds=(kind,))
+    return overview.events[int(indices[0])].time_ns if indices.size else None

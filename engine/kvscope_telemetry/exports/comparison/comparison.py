@@ -1,6 +1,6 @@
 """Compares two runs: their key figures, the differences, and whether these exceed the variation within the runs.
 
-Computed from the overviews alone, without replaying. Knows no files, and no texts other than those of the figures.
+Computed from the overviews alone, without replaying. Must not depend on files; texts are those of the figures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 FIGURES: Final = tuple(figure for figure in run_figures.FIGURES if figure.is_compared)
-_EACH, _BOUNDS = "exact", "upper bounds, from histograms"
+_EXACT, _UPPER_BOUNDS = "exact", "upper bounds, from histograms"
 _POOL: Final = {
     "num_blocks": "blocks",
     "block_size_tokens": "block size",
@@ -48,7 +48,6 @@ NUM_PARTS: Final = 60
 them repeatedly.
 """
 _RATIO_UNITS: Final = ("s", "tokens/s", "1/min")
-"""Units of times and rates, which are compared as ratios."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,6 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """
     high: float | None
     a_parts: RunParts | None
-    """Variation of the figure within run A."""
     b_parts: RunParts | None
 
 
@@ -106,15 +104,20 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare(a: Run, b: Run) -> Comparison:
-    of_a, of_b = (summarize_run(run.recording, run.overview, run.span) for run in (a, b))
-    return Comparison(of_a, of_b, _unlike(of_a, of_b), tuple(_row(figure, a, b) for figure in FIGURES))
+    summary_a, summary_b = (summarize_run(run.recording, run.overview, run.span) for run in (a, b))
+    return Comparison(
+        summary_a,
+        summary_b,
+        _setting_differences(summary_a, summary_b),
+        tuple(_row(figure, a, b) for figure in FIGURES),
+    )
 
 
 def _row(figure: Figure, a: Run, b: Run) -> ComparisonRow:
     value_a, value_b = (figure.of(run.overview, run.span) for run in (a, b))
-    of_a, of_b = (_values(figure, run, NUM_WINDOWS, MIN_WINDOW_S) for run in (a, b))
-    judged = judge(value_a, value_b, of_a, of_b, is_ratio=figure.unit in _RATIO_UNITS)
-    verdict = judged.verdict
+    windows_a, windows_b = (_values(figure, run, NUM_WINDOWS, MIN_WINDOW_S) for run in (a, b))
+    result = judge(value_a, value_b, windows_a, windows_b, is_ratio=figure.unit in _RATIO_UNITS)
+    verdict = result.verdict
     if not figure.has_spread and verdict is not Verdict.EQUAL:
         verdict = Verdict.NONE
     return ComparisonRow(
@@ -125,21 +128,21 @@ def _row(figure: Figure, a: Run, b: Run) -> ComparisonRow:
         b=value_b,
         difference=None if value_a is None or value_b is None else value_b - value_a,
         verdict=verdict,
-        test=judged.test,
-        a_windows=judged.num_a,
-        b_windows=judged.num_b,
-        low=judged.low,
-        high=judged.high,
+        test=result.test,
+        a_windows=result.num_a,
+        b_windows=result.num_b,
+        low=result.low,
+        high=result.high,
         a_parts=_parts(figure, a),
         b_parts=_parts(figure, b),
     )
 
 
-def _values(figure: Figure, run: Run, number: int, least_s: float) -> FloatArray:
+def _values(figure: Figure, run: Run, number: int, min_part_s: float) -> FloatArray:
     """Return the figure in `number` equal parts of the run, NaN where it is unknown; empty if the parts would be
-    shorter than `least_s`.
+    shorter than `min_part_s`.
     """
-    if not figure.has_spread or run.span.length_s < number * least_s:
+    if not figure.has_spread or run.span.length_s < number * min_part_s:
         return np.empty(0)
     parts = windows(run.overview, run.span, number)
     values = [figure.measure(run.overview, rows, span) for rows, span in parts if rows.stop > rows.start]
@@ -154,19 +157,19 @@ def _parts(figure: Figure, run: Run) -> RunParts | None:
     return RunParts(*np.quantile(known, (0.05, 0.5, 0.95)).tolist()) if known.size else None
 
 
-def _unlike(a: RunSummary, b: RunSummary) -> tuple[SettingDifference, ...]:
+def _setting_differences(a: RunSummary, b: RunSummary) -> tuple[SettingDifference, ...]:
     pairs = [
         ("model", a.model, b.model),
         ("device", a.device, b.device),
         ("engine", a.engine_version, b.engine_version),
     ]
-    latencies_a, latencies_b = (_BOUNDS if one.latencies_are_bounds else _EACH for one in (a, b))
+    latencies_a, latencies_b = (_UPPER_BOUNDS if summary.latencies_are_bounds else _EXACT for summary in (a, b))
     pairs += [("latencies", latencies_a, latencies_b)]
     pairs += [
         (name, _value_text(getattr(a.pool, field)), _value_text(getattr(b.pool, field)))
         for field, name in _POOL.items()
     ]
-    return tuple(SettingDifference(name, of_a, of_b) for name, of_a, of_b in pairs if of_a != of_b)
+    return tuple(SettingDifference(name, value_a, value_b) for name, value_a, value_b in pairs if value_a != value_b)
 
 
 def _value_text(value: object) -> str:
@@ -182,10 +185,10 @@ def windows(overview: SessionOverview, span: Span, number: int) -> list[tuple[sl
     rows = rows_in(overview, span)
     edges = span.from_ns + (span.until_ns - span.from_ns) * np.arange(number + 1) // number
     cuts = np.searchsorted(overview.time_ns[rows], edges[1:-1], "left") + rows.start
-    places = [rows.start, *cuts.tolist(), rows.stop]
-    found = []
-    for first, last in pairwise(places):
+    bounds = [rows.start, *cuts.tolist(), rows.stop]
+    parts = []
+    for first, last in pairwise(bounds):
         begin = max(int(overview.time_ns[first]), span.from_ns) if first < last else span.from_ns
         end = min(int(overview.time_ns[last - 1]) + SECOND_NS, span.until_ns) if first < last else span.from_ns
-        found.append((slice(first, last), Span(span.start_ns, begin, end)))
-    return found
+        parts.append((slice(first, last), Span(span.start_ns, begin, end)))
+    return parts

@@ -29,18 +29,18 @@ half has at least 5 minutes; with 8 windows in 89 %, with windows of 10 s in 66 
 """
 MIN_WINDOW_S: Final = 2.0
 """Minimum length of a window. Shorter ones give no meaningful figures."""
-_FEWEST: Final = 3
+_MIN_WINDOWS: Final = 3
 _T_975: Final = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
 """97.5 % quantiles of Student's t for 1, 2, 3, ... degrees of freedom."""
-_NOTHING: Final = 1e-9
+_RELATIVE_TOLERANCE: Final = 1e-9
 """Relative difference up to which values count as equal, to allow for rounding."""
 
 
 class Verdict(StrEnum):
-    """Whether a difference exceeds the variation within the runs."""
+    """Result of the test whether a difference exceeds the variation within the runs."""
 
     EQUAL = "equal"
     OPEN = "not significant"
@@ -49,8 +49,7 @@ class Verdict(StrEnum):
     """Two identical runs differ this much in at most 1 of 20 cases."""
     UNKNOWN = "not enough data"
     NONE = ""
-    """The figure of a run is unknown, or its variation cannot be estimated from one run: a length, a
-    count or a peak.
+    """Not tested: the figure of a run is unknown, or one run does not show its variation (a length, a count or a peak).
     """
 
 
@@ -87,24 +86,24 @@ def judge(a: float | None, b: float | None, of_a: FloatArray, of_b: FloatArray, 
         return JudgedDifference(Verdict.NONE)
     of_a, of_b = of_a[np.isfinite(of_a)], of_b[np.isfinite(of_b)]
     num_a, num_b = int(of_a.size), int(of_b.size)
-    is_equal = abs(b - a) <= _NOTHING * max(abs(a), abs(b))
-    if min(num_a, num_b) < _FEWEST:
+    is_equal = abs(b - a) <= _RELATIVE_TOLERANCE * max(abs(a), abs(b))
+    if min(num_a, num_b) < _MIN_WINDOWS:
         return JudgedDifference(Verdict.EQUAL if is_equal else Verdict.UNKNOWN, Method.NONE, num_a, num_b)
     if is_ratio and min(a, b, *of_a.tolist(), *of_b.tolist()) > 0:
-        distance, near = math.log(b / a), _near(np.log(of_a), np.log(of_b))
-        test, low, high = Method.RATIO, math.exp(distance - near), math.exp(distance + near)
+        distance, half_width = math.log(b / a), _half_interval(np.log(of_a), np.log(of_b))
+        test, low, high = Method.RATIO, math.exp(distance - half_width), math.exp(distance + half_width)
     else:
-        distance, near = b - a, _near(of_a, of_b)
-        test, low, high = Method.DIFFERENCE, distance - near, distance + near
-    verdict = Verdict.EQUAL if is_equal else Verdict.OPEN if abs(distance) <= near else Verdict.DIFFERENT
+        distance, half_width = b - a, _half_interval(of_a, of_b)
+        test, low, high = Method.DIFFERENCE, distance - half_width, distance + half_width
+    verdict = Verdict.EQUAL if is_equal else Verdict.OPEN if abs(distance) <= half_width else Verdict.DIFFERENT
     return JudgedDifference(verdict, test, num_a, num_b, low, high)
 
 
-def _near(of_a: FloatArray, of_b: FloatArray) -> float:
+def _half_interval(of_a: FloatArray, of_b: FloatArray) -> float:
     """Return half the width of the 95 % interval of the difference, by Welch's t-test."""
     error_a, error_b = (float(each.var(ddof=1)) / each.size for each in (of_a, of_b))
     parts = error_a**2 / (of_a.size - 1) + error_b**2 / (of_b.size - 1)
     if parts <= 0:
         return 0.0
-    freedom = max(1, int((error_a + error_b) ** 2 / parts + _NOTHING))
+    freedom = max(1, int((error_a + error_b) ** 2 / parts + _RELATIVE_TOLERANCE))
     return _T_975[min(freedom, len(_T_975)) - 1] * math.sqrt(error_a + error_b)

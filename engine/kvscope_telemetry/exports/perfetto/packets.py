@@ -28,7 +28,6 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """Encode an int, uint, enum or bool field."""
     return varint(field << 3 | _VARINT) + varint(value)
 
 
@@ -41,7 +40,6 @@ def fixed64(field: int, value: int) -> bytes:
 
 
 def block(field: int, data: bytes) -> bytes:
-    """Encode a message or bytes field."""
     return varint(field << 3 | _BYTES) + varint(len(data)) + data
 
 
@@ -85,24 +83,22 @@ def track(uuid: int, parent: int, name: str, rank: int = 0, *, merges: bool = Fa
 
 
 def counter_track(uuid: int, parent: int, name: str, unit: str, rank: int = 0) -> bytes:
-    """Encode a track of a number over time."""
     counter = block(8, text(6, unit) if unit else b"")
     return _packet(block(60, number(1, uuid) + text(2, name) + number(5, parent) + counter + number(12, rank)))
 
 
 def slice_begin(uuid: int, time_ns: int, name: str, category: str, values: Values, flow: int = 0) -> bytes:
-    """Encode the start of a slice. The arrow `flow` ends here."""
+    """Encode the start of a slice. A `flow` other than 0 draws the end of the arrow with that id."""
     arrow = fixed64(48, flow) if flow else b""
     return _event(_SLICE_BEGIN, uuid, time_ns, text(22, category) + text(23, name) + _annotated(values) + arrow)
 
 
 def slice_end(uuid: int, time_ns: int) -> bytes:
-    """Encode the end of the slice that started last on the track."""
     return _event(_SLICE_END, uuid, time_ns, b"")
 
 
 def instant(uuid: int, time_ns: int, name: str, category: str, values: Values, flow: int = 0) -> bytes:
-    """Encode an instant. The arrow `flow` starts here."""
+    """Encode an instant. A `flow` other than 0 draws the start of the arrow with that id."""
     arrow = fixed64(47, flow) if flow else b""
     return _event(_INSTANT, uuid, time_ns, text(22, category) + text(23, name) + _annotated(values) + arrow)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
-from kvscope_telemetry.exports.phase_spans import RequestHistory, within
+from kvscope_telemetry.exports.phase_spans import RequestHistory, histories_within
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind_text
 from kvscope_telemetry.messages.model_names import short_name
@@ -51,7 +51,9 @@ _PEAKS: Final = {
     "num_running": ("peak_running_ns", "peak_running"),
     "num_waiting": ("peak_waiting_ns", "peak_waiting"),
 }
-"""Columns with a peak within each second: the columns of its time and of its value ("": `figures.peak_usage_of`)."""
+"""Overview columns for figures with a peak within each second: the time of the peak, and its value ("": computed by
+`run_figures.peak_usage_of`).
+"""
 
 
 def write_perfetto(
@@ -82,8 +84,8 @@ def write_perfetto(
 
 
 def _counters(overview: SessionOverview, span: Span) -> Iterator[bytes]:
-    """Yield the counters. Levels are placed at the end of their second (`figures.ends_of`), sums at its start, because
-    Perfetto draws a value from its time until the next one.
+    """Yield the counters. Levels are placed at the end of their second (`run_figures.ends_of`), sums at its start,
+    because Perfetto draws a value from its time until the next one.
     """
     rows = rows_in(overview, span)
     begins, ends = np.maximum(overview.time_ns[rows], span.from_ns), ends_of(overview, rows, span)
@@ -128,10 +130,10 @@ def _bookmarks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
         yield packets.track(_MARKS, _ENGINE, "Bookmarks", rank=len(COUNTERS))
     busy_until_ns: list[int] = []
     for mark in sorted(marks, key=lambda mark: mark.time_ns):
-        what = "note" if mark.is_user_note else "alarm"
+        category = "note" if mark.is_user_note else "alarm"
         values: packets.Values = {"kind": mark.kind, "text": mark.text, "lasted_s": (end_of(mark) - mark.time_ns) / 1e9}
         begin_ns = max(mark.time_ns, span.from_ns)
-        yield packets.instant(_MARKS, begin_ns, name_of(mark), what, values)
+        yield packets.instant(_MARKS, begin_ns, name_of(mark), category, values)
         if mark.until_ns > begin_ns:
             end_ns = min(mark.until_ns, span.until_ns)
             lane = next((at for at, until_ns in enumerate(busy_until_ns) if until_ns <= begin_ns), len(busy_until_ns))
@@ -139,7 +141,7 @@ def _bookmarks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
                 busy_until_ns.append(0)
                 yield packets.track(_FIRST_MARK + lane, _ENGINE, "Alarms", rank=len(COUNTERS), merges=True)
             busy_until_ns[lane] = end_ns
-            yield packets.slice_begin(_FIRST_MARK + lane, begin_ns, name_of(mark), what, values)
+            yield packets.slice_begin(_FIRST_MARK + lane, begin_ns, name_of(mark), category, values)
             yield packets.slice_end(_FIRST_MARK + lane, end_ns)
 
 
@@ -165,7 +167,7 @@ def _stops(overview: SessionOverview, span: Span) -> Iterator[bytes]:
 
 
 def _requests(histories: Sequence[RequestHistory], span: Span) -> Iterator[bytes]:
-    shown = within(histories, span.from_ns, span.until_ns)
+    shown = histories_within(histories, span.from_ns, span.until_ns)
     uuids = {(history.epoch, history.info.number): _FIRST_REQUEST + index for index, history in enumerate(shown)}
     if shown:
         yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 4)
@@ -179,7 +181,7 @@ def _requests(histories: Sequence[RequestHistory], span: Span) -> Iterator[bytes
 
 
 def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:
-    """Yield the starts of arrows to `history`, on the tracks of the requests for which it was preempted."""
+    """Yield the starts of arrows to `history`, on the tracks of the requests that caused its preemptions."""
     for index, phase in enumerate(history.phases):
         flow = _flow(history, index, uuids, span)
         if flow:
@@ -189,12 +191,13 @@ def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], s
 
 
 def _flow(history: RequestHistory, index: int, uuids: Mapping[tuple[int, int], int], span: Span) -> int:
-    """Return the id of the arrow to this phase from the request that caused the preemption; 0 if there is none."""
     phase = history.phases[index]
-    is_aside = phase.kind in PREEMPTED_PHASES
+    is_preempted = phase.kind in PREEMPTED_PHASES
     is_available = (history.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
     return (
-        uuids[history.epoch, history.info.number] << 20 | index + 1 if is_aside and phase.other and is_available else 0
+        uuids[history.epoch, history.info.number] << 20 | index + 1
+        if is_preempted and phase.other and is_available
+        else 0
     )
 
 
@@ -214,14 +217,14 @@ def _request(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span
         begin_ns, end_ns = max(phase.start_ns, span.from_ns), min(end_ns, span.until_ns)
         if begin_ns > end_ns:
             continue
-        because = {"cause": phase.cause} if phase.cause else {}
+        cause_values = {"cause": phase.cause} if phase.cause else {}
         if phase.other:
-            because["for request"] = f"#{phase.other}"
+            cause_values["for request"] = f"#{phase.other}"
         flow = _flow(history, index, uuids, span)
-        yield packets.slice_begin(uuid, begin_ns, phase.kind.label, "request", {**because, **facts}, flow)
+        yield packets.slice_begin(uuid, begin_ns, phase.kind.label, "request", {**cause_values, **facts}, flow)
         yield packets.slice_end(uuid, end_ns)
         if phase.cause and phase.start_ns >= span.from_ns:
-            yield packets.instant(uuid, begin_ns, _begun_name(phase.kind.label), "request", because)
+            yield packets.instant(uuid, begin_ns, _begun_name(phase.kind.label), "request", cause_values)
     if history.first_token_ns is not None and span.from_ns <= history.first_token_ns <= span.until_ns:
         yield packets.instant(uuid, history.first_token_ns, "first token", "request", {})
     if history.end_ns is not None and history.end_ns <= span.until_ns:
@@ -230,13 +233,13 @@ def _request(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span
 
 def _steps(messages: Iterable[tuple[int, TelemetryMessage]], span: Span) -> Iterator[bytes]:
     """Yield a slice for each step, with its measured duration. A frame is published at the end of its step."""
-    is_begun = False
+    has_track = False
     last_end_ns = span.from_ns
     for time_ns, frame in messages:
         if not isinstance(frame, Frame) or not frame.batch.number or not span.from_ns <= time_ns <= span.until_ns:
             continue
-        took = frame.timings
-        length_ns = took.schedule_ns + took.run_ns + took.commit_ns
+        timings = frame.timings
+        length_ns = timings.schedule_ns + timings.run_ns + timings.commit_ns
         begin_ns = min(max(time_ns - length_ns, last_end_ns), time_ns)
         last_end_ns = time_ns
         values = {
@@ -244,14 +247,14 @@ def _steps(messages: Iterable[tuple[int, TelemetryMessage]], span: Span) -> Iter
             "requests": len(frame.batch.number) // 4,
             "prefill tokens": frame.batch.num_prefill_tokens,
             "decode tokens": frame.batch.num_decode_tokens,
-            "schedule_ns": took.schedule_ns,
-            "run_ns": took.run_ns,
-            "forward_ns": took.forward_ns,
-            "commit_ns": took.commit_ns,
+            "schedule_ns": timings.schedule_ns,
+            "run_ns": timings.run_ns,
+            "forward_ns": timings.forward_ns,
+            "commit_ns": timings.commit_ns,
         }
-        if not is_begun:
+        if not has_track:
             yield packets.track(_STEPS, _ENGINE, "Steps", rank=len(COUNTERS) + 3)
-            is_begun = True
+            has_track = True
         yield packets.slice_begin(_STEPS, begin_ns, _step_name(frame), "step", values)
         yield packets.slice_end(_STEPS, time_ns)
 

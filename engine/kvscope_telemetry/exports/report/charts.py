@@ -71,12 +71,11 @@ class ReportTimeAxis:
     """Text for the bands in the chart's legend, such as `engine suspended`."""
 
     def x(self, seconds: float) -> float:
-        """Return the x coordinate of a time, clipped to the plot."""
         length_s = max(self.until_s - self.from_s, 1e-9)
         return LEFT + PLOT_WIDTH * min(max((seconds - self.from_s) / length_s, 0.0), 1.0)
 
     def ticks(self) -> list[float]:
-        """Return round times, about ten at most."""
+        """Return about ten round times at most, in seconds."""
         return _ticks(self.from_s, self.until_s, 8)
 
 
@@ -113,7 +112,6 @@ def chart(
 
 
 def frame(axis: ReportTimeAxis, height: int) -> str:
-    """Draw the time axis with its ticks and grid lines."""
     bottom = height - BOTTOM
     parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>']
     for tick in axis.ticks():
@@ -163,44 +161,46 @@ def number_text(value: float) -> str:
 def _path(axis: ReportTimeAxis, times_s: FloatArray, line: ChartLine, y: object, bottom: float) -> str:
     assert callable(y), "a function of the value"
     runs = _runs(*_thinned(axis, times_s, line.values))
-    drawn = []
+    elements = []
     for run in runs:
         points = " ".join(f"{axis.x(time_s):.1f},{y(value):.1f}" for time_s, value in run)
         if line.is_area:
             ends = f"{axis.x(run[0][0]):.1f},{bottom:.1f} {points} {axis.x(run[-1][0]):.1f},{bottom:.1f}"
-            drawn.append(f'<polygon class="area {line.css_class}" points="{ends}"/>')
+            elements.append(f'<polygon class="area {line.css_class}" points="{ends}"/>')
         elif len(run) == 1:
             x, _, at_y = points.partition(",")
-            drawn.append(f'<circle class="bar {line.css_class}" cx="{x}" cy="{at_y}" r="2.2"/>')
+            elements.append(f'<circle class="bar {line.css_class}" cx="{x}" cy="{at_y}" r="2.2"/>')
         else:
-            drawn.append(f'<polyline class="curve {line.css_class}" points="{points}"/>')
-    return "".join(drawn)
+            elements.append(f'<polyline class="curve {line.css_class}" points="{points}"/>')
+    return "".join(elements)
 
 
 def _thinned(axis: ReportTimeAxis, times_s: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the maximum of each interval, because peaks matter most."""
+    """Return times and values with the maximum of each interval, because peaks matter most. Shape (at most
+    `_MAX_POINTS`,).
+    """
     if len(times_s) <= _MAX_POINTS:
         return times_s, values
     length_s = max(axis.until_s - axis.from_s, 1e-9)
-    place = np.clip((times_s - axis.from_s) / length_s * _MAX_POINTS, 0, _MAX_POINTS - 1).astype(np.int64)
-    top = np.full(_MAX_POINTS, -np.inf)
+    interval = np.clip((times_s - axis.from_s) / length_s * _MAX_POINTS, 0, _MAX_POINTS - 1).astype(np.int64)
+    maxima = np.full(_MAX_POINTS, -np.inf)
     known = np.isfinite(values)
-    np.maximum.at(top, place[known], values[known])
-    seen = np.unique(place)
-    at_s = axis.from_s + (seen + 0.5) * length_s / _MAX_POINTS
-    return at_s, np.where(np.isfinite(top[seen]), top[seen], np.nan)
+    np.maximum.at(maxima, interval[known], values[known])
+    used_intervals = np.unique(interval)
+    at_s = axis.from_s + (used_intervals + 0.5) * length_s / _MAX_POINTS
+    return at_s, np.where(np.isfinite(maxima[used_intervals]), maxima[used_intervals], np.nan)
 
 
 def _runs(times_s: FloatArray, values: FloatArray) -> list[list[tuple[float, float]]]:
     """Split the points into runs without gaps. NaN and unrecorded time are gaps."""
-    usual = max(1.0, float(np.median(np.diff(times_s)))) if len(times_s) > 1 else 1.0
+    usual_gap_s = max(1.0, float(np.median(np.diff(times_s)))) if len(times_s) > 1 else 1.0
     runs: list[list[tuple[float, float]]] = []
     last_s = -math.inf
     for time_s, value in zip(times_s.tolist(), values.tolist(), strict=True):
         if not math.isfinite(value):
             last_s = -math.inf
             continue
-        if time_s - last_s > 2.5 * usual:
+        if time_s - last_s > 2.5 * usual_gap_s:
             runs.append([])
         runs[-1].append((time_s, value))
         last_s = time_s
@@ -219,4 +219,4 @@ def _ticks(first: float, last: float, count: int) -> list[float]:
         return [first]
     step = _nice_top((last - first) / count)
     begin = math.ceil(first / step - 1e-9)
-    return [place * step for place in range(begin, begin + count + 2) if place * step <= last + 1e-9 * step]
+    return [index * step for index in range(begin, begin + count + 2) if index * step <= last + 1e-9 * step]

@@ -1,7 +1,8 @@
 """Report of a range in one HTML file, to send to a colleague: summary, charts, and the most delayed requests with
 causes.
 
-Owns its contents and their order. All text from a recording is escaped. The file stays small for any range.
+Decides its contents and their order. All text from a recording is escaped. The number of points and rows is limited, so
+that the file stays small for any range.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
 from kvscope_telemetry.exports.goodput import GoodputReport, evaluate_goals
-from kvscope_telemetry.exports.phase_spans import RequestHistory, within
+from kvscope_telemetry.exports.phase_spans import RequestHistory, histories_within
 from kvscope_telemetry.exports.report.charts import (
     ALARM_INK,
     BOTTOM,
@@ -57,7 +58,6 @@ _MAX_COLUMNS: Final = 480
 _MAX_ROWS: Final = 256
 _LATENCY_KEYS: Final = tuple(f"{latency.key}_p{p}_s" for latency in LATENCIES for p in (50, 95))
 _UNKNOWN: Final = "unknown"
-"""Text of an unknown figure. The summary omits such figures."""
 MAX_WORST: Final = 12
 MAX_MISSED: Final = 40
 MAX_EVENTS: Final = 40
@@ -77,12 +77,12 @@ def write_report(
     """Write the report of `span`. `marks` are the bookmarks and alarms of the range. With `goals`, the requests that
     missed them are listed too.
     """
-    found = summarize_run(recording, overview, span)
+    summary = summarize_run(recording, overview, span)
     axis = _axis(overview, span, marks)
-    title = f"KV cache of {found.model or 'an engine'}"
+    title = f"KV cache of {summary.model or 'an engine'}"
     body = [
-        _head(title, recording, found),
-        section("Summary", figures(_figures(found)), _stopped(overview, span)),
+        _head(title, recording, summary),
+        section("Summary", figures(_figures(summary)), _stops_note(overview, span)),
         _bookmarks(marks, span),
         *_curves(overview, span, axis),
         _heatmap(overview, span, axis),
@@ -93,57 +93,57 @@ def write_report(
     file.write(page(title, [part for part in body if part]).encode("utf-8", "replace"))
 
 
-def _head(title: str, recording: Recording, found: RunSummary) -> str:
-    begun = datetime.fromtimestamp(found.start_ns / 1e9, UTC)
-    pool, seconds = found.pool, (found.start_ns - recording.start_ns) / 1e9
+def _head(title: str, recording: Recording, summary: RunSummary) -> str:
+    start = datetime.fromtimestamp(summary.start_ns / 1e9, UTC)
+    pool, seconds = summary.pool, (summary.start_ns - recording.start_ns) / 1e9
     facts = [
-        f"{begun:%Y-%m-%d %H:%M:%S} UTC, {found.length_s:,.1f} s (from {seconds:,.1f} s of the recording)",
-        f"{pool.num_blocks:,} blocks of {pool.block_size_tokens} tokens on {found.device or 'an unknown device'}",
+        f"{start:%Y-%m-%d %H:%M:%S} UTC, {summary.length_s:,.1f} s (from {seconds:,.1f} s of the recording)",
+        f"{pool.num_blocks:,} blocks of {pool.block_size_tokens} tokens on {summary.device or 'an unknown device'}",
         f"allocator {pool.allocator}, prefix caching {'on' if pool.prefix_caching else 'off'}",
     ]
     notes = "".join(f'<p class="note">{clean(line)}</p>' for line in recording.detail.splitlines())
     return f'<h1>{clean(title)}</h1>\n<p class="soft">{clean("; ".join(facts))}</p>{notes}'
 
 
-def _figures(found: RunSummary) -> list[tuple[str, str, str]]:
+def _figures(summary: RunSummary) -> list[tuple[str, str, str]]:
     """Return name, value and secondary text of each figure. Figures that the engine does not report are left out."""
 
-    texts = {figure.key: _text(figure, found) for figure in FIGURES}
-    texts["peak_usage_s"] = f"{found.peak_usage_s or 0:,.0f}"
-    cards = [(figure.places.card, figure) for figure in FIGURES if figure.places.card is not None]
+    texts = {figure.key: _text(figure, summary) for figure in FIGURES}
+    texts["peak_usage_s"] = f"{summary.peak_usage_s or 0:,.0f}"
+    cards = [(figure.uses.card, figure) for figure in FIGURES if figure.uses.card is not None]
     items = [
-        (card.title or figure.name, card.value.format(texts[figure.key]), card.beside.format_map(texts))
+        (card.title or figure.name, card.value.format(texts[figure.key]), card.detail.format_map(texts))
         for card, figure in sorted(cards, key=lambda each: each[0].place)
     ]
-    is_of_range = found.figures["waiting_peak"] is None or None not in found.totals.values()
+    is_of_range = summary.figures["waiting_peak"] is None or None not in summary.totals.values()
     if is_of_range:  # unknown figures are due to the range, not the engine: show them
         return items
     return [(name, value, "" if _UNKNOWN in more else more) for name, value, more in items if _UNKNOWN not in value]
 
 
-def _text(figure: Figure, found: RunSummary) -> str:
-    value = found.figures[figure.key]
+def _text(figure: Figure, summary: RunSummary) -> str:
+    value = summary.figures[figure.key]
     if value is None:
         return _UNKNOWN
     if figure.unit == "share":
         return f"{value:.1%}"
     if figure.key in _LATENCY_KEYS:
-        return ("≤ " if found.latencies_are_bounds else "") + _time(value)
+        return ("≤ " if summary.latencies_are_bounds else "") + _time(value)
     unit = {"tokens/s": " tokens/s", "s": " s"}.get(figure.unit, "")
     return f"{value:,.0f}{unit}"
 
 
-def _stopped(overview: SessionOverview, span: Span) -> str:
+def _stops_note(overview: SessionOverview, span: Span) -> str:
     """Return a note on when the engine was stopped, which latencies exclude; "" if it never was."""
     stopped_ns = overview.stops.stopped_ns(span.from_ns, span.until_ns)
     if not stopped_ns:
         return ""
-    whose: dict[str, int] = {}
+    length_by_text: dict[str, int] = {}
     for stop in overview.stops.within(span.from_ns, span.until_ns):
-        whose[stop_text(stop)] = whose.get(stop_text(stop), 0) + stop.end_ns - stop.begin_ns
-    parts = ", ".join(f"{words} for {length_ns / 1e9:,.1f} s" for words, length_ns in whose.items())
+        length_by_text[stop_text(stop)] = length_by_text.get(stop_text(stop), 0) + stop.end_ns - stop.begin_ns
+    parts = ", ".join(f"{text} for {length_ns / 1e9:,.1f} s" for text, length_ns in length_by_text.items())
     left_out = "Excluded from latencies and rates; shown as a band in the charts."
-    return f'<p class="note">The engine stood still for {stopped_ns / 1e9:,.1f} s: {clean(parts)}. {left_out}</p>'
+    return f'<p class="note">The engine was stopped for {stopped_ns / 1e9:,.1f} s: {clean(parts)}. {left_out}</p>'
 
 
 def _bookmarks(marks: Sequence[Bookmark], span: Span) -> str:
@@ -153,19 +153,19 @@ def _bookmarks(marks: Sequence[Bookmark], span: Span) -> str:
     rows = [
         [
             f"{span.seconds(mark.time_ns):,.1f} s",
-            _lasted(mark),
+            _duration_text(mark),
             "note" if mark.is_user_note else "alarm",
             clean(name_of(mark)),
         ]
         for mark in marks[:MAX_MARKS]
     ]
-    header = (("When", True), ("For", True), ("What", False), ("Words", False))
+    header = (("When", True), ("For", True), ("What", False), ("Text", False))
     more = f'<p class="soft">{len(marks) - len(rows):,} more are not shown.</p>' if len(marks) > len(rows) else ""
     flags = keys(((NOTE_INK, "bookmarks"), (ALARM_INK, "alarms")))
     return section("Bookmarks and alarms", flags, table(header, rows), more)
 
 
-def _lasted(mark: Bookmark) -> str:
+def _duration_text(mark: Bookmark) -> str:
     return _time((end_of(mark) - mark.time_ns) / 1e9) if mark.until_ns > mark.time_ns else ""
 
 
@@ -227,8 +227,8 @@ def _heatmap(overview: SessionOverview, span: Span, axis: ReportTimeAxis) -> str
 def _requests(
     overview: SessionOverview, histories: Sequence[RequestHistory], span: Span, axis: ReportTimeAxis
 ) -> list[str]:
-    there = within(histories, span.from_ns, span.until_ns)
-    worst = worst_requests(there, span.until_ns, MAX_WORST)
+    shown = histories_within(histories, span.from_ns, span.until_ns)
+    worst = worst_requests(shown, span.until_ns, MAX_WORST)
     phases = (
         ("queued", "queued"),
         ("active", "prefill"),
@@ -243,7 +243,7 @@ def _requests(
     return [
         section(
             "Most delayed requests",
-            f'<p class="soft">Of {len(there):,} requests, those that waited longest: queued, in a slow prefill, or '
+            f'<p class="soft">Of {len(shown):,} requests, those that waited longest: queued, in a slow prefill, or '
             "preempted.</p>",
             keys(phases),
             request_lanes(worst, axis, span),
@@ -255,19 +255,19 @@ def _requests(
     ]
 
 
-def _goals(kept: GoodputReport) -> str:
-    more = kept.num_missed - len(kept.missed)
+def _goals(result: GoodputReport) -> str:
+    more = result.num_missed - len(result.missed)
     header = (("Request", False), ("Missed", False), ("What delayed it, since its arrival", False))
     return section(
         "Latency goals",
-        figures([("Goodput", kept.share_text, kept.of_text)]),
-        table(header, missed_rows(kept.missed)) if kept.missed else "",
+        figures([("Goodput", result.share_text, result.result_text)]),
+        table(header, missed_rows(result.missed)) if result.missed else "",
         f'<p class="soft">{more:,} more are not shown.</p>' if more > 0 else "",
     )
 
 
 def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> ReportTimeAxis:
-    drawn = tuple(
+    report_marks = tuple(
         ReportMark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_user_note)
         for mark in marks[:MAX_MARKS]
     )
@@ -280,7 +280,7 @@ def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> R
         for stop in overview.stops.within(span.from_ns, span.until_ns)[:MAX_BANDS]
     )
     band_name = f"engine {overview.stops.stopped_text((span.from_ns, span.until_ns))}"
-    return ReportTimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3), drawn, bands, band_name)
+    return ReportTimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3), report_marks, bands, band_name)
 
 
 def _keys(lines: Sequence[ChartLine], axis: ReportTimeAxis) -> str:
@@ -303,16 +303,16 @@ def heatmap(overview: SessionOverview, axis: ReportTimeAxis, start_ns: int) -> s
     seconds = max(1, round(axis.until_s - axis.from_s))
     num_columns = min(_MAX_COLUMNS, seconds)
     middles = axis.from_s + (np.arange(num_columns) + 0.5) * (axis.until_s - axis.from_s) / num_columns
-    places = np.array([_index(overview, start_ns + round(at_s * 1e9)) for at_s in middles.tolist()], np.int64)
-    active, cached = overview.bins("active", places), overview.bins("cached", places)
+    indices = np.array([_second_index(overview, start_ns + round(at_s * 1e9)) for at_s in middles.tolist()], np.int64)
+    active, cached = overview.bins("active", indices), overview.bins("cached", indices)
     if not active.size:
         return ""
-    active, cached = _fewer(active), _fewer(cached)
-    num_rows = int(overview.column("num_rows")[places.max(initial=0)])
+    active, cached = _merged_bins(active), _merged_bins(cached)
+    num_rows = int(overview.column("num_rows")[indices.max(initial=0)])
     height = HEIGHT - TOP - BOTTOM
-    place = f'x="{LEFT}" y="{TOP}" width="{PLOT_WIDTH}" height="{height}"'
+    rectangle = f'x="{LEFT}" y="{TOP}" width="{PLOT_WIDTH}" height="{height}"'
     picture = "".join(
-        f'<image class="{css}" href="data:image/png;base64,{_encoded(_pixels(active, cached, colors))}" {place}'
+        f'<image class="{css}" href="data:image/png;base64,{_encoded(_pixels(active, cached, colors))}" {rectangle}'
         ' preserveAspectRatio="none" style="image-rendering:pixelated"/>'
         for css, colors in (("if-light", LIGHT), ("if-dark", DARK))
     )
@@ -320,25 +320,24 @@ def heatmap(overview: SessionOverview, axis: ReportTimeAxis, start_ns: int) -> s
         f'<text class="label end" x="{LEFT - 6}" y="{y}">{text}</text>'
         for y, text in ((TOP + 10, "block 0"), (TOP + height, f"{max(0, num_rows - 1):,}"))
     )
-    words = "Blocks over time, by address: held by requests, cached, free"
-    return svg(HEIGHT, words, frame(axis, HEIGHT) + picture + labels + mark_lines(axis, HEIGHT))
+    label = "Blocks over time, by address: held by requests, cached, free"
+    return svg(HEIGHT, label, frame(axis, HEIGHT) + picture + labels + mark_lines(axis, HEIGHT))
 
 
-def _index(overview: SessionOverview, time_ns: int) -> int:
-    """Return the index of the second at `time_ns`, -1 if it was not recorded."""
-    place = overview.index_at(time_ns)
-    return place if place >= 0 and time_ns - int(overview.time_ns[place]) < 2 * SECOND_NS else -1
+def _second_index(overview: SessionOverview, time_ns: int) -> int:
+    index = overview.index_at(time_ns)
+    return index if index >= 0 and time_ns - int(overview.time_ns[index]) < 2 * SECOND_NS else -1
 
 
-def _fewer(shares: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+def _merged_bins(shares: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
     """Merge bins to at most `_MAX_ROWS` per column, and scale shares to 0 to 1. Shape (columns, rows)."""
     values = shares.astype(np.float64) / 255
     if values.shape[1] <= _MAX_ROWS:
         return values
     edges = np.arange(_MAX_ROWS) * values.shape[1] // _MAX_ROWS
     sizes = np.diff(np.append(edges, values.shape[1]))
-    put_together: npt.NDArray[np.float64] = np.add.reduceat(values, edges, axis=1) / sizes
-    return put_together
+    merged: npt.NDArray[np.float64] = np.add.reduceat(values, edges, axis=1) / sizes
+    return merged
 
 
 def _encoded(pixels: npt.NDArray[np.uint8]) -> str:
@@ -348,7 +347,7 @@ def _encoded(pixels: npt.NDArray[np.uint8]) -> str:
 def _pixels(
     active: npt.NDArray[np.float64], cached: npt.NDArray[np.float64], colors: dict[str, str]
 ) -> npt.NDArray[np.uint8]:
-    """Colour by the larger share, opacity by the total; free blocks show the page's background."""
+    """Return RGBA pixels: hue by the larger share, opacity by the sum; free blocks show the page's background."""
     total = np.clip(active + cached, 0, 1)
     part = np.divide(active, active + cached, out=np.zeros_like(active), where=total > 0)[..., None]
     colour = part * np.array(rgb(colors["active"])) + (1 - part) * np.array(rgb(colors["cached"]))

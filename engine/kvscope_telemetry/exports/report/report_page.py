@@ -65,7 +65,6 @@ def clean(text: str) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Return an HTML section with a title, or "" if all parts are empty."""
     inner = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{clean(title)}</h2>\n{inner}\n</section>" if inner else ""
 
@@ -81,7 +80,7 @@ def figures(items: Sequence[tuple[str, str, str]]) -> str:
 
 def keys(items: Sequence[tuple[str, str]]) -> str:
     """Return the legend of a chart as HTML. `items`: CSS class and text of each colour."""
-    return "".join(f'<span class="key {css}"><i></i>{clean(words)}</span>' for css, words in items)
+    return "".join(f'<span class="key {css}"><i></i>{clean(text)}</span>' for css, text in items)
 
 
 def table(header: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> str:

@@ -43,7 +43,6 @@ _MAX_LINKS: Final = 12
 
 
 def request_lanes(worst: Sequence[WorstRequest], axis: ReportTimeAxis, span: Span) -> str:
-    """Draw a lane for each request with its phases."""
     height = TOP + _LANE * len(worst) + BOTTOM
     parts = [frame(axis, height)]
     for index, each in enumerate(worst):
@@ -55,27 +54,26 @@ def request_lanes(worst: Sequence[WorstRequest], axis: ReportTimeAxis, span: Spa
                 continue
             x, x_end = axis.x(span.seconds(phase.start_ns)), axis.x(span.seconds(end_ns))
             length_s = each.history.length_ns(phase, span.until_ns) / 1e9
-            words = f"{phase.kind.label}, {length_s:.2f} s{without(each.history, [phase], span.until_ns)}" + (
+            text = f"{phase.kind.label}, {length_s:.2f} s{without(each.history, [phase], span.until_ns)}" + (
                 f": {phase.cause}" if phase.cause else ""
             )
             parts.append(
                 f'<rect class="bar {_CLASSES[phase.kind]}" x="{x:.1f}" y="{y + 2}" width="{max(x_end - x, 0.8):.1f}"'
-                f' height="{_LANE - 5}"><title>{clean(words)}</title></rect>'
+                f' height="{_LANE - 5}"><title>{clean(text)}</title></rect>'
             )
-        parts += _standing(each.history, axis, span, y)
+        parts += _stopped_rectangles(each.history, axis, span, y)
     parts.append(mark_lines(axis, height))
     return svg(height, "Phases of these requests over time", "".join(parts))
 
 
-def _standing(history: RequestHistory, axis: ReportTimeAxis, span: Span, y: int) -> Iterator[str]:
-    """Cover the request's phases while the engine was stopped, when it made no progress."""
+def _stopped_rectangles(history: RequestHistory, axis: ReportTimeAxis, span: Span, y: int) -> Iterator[str]:
     end_s = span.until_s if history.end_ns is None else span.seconds(history.end_ns)
     for band in axis.bands:
         first_s, last_s = max(band.from_s, span.seconds(history.arrival_ns)), min(band.until_s, end_s)
         if first_s < last_s:
             x, width = axis.x(first_s), axis.x(last_s) - axis.x(first_s)
-            index = f'x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{_LANE - 5}"'
-            yield f'<rect class="bar {STANDING_INK}" {index}><title>{band.html}</title></rect>'
+            geometry = f'x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{_LANE - 5}"'
+            yield f'<rect class="bar {STANDING_INK}" {geometry}><title>{band.html}</title></rect>'
 
 
 def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
@@ -87,12 +85,12 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
         )
         rows.append(
             [
-                _named(history),
+                _request_cell(history),
                 f"{each.lost_ns / 1e9:,.2f} s",
                 # 0: aborted before its prompt was read.
                 f"{info.num_prompt_tokens:,}{cached}" if info.num_prompt_tokens else "–",
                 f"{history.num_output_tokens:,}",
-                "<br>".join(clean(_short(reason, _MAX_TEXT)) for reason in _shortened(each.reasons)),
+                "<br>".join(clean(_shortened_text(reason, _MAX_TEXT)) for reason in _limited(each.reasons)),
             ]
         )
     return rows
@@ -101,17 +99,17 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
 def missed_rows(missed: Sequence[MissedRequest]) -> list[list[str]]:
     return [
         [
-            _named(each.history),
-            "<br>".join(clean(words) for words in each.missed),
-            "<br>".join(clean(_short(link, _MAX_TEXT)) for link in _shortened(each.chain, _MAX_LINKS)),
+            _request_cell(each.history),
+            "<br>".join(clean(text) for text in each.missed),
+            "<br>".join(clean(_shortened_text(link, _MAX_TEXT)) for link in _limited(each.chain, _MAX_LINKS)),
         ]
         for each in missed
     ]
 
 
-def _named(history: RequestHistory) -> str:
+def _request_cell(history: RequestHistory) -> str:
     info = history.info
-    return f"#{info.number}<br><span class=soft>{clean(_short(info.request_id, 40))}</span>"
+    return f"#{info.number}<br><span class=soft>{clean(_shortened_text(info.request_id, 40))}</span>"
 
 
 def event_rows(overview: SessionOverview, span: Span, count: int) -> tuple[list[list[str]], int]:
@@ -119,16 +117,16 @@ def event_rows(overview: SessionOverview, span: Span, count: int) -> tuple[list[
 
     If there are too many, up to half of the rows are for pauses, because they explain other events.
     """
-    places = overview.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
-    first = [index for index in places if overview.events[index].event.kind in STOP_KINDS][: count // 2]
-    others = [index for index in places if index not in first][: count - len(first)]
-    words = [(int(overview.events.time_ns[index]), *_event_text(overview, index)) for index in (*first, *others)]
+    indices = overview.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
+    first = [index for index in indices if overview.events[index].event.kind in STOP_KINDS][: count // 2]
+    others = [index for index in indices if index not in first][: count - len(first)]
+    events = [(int(overview.events.time_ns[index]), *_event_text(overview, index)) for index in (*first, *others)]
     gaps = list(_gaps(overview, span))
     rows = [
-        [f"{max(0.0, span.seconds(time_ns)):,.2f} s", clean(what), clean(_short(why, _MAX_TEXT))]
-        for time_ns, what, why in sorted([*words, *gaps])
+        [f"{max(0.0, span.seconds(time_ns)):,.2f} s", clean(what), clean(_shortened_text(why, _MAX_TEXT))]
+        for time_ns, what, why in sorted([*events, *gaps])
     ]
-    return rows[:count], len(places) + len(gaps)
+    return rows[:count], len(indices) + len(gaps)
 
 
 def _event_text(overview: SessionOverview, index: int) -> tuple[str, str]:
@@ -137,7 +135,6 @@ def _event_text(overview: SessionOverview, index: int) -> tuple[str, str]:
 
 
 def _gaps(overview: SessionOverview, span: Span) -> Iterator[tuple[int, str, str]]:
-    """Yield the recording gaps, seconds with lost frames, and restarts of the engine."""
     rows = rows_in(overview, span)
     times, lost = overview.time_ns[rows].tolist(), overview.column("num_lost_frames")[rows].tolist()
     for time_ns, num_lost in zip(times, lost, strict=True):
@@ -151,10 +148,10 @@ def _gaps(overview: SessionOverview, span: Span) -> Iterator[tuple[int, str, str
             yield time_ns, "start", "the engine was restarted"
 
 
-def _shortened(reasons: Sequence[str], count: int = 4) -> list[str]:
-    left = len(reasons) - count
-    return [*reasons[:count], *([f"and {left} times more"] if left > 0 else [])]
+def _limited(reasons: Sequence[str], count: int = 4) -> list[str]:
+    num_omitted = len(reasons) - count
+    return [*reasons[:count], *([f"and {num_omitted} times more"] if num_omitted > 0 else [])]
 
 
-def _short(text: str, length: int) -> str:
+def _shortened_text(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"

@@ -15,7 +15,7 @@ _SLOW_PREFILL_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class WorstRequest:
-    """A request, and how long it waited for its next token: in the queue, in a slow prefill, or preempted."""
+    """A request, and its total wait for a next token (`lost_ns`): in the queue, in a slow prefill, or preempted."""
 
     history: RequestHistory
     lost_ns: int
@@ -24,7 +24,7 @@ class WorstRequest:
 
 def worst_requests(histories: Sequence[RequestHistory], until_ns: int, count: int) -> list[WorstRequest]:
     """Return the `count` worst requests: refused ones, then those that waited longest."""
-    rated = [(history.end == "refused", _lost_ns(history, until_ns), history) for history in histories]
+    rated = [(history.end == "refused", _wait_ns(history, until_ns), history) for history in histories]
     rated = [each for each in rated if each[0] or each[1] >= _NOTABLE_NS]
     rated.sort(key=lambda each: (not each[0], -each[1], each[2].info.number))
     return [WorstRequest(history, lost_ns, tuple(_reasons(history, until_ns))) for _, lost_ns, history in rated[:count]]
@@ -36,14 +36,13 @@ def without(history: RequestHistory, phases: Sequence[PhaseSpan], until_ns: int)
     return f" (without {stopped_ns / 1e9:.2f} s {history.stopped_text(phases, until_ns)})" if stopped_ns else ""
 
 
-def _lost_ns(history: RequestHistory, until_ns: int) -> int:
-    idle = WAITING_PHASES
-    idle_ns = sum(history.length_ns(phase, until_ns) for phase in history.phases if phase.kind in idle)
+def _wait_ns(history: RequestHistory, until_ns: int) -> int:
+    waiting_phases = WAITING_PHASES
+    idle_ns = sum(history.length_ns(phase, until_ns) for phase in history.phases if phase.kind in waiting_phases)
     return idle_ns + _slow_prefill_ns(history, until_ns)
 
 
 def _slow_prefill_ns(history: RequestHistory, until_ns: int) -> int:
-    """Return the time of the request's prefill, or 0 if it is no delay."""
     prefill = [phase for phase in history.phases if phase.kind is RequestPhase.PREFILL]
     took_ns = sum(history.length_ns(phase, until_ns) for phase in prefill)
     return took_ns if took_ns >= _SLOW_PREFILL_NS else 0
@@ -60,11 +59,13 @@ def _reasons(history: RequestHistory, until_ns: int) -> list[str]:
         reasons.append(f"prefill took {prefill_ns / 1e9:.2f} s: {prompt}")
     for phase in history.phases:
         if phase.kind in PREEMPTED_PHASES:
-            whom = f" for request #{phase.other}" if phase.other not in (0, history.info.number) else ""
+            for_request = f" for request #{phase.other}" if phase.other not in (0, history.info.number) else ""
             verb = "swapped out" if phase.kind is RequestPhase.SWAPPED else "preempted"
             cause = f": {phase.cause}" if phase.cause else ""
-            aside_s = history.length_ns(phase, until_ns) / 1e9
-            reasons.append(f"{verb}{whom}, {aside_s:.2f} s aside{without(history, [phase], until_ns)}{cause}")
+            preempted_s = history.length_ns(phase, until_ns) / 1e9
+            reasons.append(
+                f"{verb}{for_request}, {preempted_s:.2f} s aside{without(history, [phase], until_ns)}{cause}"
+            )
     if history.end in ("refused", "aborted"):
         reasons.append(f"{history.end}: {history.end_reason}" if history.end_reason else history.end)
     return reasons or ["several short waits"]

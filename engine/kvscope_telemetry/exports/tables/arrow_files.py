@@ -23,7 +23,6 @@ def require_pyarrow(suffix: str) -> None:
 
 
 def write_parquet(table: Table, file: BinaryIO) -> None:
-    """Write `table` as Parquet, compressed with zstd."""
     importlib.import_module("pyarrow.parquet").write_table(
         _as_arrow(table), file, compression="zstd", row_group_size=_ROWS_A_GROUP
     )
@@ -31,13 +30,12 @@ def write_parquet(table: Table, file: BinaryIO) -> None:
 
 def write_arrow(table: Table, file: BinaryIO) -> None:
     """Write `table` as an Arrow IPC file (also known as Feather)."""
-    pa, made = _pyarrow(), _as_arrow(table)
-    with pa.ipc.new_file(file, made.schema) as writer:
-        writer.write_table(made, max_chunksize=_ROWS_A_GROUP)
+    pa, arrow_table = _pyarrow(), _as_arrow(table)
+    with pa.ipc.new_file(file, arrow_table.schema) as writer:
+        writer.write_table(arrow_table, max_chunksize=_ROWS_A_GROUP)
 
 
 def _pyarrow() -> Any:
-    """Import pyarrow on demand. Returns Any, because it has no types."""
     return importlib.import_module("pyarrow")
 
 

@@ -36,17 +36,18 @@ def write_csv(table: Table, file: BinaryIO) -> None:
 
 
 def readable_name(column: Column) -> str:
-    """Return the name of the text column that precedes the `time` column `column`."""
     return column.name.removesuffix("_ns") + "_utc"
 
 
 def _with_readable_times(columns: tuple[Column, ...]) -> list[Column]:
-    shown: list[Column] = []
+    columns_with_times: list[Column] = []
     for column in columns:
         if column.type == "time":
-            shown.append(Column(readable_name(column), "text", _readable(np.asarray(column.values, np.int64))))
-        shown.append(column)
-    return shown
+            columns_with_times.append(
+                Column(readable_name(column), "text", _readable(np.asarray(column.values, np.int64)))
+            )
+        columns_with_times.append(column)
+    return columns_with_times
 
 
 def _readable(times_ns: npt.NDArray[np.int64]) -> list[str]:
@@ -59,11 +60,11 @@ def _cells(column: Column, first: int) -> list[str]:
     values = column.values[first : first + _ROWS_AT_ONCE]
     if column.type == "text":
         return [_text(str(value)) for value in values]
-    listed = values.tolist() if isinstance(values, np.ndarray) else values
-    return ["" if value is None or value != value else repr(value) for value in listed]
+    cells = values.tolist() if isinstance(values, np.ndarray) else values
+    return ["" if value is None or value != value else repr(value) for value in cells]
 
 
 def _text(value: str) -> str:
-    """Make text safe for spreadsheets: no formulas, no control characters. Clients choose the ids of their requests."""
+    """Make text safe for spreadsheets: no formulas, no control characters. Request ids are chosen by clients."""
     value = printable(value, keep="\n\t\r", replacement="\ufffd")
     return f"'{value}" if value.startswith(_FORMULA) else value

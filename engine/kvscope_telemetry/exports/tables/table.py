@@ -1,4 +1,4 @@
-"""Table for export: columns with a type, a unit and a description. Knows no file format."""
+"""Table for export: columns with a type, a unit and a description. Must not depend on a file format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class Table:
     name: str
     columns: tuple[Column, ...]
     about: dict[str, str]
-    """Metadata of the table: model, range, origin of times."""
 
     @property
     def num_rows(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvscope_telemetry.exports.content import Content
 from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
-from kvscope_telemetry.exports.phase_spans import RequestHistory, within
+from kvscope_telemetry.exports.phase_spans import RequestHistory, histories_within
 from kvscope_telemetry.exports.tables.recording_description import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_kinds import cause_text
@@ -34,7 +34,7 @@ _SUFFIX_UNITS: Final = {
     "_celsius": "°C",
     "flops": "FLOP",
 }
-_OF_SOME_ENGINES: Final = ("_above_s", "pool_blocks")
+_OPTIONAL_SUFFIXES: Final = ("_above_s", "pool_blocks")
 _FLOATS: Final = ("utilization", "power_watts", "temperature_celsius")
 _COUNTED: Final = {
     "num_steps": "steps",
@@ -68,7 +68,7 @@ def metrics_table(content: Content) -> Table:
         Column("usage", "float", usage_of(overview)[rows], "share", "of the pool that requests held, 0 to 1"),
         Column("peak_usage", "float", peak_usage_of(overview)[rows], "share", "largest usage within the second"),
     ]
-    columns += [_metric(name, overview, rows) for name in OVERVIEW_COLUMNS if _is_of_any_use(name, overview, rows)]
+    columns += [_metric(name, overview, rows) for name in OVERVIEW_COLUMNS if _is_included(name, overview, rows)]
     columns += [
         _achieved("achieved_bytes_per_s", "moved_bytes", "bytes/s", overview, rows),
         _achieved("achieved_flops_per_s", "flops", "FLOP/s", overview, rows),
@@ -79,26 +79,26 @@ def metrics_table(content: Content) -> Table:
 def requests_table(content: Content) -> Table:
     """Return one row per request that existed in the range, in the order they were announced."""
     recording, span = content.recording, content.span
-    there = within(content.histories(), span.from_ns, span.until_ns)
+    histories = histories_within(content.histories(), span.from_ns, span.until_ns)
 
-    def ints(name: str, of: Callable[[RequestHistory], int | None], unit: str, description: str) -> Column:
-        return Column(name, "int", [of(history) for history in there], unit, description)
+    def ints(name: str, value_of: Callable[[RequestHistory], int | None], unit: str, description: str) -> Column:
+        return Column(name, "int", [value_of(history) for history in histories], unit, description)
 
-    def texts(name: str, of: Callable[[RequestHistory], str], description: str) -> Column:
-        return Column(name, "text", [of(history) for history in there], "", description)
+    def texts(name: str, value_of: Callable[[RequestHistory], str], description: str) -> Column:
+        return Column(name, "text", [value_of(history) for history in histories], "", description)
 
     columns = (
         ints("number", lambda history: history.info.number, "", "counts from 1 within an engine start"),
-        texts("request_id", lambda history: history.info.request_id, "what the client called it"),
+        texts("request_id", lambda history: history.info.request_id, "id chosen by the client"),
         ints("epoch", lambda history: history.epoch, "", "start of the engine"),
-        ints("index", lambda history: history.info.index, "", "which of the n completions of a prompt"),
-        ints("priority", lambda history: history.info.priority, "", "as asked for"),
-        texts("adapter", lambda history: history.info.adapter, "the LoRA adapter that it is computed with"),
-        Column("arrival_time_ns", "time", [history.arrival_ns for history in there], "ns", "since 1970"),
+        ints("index", lambda history: history.info.index, "", "index among the n completions of a prompt"),
+        ints("priority", lambda history: history.info.priority, "", "priority that the client requested"),
+        texts("adapter", lambda history: history.info.adapter, "LoRA adapter"),
+        Column("arrival_time_ns", "time", [history.arrival_ns for history in histories], "ns", "since 1970"),
         Column(
             "arrival_s",
             "float",
-            np.array([span.seconds(history.arrival_ns) for history in there], np.float64),
+            np.array([span.seconds(history.arrival_ns) for history in histories], np.float64),
             "s",
             "the same from the recording's start; negative: before it",
         ),
@@ -112,7 +112,10 @@ def requests_table(content: Content) -> Table:
             "num_cached_tokens", lambda history: history.num_cached_tokens, "tokens", "of these, from the prefix cache"
         ),
         ints(
-            "num_output_tokens", lambda history: history.num_output_tokens, "tokens", "generated, in the end or so far"
+            "num_output_tokens",
+            lambda history: history.num_output_tokens,
+            "tokens",
+            "generated until the end of the request or of the range",
         ),
         ints("max_tokens", lambda history: history.info.max_tokens, "tokens", "maximum new tokens"),
         ints("num_preemptions", lambda history: history.num_preemptions, "preemptions", "number of preemptions"),
@@ -126,33 +129,33 @@ def requests_table(content: Content) -> Table:
             "stopped_ns",
             lambda history: history.total_stopped_ns(span.until_ns),
             "ns",
-            "paused or suspended; excluded",
+            "time paused or suspended, excluded from the durations",
         ),
         texts("state", _state, "at the end of the range"),
-        texts("end_reason", lambda history: history.end_reason, "in words, as far as the recording tells"),
+        texts("end_reason", lambda history: history.end_reason, "reason for the end, as text; empty if unknown"),
     )
     return Table("requests", columns, about(recording, span))
 
 
 def events_table(content: Content) -> Table:
     recording, overview, span = content.recording, content.overview, content.span
-    places = overview.events.find(span.from_ns, span.until_ns).tolist()
-    found = [overview.events[place] for place in places]
+    indices = overview.events.find(span.from_ns, span.until_ns).tolist()
+    events = [overview.events[index] for index in indices]
 
-    def ints(name: str, of: Callable[[TimedEvent], int], unit: str, description: str) -> Column:
-        return Column(name, "int", [of(timed) for timed in found], unit, description)
+    def ints(name: str, value_of: Callable[[TimedEvent], int], unit: str, description: str) -> Column:
+        return Column(name, "int", [value_of(timed) for timed in events], unit, description)
 
-    times = np.array([timed.time_ns for timed in found], np.int64)
+    times = np.array([timed.time_ns for timed in events], np.int64)
     columns = (
         Column("time_ns", "time", times, "ns", "since 1970"),
         Column("second_s", "float", (times - span.start_ns) / 1e9, "s", "the same from the recording's start"),
         ints("epoch", lambda timed: timed.epoch, "", "start of the engine"),
-        Column("kind", "text", [timed.event.kind for timed in found], "", "what happened"),
-        ints("number", lambda timed: timed.event.number, "", "the request it happened to, 0 for none"),
-        ints("other", lambda timed: timed.event.other, "", "the request that caused it, 0 for none"),
-        ints("num_blocks", lambda timed: timed.event.num_blocks, "blocks", "it was about"),
-        ints("num_tokens", lambda timed: timed.event.num_tokens, "tokens", "it was about"),
-        Column("cause", "text", [cause_text(timed.event) for timed in found], "", "why, in words"),
+        Column("kind", "text", [timed.event.kind for timed in events], "", "kind of event"),
+        ints("number", lambda timed: timed.event.number, "", "number of the request; 0 for none"),
+        ints("other", lambda timed: timed.event.other, "", "number of the request that caused the event; 0 for none"),
+        ints("num_blocks", lambda timed: timed.event.num_blocks, "blocks", "number of blocks concerned"),
+        ints("num_tokens", lambda timed: timed.event.num_tokens, "tokens", "number of tokens concerned"),
+        Column("cause", "text", [cause_text(timed.event) for timed in events], "", "cause as text"),
     )
     return Table("events", columns, about(recording, span))
 
@@ -164,31 +167,37 @@ def bookmarks_table(content: Content) -> Table:
     columns = (
         Column("time_ns", "time", times, "ns", "since 1970"),
         Column("second_s", "float", (times - span.start_ns) / 1e9, "s", "the same from the recording's start"),
-        Column("length_s", "float", lengths, "s", "how long what it is about lasted, 0 for a moment"),
-        Column("kind", "text", [mark.kind for mark in marks], "", "note: a person's; else the name of an alarm"),
-        Column("name", "text", [name_of(mark) for mark in marks], "", "what it is about"),
-        Column("text", "text", [mark.text for mark in marks], "", "a person's words, or how bad it was"),
-        Column("bookmark_id", "text", [mark.bookmark_id for mark in marks], "", "the same wherever it is kept"),
+        Column("length_s", "float", lengths, "s", "duration; 0 for a moment"),
+        Column(
+            "kind",
+            "text",
+            [mark.kind for mark in marks],
+            "",
+            "note for a user's bookmark, otherwise the name of the alarm",
+        ),
+        Column("name", "text", [name_of(mark) for mark in marks], "", "title"),
+        Column("text", "text", [mark.text for mark in marks], "", "text of the user, or worst value of the alarm"),
+        Column(
+            "bookmark_id", "text", [mark.bookmark_id for mark in marks], "", "id of the bookmark, equal in all copies"
+        ),
     )
     return Table("bookmarks", columns, about(recording, span))
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of an overview column, derived from its name."""
     if name in _SHARES:
         return "share"
     return _COUNTED.get(name) or next((unit for end, unit in _SUFFIX_UNITS.items() if name.endswith(end)), "")
 
 
-def _is_of_any_use(name: str, overview: SessionOverview, rows: slice) -> bool:
+def _is_included(name: str, overview: SessionOverview, rows: slice) -> bool:
     """Whether to include a column. Columns that only some engines need are left out if they are empty; others are
     kept.
     """
-    return not name.endswith(_OF_SOME_ENGINES) or bool(np.isfinite(overview.column(name)[rows]).any())
+    return not name.endswith(_OPTIONAL_SUFFIXES) or bool(np.isfinite(overview.column(name)[rows]).any())
 
 
 def _achieved(name: str, done: str, unit: str, overview: SessionOverview, rows: slice) -> Column:
-    """Return a column of the amount `done` per second of forward pass."""
     amounts, forward_ns = overview.column(done)[rows], overview.column("forward_ns")[rows]
     is_known = (amounts > 0) & (forward_ns > 0)
     values = np.where(is_known, amounts * 1e9 / np.where(is_known, forward_ns, 1.0), np.nan)

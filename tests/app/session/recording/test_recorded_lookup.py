@@ -11,7 +11,7 @@ from kvscope_app.session.recording.recorded_lookup import RecordedLookup
 from kvscope_app.session.recording.recording_handle import RecordingHandle
 
 
-class KeptSession:
+class RecordedSession:
     """Session whose recording is never opened."""
 
     def new_recording_handle(self):
@@ -38,7 +38,7 @@ def lookup(qtbot, may_read, read_keys):
         read_keys.append(key)
         return None if key < 0 else key * 10
 
-    made = RecordedLookup(KeptSession(), read, "kvscope-test-lookup", 2)
+    made = RecordedLookup(RecordedSession(), read, "kvscope-test-lookup", 2)
     yield made
     may_read.set()
     made.close()

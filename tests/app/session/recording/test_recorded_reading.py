@@ -19,7 +19,7 @@ from kvscope_telemetry.errors import BadInput
 WAIT_MS = 60_000
 
 
-class KeptSession:
+class RecordedSession:
     """Session whose recording cannot be opened while `is_broken`; counts the attempts."""
 
     def __init__(self):
@@ -38,19 +38,19 @@ class KeptSession:
 
 
 @pytest.fixture
-def kept_session(qapp):
-    return KeptSession()
+def recorded_session(qapp):
+    return RecordedSession()
 
 
 @pytest.fixture
-def reading(kept_session):
-    made = RecordingReader(kept_session, "kvscope-test-reading")
+def reading(recorded_session):
+    made = RecordingReader(recorded_session, "kvscope-test-reading")
     yield made
     made.close()
 
 
-def test_result_is_available_when_reading_is_over(reading, kept_session, qtbot):
-    kept_session.is_broken = False
+def test_result_is_available_when_reading_is_over(reading, recorded_session, qtbot):
+    recorded_session.is_broken = False
     with qtbot.waitSignal(reading.finished, timeout=WAIT_MS):
         assert reading.start(lambda recorded, watch: recorded.upper())
         assert reading.is_reading
@@ -58,14 +58,14 @@ def test_result_is_available_when_reading_is_over(reading, kept_session, qtbot):
     assert (reading.result, reading.failure) == ("WHAT WAS RECORDED", "")
 
 
-def test_failed_reading_is_over_and_has_the_reason(reading, kept_session, qtbot):
+def test_failed_reading_is_over_and_has_the_reason(reading, recorded_session, qtbot):
     with qtbot.waitSignal(reading.finished, timeout=WAIT_MS):
         reading.start(lambda recorded, watch: recorded)
     assert not reading.is_reading
     assert (reading.result, reading.failure) == (None, "it is gone")
 
 
-def test_closed_reading_does_not_emit_over(reading, kept_session, qtbot):
+def test_closed_reading_does_not_emit_over(reading, recorded_session, qtbot):
     received = []
     reading.finished.connect(lambda: received.append(True))
     reading.start(lambda recorded, watch: recorded)
@@ -84,23 +84,23 @@ def test_reading_does_not_begin_without_a_recording(qapp):
     assert not reading.is_reading
 
 
-def test_failed_lookup_has_the_reason_and_the_next_one_succeeds(kept_session, qtbot):
-    lookup = RecordedLookup(kept_session, lambda recorded, key, at_ns, watch: key, "kvscope-test-lookup", 2)
+def test_failed_lookup_has_the_reason_and_the_next_one_succeeds(recorded_session, qtbot):
+    lookup = RecordedLookup(recorded_session, lambda recorded, key, at_ns, watch: key, "kvscope-test-lookup", 2)
     lookup.get(1, 0)
     qtbot.waitUntil(lambda: not lookup.is_reading, timeout=WAIT_MS)
     assert (lookup.get(1, 0), lookup.failure) == (None, "it is gone")
-    kept_session.is_broken = False
+    recorded_session.is_broken = False
     lookup.get(2, 0)
     qtbot.waitUntil(lambda: not lookup.is_reading, timeout=WAIT_MS)
     assert (lookup.get(2, 0), lookup.failure) == (2, "")
     lookup.close()
 
 
-def test_failed_step_reading_is_not_retried_immediately(kept_session, qtbot, monkeypatch):
+def test_failed_step_reading_is_not_retried_immediately(recorded_session, qtbot, monkeypatch):
     """A view asks again whenever `changed` is emitted."""
     monkeypatch.setattr(step_feed, "RETRY_DELAY_S", 1e9)
     monkeypatch.setattr(step_feed, "read_steps", lambda *_: NO_STEPS)
-    feed, span, received = StepFeed(kept_session), TimeSpan(0, 10**9), []
+    feed, span, received = StepFeed(recorded_session), TimeSpan(0, 10**9), []
 
     def ask():
         received.append(feed.failure)
@@ -110,16 +110,16 @@ def test_failed_step_reading_is_not_retried_immediately(kept_session, qtbot, mon
     feed.request(span, span)
     qtbot.waitUntil(lambda: bool(received) and not feed.is_reading, timeout=WAIT_MS)
     assert received == ["it is gone"]
-    assert kept_session.num_opened == 1
+    assert recorded_session.num_opened == 1
     monkeypatch.setattr(step_feed, "RETRY_DELAY_S", 0.0)
-    kept_session.is_broken = False
+    recorded_session.is_broken = False
     with qtbot.waitSignal(feed.changed, timeout=WAIT_MS):
         feed.request(span, span)
     assert feed.failure == ""
     feed.close()
 
 
-def test_steps_are_read_again_only_if_there_may_be_more(kept_session, qtbot, monkeypatch):
+def test_steps_are_read_again_only_if_there_may_be_more(recorded_session, qtbot, monkeypatch):
     """While an engine is idle, time passes without new steps."""
     monkeypatch.setattr(step_feed, "_MIN_INTERVAL_S", 0.0)
     read = []
@@ -129,13 +129,13 @@ def test_steps_are_read_again_only_if_there_may_be_more(kept_session, qtbot, mon
         return replace(NO_STEPS, first_ns=first_ns, last_ns=last_ns)
 
     monkeypatch.setattr(step_feed, "read_steps", read_steps)
-    kept_session.is_broken, kept_session.timeline.is_file, kept_session.live_mirror = (
+    recorded_session.is_broken, recorded_session.timeline.is_file, recorded_session.live_mirror = (
         False,
         False,
         SimpleNamespace(epoch=7, seq=5),
     )
-    monkeypatch.setattr(kept_session, "_open", lambda watch: SimpleNamespace(may_grow=False))
-    feed = StepFeed(kept_session)
+    monkeypatch.setattr(recorded_session, "_open", lambda watch: SimpleNamespace(may_grow=False))
+    feed = StepFeed(recorded_session)
 
     def num_read(begin_ns, end_ns, whole_ns):
         read.clear()
@@ -148,11 +148,11 @@ def test_steps_are_read_again_only_if_there_may_be_more(kept_session, qtbot, mon
     assert num_read(100, 500, 1000) == 1, "this range has not been read yet"
     assert num_read(500, 1000, 1000) == 1
     assert num_read(500, 2000, 2000) == 0, "there is no new step"
-    kept_session.live_mirror.seq = 6
+    recorded_session.live_mirror.seq = 6
     assert num_read(500, 3000, 3000) == 1
-    kept_session.live_mirror.seq, kept_session.live_mirror.epoch = 1, 8
+    recorded_session.live_mirror.seq, recorded_session.live_mirror.epoch = 1, 8
     assert num_read(500, 4000, 4000) == 1
     assert num_read(500, 5000, 5000) == 0
-    kept_session.timeline.is_file = True
+    recorded_session.timeline.is_file = True
     assert num_read(500, 6000, 6000) == 1, "a file may have grown"
     feed.close()

@@ -51,7 +51,7 @@ def show_page_map(qtbot, themes):
 
 def tiered_scene(sizes, size=(640, 400), mode=STATE):
     scene = Scene()
-    scene.flashing = False
+    scene.is_flashing = False
     scene.set_mode(mode)
     scene.resize(*size, 20)
     ledger = Ledger(sum(sizes))

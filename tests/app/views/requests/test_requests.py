@@ -14,8 +14,8 @@ from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.events.event_model import EventFilter
 from kvscope_app.views.requests.block_strip import BlockStrip
-from kvscope_app.views.requests.request_columns import RequestQuery, order_rows, read_columns
 from kvscope_app.views.requests.request_model import COLUMNS, PROGRESS_ROLE
+from kvscope_app.views.requests.request_rows import RequestQuery, order_rows, read_columns
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Abort

@@ -45,13 +45,13 @@ def test_chosen_key_file_is_remembered_with_the_address(open_dialog, opened_addr
     dialog = open_dialog()
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: (str(key_file), ""))
     dialog.fields.pick_key.click()
-    dialog.fields.where.setText("tcp://192.0.2.1:7710")
+    dialog.fields.address_line.setText("tcp://192.0.2.1:7710")
     driver.click_button(dialog, "Attach")
     assert opened_addresses == [("tcp://192.0.2.1:7710", key_file)]
     assert read_connections() == [Connection("tcp://192.0.2.1:7710", str(key_file))]
     again = open_dialog()
     driver.choose_row(again.fields.saved_engines, 1)
-    assert (again.fields.where.text(), again.fields.key.text()) == ("tcp://192.0.2.1:7710", str(key_file))
+    assert (again.fields.address_line.text(), again.fields.key.text()) == ("tcp://192.0.2.1:7710", str(key_file))
     driver.click_button(again, "Attach")
     assert len(opened_addresses) == 2
 
@@ -77,14 +77,18 @@ def test_remembered_engine_can_be_named_and_forgotten(open_dialog, opened_addres
     assert [known.label for known in read_connections()] == ["", "old box"]
     dialog.fields.forget_button.click()
     assert [known.endpoint for known in read_connections()] == ["tcp://127.0.0.1:2"]
-    assert (dialog.fields.where.text(), dialog.fields.name.text(), dialog.fields.saved_engines.count()) == ("", "", 2)
+    assert (dialog.fields.address_line.text(), dialog.fields.name.text(), dialog.fields.saved_engines.count()) == (
+        "",
+        "",
+        2,
+    )
     assert not dialog.fields.forget_button.isEnabled()
     assert opened_addresses == []
 
 
 def test_name_of_a_new_engine_is_saved(open_dialog):
     dialog = open_dialog()
-    dialog.fields.where.setText("ipc:///tmp/a")
+    dialog.fields.address_line.setText("ipc:///tmp/a")
     dialog.fields.name.setText(" mine ")
     driver.click_button(dialog, "Attach")
     assert read_connections() == [Connection("ipc:///tmp/a", "", "mine")]
@@ -101,7 +105,7 @@ def test_name_of_a_new_engine_is_saved(open_dialog):
 )
 def test_invalid_address_or_key_is_reported_and_opens_nothing(open_dialog, opened_addresses, endpoint, text, words):
     dialog = open_dialog()
-    dialog.fields.where.setText(endpoint)
+    dialog.fields.address_line.setText(endpoint)
     dialog.fields.key.setText(text)
     driver.click_button(dialog, "Attach")
     assert words in driver.visible_text(dialog)
@@ -115,7 +119,7 @@ def test_damaged_connections_file_is_reported_and_not_overwritten(open_dialog, o
     connections_path().write_text("[[nonsense")
     dialog = open_dialog()
     assert "connections.toml is not accepted" in driver.visible_text(dialog)
-    dialog.fields.where.setText("ipc:///tmp/a")
+    dialog.fields.address_line.setText("ipc:///tmp/a")
     driver.click_button(dialog, "Attach")
     assert connections_path().read_text() == "[[nonsense"
 
@@ -151,7 +155,7 @@ def test_visible_fields_follow_the_kind_of_engine(dialog_and_addresses):
 def test_api_key_is_not_saved_by_default(dialog_and_addresses, without_address_checks):
     dialog, found = dialog_and_addresses
     dialog.fields.engine_kinds.chosen.emit(1)
-    dialog.fields.where.setText("gpu-box:8000")
+    dialog.fields.address_line.setText("gpu-box:8000")
     dialog.fields.api_key.setText("sk-secret")
     dialog.fields.kv_events.setText("tcp://gpu-box:5557")
     dialog.fields.tls.setChecked(True)
@@ -169,7 +173,7 @@ def test_saved_api_key_is_private_restored_and_forgotten_with_its_engine(
 ):
     dialog, _ = dialog_and_addresses
     dialog.fields.engine_kinds.chosen.emit(2)
-    dialog.fields.where.setText("box:30000")
+    dialog.fields.address_line.setText("box:30000")
     dialog.fields.api_key.setText("sk-secret")
     dialog.fields.keeps_key.setChecked(True)
     driver.click_button(dialog, "Attach")
@@ -179,7 +183,7 @@ def test_saved_api_key_is_private_restored_and_forgotten_with_its_engine(
     again = AttachDialog(parent, lambda address: None)
     driver.choose_row(again.fields.saved_engines, 1)
     assert again.fields.kind == "sglang"
-    assert (again.fields.where.text(), again.fields.api_key.text()) == ("box:30000", "sk-secret")
+    assert (again.fields.address_line.text(), again.fields.api_key.text()) == ("box:30000", "sk-secret")
     assert again.fields.keeps_key.isChecked()
     again.fields.forget_button.click()
     assert read_api_keys() == {}
@@ -187,8 +191,8 @@ def test_saved_api_key_is_private_restored_and_forgotten_with_its_engine(
 
 def test_address_with_a_scheme_selects_the_kind_of_engine(dialog_and_addresses):
     dialog, _ = dialog_and_addresses
-    dialog.fields.where.setText("sglang://box:30000")
-    dialog.fields.where.textEdited.emit("sglang://box:30000")
+    dialog.fields.address_line.setText("sglang://box:30000")
+    dialog.fields.address_line.textEdited.emit("sglang://box:30000")
     assert dialog.fields.kind == "sglang"
 
 

@@ -100,14 +100,16 @@ def test_contender_that_breaks_the_device_is_named() -> None:
     """An error of the device is raised at synchronization, and from then on each time."""
     broken = [False]
 
-    def breaks() -> torch.Tensor:
+    def failing_call() -> torch.Tensor:
         broken[0] = True
         return ANSWER
 
-    def settle() -> None:
+    def synchronize() -> None:
         if broken[0]:
             raise RuntimeError("an illegal memory access\nand more")
 
     named = "^theirs, k c: RuntimeError: an illegal memory access$"
     with pytest.raises(BrokenDevice, match=named):
-        measured(contest(theirs=breaks, others=lambda: ANSWER), sampler(1.0, 1.0), (lambda: 1.0, 1), 1, settle)
+        measured(
+            contest(theirs=failing_call, others=lambda: ANSWER), sampler(1.0, 1.0), (lambda: 1.0, 1), 1, synchronize
+        )

@@ -15,21 +15,21 @@ from kvscope_engine.bench.kernels.tile_search import CASES, candidates, default_
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.attention_workload import AttentionWorkload, make_pool
 from kvscope_kernels.launch import DotTiles, decode_tiles
-from kvscope_kernels.tuning.tile_table import DECODE, from_entry, tuned
+from kvscope_kernels.tuning.tile_table import DECODE, from_entry, measured_tiles
 
 WORK = AttentionWorkload(name="w", seq_lens=(20, 20), num_heads=8, num_kv_heads=2, head_dim=64)
 GIVEN = decode_tiles(64, 64, 4, 2)
 
 
 def tuned_tiles() -> DotTiles:
-    return tuned(DECODE, GIVEN, 4, 2, torch.device("cpu"), is_quantized=False)
+    return measured_tiles(DECODE, GIVEN, 4, 2, torch.device("cpu"), is_quantized=False)
 
 
-def searched(seconds: Callable[[DotTiles], float], refuses: Callable[[DotTiles], bool] = lambda _: False) -> Any:
+def search_result(seconds: Callable[[DotTiles], float], refuses: Callable[[DotTiles], bool] = lambda _: False) -> Any:
     def decode(args: AttentionArgs, *_: Any) -> torch.Tensor:
         if refuses(tuned_tiles()):
             raise RuntimeError("out of resource: shared memory")
-        return args.made_out().fill_(2.0 if tuned_tiles().num_stages == 3 else 1.0)
+        return args.out_or_new().fill_(2.0 if tuned_tiles().num_stages == 3 else 1.0)
 
     def sampler(contender: CallCycle) -> Callable[[], float]:
         return lambda: seconds(tuned_tiles())
@@ -39,7 +39,9 @@ def searched(seconds: Callable[[DotTiles], float], refuses: Callable[[DotTiles],
 
 
 def test_fastest_correct_tiles_win() -> None:
-    found = searched(lambda tiles: 1.0 / tiles.tile_n / tiles.num_warps, refuses=lambda tiles: tiles.num_warps == 8)
+    found = search_result(
+        lambda tiles: 1.0 / tiles.tile_n / tiles.num_warps, refuses=lambda tiles: tiles.num_warps == 8
+    )
     assert (found.best.tile_n, found.best.num_warps) == (128, 4)
     assert found.best.num_stages != 3, "the fake kernel is wrong with three stages"
     assert found.is_worth_it
@@ -48,13 +50,13 @@ def test_fastest_correct_tiles_win() -> None:
 
 
 def test_gain_within_the_noise_is_ignored() -> None:
-    found = searched(lambda tiles: 1.0 if tiles == GIVEN else 0.99)
+    found = search_result(lambda tiles: 1.0 if tiles == GIVEN else 0.99)
     assert not found.is_worth_it
 
 
 def test_failure_of_the_computed_tiles_is_raised() -> None:
     with pytest.raises(RuntimeError, match="out of resource"):
-        searched(lambda tiles: 1.0, refuses=lambda tiles: True)
+        search_result(lambda tiles: 1.0, refuses=lambda tiles: True)
 
 
 @pytest.mark.parametrize("capability", [89, 90])

@@ -22,7 +22,7 @@ from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.attention_workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.launch import DotTiles, decode_tiles
 from kvscope_kernels.tuning import tile_table
-from kvscope_kernels.tuning.tile_table import DECODE, describe_own_table, own_table, tuned
+from kvscope_kernels.tuning.tile_table import DECODE, describe_user_table, measured_tiles, user_table_path
 from kvscope_telemetry.errors import BadInput
 
 GPU = torch.device("cuda:0")
@@ -36,7 +36,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     def decode(args: AttentionArgs, *_: Any) -> torch.Tensor:
         if tuned_tiles().num_warps == 8:
             raise RuntimeError("out of resource: shared memory")
-        return args.made_out().fill_(1.0)
+        return args.out_or_new().fill_(1.0)
 
     def small(work: AttentionWorkload, device: str) -> list[Pool]:
         lens = None if work.query_lens is None else (2,)
@@ -48,23 +48,23 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(name="A GPU"))
-    ops = SimpleNamespace(decode=decode, prefill=lambda args, runs: args.made_out().fill_(1.0))
+    ops = SimpleNamespace(decode=decode, prefill=lambda args, runs: args.out_or_new().fill_(1.0))
     monkeypatch.setattr(kvscope_kernels, "ops_for", lambda _: ops)
     monkeypatch.setattr(calls, "pools_of", small)
     monkeypatch.setattr(samplers, "sampler_on", sampler)
-    forget_tables()
+    clear_caches()
     yield
-    forget_tables()
+    clear_caches()
 
 
-def forget_tables() -> None:
-    """Clear what this process knows of tuned tiles, like a restart."""
+def clear_caches() -> None:
+    """Clear the caches of measured tiles, as a restart would."""
     tile_table._tiles_of.cache_clear()
     tile_table._gpu_name.cache_clear()
 
 
 def tuned_tiles(device: str = "cpu") -> DotTiles:
-    return tuned(DECODE, GIVEN, 4, 2, torch.device(device), is_quantized=False)
+    return measured_tiles(DECODE, GIVEN, 4, 2, torch.device(device), is_quantized=False)
 
 
 def options(**changes: Any) -> Namespace:
@@ -72,24 +72,24 @@ def options(**changes: Any) -> Namespace:
 
 
 def test_tuned_tiles_are_used_at_the_next_start(capsys: pytest.CaptureFixture[str]) -> None:
-    assert describe_own_table(GPU) == ""
+    assert describe_user_table(GPU) == ""
     heard: list[str] = []
     seconds = count()
     assert tune("cuda", options(), heard.append, lambda: float(next(seconds))) == 0
-    forget_tables()
+    clear_caches()
     assert tuned_tiles("cuda:0").tile_n == 128
     assert tuned_tiles("cuda:0").num_warps != 8, "what does not run is not taken"
-    assert describe_own_table(GPU) == f"tiles of 8 shapes as tuned on this GPU, from {own_table()}"
+    assert describe_user_table(GPU) == f"tiles of 8 shapes as tuned on this GPU, from {user_table_path()}"
     assert heard[0] == "shape 1 of 8, paged_decode 32/8/128, tile 1 of 48"
     assert heard[-1].startswith("shape 8 of 8, paged_decode 64/8/64, tile 4")
     assert heard[-1].endswith(", about 1 min left")
     said = capsys.readouterr().out
     assert "8 of 8 shapes gained more than 3 %" in said
-    assert f"in {own_table()}, which engines read at their start. To undo it, delete that file." in said
-    own_table().unlink()
-    forget_tables()
+    assert f"in {user_table_path()}, which engines read at their start. To undo it, delete that file." in said
+    user_table_path().unlink()
+    clear_caches()
     assert tuned_tiles("cuda:0") == GIVEN
-    assert describe_own_table(GPU) == ""
+    assert describe_user_table(GPU) == ""
 
 
 def test_tuning_without_a_gain_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_tuning_without_a_gain_changes_nothing(capsys: pytest.CaptureFixture[str
     assert "0 of 16 shapes gained more than 3 %" in said
     assert "Engines go on with the tiles that they had." in said
     assert "split" in said, "short chunks after long contexts are separate shapes"
-    assert describe_own_table(GPU) == ""
+    assert describe_user_table(GPU) == ""
 
 
 def test_interrupted_tuning_keeps_finished_shapes() -> None:
@@ -108,8 +108,8 @@ def test_interrupted_tuning_keeps_finished_shapes() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         tune("cuda", options(), stop)
-    forget_tables()
-    assert describe_own_table(GPU).startswith("tiles of 2 shapes")
+    clear_caches()
+    assert describe_user_table(GPU).startswith("tiles of 2 shapes")
 
 
 def test_tuning_writes_to_the_given_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_tuning_writes_to_the_given_table(tmp_path: Path, capsys: pytest.Capture
     report = json.loads(capsys.readouterr().out)
     assert report["table"] == str(tmp_path / "x.json")
     assert len(json.loads((tmp_path / "x.json").read_text("utf-8"))["gpus"]["A GPU"]) == len(report["kept"]) == 8
-    assert not own_table().exists()
+    assert not user_table_path().exists()
 
 
 def test_unwritable_table_is_refused(tmp_path: Path) -> None:

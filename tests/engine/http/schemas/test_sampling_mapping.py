@@ -22,8 +22,8 @@ from kvscope_engine.http.schemas.sampling_mapping import (
     StreamUsage,
     chat_sampling,
     completion_sampling,
+    stream_usage,
     submission,
-    wants_usage,
 )
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -169,14 +169,14 @@ def test_submission_has_priority_and_cache_salt() -> None:
 
 def test_stream_usage_options() -> None:
     def asked(**options: bool) -> StreamUsage:
-        return wants_usage(completion(stream=True, stream_options=options))
+        return stream_usage(completion(stream=True, stream_options=options))
 
-    assert wants_usage(completion(stream=True)) is StreamUsage.NONE
+    assert stream_usage(completion(stream=True)) is StreamUsage.NONE
     assert asked(include_usage=True) is StreamUsage.LAST
     assert asked(include_usage=True, continuous_usage_stats=True) is StreamUsage.EACH
     assert asked(continuous_usage_stats=True) is StreamUsage.NONE
     with pytest.raises(ApiError, match="stream_options"):
-        wants_usage(completion(stream_options={"include_usage": True}))
+        stream_usage(completion(stream_options={"include_usage": True}))
 
 
 DOCS = (Path(__file__).parents[4] / "docs" / "reference" / "openai-api.md").read_text()

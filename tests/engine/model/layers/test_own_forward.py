@@ -25,7 +25,7 @@ from kvscope_engine.model.layers.own_forward import OwnBatch, OwnForward, Tokens
 from kvscope_engine.model.layers.recurrent.recurrent_layers import StateBatch
 from kvscope_engine.model.verification.hook_check import check_hook, own_calls
 from kvscope_engine.planning.inference_plan import InferenceQuestion, plan_inference
-from kvscope_engine.planning.plan_answer import answer
+from kvscope_engine.planning.plan_answer import build_answer
 from kvscope_engine.planning.skeleton import read_skeleton
 from kvscope_kernels import ops_for
 from kvscope_telemetry.engine_config import SpeculativeConfig
@@ -157,7 +157,9 @@ def test_decodes_are_batched_only_if_the_result_is_right(monkeypatch: pytest.Mon
 
     def unpadded(self: OwnForward, context: Any, numbers: Any, longest: int) -> Any:
         found = tokens(self, context, numbers, longest)
-        return replace(found, places=[(blocks.roll(1, 0), slots.roll(1, 0)) for blocks, slots in found.places])
+        return replace(
+            found, block_slots=[(blocks.roll(1, 0), slots.roll(1, 0)) for blocks, slots in found.block_slots]
+        )
 
     monkeypatch.setattr(OwnForward, "tokens_in_blocks", unpadded)
     module = model_of("falcon")
@@ -260,7 +262,7 @@ def test_memory_plan_counts_what_the_engine_allocates(model_type: str, engine_of
     skeleton = read_skeleton(str(tmp_path / f"{model_type}.json"))
     plan = plan_inference(skeleton, InferenceQuestion(gpu_memory=8 << 30, block_size=4, max_model_len=256))
     assert plan.tightest.block_bytes == engine.components.storage.block_bytes
-    notes = answer(skeleton, plan, (64,)).inference.notes
+    notes = build_answer(skeleton, plan, (64,)).inference.notes
     assert any("by transformers' own code, prompts one after the other" in note for note in notes)
     assert any("are keys of indexers" in note for note in notes) is (model_type != "falcon")
     with pytest.raises(BadInput, match="kv_cache_dtype='fp8' is not accepted"):

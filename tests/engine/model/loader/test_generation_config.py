@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvscope_engine import Engine, EngineConfig
-from kvscope_engine.model.loader.generation_config import NOT_DONE, model_sampling
+from kvscope_engine.model.loader.generation_config import UNSUPPORTED_FIELDS, model_sampling
 from kvscope_engine.model.loader.gguf.gguf_file import GgufFile
 from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader
 from kvscope_telemetry.errors import BadInput
@@ -51,7 +51,7 @@ def test_supported_fields_are_used(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", NOT_DONE)
+@pytest.mark.parametrize("name", UNSUPPORTED_FIELDS)
 def test_unsupported_fields_are_refused_by_name(name: str, tmp_path: Path) -> None:
     values = {
         **{key: [[5]] for key in ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids")},
@@ -62,14 +62,14 @@ def test_unsupported_fields_are_refused_by_name(name: str, tmp_path: Path) -> No
     }
     with pytest.raises(BadInput, match=rf"generation_config.json: {name}=.*--generation-config none"):
         sampling_defaults(tmp_path, **{name: values.get(name, 3)})
-    assert sampling_defaults(tmp_path, **dict.fromkeys(NOT_DONE)) == ModelSampling()
+    assert sampling_defaults(tmp_path, **dict.fromkeys(UNSUPPORTED_FIELDS)) == ModelSampling()
     assert (
         sampling_defaults(tmp_path, **{name: harmless for name, (harmless, *_) in _with_harmless()}) == ModelSampling()
     )
 
 
 def _with_harmless() -> list[tuple[str, tuple[object, ...]]]:
-    return [(name, harmless) for name, harmless in NOT_DONE.items() if harmless]
+    return [(name, harmless) for name, harmless in UNSUPPORTED_FIELDS.items() if harmless]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_non_persistent_buffers_change_the_fingerprint() -> None:
 def test_every_number_and_its_position_change_the_sum(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, count: int
 ) -> None:
-    monkeypatch.setattr(fingerprint, "CPU_WORDS", 16)
+    monkeypatch.setattr(fingerprint, "CPU_CHUNK_WORDS", 16)
     generator = torch.Generator().manual_seed(count)
     tensor = (torch.randn(count, generator=generator) * 50).clamp(min=0).to(dtype)
     whole = tensor_sum(tensor)

@@ -10,7 +10,7 @@ import torch
 from kvscope_engine.model.loader import quantization_choice
 from kvscope_engine.model.loader.gguf.gguf_blocks import Q4_0, Q4_1, Q8_0
 from kvscope_engine.model.loader.gguf.gguf_file import GgufFile
-from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, TensorPlace
+from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, TensorLocation
 from kvscope_engine.model.loader.quantization_choice import FILED, choose_quantization, filed_bits, shown
 from kvscope_engine.model.quantization.quantization_recipe import Recipe
 from kvscope_telemetry.engine_config import EngineConfig
@@ -22,7 +22,7 @@ GPTQ = Recipe("gptq", 4, 128, 1)
 
 def file_of(kind: int) -> GgufFile:
     file = GgufFile(Path("some.gguf"))
-    file.header = GgufHeader(places={"a": TensorPlace(kind, 0, 90), "b": TensorPlace(0, 90, 9)})
+    file.header = GgufHeader(locations={"a": TensorLocation(kind, 0, 90), "b": TensorLocation(0, 90, 9)})
     return file
 
 

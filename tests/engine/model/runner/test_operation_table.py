@@ -23,7 +23,7 @@ from kvscope_kernels import ops_for
 from kvscope_kernels.cpu.grouped import NativeGrouped
 from kvscope_kernels.cpu.library import library
 from kvscope_kernels.dispatch import torch_ops
-from kvscope_kernels.operation_choice import Operands, OperationChoice
+from kvscope_kernels.operation_row import Operands, OperationChoice
 from kvscope_telemetry.engine_config import EngineConfig
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from kvscope_engine.model.input_batch.step_inputs import StepInputs
 from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import stage_inputs
 from kvscope_engine.model.runner.step_memory import (
-    PIECES_BYTES,
+    PIECEWISE_GRAPH_BYTES,
     HeadShape,
     Processors,
     graph_tensor_bytes,
@@ -91,7 +91,7 @@ def partials_of_a_launch(
             starts = torch.arange(num_seqs + 1, dtype=torch.int32) * num_queries
             paged_prefill_attention.paged_prefill_attention(args, QueryRuns(starts, num_queries, plans=plans))
     if is_measured:
-        return sum(room.of_pieces.nbytes + room.lse.nbytes for room in plans._sums.values())
+        return sum(room.piece_sums.nbytes + room.lse.nbytes for room in plans._sums.values())
     return sum(room.partial.nbytes + room.lse.nbytes for room in plans._split_buffers.values())
 
 
@@ -186,7 +186,7 @@ def test_piecewise_graphs_are_reserved_unless_disabled(tiny_loaded: Callable[...
         return reserves.piecewise_graphs
 
     crossing = 3 * 4 * 512 * loaded.num_query_heads * loaded.head_dim
-    assert graphs() == graphs(piecewise_graphs=True) == PIECES_BYTES + crossing
+    assert graphs() == graphs(piecewise_graphs=True) == PIECEWISE_GRAPH_BYTES + crossing
     assert graphs(piecewise_graphs=False) == graphs(sparse_decode=0.5) == 0
     assert graphs(enforce_eager=True) == graphs(piecewise_graphs=True, enforce_eager=True) == 0
 

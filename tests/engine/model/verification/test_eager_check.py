@@ -155,8 +155,8 @@ def test_temperature_of_wrong_positions_is_detected(monkeypatch: pytest.MonkeyPa
         check_hook(llama4(attn_scale=0.5))
 
 
-def count_from_the_batch(given: PositionCache, _: int = 0) -> int:
-    given.num_asked += 1
+def count_from_the_batch(cache: PositionCache, _: int = 0) -> int:
+    cache.num_queries += 1
     return 0
 
 
@@ -226,12 +226,12 @@ def test_few_tokens_rerouted_by_rounding_are_accepted() -> None:
     calm, restless = trace_of(elsewhere(plain, 3) * 1.001), trace_of(elsewhere(plain, 3, 20))
     fault = "the attention of layer 0"
     assert eager_check.first_fault(actual, trace_of(plain)).startswith(fault)
-    assert eager_check.first_fault(actual, trace_of(plain), moved=[calm]).startswith(fault)
-    assert eager_check.first_fault(actual, trace_of(plain), moved=[calm, restless]) == ""
+    assert eager_check.first_fault(actual, trace_of(plain), nudged_traces=[calm]).startswith(fault)
+    assert eager_check.first_fault(actual, trace_of(plain), nudged_traces=[calm, restless]) == ""
     of_all = trace_of(plain * 1.1)
-    assert eager_check.first_fault(of_all, trace_of(plain), moved=[trace_of(elsewhere(plain * 1.1, 20))]) != ""
+    assert eager_check.first_fault(of_all, trace_of(plain), nudged_traces=[trace_of(elsewhere(plain * 1.1, 20))]) != ""
     lost = trace_of(torch.full_like(plain, torch.nan))
-    assert eager_check.first_fault(lost, trace_of(plain), moved=[lost]) != ""
+    assert eager_check.first_fault(lost, trace_of(plain), nudged_traces=[lost]) != ""
 
 
 def test_nudge_changes_each_number_by_one_unit() -> None:

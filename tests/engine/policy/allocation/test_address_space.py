@@ -82,7 +82,7 @@ def test_address_space_beyond_the_ledger_is_refused() -> None:
 def test_groups_back_their_blocks_without_extra_pages(
     block_bytes: list[int], num_blocks: int, steps: list[int]
 ) -> None:
-    """However a slot grows, its blocks lie in its pages, which are at most those of its groups."""
+    """At any size of a slot, its blocks lie in its pages, which are at most the pages of its groups."""
     found = space(*block_bytes, num_blocks=num_blocks, max_model_len=400)
     assert found.num_groups * sum(found.group_pages) * 32 <= num_blocks * sum(block_bytes)
     assert found.group_blocks >= 1

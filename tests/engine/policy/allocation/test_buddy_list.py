@@ -16,7 +16,7 @@ def runs(free: BuddyList) -> list[tuple[int, int]]:
     return sorted(free.runs())
 
 
-def span(start: int, length: int) -> np.ndarray:
+def block_range(start: int, length: int) -> np.ndarray:
     return np.arange(start, start + length)
 
 
@@ -40,9 +40,9 @@ def test_run_is_split_in_halves_and_merged_again() -> None:
     assert runs(free) == [(2, 2), (4, 4), (8, 8)]
     assert free.allocate_run(4) == 4
     assert runs(free) == [(2, 2), (8, 8)]
-    free.append_n(span(0, 2))
+    free.append_n(block_range(0, 2))
     assert runs(free) == [(0, 4), (8, 8)]
-    free.append_n(span(4, 4))
+    free.append_n(block_range(4, 4))
     assert runs(free) == [(0, 16)]
 
 
@@ -88,7 +88,7 @@ def test_invalid_run_length_is_refused(length: int) -> None:
 
 def test_returning_more_than_the_pool_is_refused() -> None:
     with pytest.raises(AssertionError, match="full buddy list"):
-        BuddyList(4).append_n(span(0, 1))
+        BuddyList(4).append_n(block_range(0, 1))
 
 
 def test_integrity_check_detects_unmerged_halves() -> None:
@@ -116,7 +116,7 @@ class BuddyMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.taken))
     @rule(pick=st.integers(0, 99))
     def append_n(self, pick: int) -> None:
-        self.free.append_n(span(*self.taken.pop(pick % len(self.taken))))
+        self.free.append_n(block_range(*self.taken.pop(pick % len(self.taken))))
 
     @precondition(lambda self: bool(self.taken))
     @rule(pick=st.integers(0, 99))
@@ -128,9 +128,9 @@ class BuddyMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: bool(self.taken))
     @rule()
-    def give_all(self) -> None:
+    def free_all(self) -> None:
         """After returning everything, the free runs are those of a new pool."""
-        self.free.append_n(np.concatenate([span(*run) for run in self.taken])[::-1])
+        self.free.append_n(np.concatenate([block_range(*run) for run in self.taken])[::-1])
         self.taken = []
         assert runs(self.free) == self.fresh
 
@@ -139,7 +139,7 @@ class BuddyMachine(RuleBasedStateMachine):
         if not hasattr(self, "free"):
             return
         self.free.check()
-        covered = [block for start, length in [*self.taken, *self.free.runs()] for block in span(start, length)]
+        covered = [block for start, length in [*self.taken, *self.free.runs()] for block in block_range(start, length)]
         assert sorted(covered) == list(range(self.num_blocks))
         assert len(self.free) == self.num_blocks - sum(length for _, length in self.taken)
         assert all(start % length == 0 for start, length in self.taken)

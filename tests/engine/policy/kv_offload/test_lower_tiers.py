@@ -25,7 +25,7 @@ def prompts(rng: random.Random, count: int, longest: int) -> list[list[int]]:
     return [[rng.randrange(50) for _ in range(rng.randrange(4, longest))] for _ in range(count)]
 
 
-def until_preempted(one: Any, request: Any) -> None:
+def step_until_preempted(one: Any, request: Any) -> None:
     while not request.num_preemptions:
         one.step()
 
@@ -36,7 +36,7 @@ def until_preempted(one: Any, request: Any) -> None:
 def test_random_load_over_all_tiers_gives_the_right_tokens(
     drive: Make, expected_completion: Make, prefix_caching: bool, num_disk: int
 ) -> None:
-    """Half of what is needed fits only into lower tiers; every token still sees its own past."""
+    """Half of the blocks fit only in lower tiers; each token still sees the right context."""
     rng = random.Random(5)
     one = drive(
         num_blocks=24,
@@ -91,7 +91,7 @@ def test_random_load_with_a_failing_disk_gives_the_right_tokens(
 def test_swapped_request_reports_where_its_blocks_are(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False, num_host=10)
     old, new = one.submit([1] * 7, 12), one.submit([2] * 7, 12)
-    until_preempted(one, new)
+    step_until_preempted(one, new)
     assert new.state is RequestState.PREEMPTED
     assert not new.block_table
     assert [one.pool.ledger.tier[row] for row in new.saved_rows] == [Tier.HOST] * 3
@@ -129,7 +129,7 @@ def test_cheaper_of_swap_and_recomputation_is_chosen(drive: Make) -> None:
         assert plan.is_finished
         one.submit([1] * 7, 12)
         new = one.submit([2] * 7, 12)
-        until_preempted(one, new)
+        step_until_preempted(one, new)
         assert bool(new.saved_rows) == is_swapped
         (event,) = events(one, "preempted")
         assert "about 12.0 ms" in event.cause
@@ -140,7 +140,7 @@ def test_swap_without_space_falls_back_to_recomputation(drive: Make, expected_co
     one = drive(num_blocks=6, block_size=4, prefix_caching=False, num_host=2)
     one.submit([1] * 7, 12)
     new = one.submit([2] * 7, 12)
-    until_preempted(one, new)
+    step_until_preempted(one, new)
     assert not new.saved_rows
     one.run()
     assert new.output_token_ids == expected_completion([2] * 7, 12)
@@ -150,7 +150,7 @@ def test_aborted_swapped_request_leaves_nothing(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False, num_host=10)
     one.submit([1] * 7, 12)
     new = one.submit([2] * 7, 12)
-    until_preempted(one, new)
+    step_until_preempted(one, new)
     one.scheduler.abort(new, one.now_ns)
     one.scheduler.check_integrity()
     assert (one.pool.ledger.state[6:] == BlockState.FREE).all()
@@ -329,7 +329,7 @@ def test_part_of_a_block_is_loaded_from_where_it_was_saved(drive: Make, expected
     parent = one.submit([1] * 10, 1)
     one.step()
     child = one.fork(parent)
-    until_preempted(one, child)
+    step_until_preempted(one, child)
     assert child.num_saved_tokens == 6
     assert [one.scheduler.prefix_of(row) is not None for row in child.saved_rows] == [True, False]
     one.run()

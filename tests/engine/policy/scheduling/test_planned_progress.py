@@ -11,7 +11,7 @@ import pytest
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
-def ran(plan: Any) -> dict[int, int]:
+def tokens_by_request(plan: Any) -> dict[int, int]:
     """Return request number -> tokens of a plan."""
     return {item.request.number: item.num_tokens for item in plan.scheduled}
 
@@ -146,13 +146,13 @@ def test_request_waiting_for_its_grammar_computes_its_prompt_and_samples_later(d
     form = request.matcher = SimpleNamespace(is_ready=False)
     one.scheduler.add_request(request)
     beside = one.submit([7], 3)
-    assert ran(one.step()[0]) == {1: 5, 2: 1}
-    assert ran(one.step()[0]) == {2: 1}, "others go on without it"
+    assert tokens_by_request(one.step()[0]) == {1: 5, 2: 1}
+    assert tokens_by_request(one.step()[0]) == {2: 1}, "others go on without it"
     form.is_ready = True
-    assert ran(one.step()[0]) == {1: 1, 2: 1}
+    assert tokens_by_request(one.step()[0]) == {1: 1, 2: 1}
     assert beside.is_finished
     form.is_ready = False
-    assert ran(one.step()[0]) == {}, "the request must wait without ending"
+    assert tokens_by_request(one.step()[0]) == {}, "the request must wait without ending"
     form.is_ready = True
     one.run()
     assert request.finish_reason == "length"

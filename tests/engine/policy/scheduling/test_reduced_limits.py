@@ -67,7 +67,7 @@ def test_another_lack_begins_the_pause_anew(limits: BatchLimits, reduced: Reduce
 
 
 def test_what_a_person_sets_meanwhile_holds(limits: BatchLimits, reduced: ReducedLimits) -> None:
-    """Also where it is what steps have at that moment anyway."""
+    """A limit that a user sets is kept, even if it equals the reduced limit at that moment."""
     reduced.update(0, 30)
     limits.set(30, 30)
     reduced.update(1)

@@ -15,7 +15,7 @@ from kvscope_telemetry.messages.telemetry import Event
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
-def ran(plan: Any) -> dict[int, int]:
+def tokens_by_request(plan: Any) -> dict[int, int]:
     """Return request number -> tokens of a plan."""
     return {item.request.number: item.num_tokens for item in plan.scheduled}
 
@@ -53,16 +53,16 @@ def test_block_tables_grow_as_tokens_come(drive: Make) -> None:
 def test_token_cap_limits_steps_until_it_is_removed(drive: Make) -> None:
     one = drive(max_num_batched_tokens=10)
     request = one.submit(range(35), 1)
-    assert ran(one.step()[0]) == {1: 10}
+    assert tokens_by_request(one.step()[0]) == {1: 10}
     one.scheduler.limits.cap_tokens(4)
-    assert ran(one.step()[0]) == {1: 4}
+    assert tokens_by_request(one.step()[0]) == {1: 4}
     one.scheduler.limits.set(8, 6)
-    assert ran(one.step()[0]) == {1: 4}
+    assert tokens_by_request(one.step()[0]) == {1: 4}
     one.scheduler.limits.set(8, 3)
-    assert ran(one.step()[0]) == {1: 3}, "a lower limit of the user must win"
+    assert tokens_by_request(one.step()[0]) == {1: 3}, "a lower limit of the user must win"
     one.scheduler.limits.set(8, 10)
     one.scheduler.limits.cap_tokens(None)
-    assert ran(one.step()[0]) == {1: 10}
+    assert tokens_by_request(one.step()[0]) == {1: 10}
     assert one.run() == 1
     assert request.is_finished
 
@@ -71,7 +71,7 @@ def test_long_prompt_runs_in_chunks(drive: Make) -> None:
     one = drive(max_num_batched_tokens=10)
     request = one.submit(range(25), 1)
     plans = [one.step()[0] for _ in range(3)]
-    assert [ran(plan) for plan in plans] == [{1: 10}, {1: 10}, {1: 5}]
+    assert [tokens_by_request(plan) for plan in plans] == [{1: 10}, {1: 10}, {1: 5}]
     assert [plan.scheduled[0].samples for plan in plans] == [False, False, True]
     assert request.is_finished
 
@@ -82,7 +82,7 @@ def test_decodes_come_before_prefill_chunks(drive: Make) -> None:
     one.step()
     one.submit(range(20, 50), 2)
     plan, _ = one.step()
-    assert ran(plan) == {1: 1, 2: 9}
+    assert tokens_by_request(plan) == {1: 1, 2: 9}
     assert plan.num_single_token == 1
     assert plan.scheduled[0].request.number == 1
 
@@ -91,8 +91,8 @@ def test_requests_that_arrive_together_run_together(drive: Make) -> None:
     one = drive(max_num_batched_tokens=32)
     for start in (0, 10, 20):
         one.submit(range(start, start + 8), 3)
-    assert ran(one.step()[0]) == {1: 8, 2: 8, 3: 8}
-    assert ran(one.step()[0]) == {1: 1, 2: 1, 3: 1}
+    assert tokens_by_request(one.step()[0]) == {1: 8, 2: 8, 3: 8}
+    assert tokens_by_request(one.step()[0]) == {1: 1, 2: 1, 3: 1}
 
 
 def test_max_num_seqs_limits_the_running_requests(drive: Make) -> None:
@@ -325,6 +325,27 @@ def test_lowest_priority_is_preempted_first(drive: Make) -> None:
     one.run()
 
 
+@pytest.mark.parametrize(
+    ("prompts", "num_blocks", "reason"),
+    [
+        (([1] * 7, [2] * 7), 6, "being the newest"),
+        (([1] * 5, [2] * 7), 7, "its client held the most tokens"),
+    ],
+    ids=["equal", "unequal"],
+)
+def test_reason_is_the_client_only_if_it_held_more_tokens(
+    drive: Make, prompts: Any, num_blocks: int, reason: str
+) -> None:
+    one = drive(num_blocks=num_blocks, block_size=4, prefix_caching=False)
+    requests = [one.submit(prompt, 12, client=name) for prompt, name in zip(prompts, ("ann", "bob"), strict=True)]
+    while not any(request.num_preemptions for request in requests):
+        one.step()
+    (event,) = events(one, "preempted")
+    assert (event.number, event.other) == (2, 1)
+    assert reason in event.cause
+    one.run()
+
+
 def test_preempted_request_is_removed_from_the_plan(drive: Make, expected_completion: Make) -> None:
     """A prefill of higher priority runs out of blocks after a decode of lower priority was scheduled."""
     one = drive(num_blocks=24, block_size=1, max_num_batched_tokens=5, prefix_caching=False)
@@ -333,7 +354,7 @@ def test_preempted_request_is_removed_from_the_plan(drive: Make, expected_comple
     high = one.submit(range(10, 29), 2, priority=1)
     while not low.num_preemptions:
         plan, _ = one.step()
-    assert ran(plan) == {high.number: 3}
+    assert tokens_by_request(plan) == {high.number: 3}
     assert high.num_preemptions == 0
     one.run()
     assert low.output_token_ids == expected_completion([1, 2, 3], 20)
@@ -411,7 +432,7 @@ def test_cached_prompt_is_not_computed_again(drive: Make) -> None:
     one.run()
     again = one.submit(range(10), 1)
     plan, _ = one.step()
-    assert ran(plan) == {2: 2}
+    assert tokens_by_request(plan) == {2: 2}
     assert again.num_cached_tokens == 8
     assert one.scheduler.totals.cached_tokens == 8
 
@@ -421,7 +442,7 @@ def test_at_least_one_token_is_computed_for_a_fully_cached_prompt(drive: Make) -
     one.submit(range(8), 1)
     one.run()
     again = one.submit(range(8), 1)
-    assert ran(one.step()[0]) == {2: 4}
+    assert tokens_by_request(one.step()[0]) == {2: 4}
     assert again.num_cached_tokens == 4
 
 
@@ -568,7 +589,7 @@ def test_client_without_running_requests_preempts_one_of_a_client_with_several(d
     one.step()
     few = one.submit([20, 20], 5, client="few")
     plan, _ = one.step()
-    assert few.number in ran(plan)
+    assert few.number in tokens_by_request(plan)
     assert [request.state for request in many[:3]] == [RequestState.RUNNING] * 2 + [RequestState.PREEMPTED]
     (event,) = events(one, "preempted")
     assert (event.number, event.other) == (3, few.number)
@@ -586,7 +607,7 @@ def test_batch_without_running_requests_preempts_one_of_the_same_client(drive: M
         one.submit([n, n], 40, batch="long")
     one.step()
     alone = one.submit([20, 20], 5)
-    assert alone.number in ran(one.step()[0])
+    assert alone.number in tokens_by_request(one.step()[0])
     for n in range(4):
         one.submit([30 + n], 5)
     running = {request.number for request in one.scheduler.requests.values() if request.state is RequestState.RUNNING}

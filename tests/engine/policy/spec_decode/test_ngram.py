@@ -10,7 +10,7 @@ import pytest
 from kvscope_engine.policy.spec_decode.drafter import find_draft
 
 
-def plainly(tokens: list[int], count: int, shortest: int, longest: int) -> list[int]:
+def expected_draft(tokens: list[int], count: int, shortest: int, longest: int) -> list[int]:
     for length in range(longest, shortest - 1, -1):
         for end in range(length, len(tokens)):
             if tokens[end - length : end] == tokens[len(tokens) - length :]:
@@ -41,5 +41,5 @@ def test_random_texts_match_a_plain_search() -> None:
         shortest = generator.randint(1, 4)
         longest = generator.randint(shortest, 6)
         count = generator.randint(0, 5)
-        wanted = plainly(tokens, count, shortest, longest)
+        wanted = expected_draft(tokens, count, shortest, longest)
         assert find_draft(np.array(tokens, np.int32), count, shortest, longest) == wanted, (tokens, shortest, longest)

@@ -13,7 +13,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan
 from kvscope_kernels.dispatch import ops_for
 from kvscope_kernels.third_party_attention.flashinfer import FlashInfer
-from kvscope_kernels.third_party_attention.preferred import with_library_prefill
+from kvscope_kernels.third_party_attention.prefill_with_fallback import with_library_prefill
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 PAGES = 3 + 2  # blocks of 16 tokens: 41 tokens in one chunk, 30 including those computed before

@@ -183,7 +183,7 @@ def check(use: PolicyUse, slots_per_cell: int, now: list[Running]) -> None:
     assert all(abs(one - other) <= slack for one, other in zip(shown, meant, strict=True)), (shown, meant)
 
 
-def of_scheduler(request: Request) -> Running:
+def running_of(request: Request) -> Running:
     prompt = request.num_prompt_tokens
     return Running(request.number, request.num_computed_tokens, prompt + request.max_tokens, prompt)
 
@@ -196,7 +196,7 @@ def test_comparison_of_the_current_policy_equals_the_scheduler(make_simulation, 
     most = 0
     while simulation.advance():
         placed = [request for request in simulation.scheduler.requests.values() if request.block_table]
-        answer = comparison.update(sorted(map(of_scheduler, placed), key=lambda r: r.number))  # type: ignore[attr-defined]
+        answer = comparison.update(sorted(map(running_of, placed), key=lambda r: r.number))  # type: ignore[attr-defined]
         use, real = policy_use(answer, f"{allocator} 4"), kv_use(simulation.pool, placed)
         assert parts(use)[:5] == [
             real.num_used,

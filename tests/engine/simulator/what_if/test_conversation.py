@@ -7,7 +7,7 @@ import io
 import msgspec
 import pytest
 
-from kvscope_engine.simulator.what_if.conversation import converse
+from kvscope_engine.simulator.what_if.conversation import answer_lines
 from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, MAX_REQUESTS, WhatIfAnswer
 
 SETUP = b'{"setup": {"num_blocks": 8, "block_size": 4, "max_model_len": 16}}'
@@ -15,7 +15,7 @@ SETUP = b'{"setup": {"num_blocks": 8, "block_size": 4, "max_model_len": 16}}'
 
 def converse_lines(*lines: bytes) -> list[dict]:  # type: ignore[type-arg]
     output = io.BytesIO()
-    converse(io.BytesIO(b"\n".join(lines)), output)
+    answer_lines(io.BytesIO(b"\n".join(lines)), output)
     return [msgspec.json.decode(line) for line in output.getvalue().splitlines()]
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.telemetry.conftest import record
 from tests.telemetry.exports.comparison.conftest import START_NS, MakeRun
 
-from kvscope_telemetry.exports.comparison.alignment import PEAK, AlignedMoment, Alignment, moments, shared
+from kvscope_telemetry.exports.comparison.alignment import PEAK, AlignedMoment, Alignment, named_moments, shared_moments
 from kvscope_telemetry.exports.comparison.comparison import FIGURES, Comparison, ComparisonRow, Run, compare, windows
 from kvscope_telemetry.exports.comparison.comparison_table import comparison_table, write_comparison_csv
 from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
@@ -150,10 +150,10 @@ def test_common_events_align_two_runs(make_run: MakeRun) -> None:
                 for place, kind in enumerate(kinds)
             ],
         )
-    assert [moment.name for moment in moments(a.overview)] == ["first request", "first preemption", PEAK]
-    found = shared(
-        moments(a.overview, [AlignedMoment("load begins", START_NS + 5)]),
-        moments(b.overview, [AlignedMoment("load begins", 3)]),
+    assert [moment.name for moment in named_moments(a.overview)] == ["first request", "first preemption", PEAK]
+    found = shared_moments(
+        named_moments(a.overview, [AlignedMoment("load begins", START_NS + 5)]),
+        named_moments(b.overview, [AlignedMoment("load begins", 3)]),
     )
     assert [moment.name for moment, _ in found] == ["first preemption", PEAK, "load begins"]
     offsets = [alignment.offset_ns for _, alignment in found]

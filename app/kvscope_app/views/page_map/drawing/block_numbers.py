@@ -55,7 +55,7 @@ def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, rati
 
 
 def labels_overlap(previous: Section, section: Section, columns: int, pitch: float, height: float) -> bool:
-    """Whether the first row number of `section` would overlap the last one of `above`, the section before it.
+    """Whether the first row number of `section` would overlap the last one of `previous`, the section above it.
 
     `pitch` (of cells) and `height` (of the text) are in device-independent pixels.
     """

@@ -158,7 +158,6 @@ class CellShape:
         return self.high - self.low
 
     def glyph(self, level: int) -> npt.NDArray[np.int64]:
-        """Return the pixels of the glyph for a flash level; empty for levels without one."""
         return self._glyphs.get(LEVELS[level].kind, _NO_PIXELS)
 
     def _corners(self) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
@@ -284,7 +283,6 @@ class CellRaster:
     def _row_pattern(
         self, ids: Ids, ranks: npt.NDArray[np.uint16], coverage: int, level: int, tables: PixelTables
     ) -> Pixels:
-        """Return one row of pixels of each cell, shape (n, pitch): solid for the filled share, then hollow."""
         shape = self._shape
         solid = tables.solid[coverage, level][ranks][:, None]
         if shape.pitch < _MIN_PITCH_FOR_FILL:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvscope_app.views.page_map.drawing.flash_kinds import FlashKind
 
-GLYPHS_FROM: Final = 11
+MIN_PITCH_FOR_GLYPH: Final = 11
 """Minimum cell pitch for a glyph, in pixels."""
 
 
@@ -36,7 +36,7 @@ def glyph_pixels(kind: FlashKind, pitch: int, low: int, width: int) -> npt.NDArr
 
     The tile's cell starts at pixel `low` and is `width` pixels wide and high.
     """
-    if pitch < GLYPHS_FROM:
+    if pitch < MIN_PITCH_FOR_GLYPH:
         return np.empty(0, np.int64)
     size = max(5, width // 2)
     size -= 1 - size % 2

@@ -49,15 +49,14 @@ LEVELS: Final = (
         for share, fade_ns in ((0.45, 560_000_000), (0.9, 280_000_000))
     ),
 )
-STRENGTHS: Final = 2
-"""Number of levels of each kind."""
-FIRST_MOVE_LEVEL: Final = 1 + STRENGTHS
+LEVELS_PER_KIND: Final = 2
+FIRST_MOVE_LEVEL: Final = 1 + LEVELS_PER_KIND
 
 
 def top_level(kind: FlashKind) -> int:
-    return STRENGTHS * (kind + 1)
+    return LEVELS_PER_KIND * (kind + 1)
 
 
 def level_below(level: int) -> int:
     """Return the level to which a flash drops from `level`; 0: the flash ends."""
-    return level - 1 if level % STRENGTHS == 0 else 0
+    return level - 1 if level % LEVELS_PER_KIND == 0 else 0

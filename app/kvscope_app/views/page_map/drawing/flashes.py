@@ -10,7 +10,7 @@ import numpy as np
 from kvscope_app.views.page_map.drawing.cells import Ids, distinct
 from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, LEVELS, FlashKind, level_below, top_level
 
-MAX_AT_ONCE: Final = 4096
+MAX_CHANGED_BLOCKS: Final = 4096
 """Maximum number of blocks that flash for a change in one frame. If more change, none flashes, because single ones
 could not be distinguished.
 """
@@ -75,8 +75,7 @@ class Flashes:
             queue.clear()
 
     def _light(self, ids: Ids, kind: FlashKind, now_ns: int) -> int:
-        """Start a flash of `ids`, unless they are too many. Returns the level to draw, 0 for none."""
-        level = top_level(kind) if 0 < ids.size <= MAX_AT_ONCE else 0
+        level = top_level(kind) if 0 < ids.size <= MAX_CHANGED_BLOCKS else 0
         self._lit_ns[ids] = now_ns
         self._level[ids] = level
         if level:

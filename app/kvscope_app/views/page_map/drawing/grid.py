@@ -92,7 +92,6 @@ class Grid:
         return blocks
 
     def position_of(self, block: int) -> tuple[int, int]:
-        """Return the (row, column) of a block."""
         section = self.section_of(block)
         return divmod(block - section.start + section.first_cell, self.columns)
 

@@ -18,7 +18,6 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 _DETAILS_GAP = 10.0
 _TEXT_LIFT = 4.0
-"""Space between the heading's text and the cells below it, in device-independent pixels."""
 
 
 class Heading(NamedTuple):

@@ -11,7 +11,6 @@ from kvscope_app.ui.theme import Theme
 from kvscope_app.views.page_map.drawing.scene import Scene
 
 _MIN_PITCH: Final = 6.0
-"""Minimum cell pitch for a mark, in device-independent pixels."""
 _PITCH_SHARE: Final = 0.42
 _MAX_SIZE: Final = 14.0
 

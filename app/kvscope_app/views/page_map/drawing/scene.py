@@ -38,7 +38,7 @@ class Scene:
     def __init__(self) -> None:
         self.pixels: Pixels = np.zeros((1, 1), np.uint32)
         self.mode = STATE
-        self.flashing = True
+        self.is_flashing = True
         self.has_filled = True
         """Whether the ledger has the number of filled slots. A change takes effect with the next `set_ledger`."""
         self.has_addresses = True
@@ -75,8 +75,8 @@ class Scene:
         `sizes`: rows of each tier, () for one section without a heading.
         """
         selected = self.cells.selected if self.cells is not None and self.cells.has_selection else None
-        same_size = self.cells is not None and self.grid.num_blocks == ledger.num_blocks and self._sizes == sizes
-        if not same_size:
+        has_same_size = self.cells is not None and self.grid.num_blocks == ledger.num_blocks and self._sizes == sizes
+        if not has_same_size:
             self._sizes = sizes
             self.is_fitted = True
             self.grid, self.camera = self._fitted(ledger.num_blocks)
@@ -131,11 +131,11 @@ class Scene:
             return None
         self.cells.step = step
         self.cells.refresh(ids)
-        return self._draw_lit(self._flashes.change(ids, now_ns) if self.flashing else [(0, ids)])
+        return self._draw_lit(self._flashes.change(ids, now_ns) if self.is_flashing else [(0, ids)])
 
     def flash(self, kind: FlashKind, ids: Ids, now_ns: int) -> Span:
         """Flash blocks `ids` (oldest first) for the move `kind`."""
-        if self.cells is None or not self.flashing:
+        if self.cells is None or not self.is_flashing:
             return None
         return self._draw_lit(self._flashes.move(kind, ids[ids < self.grid.num_blocks], now_ns))
 
@@ -149,7 +149,6 @@ class Scene:
             self.cells.last_used = last_used
 
     def redraw_ages(self, step: int) -> Span:
-        """Redraw ages as of `step` if the colour mode depends on the step."""
         if self.cells is None or not self.mode.depends_on_step or self._aged_step == step:
             return None
         self.cells.step = step

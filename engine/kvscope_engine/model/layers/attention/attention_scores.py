@@ -1,7 +1,6 @@
 """Attention scores per block, measured in some steps and summed over a step's layers.
 
-Decides which steps are measured, and owns the sums. Independent of the owners of blocks and of the readers of the
-scores.
+Decides which steps are measured, and owns the sums. Must not depend on requests or on the readers of the scores.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from kvscope_engine.model.layers.attention.sparse.page_choice import Chosen
 
 
 class AttentionScores:
-    """Scores of the decodes of one step or one CUDA graph; every layer's decode attention adds to them."""
+    """Scores of the decodes of one step or one CUDA graph, to which every layer's decode attention adds."""
 
     def __init__(self, totals: torch.Tensor | None = None) -> None:
-        """`totals` (groups, rows, blocks) float32: zeroed tensor for a CUDA graph to add to; None: allocated on
+        """`totals`: zeroed float32 tensor (groups, rows, blocks) to which a CUDA graph adds; None to allocate on
         demand.
         """
-        self._given = totals
+        self._graph_totals = totals
         self._totals: dict[int, torch.Tensor] = {}
         self._num_layers: Counter[int] = Counter()
 
     def total(self, block_tables: torch.Tensor, group: int = 0) -> torch.Tensor:
-        """Return the tensor that layers of a KV group add to: (num_single_token, blocks) float32; see `DecodeBatch`."""
+        """Return the tensor to which layers of a KV group add, float32 with the shape of `block_tables`."""
         if group not in self._totals:
             self._totals[group] = (
                 torch.zeros(block_tables.shape, device=block_tables.device)
-                if self._given is None
-                else self._given[group, : len(block_tables)]
+                if self._graph_totals is None
+                else self._graph_totals[group, : len(block_tables)]
             )
         return self._totals[group]
 
@@ -57,32 +56,31 @@ class AttentionScores:
     def start(self, back: RowReadBack, num_rows: int | None = None, width: int | None = None) -> Rows | None:
         """Start the copy to the host of the first rows and columns: (groups, num_single_token, blocks).
 
-        Each row sums to 1, or is all 0 if there was no space to measure the request. Returns None if no layer was
-        measured.
+        Each row sums to 1, or is 0 if there was no space to measure the request. Returns None if no layer was measured.
         """
         groups = sorted(self._totals)
         if not groups:
             return None
-        of_groups = [self._totals[group][:num_rows, :width] for group in groups]
-        landing = back.start(of_groups[0][None] if len(groups) == 1 else torch.stack(of_groups))
+        group_totals = [self._totals[group][:num_rows, :width] for group in groups]
+        pending_rows = back.start(group_totals[0][None] if len(groups) == 1 else torch.stack(group_totals))
         num_layers = np.array([self._num_layers[group] for group in groups], np.float32)[:, None, None]
 
         def rows() -> NDArray[np.float32]:
-            landed: NDArray[np.float32] = landing() / num_layers
-            return landed
+            scores: NDArray[np.float32] = pending_rows() / num_layers
+            return scores
 
         return rows
 
 
 class MeasuredSteps:
-    """Selects the first step with decodes and every `every`-th after it; 0: none."""
+    """Selects the first step with decodes and every `every`-th after it; none if `every` is 0."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._num_steps = 0
 
     def is_due(self, num_decodes: int) -> bool:
-        """Whether the step that starts is measured; counts the step."""
+        """Count the step that starts, and return whether it is measured."""
         if not self.any(num_decodes):
             return False
         # Counted before the step runs: if it fails, the retry is not measured.

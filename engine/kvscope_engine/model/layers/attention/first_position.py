@@ -1,7 +1,7 @@
-"""Embeddings whose first position is not 0 but follows the padding's (RoBERTa), in a table with as many extra rows.
+"""Embeddings whose positions start after the padding's instead of at 0 (RoBERTa), with a table that has more rows.
 
-Such a model counts from there if it is called without positions, as it was trained, and `eager_check` compares with
-that; given positions are used as they are. Owns the hook that shifts them.
+Called without positions, such a model starts from its first position by itself, as in training; `eager_check` compares
+with that. Positions that are passed are used unchanged by the model, so a hook of this module shifts them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def first_position(module: nn.Module) -> int:
 
     This is 0, unless the model has position embeddings whose first entries are reserved for padding.
     """
-    return max((_start(part) for part in module.modules()), default=0)
+    return max((_start(submodule) for submodule in module.modules()), default=0)
 
 
 def count_from_first(module: nn.Module) -> None:
@@ -30,17 +30,17 @@ def count_from_first(module: nn.Module) -> None:
         return
     setattr(module, _ATTRIBUTE, True)
     setattr(config, FIRST_POSITION, first_position(module))
-    for part in module.modules():
-        if _start(part):
-            part.register_forward_pre_hook(_move, with_kwargs=True)
+    for submodule in module.modules():
+        if _start(submodule):
+            submodule.register_forward_pre_hook(_shift_positions, with_kwargs=True)
 
 
-def _move(part: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    given = kwargs.get("position_ids")
-    return None if given is None else (args, kwargs | {"position_ids": given + _start(part)})
+def _shift_positions(submodule: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    positions = kwargs.get("position_ids")
+    return None if positions is None else (args, kwargs | {"position_ids": positions + _start(submodule)})
 
 
-def _start(part: Any) -> int:
-    if not hasattr(part, "create_position_ids_from_input_ids") or not isinstance(part.padding_idx, int):
+def _start(submodule: Any) -> int:
+    if not hasattr(submodule, "create_position_ids_from_input_ids") or not isinstance(submodule.padding_idx, int):
         return 0
-    return int(part.padding_idx) + 1
+    return int(submodule.padding_idx) + 1

@@ -9,11 +9,12 @@ from kvscope_kernels.rotate_write import Rotation
 
 
 class NoAttention(AttentionContext):
-    """Attention context without blocks; the result is zeros."""
+    """Attention context without blocks, whose result is zeros."""
 
     def __init__(self, longest: int = 0) -> None:
         self.longest = longest
-        """Tokens of the longest request. Calls of a model run by its own code grow with it."""
+        """Tokens of the longest request, which determine the size of calls of a model that runs its own forward code.
+        """
         self.scratch: dict[int, tuple[torch.Tensor, ...]] = {}
 
     def attend(

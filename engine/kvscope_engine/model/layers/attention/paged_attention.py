@@ -1,6 +1,7 @@
-"""Our attention with the interface of transformers: writes a layer's keys and values, then attends over the block pool.
+"""kvscope's attention with the interface of transformers: writes a layer's keys and values, then attends over the block
+pool.
 
-Owns the name under which it is registered and the per-step `PagedContext`. Knows neither requests nor policy.
+Owns the name under which it is registered and the per-step `PagedContext`. Must not depend on requests or policy.
 `hook_check` refuses at load any model that needs more than is implemented here. See
 docs/internals/decisions/0012-models-are-transformers-code.md.
 """
@@ -45,29 +46,33 @@ class AttentionOptions:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     latents: Latents | None = None
-    """`Latents` of a layer whose cache holds latents: key and value are then the latents and rotary keys, with one head
+    """Set for a layer whose cache stores latents: key and value are then the latents and rotary keys, with one head
     each.
     """
     is_chunked: bool = False
-    """Whether `sliding_window` is the length of chunks of the sequence; a query then reads its own chunk only."""
+    """Whether `sliding_window` is the length of chunks of the sequence, so that a query reads only its own chunk."""
     bias: QueryBias | None = None
-    """Biases of this call's queries."""
+    """Biases of the queries of the current call."""
 
     def value_dim(self, value: torch.Tensor) -> int:
-        """Return the dimension of a head's result."""
+        """Return the number of elements of a head's result."""
         return value.shape[-1] if self.latents is None else self.latents.value_dim
 
 
 class AttentionContext(Protocol):
-    """A step's attention, or a stub for it; passed through the model as the keyword `paged`."""
+    """Attention of a step, or a stub, passed through the model as the keyword `paged`."""
 
     scratch: dict[int, tuple[torch.Tensor, ...]]
-    """Results shared between layers, by the id of the tensor that they derive from. The value holds that tensor."""
+    """Results shared between layers, by the id of the tensor from which they are computed; the value includes that
+    tensor.
+    """
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """Attend: (T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv). For latents see `AttentionOptions`."""
+        """Compute attention: (T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv). For latents see
+        `AttentionOptions`.
+        """
         ...
 
     def attend_fused(
@@ -77,7 +82,9 @@ class AttentionContext(Protocol):
         rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Norm and rotate fused queries, keys and values (T, Hq + 2 * Hkv, D), then attend -> (T, Hq, D)."""
+        """Normalize and rotate fused queries, keys and values (T, Hq + 2 * Hkv, D), then compute attention -> (T, Hq,
+        D).
+        """
         return self.attend(layer, *rotate_torch(heads, rotation), options)
 
 
@@ -88,18 +95,18 @@ class DecodeBatch:
     block_tables: tuple[torch.Tensor, ...]
     """(num_single_token, max_blocks) int32, one per KV group."""
     seq_lens: torch.Tensor
-    """(num_single_token,) int32, the query token included."""
+    """(num_single_token,) int32, including the query token."""
     max_seq_len: int
 
 
 @dataclass(slots=True)
 class PrefillBatch:
-    """Sequences with several query tokens: the rest of the flattened batch."""
+    """Sequences with several query tokens, after those of `DecodeBatch` in the flattened batch."""
 
     block_tables: tuple[torch.Tensor, ...]
     """(num_prefills, max_blocks) int32, one per KV group."""
     seq_lens: torch.Tensor
-    """(num_prefills,) int32, the query tokens included."""
+    """(num_prefills,) int32, including the query tokens."""
     max_seq_len: int
     query_start: torch.Tensor
     """(num_prefills + 1,) int32, counted from the first prefill token."""
@@ -107,11 +114,13 @@ class PrefillBatch:
     lengths: HostLengths | None = None
     """Lengths in host memory; None in steps without requests."""
     is_fixed: bool = False
-    """Same as in `QueryRuns`."""
+    """`QueryRuns.is_fixed`: whether results must not depend on where query runs were split."""
 
 
 class OneRequest(NamedTuple):
-    """Queries of the flattened batch that belong to one request, and its number of tokens including them."""
+    """Queries of one request: rows `start` to `end` of the flattened batch, the last of the request's `num_tokens`
+    tokens.
+    """
 
     batch: DecodeBatch | PrefillBatch
     row: int
@@ -134,30 +143,28 @@ class PagedContext(AttentionContext):
     prefill: PrefillBatch | None
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     decode_steps: dict[tuple[int, int], tuple[DecodeStep | None]] = field(default_factory=dict)
-    """Inputs shared by compiled layers, with keys as in `scratch`."""
+    """Inputs shared by compiled layers, by (id of the cos tensor, KV group); None if their layout is not supported."""
     shares: AttentionScores | None = None
-    """Collects the attention scores of the decodes, if they are measured in this step."""
+    """Accumulates the attention scores of the decodes, if they are measured in this step."""
     plans: DecodePlans = field(default_factory=DecodePlans)
-    """Split of decodes and short query runs over GPU programs, the same for all layers."""
+    """Division of decodes and short query runs among GPU programs, the same for all layers."""
     choice: PageChoice | None = None
-    """Choice of blocks for decodes in layers with bounds; None: they read all blocks."""
+    """Choice of blocks for decodes in layers with bounds; None if they read all blocks."""
     skips: BlockSkips | None = None
-    """Counts the skipped blocks, if that is done in this step."""
+    """Counts the skipped blocks, if they are counted in this step."""
     run_groups: tuple[RunGroup, ...] | None = None
     """Groups of runs over latents, the same for all layers."""
     states: StateStep | None = None
     """States of recurrent layers; None if the model has no such layers."""
     requests: list[OneRequest] | None = None
-    """Requests for layers that run one request after the other; read from the device once for all layers."""
+    """Requests of the step, for layers that attend per request; read from the device once for all layers."""
     own: OwnBatch | None = None
-    """The step's sequences, for a model that is run by its own code; else None."""
+    """Sequences of the step, for a model that runs its own forward code; else None."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """Write keys and values, then attend: (T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv), T tokens of the
-        step.
-        """
+        """Write keys and values, then compute attention: (T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv)."""
         kv = self.storage.layer(layer)
         if options.latents is not None:
             rotary = kv.k[..., kv.v.shape[-1] :]
@@ -180,7 +187,7 @@ class PagedContext(AttentionContext):
         rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Same as `attend`; norm, rotation and KV write are one operation if the cache has the heads' dimension."""
+        """Same as `attend`. Norm, rotation and KV write are one operation if the cache has the heads' dimension."""
         kv = self.storage.layer(layer)
         if kv.k.shape[-1] != heads.shape[-1] or kv.is_shared:
             return self.attend(layer, *rotate_torch(heads, rotation), options)
@@ -193,7 +200,9 @@ class PagedContext(AttentionContext):
             self.ops.block_bounds(kv.k, kv.bounds, self.slot_mapping[kv.group], kv.k_scale)
 
     def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
-        """Attend with (T, Hq, D) over stored keys and values, those of the step included -> (T, Hq, D)."""
+        """Compute attention of queries (T, Hq, D) over stored keys and values, including those of the step -> (T, Hq,
+        D).
+        """
         if options.bias is not None:
             return self._attend_with_bias(query, kv, options, options.bias)
         if self.prefill is None:
@@ -223,7 +232,7 @@ class PagedContext(AttentionContext):
         for batch, row, start, end, num_tokens in self.requests:
             table = batch.block_tables[kv.group][row : row + 1]
             args = _args(query[start:end], kv, batch, options, None, table)
-            out[start:end] = attend_with_bias(args, bias.of(start, end), num_tokens)
+            out[start:end] = attend_with_bias(args, bias.slice_queries(start, end), num_tokens)
         return out
 
     def _requests(self) -> Iterator[OneRequest]:
@@ -257,7 +266,7 @@ class PagedContext(AttentionContext):
         return self.ops.decode(_args(query, kv, batch, options, out, tables), self.plans, shares)
 
     def _choose(self, batch: DecodeBatch, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> Chosen | None:
-        """Choose the blocks to attend to (sparse attention); None means all blocks."""
+        """Choose the blocks to attend to (sparse attention). Returns None for all blocks."""
         if self.choice is None or kv.bounds is None:
             return None
         chosen = self.choice.choose(
@@ -270,7 +279,7 @@ class PagedContext(AttentionContext):
             softcap=options.softcap,
         )
         if self.skips is not None:
-            self.skips.add(chosen, batch.block_tables[kv.group], kv.k.shape[2])
+            self.skips.add_choice(chosen, batch.block_tables[kv.group], kv.k.shape[2])
         return chosen
 
     def _decode_chosen(
@@ -307,7 +316,7 @@ class PagedContext(AttentionContext):
 
 
 def register_attention() -> None:
-    """Register `ATTENTION_NAME` with transformers. No mask function is registered, so transformers builds no masks."""
+    """Register `ATTENTION_NAME` with transformers, without a mask function, so that transformers builds no masks."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
@@ -325,7 +334,9 @@ def paged_attention(
         query: (1, Hq, T, D), rotated.
         key: (1, Hkv, T, D), rotated.
         value: (1, Hkv, T, D).
-        kwargs: `hook_check` has seen every keyword and refused models with keywords that `options_of` does not read.
+        kwargs: `paged` is the `AttentionContext`, the others are read by `options_of`. At load, `hook_check` refuses
+            models
+            that pass further keywords.
 
     Returns:
         (1, T, Hq, D), and None for the attention weights.
@@ -337,20 +348,23 @@ def paged_attention(
 
 
 def _rows(heads: torch.Tensor) -> torch.Tensor:
-    """Make the last dimension contiguous; it is not after a convolution before attention."""
+    """Make the last dimension contiguous, which it is not after a convolution before attention."""
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
 def layer_of(module: Any) -> int:
-    """Return an attention module's index among the attention layers: its own, unless the model has other layers too."""
-    number = getattr(module, "kvscope_layer", module.layer_idx if hasattr(module, "layer_idx") else None)
-    return -1 if number is None else int(number)
+    """Return an attention module's index among the attention layers; -1 if it has none.
+
+    This is `layer_idx` unless the model also has layers without attention.
+    """
+    index = getattr(module, "kvscope_layer", module.layer_idx if hasattr(module, "layer_idx") else None)
+    return -1 if index is None else int(index)
 
 
 def chunk_of(module: Any) -> int | None:
-    """Return the chunk length of an attention module's layer, or None if it has no chunks.
+    """Return the chunk length of an attention module's layer; None if its attention is not chunked.
 
-    Read from the config, from which transformers builds the chunks into the mask.
+    Read from the config, because transformers applies chunks in the mask.
     """
     config = getattr(module, "config", None)
     chunk, types = getattr(config, "attention_chunk_size", None), getattr(config, "layer_types", None)

@@ -2,7 +2,7 @@
 
 transformers computes the biases for every pair of tokens of one sequence. Here each query gets its row of biases by
 distance (`use_distance_bias`), which works for any batch, and `attend_with_bias` adds them with torch operations on any
-device, one request after the other. `eager_check` verifies the rows.
+device, request by request. `eager_check` verifies the rows.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ class QueryBias:
     """Additional scores of queries, in any floating-point dtype."""
 
     by_distance: torch.Tensor
-    """(T, Hq, distances): element d is added to the score of the key d tokens before the query. Keys further back have
-    no bias.
+    """(T, Hq, distances): element d is added to the score of the key d tokens before the query; keys further back get
+    none.
     """
     sinks: torch.Tensor | None = None
-    """(T, Hq): score of an additional key with a value of zeros."""
+    """(T, Hq): score of an additional key whose value is 0."""
 
-    def of(self, start: int, end: int) -> QueryBias:
+    def slice_queries(self, start: int, end: int) -> QueryBias:
         return QueryBias(self.by_distance[start:end], None if self.sinks is None else self.sinks[start:end])
 
 
 def bias_of(kwargs: dict[str, Any]) -> QueryBias | None:
-    """Return the bias in the keywords of an attention call: `position_bias` (1, Hq, T, distances), `sinks` (1, Hq, T,
-    1).
+    """Return the bias in the keywords of an attention call; None if there is none.
+
+    Keywords: `position_bias` (1, Hq, T, distances) and, optionally, `sinks` (1, Hq, T, 1).
     """
     bias, sinks = kwargs.get("position_bias"), kwargs.get("sinks")
     if bias is None:
@@ -48,7 +49,7 @@ def bias_of(kwargs: dict[str, Any]) -> QueryBias | None:
 
 
 def has_distance_bias(attention: nn.Module) -> bool:
-    """Whether the bias of an attention module is supported."""
+    """Whether `use_distance_bias` changed an attention module, so that its bias is supported."""
     return getattr(attention, _ATTRIBUTE, False)
 
 
@@ -57,46 +58,50 @@ def use_distance_bias(module: nn.Module, attention_name: str) -> None:
 
     This applies while the model's attention implementation is `attention_name`.
     """
-    for part in module.modules():
-        for child in part.children() if uses_interface(type(part)) and not has_distance_bias(part) else ():
+    for submodule in module.modules():
+        for child in (
+            submodule.children() if uses_interface(type(submodule)) and not has_distance_bias(submodule) else ()
+        ):
             if isinstance(getattr(child, "rel_extent", None), int) and isinstance(
                 getattr(child, "proj", None), nn.Parameter
             ):
-                _replace_bias_forward(part, child, attention_name)
+                _replace_bias_forward(submodule, child, attention_name)
 
 
-def _replace_bias_forward(attention: Any, made_by: Any, attention_name: str) -> None:
-    plain = made_by.forward
+def _replace_bias_forward(attention: Any, bias_module: Any, attention_name: str) -> None:
+    original_forward = bias_module.forward
 
     def forward(relative_states: torch.Tensor, *positions: torch.Tensor) -> torch.Tensor:
         is_ours = attention.config._attn_implementation == attention_name
         bias: torch.Tensor = (
-            (relative_states @ made_by.proj).transpose(1, 2) if is_ours else plain(relative_states, *positions)
+            (relative_states @ bias_module.proj).transpose(1, 2)
+            if is_ours
+            else original_forward(relative_states, *positions)
         )
         return bias
 
-    made_by.forward = forward
+    bias_module.forward = forward
     setattr(attention, _ATTRIBUTE, True)
 
 
 def attend_with_bias(args: AttentionArgs, bias: QueryBias, num_tokens: int) -> torch.Tensor:
-    """Attend with the last queries of one request, (queries, Hq, D) -> (queries, Hq, Dv).
+    """Compute attention of the last queries of one request, (queries, Hq, D) -> (queries, Hq, Dv).
 
     The request has `num_tokens`; its block table is the only row of `args.block_tables`.
     """
     num_queries, num_heads, _ = args.query.shape
     position = num_tokens - num_queries
     step = max(1, _MAX_SCORES // (num_heads * num_tokens))
-    pieces = []
+    outputs = []
     for start in range(0, num_queries, step):
         end = min(start + step, num_queries)
-        part = args._replace(query=args.query[start:end])
-        pieces.append(_attend(part, bias.of(start, end), position + start))
-    return torch.cat(pieces)
+        piece_args = args._replace(query=args.query[start:end])
+        outputs.append(_attend(piece_args, bias.slice_queries(start, end), position + start))
+    return torch.cat(outputs)
 
 
 def _attend(args: AttentionArgs, bias: QueryBias, position: int) -> torch.Tensor:
-    """Attend in float32 with queries from `position` on."""
+    """Compute attention in float32 for queries whose first has position `position`."""
     query, device = args.query, args.query.device
     end, num_kv_heads = position + len(query), args.k_cache.shape[2]
     first, last = args.first_seen(np.array([position])), np.array([end])
@@ -108,8 +113,8 @@ def _attend(args: AttentionArgs, bias: QueryBias, position: int) -> torch.Tensor
     distance = torch.arange(position, end, device=device)[:, None] - key_positions
     by_distance = bias.by_distance.float().transpose(0, 1)
     extent = by_distance.shape[2]
-    added = by_distance.gather(2, distance.clamp(0, extent - 1).expand_as(scores))
-    scores = (scores + added.masked_fill_(distance >= extent, 0)).masked_fill_(distance < 0, float("-inf"))
+    added_scores = by_distance.gather(2, distance.clamp(0, extent - 1).expand_as(scores))
+    scores = (scores + added_scores.masked_fill_(distance >= extent, 0)).masked_fill_(distance < 0, float("-inf"))
     if args.sliding_window is not None:
         scores = scores.masked_fill_(distance >= args.sliding_window, float("-inf"))
     if bias.sinks is not None:

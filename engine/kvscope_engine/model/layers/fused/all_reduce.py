@@ -14,11 +14,11 @@ from torch import nn
 from kvscope_engine.model.layers.fused.fused_layer import FusedLayer
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
-"""Sum a rank's partial result over all ranks and return the sum; may work in place."""
+"""Sums a rank's partial result over all ranks and returns the sum; may work in place."""
 
 
 class ReducedLinear(nn.Module):
-    """Row-parallel linear layer: replaces a rank's shard `shard` and sums the results of all ranks."""
+    """Row-parallel linear layer: computes this rank's partial result with `shard` and sums it over all ranks."""
 
     fuses_add: Final = False
 
@@ -48,17 +48,17 @@ def install_all_reduce(module: nn.Module, all_reduce: AllReduce) -> None:
         mlp.down = ReducedLinear(mlp.down, all_reduce)
 
 
-def keep_residual_in_float32(module: nn.Module, keeps: bool) -> None:
+def keep_residual_in_float32(module: nn.Module, keeps_float32: bool) -> None:
     """Set `keeps_float32` of every fused layer to the value that all ranks agreed on.
 
-    Each rank checked only its own shard.
+    Each rank has checked only its own shard.
     """
     for layer in _fused_layers(module):
-        layer.keeps_float32 = keeps
+        layer.keeps_float32 = keeps_float32
 
 
 def _fused_layers(module: nn.Module) -> Iterator[FusedLayer]:
-    for part in module.modules():
-        layer = getattr(part, "kvscope_fused", None)
+    for submodule in module.modules():
+        layer = getattr(submodule, "kvscope_fused", None)
         if isinstance(layer, FusedLayer):
             yield layer

@@ -1,8 +1,8 @@
 """Decoder layers on a CPU that run in one C call, for steps that consist of decodes only.
 
-Owns the choice of layers and steps. A layer gets a compiled version after weights have been quantized, if `cpu.layer`
-supports all of its parts. Other layers, and steps with more than decodes over plain caches, run part by part with the
-same result.
+Decides which layers and steps are compiled. A layer gets a compiled version after weights have been quantized, if
+`cpu.layer` supports all of its parts. Other layers, and steps with prefills or without a plain cache, run part by part
+with the same result.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from kvscope_kernels.rotate_write import CosSin
 
 
 class CompiledFusedLayer:
-    """Compiled version of a fused layer. It replaces the layer in the steps that it supports."""
+    """Compiled version of a fused layer, which runs in place of it in the steps that it supports."""
 
     def __init__(self, layer: FusedLayer, spec: LayerSpec) -> None:
-        self._number, self._head_dim = layer.attention.layer, layer.attention.head_dim
+        self._layer_index, self._head_dim = layer.attention.layer, layer.attention.head_dim
         self._layer_spec = spec
         self._group = 0
         self._ops = ops_for("cpu")
@@ -44,14 +44,14 @@ class CompiledFusedLayer:
         position_embeddings: PositionEmbeddings,
         paged: AttentionContext,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Run the layer in one call, or return None if this step is not supported.
+        """Run the layer in one call. Returns None if this step is not supported.
 
         Args:
             x: (T, hidden).
             normed: Attention norm of `x`, if the previous layer computed it.
 
         Returns:
-            The result and the next layer's norm of it.
+            The result, and the next layer's norm of it.
         """
         if not isinstance(paged, PagedContext) or not self._supports_step(paged):
             return None
@@ -67,9 +67,11 @@ class CompiledFusedLayer:
         return paged.prefill is None and paged.ops is self._ops
 
     def _compiled_for(self, storage: KVStorage) -> CompiledLayer | None:
-        """Return the compiled layer for `storage`; compile it if the storage is not the last one used."""
+        """Return the compiled layer for `storage`, compiling it if the storage has changed; None if it is not
+        supported.
+        """
         if self._storage is None or self._storage() is not storage:
-            kv = storage.layer(self._number)
+            kv = storage.layer(self._layer_index)
             self._group = kv.group
             is_plain = (
                 kv.k_scale is None and kv.v_scale is None and kv.bounds is None
@@ -81,8 +83,8 @@ class CompiledFusedLayer:
 
 
 def compile_layers(module: nn.Module) -> int:
-    """Set `whole` of each fused layer of `module` whose parts are all supported. Returns how many there were."""
-    layers = [getattr(part, "kvscope_fused", None) for part in module.modules()]
+    """Set `whole` of each fused layer of `module` that is supported. Returns the number of these layers."""
+    layers = [getattr(submodule, "kvscope_fused", None) for submodule in module.modules()]
     count = 0
     for layer in layers:
         spec = _layer_spec(layer) if isinstance(layer, FusedLayer) else None
@@ -103,11 +105,11 @@ def _layer_spec(layer: FusedLayer) -> LayerSpec | None:
         return None
     options = attention.options
     following = None if layer.next_norm is None else _norm(layer.next_norm)
-    of_heads = None if attention.norm is None else Norm(attention.norm.weight, float(attention.norm.eps))
+    head_norm = None if attention.norm is None else Norm(attention.norm.weight, float(attention.norm.eps))
     return LayerSpec(
         products=products,
         norms=(_norm(layer.attention_norm), _norm(layer.mlp_norm), following),
-        head_norm=of_heads,
+        head_norm=head_norm,
         activation=kind,
         num_heads=attention.num_query_heads,
         num_kv_heads=attention.num_kv_heads,
@@ -122,7 +124,7 @@ def _layer_spec(layer: FusedLayer) -> LayerSpec | None:
 
 
 def _weight(linear: object) -> Weight | None:
-    """Return the quantized weight of `linear`, or None if its product is not compiled."""
+    """Return the quantized weight of `linear`; None if its product cannot be compiled."""
     if type(linear) is Int8Linear:
         return linear.weight_of_8_bits
     if type(linear) is GroupedLinear and isinstance(linear.grouped, NativeGrouped):
@@ -135,13 +137,16 @@ def _norm(norm: FastRMSNorm) -> Norm:
 
 
 def _step(paged: PagedContext, cos_sin: CosSin, group: int) -> DecodeStep | None:
-    """Return the step's decode inputs, cached per step for each KV group and (cos, sin) pair of the model."""
+    """Return the step's decode inputs; None if their layout is not supported.
+
+    Cached per step for each KV group and (cos, sin) pair of the model.
+    """
     cached_step = paged.decode_steps.get((id(cos_sin.cos), group))
     if cached_step is None:
         batch = paged.decode
         assert batch is not None, "a step without prefill has decodes"
         tables = batch.block_tables[group]
         shares = None if paged.shares is None else paged.shares.total(tables, group)
-        made = DecodeStep(cos_sin, paged.slot_mapping[group], tables, batch.seq_lens, shares)
-        cached_step = paged.decode_steps[id(cos_sin.cos), group] = (made if made.has_supported_layout else None,)
+        step = DecodeStep(cos_sin, paged.slot_mapping[group], tables, batch.seq_lens, shares)
+        cached_step = paged.decode_steps[id(cos_sin.cos), group] = (step if step.has_supported_layout else None,)
     return cached_step[0]

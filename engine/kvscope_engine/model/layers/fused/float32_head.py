@@ -1,7 +1,7 @@
 """LM head of a 16-bit model with logits in float32: in 16 bits, the logits of the most likely tokens would tie.
 
-Owns how the float32 product is computed. A GPU returns its float32 accumulators. A CPU returns 16-bit products rounded,
-so logits near the largest one are recomputed. Does not know sampling or the rest of the model.
+Decides how the float32 product is computed. A GPU returns its float32 accumulators. A CPU returns 16-bit products
+rounded, so logits near the largest one are recomputed. Must not depend on sampling or the rest of the model.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ NEAR_LOGITS: Final = 8.0
 Other tokens keep the rounded product; each is at least e^8 (3,000) times less likely than the best token.
 """
 MAX_NEAR: Final = 2048
-"""Maximum number of tokens whose weights are gathered for a row; if more are near, the whole row is recomputed."""
+"""Maximum number of tokens of a row whose logits are recomputed individually; if more are near, the whole row is."""
 PART_TOKENS: Final = 1024
-"""Number of tokens whose weights are converted to float32 at a time, few enough to stay in a core's cache."""
+"""Number of tokens whose weights are converted to float32 at a time, small enough for a core's cache."""
 
 
 class Float32Head(nn.Module):
@@ -39,10 +39,10 @@ class Float32Head(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self._packed = PackedLinear(weight, None) if can_pack(weight.dtype, weight.device) else None
         self.few_rows: FewRows | None = None
-        """FewRows that computes products of few rows; see `skinny_linear.linear`."""
+        """Implementation of products of few rows; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
         self.tile_rows = 0
-        """Rows per product on a CPU, so that a row's result does not depend on the other rows; 0: no tiling."""
+        """Rows per product on a CPU, so that a row's result does not depend on the other rows; 0 for no tiling."""
         self._has_float32_product = weight.device.type != "cpu" and has_float32_product(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -62,10 +62,12 @@ class Float32Head(nn.Module):
         logits = self._product(rows).float()
         limits = logits.amax(-1, keepdim=True).sub_(NEAR_LOGITS)
         near = logits >= limits
-        flat = [row for row, count in enumerate(near.sum(-1).tolist()) if self._refine(row, count, rows, near, logits)]
-        at_once = 1 if self.tile_rows else max(len(flat), 1)
-        for start in range(0, len(flat), at_once):
-            self._compute_whole(flat[start : start + at_once], rows, logits)
+        large_rows = [
+            row for row, count in enumerate(near.sum(-1).tolist()) if self._refine(row, count, rows, near, logits)
+        ]
+        rows_at_once = 1 if self.tile_rows else max(len(large_rows), 1)
+        for start in range(0, len(large_rows), rows_at_once):
+            self._compute_whole(large_rows[start : start + rows_at_once], rows, logits)
         return logits
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
@@ -77,38 +79,38 @@ class Float32Head(nn.Module):
         return products[0][:count] if len(products) == 1 else torch.cat(products)[:count]
 
     def _refine(self, row: int, count: int, rows: torch.Tensor, near: torch.Tensor, logits: torch.Tensor) -> bool:
-        """Recompute the logits near the top of a row. Returns True, and does nothing, if there are too many of them."""
+        """Recompute the logits near the maximum of a row. Returns True, without recomputing, if there are too many."""
         if count > MAX_NEAR:
             return True
         tokens = near[row].nonzero()[:, 0]
         logits[row, tokens] = self.weight[tokens].float() @ rows[row].float()
         return False
 
-    def _compute_whole(self, flat: list[int], rows: torch.Tensor, logits: torch.Tensor) -> None:
-        where = torch.tensor(flat)
-        exact = rows[where].float()
+    def _compute_whole(self, row_indices: list[int], rows: torch.Tensor, logits: torch.Tensor) -> None:
+        indices = torch.tensor(row_indices)
+        exact = rows[indices].float()
         for start in range(0, self.out_features, PART_TOKENS):
             part = self.weight[start : start + PART_TOKENS].float()
-            logits[where, start : start + PART_TOKENS] = exact @ part.t()
+            logits[indices, start : start + PART_TOKENS] = exact @ part.t()
 
 
 def use_float32_logits(module: nn.Module) -> bool:
-    """Replace the head of a 16-bit model, in place. Returns whether it had a plain head to replace.
+    """Replace the head of a 16-bit model, in place. Returns whether it had a plain head.
 
-    Must be called before linear layers are packed, while the head's plain weights still exist.
+    Must be called before linear layers are packed, because the head's plain weights are released then.
     """
     model: Any = module
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or head.weight.dtype not in LOW_PRECISION:
         return False
-    made = Float32Head(head.weight, head.bias)
-    pass_filed([head], made)
-    model.set_output_embeddings(made)
+    float32_head = Float32Head(head.weight, head.bias)
+    pass_filed([head], float32_head)
+    model.set_output_embeddings(float32_head)
     return model.get_output_embeddings() is not head
 
 
 def has_float32_product(weight: torch.Tensor) -> bool:
-    """Whether this torch can return the float32 accumulators of a 16-bit product; tried on one row."""
+    """Whether this torch can return the float32 accumulators of a 16-bit product, tested on one row."""
     try:
         torch.mm(weight[:1], weight[:1].t(), out_dtype=torch.float32)
     except (RuntimeError, NotImplementedError, TypeError):

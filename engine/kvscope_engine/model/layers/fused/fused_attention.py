@@ -1,7 +1,7 @@
 """Attention block in few operations: one product for q, k and v, and one rotation for q and k together.
 
-Owns the variants it supports (with or without q and k norms, with or without rotation); `fuse` determines which of them
-a module is. Attention itself is computed by the `AttentionContext`.
+Supports variants with or without q and k norms, and with or without rotation; `fuse` determines the variant of a
+module. The `AttentionContext` computes attention itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]
 
 
 class FusedAttention(nn.Module):
-    """Replacement of a module with q_proj, k_proj, v_proj and o_proj; called with the same keywords."""
+    """Replacement of a module with q_proj, k_proj, v_proj and o_proj, called with the same keywords."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class FusedAttention(nn.Module):
         rotates: bool,
         norm: HeadNorm | None,
     ) -> None:
-        """`products` are the fused q, k and v projection, and the output projection."""
+        """`products`: the fused q, k and v projection, and the output projection."""
         super().__init__()
         projections: list[Any] = [getattr(attention, name) for name in ("q_proj", "k_proj")]
         self.layer = layer_of(attention)
@@ -74,7 +74,8 @@ def cos_sin_of(position_embeddings: PositionEmbeddings, head_dim: int, paged: At
 
 
 def attention_candidates(attention: nn.Module, options: AttentionOptions, packed: bool) -> Iterator[FusedAttention]:
-    """Yield the variants that `attention` may be, if it consists of known parts. All share the same fused weights."""
+    """Yield the variants that `attention` may be, if it has the expected submodules. All share the same fused
+    weights."""
     projections: list[Any] = [getattr(attention, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     if not all(type(projection) is nn.Linear for projection in projections):
         return
@@ -95,7 +96,7 @@ def _norms(attention: nn.Module) -> Iterator[HeadNorm | None]:
 
 
 def _fused_norms(attention: nn.Module, q_norm: nn.Module, k_norm: nn.Module) -> Iterator[HeadNorm]:
-    """Yield q's and k's norms as one norm with a weight per head; nothing unless each norm works on single heads."""
+    """Yield the norms of q and k as one norm with a weight per head; nothing unless each norm works on single heads."""
     head_dim: Any = attention.head_dim
     eps = norm_eps(q_norm)
     weights = [getattr(norm, "weight", None) for norm in (q_norm, k_norm)]

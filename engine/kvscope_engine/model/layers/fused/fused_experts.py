@@ -1,7 +1,7 @@
 """The experts of an MoE layer as one device operation without lookups on the host, so that CUDA graphs can capture it.
 
-Owns the recognition of transformers' expert modules, by the attributes that `use_experts_implementation` sets, and of
-their gate function, by its outputs. Routing and shared experts stay transformers' own.
+Recognizes transformers' expert modules by the attributes that `use_experts_implementation` sets, and their gate
+function by its outputs. Routing and shared experts stay transformers' own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import nn
 
 from kvscope_engine.model.tensor_agreement import is_close
 from kvscope_kernels import ops_for
-from kvscope_kernels.fused_moe.expert_weights import RELU_SQUARED, ExpertWeights, Gate, Mxfp4Weight, four_bits
+from kvscope_kernels.fused_moe.expert_weights import RELU_SQUARED, ExpertWeights, Gate, Mxfp4Weight, to_mxfp4
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
 
 TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
-"""Names of the tensors of a transformers expert module, which `FusedExperts` takes over."""
+"""Names of the tensors of a transformers expert module that `FusedExperts` uses."""
 _ALPHAS: Final = ("alpha", "swiglu_alpha")
 _LIMITS: Final = ("limit", "swiglu_limit")
 
@@ -30,22 +30,20 @@ class FusedExperts(nn.Module):
     def __init__(self, weights: ExpertWeights) -> None:
         super().__init__()
         self.gate, self.is_packed = weights.gate, isinstance(weights.down, Mxfp4Weight)
-        self.up, self.up_powers = _held(weights.up)
-        self.down, self.down_powers = _held(weights.down)
+        self.up, self.up_powers = _weight_parameters(weights.up)
+        self.down, self.down_powers = _weight_parameters(weights.down)
         self.up_bias = None if weights.up_bias is None else _parameter(weights.up_bias)
         self.down_bias = None if weights.down_bias is None else _parameter(weights.down_bias)
         self._ops = ops_for(self.down.device.type)
 
     @property
     def num_weights(self) -> int:
-        """Number of weights, whatever their bit width."""
+        """Number of weights, regardless of their bit width."""
         return (self.up.numel() + self.down.numel()) * (1 + self.is_packed)
 
     @property
     def weights(self) -> ExpertWeights:
-        """Weights at their current location; not cached, because streamed weights move from host memory to other
-        buffers.
-        """
+        """Weights at their current addresses; not cached, because streamed weights change buffers."""
         up, down = self.up, self.down
         if self.up_powers is None or self.down_powers is None:
             return ExpertWeights(up, down, self.up_bias, self.down_bias, self.gate)
@@ -53,11 +51,10 @@ class FusedExperts(nn.Module):
         return ExpertWeights(*packed, self.up_bias, self.down_bias, self.gate)
 
     def in_four_bits(self) -> FusedExperts | None:
-        """Return the same experts in MXFP4, a quarter of the memory, or None if that would not represent each weight
-        exactly.
-        """
-        up = four_bits(self.up)
-        down = None if up is None else four_bits(self.down)
+        """Return the same experts in MXFP4, a quarter of the memory; None if that cannot represent each weight
+        exactly."""
+        up = to_mxfp4(self.up)
+        down = None if up is None else to_mxfp4(self.down)
         return None if up is None or down is None else FusedExperts(self.weights._replace(up=up, down=down))
 
     def forward(self, hidden_states: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
@@ -75,7 +72,7 @@ class FusedExperts(nn.Module):
 
 
 def experts_candidate(part: Any) -> FusedExperts | None:
-    """Return `part` as `FusedExperts`, or None if it is not a supported expert module or its gate is unknown."""
+    """Return `part` as `FusedExperts`; None if it is not a supported expert module, or its gate function is unknown."""
     if not hasattr(part, "has_gate") or not hasattr(part, "_apply_gate") or part.has_post_expert_norm:
         return None
     if part._is_expert_parallel:
@@ -105,22 +102,26 @@ def experts_candidate(part: Any) -> FusedExperts | None:
 def is_faster_on(device: torch.device) -> bool:
     """Whether fused experts are faster on `device` than transformers' own.
 
-    On a CPU, torch's grouped product is faster than running experts one by one: mostly 1.0 to 1.5 times, in 15 of 16
-    pairs of runs (1 to 128 tokens, 16 and 32 experts, float32 and bfloat16, one core).
+    On a CPU, torch's grouped product is faster than a loop over experts: mostly 1.0 to 1.5 times, in 15 of 16 pairs of
+    runs (1 to 128 tokens, 16 and 32 experts, float32 and bfloat16, one core).
     """
     return device.type == "cuda"
 
 
 def gate_of(part: Any, device: torch.device) -> Gate | None:
-    """Return the gate with a kernel whose outputs equal those of `part` for small and large inputs, or None."""
+    """Return the gate function with a kernel whose outputs equal those of `part` for small and large inputs; None if
+    unknown.
+    """
     small = torch.linspace(-12.0, 12.0, 97, device=device)
     large = torch.tensor([-1e4, -100.0, -20.0, 20.0, 100.0, 1e4], device=device)
     probes = [torch.cartesian_prod(numbers, numbers) for numbers in (small, large)] if part.has_gate else [small, large]
     try:
-        found = [part._apply_gate(probe.clone()) if part.has_gate else part.act_fn(probe.clone()) for probe in probes]
+        outputs = [part._apply_gate(probe.clone()) if part.has_gate else part.act_fn(probe.clone()) for probe in probes]
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return None
-    return next((gate for gate in _gates(part) if is_close(found, [gate.apply(probe) for probe in probes], 1e-6)), None)
+    return next(
+        (gate for gate in _gates(part) if is_close(outputs, [gate.apply(probe) for probe in probes], 1e-6)), None
+    )
 
 
 def _gates(part: Any) -> Iterator[Gate]:
@@ -135,12 +136,12 @@ def _gates(part: Any) -> Iterator[Gate]:
 
 
 def _number(part: Any, names: tuple[str, ...]) -> float | None:
-    found = next((getattr(part, name) for name in names if hasattr(part, name)), None)
-    return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+    value = next((getattr(part, name) for name in names if hasattr(part, name)), None)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _held(weight: torch.Tensor | Mxfp4Weight) -> tuple[nn.Parameter, nn.Parameter | None]:
-    """Return the weights as (parameter, None), or 4-bit weights as (codes, powers)."""
+def _weight_parameters(weight: torch.Tensor | Mxfp4Weight) -> tuple[nn.Parameter, nn.Parameter | None]:
+    """Return plain weights as (parameter, None), and 4-bit weights as (codes, powers)."""
     if isinstance(weight, Mxfp4Weight):
         return _parameter(weight.codes), _parameter(weight.powers)
     return _parameter(weight), None

@@ -1,7 +1,4 @@
-"""Gated feed-forward block in few operations: one product for gate and up.
-
-`fuse` checks its equivalence to a module.
-"""
+"""Gated feed-forward block in few operations, with one product for gate and up. `fuse` checks its results."""
 
 from __future__ import annotations
 
@@ -35,15 +32,15 @@ class FusedMLP(nn.Module):
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """Return the intermediate activations (..., intermediate) for (..., hidden), before the down projection."""
-        both = self.gate_up(x)
+        gate_and_up = self.gate_up(x)
         if self.activation_kind is not None:
-            return self._ops.gated_activation(both, self.activation_kind)
-        activated: torch.Tensor = self.act_fn(both[..., : self.size])
-        return activated.mul_(both[..., self.size :])
+            return self._ops.gated_activation(gate_and_up, self.activation_kind)
+        activated: torch.Tensor = self.act_fn(gate_and_up[..., : self.size])
+        return activated.mul_(gate_and_up[..., self.size :])
 
 
 def mlp_candidate(mlp: nn.Module, packed: bool) -> FusedMLP | None:
-    """Return `mlp` as a `FusedMLP`, or None if it does not consist of the known parts."""
+    """Return `mlp` as a `FusedMLP`; None if it does not have the expected submodules."""
     projections = [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     if not all(type(projection) is nn.Linear for projection in projections) or not hasattr(mlp, "act_fn"):
         return None
@@ -51,10 +48,13 @@ def mlp_candidate(mlp: nn.Module, packed: bool) -> FusedMLP | None:
 
 
 def activation_kind_of(act_fn: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> int | None:
-    """Return the activation with a kernel whose outputs equal those of `act_fn`, or None."""
+    """Return the activation with a kernel whose outputs equal those of `act_fn`; None if there is none."""
     probe = torch.linspace(-12.0, 12.0, 481, device=device)
     try:
-        found = act_fn(probe.clone())
+        outputs = act_fn(probe.clone())
     except (RuntimeError, TypeError, ValueError):
         return None
-    return next((kind for kind, known in ACTIVATIONS.items() if is_close(found, known(probe), 1e-6)), None)
+    return next(
+        (kind for kind, kernel_activation in ACTIVATIONS.items() if is_close(outputs, kernel_activation(probe), 1e-6)),
+        None,
+    )

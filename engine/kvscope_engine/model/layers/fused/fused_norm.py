@@ -1,7 +1,6 @@
-"""RMSNorm as one device operation, computed in float32 whatever the input's dtype.
+"""RMSNorm as one device operation, computed in float32 for any dtype of the input. Recognizes norm modules.
 
-Owns the weights of a norm and the recognition of norm modules. Source: Zhang and Sennrich, Root mean square layer
-normalization, 2019.
+Source: Zhang and Sennrich, Root mean square layer normalization, 2019.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ class LinearWithAdd(Protocol):
 
 
 class FastRMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis.
-
-    The result has dtype `dtype`, whatever the dtype of x.
-    """
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, with a result of dtype `dtype`."""
 
     def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> None:
         self.weight = weight.detach().float()
@@ -43,13 +39,13 @@ class FastRMSNorm:
         return self._ops.rms_norm(x, self.weight, self.eps, self.dtype)
 
     def add_norm(
-        self, x: torch.Tensor, linear: LinearWithAdd, added: torch.Tensor
+        self, x: torch.Tensor, linear: LinearWithAdd, linear_input: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x + linear(added), (T, size) in the dtype of x, and its norm."""
+        """Return x + linear(linear_input), (T, size) in the dtype of x, and its norm."""
         if linear.fuses_add:
-            total = linear.forward_add(added, x)
+            total = linear.forward_add(linear_input, x)
             return total, self(total)
-        return self._ops.add_rms_norm(x, linear(added), self.weight, self.eps, self.dtype)
+        return self._ops.add_rms_norm(x, linear(linear_input), self.weight, self.eps, self.dtype)
 
 
 def norm_candidates(module: nn.Module) -> list[Callable[[torch.Tensor], torch.Tensor]]:
@@ -63,7 +59,7 @@ def norm_candidates(module: nn.Module) -> list[Callable[[torch.Tensor], torch.Te
 
 
 def norm_eps(module: nn.Module) -> float | None:
-    """Return the epsilon of an RMSNorm, or None if it has none of the usual names."""
+    """Return the epsilon of an RMSNorm; None if it has no attribute with a usual name for it."""
     for name in ("variance_epsilon", "eps"):
         value = getattr(module, name, None)
         if isinstance(value, float):

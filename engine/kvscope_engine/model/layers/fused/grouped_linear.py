@@ -1,6 +1,6 @@
-"""Linear layers on weights of 4 or 8 bits, in groups or FP8: those of the checkpoint if it has such, else rounded here.
+"""Linear layers on weights of 4 or 8 bits, in groups or FP8: those of the checkpoint, or else weights rounded at load.
 
-Owns the module and its construction. As with `int8_linear`, `fuse` does not check these layers.
+`fuse` does not check these layers, as with `int8_linear`, because rounding changes their results.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class GroupedLinear(nn.Module):
         """Create the replacement of the layer `plain`.
 
         Args:
-            dtype: Dtype of the result; None: that of the input.
-            buffer: Holds the weights of a CPU's model.
+            dtype: Dtype of the result; None for that of the input.
+            buffer: Memory for the weights of a model on a CPU.
             rounds_activations: Whether activations are rounded to 8 bits; applies to FP8 and, for other weights, on a
-                CPU only.
+                CPU
+                only.
         """
         super().__init__()
         self.out_features, self.in_features = plain.weight.shape
@@ -62,7 +63,7 @@ class GroupedLinear(nn.Module):
         """Return `forward(x) + other`, in the dtype of `other`, which has the result's shape."""
         return self.grouped.product(x, other)
 
-    def on_failure(self, tell: Callable[[str], object]) -> None:
+    def on_failure(self, report: Callable[[str], object]) -> None:
         """Register a callback for failed FP8 products; see `GpuFp8.on_failure`."""
         if isinstance(self.grouped, GpuFp8):
-            self.grouped.on_failure(tell)
+            self.grouped.on_failure(report)

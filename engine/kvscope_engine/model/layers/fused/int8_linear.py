@@ -1,4 +1,4 @@
-"""Linear layers on weights rounded to 8 bits, for CPUs. Owns the module and the test whether it can be used."""
+"""Linear layers on weights rounded to 8 bits, for CPUs, and the test whether a CPU supports them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Int8Linear(nn.Module):
         dtype: torch.dtype | None = None,
         buffer: WeightBuffer | None = None,
     ) -> None:
-        """`dtype` is that of the result (None: that of the input). `buffer` holds the model's weights."""
+        """`dtype`: that of the result, None for that of the input. `buffer`: memory for the model's weights."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = ReleasedWeight(weight)
@@ -47,7 +47,7 @@ class Int8Linear(nn.Module):
 
 @cache
 def can_round() -> bool:
-    """Whether this machine can multiply 8-bit weights; a small product is compared with the exact one."""
+    """Whether this machine can multiply 8-bit weights, tested by comparing a small product with the exact one."""
     if library() is None:
         return False
     generator = torch.Generator().manual_seed(0)

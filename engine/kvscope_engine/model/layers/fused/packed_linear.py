@@ -1,7 +1,7 @@
 """Linear layers on prepacked weights: on a CPU, oneDNN reads its own blocked layout about twice as fast.
 
-Owns the test whether packing is possible and the module that runs on a packed weight. The plain weight is released, so
-memory does not grow, except for a shared weight (an embedding tied to the head), which stays in addition to its copy.
+Decides whether packing is possible. The plain weight is released, so memory does not grow, except for a shared weight
+(an embedding tied to the head), which stays in addition to its copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvscope_kernels import ops_for
 from kvscope_kernels.linear.skinny_linear import FewRows
 
 BATCH_HINT: Final = 8
-"""Tokens per call for which the packed layout is chosen; measured to make no difference from 1 to 32."""
+"""Number of tokens per call for which oneDNN chooses the layout; from 1 to 32, it makes no measurable difference."""
 _CPU_CAPABILITIES: Final = ("AVX2", "AVX512", "AMX")
 
 
@@ -59,7 +59,7 @@ class FusedLinear(nn.Module):
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.few_rows: FewRows | None = None
-        """FewRows that computes products of few rows; see `skinny_linear.linear`."""
+        """Implementation of products of few rows; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,34 +73,34 @@ FastLinear = PackedLinear | FusedLinear
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this CPU has oneDNN kernels for `dtype`; tried on a small layer."""
+    """Whether this CPU has oneDNN kernels for `dtype`, tested on a small layer."""
     return not packing_refusal(dtype, device)
 
 
 def packing_refusal(dtype: torch.dtype, device: torch.device) -> str:
-    """Return why weights of `dtype` are not packed for oneDNN on `device`, or "" if they are."""
+    """Return why weights of `dtype` are not packed for oneDNN on `device`; empty if they are."""
     if device.type != "cpu":
         return "oneDNN runs on CPUs only"
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "this torch is built without oneDNN"
     if torch.backends.cpu.get_cpu_capability() not in _CPU_CAPABILITIES:
         return f"the CPU has none of {', '.join(_CPU_CAPABILITIES)}"
-    if not _has_type(dtype):
+    if not _supports_dtype(dtype):
         return f"oneDNN does not compute in {dtype_name(dtype)} on this CPU"
-    return "" if _trial(dtype) else "oneDNN failed a small product that was tried"
+    return "" if _is_product_correct(dtype) else "oneDNN failed a small product that was tried"
 
 
 def fast_linear(linears: Sequence[nn.Linear], packed: bool) -> FastLinear:
     """Return one layer whose output is the concatenated outputs of `linears`, which have the same input."""
-    weight = linears[0].weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
+    weight = linears[0].weight if len(linears) == 1 else torch.cat([plain.weight for plain in linears])
     bias = _fused_bias(linears)
-    made = PackedLinear(weight, bias) if packed else FusedLinear(weight, bias)
-    pass_filed(linears, made)
-    return made
+    fused = PackedLinear(weight, bias) if packed else FusedLinear(weight, bias)
+    pass_filed(linears, fused)
+    return fused
 
 
 def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:
-    """Replace every plain `nn.Linear` that is in `called` by a packed one.
+    """Replace every plain `nn.Linear` in `called` by a packed one.
 
     A layer that was never called stays, because its weight may be read directly.
     """
@@ -111,15 +111,12 @@ def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:
 
 
 def is_plain(child: nn.Module, called: Container[nn.Module]) -> bool:
-    """Whether a linear layer computes only its product.
-
-    A layer with hooks does not: a packed one would not run the hooks.
-    """
+    """Whether a linear layer was called and has no hooks, which a packed layer would not run."""
     return child in called and not child._forward_hooks and not child._forward_pre_hooks
 
 
 def pack_fused(module: nn.Module) -> None:
-    """Pack every remaining `FusedLinear`: those that were to be quantized and were not."""
+    """Pack every remaining `FusedLinear`: those that were to be quantized and could not be."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, FusedLinear):
@@ -140,7 +137,7 @@ def _fused_bias(linears: Sequence[nn.Linear]) -> torch.Tensor | None:
     return torch.cat(biases)
 
 
-def _has_type(dtype: torch.dtype) -> bool:
+def _supports_dtype(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if dtype == torch.float16:
@@ -148,11 +145,8 @@ def _has_type(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def _trial(dtype: torch.dtype) -> bool:
-    """Whether `PackedLinear` gives the right result for `dtype`.
-
-    It uses internal torch operations, so it is tried first.
-    """
+def _is_product_correct(dtype: torch.dtype) -> bool:
+    """Whether `PackedLinear` gives the right result for `dtype`, tested because it uses internal torch operations."""
     generator = torch.Generator().manual_seed(0)
     x, other = torch.rand(3, 32, generator=generator).to(dtype), torch.rand(3, 48, generator=generator).to(dtype)
     weight, bias = torch.rand(48, 32, generator=generator).to(dtype), torch.rand(48, generator=generator).to(dtype)

@@ -1,4 +1,4 @@
-"""Placeholder for a weight that is stored in another layout: it has the weight's shape and dtype, but no data."""
+"""Placeholder for a weight that is stored in another layout, with the weight's shape and dtype but no data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class WeightReleased(RuntimeError):
-    """Raised when code reads a weight whose data were released."""
+    """Code read a weight whose data was released."""
 
 
 class ReleasedWeight(torch.Tensor):
@@ -16,10 +16,10 @@ class ReleasedWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, weight: torch.Tensor) -> ReleasedWeight:
-        made: ReleasedWeight = torch.Tensor._make_wrapper_subclass(
+        placeholder: ReleasedWeight = torch.Tensor._make_wrapper_subclass(
             cls, weight.shape, dtype=weight.dtype, device=weight.device
         )
-        return made
+        return placeholder
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"ReleasedWeight({list(self.shape)}, {self.dtype})"

@@ -1,4 +1,4 @@
-"""Replacement of a model's linear layers by quantized ones, after all other checks. Decides how each layer is replaced.
+"""Replaces a model's linear layers by quantized ones, after all other checks. Decides how each layer is replaced.
 
 Rounding changes the model's output slightly, so `fuse` does not check these layers. The option `quantization`, chosen
 by the user, decides what replaces the exact weights.
@@ -22,8 +22,8 @@ from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 from kvscope_kernels.quantized_linear.fp8 import Fp8Weight, rounded_fp8
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, rounded
 
-_FEW_OUTPUTS: Final = 128
-"""Maximum number of outputs of layers that stay exact: they are routers or gates, sensitive and cheap."""
+_MAX_EXACT_OUTPUTS: Final = 128
+"""Layers with at most this many outputs stay exact: they are routers or gates, sensitive to rounding and cheap."""
 _GROUP_OF_8_BITS: Final = 64
 _DTYPES: Final = {"cpu": (torch.bfloat16, torch.float32), "cuda": (torch.bfloat16, torch.float32, torch.float16)}
 
@@ -31,10 +31,10 @@ Rounded = GroupedLinear | Int8Linear
 
 
 def round_linears(module: nn.Module, called: Container[nn.Module], quantization: str) -> Counter[int]:
-    """Replace the linear layers of `module`, one after the other. Returns the number of replaced layers by bits.
+    """Replace the linear layers of `module` by quantized ones. Returns the number of replaced layers by bits.
 
-    Replaced are fused layers, layers in `called`, and the head; the result of a `Float32Head` stays float32. The
-    new format depends on `quantization`:
+    Replaced are fused layers, layers in `called`, and the head; the result of a `Float32Head` stays float32. The new
+    format depends on `quantization`:
 
     - "int8": 8 bits.
     - "int4": 4 bits; the head has 4 or 8 bits if the checkpoint has such weights, else 8 where that is possible.
@@ -58,27 +58,27 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
     return counts
 
 
-def watch_fp8_failures(module: nn.Module, tell: Callable[[str], object]) -> None:
-    """Call `tell` with a line for each FP8 product that failed and was replaced, now or when it happens.
+def watch_fp8_failures(module: nn.Module, report: Callable[[str], object]) -> None:
+    """Call `report` with a line for each FP8 product that failed and was replaced, now or later.
 
-    Equal lines, such as those for layers of one shape, are passed on once.
+    Equal lines, such as those for layers of one shape, are reported once.
     """
     reported: set[str] = set()
 
     def report_once(line: str) -> None:
         if line not in reported:
             reported.add(line)
-            tell(line)
+            report(line)
 
-    for part in module.modules():
-        if isinstance(part, GroupedLinear):
-            part.on_failure(report_once)
+    for submodule in module.modules():
+        if isinstance(submodule, GroupedLinear):
+            submodule.on_failure(report_once)
 
 
 def _replacement(
     child: Any, called: Container[nn.Module], quantization: str, buffer: WeightBuffer, *, is_head: bool
 ) -> Rounded | None:
-    is_large = type(child) is nn.Linear and child.out_features > _FEW_OUTPUTS
+    is_large = type(child) is nn.Linear and child.out_features > _MAX_EXACT_OUTPUTS
     if not ((is_large and is_plain(child, called)) or isinstance(child, FusedLinear | Float32Head)):
         return None
     device = child.weight.device.type
@@ -93,7 +93,7 @@ def _replacement(
 
 
 def _weight(child: Any, quantization: str, *, is_head: bool) -> GroupedWeight | Fp8Weight | None:
-    """Return the grouped or FP8 weight that `child` is to have, or None if it gets neither."""
+    """Return the grouped or FP8 weight for the replacement of `child`; None if it gets neither."""
     on_gpu = child.weight.device.type != "cpu"  # GPUs use groups for 8 bits too; CPUs have an own int8 product
     filed = filed_weight(child)
     if quantization == "fp8":

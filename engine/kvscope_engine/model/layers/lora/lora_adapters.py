@@ -1,9 +1,9 @@
-"""LoRA adapters of an engine: which are loaded, their names, and which have a slot on the device.
+"""LoRA adapters of an engine: the loaded adapters, their names, and their slots on the device.
 
-Owns names, weights in host memory, and the assignment of slots. An adapter that a step uses gets a slot if it has none,
-that of the least recently used one if no slot is free. With tensor parallelism, the other ranks receive their shard of
-the weights then, so they know slots only. The weights of an unloaded adapter stay until no request uses it. Does not
-know the scheduler, which ensures that a step uses no more adapters than there are slots.
+Owns names, weights in host memory, and the assignment of slots. An adapter that a step uses is given a slot if it has
+none: a free one, or that of the least recently used adapter. With tensor parallelism, the other ranks then receive
+their shard of the weights, so they need no names. The weights of an unloaded adapter stay until no request uses it.
+Must not depend on the scheduler, which ensures that a step uses no more adapters than there are slots.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ class LoraBroadcaster(Protocol):
 
         Args:
             stack: Name of the stack (`LoraSlots.stacks`).
+            slot: Index of the slot.
             deltas: Returns the weights of the given rank's shard, one entry per layer of the stack.
         """
 
 
 class LoraAdapters:
-    """LoRA adapters of one model; adds slots to its layers and loads the adapters `configured`.
+    """LoRA adapters of one model. Creation adds slots to the model's layers and loads the adapters `configured`.
 
-    Without `allow_runtime_lora_updating`, only the layers of the given adapters get slots. Raises BadInput for an
-    adapter that does not fit the model.
+    Without `allow_runtime_lora_updating`, only the layers of these adapters get slots.
+
+    Raises BadInput for an adapter that does not fit the model.
     """
 
     def __init__(
@@ -60,7 +62,6 @@ class LoraAdapters:
         slots = lora_slots(config, loaded, adapted_layers(configured))
         assert slots is not None, "adapters are asked for"
         self.slots = slots
-        """Slots on the device."""
         self._others = others
         self._rank, self._cuts = loaded.rank, loaded.cuts
         self._model_name = loaded.info.name
@@ -69,10 +70,10 @@ class LoraAdapters:
         self._names: dict[str, tuple[Adapter, str]] = {}
         self._weights: dict[Adapter, AdapterWeights] = {}
         self._slot_of: dict[Adapter, int] = {}
-        """Slot of each resident adapter, least recently used first."""
+        """Slot of each adapter that has one, least recently used first."""
         self._num_slots = config.num_lora_slots
         for module, weights in configured:
-            self._add(module.name, module.path, weights)
+            self._add_adapter(module.name, module.path, weights)
 
     @property
     def can_update(self) -> bool:
@@ -85,41 +86,45 @@ class LoraAdapters:
         return tuple(LoadedAdapter(name=name, path=path) for name, (_, path) in self._names.items())
 
     def find(self, name: str) -> Adapter:
-        """Return the adapter of this name. Raises BadInput if it is not loaded."""
-        found = self._names.get(name)
-        if found is None:
-            known = ", ".join(self._names) or "none"
-            raise BadInput(f"LoRA adapter {name!r:.140} is not loaded: {known:.300} here")
-        return found[0]
+        """Return the adapter called `name`. Raises BadInput if it is not loaded."""
+        entry = self._names.get(name)
+        if entry is None:
+            loaded_names = ", ".join(self._names) or "none"
+            raise BadInput(f"LoRA adapter {name!r:.140} is not loaded: {loaded_names:.300} here")
+        return entry[0]
 
     def load(self, name: str, path: str) -> None:
-        """Read an adapter and accept requests for it. Raises BadInput, and then changes nothing."""
+        """Read an adapter and accept requests for it.
+
+        Raises:
+            BadInput: The adapter is not accepted. Nothing has changed.
+        """
         self._check_can_update()
         self._check_name(name)
-        self._add(name, path, read_adapter(name, path, self._max_rank, self._dtype))
+        self._add_adapter(name, path, read_adapter(name, path, self._max_rank, self._dtype))
 
     def unload(self, name: str) -> None:
-        """Accept no more requests for an adapter. Raises BadInput if it is not loaded."""
+        """Stop accepting requests for an adapter. Raises BadInput if it is not loaded."""
         self._check_can_update()
         self.find(name)
         del self._names[name]
 
     def release_unused(self, in_use: Iterable[Adapter | None]) -> None:
         """Free the weights of adapters that are unloaded and not in `in_use`."""
-        kept = {adapter for adapter, _ in self._names.values()} | set(in_use)
-        for adapter in [adapter for adapter in self._weights if adapter not in kept]:
+        needed = {adapter for adapter, _ in self._names.values()} | set(in_use)
+        for adapter in [adapter for adapter in self._weights if adapter not in needed]:
             del self._weights[adapter]
             self._slot_of.pop(adapter, None)
 
     def rows_of(self, scheduled: Sequence[Scheduled]) -> StepRows | None:
-        """Return the slots of the rows of a step, after giving its adapters slots; None if no row has an adapter."""
+        """Assign slots to the adapters of a step and return the slot of each row; None if no row has an adapter."""
         adapters = [item.request.adapter for item in scheduled]
         needed = dict.fromkeys(adapter for adapter in adapters if adapter is not None)
         if not needed:
             return None
         self._make_resident(needed)
-        each = [NO_LORA_SLOT if adapter is None else self._slot_of[adapter] for adapter in adapters]
-        return StepRows(np.repeat(np.array(each, np.int64), [item.num_tokens for item in scheduled]))
+        slots = [NO_LORA_SLOT if adapter is None else self._slot_of[adapter] for adapter in adapters]
+        return StepRows(np.repeat(np.array(slots, np.int64), [item.num_tokens for item in scheduled]))
 
     def _make_resident(self, needed: dict[Adapter, None]) -> None:
         assert len(needed) <= self._num_slots, f"{len(needed)} adapters in a step, {self._num_slots} slots"
@@ -131,8 +136,8 @@ class LoraAdapters:
             self._slot_of[adapter] = slot  # most recently used
 
     def _free_slot(self, needed: dict[Adapter, None]) -> int:
-        taken = set(self._slot_of.values())
-        free = next((slot for slot in range(self._num_slots) if slot not in taken), None)
+        used = set(self._slot_of.values())
+        free = next((slot for slot in range(self._num_slots) if slot not in used), None)
         if free is not None:
             return free
         return self._slot_of.pop(next(adapter for adapter in self._slot_of if adapter not in needed))
@@ -147,9 +152,8 @@ class LoraAdapters:
                 self._others.fill_lora_slot(stack, slot, shard)
 
     def _shard(self, names: Sequence[str], weights: AdapterWeights, rank: Rank) -> list[Delta | None]:
-        """Return a rank's shard of the deltas of layers `names`: the rows of B, or columns of A, that the rank has of
-        W.
-        """
+        """Return a rank's shard of the deltas of the layers `names`: rows of B, or columns of A, as the rank has of
+        W."""
         deltas: list[Delta | None] = []
         for name in names:
             delta, cut = weights.deltas.get(name), self._cuts.get(name)
@@ -159,7 +163,7 @@ class LoraAdapters:
             deltas.append(delta)
         return deltas
 
-    def _add(self, name: str, path: str, weights: AdapterWeights) -> None:
+    def _add_adapter(self, name: str, path: str, weights: AdapterWeights) -> None:
         try:
             for layer, (a, b) in weights.deltas.items():
                 self._check_layer(layer, (len(b), a.shape[1]))
@@ -170,18 +174,18 @@ class LoraAdapters:
         self._weights[adapter] = weights
 
     def _check_layer(self, layer: str, shape: tuple[int, int]) -> None:
-        found = self.slots.shape(layer)
-        if found is None:
+        shard_shape = self.slots.shape(layer)
+        if shard_shape is None:
             raise BadInput(
-                f"{layer!r:.160} is no linear layer of this model that adapters are for: {self.slots.kinds:.300}"
+                f"{layer!r:.160} is no linear layer of this model that adapters are for: {self.slots.layer_kinds:.300}"
             )
-        whole = list(found)
+        full_shape = list(shard_shape)
         if (cut := self._cuts.get(layer)) is not None:
-            whole[cut.dim] = cut.size
-        if tuple(whole) != shape:
+            full_shape[cut.dim] = cut.size
+        if tuple(full_shape) != shape:
             raise BadInput(
                 f"{layer!r:.160} is for {shape[1]} inputs and {shape[0]} outputs,"
-                f" this model's has {whole[1]} and {whole[0]}"
+                f" this model's has {full_shape[1]} and {full_shape[0]}"
             )
 
     def _check_can_update(self) -> None:
@@ -202,14 +206,15 @@ def adapted_layers(configured: Sequence[tuple[LoraModule, AdapterWeights]]) -> f
 def read_configured_adapters(config: EngineConfig) -> list[tuple[LoraModule, AdapterWeights]]:
     """Read the adapters of `config`, in the dtype that its model will have.
 
-    Raises BadInput like `read_adapter`, and if a name is given twice.
+    Raises:
+        BadInput: As `read_adapter`, or two adapters have the same name.
     """
     if not config.lora_modules:
         return []
     dtype = choose_dtype(config.dtype, choose_device(config.device))
-    twice = [name for name, count in Counter(module.name for module in config.lora_modules).items() if count > 1]
-    if twice:
-        raise BadInput(f"lora_modules: name {twice[0]!r:.140} is given twice")
+    duplicates = [name for name, count in Counter(module.name for module in config.lora_modules).items() if count > 1]
+    if duplicates:
+        raise BadInput(f"lora_modules: name {duplicates[0]!r:.140} is given twice")
     return [
         (module, read_adapter(module.name, module.path, config.max_lora_rank, dtype)) for module in config.lora_modules
     ]

@@ -1,7 +1,7 @@
 """Installation of LoRA stacks on a model's linear layers, after all checks of the model.
 
 Finds each linear layer of the original model in the loaded one: unchanged, or as a part of a fused product. A run of a
-few tokens determines whether each layer is called; a layer whose weights are read directly instead cannot have a delta.
+few tokens determines whether each layer is called. A layer whose weights are read directly instead cannot have a delta.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FUSED: Final = "kvscope_fused"
 
 
 class DeltaTarget(NamedTuple):
-    """Stack, and part in it, of the delta of a linear layer."""
+    """Location of a linear layer's delta: a stack, and the index of a part in it."""
 
     stack: LoraStack
     part: int
@@ -42,7 +42,7 @@ class DeltaTarget(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """A linear layer that the model calls, with the original layers that are its parts."""
+    """A linear layer that the model calls, and the original layers that are its parts."""
 
     parent: nn.Module
     attribute: str
@@ -50,7 +50,7 @@ class _Site(NamedTuple):
 
 
 class _SkippedWithLora:
-    """Wraps a compiled layer, which does not support LoRA: used only in steps without adapters."""
+    """Wrapper of a compiled layer, which does not support LoRA, that runs it only in steps without adapters."""
 
     def __init__(self, whole: WholeLayer, step_state: LoraStepState) -> None:
         self._whole, self._step_state = whole, step_state
@@ -66,17 +66,17 @@ class _SkippedWithLora:
 
 
 def layer_names(module: nn.Module) -> frozenset[str]:
-    """Return the linear layers that can have deltas, by their names in the original model."""
+    """Return the names, in the original model, of the linear layers that can have deltas."""
     return frozenset(part.name for site in _sites(module) for part in site.parts)
 
 
 def install(
     module: nn.Module, is_selected: Callable[[str], bool], num_slots: int, max_rank: int, like: torch.Tensor
 ) -> tuple[LoraStepState, dict[str, DeltaTarget]]:
-    """Give the layers whose names are wanted `num_slots` LoRA slots, in place. `like` sets their dtype and device.
+    """Add `num_slots` LoRA slots to the selected layers, in place. Dtype and device are those of `like`.
 
     Returns:
-        The shared state of a step, and the target of each layer's delta.
+        The state of a step that all LoRA layers share, and the target of each layer's delta by the layer's name.
     """
     step_state = LoraStepState(recurrent_layers(module).call_rows)
     installed: list[tuple[_Site, LoraLinear]] = []

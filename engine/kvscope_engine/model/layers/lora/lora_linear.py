@@ -1,8 +1,8 @@
 """Linear layer with the deltas of LoRA adapters: y = W x + B A x, for the rows that use an adapter.
 
-Owns the stacks of A and B, with a slot per adapter, and the sum. `lora_adapters` owns which adapter has which slot and
-which rows use it. A fused layer (q, k and v, or gate and up, in one product) has a delta for each of its parts, added
-to the columns of that part. In steps without adapters, the only cost is reading one attribute.
+Owns the stacks of A and B, with a slot per adapter, and computes the sum. `lora_adapters` assigns slots to adapters and
+rows. A fused layer (q, k and v, or gate and up, in one product) has a delta for each of its parts, added to the columns
+of that part. In steps without adapters, the only cost is reading one attribute.
 
 All slots of a step are computed in one product, in which the results of other rows' slots are set to zero: the number
 of operations does not depend on the adapters, and A and B are not copied per row. Source of the batching: Chen et al.,
@@ -29,13 +29,13 @@ class StepSlots:
     first: int
     stop: int
     others: torch.Tensor | None
-    """(T, stop - first) bool: True for slots that the row does not use, whose results are set to zero.
+    """(T, stop - first) bool: True for slots that the row does not use, so that their results are set to zero.
 
-    None: there is a single slot, which all rows use.
+    None if there is a single slot, which all rows use.
     """
 
     def of_rows(self, rows: slice | torch.Tensor | None) -> StepSlots:
-        """Return the slots of the given rows of the step, in that order. `rows` is None for all rows."""
+        """Return the slots of the given rows of the step, in that order; of all rows if `rows` is None."""
         if rows is None or self.others is None:
             return self
         return StepSlots(self.first, self.stop, self.others[rows])
@@ -63,7 +63,7 @@ class OutputSlice:
 
 
 class LoraStack(nn.Module):
-    """Matrices A and B of one layer for all adapter slots; zeros where an adapter has no delta."""
+    """Matrices A and B of one layer for all adapter slots; zeros if an adapter has no delta."""
 
     a: torch.Tensor
     """(slots, parts, rank, inputs)."""
@@ -75,7 +75,7 @@ class LoraStack(nn.Module):
         self.parts = tuple(parts)
         self.rank = max_rank
         self.filled = [False] * num_slots
-        """Whether each slot contains numbers other than 0."""
+        """Whether each slot contains nonzero weights."""
         shape = (num_slots, len(parts), max_rank, num_inputs)
         self.register_buffer("a", like.new_zeros(shape), persistent=False)
         for number, part in enumerate(parts):
@@ -100,7 +100,7 @@ class LoraStack(nn.Module):
                 b[:rank].copy_(delta.b.t())
         self.filled[slot] = is_filled
 
-    def add(self, y: torch.Tensor, x: torch.Tensor, step: StepSlots) -> None:
+    def add_deltas(self, y: torch.Tensor, x: torch.Tensor, step: StepSlots) -> None:
         """Add the deltas for x (T, inputs) to y (T, outputs), in place."""
         low, high = step.first, step.stop
         if not any(self.filled[low:high]):
@@ -110,8 +110,8 @@ class LoraStack(nn.Module):
         if step.others is not None:
             inner.masked_fill_(step.others[:, :, None, None], 0.0)
         for number, part in enumerate(self.parts):
-            of_part = inner[:, :, number].reshape(-1, count * self.rank)
-            y[:, part.start : part.start + part.size].addmm_(of_part, self.b(number)[low:high].flatten(0, 1))
+            part_inner = inner[:, :, number].reshape(-1, count * self.rank)
+            y[:, part.start : part.start + part.size].addmm_(part_inner, self.b(number)[low:high].flatten(0, 1))
 
 
 class LoraLinear(nn.Module):
@@ -124,7 +124,7 @@ class LoraLinear(nn.Module):
         self.out_features, self.in_features = linear.weight.shape
         self.fuses_add = bool(getattr(linear, "fuses_add", False))
         self.was_called = False
-        """Whether it has been called in a step with an adapter."""
+        """Whether the layer has been called in a step with an adapter."""
         self._step_state = step_state
 
     @property
@@ -138,7 +138,7 @@ class LoraLinear(nn.Module):
         if step is not None:
             self.was_called = True
             step = step.of_rows(self._step_state.call_rows.rows)
-            self.lora_stack.add(y.view(-1, self.out_features), x.reshape(-1, self.in_features), step)
+            self.lora_stack.add_deltas(y.view(-1, self.out_features), x.reshape(-1, self.in_features), step)
         return y
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

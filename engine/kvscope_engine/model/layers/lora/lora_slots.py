@@ -1,6 +1,6 @@
 """LoRA slots on the device: stacks at the linear layers of a model, with one slot per adapter.
 
-Does not know the names of adapters: `lora_adapters`, on rank 0, owns the assignment of slots.
+Must not depend on names of adapters: `lora_adapters`, on rank 0, assigns slots to them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class StepRows:
-    """Slots that the rows of a step use; at least one row has one."""
+    """Slots that the rows of a step use. At least one row must have a slot."""
 
     def __init__(self, slots: NDArray[np.int64]) -> None:
         self.slots = slots
-        """(T,), -1: no adapter."""
+        """(T,), -1 for rows without adapter."""
         used = slots[slots >= 0]
         self.first, self.stop = int(used.min()), int(used.max()) + 1
         self.is_of_one = self.stop - self.first == 1 and len(used) == len(slots)
@@ -35,27 +35,27 @@ class StepRows:
 
 
 class LoraSlots:
-    """LoRA slots of one model, installed on the `layers` named, or on all layers that can have deltas (None)."""
+    """LoRA slots of one model, installed on `layers`, or on all layers that can have deltas if `layers` is None."""
 
     def __init__(self, loaded: LoadedModel, num_slots: int, max_rank: int, layers: Collection[str] | None) -> None:
         self._num_slots = num_slots
-        self.kinds = ", ".join(sorted({name.rpartition(".")[2] for name in layer_names(loaded.module)}))
-        """Last name components of the layers that can have deltas, for error messages."""
+        self.layer_kinds = ", ".join(sorted({name.rpartition(".")[2] for name in layer_names(loaded.module)}))
+        """Last name components of the layers that can have deltas, separated by commas, for error messages."""
         like = torch.empty(0, dtype=loaded.dtype, device=loaded.device)
-        self._step_state, self._places = install(
+        self._step_state, self._targets = install(
             loaded.module, lambda name: layers is None or name in layers, num_slots, max_rank, like
         )
-        self._stacks = {place.stack.parts[0].name: place.stack for place in self._places.values()}
+        self._stacks = {target.stack.parts[0].name: target.stack for target in self._targets.values()}
         self.stacks = {name: tuple(part.name for part in stack.parts) for name, stack in self._stacks.items()}
-        """Names of the layers of each stack, by the stack's name, which is the same on all ranks."""
+        """Names of the layers of each stack, by the name of the stack. Both are the same on all ranks."""
 
     def shape(self, layer: str) -> tuple[int, int] | None:
-        """Return (outputs, inputs) of a layer on this rank, or None if it has no slots."""
-        place = self._places.get(layer)
-        return None if place is None else place.shape
+        """Return (outputs, inputs) of a layer on this rank; None if it has no slots."""
+        target = self._targets.get(layer)
+        return None if target is None else target.shape
 
     def is_filled(self, stack: str, slot: int) -> bool:
-        """Whether a slot contains numbers other than 0."""
+        """Whether a slot contains nonzero weights."""
         return self._stacks[stack].filled[slot]
 
     def fill(self, stack: str, slot: int, deltas: Sequence[Delta | None]) -> None:
@@ -79,7 +79,9 @@ class LoraSlots:
 
     @contextmanager
     def in_full(self) -> Iterator[None]:
-        """Make each row use all slots inside, to measure the maximum memory of a step. No slot may be filled yet."""
+        """Return a context in which each row uses all slots, to measure the maximum memory of a step. No slot may be
+        filled yet.
+        """
         stacks = list(self._stacks.values())
         for stack in stacks:
             stack.filled = [True] * self._num_slots
@@ -93,14 +95,14 @@ class LoraSlots:
 
 
 def lora_slots(config: EngineConfig, loaded: LoadedModel, layers: Collection[str]) -> LoraSlots | None:
-    """Return the slots for `config`, or None without LoRA.
+    """Return the slots for `config`; None without LoRA.
 
     Without `allow_runtime_lora_updating`, only `layers` get slots.
     """
     if not config.has_lora:
         return None
-    wanted = None if config.allow_runtime_lora_updating else frozenset(layers)
-    return LoraSlots(loaded, config.num_lora_slots, config.max_lora_rank, wanted)
+    layer_names = None if config.allow_runtime_lora_updating else frozenset(layers)
+    return LoraSlots(loaded, config.num_lora_slots, config.max_lora_rank, layer_names)
 
 
 def in_full(slots: LoraSlots | None) -> AbstractContextManager[None]:

@@ -1,8 +1,8 @@
 """Reader of LoRA adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
 Decides which adapters are accepted: one that does more than add B A to linear layers is refused, naming the feature.
-Does not know the model; `lora_adapters` checks that the layers exist. Sources: Hu et al., LoRA: Low-rank adaptation of
-large language models, 2021; Kalajdzievski, A rank stabilization scaling factor, 2023 (rsLoRA's scale).
+Must not depend on the model; `lora_adapters` checks that the layers exist. Sources: Hu et al., LoRA: Low-rank
+adaptation of large language models, 2021; Kalajdzievski, A rank stabilization scaling factor, 2023 (rsLoRA's scale).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_CONFIG_BYTES: Final = 1 << 20
 MAX_WEIGHTS_BYTES: Final = 8 << 30
 _PREFIX: Final = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
-_CHANGES_BASE: Final = ("pissa", "olora", "loftq", "corda", "lora_ga")
+_BASE_CHANGING_INITS: Final = ("pissa", "olora", "loftq", "corda", "lora_ga")
 """Prefixes of initializations that also change the base weights."""
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -46,7 +46,7 @@ class AdapterWeights:
     rank: int
     """Largest rank of its layers."""
     key: bytes
-    """Same as in `Adapter`."""
+    """Hash of name, scale and weights, as in `Adapter`."""
 
     @property
     def num_bytes(self) -> int:
@@ -54,7 +54,7 @@ class AdapterWeights:
 
 
 class _Config(msgspec.Struct, frozen=True):
-    """The fields of PEFT's configuration that affect what an adapter computes."""
+    """Fields of PEFT's configuration that affect the result of an adapter."""
 
     r: int
     lora_alpha: float
@@ -73,7 +73,7 @@ class _Config(msgspec.Struct, frozen=True):
     alora_invocation_tokens: Any = None
 
     def fault(self) -> str:
-        """Return the first unsupported feature that the adapter uses, or ""."""
+        """Return a message about the first unsupported feature that the adapter uses; empty if there is none."""
         if self.peft_type != "LORA":
             return f"peft_type={self.peft_type!r:.40} is not accepted: LORA"
         if self.bias != "none":
@@ -91,31 +91,32 @@ class _Config(msgspec.Struct, frozen=True):
         ):
             if getattr(self, name):
                 return f"{name} is not accepted"
-        if str(self.init_lora_weights).lower().startswith(_CHANGES_BASE):
+        if str(self.init_lora_weights).lower().startswith(_BASE_CHANGING_INITS):
             return f"init_lora_weights={self.init_lora_weights!r:.40} is not accepted: it changes the base model too"
         return ""
 
     def scale(self, rank: int) -> float:
-        """Return the factor of B for a layer of rank `rank`."""
+        """Return the factor by which B is multiplied in a layer of rank `rank`."""
         return self.lora_alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 def read_adapter(name: str, path: str, max_rank: int, dtype: torch.dtype) -> AdapterWeights:
     """Read the adapter in the folder `path`, to be served as `name`, for a model of type `dtype`.
 
-    Raises BadInput, in one line that names both, if anything in it is not supported.
+    Raises:
+        BadInput: The adapter is not supported. The message is one line with the name and the path.
     """
     folder = Path(path).expanduser()
     try:
-        return _read(name, folder, max_rank, dtype)
+        return _read_folder(name, folder, max_rank, dtype)
     except BadInput as error:
         raise BadInput(f"LoRA adapter {name!r:.140} ({path!r:.200}): {error}") from error
 
 
-def _read(name: str, folder: Path, max_rank: int, dtype: torch.dtype) -> AdapterWeights:
+def _read_folder(name: str, folder: Path, max_rank: int, dtype: torch.dtype) -> AdapterWeights:
     if not folder.is_dir():
         raise BadInput(f"there is no such folder; one with {CONFIG} and {WEIGHTS} is accepted")
-    content = _content(folder / CONFIG, MAX_CONFIG_BYTES)
+    content = _read_file(folder / CONFIG, MAX_CONFIG_BYTES)
     try:
         config = msgspec.json.decode(content, type=_Config)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -124,14 +125,14 @@ def _read(name: str, folder: Path, max_rank: int, dtype: torch.dtype) -> Adapter
         raise BadInput(f"{fault} ({CONFIG})")
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
         raise BadInput(f"adapter_model.bin is not read, for it may hold code: save it as {WEIGHTS}")
-    data = _content(folder / WEIGHTS, MAX_WEIGHTS_BYTES)
+    data = _read_file(folder / WEIGHTS, MAX_WEIGHTS_BYTES)
     deltas = _deltas(_tensors(data), config, max_rank, dtype)
     scale = f"{config.lora_alpha!r} {config.use_rslora}"
     key = hashlib.sha256(b"\0".join((name.encode(), scale.encode(), hashlib.sha256(data).digest()))).digest()
     return AdapterWeights(deltas, max(len(delta.a) for delta in deltas.values()), key)
 
 
-def _content(path: Path, max_bytes: int) -> bytes:
+def _read_file(path: Path, max_bytes: int) -> bytes:
     try:
         with open(path, "rb") as file:
             content = file.read(max_bytes + 1)
@@ -161,9 +162,9 @@ def _deltas(tensors: dict[str, torch.Tensor], config: _Config, max_rank: int, dt
         if tensor.dim() != 2 or tensor.dtype not in _DTYPES or not tensor.numel():
             kind = f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
             raise BadInput(f"{key!r:.160} is {kind}: a matrix of float32, bfloat16 or float16 is accepted")
-        other = stem + (_B if key.endswith(_A) else _A)
-        if other not in tensors:
-            raise BadInput(f"{other!r:.160} is missing")
+        other_key = stem + (_B if key.endswith(_A) else _A)
+        if other_key not in tensors:
+            raise BadInput(f"{other_key!r:.160} is missing")
         if key.endswith(_A):
             deltas[stem.removeprefix(_PREFIX)] = _delta(stem, tensor, tensors[stem + _B], config, max_rank, dtype)
     if not deltas:

@@ -1,8 +1,8 @@
 """In-place update of Mamba 2 layers for one token: the result of transformers' update in half as many passes.
 
 transformers expands the decay of a head to its whole state before it computes the exponential, and writes the new state
-to other memory: nine passes over each state, of which four remain here. Owns the update and how a layer's own `forward`
-is made to call it. As for all layers, the result is compared with transformers when the model is loaded.
+to other memory: nine passes over each state, of which four remain here. Also makes a layer's own `forward` call this
+update. As for all layers, the result is compared with transformers when the model is loaded.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ UPDATE_FUNCTION: Final = "mamba2_selective_state_update"
 
 def forward_calling(module: nn.Module, name: str, other: Callable[..., Any]) -> Callable[..., Any] | None:
     """Return the `forward` of `module` with the global function `name` replaced by `other`; None if it does not call
-    `name`.
+    it.
     """
     forward: Any = inspect.unwrap(type(module).forward)
     names = getattr(forward, "__globals__", {})
     if name not in names or name not in forward.__code__.co_names:
         return None
-    made = FunctionType(
+    copied = FunctionType(
         forward.__code__, names | {name: other}, forward.__name__, forward.__defaults__, forward.__closure__
     )
-    made.__kwdefaults__ = forward.__kwdefaults__
-    bound: Callable[..., Any] = made.__get__(module)
+    copied.__kwdefaults__ = forward.__kwdefaults__
+    bound: Callable[..., Any] = copied.__get__(module)
     return bound
 
 
 def limits_steps(module: nn.Module) -> bool:
-    """Whether a Mamba 2 layer limits its time steps. transformers applies the limits in its chunked form only."""
+    """Whether a Mamba 2 layer limits its time steps, which transformers does only in its chunked form."""
     return tuple(getattr(module, "time_step_limit", NO_LIMITS)) != NO_LIMITS
 
 
@@ -58,8 +58,8 @@ def with_in_place_update(module: nn.Module, is_in_prompt: Callable[[], bool]) ->
             dt = dt if bias is None else dt + bias.to(dt.dtype)
             dt = (softplus(dt) if is_soft else dt).clamp(*module.time_step_limit)  # type: ignore[misc]
         on_cpu = state.device.type == "cpu" and state.dtype == torch.float32  # GPUs may have kernels
-        is_known = on_cpu and _is_of_heads(dt, A, options.get("dt_bias"))
-        return (update_in_place if is_known else original)(state, hidden, dt, A, *rest, **options)
+        is_supported = on_cpu and _is_per_head(dt, A, options.get("dt_bias"))
+        return (update_in_place if is_supported else original)(state, hidden, dt, A, *rest, **options)
 
     return forward_calling(module, UPDATE_FUNCTION, update)
 
@@ -83,7 +83,7 @@ def update_in_place(
     Args:
         state: (b, heads, dim, N) float32.
         hidden_states: (b, heads, dim).
-        dt: (b, heads, dim), equal within a head; so is its bias.
+        dt: (b, heads, dim), equal within a head, like its bias.
         A: (heads, dim, N), equal within a head.
         B: (b, groups, N).
         C: (b, groups, N).
@@ -103,6 +103,6 @@ def update_in_place(
     return out.to(hidden_states.dtype)
 
 
-def _is_of_heads(dt: torch.Tensor, A: torch.Tensor, dt_bias: torch.Tensor | None) -> bool:
-    """Whether dt, A and the bias are one number per head, expanded without a copy."""
+def _is_per_head(dt: torch.Tensor, A: torch.Tensor, dt_bias: torch.Tensor | None) -> bool:
+    """Whether dt, A and the bias have one number per head, expanded without a copy."""
     return dt.stride(-1) == 0 and A.stride()[-2:] == (0, 0) and (dt_bias is None or dt_bias.stride(-1) == 0)

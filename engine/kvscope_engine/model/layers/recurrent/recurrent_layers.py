@@ -4,7 +4,7 @@ transformers runs such a layer on whole sequences, with the state in a cache obj
 called for each sequence's tokens, with that sequence's rows of the `StateStorage` as the cache. Decodes run in one call
 if the layer supports that. Trial runs determine what each layer supports when the model is loaded (`recurrent_check`).
 
-Owns how transformers' layers get their states. Knows neither requests nor which slot belongs to which request.
+Must not depend on requests or on the assignment of slots.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvscope_engine.model.layers.attention_interface import forward_source, uses
 from kvscope_engine.model.layers.recurrent.mamba_update import forward_calling, limits_steps, with_in_place_update
 
 MAX_STATES: Final = 8
-"""Maximum number of states of one kind per layer; transformers numbers them."""
+"""Maximum number of states of one kind per layer in transformers' cache."""
 LOWEST: Final = -1e30
 """Initial value of RWKV's running maximum in transformers."""
 SCAN_FUNCTION: Final = "mamba_selective_scan"
@@ -34,7 +34,7 @@ _MASKS: Final = ("attention_mask", "mask")
 
 
 class StateStep(Protocol):
-    """Runs recurrent layers in a step with the states of its sequences; or a stub for that."""
+    """Runs recurrent layers in a step with the states of its sequences, or a stub."""
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         """Run the layer with the arguments that the model passed."""
@@ -44,7 +44,7 @@ class StateStep(Protocol):
 class CallRows:
     """Rows of the flattened batch for which a recurrent layer is being called, in the order of the call.
 
-    Modules inside the layer whose results depend on the row (LoRA) read them. None: all rows, in batch order.
+    Read by modules inside the layer whose results depend on the row (LoRA). None for all rows, in batch order.
     """
 
     rows: slice | torch.Tensor | None = None
@@ -70,9 +70,9 @@ class RecurrentLayer:
     state: LayerState = ()
     """Parts of the state, determined by a trial run."""
     scan: ContinuedScan | None = None
-    """Runs several tokens from an existing state, if transformers' own `forward` cannot."""
+    """Runs several tokens from an existing state if transformers' own `forward` cannot; else None."""
     supports_pieces: bool = False
-    """Whether several tokens can continue from a state in one call; otherwise they run one by one."""
+    """Whether several tokens can continue from a state in one call; otherwise each token is a call."""
     supports_batches: bool = False
     """Whether single tokens of several sequences can run in one call."""
 
@@ -85,7 +85,7 @@ class RecurrentLayer:
         has_initial_state: bool,
         is_in_prompt: bool = False,
     ) -> Any:
-        """Return the output of `call` for `rows` of the flattened batch, which are visible to the modules inside."""
+        """Return the output of `call` for `rows` of the flattened batch. Modules inside the layer can read `rows`."""
         self.call_rows.rows, self.call_rows.is_in_prompt = rows, is_in_prompt
         try:
             return self.call(arguments, states, has_initial_state=has_initial_state)[0]
@@ -97,15 +97,15 @@ class RecurrentLayer:
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
         """Run the layer. Returns its output and its states by kind and index.
 
-        `states`, one row per sequence, are overwritten if given. Their contents are read only if
-        `has_initial_state`.
+        If `states` are given, one row per sequence, they are overwritten with the new states. Their contents are read
+        only if `has_initial_state`.
         """
         initial_states = {} if states is None else dict(zip(_keys(self.state), states, strict=True))
-        output, after = self.caller.call(self, arguments, initial_states, has_initial_state=has_initial_state)
+        output, new_states = self.caller.call(self, arguments, initial_states, has_initial_state=has_initial_state)
         for key, tensor in initial_states.items():
-            if after[key] is not tensor:
-                tensor.copy_(after[key])
-        return output, after
+            if new_states[key] is not tensor:
+                tensor.copy_(new_states[key])
+        return output, new_states
 
 
 class StateCaller(Protocol):
@@ -119,14 +119,16 @@ class StateCaller(Protocol):
         *,
         has_initial_state: bool,
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
-        """Run the layer. `initial_states` is empty in a first run. Unless `has_initial_state`, its tensors are only to
-        be overwritten."""
+        """Run the layer. Unless `has_initial_state`, the tensors in `initial_states` are only overwritten.
+
+        `initial_states` is empty in a trial run.
+        """
 
 
 class RecurrentLayers:
-    """Recurrent layers of a model. Create once per model: it replaces the `forward` of the layers.
+    """Recurrent layers of a model. Create it once per model, because it replaces the `forward` of the layers.
 
-    While the model runs, the layers use the states of the step; without a step, each runs as in transformers.
+    While the model runs a step, the layers use the states of the step; otherwise each runs as in transformers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -145,19 +147,26 @@ class RecurrentLayers:
 
     @property
     def batches_decodes(self) -> bool:
-        """Whether decodes of several sequences are one call of each layer, which CUDA graphs require."""
+        """Whether each layer runs decodes of several sequences in one call, which CUDA graphs require."""
         return all(layer.supports_batches for layer in self.layers)
 
     @property
     def states(self) -> list[LayerState]:
-        """States of one request, by layer."""
+        """State of one request in each layer."""
         return [layer.state for layer in self.layers]
 
-    def _replace_forward(self, name: str, part: nn.Module, caller: StateCaller) -> None:
-        names = tuple(inspect.signature(part.forward).parameters)
-        own = with_in_place_update(part, lambda: self.call_rows.is_in_prompt) or part.forward
+    def _replace_forward(self, name: str, submodule: nn.Module, caller: StateCaller) -> None:
+        names = tuple(inspect.signature(submodule.forward).parameters)
+        original_forward = with_in_place_update(submodule, lambda: self.call_rows.is_in_prompt) or submodule.forward
         layer = RecurrentLayer(
-            len(self.layers), name, part, own, caller, names, self.call_rows, scan=ContinuedScan.of(part)
+            len(self.layers),
+            name,
+            submodule,
+            original_forward,
+            caller,
+            names,
+            self.call_rows,
+            scan=ContinuedScan.of(submodule),
         )
         self.layers.append(layer)
 
@@ -166,42 +175,42 @@ class RecurrentLayers:
             arguments.pop("paged", None)
             return layer.forward(**arguments) if self._step is None else self._step.run(layer, arguments)
 
-        part.forward = forward
+        submodule.forward = forward
 
     def _hook_model(self, part: nn.Module) -> None:
-        """Use the states in the keyword `paged` while `part` runs.
+        """Make the layers use the states in the keyword `paged` while `part` runs.
 
         If no layer attends, the keyword is removed: nothing else reads it, and some models do not accept it.
         """
-        before: list[StateStep | None] = []
+        previous_steps: list[StateStep | None] = []
 
-        def begin(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-            before.append(self._step)
+        def set_step(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            previous_steps.append(self._step)
             if "paged" in kwargs:
                 self._step = getattr(kwargs["paged"], "states", None)
             if self.has_attention or part is not part.base_model:
                 return None
             return args, {name: value for name, value in kwargs.items() if name != "paged"}
 
-        def end(*_: Any) -> None:
-            self._step = before.pop()
+        def restore_step(*_: Any) -> None:
+            self._step = previous_steps.pop()
 
-        part.register_forward_pre_hook(begin, with_kwargs=True)
-        part.register_forward_hook(end, always_call=True)
+        part.register_forward_pre_hook(set_step, with_kwargs=True)
+        part.register_forward_hook(restore_step, always_call=True)
 
 
 def recurrent_layers(model: nn.Module) -> RecurrentLayers:
     """Return the recurrent layers of `model`; the first call replaces their `forward`."""
-    found: RecurrentLayers | None = getattr(model, "kvscope_recurrent", None)
-    if found is None:
-        found = RecurrentLayers(model)
-        model.kvscope_recurrent = found  # type: ignore[assignment]
-    return found
+    layers: RecurrentLayers | None = getattr(model, "kvscope_recurrent", None)
+    if layers is None:
+        layers = RecurrentLayers(model)
+        model.kvscope_recurrent = layers  # type: ignore[assignment]
+    return layers
 
 
-def is_recurrent_layer(kind: Any) -> bool:
-    """Whether modules of class `kind` are recurrent layers that can be given a state, judged by their source."""
-    return _caller_of(kind) is not None
+def is_recurrent_layer(module_class: Any) -> bool:
+    """Whether modules of `module_class` are recurrent layers with a supported state, judged by their source code."""
+    return _caller_of(module_class) is not None
 
 
 @dataclass(slots=True)
@@ -212,15 +221,15 @@ class StateBatch(StateStep):
     slots: Sequence[int]
     """Slot of each sequence of the flattened batch."""
     has_initial_state: Sequence[bool]
-    """Whether a sequence's slot holds the state after its previous tokens; otherwise these tokens are its first."""
+    """Whether each sequence's slot has the state after its previous tokens; False if the step has its first tokens."""
     query_start: Sequence[int]
     """Start of each sequence's tokens in the batch, (sequences + 1,)."""
     saves: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    """For each sequence: (row of the batch, slot) pairs; the state before that row is copied to the slot."""
+    """(row of the batch, slot) pairs by sequence: the state before the row is copied to the slot."""
     in_prompt: Sequence[bool] = ()
-    """Whether a sequence's tokens are part of its prompt; empty: none are."""
+    """Whether each sequence's tokens are part of its prompt; empty if none are."""
     decodes: list[int] = field(default_factory=list)
-    """Sequences that can run in one call, if there are several, in the order of their slots."""
+    """Sequences that can run in one call, in the order of their slots; empty if there is at most one."""
     decode_slots: StateSlots | None = None
     """Slots of `decodes`."""
     decode_rows: slice | torch.Tensor | None = None
@@ -245,22 +254,22 @@ class StateBatch(StateStep):
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         num_tokens, tensors = self.query_start[-1], self.storage.layer(layer.number)
         outputs: dict[int, Any] = {}
-        together = self.decodes if layer.supports_batches else []
+        batched = self.decodes if layer.supports_batches else []
         # Where the layer limits its time steps, one token of a prompt is computed differently than a decode.
         in_prompt = self.in_prompt if self.in_prompt and limits_steps(layer.module) else [False] * len(self.slots)
-        if any(in_prompt[number] for number in together):
-            together = []
-        if together:
+        if any(in_prompt[number] for number in batched):
+            batched = []
+        if batched:
             assert self.decode_slots is not None, "decodes that run together have slots"
             assert self.decode_rows is not None, "decodes that run together have rows"
-            rows = [self.query_start[number] for number in together]
+            rows = [self.query_start[number] for number in batched]
             states = [self.decode_slots.read(tensor) for tensor in tensors]
             tokens = _sequences_first(arguments, num_tokens, self.decode_rows)
             output = layer.call_for_rows(self.decode_rows, tokens, states, has_initial_state=True)
             for tensor, state in zip(tensors, states, strict=True):
                 self.decode_slots.write(tensor, state)
             outputs |= {row: _select_sequence(output, index) for index, row in enumerate(rows)}
-            for number in together:
+            for number in batched:
                 self._save(number, self.query_start[number + 1], tensors)
         for number, (start, end) in enumerate(pairwise(self.query_start)):
             if start in outputs:
@@ -285,9 +294,9 @@ class StateBatch(StateStep):
         return concatenate_outputs([outputs[start] for start in sorted(outputs)])
 
     def _pieces(self, layer: RecurrentLayer, number: int, start: int, end: int) -> list[tuple[int, int]]:
-        """Split the tokens of a sequence into calls.
+        """Split the tokens of a sequence into calls, which end at each row before which a state is saved.
 
-        Calls end where a state is saved; a first call may have any length.
+        A first call may have any length.
         """
         ends = sorted({end, *(row for row, _ in self.saves.get(number, ()))})
         pieces: list[tuple[int, int]] = []
@@ -300,17 +309,16 @@ class StateBatch(StateStep):
         return pieces
 
     def _save(self, number: int, row: int, tensors: Sequence[torch.Tensor]) -> None:
-        for at, slot in self.saves.get(number, ()):
-            if at == row:
+        for save_row, slot in self.saves.get(number, ()):
+            if save_row == row:
                 for tensor in tensors:
                     tensor[slot].copy_(tensor[self.slots[number]])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateDecodes(StateStep):
-    """States of a batch of decodes for CUDA graphs: slots are read from a tensor, so that they can change between
-    replays.
-    """
+    """States of a batch of decodes for CUDA graphs: slots are read from a tensor, so they can change between
+    replays."""
 
     storage: StateStorage
     slots: torch.Tensor
@@ -334,7 +342,7 @@ class StateDecodes(StateStep):
 
 def slice_tokens(arguments: dict[str, Any], num_tokens: int, start: int, end: int) -> dict[str, Any]:
     """Return a layer's arguments for tokens `start` to `end` only, without masks, because nothing is padded."""
-    return _mapped(arguments, num_tokens, lambda values: values[:, start:end])
+    return _map_token_rows(arguments, num_tokens, lambda values: values[:, start:end])
 
 
 def concatenate_outputs(outputs: Sequence[Any]) -> Any:
@@ -361,10 +369,10 @@ def concatenate_outputs(outputs: Sequence[Any]) -> Any:
 def _sequences_first(arguments: dict[str, Any], num_tokens: int, rows: slice | torch.Tensor) -> dict[str, Any]:
     """Return `rows` of the batch, (1, T, ...), as sequences of one token, (rows, 1, ...).
 
-    The strides are those of a tensor made with that shape: for a transposed one, torch's products copy their weights
-    for each sequence.
+    The strides are those of a tensor created with that shape: for a transposed tensor, torch's products copy their
+    weights for each sequence.
     """
-    return _mapped(arguments, num_tokens, lambda values: values[0, rows].unsqueeze(1))
+    return _map_token_rows(arguments, num_tokens, lambda values: values[0, rows].unsqueeze(1))
 
 
 def _select_sequence(output: Any, index: int) -> Any:
@@ -373,18 +381,18 @@ def _select_sequence(output: Any, index: int) -> Any:
     return tuple(value[index : index + 1] if isinstance(value, torch.Tensor) else value for value in output)
 
 
-def _mapped(
+def _map_token_rows(
     arguments: dict[str, Any], num_tokens: int, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> dict[str, Any]:
     """Apply `change` to each argument that has one row per token, and drop masks."""
 
-    def mapped(value: Any) -> Any:
+    def map_value(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(mapped(each) for each in value)
-        is_of_tokens = isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[:2] == (1, num_tokens)
-        return change(value) if is_of_tokens else value
+            return tuple(map_value(each) for each in value)
+        has_token_rows = isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[:2] == (1, num_tokens)
+        return change(value) if has_token_rows else value
 
-    return {name: None if name in _MASKS else mapped(value) for name, value in arguments.items()}
+    return {name: None if name in _MASKS else map_value(value) for name, value in arguments.items()}
 
 
 def _length(output: Any) -> int:
@@ -401,7 +409,7 @@ def _keys(state: LayerState) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _CacheCaller(StateCaller):
-    """State in a `Cache`, as conv states and recurrent states: most families (`LinearAttentionLayer`)."""
+    """Passes states in a transformers `Cache` (`LinearAttentionLayer`), as most model families expect."""
 
     argument: str
 
@@ -413,49 +421,53 @@ class _CacheCaller(StateCaller):
         *,
         has_initial_state: bool,
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
-        held = LinearAttentionLayer(MAX_STATES)
+        cache_layer = LinearAttentionLayer(MAX_STATES)
         for (kind, index), tensor in initial_states.items():
             if kind == "conv":
-                held.conv_states[index], held.is_conv_states_initialized[index] = tensor, True
-                held.conv_kernel_size[index] = tensor.shape[-1]
+                cache_layer.conv_states[index], cache_layer.is_conv_states_initialized[index] = tensor, True
+                cache_layer.conv_kernel_size[index] = tensor.shape[-1]
             else:
-                held.recurrent_states[index], held.is_recurrent_states_initialized[index] = tensor, True
-            held.has_previous_state[index] = has_initial_state
+                cache_layer.recurrent_states[index], cache_layer.is_recurrent_states_initialized[index] = tensor, True
+            cache_layer.has_previous_state[index] = has_initial_state
         if layer.scan is not None and has_initial_state and arguments["hidden_states"].shape[1] > 1:
-            output = layer.scan.forward(initial_states["recurrent", 0], arguments | {self.argument: _LayerCache(held)})
+            output = layer.scan.forward(
+                initial_states["recurrent", 0], arguments | {self.argument: _LayerCache(cache_layer)}
+            )
         else:
-            output = layer.forward(**arguments | {self.argument: _LayerCache(held)})
-        found = {("conv", index): state for index, state in held.conv_states.items() if state is not None}
-        found |= {("recurrent", index): state for index, state in held.recurrent_states.items() if state is not None}
-        return output, found
+            output = layer.forward(**arguments | {self.argument: _LayerCache(cache_layer)})
+        states = {("conv", index): state for index, state in cache_layer.conv_states.items() if state is not None}
+        states |= {
+            ("recurrent", index): state for index, state in cache_layer.recurrent_states.items() if state is not None
+        }
+        return output, states
 
 
 class _LayerCache:
-    """The methods of a transformers `Cache` that recurrent layers call, for a single layer whatever its index."""
+    """The methods of a transformers `Cache` that recurrent layers call, for a single layer with any index."""
 
-    def __init__(self, held: LinearAttentionLayer) -> None:
-        self._held = held
+    def __init__(self, layer: LinearAttentionLayer) -> None:
+        self._layer = layer
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        return self._held.conv_states[state_idx] if self._held.has_previous_state[state_idx] else None
+        return self._layer.conv_states[state_idx] if self._layer.has_previous_state[state_idx] else None
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
-        return self._held.recurrent_states[state_idx] if self._held.has_previous_state[state_idx] else None
+        return self._layer.recurrent_states[state_idx] if self._layer.has_previous_state[state_idx] else None
 
     def update_conv_state(
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        updated: torch.Tensor = self._held.update_conv_state(conv_states, state_idx, **kwargs)
+        updated: torch.Tensor = self._layer.update_conv_state(conv_states, state_idx, **kwargs)
         return updated
 
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        updated: torch.Tensor = self._held.update_recurrent_state(recurrent_states, state_idx, **kwargs)
+        updated: torch.Tensor = self._layer.update_recurrent_state(recurrent_states, state_idx, **kwargs)
         return updated
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        return bool(self._held.has_previous_state[state_idx or 0])
+        return bool(self._layer.has_previous_state[state_idx or 0])
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
@@ -464,9 +476,8 @@ class _LayerCache:
 class ContinuedScan:
     """Runs several tokens of a Mamba 1 layer from an existing state; transformers' scan always starts from zero.
 
-    A scan is linear in its initial state. So the contribution of that state is added to each output and to the final
-    state:
-    it decays by exp(A * elapsed time). The layer's `forward` runs unchanged, except that it calls this scan.
+    A scan is linear in its initial state, so the contribution of that state is added to each output and to the final
+    state. It decays by exp(A * elapsed time). The layer's `forward` runs unchanged, except that it calls this scan.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -476,12 +487,12 @@ class ContinuedScan:
 
     @classmethod
     def of(cls, module: nn.Module) -> ContinuedScan | None:
-        """Return an object for the layer `module`; None if the layer does not call this kind of scan."""
-        made = cls(module)
-        return None if made._forward is None else made
+        """Return an instance for the layer `module`; None if the layer does not call this scan."""
+        scan = cls(module)
+        return None if scan._forward is None else scan
 
     def forward(self, state: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """Run (1, T, hidden) from `state`, (1, inner, N), or (1, heads, inner of a head, N) for a scan per head."""
+        """Run (1, T, hidden) from `state`: (1, inner, N), or (1, heads, inner of a head, N) for a scan per head."""
         self._states = [state.clone()] if state.dim() == 3 else list(state.clone().unbind(1))
         return self._forward(**arguments)
 
@@ -497,21 +508,20 @@ class ContinuedScan:
         delta_bias: torch.Tensor | None = None,
         **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replacement of the scan; hidden_states, dt and z are (1, inner, T), A is (inner, N), B and C are (1,
-        N, T).
-        """
+        """Replacement of the scan. hidden_states, dt and z are (1, inner, T), A is (inner, N), B and C are (1, N,
+        T)."""
         output, last = self._scan(hidden_states, dt, A, B, C, z=z, delta_bias=delta_bias, **options)
         time = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
-        passed = (softplus(time) if options.get("delta_softplus") else time).float().cumsum(-1)
-        left = torch.exp(A[None, :, None] * passed[..., None]) * self._states.pop(0)[:, :, None]
-        added = torch.einsum("bitn,bnt->bit", left, C.float())
-        added = added if z is None else added * silu(z)
-        return output + added.to(output.dtype), last + left[:, :, -1].to(last.dtype)
+        elapsed = (softplus(time) if options.get("delta_softplus") else time).float().cumsum(-1)
+        decayed = torch.exp(A[None, :, None] * elapsed[..., None]) * self._states.pop(0)[:, :, None]
+        added_output = torch.einsum("bitn,bnt->bit", decayed, C.float())
+        added_output = added_output if z is None else added_output * silu(z)
+        return output + added_output.to(output.dtype), last + decayed[:, :, -1].to(last.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class _MiniMaxCacheCaller(StateCaller):
-    """State as one tensor per layer, in the model's own cache class."""
+    """Passes the state as one tensor per layer, in MiniMax's own cache class."""
 
     argument: str = "past_key_values"
 
@@ -523,10 +533,10 @@ class _MiniMaxCacheCaller(StateCaller):
         *,
         has_initial_state: bool,
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
-        held = _LinearCache(initial_states[("recurrent", 0)] if has_initial_state else None)
-        output = layer.forward(**arguments | {self.argument: held})
-        assert held.state is not None, f"{layer.name} kept no state"
-        return output, {("recurrent", 0): held.state}
+        cache = _LinearCache(initial_states[("recurrent", 0)] if has_initial_state else None)
+        output = layer.forward(**arguments | {self.argument: cache})
+        assert cache.state is not None, f"{layer.name} kept no state"
+        return output, {("recurrent", 0): cache.state}
 
 
 class _LinearCache:
@@ -543,7 +553,7 @@ class _LinearCache:
 
 
 class _ModuleAttributeCaller(StateCaller):
-    """States as attributes of the module: RecurrentGemma's blocks."""
+    """Passes states as attributes of the module, for RecurrentGemma's blocks."""
 
     def call(
         self,
@@ -565,7 +575,9 @@ class _ModuleAttributeCaller(StateCaller):
 
 @dataclass(frozen=True, slots=True)
 class _StateListCaller(StateCaller):
-    """States in a list of five tensors over all layers: RWKV's inputs of both halves, and the sums of the first."""
+    """Passes states in a list of five tensors over all layers, for RWKV: inputs of both halves, and sums of the first
+    half.
+    """
 
     list_indices: tuple[int, ...]
     options: dict[str, Any]
@@ -581,15 +593,15 @@ class _StateListCaller(StateCaller):
         part: Any = layer.module
         hidden = arguments["hidden"]
         state: list[Any] = [None] * 5
-        after = {}
+        states = {}
         for index, list_index in enumerate(self.list_indices):
-            before = initial_states.get(("recurrent", index))
-            if not has_initial_state or before is None:
-                before = self._fresh(list_index, part, hidden)
-            after["recurrent", index] = before
-            state[list_index] = before[:, :, None].expand(-1, -1, part.layer_id + 1)
+            initial_state = initial_states.get(("recurrent", index))
+            if not has_initial_state or initial_state is None:
+                initial_state = self._fresh(list_index, part, hidden)
+            states["recurrent", index] = initial_state
+            state[list_index] = initial_state[:, :, None].expand(-1, -1, part.layer_id + 1)
         output = layer.forward(**arguments | self.options | {"state": state})
-        return (output[0], None), after
+        return (output[0], None), states
 
     @staticmethod
     def _fresh(list_index: int, part: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -607,12 +619,12 @@ _CALLERS_BY_CLASS: Final[dict[str, StateCaller]] = {
 }
 
 
-def _caller_of(kind: Any) -> StateCaller | None:
-    """Return the `StateCaller` for modules of class `kind`, or None if they have no known state."""
-    if kind.__name__ in _CALLERS_BY_CLASS:
-        return _CALLERS_BY_CLASS[kind.__name__]
-    source = forward_source(kind)
+def _caller_of(module_class: Any) -> StateCaller | None:
+    """Return the `StateCaller` for modules of `module_class`; None if they have no known state."""
+    if module_class.__name__ in _CALLERS_BY_CLASS:
+        return _CALLERS_BY_CLASS[module_class.__name__]
+    source = forward_source(module_class)
     if not any(f"{verb}_{state}_state(" in source for verb in ("get", "update") for state in ("conv", "recurrent")):
         return None
-    names = inspect.signature(kind.forward).parameters
+    names = inspect.signature(module_class.forward).parameters
     return next((_CacheCaller(name) for name in ("cache_params", "past_key_values") if name in names), None)

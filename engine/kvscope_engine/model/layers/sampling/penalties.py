@@ -1,6 +1,7 @@
-"""Repetition, presence and frequency penalties for a batch, with token counts per request kept across steps.
+"""Repetition, presence and frequency penalties for a batch.
 
-Owns the counts. They are derived from a request's tokens, so preemption does not invalidate them.
+Owns token counts per request, cached across steps. They are derived from a request's tokens, so preemption does not
+invalidate them.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
-MAX_IDLE: Final = 64
+MAX_CACHED_REQUESTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PenaltyInputs:
     """Tokens in the prompts and outputs of a batch, as indices into its logits."""
 
-    places: torch.Tensor
+    flat_indices: torch.Tensor
     """(n,) int64 flat indices, row * vocabulary + token, without duplicates."""
     output_counts: torch.Tensor
     """(n,) float32: how often the token was generated."""
@@ -39,21 +40,21 @@ class Penalties:
         self._counts: dict[int, _TokenCounts] = {}
 
     def inputs(self, requests: Sequence[Request], vocab_size: int, buffer: StepBuffer) -> PenaltyInputs | None:
-        """Write the penalized tokens to `buffer`; None if no request has a penalty."""
+        """Write the penalized tokens to `buffer`. Returns None if no request has a penalty."""
         rows = [row for row, request in enumerate(requests) if request.is_penalized]
         if not rows:
             return None
         counts = [self._counts_of(requests[row]) for row in rows]
         sizes = [count.size for count in counts]
-        places, places_tensor = buffer.reserve((sum(sizes),), np.int64)
-        counts_buffer, said_tensor = buffer.reserve((sum(sizes),), np.float32)
-        np.concatenate([count.token_ids for count in counts], out=places)
-        np.concatenate([count.output_counts for count in counts], out=counts_buffer)
-        places += np.repeat(np.array(rows, np.int64) * vocab_size, sizes)
-        each, each_tensor = buffer.reserve((3, sum(sizes)), np.float32)
-        each[...] = np.repeat(_options(requests[row].sampling for row in rows), sizes, axis=1)
+        indices, indices_tensor = buffer.reserve((sum(sizes),), np.int64)
+        output_counts, counts_tensor = buffer.reserve((sum(sizes),), np.float32)
+        np.concatenate([count.token_ids for count in counts], out=indices)
+        np.concatenate([count.output_counts for count in counts], out=output_counts)
+        indices += np.repeat(np.array(rows, np.int64) * vocab_size, sizes)
+        options, options_tensor = buffer.reserve((3, sum(sizes)), np.float32)
+        options[...] = np.repeat(_options(requests[row].sampling for row in rows), sizes, axis=1)
         self._forget_finished()
-        return PenaltyInputs(places_tensor, said_tensor, each_tensor)
+        return PenaltyInputs(indices_tensor, counts_tensor, options_tensor)
 
     def forget(self, request: Request) -> None:
         self._counts.pop(request.number, None)
@@ -66,13 +67,14 @@ class Penalties:
         return counts
 
     def _forget_finished(self) -> None:
-        if len(self._counts) > MAX_IDLE:
+        if len(self._counts) > MAX_CACHED_REQUESTS:
             for number in [number for number, counts in self._counts.items() if counts.request.is_finished]:
                 del self._counts[number]
 
 
 class _TokenCounts:
-    """Distinct tokens of a request, and how often each was generated (0: only in the prompt)."""
+    """Distinct tokens of a request, and the number of times that each was generated (0 for tokens only in the
+    prompt)."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -113,10 +115,10 @@ def apply_penalties(logits: torch.Tensor, inputs: PenaltyInputs) -> None:
     """Apply penalties to `logits` (num_requests, vocabulary), float32, in place."""
     repetition, presence, frequency = inputs.options.unbind(0)
     flat = logits.view(-1)
-    values = flat.index_select(0, inputs.places)
+    values = flat.index_select(0, inputs.flat_indices)
     values = torch.where(values > 0, values / repetition, values * repetition)
     flat.index_copy_(
-        0, inputs.places, values - frequency * inputs.output_counts - presence * (inputs.output_counts > 0)
+        0, inputs.flat_indices, values - frequency * inputs.output_counts - presence * (inputs.output_counts > 0)
     )
 
 

@@ -1,9 +1,9 @@
 """Sampling of one token per row of logits, for a whole batch.
 
-Owns the order of operations: biases, penalties, structured output, then a draw with temperature, filters and the row's
-own random numbers (`draw_tokens` of the kernels). A request's token depends on its own logits, options, seed and
-position, never on the rest of the batch. Does not know the model. Nothing is copied to the host here: sampled tokens
-stay on the device for the next step, and the caller copies them.
+Decides the order of operations: biases, penalties, structured output, then a draw with temperature, filters and the
+row's own random numbers (`draw_tokens` of the kernels). A request's token depends on its own logits, options, seed and
+position, never on the rest of the batch. Must not depend on the model. Copies nothing to the host: sampled tokens stay
+on the device for the next step, and the caller copies them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class SamplerOutput:
     tokens: torch.Tensor
     """(num_rows,) int64."""
     packed: torch.Tensor
-    """One vector to be copied to the host: the tokens, or, with log-probabilities, both in float64, tokens first."""
+    """Vector to be copied to the host: the tokens, followed by a table of log-probabilities (both float64) if
+    requested.
+    """
     logprobs: LogprobInputs | None
     num_top: int
 
@@ -50,7 +52,7 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Samples one token for each row of logits. The only state is penalty counts and biases of requests."""
+    """Samples one token for each row of logits. The only state is cached penalty counts and biases of requests."""
 
     def __init__(self, eos_token_ids: Iterable[int], vocab_size: int, ops: Ops) -> None:
         self._eos = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)
@@ -69,23 +71,23 @@ class Sampler:
         """Write the inputs of `draw` to `buffer`.
 
         Args:
-            vocab_size: Number of columns of the logits; None: that of the model.
-            num_output_tokens: Output tokens of each request before this one, if some are not known on the host yet;
-                None: the
-                known ones.
+            vocab_size: Number of columns of the logits; None for that of the model.
+            num_output_tokens: Number of output tokens that precede the sampled one, for each request; None for the
+                number known
+                on the host. They differ if a token is still in flight.
         """
         width = vocab_size or self._vocab_size
-        said = (
+        num_known = (
             [len(request.output_token_ids) for request in requests] if num_output_tokens is None else num_output_tokens
         )
-        return sampling_inputs(requests, said, self._eos, width, self._penalties, self._biases, buffer)
+        return sampling_inputs(requests, num_known, self._eos, width, self._penalties, self._biases, buffer)
 
     def forget(self, request: Request) -> None:
         self._penalties.forget(request)
         self._biases.forget(request)
 
     def draw(self, logits: torch.Tensor, inputs: SamplingInputs) -> SamplerOutput:
-        """Sample a token per request from logits (num_requests, vocabulary). `logits` may be overwritten."""
+        """Sample a token per request from logits (num_requests, vocabulary), which may be overwritten."""
         logits = logits.float()
         assert logits.shape[1] == inputs.vocab_size, f"logits of {inputs.vocab_size} tokens: {tuple(logits.shape)}"
         raw = RawLogprobs(logits, inputs.logprobs) if inputs.logprobs is not None else None
@@ -116,7 +118,7 @@ class Sampler:
 
 
 def first_largest(values: torch.Tensor) -> torch.Tensor:
-    """Return the index of the largest value of each row, the first of equal ones: (n, size) -> (n,).
+    """Return the index of the largest value of each row, the first if several are equal: (n, size) -> (n,).
 
     Works in pieces, which on a CPU is several times as fast as torch's `argmax`.
     """
@@ -134,24 +136,24 @@ class RawLogprobs:
 
     def __init__(self, logits: torch.Tensor, inputs: LogprobInputs) -> None:
         self._inputs = inputs
-        values, width = logits.index_select(0, inputs.where), logits.shape[1]
+        values, width = logits.index_select(0, inputs.row_indices), logits.shape[1]
         if width % 4:  # the order of a GPU's sums depends on a row's 16-byte alignment: align all
             values = pad(values, (0, -width % 4), value=-torch.inf)
         self._values = values.log_softmax(-1)[:, :width]
 
     @property
     def num_top(self) -> int:
-        """Number of top tokens that `pack` returns per row."""
+        """Number of top tokens per row in the table that `pack` returns."""
         return min(max(self._inputs.counts), self._values.shape[1])
 
     def pack(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the sampled `tokens` and a table of log-probabilities as one vector, so that one copy to the host
         suffices.
 
-        The table has, per requested row: its own token's log-probability, the top token ids, and their
-        log-probabilities. float64 holds ids and float32 exactly.
+        The table has, per requested row: the log-probability of the sampled token, the top token ids, and their
+        log-probabilities. float64 represents ids and float32 exactly.
         """
-        own = self._values.gather(-1, tokens.index_select(0, self._inputs.where)[:, None])
+        own = self._values.gather(-1, tokens.index_select(0, self._inputs.row_indices)[:, None])
         largest = self._values.topk(self.num_top)
         table = torch.cat((own.double(), largest.indices.double(), largest.values.double()), 1)
         return torch.cat((tokens.double(), table.view(-1)))
@@ -161,13 +163,12 @@ def unpack(
     numbers: Sequence[float], num_rows: int, inputs: LogprobInputs, num_top: int
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
     """Convert the vector of `RawLogprobs.pack`, on the host, to tokens and one entry per row (None if not
-    requested).
-    """
+    requested)."""
     token_ids, table = [int(number) for number in numbers[:num_rows]], numbers[num_rows:]
-    found: list[TokenLogprobs | None] = [None] * num_rows
+    entries: list[TokenLogprobs | None] = [None] * num_rows
     width = 1 + 2 * num_top
     for index, (row, count) in enumerate(zip(inputs.rows, inputs.counts, strict=True)):
-        own, *rest = table[index * width : (index + 1) * width]
-        pairs = zip(map(int, rest[: min(count, num_top)]), rest[num_top:], strict=False)
-        found[row] = TokenLogprobs(token_id=token_ids[row], logprob=own, top=tuple(pairs))
-    return token_ids, found
+        logprob, *top = table[index * width : (index + 1) * width]
+        pairs = zip(map(int, top[: min(count, num_top)]), top[num_top:], strict=False)
+        entries[row] = TokenLogprobs(token_id=token_ids[row], logprob=logprob, top=tuple(pairs))
+    return token_ids, entries

@@ -26,17 +26,17 @@ MIN_TEMPERATURE: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class LogprobInputs:
-    """Rows whose log-probabilities are requested, and the number of top tokens of each."""
+    """Rows with requested log-probabilities, and the number of top tokens of each."""
 
     rows: list[int]
     counts: list[int]
-    where: torch.Tensor
-    """The same rows on the device, (len(rows),) int64."""
+    row_indices: torch.Tensor
+    """`rows` on the device, (len(rows),) int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawInputs:
-    """Rows that are sampled at random."""
+    """Rows that are sampled at random, not greedily."""
 
     rows: torch.Tensor
     """(n,) int64, ascending."""
@@ -83,9 +83,9 @@ def sampling_inputs(
 ) -> SamplingInputs:
     """Write all inputs to `buffer`, which the caller sends to the device.
 
-    `num_output_tokens`: output tokens of each request at that time. If a request's next token depends on its previous
-    one (`Request.depends_on_tokens`), the previous one must be known, or the request must have ended. A request whose
-    grammar is not ready is not constrained.
+    `num_output_tokens`: number of output tokens that precede the sampled one, for each request. If a request's next
+    token depends on its previous one (`Request.depends_on_tokens`), the previous one must be known on the host, or the
+    request must have finished. A request whose grammar is not ready is not constrained.
     """
     early = _early_ends(requests, num_output_tokens, eos_token_ids, vocab_size)
     drawn = [row for row, request in enumerate(requests) if request.sampling.temperature >= MIN_TEMPERATURE]
@@ -115,11 +115,11 @@ def _draw_inputs(
 
 
 def _logprob_inputs(requests: Sequence[Request], buffer: StepBuffer) -> LogprobInputs | None:
-    asked = {row: r.sampling.logprobs for row, r in enumerate(requests) if r.sampling.logprobs is not None}
-    if not asked:
+    num_top = {row: r.sampling.logprobs for row, r in enumerate(requests) if r.sampling.logprobs is not None}
+    if not num_top:
         return None
-    rows = list(asked)
-    return LogprobInputs(rows, list(asked.values()), buffer.put(np.array(rows, np.int64)))
+    rows = list(num_top)
+    return LogprobInputs(rows, list(num_top.values()), buffer.put(np.array(rows, np.int64)))
 
 
 def _grammar_inputs(
@@ -143,12 +143,12 @@ def _early_ends(
 
     With structured output, the matcher handles this.
     """
-    places: list[int] = []
+    flat_indices: list[int] = []
     for row, request in enumerate(requests):
         if request.matcher is None and _is_early(request, num_output_tokens[row]):
             ends = {*eos_token_ids, *request.sampling.stop_token_ids}
-            places += [row * vocab_size + token for token in sorted(ends)]
-    return places
+            flat_indices += [row * vocab_size + token for token in sorted(ends)]
+    return flat_indices
 
 
 def _is_early(request: Request, num_output_tokens: int) -> bool:

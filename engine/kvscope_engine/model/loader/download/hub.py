@@ -15,7 +15,7 @@ from kvscope_engine.model.loader.download.progress import Meter, ProgressCallbac
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PATTERNS: Final = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-"""Files to download: safetensors, configuration, tokenizer; nothing that would have to be unpickled or executed."""
+"""Files to download: safetensors, configuration and tokenizer, but none that would be unpickled or executed."""
 
 POLL_S: Final = 0.1
 
@@ -23,36 +23,37 @@ POLL_S: Final = 0.1
 def hub_folder(repository: str, progress: ProgressCallback) -> Path:
     """Return the folder with the files of `repository`, downloading them if necessary.
 
-    Raises BadInput if the model does not exist or the user has no access, KvscopeError if the hub cannot be reached and
-    the files are not local, or the disk is full.
+    Raises:
+        BadInput: The model does not exist, or the user has no access.
+        KvscopeError: The hub cannot be reached and the files are not local, or the disk is full.
     """
     from huggingface_hub import snapshot_download
 
     bars: list[Any] = []
     fetch = partial(snapshot_download, repository, allow_patterns=list(PATTERNS), tqdm_class=_counting_bar(bars))
-    with _named_errors(repository), Meter(progress, "download", repository, unit="bytes") as meter:
-        download = _beside(fetch)
+    with _naming_model(repository), Meter(progress, "download", repository, unit="bytes") as meter:
+        download = _run_on_daemon_thread(fetch)
         try:
             # The bars count in the hub's own threads; progress is reported from this one.
             while not wait((download,), POLL_S).done:
-                meter.reach(*_furthest(bars))
+                meter.reach(*_progress_of(bars))
         except BaseException:  # e.g. KeyboardInterrupt
-            _forget_unfinished()
+            _delete_partial_downloads()
             raise
         folder = download.result()
-        meter.reach(*_furthest(bars))
+        meter.reach(*_progress_of(bars))
     return Path(folder)
 
 
 def hub_file(repository: str, name: str) -> Path:
-    """Return the path of the file `name` of `repository`.
+    """Return the path of the file `name` of `repository`, downloading it if necessary.
 
-    Raises like `hub_folder`, and BadInput if there is no such file.
+    Raises as `hub_folder`, and BadInput if there is no such file.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    with _named_errors(repository):
+    with _naming_model(repository):
         try:
             return Path(hf_hub_download(repository, name))
         except EntryNotFoundError as error:
@@ -61,22 +62,23 @@ def hub_file(repository: str, name: str) -> Path:
             raise BadInput(f"model {repository!r} is not accepted: it has no {name}") from error
 
 
-def _beside(fetch: Callable[[], str]) -> Future[str]:
+def _run_on_daemon_thread(fetch: Callable[[], str]) -> Future[str]:
     """Run `fetch` on a daemon thread, so that a stopped process exits without waiting for it."""
-    done: Future[str] = Future()
+    future: Future[str] = Future()
 
     def run() -> None:
         try:
-            done.set_result(fetch())
+            future.set_result(fetch())
         except BaseException as error:
-            done.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="kvscope-download", daemon=True).start()
-    return done
+    return future
 
 
-def _forget_unfinished() -> None:
-    """Delete the partial downloads of this process: the hub keeps complete files only and does not resume others."""
+def _delete_partial_downloads() -> None:
+    """Delete the incomplete files that this process has open in the hub's cache, because the hub does not resume
+    them."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE).resolve()
@@ -89,8 +91,8 @@ def _forget_unfinished() -> None:
 
 
 @contextmanager
-def _named_errors(repository: str) -> Iterator[None]:
-    """Convert errors of the hub to one line that names the model."""
+def _naming_model(repository: str) -> Iterator[None]:
+    """Return a context that converts errors of the hub to one line that names the model."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -106,8 +108,8 @@ def _named_errors(repository: str) -> Iterator[None]:
     except KvscopeError:
         raise
     except GatedRepoError as error:
-        at = f"{constants.ENDPOINT}/{repository}"
-        raise BadInput(f"{model} is gated: accept its licence at {at}, and {log_in}") from error
+        url = f"{constants.ENDPOINT}/{repository}"
+        raise BadInput(f"{model} is gated: accept its licence at {url}, and {log_in}") from error
     except RepositoryNotFoundError as error:
         raise BadInput(
             f"{model} not found: no such folder, and no such id on the Hugging Face hub; if it is private, {log_in}"
@@ -115,10 +117,10 @@ def _named_errors(repository: str) -> Iterator[None]:
     except RevisionNotFoundError as error:
         raise BadInput(f"{model} is not accepted: it is empty on the Hugging Face hub") from error
     except LocalEntryNotFoundError as error:
-        why = f"the Hugging Face hub cannot be reached ({_line(error.__cause__ or error)})"
+        reason = f"the Hugging Face hub cannot be reached ({_line(error.__cause__ or error)})"
         if isinstance(error.__cause__, OfflineModeIsEnabled):
-            why = "HF_HUB_OFFLINE forbids to ask the Hugging Face hub"
-        raise KvscopeError(f"{model} is not on this machine, and {why}") from error
+            reason = "HF_HUB_OFFLINE forbids to ask the Hugging Face hub"
+        raise KvscopeError(f"{model} is not on this machine, and {reason}") from error
     except Exception as error:  # a file system error, or one of several HTTP client libraries'
         if isinstance(error, OSError) and error.strerror:
             raise KvscopeError(
@@ -133,7 +135,7 @@ def _line(error: BaseException) -> str:
 
 
 def _counting_bar(bars: list[Any]) -> type[Any]:
-    """Return a tqdm class that draws nothing; instances that count bytes are appended to `bars`."""
+    """Return a tqdm class that draws nothing. Instances that count bytes are appended to `bars`."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -149,7 +151,7 @@ def _counting_bar(bars: list[Any]) -> type[Any]:
     return Bar
 
 
-def _furthest(bars: list[Any]) -> tuple[int, int]:
+def _progress_of(bars: list[Any]) -> tuple[int, int]:
     """Return bytes done and in total. The hub counts received and written bytes in separate bars."""
     done = max((int(bar.n) for bar in bars), default=0)
     return done, max((int(bar.total or 0) for bar in bars), default=0)

@@ -1,6 +1,6 @@
 """Parser of model names: `default`, a Hugging Face id, a folder, a `.gguf` file, or `dummy:CONFIG.json`.
 
-Checks names and whether paths exist; opens no file and knows no tensors.
+Checks names and whether paths exist, without opening files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ModelKind = Literal["default", "hub", "folder", "gguf", "dummy"]
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A parsed model name. `path` is set for folders, files and dummies, and exists."""
+    """A parsed model name. `path` exists and is set for folders, files and dummies."""
 
     kind: ModelKind
     text: str

@@ -22,11 +22,11 @@ _LINES: Final = {
     "compile": "compiling for this processor, once",
     "warm up": "making the model ready",
 }
-"""Messages for work of unknown size."""
+"""Messages for work of unknown size, by stage."""
 
 
 class Meter:
-    """Counts one piece of work and calls `callback` at the start, at most 20 times a second, and at the end."""
+    """Counts the progress of one task and calls `callback` at the start, at most 20 times a second, and at the end."""
 
     def __init__(
         self, callback: ProgressCallback, stage: str, detail: str = "", total: int = 0, unit: str = ""
@@ -37,7 +37,7 @@ class Meter:
         self._next_s = 0.0
 
     def __enter__(self) -> Meter:
-        self._tell()
+        self._report()
         return self
 
     def __exit__(
@@ -45,7 +45,7 @@ class Meter:
     ) -> None:
         if error is None:
             self._done = max(self._done, self._total)
-            self._tell()
+            self._report()
 
     def advance(self, count: int = 1) -> None:
         self.reach(self._done + count, self._total)
@@ -54,9 +54,9 @@ class Meter:
         changed = (done, total) != (self._done, self._total)
         self._done, self._total = done, total
         if changed and time.monotonic() >= self._next_s:
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._next_s = time.monotonic() + MIN_INTERVAL_S
         self._callback(
             Progress(stage=self._stage, detail=self._detail, done=self._done, total=self._total, unit=self._unit)
@@ -64,15 +64,15 @@ class Meter:
 
 
 class TerminalProgress:
-    """Callback that displays progress on standard error if it is a terminal, and is silent otherwise.
+    """Callback that displays progress on standard error if it is a terminal.
 
-    It draws a bar, or writes a line for work of unknown size. Lines about waiting are always written.
+    It draws a bar, or writes a line for work of unknown size. Lines about waiting are written in any case.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
         self._bar: tqdm | None = None
-        self._shown = ("", "")
+        self._current_work = ("", "")
 
     def __call__(self, progress: Progress) -> None:
         if progress.stage == WAIT:
@@ -82,19 +82,19 @@ class TerminalProgress:
         if not self._stream.isatty():
             return
         work = (progress.stage, progress.detail)
-        if work != self._shown:
+        if work != self._current_work:
             self.close()
             if progress.total:
                 self._bar = self._new_bar(progress)
-            elif progress.stage != self._shown[0] and (line := _LINES.get(progress.stage)):
+            elif progress.stage != self._current_work[0] and (line := _LINES.get(progress.stage)):
                 print(f"kvscope-engine: {line}", file=self._stream, flush=True)
-            self._shown = work
+            self._current_work = work
         if self._bar is not None:
             self._bar.total = progress.total
             self._bar.update(progress.done - self._bar.n)
 
     def close(self) -> None:
-        """End the bar; its line remains visible."""
+        """End the bar. Its line remains visible."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

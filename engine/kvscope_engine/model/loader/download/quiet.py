@@ -1,4 +1,4 @@
-"""Suppression of transformers' log messages and progress bars; the bars are converted to our progress."""
+"""Suppresses transformers' log messages and progress bars. The bars are converted to kvscope's progress reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BarHook = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 @contextmanager
 def quiet_transformers(callback: ProgressCallback, stage: str, detail: str, unit: str = "tensors") -> Iterator[None]:
-    """Log errors only inside, and convert each bar to progress of `stage`."""
+    """Return a context in which only errors are logged, and each bar is reported as progress of `stage`."""
     verbosity = logging.get_verbosity()
     hook = logging.set_tqdm_hook(_bar_hook(callback, stage, detail, unit))
     logging.set_verbosity(ERROR)
@@ -33,7 +33,7 @@ def quiet_transformers(callback: ProgressCallback, stage: str, detail: str, unit
 
 @contextmanager
 def quiet_gguf(callback: ProgressCallback, detail: str) -> Iterator[None]:
-    """Same as `quiet_transformers` for the GGUF loader, whose own progress bar has no hook."""
+    """Return the same context as `quiet_transformers` for the GGUF loader, which has a separate progress bar."""
     from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
     with ExitStack() as stack:
@@ -47,12 +47,12 @@ def quiet_gguf(callback: ProgressCallback, detail: str) -> Iterator[None]:
 
 
 def quiet_kernel_advice() -> None:
-    """Stop transformers from recommending, for each kernel, to install GPU kernels that a CPU cannot run."""
+    """Stop transformers from recommending GPU kernels that a CPU cannot run."""
     logging.get_logger("transformers.integrations.hub_kernels").setLevel(ERROR)
 
 
 class _Bar:
-    """The part of tqdm's interface that transformers uses."""
+    """The methods of tqdm that transformers uses."""
 
     def __init__(self, items: Any, meter: Meter) -> None:
         self._items, self._meter = items, meter
@@ -80,7 +80,7 @@ class _Bar:
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Accept any other call of tqdm's interface."""
+    """Replacement of all other methods of tqdm."""
 
 
 def _bar_hook(callback: ProgressCallback, stage: str, detail: str, unit: str) -> BarHook:

@@ -1,4 +1,4 @@
-"""End tokens of a GGUF model: those named in the file's header, and control tokens known by their text.
+"""End tokens of a GGUF model: those named in the file's header, and control tokens recognized by their text.
 
 As in llama.cpp: a file names the end of a text (`eos`), of a turn (`eot`) and of a message (`eom`). Older files name
 only the first, which chat models never generate.
@@ -15,18 +15,20 @@ _TEXTS: Final = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>")
 )
 _HARMONY: Final = frozenset(("<|return|>", "<|call|>"))
-"""If a model has these, `<|end|>` ends one of several messages and not the answer."""
+"""End tokens of the Harmony format. If a model has them, `<|end|>` ends a message within an answer, not the answer."""
 
 
 def end_token_ids(header: GgufHeader, tokenizer: Any) -> list[int]:
     """Return the token ids, ascending. `tokenizer` is the one that transformers creates from the file."""
-    named = {header.fields.get(f"tokenizer.ggml.{key}_token_id") for key in _KEYS}
+    ids_in_header = {header.fields.get(f"tokenizer.ggml.{key}_token_id") for key in _KEYS}
     special = set(tokenizer.all_special_tokens)
     special |= {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     texts = _TEXTS & special
     if texts >= _HARMONY:
         texts -= {"<|end|>"}
-        named.discard(tokenizer.convert_tokens_to_ids("<|end|>"))
-    ids = {token for token in named if isinstance(token, int)} | set(tokenizer.convert_tokens_to_ids(sorted(texts)))
+        ids_in_header.discard(tokenizer.convert_tokens_to_ids("<|end|>"))
+    ids = {token for token in ids_in_header if isinstance(token, int)} | set(
+        tokenizer.convert_tokens_to_ids(sorted(texts))
+    )
     # transformers adds tokens that the file does not have, such as GPT-2's own.
     return sorted(token for token in ids if 0 <= token < header.shapes["token_embd.weight"][-1])

@@ -1,6 +1,6 @@
 """GGUF blocks with 4 or 8 bits per weight, as grouped weights with exactly the file's values.
 
-Owns the layouts of these blocks (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h), and the check that a
+Defines the layouts of these blocks (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h), and checks that a
 tensor is a layer's weight: dequantized, with rows in the layer's order, it must equal the layer's weight.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from kvscope_engine.model.loader.gguf.gguf_file import GgufFile
-from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, TensorPlace
+from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, TensorLocation
 from kvscope_engine.model.quantization.filed_weight import FiledWeight, keep_filed, name_format
 from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight, grouped
 
@@ -25,13 +25,14 @@ Q8_0: Final = 8
 BITS: Final = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
 """Bits per weight, by ggml's type number. A block has CHUNK weights of a row."""
 _BLOCK_BYTES: Final = {Q4_0: 18, Q4_1: 20, Q8_0: 34}
-_WHOLE: Final = ("F32", "F16", "BF16", "F64")
+_UNQUANTIZED_TYPES: Final = ("F32", "F16", "BF16", "F64")
 _NUM_SAMPLES: Final = 16
-"""Number of rows compared; a tensor is either completely the layer's weight or not at all."""
+"""Number of rows that are compared. A tensor is either completely the layer's weight or not at all."""
 
 
 def attach_gguf(module: nn.Module, file: GgufFile) -> int:
-    """Attach the file's blocks to each linear layer of `module` that has them there. Returns the number of such layers.
+    """Attach the file's blocks to the linear layers of `module` whose weights they are. Returns the number of these
+    layers.
 
     Skips layers that the file stores in other types, in pieces, or in an unknown order of rows.
     """
@@ -40,28 +41,29 @@ def attach_gguf(module: nn.Module, file: GgufFile) -> int:
     names = _tensor_names(header, module)
     count = 0
     for layer, name in names:
-        part = _proven(layer, header, name) if name in header.places else None
-        if part is not None:
-            keep_filed(layer, [part])
+        blocks = _matching_blocks(layer, header, name) if name in header.locations else None
+        if blocks is not None:
+            keep_filed(layer, [blocks])
             count += 1
     return count
 
 
 def name_gguf(module: nn.Module, file: GgufFile) -> None:
-    """Set the displayed format of `module`, whose weights are dequantized and stay so."""
+    """Set the display name of the file's format on `module`, whose weights stay dequantized."""
     kind = main_format(file.header)
-    name_format(module, "" if kind in _WHOLE else kind)
+    name_format(module, "" if kind in _UNQUANTIZED_TYPES else kind)
 
 
 def main_bits(header: GgufHeader) -> int:
-    """Return 4 or 8, the bits of supported blocks with most of the file's bytes; 0 if less than half are in such
-    blocks.
+    """Return the bits, 4 or 8, of the supported blocks with most of the file's bytes.
+
+    Returns 0 if less than half of the bytes are in supported blocks.
     """
     sizes: Counter[int] = Counter()
-    for place in header.places.values():
-        sizes[BITS.get(place.kind, 0)] += place.num_bytes
-    is_read = 2 * sizes[0] < sizes.total()
-    return max((4, 8), key=lambda bits: sizes[bits]) if is_read else 0
+    for location in header.locations.values():
+        sizes[BITS.get(location.type_number, 0)] += location.num_bytes
+    has_majority = 2 * sizes[0] < sizes.total()
+    return max((4, 8), key=lambda bits: sizes[bits]) if has_majority else 0
 
 
 def main_format(header: GgufHeader) -> str:
@@ -69,18 +71,19 @@ def main_format(header: GgufHeader) -> str:
     import gguf
 
     sizes: Counter[int] = Counter()
-    for place in header.places.values():
-        sizes[place.kind] += place.num_bytes
+    for location in header.locations.values():
+        sizes[location.type_number] += location.num_bytes
     return str(gguf.GGMLQuantizationType(sizes.most_common(1)[0][0]).name)
 
 
 def packed_bytes(header: GgufHeader) -> int:
-    """Return the bytes of weights that a step reads on a CPU: supported blocks with scales and lows, 8 bits for the
-    others.
+    """Return the bytes of weights that a step reads on a CPU.
+
+    These are supported blocks with scales and offsets, and 8 bits per weight for tensors of other types.
     """
-    is_tied = "output.weight" not in header.places
-    read = [name for name in header.places if is_tied or name != "token_embd.weight"]
-    return sum(_packed_bytes(header.shapes[name], header.places[name].kind) for name in read)
+    is_tied = "output.weight" not in header.locations
+    read = [name for name in header.locations if is_tied or name != "token_embd.weight"]
+    return sum(_packed_bytes(header.shapes[name], header.locations[name].type_number) for name in read)
 
 
 def _packed_bytes(shape: tuple[int, ...], kind: int) -> int:
@@ -92,17 +95,17 @@ def _packed_bytes(shape: tuple[int, ...], kind: int) -> int:
     return count * half_bits // 16
 
 
-def read_blocks(place: TensorPlace, rows: torch.Tensor, outputs: int) -> GroupedWeight:
-    """Read rows of the tensor at `place`, which has `outputs` rows."""
-    raw = np.memmap(place.file, np.uint8, "r", place.start, (outputs, place.num_bytes // outputs))
-    blocks = torch.from_numpy(raw[rows.numpy()]).view(len(rows), -1, _BLOCK_BYTES[place.kind])
+def read_blocks(location: TensorLocation, rows: torch.Tensor, outputs: int) -> GroupedWeight:
+    """Read `rows` of the tensor at `location`, which has `outputs` rows in all."""
+    raw = np.memmap(location.file, np.uint8, "r", location.start, (outputs, location.num_bytes // outputs))
+    blocks = torch.from_numpy(raw[rows.numpy()]).view(len(rows), -1, _BLOCK_BYTES[location.type_number])
     scale = _halves(blocks[..., :2])
-    if place.kind == Q8_0:
+    if location.type_number == Q8_0:
         codes = blocks[..., 2:] ^ 0x80  # signed to offset binary
         return grouped(codes.flatten(1), scale, -128.0 * scale, 8, CHUNK)
     nibbles = blocks[..., -CHUNK // 2 :]
     codes = torch.cat((nibbles & 15, nibbles >> 4), -1).flatten(1)
-    low = _halves(blocks[..., 2:4]) if place.kind == Q4_1 else -8.0 * scale
+    low = _halves(blocks[..., 2:4]) if location.type_number == Q4_1 else -8.0 * scale
     return grouped(codes, scale, low, 4, CHUNK)
 
 
@@ -111,7 +114,7 @@ def _halves(two_bytes: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor_names(header: GgufHeader, module: nn.Module) -> list[tuple[Any, str]]:
-    """Return linear layers and the names of the tensors expected to be their weights."""
+    """Return linear layers, each with the name of the tensor expected to be its weight."""
     import gguf
 
     architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -120,33 +123,32 @@ def _tensor_names(header: GgufHeader, module: nn.Module) -> list[tuple[Any, str]
     model: Any = module
     num_layers = int(model.config.num_hidden_layers)
     name_map = gguf.get_tensor_name_map(architectures[header.architecture], num_layers)
-    found = []
+    layers_and_names = []
     for name, layer in module.named_modules():
         if type(layer) is nn.Linear:
-            known = f"{name_map.get_name(name)}.weight"
-            is_tied = known not in header.places and layer is model.get_output_embeddings()
-            found.append((layer, "token_embd.weight" if is_tied else known))
-    return found
+            tensor_name = f"{name_map.get_name(name)}.weight"
+            is_tied = tensor_name not in header.locations and layer is model.get_output_embeddings()
+            layers_and_names.append((layer, "token_embd.weight" if is_tied else tensor_name))
+    return layers_and_names
 
 
-def _proven(layer: nn.Linear, header: GgufHeader, name: str) -> FiledWeight | None:
-    place, shape = header.places[name], header.shapes[name]
+def _matching_blocks(layer: nn.Linear, header: GgufHeader, name: str) -> FiledWeight | None:
+    location, shape = header.locations[name], header.shapes[name]
     outputs, inputs = layer.weight.shape
-    if place.kind not in BITS or shape != (inputs, outputs):
+    if location.type_number not in BITS or shape != (inputs, outputs):
         return None
     samples = torch.linspace(0, outputs - 1, min(outputs, _NUM_SAMPLES)).long()
     expected = layer.weight[samples]
     for order in _orders(header, outputs):
-        found = read_blocks(place, order[samples], outputs).widened()
-        if torch.equal(found.to(expected.dtype), expected.cpu()):
-            return lambda: read_blocks(place, order, outputs)
+        blocks = read_blocks(location, order[samples], outputs).widened()
+        if torch.equal(blocks.to(expected.dtype), expected.cpu()):
+            return lambda: read_blocks(location, order, outputs)
     return None
 
 
 def _orders(header: GgufHeader, outputs: int) -> list[torch.Tensor]:
-    """Return the possible orders of rows: as is, and as for Llama's queries and keys, whose head halves are
-    interleaved.
-    """
+    """Return the possible orders of rows: unchanged, and with interleaved halves of heads (Llama's queries and
+    keys)."""
     rows = torch.arange(outputs)
     orders = [rows]
     for key in ("attention.head_count", "attention.head_count_kv"):

@@ -34,14 +34,14 @@ from kvscope_engine.model.platforms.device import dtype_name
 from kvscope_engine.tokenization.tokenizer_files import save_tokenizer
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
-_HARMLESS: Final = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
-"""Precomputed rotations in files of old writers, which no program reads."""
+_IGNORED_TENSORS: Final = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
+"""Tensors that are ignored: precomputed rotations in files of old writers, which no program reads."""
 
 
 def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -> Path:
     """Return the folder with the weights of `gguf` in `dtype`, converting the file if the entry is missing or damaged.
 
-    Raises BadInput if the file cannot be converted. Safe for concurrent processes: one converts, the others wait.
+    Safe for concurrent processes: one converts, the others wait. Raises BadInput if the file cannot be converted.
     """
     entry = entry_folder(content_sha256(gguf), dtype)
     if is_intact(entry):
@@ -59,12 +59,12 @@ def entry_folder(sha256: str, dtype: torch.dtype) -> Path:
 def _build(gguf: Path, dtype: torch.dtype, entry: Path, progress: ProgressCallback) -> None:
     try:
         with scratch_folder(entry.parent) as scratch:
-            new = scratch / entry.name
-            new.mkdir()
-            _fill(gguf, dtype, entry, new, progress)
-            manifest = {path.name: fingerprint(path) for path in sorted(new.iterdir()) if path.name != MANIFEST}
-            (new / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-            replace_folder(new, entry)
+            folder = scratch / entry.name
+            folder.mkdir()
+            _fill(gguf, dtype, entry, folder, progress)
+            manifest = {path.name: fingerprint(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+            (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+            replace_folder(folder, entry)
     except OSError as error:
         reason = error.strerror or error
         raise KvscopeError(
@@ -73,12 +73,12 @@ def _build(gguf: Path, dtype: torch.dtype, entry: Path, progress: ProgressCallba
         ) from error
 
 
-def _fill(gguf: Path, dtype: torch.dtype, entry: Path, new: Path, progress: ProgressCallback) -> None:
+def _fill(gguf: Path, dtype: torch.dtype, entry: Path, folder: Path, progress: ProgressCallback) -> None:
     exact = entry.with_name(entry.name.replace(dtype_name(dtype), "float32"))
     if exact != entry and is_intact(exact):
-        recast(exact, dtype, new, gguf.name, progress)
+        recast(exact, dtype, folder, gguf.name, progress)
     else:
-        convert_gguf(gguf, dtype, new, progress)
+        convert_gguf(gguf, dtype, folder, progress)
 
 
 # Conversion to safetensors with transformers' own GGUF loader. Slow, so done once per file.
@@ -94,7 +94,7 @@ def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: Progres
         raise BadInput(f"{gguf} cannot be converted: {error}") from error
     source: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True, "trust_remote_code": False}
     try:
-        model, tokenizer = _read(gguf, header, dtype, source, progress)
+        model, tokenizer = _load_model(gguf, header, dtype, source, progress)
     except BadInput as error:
         raise BadInput(f"{gguf} cannot be converted: {error}") from error
     except Exception as error:  # an external file: transformers raises nearly anything
@@ -112,7 +112,7 @@ def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: Progres
     save_tokenizer(tokenizer, folder)
 
 
-def _read(
+def _load_model(
     gguf: Path, header: GgufHeader, dtype: torch.dtype, source: dict[str, Any], progress: ProgressCallback
 ) -> tuple[Any, Any]:
     """Return the model and its tokenizer, with all of the file's settings applied."""
@@ -129,14 +129,15 @@ def _read(
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
     apply_pre_tokenizer(tokenizer, header)
     ends = set(end_token_ids(header, tokenizer))
-    known = model.config.eos_token_id
-    ends |= set(known if isinstance(known, list) else [] if known is None else [known])
+    config_ids = model.config.eos_token_id
+    ends |= set(config_ids if isinstance(config_ids, list) else [] if config_ids is None else [config_ids])
     model.config.eos_token_id = model.generation_config.eos_token_id = sorted(ends) or None
     return model, tokenizer
 
 
 def recast(entry: Path, dtype: torch.dtype, folder: Path, detail: str, progress: ProgressCallback) -> None:
-    """Write the converted float32 model in `entry` to `folder` in `dtype`: the same result, but faster."""
+    """Write the converted float32 model in `entry` to `folder` in `dtype`: the same result as a conversion, but
+    faster."""
     model = load_weights(entry, read_config(entry / "config.json"), dtype, torch.device("cpu"), detail, progress)
     for path in entry.iterdir():
         if path.suffix != ".safetensors":
@@ -153,9 +154,7 @@ def _save(model: Any, dtype: torch.dtype, folder: Path, detail: str, progress: P
 
 
 def _file_system_reason(text: str) -> str:
-    """Extract "No space left on device" from "Error while serializing: I/O error: No space left on device (os error
-    28)".
-    """
+    """Extract the reason from "Error while serializing: I/O error: No space left on device (os error 28)"."""
     number = re.search(r"os error (\d+)", text)
     return os.strerror(int(number[1])) if number else text
 
@@ -165,38 +164,39 @@ def _file_system_reason(text: str) -> str:
 # Owns the instrumentation of that loader, which also gets the processors that it lacks.
 @contextmanager
 def watched_tensors() -> Iterator[set[str]]:
-    """Yield a set to which transformers' GGUF loader adds the name of each tensor that it uses in this context."""
+    """Return a context in which transformers' GGUF loader adds the name of each tensor that it uses to the set
+    yielded."""
     from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
     used: set[str] = set()
-    known = gguf_loader.TENSOR_PROCESSORS | processors()
-    with patch.object(gguf_loader, "TENSOR_PROCESSORS", _Watched(known, used)):
+    all_processors = gguf_loader.TENSOR_PROCESSORS | processors()
+    with patch.object(gguf_loader, "TENSOR_PROCESSORS", _WatchedProcessors(all_processors, used)):
         yield used
 
 
 def check_used(header: GgufHeader, used: set[str]) -> None:
-    """Raise BadInput, naming one, if tensors of the file are in no weight of the model."""
-    left = sorted(header.shapes.keys() - used - set(ROPE_TENSORS))
-    left = [name for name in left if not _HARMLESS.fullmatch(name) and not is_unused(header, name)]
-    if left:
+    """Raise BadInput, naming one, if the model has no weight for some of the file's tensors."""
+    unused = sorted(header.shapes.keys() - used - set(ROPE_TENSORS))
+    unused = [name for name in unused if not _IGNORED_TENSORS.fullmatch(name) and not is_unused(header, name)]
+    if unused:
         raise BadInput(
-            f"it is not accepted: {len(left)} of its tensors, {left[0]} for one, have no place in"
+            f"it is not accepted: {len(unused)} of its tensors, {unused[0]} for one, have no place in"
             f" architecture {header.architecture!r} here; without them its answers would be others"
         )
 
 
-class _Watched:
+class _WatchedProcessors:
     """transformers' processors by architecture, instrumented to record the tensors that they use."""
 
     def __init__(self, processors: dict[str, Any], used: set[str]) -> None:
         self._processors, self._used = processors, used
 
     def get(self, architecture: str, default: Any) -> Callable[..., Any]:
-        kind = self._processors.get(architecture, default)
-        return lambda config: _watch(kind(config=config), self._used)
+        processor_class = self._processors.get(architecture, default)
+        return lambda config: _watch_processor(processor_class(config=config), self._used)
 
 
-def _watch(processor: Any, used: set[str]) -> Any:
+def _watch_processor(processor: Any, used: set[str]) -> Any:
     process = processor.process
 
     def watched(weights: Any, name: str, **options: Any) -> Any:

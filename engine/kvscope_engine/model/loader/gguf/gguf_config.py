@@ -1,7 +1,7 @@
 """Transformers configuration of a GGUF file, from the file's header.
 
-Owns the meaning of the file's keys. transformers' loader reads some of them and silently ignores the rest; here each
-key of the architecture is applied, or the file is refused, naming the key. Reads tensors only for rotary embeddings.
+transformers' loader reads some of the file's keys and silently ignores the others; here each key of the architecture is
+applied, or the file is refused, naming the key. Reads tensors only for rotary embeddings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvscope_engine.model.loader.gguf.rope import ROPE_KEYS, apply_rope
 from kvscope_engine.model.loader.gguf.split_files import whole_files
 from kvscope_telemetry.errors import BadInput
 
-PLACES: Final = {
+CONFIG_NAMES: Final = {
     "context_length": ("max_position_embeddings",),
     "vocab_size": ("vocab_size",),
     "block_count": ("num_hidden_layers",),
@@ -34,7 +34,7 @@ PLACES: Final = {
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
 }
-"""Attribute names of each architecture key in configurations; the first one that a configuration has is used."""
+"""Configuration attributes for each key of an architecture; the first that the configuration has is used."""
 EXPECTED: Final[dict[str, tuple[Scalar, ...]]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -45,16 +45,18 @@ EXPECTED: Final[dict[str, tuple[Scalar, ...]]] = {
     "pooling_type": (0,),
 }
 """Keys with the only values that are supported."""
-HARMLESS: Final = frozenset({"tensor_data_layout", "attention.group_norm_groups"})
+IGNORED_KEYS: Final = frozenset({"tensor_data_layout", "attention.group_norm_groups"})
 _HEAD_KEYS: Final = ("attention.key_length", "attention.value_length")
 _WINDOW: Final = "attention.sliding_window"
-_PATTERN: Final = "attention.sliding_window_pattern"
-_WITH_WINDOW: Final = frozenset({"mistral", "gemma2", "gemma3_text", "gpt_oss", "phi3", "starcoder2"})
+_WINDOW_PATTERN: Final = "attention.sliding_window_pattern"
+_TYPES_WITH_WINDOW: Final = frozenset({"mistral", "gemma2", "gemma3_text", "gpt_oss", "phi3", "starcoder2"})
 _GATING_KEY: Final = "expert_gating_func"
 _GATING: Final = {"qwen2_moe": 1, "qwen3_moe": 1, "minimax_m2": 2}
 """Supported gating functions by model type: 1 is softmax, 2 sigmoid."""
 _LARGEST_GEMMA: Final = {"gemma2": 46, "gemma3_text": 62}
-"""Number of layers of the one model size that scales attention by hidden_size / num_heads; the file does not say it."""
+"""Number of layers of the one model size that scales attention by hidden_size / num_heads, which the file does not
+state.
+"""
 _BIASES: Final = (
     (re.compile(r"blk\.\d+\.attn_(q|k|v|qkv|output)\.bias"), ("attention_bias", "use_qkv_bias")),
     (re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.bias"), ("mlp_bias",)),
@@ -74,13 +76,13 @@ def config_of(gguf: Path, header: GgufHeader) -> Any:
     config: Any
     if header.architecture == GEMMA4:
         config = gemma4_config(gguf, header, metadata, lists)
-        _check_rest(header, config, metadata)
+        _check_remaining(header, config, metadata)
         return config
-    pattern = lists.pop(_PATTERN, None)
+    pattern = lists.pop(_WINDOW_PATTERN, None)
     _refuse_lists(header, lists)
     with whole_files():
         config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
-    _apply_pattern(header, config, metadata.pop(_PATTERN, None) if pattern is None else pattern)
+    _apply_pattern(header, config, metadata.pop(_WINDOW_PATTERN, None) if pattern is None else pattern)
     rope = _apply(header, metadata, config)
     if isinstance(config.pad_token_id, int) and config.pad_token_id >= config.vocab_size:
         config.pad_token_id = None  # a default of the architecture that this file does not set
@@ -90,15 +92,15 @@ def config_of(gguf: Path, header: GgufHeader) -> Any:
 
 def _apply(header: GgufHeader, metadata: dict[str, Scalar], config: Any) -> dict[str, Scalar]:
     """Apply all keys except those of rotary embeddings, which are returned."""
-    for key in [key for key in metadata if key in PLACES]:
-        _place(header, config, key, metadata.pop(key))
+    for key in [key for key in metadata if key in CONFIG_NAMES]:
+        _set_key(header, config, key, metadata.pop(key))
     _apply_head_dim(header, config, metadata)
     _apply_window(header, config, metadata)
     _apply_biases(header, config)
     if config.model_type in _LARGEST_GEMMA:
         config.query_pre_attn_scalar = _gemma_scalar(config)
     rope = {key: metadata.pop(key) for key in list(metadata) if key in ROPE_KEYS}
-    _check_rest(header, config, metadata)
+    _check_remaining(header, config, metadata)
     return rope
 
 
@@ -114,22 +116,22 @@ def _metadata_of(header: GgufHeader) -> dict[str, Scalar]:
     A list with one value per layer, all equal, counts as a scalar.
     """
     prefix = f"{header.architecture}."
-    told = {key.removeprefix(prefix): value for key, value in header.fields.items() if key.startswith(prefix)}
+    scalars = {key.removeprefix(prefix): value for key, value in header.fields.items() if key.startswith(prefix)}
     count = header.fields.get(f"{prefix}block_count")
-    same = {
+    uniform_lists = {
         key.removeprefix(prefix): values[0]
         for key, values in header.lists.items()
         if key.startswith(prefix) and len(values) == count and len(set(values)) == 1
     }
-    return told | same
+    return scalars | uniform_lists
 
 
 def _lists_of(header: GgufHeader, metadata: dict[str, Scalar]) -> dict[str, tuple[Scalar, ...]]:
-    """Return the keys of the architecture whose values are lists, except those in `metadata`."""
+    """Return the keys of the architecture with lists as values, except those in `metadata`."""
     prefix = f"{header.architecture}."
-    told = {key.removeprefix(prefix): values for key, values in header.lists.items() if key.startswith(prefix)}
+    lists = {key.removeprefix(prefix): values for key, values in header.lists.items() if key.startswith(prefix)}
     others = {key.removeprefix(prefix): () for key in header.arrays if key.startswith(prefix)}
-    return {key: values for key, values in (told | others).items() if key not in metadata}
+    return {key: values for key, values in (lists | others).items() if key not in metadata}
 
 
 def _refuse_lists(header: GgufHeader, lists: dict[str, tuple[Scalar, ...]]) -> None:
@@ -139,8 +141,8 @@ def _refuse_lists(header: GgufHeader, lists: dict[str, tuple[Scalar, ...]]) -> N
         raise BadInput(f"it is not accepted: its key {name} is a list, one a layer or a part; that is not done")
 
 
-def _place(header: GgufHeader, config: Any, key: str, value: Scalar) -> None:
-    name = next((name for name in PLACES[key] if hasattr(config, name)), None)
+def _set_key(header: GgufHeader, config: Any, key: str, value: Scalar) -> None:
+    name = next((name for name in CONFIG_NAMES[key] if hasattr(config, name)), None)
     if name is None:
         raise _refusal(header, config, key, value)
     if getattr(config, name) != value:
@@ -149,20 +151,20 @@ def _place(header: GgufHeader, config: Any, key: str, value: Scalar) -> None:
 
 def _apply_head_dim(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
     """Apply the head dimension; the default is hidden_size / num_heads."""
-    usual = config.hidden_size // config.num_attention_heads
+    default_dim = config.hidden_size // config.num_attention_heads
     sizes = {key: metadata.pop(key) for key in _HEAD_KEYS if key in metadata}
-    wanted = sizes.get(_HEAD_KEYS[0], usual)
+    head_dim = sizes.get(_HEAD_KEYS[0], default_dim)
     for key, value in sizes.items():
-        if value != wanted or (value != usual and not hasattr(config, "head_dim")):
+        if value != head_dim or (value != default_dim and not hasattr(config, "head_dim")):
             raise _refusal(header, config, key, value)
     if hasattr(config, "head_dim"):
-        config.head_dim = wanted
+        config.head_dim = head_dim
 
 
 def _apply_window(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
     """Apply the sliding window. Without the key there is none, whatever the architecture's default."""
     window = metadata.pop(_WINDOW, 0)
-    if config.model_type in _WITH_WINDOW:
+    if config.model_type in _TYPES_WITH_WINDOW:
         config.sliding_window = window or None
     elif window:
         raise _refusal(header, config, _WINDOW, window)
@@ -178,7 +180,7 @@ def _apply_pattern(header: GgufHeader, config: Any, pattern: Scalar | tuple[Scal
     if isinstance(pattern, int) and pattern > 0:
         pattern = tuple((layer + 1) % pattern != 0 for layer in range(count))
     if not isinstance(pattern, tuple) or len(pattern) != count or not hasattr(config, "layer_types"):
-        raise _refusal(header, config, _PATTERN, pattern if isinstance(pattern, int) else str(pattern))
+        raise _refusal(header, config, _WINDOW_PATTERN, pattern if isinstance(pattern, int) else str(pattern))
     config.layer_types = ["sliding_attention" if slides else "full_attention" for slides in pattern]
 
 
@@ -195,9 +197,9 @@ def _gemma_scalar(config: Any) -> int:
     return int(config.hidden_size // config.num_attention_heads if is_largest else config.head_dim)
 
 
-def _check_rest(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
+def _check_remaining(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
     for key, value in metadata.items():
-        if key in HARMLESS or value in EXPECTED.get(key, ()):
+        if key in IGNORED_KEYS or value in EXPECTED.get(key, ()):
             continue
         if key == _GATING_KEY and _GATING.get(config.model_type) == value:
             continue

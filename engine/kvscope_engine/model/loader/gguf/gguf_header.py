@@ -1,6 +1,6 @@
 """Parser of GGUF headers, in which every size is checked against the file's size before use.
 
-Owns the checks: a file that passes can be given to a loader that trusts its input. Format:
+A file that passes can be read by a loader that does not validate its input. Format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -42,10 +42,10 @@ Scalar = int | float | bool | str
 
 
 @dataclass(frozen=True, slots=True)
-class TensorPlace:
-    """Location of a tensor: file and bytes; `kind` is ggml's type number."""
+class TensorLocation:
+    """Location of a tensor: file, offset and size in bytes. `type_number` is ggml's type."""
 
-    kind: int
+    type_number: int
     start: int
     num_bytes: int
     file: Path = Path()
@@ -62,7 +62,7 @@ class GgufHeader:
     lists: dict[str, tuple[Scalar, ...]] = field(default_factory=dict)
     arrays: list[str] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    places: dict[str, TensorPlace] = field(default_factory=dict)
+    locations: dict[str, TensorLocation] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:
@@ -76,7 +76,7 @@ def check_gguf(path: Path) -> GgufHeader:
     """
     header, *others = (_header_of(part) for part in parts_of(path))
     try:
-        _join(header, others)
+        _merge_parts(header, others)
         _check_sizes(header)
     except BadInput as error:
         raise BadInput(f"{path} is not accepted: {error}") from error
@@ -86,7 +86,7 @@ def check_gguf(path: Path) -> GgufHeader:
 def _header_of(path: Path) -> GgufHeader:
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _read(_Reader(data), path)
+            return _parse(_Reader(data), path)
     except BadInput as error:
         raise BadInput(f"{path} is not accepted: {error}") from error
     except ValueError as error:  # an empty file cannot be mapped
@@ -95,75 +95,75 @@ def _header_of(path: Path) -> GgufHeader:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
 
 
-def _join(header: GgufHeader, others: list[GgufHeader]) -> None:
+def _merge_parts(header: GgufHeader, others: list[GgufHeader]) -> None:
     count = header.fields.get("split.count", 0)
     if count not in (0, 1, 1 + len(others)):
         raise BadInput(f"it is one of {count!r:.40} parts, which must be beside it, named as llama-gguf-split does")
     for other in others:
-        twice = next(iter(header.shapes.keys() & other.shapes.keys()), None)
-        if twice is not None:
-            raise BadInput(f"tensor {twice!r:.60} occurs twice")
+        duplicate = next(iter(header.shapes.keys() & other.shapes.keys()), None)
+        if duplicate is not None:
+            raise BadInput(f"tensor {duplicate!r:.60} occurs twice")
         header.shapes |= other.shapes
-        header.places |= other.places
+        header.locations |= other.locations
 
 
 class _Reader:
-    """Reads little-endian values sequentially and never beyond the end."""
+    """Reads little-endian values sequentially. Raises BadInput instead of reading beyond the end."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
         self.offset = 0
 
     @property
-    def left(self) -> int:
+    def num_left(self) -> int:
         return len(self.data) - self.offset
 
-    def take(self, count: int) -> int:
-        """Skip `count` bytes and return where they start."""
+    def skip(self, count: int) -> int:
+        """Skip `count` bytes and return the offset at which they start."""
         start = self.offset
-        if count > self.left:
-            raise BadInput(f"it is truncated: {count} bytes are needed at byte {start}, {self.left} are left")
+        if count > self.num_left:
+            raise BadInput(f"it is truncated: {count} bytes are needed at byte {start}, {self.num_left} are left")
         self.offset = start + count
         return start
 
     def scalar(self, code: str) -> int | float | bool:
-        start = self.take(struct.calcsize(f"<{code}"))
+        start = self.skip(struct.calcsize(f"<{code}"))
         value: int | float | bool = struct.unpack_from(f"<{code}", self.data, start)[0]
         return value
 
-    def whole(self, code: str) -> int:
+    def integer(self, code: str) -> int:
         return int(self.scalar(code))
 
-    def count(self, min_bytes: int, what: str) -> int:
-        """Read a number of items of at least `min_bytes` each."""
-        number = self.whole("Q")
-        if number * min_bytes > self.left:
-            raise BadInput(f"it claims {number} {what}, more than its {len(self.data)} bytes can hold")
+    def count(self, min_bytes: int, items: str) -> int:
+        """Read a number of items. Raises BadInput if they cannot fit, at `min_bytes` each."""
+        number = self.integer("Q")
+        if number * min_bytes > self.num_left:
+            raise BadInput(f"it claims {number} {items}, more than its {len(self.data)} bytes can hold")
         return number
 
     def skip_strings(self, number: int) -> None:
         """Skip `number` strings. Inlined, because vocabularies have hundreds of thousands."""
-        end, offset, length_at = len(self.data), self.offset, struct.Struct("<Q").unpack_from
+        end, offset, unpack_length = len(self.data), self.offset, struct.Struct("<Q").unpack_from
         for _ in range(number):
-            behind = offset + _MIN_STRING_BYTES
-            behind += length_at(self.data, offset)[0] if behind <= end else 0
-            if behind > end:
+            next_offset = offset + _MIN_STRING_BYTES
+            next_offset += unpack_length(self.data, offset)[0] if next_offset <= end else 0
+            if next_offset > end:
                 self.offset = offset
-                self.take(self.whole("Q"))  # raises the error
-            offset = behind
+                self.skip(self.integer("Q"))  # raises the error
+            offset = next_offset
         self.offset = offset
 
     def string(self) -> str:
-        length = self.whole("Q")
-        start = self.take(length)
+        length = self.integer("Q")
+        start = self.skip(length)
         return self.data[start : start + length].decode("utf-8", "replace")
 
 
-def _read(reader: _Reader, path: Path) -> GgufHeader:
+def _parse(reader: _Reader, path: Path) -> GgufHeader:
     if reader.data[:4] != MAGIC:
         raise BadInput("it is not a GGUF file")
-    reader.take(4)
-    version = reader.whole("I")
+    reader.skip(4)
+    version = reader.integer("I")
     if version not in VERSIONS:
         raise BadInput(f"GGUF version {version} is unknown: {VERSIONS[0]} and {VERSIONS[1]}, little-endian, are read")
     num_tensors = reader.count(_MIN_TENSOR_BYTES, "tensors")
@@ -171,7 +171,7 @@ def _read(reader: _Reader, path: Path) -> GgufHeader:
     header = GgufHeader()
     for _ in range(num_fields):
         key = reader.string()
-        value = _value(reader, reader.whole("I"), key)
+        value = _value(reader, reader.integer("I"), key)
         if isinstance(value, tuple):
             header.lists[key] = value
         elif value is not None:
@@ -193,8 +193,8 @@ def _value(reader: _Reader, kind: int, key: str) -> Scalar | tuple[Scalar, ...] 
 
 
 def _array(reader: _Reader, key: str) -> tuple[Scalar, ...] | None:
-    """Return the numbers of a short array, or None; in either case the reader is after the array."""
-    kind = reader.whole("I")
+    """Return the numbers of a short array; None for other arrays, which are skipped."""
+    kind = reader.integer("I")
     if kind == _STRING:
         reader.skip_strings(reader.count(_MIN_STRING_BYTES, f"strings in {key!r:.60}"))
         return None
@@ -205,32 +205,32 @@ def _array(reader: _Reader, key: str) -> tuple[Scalar, ...] | None:
     count = reader.count(size, f"numbers in {key!r:.60}")
     if count <= MAX_LIST:
         return tuple(reader.scalar(code) for _ in range(count))
-    reader.take(count * size)
+    reader.skip(count * size)
     return None
 
 
 def _read_tensors(reader: _Reader, num_tensors: int, header: GgufHeader, path: Path) -> None:
-    places: list[tuple[str, int, int]] = []
-    kinds: list[int] = []
+    locations: list[tuple[str, int, int]] = []
+    type_numbers: list[int] = []
     for _ in range(num_tensors):
         name = reader.string()
         if name in header.shapes:
             raise BadInput(f"tensor {name!r:.60} occurs twice")
         shape = _shape(reader, name)
-        kind = reader.whole("I")
-        places.append((name, reader.whole("Q"), _num_bytes(name, shape, kind)))
+        type_number = reader.integer("I")
+        locations.append((name, reader.integer("Q"), _num_bytes(name, shape, type_number)))
         header.shapes[name] = shape
-        kinds.append(kind)
-    begin = _check_places(places, header.fields.get("general.alignment", 32), reader)
-    for kind, (name, start, num_bytes) in zip(kinds, places, strict=True):
-        header.places[name] = TensorPlace(kind, begin + start, num_bytes, path)
+        type_numbers.append(type_number)
+    data_start = _check_locations(locations, header.fields.get("general.alignment", 32), reader)
+    for type_number, (name, start, num_bytes) in zip(type_numbers, locations, strict=True):
+        header.locations[name] = TensorLocation(type_number, data_start + start, num_bytes, path)
 
 
 def _shape(reader: _Reader, name: str) -> tuple[int, ...]:
-    num_dimensions = reader.whole("I")
+    num_dimensions = reader.integer("I")
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
         raise BadInput(f"tensor {name!r:.60} has {num_dimensions} dimensions: 1 to {MAX_DIMENSIONS} are accepted")
-    shape = tuple(reader.whole("Q") for _ in range(num_dimensions))
+    shape = tuple(reader.integer("Q") for _ in range(num_dimensions))
     if min(shape) < 1:
         raise BadInput(f"tensor {name!r:.60} has dimensions {shape}")
     return shape
@@ -248,21 +248,22 @@ def _num_bytes(name: str, shape: tuple[int, ...], kind: int) -> int:
     return math.prod(shape) // per_block * block_bytes
 
 
-def _check_places(places: list[tuple[str, int, int]], alignment: Scalar, reader: _Reader) -> int:
+def _check_locations(locations: list[tuple[str, int, int]], alignment: Scalar, reader: _Reader) -> int:
     """Check the locations of tensors. Returns the offset of the data section."""
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 16 or alignment & (alignment - 1):
         raise BadInput(f"its alignment is {alignment!r:.40}: a power of two is needed")
-    begin = -(-reader.offset // alignment) * alignment
-    room = len(reader.data) - begin
-    for name, start, num_bytes in places:
-        if start % alignment or start + num_bytes > room:
+    data_start = -(-reader.offset // alignment) * alignment
+    data_bytes = len(reader.data) - data_start
+    for name, start, num_bytes in locations:
+        if start % alignment or start + num_bytes > data_bytes:
             raise BadInput(
-                f"it is cut short or damaged: tensor {name!r:.60} is {num_bytes} bytes at {start} of {max(0, room)}"
+                f"it is cut short or damaged: tensor {name!r:.60} is {num_bytes} bytes at {start}"
+                f" of {max(0, data_bytes)}"
             )
-    total = sum(num_bytes for _, _, num_bytes in places)
-    if total > room:
-        raise BadInput(f"its tensors take {total} bytes, more than the {room} it has for them")
-    return begin
+    total = sum(num_bytes for _, _, num_bytes in locations)
+    if total > data_bytes:
+        raise BadInput(f"its tensors take {total} bytes, more than the {data_bytes} it has for them")
+    return data_start
 
 
 def _check_sizes(header: GgufHeader) -> None:

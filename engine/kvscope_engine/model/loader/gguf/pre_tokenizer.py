@@ -1,7 +1,7 @@
 """Pre-tokenizers of GGUF byte-level vocabularies: how text is split before merges, by the field `tokenizer.ggml.pre`.
 
-transformers' loader knows some of the values and silently splits like GPT-2 for all others. Here further known values
-are applied, and an unknown one is refused by name, because it would change the tokens.
+transformers' loader supports some of the values and silently splits like GPT-2 for all others. Here further values are
+supported, and an unknown one is refused by name, because it would change the tokens.
 
 The values are those of llama.cpp (`src/llama-vocab.cpp`); the patterns are those of the models' own tokenizers.
 """
@@ -34,7 +34,7 @@ SPLITS: Final[dict[str, tuple[str, ...]]] = {
         ("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "mpt", "olmo", "jais", "trillion", "exaone4"), _LIKE_GPT2
     ),
 }
-"""Patterns applied in sequence, each to the pieces left by the previous one."""
+"""Patterns by value of the field, applied in sequence, each to the pieces that the previous one produced."""
 _ALIASES: Final = {
     "stablelm2": "qwen2",
     "hunyuan": "qwen2",
@@ -43,8 +43,8 @@ _ALIASES: Final = {
     "glm4": "llama-bpe",
     "chatglm-bpe": "llama-bpe",
 }
-"""Values unknown to transformers, and a known one with the same pattern."""
-_WHOLE_WORDS: Final = frozenset(
+"""Values that transformers does not support, and a supported value with the same pattern."""
+_IGNORING_MERGES: Final = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
 )
 """Vocabularies in which a word that is a token becomes that token even if merges do not lead to it."""
@@ -67,7 +67,7 @@ def apply_pre_tokenizer(tokenizer: Any, header: GgufHeader) -> None:
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _patterns(name)]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
-    tokenizer.backend_tokenizer.model.ignore_merges = name in _WHOLE_WORDS
+    tokenizer.backend_tokenizer.model.ignore_merges = name in _IGNORING_MERGES
 
 
 def _name(header: GgufHeader) -> str | None:
@@ -78,8 +78,8 @@ def _name(header: GgufHeader) -> str | None:
 
 
 def _patterns(name: str) -> tuple[str, ...]:
-    known = _known_to_transformers().get(_ALIASES.get(name, name))
-    return SPLITS.get(name, () if known is None else (known,))
+    pattern = _known_to_transformers().get(_ALIASES.get(name, name))
+    return SPLITS.get(name, () if pattern is None else (pattern,))
 
 
 def _accepted() -> set[str]:

@@ -1,6 +1,6 @@
 """Rotary embedding of a GGUF file as transformers' `rope_parameters`.
 
-Owns the keys `rope.*` and the tensors that scale frequencies. Knows no other weights.
+Interprets the keys `rope.*` and the tensors that scale frequencies; reads no other weights.
 """
 
 from __future__ import annotations
@@ -42,21 +42,20 @@ ROPE_KEYS: Final = frozenset(
     }
 )
 _NEUTRAL: Final = {"rope.scaling.yarn_ext_factor": (-1.0, 1.0), "rope.scaling.yarn_attn_factor": (1.0,)}
-_PARTIAL: Final = frozenset({"phi3", "stablelm", "nemotron", "minimax_m2"})
-"""Architectures that can rotate a part of each head."""
-_UNROTATED: Final = frozenset({"gpt2", "bloom"})
+_PARTLY_ROTATING_TYPES: Final = frozenset({"phi3", "stablelm", "nemotron", "minimax_m2"})
+"""Model types that can rotate a part of each head."""
+_UNROTATED_TYPES: Final = frozenset({"gpt2", "bloom"})
 
 
 def apply_rope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config: Any) -> None:
-    """Apply keys and tensors of the rotary embedding to `config`.
-
-    Raises BadInput, naming them, for unsupported ones.
+    """Apply keys and tensors of the rotary embedding to `config`. Raises BadInput, naming the key, if one is
+    unsupported.
     """
     for key, accepted in _NEUTRAL.items():
         if metadata.get(key, accepted[0]) not in accepted:
             raise _refusal(header, key, metadata[key])
     parameters = getattr(config, "rope_parameters", None)
-    if config.model_type in _UNROTATED or not parameters:
+    if config.model_type in _UNROTATED_TYPES or not parameters:
         if any(key != "rope.scaling.finetuned" for key in metadata):
             raise _refusal(header, *next(iter(metadata.items())))
         return
@@ -76,19 +75,19 @@ def _parameters(
     header: GgufHeader, metadata: dict[str, Scalar], config: Any, parameters: dict[str, Any], scaling: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the parameters for one kind of layer. The format's default base is 10,000."""
-    kept = {key: value for key, value in parameters.items() if key == "partial_rotary_factor"}
+    partial = {key: value for key, value in parameters.items() if key == "partial_rotary_factor"}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     count = metadata.get("rope.dimension_count", head_dim)
-    if config.model_type in _PARTIAL:
-        kept["partial_rotary_factor"] = float(count) / head_dim
+    if config.model_type in _PARTLY_ROTATING_TYPES:
+        partial["partial_rotary_factor"] = float(count) / head_dim
     elif count != head_dim:
         raise _refusal(header, "rope.dimension_count", count)
-    return kept | {"rope_theta": float(metadata.get("rope.freq_base", 10000.0))} | scaling
+    return partial | {"rope_theta": float(metadata.get("rope.freq_base", 10000.0))} | scaling
 
 
 def _scaling(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config: Any) -> dict[str, Any]:
     """Return the type of scaling and its parameters. A factor without a type is linear."""
-    kind, factor = _kind(header, metadata), float(metadata.get(_FACTOR, metadata.get(_OLD_FACTOR, 1.0)) or 1.0)
+    kind, factor = _scaling_type(header, metadata), float(metadata.get(_FACTOR, metadata.get(_OLD_FACTOR, 1.0)) or 1.0)
     attention = metadata.get(_ATTENTION, 1.0)
     if kind != "longrope" and attention not in (0.0, 1.0):
         raise _refusal(header, _ATTENTION, attention)
@@ -104,11 +103,11 @@ def _scaling(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config
         return {"rope_type": "linear", "factor": factor}
     original = metadata.get(_ORIGINAL) or int(config.max_position_embeddings / factor)
     exact = {"truncate": False} if config.model_type == "gpt_oss" else {}
-    betas = {name: float(metadata.get(key) or usual) for key, (name, usual) in _YARN.items()}
+    betas = {name: float(metadata.get(key) or default) for key, (name, default) in _YARN.items()}
     return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | betas | exact
 
 
-def _kind(header: GgufHeader, metadata: dict[str, Scalar]) -> str:
+def _scaling_type(header: GgufHeader, metadata: dict[str, Scalar]) -> str:
     kind = metadata.get(_TYPE, "longrope" if LONG_FACTORS in header.shapes else "linear")
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise _refusal(header, _TYPE, kind)
@@ -132,7 +131,7 @@ def _longrope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, confi
 
 
 def _scaled_frequencies(factors: list[float], config: Any) -> dict[str, Any]:
-    """Return parameters that divide each frequency by its own factor at every length: `longrope` with two equal
+    """Return parameters that divide each frequency by a separate factor at every length: `longrope` with two equal
     lists.
     """
     if all(factor == 1.0 for factor in factors):

@@ -15,9 +15,9 @@ _NAME: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return all files of the model whose first part is `path`, or `path` alone if its name is not that of a part.
+    """Return all files of the model whose first part is `path`, or only `path` if its name is not that of a part.
 
-    Raises BadInput if `path` is not the first part, or a part is missing.
+    Raises BadInput if `path` is a later part, or a part is missing.
     """
     match = _NAME.search(path.name)
     if match is None or match.end() != len(path.name) or not 1 <= int(match[1]) <= int(match[2]):
@@ -35,10 +35,10 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def read_gguf(path: Path) -> Any:
-    """Return the `gguf` package's reader of the first part, with the tensors of all, for use by transformers' loader.
+    """Return the `gguf` package's reader of the first part, with the tensors of all parts, for transformers' loader.
 
-    Two adaptations to that loader: lists with one value per layer keep the first value only, and gpt-oss's rotary
-    scaling, which the loader misreads, is removed.
+    The result is adapted to that loader: of lists with one value per layer, only the first value is kept, and gpt-oss's
+    rotary scaling, which the loader misreads, is removed.
     """
     from gguf import GGUFValueType
     from gguf.gguf_reader import GGUFReader
@@ -58,7 +58,7 @@ def read_gguf(path: Path) -> Any:
 
 @contextmanager
 def whole_files() -> Iterator[None]:
-    """Make loaders inside read all parts of a model when they read the first."""
+    """Return a context in which loaders read all parts of a model when they open the first."""
     import gguf
 
     with patch.object(gguf, "GGUFReader", lambda path: read_gguf(Path(path))):

@@ -1,4 +1,4 @@
-"""Conversion of GGUF tensors to transformers' weights, for architectures that its loader has no processor for.
+"""Converts GGUF tensors to transformers' weights, for architectures for which its loader has no processor.
 
 A processor stores converted weights itself and returns a tensor without a name, which the loader then skips.
 """
@@ -58,7 +58,7 @@ def processors() -> dict[str, Any]:
 
 
 def _target_key(name: str, mapping: dict[str, str]) -> str:
-    """Return the key of a tensor in `mapping`, which lacks `.weight` for plain parameters of transformers."""
+    """Return the key of a tensor in `mapping`, without `.weight` if transformers has a plain parameter."""
     short = name.removesuffix(".weight")
     return short if short in mapping else name
 

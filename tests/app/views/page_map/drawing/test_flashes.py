@@ -7,7 +7,7 @@ import pytest
 
 from kvscope_app.ui.theme import DARK, LIGHT, THEMES
 from kvscope_app.views.page_map.drawing.cells import CellShape
-from kvscope_app.views.page_map.drawing.flash_glyphs import GLYPHS_FROM, glyph
+from kvscope_app.views.page_map.drawing.flash_glyphs import MIN_PITCH_FOR_GLYPH, glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES, FlashKind, level_below, top_level
 from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE, Flashes
 from kvscope_app.views.page_map.drawing.pixel_tables import PixelTables, pixel
@@ -80,7 +80,7 @@ def test_later_move_of_a_block_replaces_the_earlier_one(flashing_scene):
 
 
 def test_nothing_flashes_if_flashes_are_off(flashing_scene):
-    flashing_scene.flashing = False
+    flashing_scene.is_flashing = False
     before = flashing_scene.pixels.copy()
     assert flashing_scene.flash(FlashKind.SAVED, ids_of(9), NOW) is None
     flashing_scene.change(ids_of(10), 2, NOW)
@@ -133,7 +133,7 @@ def test_flash_symbols_differ_and_lie_inside_the_cell():
         shape = CellShape(pitch)
         for kind in MOVES:
             places = shape.glyph(top_level(kind))
-            assert bool(places.size) == (pitch >= GLYPHS_FROM)
+            assert bool(places.size) == (pitch >= MIN_PITCH_FOR_GLYPH)
             assert not np.isin(places, shape.gap).any()
         assert not shape.glyph(top_level(FlashKind.CHANGED)).size
 

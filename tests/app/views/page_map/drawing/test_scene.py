@@ -17,7 +17,7 @@ S = 1_000_000_000
 
 def make_scene(num_blocks, size=(640, 400), mode=STATE):
     scene = Scene()
-    scene.flashing = False
+    scene.is_flashing = False
     scene.set_mode(mode)
     scene.resize(*size)
     ledger = Ledger(num_blocks)
@@ -134,7 +134,7 @@ def test_selected_block_is_visible_among_many_in_one_pixel():
 
 def test_changed_cells_flash_and_fade():
     scene, ledger = make_scene(500)
-    scene.flashing = True
+    scene.is_flashing = True
     scene.change(set_blocks(ledger, [9]), 2, 10 * S)
     lit = center_pixel(scene, 9)
     assert lit != pixel(DARK.block_active)
@@ -149,7 +149,7 @@ def test_changed_cells_flash_and_fade():
 
 def test_block_that_changes_again_stays_lit():
     scene, ledger = make_scene(500)
-    scene.flashing = True
+    scene.is_flashing = True
     ids = set_blocks(ledger, [9])
     scene.change(ids, 2, 10 * S)
     lit = center_pixel(scene, 9)
@@ -160,7 +160,7 @@ def test_block_that_changes_again_stays_lit():
 
 def test_nothing_flashes_if_all_blocks_change():
     scene, ledger = make_scene(20_000)
-    scene.flashing = True
+    scene.is_flashing = True
     scene.change(set_blocks(ledger, range(20_000)), 2, 10 * S)
     assert not scene.is_fading
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.test_step_loop import close_to, jobs_of, numbers, said_by
+from tests.engine.test_step_loop import close_to, generated, jobs_of, numbers
 
 from kvscope_engine import Engine
 from kvscope_engine.model.cuda_graphs import capture_failures
@@ -115,7 +115,7 @@ def test_hundred_failures_lose_no_request_that_can_be_run(
         assert rounds < 50, injector.left
         first = 1 + (rounds - 1) * len(expected)
         for number, (said, wanted) in enumerate(
-            zip(numbers(said_by(engine, jobs)), close_to(expected), strict=True), start=first
+            zip(numbers(generated(engine, jobs)), close_to(expected), strict=True), start=first
         ):
             if said[1] == "error":
                 lost.append(number)
@@ -134,6 +134,6 @@ def test_hundred_failures_lose_no_request_that_can_be_run(
     assert set(mixed._captured) == set(sizes)
     assert (scheduler.limits.max_step_requests, scheduler.limits.max_step_tokens) == limits
     assert any(note.startswith("a step failed and was run again") for note in engine.notes)
-    assert numbers(said_by(engine, jobs)) == close_to(expected)
+    assert numbers(generated(engine, jobs)) == close_to(expected)
     assert not any(engine.snapshot().blocks.ref_count)
     scheduler.check_integrity()

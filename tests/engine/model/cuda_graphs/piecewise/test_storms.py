@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.engine.test_speculation import make_drafting_engine
-from tests.engine.test_step_loop import RandomLoad, close_to, jobs_of, numbers, said_by
+from tests.engine.test_step_loop import RandomLoad, close_to, generated, jobs_of, numbers
 
 from kvscope_engine import Engine
 from kvscope_telemetry.messages.commands import Submit
@@ -25,7 +25,7 @@ def jobs() -> list[Submit]:
 def expected(make_small: Make, jobs: list[Submit]) -> Said:
     """Results without graphs and with enough memory for all requests."""
     with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as engine:
-        return said_by(engine, jobs)
+        return generated(engine, jobs)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_graphs_give_the_same_tokens_with_async_scheduling(
     """Greedy and sampled requests."""
     engine = make_engine(async_scheduling=True, **options)
     for _ in range(2):
-        assert numbers(said_by(engine, jobs)) == close_to(expected)
+        assert numbers(generated(engine, jobs)) == close_to(expected)
     assert cpu_graphs.replays > 0
     assert engine.notes == ()
 
@@ -53,7 +53,7 @@ def test_speculative_tokens_are_verified_in_graphs(
 ) -> None:
     """Every row of a verification step is sampled."""
     engine = make_drafting_engine(make_engine, jobs, expected)
-    assert numbers(said_by(engine, jobs)) == close_to(expected)
+    assert numbers(generated(engine, jobs)) == close_to(expected)
     assert engine.components.scheduler.totals.accepted_tokens > 0
     assert cpu_graphs.replays > 0
 

@@ -248,7 +248,7 @@ def test_logit_biases_of_finished_requests_are_freed() -> None:
         request = make_request(number, temperature=0.0, logit_bias={number: 3.0})
         assert sampler.sample(torch.zeros(1, VOCABULARY), [request])[0] == [number]
         request.state = RequestState.FINISHED
-    assert len(sampler._biases._of) < 70
+    assert len(sampler._biases._biases) < 70
 
 
 @pytest.mark.parametrize("vocabulary", [VOCABULARY, VOCABULARY + 1])

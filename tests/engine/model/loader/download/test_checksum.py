@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvscope_engine.model.loader.download import checksum
-from kvscope_engine.model.loader.download.checksum import remembered_sha256, sha256_of
+from kvscope_engine.model.loader.download.checksum import cached_sha256, sha256_of
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def test_checksum_is_sha256(tmp_path: Path) -> None:
 def test_unchanged_file_is_read_once(tmp_path: Path, reads: list[Path]) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"one")
-    first = remembered_sha256(file, tmp_path / "stamps")
-    assert remembered_sha256(file, tmp_path / "stamps") == first == hashlib.sha256(b"one").hexdigest()
+    first = cached_sha256(file, tmp_path / "stamps")
+    assert cached_sha256(file, tmp_path / "stamps") == first == hashlib.sha256(b"one").hexdigest()
     assert reads == [file]
 
 
@@ -42,7 +42,7 @@ def test_unchanged_file_is_read_once(tmp_path: Path, reads: list[Path]) -> None:
 def test_changed_file_is_read_again(tmp_path: Path, reads: list[Path], change: str) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"one")
-    remembered_sha256(file, tmp_path / "stamps")
+    cached_sha256(file, tmp_path / "stamps")
     status = file.stat()
     if change == "file":
         (tmp_path / "other").write_bytes(b"two")
@@ -51,7 +51,7 @@ def test_changed_file_is_read_again(tmp_path: Path, reads: list[Path], change: s
         file.write_bytes(b"three" if change == "size" else b"two")
     later = status.st_mtime_ns + (1_000_000 if change == "time" else 0)
     os.utime(file, ns=(status.st_atime_ns, later))
-    assert remembered_sha256(file, tmp_path / "stamps") == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert cached_sha256(file, tmp_path / "stamps") == hashlib.sha256(file.read_bytes()).hexdigest()
     assert len(reads) == 2
 
 
@@ -59,9 +59,9 @@ def test_changed_file_is_read_again(tmp_path: Path, reads: list[Path], change: s
 def test_damaged_checksum_cache_is_ignored(tmp_path: Path, reads: list[Path], damage: bytes) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"one")
-    digest = remembered_sha256(file, tmp_path / "stamps")
+    digest = cached_sha256(file, tmp_path / "stamps")
     next((tmp_path / "stamps").iterdir()).write_bytes(damage)
-    assert remembered_sha256(file, tmp_path / "stamps") == digest
+    assert cached_sha256(file, tmp_path / "stamps") == digest
     assert len(reads) == 2
 
 
@@ -69,4 +69,4 @@ def test_checksum_is_not_remembered_without_a_folder(tmp_path: Path) -> None:
     file, stamps = tmp_path / "file", tmp_path / "stamps"
     file.write_bytes(b"content")
     stamps.write_bytes(b"a file where a folder is needed")
-    assert remembered_sha256(file, stamps) == sha256_of(file)
+    assert cached_sha256(file, stamps) == sha256_of(file)

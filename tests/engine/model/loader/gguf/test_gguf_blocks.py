@@ -49,7 +49,7 @@ def test_values_equal_those_of_the_file(kind: Kind, write: Write) -> None:
         inputs, outputs = header.shapes[name]
         expected = torch.from_numpy(gguf.quants.dequantize(raw[name].data, kind)).view(outputs, inputs)
         rows = torch.randperm(outputs)
-        found = read_blocks(header.places[name], rows, outputs)
+        found = read_blocks(header.locations[name], rows, outputs)
         assert torch.equal(found.widened(), expected[rows])
 
 

@@ -1,9 +1,8 @@
 """MLA attention modules that store latents: found by structure, and changed so that keys and values are not expanded.
 
-`expand_kv` of transformers' modules is where latents and rotary keys, as a cache may store them, become keys and
-values. Everything before it (projections, norms, rotation, scaling) stays the module's own. `hook_check` verifies the
-result. If it is wrong, or an MLA has another structure, keys and values are stored, and `components` reports the cost
-in a note.
+In transformers' modules, `expand_kv` converts latents and rotary keys to keys and values; only this method is replaced.
+Projections, norms, rotation and scaling stay the module's own. `hook_check` verifies the result. If it is wrong, or an
+MLA module has another structure, keys and values are stored, and `components` reports the memory that this takes.
 """
 
 from __future__ import annotations
@@ -21,29 +20,30 @@ _SIZES: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head
 
 
 def store_latents(module: nn.Module, attention_name: str) -> None:
-    """Make each MLA attention in `module` pass latents to the attention implementation `attention_name`; others get
-    keys and values.
+    """Make each MLA attention in `module` pass latents to the attention implementation `attention_name`.
+
+    Other implementations still get keys and values.
     """
-    for part in module.modules():
-        if latents_of(part) is None and _is_latent(part):
-            part.kvscope_latents = Latents(part)  # type: ignore[assignment]
-            part.expand_kv = partial(_latents_of, part, attention_name)  # type: ignore[assignment]
+    for submodule in module.modules():
+        if latents_of(submodule) is None and _is_latent(submodule):
+            submodule.kvscope_latents = Latents(submodule)  # type: ignore[assignment]
+            submodule.expand_kv = partial(_latents_of, submodule, attention_name)  # type: ignore[assignment]
 
 
 def store_expanded(module: nn.Module) -> bool:
-    """Undo `store_latents`. Returns whether any module held latents."""
-    parts = [part for part in module.modules() if latents_of(part) is not None]
-    for part in parts:
-        del part.kvscope_latents, part.expand_kv
-    return bool(parts)
+    """Undo `store_latents`. Returns whether any module stored latents."""
+    attentions = [submodule for submodule in module.modules() if latents_of(submodule) is not None]
+    for submodule in attentions:
+        del submodule.kvscope_latents, submodule.expand_kv
+    return bool(attentions)
 
 
-def _is_latent(part: nn.Module) -> bool:
-    sizes = [getattr(part, name, None) for name in _SIZES]
-    projection = getattr(part, "kv_b_proj", None)
+def _is_latent(submodule: nn.Module) -> bool:
+    sizes = [getattr(submodule, name, None) for name in _SIZES]
+    projection = getattr(submodule, "kv_b_proj", None)
     if not all(isinstance(size, int) for size in sizes) or type(projection) is not nn.Linear:
         return False
-    if not hasattr(type(part), "expand_kv") or not uses_interface(type(part)) or projection.bias is not None:
+    if not hasattr(type(submodule), "expand_kv") or not uses_interface(type(submodule)) or projection.bias is not None:
         return False
     latent, content, _, value, _ = sizes
     outputs, inputs = projection.weight.shape
@@ -51,10 +51,14 @@ def _is_latent(part: nn.Module) -> bool:
 
 
 def _latents_of(
-    part: Any, attention_name: str, latents: torch.Tensor, rotary: torch.Tensor
+    attention: Any, attention_name: str, latents: torch.Tensor, rotary: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (1, 1, T, latent_dim) and (1, 1, T, rotary_dim) unchanged, or keys and values for another attention."""
-    if part.config._attn_implementation == attention_name:
+    """Return latents (1, 1, T, latent_dim) and rotary keys (1, 1, T, rotary_dim) unchanged if `attention_name` is
+    active.
+
+    For another attention implementation, return keys and values.
+    """
+    if attention.config._attn_implementation == attention_name:
         return latents, rotary
-    expanded: tuple[torch.Tensor, torch.Tensor] = type(part).expand_kv(part, latents, rotary)
+    expanded: tuple[torch.Tensor, torch.Tensor] = type(attention).expand_kv(attention, latents, rotary)
     return expanded

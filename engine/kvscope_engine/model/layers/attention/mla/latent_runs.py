@@ -1,7 +1,7 @@
-"""Attention of runs of queries over latents: expanded to keys and values where that is cheaper, else absorbed.
+"""Attention of runs of queries over latents: expanded to keys and values if that is cheaper, else absorbed.
 
-Owns the choice per run, and the expansion. Some heads are expanded at a time, which is possible because attention is
-independent per head; this bounds the workspace. Short runs are absorbed together, like decodes.
+Decides between the two for each run, and computes the expansion. Only some heads are expanded at a time, which limits
+the workspace and is possible because attention is independent per head. Short runs are absorbed together, like decodes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ EXPANDED_BYTES = 64 << 20
 MAX_GROUPED_REQUESTS = 512
 """Maximum number of queries in a group of absorbed runs (a single run may have more).
 
-Each query grows to `stored_dim`.
+Each query becomes a vector of `stored_dim` elements.
 """
 MAX_EXPANDED_TOKENS = 4096
-"""Maximum number of tokens in a group of expanded requests, each padded to the longest (a single request may have
-more).
+"""Maximum number of tokens in a group of expanded requests, each padded to the longest. A single request may have more.
 """
 
 
@@ -47,39 +46,44 @@ class RunGroup:
 
 
 def is_expanded(latents: Latents, num_queries: int, length: int) -> bool:
-    """Whether a run of the last `num_queries` of `length` tokens takes fewer multiplications with expanded keys and
+    """Whether a run of the last `num_queries` of `length` tokens needs fewer multiplications with expanded keys and
     values.
     """
     pairs = num_queries * length - num_queries * (num_queries - 1) // 2
     product = latents.latent_dim * (latents.content_dim + latents.value_dim)
-    as_they_lie = pairs * (latents.stored_dim + latents.latent_dim) + num_queries * product
-    return pairs * (latents.key_dim + latents.value_dim) + length * product < as_they_lie
+    absorbed_cost = pairs * (latents.stored_dim + latents.latent_dim) + num_queries * product
+    return pairs * (latents.key_dim + latents.value_dim) + length * product < absorbed_cost
 
 
 def run_groups(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_seq_len: int) -> tuple[RunGroup, ...]:
     """Divide the runs of a step into groups. The result is the same for all layers."""
-    known = runs.lengths
-    if known is None:
+    host_lengths = runs.lengths
+    if host_lengths is None:
         return (_by_bounds(latents, seq_lens, runs, max_seq_len),)
-    starts, lengths = known.query_start.tolist(), known.seq_lens.tolist()
+    starts, lengths = host_lengths.query_start.tolist(), host_lengths.seq_lens.tolist()
     sizes = [end - start for start, end in pairwise(starts)]
-    long = [is_expanded(latents, size, length) for size, length in zip(sizes, lengths, strict=True)]
-    return tuple(_groups(long, starts, sizes, lengths, seq_lens, runs))
+    is_long = [is_expanded(latents, size, length) for size, length in zip(sizes, lengths, strict=True)]
+    return tuple(_groups(is_long, starts, sizes, lengths, seq_lens, runs))
 
 
 def _by_bounds(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_seq_len: int) -> RunGroup:
-    """Return one group with all runs if lengths are not known on the host: in steps run only to compile kernels."""
+    """Return one group with all runs, for steps without lengths on the host, which run only to compile kernels."""
     is_long = is_expanded(latents, runs.max_len, max_seq_len)
     return RunGroup(is_long, slice(None), slice(None), seq_lens, runs.start, runs.max_len, max_seq_len)
 
 
 def _groups(
-    long: list[bool], starts: list[int], sizes: list[int], lengths: list[int], seq_lens: torch.Tensor, runs: QueryRuns
+    is_long: list[bool],
+    starts: list[int],
+    sizes: list[int],
+    lengths: list[int],
+    seq_lens: torch.Tensor,
+    runs: QueryRuns,
 ) -> Iterator[RunGroup]:
-    for first, stop in _cuts(long, sizes, lengths):
-        is_whole = stop - first == len(long)  # keep the tensors themselves: layers share plans by identity
+    for first, stop in _group_bounds(is_long, sizes, lengths):
+        is_whole = stop - first == len(is_long)  # keep the tensors themselves: layers share plans by identity
         yield RunGroup(
-            long[first],
+            is_long[first],
             slice(starts[first], starts[stop]),
             slice(first, stop),
             seq_lens if is_whole else seq_lens[first:stop],
@@ -89,16 +93,20 @@ def _groups(
         )
 
 
-def _cuts(long: list[bool], sizes: list[int], lengths: list[int]) -> Iterator[tuple[int, int]]:
+def _group_bounds(is_long: list[bool], sizes: list[int], lengths: list[int]) -> Iterator[tuple[int, int]]:
     first = 0
-    for stop in range(1, len(long) + 1):
-        is_last = stop == len(long)
-        if is_last or long[stop] != long[first] or _is_too_much(long[first], first, stop + 1, sizes, lengths):
+    for stop in range(1, len(is_long) + 1):
+        is_last = stop == len(is_long)
+        if (
+            is_last
+            or is_long[stop] != is_long[first]
+            or _exceeds_group_limit(is_long[first], first, stop + 1, sizes, lengths)
+        ):
             yield first, stop
             first = stop
 
 
-def _is_too_much(is_long: bool, first: int, stop: int, sizes: list[int], lengths: list[int]) -> bool:
+def _exceeds_group_limit(is_long: bool, first: int, stop: int, sizes: list[int], lengths: list[int]) -> bool:
     if is_long:
         return (stop - first) * max(lengths[first:stop]) > MAX_EXPANDED_TOKENS
     return sum(sizes[first:stop]) > MAX_GROUPED_REQUESTS
@@ -107,12 +115,12 @@ def _is_too_much(is_long: bool, first: int, stop: int, sizes: list[int], lengths
 def attend_runs(
     ops: Ops, latents: Latents, args: AttentionArgs, groups: tuple[RunGroup, ...], plans: DecodePlans | None
 ) -> torch.Tensor:
-    """Attend with queries (T, H, key_dim) over stored latents -> (T, H, value_dim), in `args.out` if given."""
+    """Compute attention of queries (T, H, key_dim) over stored latents -> (T, H, value_dim), in `args.out` if given."""
     out = args.out
     if out is None:
         out = args.query.new_empty(*args.query.shape[:2], latents.value_dim)
     for group in groups:
-        own = args._replace(
+        group_args = args._replace(
             query=args.query[group.rows],
             block_tables=args.block_tables[group.requests],
             seq_lens=group.seq_lens,
@@ -120,29 +128,29 @@ def attend_runs(
             out=out[group.rows],
         )
         if group.is_expanded:
-            _attend_expanded(ops, latents, own, QueryRuns(group.start, group.max_len))
+            _attend_expanded(ops, latents, group_args, QueryRuns(group.start, group.max_len))
         else:
-            stored = own._replace(query=latents.absorb(own.query), out=None)
+            stored = group_args._replace(query=latents.absorb(group_args.query), out=None)
             runs = QueryRuns(group.start, group.max_len, None, plans)
-            latents.values(ops.latent_prefill(stored, runs), own.out)
+            latents.values(ops.latent_prefill(stored, runs), group_args.out)
     return out
 
 
 def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: QueryRuns) -> None:
-    """Attend over temporary blocks with expanded keys and values, some heads at a time."""
+    """Compute attention over temporary blocks with expanded keys and values, some heads at a time."""
     assert args.out is not None, "made for all groups"
     assert args.max_seq_len is not None, "given with the group"
-    num_held, block_size = args.k_cache.shape[:2]
+    num_cached_blocks, block_size = args.k_cache.shape[:2]
     tables = args.block_tables[:, : -(-args.max_seq_len // block_size)]
     num_blocks = tables.numel()
-    held = tables.reshape(-1).clamp(0, num_held - 1)  # entries after a request's own blocks are arbitrary
-    stored = latent_blocks(args, held).view(-1, latents.stored_dim)
+    block_ids = tables.reshape(-1).clamp(0, num_cached_blocks - 1)  # entries after a request's own blocks are arbitrary
+    stored = latent_blocks(args, block_ids).view(-1, latents.stored_dim)
     tables = torch.arange(num_blocks, dtype=torch.int32, device=stored.device).view(tables.shape)
     step = heads_at_once(latents, len(stored), stored.element_size())
     for first in range(0, latents.num_heads, step):
         heads = slice(first, min(first + step, latents.num_heads))
         keys, values = latents.expand(stored, first, heads.stop - first)
-        part = args._replace(
+        head_args = args._replace(
             query=args.query[:, heads],
             k_cache=keys.view(num_blocks, block_size, *keys.shape[1:]),
             v_cache=values.view(num_blocks, block_size, *values.shape[1:]),
@@ -152,7 +160,7 @@ def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: Quer
             sinks=None if args.sinks is None else args.sinks[heads],
             out=args.out[:, heads],
         )
-        ops.prefill(part, runs)
+        ops.prefill(head_args, runs)
 
 
 def expanded_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int:
@@ -169,5 +177,5 @@ def heads_at_once(latents: Latents, num_tokens: int, element_bytes: int) -> int:
 
 
 def _head_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int:
-    """Return the bytes of one head: the product, the keys copied from it, and the values."""
+    """Return the bytes for one head: the product, the keys copied from it, and the values."""
     return num_tokens * (2 * latents.content_dim + latents.rotary_dim + latents.value_dim) * element_bytes

@@ -4,7 +4,7 @@ With c the latent of a token and W the layer's `kv_b_proj`, of which head h has 
 c, r) with the rotary key r that all heads share, and its value W_V c. So q . key = (W_K^T q_c) . c + q_r . r, and a
 weighted sum of values is W_V times that of the latents: attention over latents alone, which all heads share.
 
-Owns these products; does not know blocks. Weights are read from the module at each call, since they may be streamed.
+Must not depend on blocks. Weights are read from the module at each call, since they may be streamed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 
 class Latents:
-    """Dimensions and products of one attention module with `kv_b_proj`."""
+    """Dimensions of an attention module with `kv_b_proj`, and its products with latents."""
 
     def __init__(self, attention: Any) -> None:
         self._attention = attention
@@ -29,32 +29,32 @@ class Latents:
 
     @property
     def stored_dim(self) -> int:
-        """Numbers stored per token: its latent, then its rotary key."""
+        """Elements stored per token: the latent, then the rotary key."""
         return self.latent_dim + self.rotary_dim
 
     @property
     def key_dim(self) -> int:
-        """Dimension of a head's key after expansion of the latent."""
+        """Elements of a head's key after expansion."""
         return self.content_dim + self.rotary_dim
 
     @property
     def expanded_dim(self) -> int:
-        """Head dimension of a cache that held expanded keys and values of equal width."""
+        """Head dimension of a cache with expanded keys and values, stored with equal width."""
         return max(self.key_dim, self.value_dim)
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
-        """Convert queries (T, H, key_dim) to (T, H, stored_dim), to be multiplied with the stored data."""
+        """Convert queries (T, H, key_dim) to (T, H, stored_dim), whose product with the stored data is the score."""
         content, rotary = torch.split(query, [self.content_dim, self.rotary_dim], dim=-1)
-        moved = torch.bmm(content.transpose(0, 1), self._keys())
+        absorbed = torch.bmm(content.transpose(0, 1), self._keys())
         out = query.new_empty(query.shape[0], self.num_heads, self.stored_dim)
-        out[..., : self.latent_dim].copy_(moved.transpose(0, 1))
+        out[..., : self.latent_dim].copy_(absorbed.transpose(0, 1))
         out[..., self.latent_dim :].copy_(rotary)
         return out
 
     def values(self, attended: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Convert weighted sums of latents (T, H, latent_dim) to values (T, H, value_dim), in `out` if given."""
-        found = torch.bmm(attended.transpose(0, 1), self._values()).transpose(0, 1)
-        return found if out is None else out.copy_(found)
+        values = torch.bmm(attended.transpose(0, 1), self._values()).transpose(0, 1)
+        return values if out is None else out.copy_(values)
 
     def expand(
         self, stored: torch.Tensor, first: int = 0, count: int | None = None
@@ -67,23 +67,23 @@ class Latents:
         """
         heads = slice(first, self.num_heads if count is None else first + count)
         latent, rotary = torch.split(stored, [self.latent_dim, self.rotary_dim], dim=-1)
-        of_keys, of_values = self._keys()[heads], self._values()[heads]
-        keys = stored.new_empty(len(stored), len(of_keys), self.key_dim)
-        content = torch.mm(latent, of_keys.reshape(-1, self.latent_dim).t())
+        key_weights, value_weights = self._keys()[heads], self._values()[heads]
+        keys = stored.new_empty(len(stored), len(key_weights), self.key_dim)
+        content = torch.mm(latent, key_weights.reshape(-1, self.latent_dim).t())
         keys[..., : self.content_dim].copy_(content.view(*keys.shape[:2], -1))
         keys[..., self.content_dim :].copy_(rotary[:, None])
-        values = torch.mm(latent, of_values.transpose(0, 1).reshape(self.latent_dim, -1))
+        values = torch.mm(latent, value_weights.transpose(0, 1).reshape(self.latent_dim, -1))
         return keys, values.view(*keys.shape[:2], -1)
 
     def _keys(self) -> torch.Tensor:
-        """Key rows of `kv_b_proj`, (H, content_dim, latent_dim)."""
+        """Return the key rows of `kv_b_proj`, (H, content_dim, latent_dim)."""
         projection = self._attention.kv_b_proj
         if isinstance(projection, SplitProjection):
             return projection.keys
         return self._by_head(projection.weight)[:, : self.content_dim]
 
     def _values(self) -> torch.Tensor:
-        """Value rows of `kv_b_proj`, transposed: (H, latent_dim, value_dim)."""
+        """Return the value rows of `kv_b_proj`, transposed: (H, latent_dim, value_dim)."""
         projection = self._attention.kv_b_proj
         if isinstance(projection, SplitProjection):
             return projection.values
@@ -93,13 +93,14 @@ class Latents:
         return weight.view(self.num_heads, self.content_dim + self.value_dim, self.latent_dim)
 
     def split(self) -> None:
-        """Replace `kv_b_proj` by a `SplitProjection`, whose parts have the layout that the products read."""
+        """Replace `kv_b_proj` by a `SplitProjection`."""
         self._attention.kv_b_proj = SplitProjection(self._keys(), self._values())
 
 
 class SplitProjection(nn.Module):
-    """The two parts of `kv_b_proj`, each contiguous: on a CPU, the value product in 16 bits takes a tenth of
-    the time.
+    """Key and value rows of `kv_b_proj` as two contiguous tensors.
+
+    On a CPU, the value product in 16 bits then takes a tenth of the time.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -109,6 +110,6 @@ class SplitProjection(nn.Module):
 
 
 def latents_of(attention: nn.Module) -> Latents | None:
-    """Return the `Latents` that `store_latents` attached to a module, or None if its cache holds keys and values."""
-    found: Latents | None = getattr(attention, "kvscope_latents", None)
-    return found
+    """Return the `Latents` that `store_latents` attached to a module; None if its cache stores keys and values."""
+    latents: Latents | None = getattr(attention, "kvscope_latents", None)
+    return latents

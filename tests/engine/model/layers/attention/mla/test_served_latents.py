@@ -13,7 +13,7 @@ from tests.engine.model.conftest import TINY
 
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.completion import Completion
-from kvscope_engine.components import expanded_notes
+from kvscope_engine.components import mla_expansion_notes
 from kvscope_engine.model.kv_cache.kv_storage import LayerShape
 from kvscope_engine.model.layers.attention.mla.latents import Latents
 from kvscope_engine.model.verification.hook_check import check_hook
@@ -211,7 +211,7 @@ def test_wrong_latents_are_detected_and_not_used(
     monkeypatch.setattr(Latents, "values", mixed_up)
     model = vivid_model(MODELS["youtu"][0], **MODELS["youtu"][1])
     assert {call.shape for call in check_hook(model)} == {LayerShape(4, 24)}
-    (note,) = expanded_notes(model)
+    (note,) = mla_expansion_notes(model)
     assert "192 numbers a token and layer and not 40: paged attention does not give" in note
 
 
@@ -221,4 +221,4 @@ def test_other_attention_structure_is_served_expanded(vivid_model: Callable[...,
     for layer in model.model.layers:
         layer.self_attn.kv_b_proj.bias = torch.nn.Parameter(torch.zeros(layer.self_attn.kv_b_proj.out_features))
     assert {call.shape for call in check_hook(model)} == {LayerShape(4, 24)}
-    assert "its attention has another structure" in expanded_notes(model)[0]
+    assert "its attention has another structure" in mla_expansion_notes(model)[0]

@@ -15,11 +15,11 @@ import torch
 from kvscope_kernels.attention_args import QueryRuns
 from kvscope_kernels.attention_workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.dispatch import torch_ops
-from kvscope_kernels.third_party_attention import preferred
+from kvscope_kernels.third_party_attention import prefill_with_fallback
 from kvscope_kernels.third_party_attention.flash_attention import FlashAttention2, FlashAttention3
 from kvscope_kernels.third_party_attention.flashinfer import FlashInfer, workspace_bytes
 from kvscope_kernels.third_party_attention.library_choice import host_lengths
-from kvscope_kernels.third_party_attention.preferred import shape_of, with_library_prefill
+from kvscope_kernels.third_party_attention.prefill_with_fallback import shape_of, with_library_prefill
 
 EVERY_OPTION = frozenset(product((False, True), (False, True)))
 LIBRARIES = [(FlashInfer, 16), (FlashAttention3, 16), (FlashAttention2, 256)]
@@ -76,13 +76,13 @@ def test_plan_is_made_once_per_step_for_equal_layers(fake_libraries: Any) -> Non
 
 
 def test_unsupported_options_are_computed_by_own_kernels(fake_libraries: Any) -> None:
-    class Loud(FlashAttention3):
+    class MustNotRun(FlashAttention3):
         def prefill(self, given: Any) -> torch.Tensor:
-            raise AssertionError("ours was to run")
+            raise AssertionError("expected our kernel to run")
 
-    ops, batch = with_library_prefill(torch_ops(), Loud()), make_work()
+    ops, batch = with_library_prefill(torch_ops(), MustNotRun()), make_work()
     pool, lengths = make_pool(batch, "cpu"), host_lengths(batch)
-    with pytest.raises(AssertionError, match="ours was to run"):
+    with pytest.raises(AssertionError, match="expected our kernel to run"):
         prefill(ops, pool, lengths=lengths)
     for options in (
         {},
@@ -116,7 +116,7 @@ def test_failing_library_is_retried_and_then_disabled(
 ) -> None:
     """The own kernels compute what it failed at; errors before a success do not count."""
     now_s = 100.0
-    monkeypatch.setattr(preferred.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(prefill_with_fallback.time, "monotonic", lambda: now_s)
 
     class Failing(FlashAttention3):
         num_calls = 0
@@ -141,8 +141,8 @@ def test_failing_library_is_retried_and_then_disabled(
 
     for _ in range(num_errors):
         assert [run(), run()] == [1, 0]
-        now_s += preferred.PAUSE_S
-    is_given_up = num_errors == preferred.MAX_ERRORS
+        now_s += prefill_with_fallback.RETRY_DELAY_S
+    is_given_up = num_errors == prefill_with_fallback.MAX_ERRORS
     assert run() == (0 if is_given_up else 1)
     failed = "flash-attn 3 failed; kvscope's own kernels run prompts"
     why = "RuntimeError: Buffer overflow when allocating memory"

@@ -51,7 +51,7 @@ class PlacedPool:
         self._pool = make_pool(allocator_name, num_blocks, layout.block_size, prefix_caching=False, groups=rules)
         self._allocation = make_allocation(allocator_name, self._pool, max_model_len=max_model_len)
 
-    def lengthen(self, request: Request, num_tokens: int, step: int) -> bool:
+    def grow(self, request: Request, num_tokens: int, step: int) -> bool:
         """Allocate blocks for the request's tokens. Returns False if there are too few; the caller must then release
         the request.
         """

@@ -108,7 +108,7 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
         ttft_s=running_s(arrival, first, mirror.stops),
         queue_s=running_s(arrival, np.where(is_waiting, end, started), mirror.stops),
         time_s=running_s(arrival, end, mirror.stops),
-        aside_s=np.zeros(number.size),
+        preempted_s=np.zeros(number.size),
         cached_share=cached_share(*(getattr(requests, name)[part] for name in SHARE_OF)),
         ending=times.endings(number),
         num_blocks=requests.num_held[part].astype(np.int64),
@@ -139,11 +139,11 @@ class RequestQuery:
     filter: Filter = Filter.ALL
     text: str = ""
     goals: Goals = field(default_factory=dict)
-    visible: TimeSpan | None = None
+    visible_span: TimeSpan | None = None
     """Time range for `Filter.IN_RANGE`; None for no restriction."""
 
 
-def order_rows(columns: RequestColumns, query: RequestQuery, sort_by: str, descending: bool) -> npt.NDArray[np.intp]:
+def order_rows(columns: RequestColumns, query: RequestQuery, sort_by: str, is_descending: bool) -> npt.NDArray[np.intp]:
     """Return the rows of the matching requests, sorted by column `sort_by`. Equal values are newest first; unknown
     values are last.
     """
@@ -155,9 +155,9 @@ def order_rows(columns: RequestColumns, query: RequestQuery, sort_by: str, desce
         texts = getattr(columns, sort_by)
         keys: npt.NDArray[np.generic] = np.array([texts[row] for row in rows.tolist()], np.str_)
         order = np.argsort(keys, kind="stable")
-        return rows[order[::-1] if descending else order]
+        return rows[order[::-1] if is_descending else order]
     values = getattr(columns, sort_by)[rows].astype(np.float64)
-    values = np.where(np.isnan(values), np.inf, -values if descending else values)
+    values = np.where(np.isnan(values), np.inf, -values if is_descending else values)
     return rows[np.argsort(values, kind="stable")]
 
 
@@ -170,9 +170,9 @@ def _matches(columns: RequestColumns, query: RequestQuery) -> npt.NDArray[np.boo
         return columns.num_preemptions > 0
     if query.filter is Filter.ABORTED:
         return np.isin(columns.ending, (Ending.ABORTED, Ending.REFUSED))
-    if query.filter is Filter.IN_RANGE and query.visible is not None:
-        has_arrived: npt.NDArray[np.bool_] = columns.arrival_ns <= query.visible.end_ns
-        return has_arrived & (columns.end_ns >= query.visible.begin_ns)
+    if query.filter is Filter.IN_RANGE and query.visible_span is not None:
+        has_arrived: npt.NDArray[np.bool_] = columns.arrival_ns <= query.visible_span.end_ns
+        return has_arrived & (columns.end_ns >= query.visible_span.begin_ns)
     return np.ones(len(columns), np.bool_)
 
 

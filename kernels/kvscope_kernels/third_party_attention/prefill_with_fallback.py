@@ -22,7 +22,7 @@ Libraries compile a kernel for each combination.
 """
 PLAIN: Final[Options] = (False, False)
 
-PAUSE_S: Final = 20.0
+RETRY_DELAY_S: Final = 20.0
 MAX_ERRORS: Final = 3
 
 
@@ -30,8 +30,8 @@ class PrefillWithFallback:
     """`PrefillAttention` that uses the library for layers with the enabled `options`, and `ours` for all others.
 
     With `report_failure`, calls that fail in the library are repeated with `ours`. The library is tried again after
-    `PAUSE_S`, and no longer used after `MAX_ERRORS` consecutive errors. `report_failure` is called with a line of text
-    about the first and the last of these errors.
+    `RETRY_DELAY_S`, and no longer used after `MAX_ERRORS` consecutive errors. `report_failure` is called with a line of
+    text about the first and the last of these errors.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class PrefillWithFallback:
         """Run prefill attention (`paged_prefill_attention`). Without `runs.lengths`, `ours` is used."""
         is_plain = args.sinks is None and args.k_scale is None and not args.is_chunked and args.query.is_contiguous()
         is_enabled = (args.sliding_window is not None, args.softcap is not None) in self._options
-        fits = is_plain and is_enabled and time.monotonic() >= self._retry_at_s
-        if runs.lengths is None or not (fits and self._fits(*args[:3])):
+        is_candidate = is_plain and is_enabled and time.monotonic() >= self._retry_at_s
+        if runs.lengths is None or not (is_candidate and self._is_supported(*args[:3])):
             return self._ours(args, runs)
         try:
             attended = self.library.prefill(Prefill(args, runs, runs.lengths))
@@ -70,13 +70,13 @@ class PrefillWithFallback:
     def _record_failure(self, error: Exception, report: Callable[[str], object]) -> None:
         self._num_errors += 1
         is_last = self._num_errors >= MAX_ERRORS
-        self._retry_at_s = math.inf if is_last else time.monotonic() + PAUSE_S
+        self._retry_at_s = math.inf if is_last else time.monotonic() + RETRY_DELAY_S
         if is_last or self._num_errors == 1:
-            until = "from here on" if is_last else f"and it is tried again in {PAUSE_S:.0f} s"
+            until = "from here on" if is_last else f"and it is tried again in {RETRY_DELAY_S:.0f} s"
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
             report(f"{self.library.name} failed; kvscope's own kernels run prompts {until}: {why}")
 
-    def _fits(self, query: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
+    def _is_supported(self, query: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
         key = (*query.shape[1:], *k_cache.shape[1:], *v_cache.shape[1:], query.dtype, k_cache.dtype)
         if key not in self._supported:
             self._supported[key] = k_cache.dtype == query.dtype and k_cache.shape == v_cache.shape
