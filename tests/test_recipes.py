@@ -227,7 +227,7 @@ def test_recipe_for_an_event_kind_is_complete(recipe: Recipe) -> None:
         from kvscope_app.session.time_span import TimeSpan
         from kvscope_app.window.main_window import MainWindow
         from kvscope_engine.policy.scheduling.request_events import migrated
-        from kvscope_telemetry.exports.comparison.alignment import moments
+        from kvscope_telemetry.exports.comparison.alignment import named_moments
         from kvscope_telemetry.exports.export import ExportTarget, export
         from kvscope_telemetry.playback.playback_source import PlaybackSource
         from kvscope_telemetry.recordings.overview import read_overview
@@ -249,7 +249,7 @@ def test_recipe_for_an_event_kind_is_complete(recipe: Recipe) -> None:
             assert b"migrated" in data and why.encode() in data, name
 
         overview = read_overview(recording)
-        assert "first migration" in {moment.name for moment in moments(overview)}
+        assert "first migration" in {moment.name for moment in named_moments(overview)}
         assert "migrated" not in lanes_without_data(overview)
         place = next(place for place in range(len(overview.events)) if overview.events[place].event.kind == "migrated")
         time_ns = overview.events[place].time_ns
@@ -404,7 +404,7 @@ def test_recipe_for_a_predefined_alarm_is_complete(recipe: Recipe) -> None:
         watch = AlarmEvaluator(session, keeper)
         sheet = AlarmDialog(watch, DARK, None)
         row = next(row for row in sheet.rows if row.name.text() == "Many refusals")
-        assert row.expression.text() == "refused_per_s > 2" and row.is_on.isChecked()
+        assert row.expression.text() == "refused_per_s > 2" and row.on_box.isChecked()
         session.close()
         """
     )
@@ -481,7 +481,7 @@ def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -
         assert (row.label, row.a, row.b) == ("Made-up things", total, total)
 
         figure = SECOND_FIGURES[f"{COLUMN}_per_s"]
-        assert (figure.words, figure.group) == ("Made-up things per second", "Cache")
+        assert (figure.label, figure.group) == ("Made-up things per second", "Cache")
         assert parse_rule(f"{COLUMN}_per_s > 100 for 5 s")
 
         whole = TimeSpan(span.from_ns - 10**9, span.until_ns + 10**9)

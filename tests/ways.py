@@ -93,7 +93,7 @@ class Following(Trace):
         self._is_it = is_it
         self._others = frozenset(but_not_in)
         self.functions: set[str] = set()
-        """That have it in hand, each behind its file."""
+        """Functions that handle the traced value, as "file:function"."""
 
     def _note(self, frame: FrameType, event: str, given: object) -> None:
         code = frame.f_code

@@ -74,7 +74,7 @@ _TYPES: Final = {
     **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words", "rows"), "*i64"),
     "allowed": "*i32",
     **dict.fromkeys(("keys", "tokens"), "*i64"),
-    "asked": "*fp64",
+    "row_options": "*fp64",
     "logits": "*fp32",
     **dict.fromkeys(("partial", "partial_lse", "k_scale", "v_scale"), "*fp32"),
     **dict.fromkeys(("piece_sums", "part_lse", "shares", "sums"), "*fp32"),

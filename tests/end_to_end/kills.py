@@ -29,7 +29,7 @@ MAX_LOST_S = 1.0
 
 @dataclass(frozen=True)
 class KillResult:
-    """What one kill left."""
+    """State of the files after one kill."""
 
     recorded_s: float
     lost_s: float

@@ -233,7 +233,7 @@ class Drive:
         self.kv = np.full((num_rows, shape.block_size), POISON, np.int64)
         self.mover = FakeMover(self.kv, shape)
         self.states = [POISON] * (shape.num_states + shape.num_host_states)
-        """What each slot holds, on the device and in host memory: a number that tells all tokens before."""
+        """Contents of each slot, on the device and in host memory: a number that depends on all tokens before."""
         states = StatePool(self.pool, shape.state_interval, shape.max_model_len, keeps_checkpoints=shape.prefix_caching)
         self.scheduler = Scheduler(
             self.pool,

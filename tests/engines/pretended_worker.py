@@ -12,7 +12,7 @@ class PretendedWorker:
     def __init__(self, chance: random.Random, blocks_per_place: int) -> None:
         self._random, self._per_place = chance, blocks_per_place
         self.skipped: dict[int, int] = {}
-        """Of each place, blocks at its beginning that were not written."""
+        """Number of unwritten blocks at the beginning of each slot."""
         self._stores: list[int] = []
         self._loads: dict[int, str] = {}
         self._must_end: set[int] = set()

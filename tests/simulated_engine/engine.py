@@ -67,7 +67,7 @@ class SimulatedEngine:
         check_tiers(num_host_blocks, num_disk_blocks)
         self.step = 0
         self.outputs: list[Tokens | Finished] = []
-        """What clients are to be told, oldest first; whoever reads them takes them away."""
+        """Replies for clients, oldest first. The reader removes them."""
         self._clock = clock
         self._num_running = num_running
         self._publish: Callable[[Frame], object] = lambda frame: None

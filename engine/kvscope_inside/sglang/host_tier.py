@@ -30,7 +30,7 @@ class HostTier(NamedTuple):
 
 
 class HostPageEvent(NamedTuple):
-    """What happened to host pages."""
+    """An event of SGLang's host tier: pages that were copied, read or freed."""
 
     kind: str
     """One of "saves", "saved", "loads", "was read", "frees" and "nothing".

@@ -94,7 +94,7 @@ class SglangRecord(NamedTuple):
 
 
 class _Holder:
-    """What was read last of a request that has a table row."""
+    """Values of a request with a table row, as of the last record."""
 
     __slots__ = ("num_read", "num_tokens", "published", "request")
 

@@ -49,7 +49,7 @@ def test_paged_allocator_wastes_the_ends_of_last_blocks(engine, make_mirror):
 
 @pytest.mark.parametrize("held", [range(60, 64), (*range(4), *range(60, 64))])
 def test_free_runs_at_the_ends_are_counted_when_summing_in_pieces(engine, make_mirror, monkeypatch, held):
-    monkeypatch.setattr(pool_use_module, "_PIECE", 7)
+    monkeypatch.setattr(pool_use_module, "_PIECE_BLOCKS", 7)
     engine.write_blocks(held, filled=3)
     use = pool_use(make_mirror())
     assert use.num_used == 3 * len(held)

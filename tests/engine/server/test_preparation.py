@@ -25,9 +25,9 @@ class PausedPreparation:
     def __init__(self, limits: ServiceLimits) -> None:
         self.may_go_on = threading.Event()
         self.quick: set[Structured | None] = set()
-        """Forms that are made at once; None stands for none."""
+        """Grammars that are compiled immediately; None stands for no grammar."""
         self.known: set[Structured | None] = {None}
-        """Those that are made already."""
+        """Grammars that were compiled before."""
         self.begun: list[str] = []
         self.wanted: list[bool] = []
         self.done: queue.SimpleQueue[Prepared] = queue.SimpleQueue()

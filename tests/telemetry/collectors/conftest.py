@@ -49,7 +49,7 @@ class FakeServer:
             daemon_threads = True
 
             def handle_error(self, *_: object) -> None:
-                """Who asks may hang up."""
+                """Ignore errors, because clients may hang up."""
 
         self.http = Server(("127.0.0.1", 0), Handler)
         self.port = self.http.server_address[1]

@@ -32,7 +32,7 @@ class LegendSwatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShownItems:
-    """What the legend must explain besides active, shared, cached and free blocks."""
+    """Items that the legend explains in addition to active, shared, cached and free blocks."""
 
     tiers: frozenset[Tier] = frozenset()
     """Tiers of the engine's blocks, except the device pool (`Tier.HBM`)."""

@@ -57,7 +57,7 @@ NO_KERNEL: Final = frozenset({"empty", "empty_like", "new_empty", "empty_strided
 
 @dataclass
 class RecordedWork:
-    """What was launched, transferred and waited for."""
+    """Kernels that were launched, data that was transferred, and what was waited for."""
 
     launches: Counter[str] = field(default_factory=Counter)
     """Triton launches by kernel."""

@@ -112,7 +112,7 @@ class FakeOpenAI:
             request_queue_size = 128
 
             def handle_error(self, *_: object) -> None:
-                """Who asks may hang up."""
+                """Ignore errors, because clients may hang up."""
 
         self.http = Server(("127.0.0.1", 0), Handler)
         self.address = f"vllm://127.0.0.1:{self.http.server_address[1]}"

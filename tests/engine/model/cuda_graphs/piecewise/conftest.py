@@ -39,7 +39,7 @@ class CaptureMemory:
         self._users: Counter[int] = Counter()
         self._known: set[int] = set()
         self.steps: list[Callable[[], None]] = []
-        """Of the graph that is captured, or was last."""
+        """Steps of the graph that is being captured, or was captured last."""
 
     def own(self, tensor: torch.Tensor) -> bool:
         return storage_of(tensor) in self._known

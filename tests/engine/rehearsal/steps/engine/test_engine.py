@@ -39,7 +39,7 @@ PREFILL = "paged_prefill_attention"
 
 @dataclass
 class StepTransfers:
-    """What one step transferred between host and device."""
+    """Transfers of one step between host and device."""
 
     up: int
     down: int
