@@ -47,11 +47,11 @@ def parse_int(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: must be a whole number") from None
 
 
 def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: a number") from None
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: must be a number") from None

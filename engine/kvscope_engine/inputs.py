@@ -10,6 +10,7 @@ import msgspec
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.printable import valid_text
 
 if TYPE_CHECKING:
     from kvscope_engine.tokenization.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
     if len(prompt_fields) != 1:
         raise BadInput(f"exactly one of prompt, messages, prompt_token_ids is accepted, not {prompt_fields or 'none'}")
     _check_sampling(submit.sampling, tokenizer, vocab_size)
-    _check_salt(submit.cache_salt)
+    valid_text(submit.cache_salt, name="cache_salt")
     if submit.prompt_token_ids is not None:
         return _checked_ids(submit.prompt_token_ids, vocab_size, max_len)
     if tokenizer is None:
@@ -51,15 +52,8 @@ def parse_tools(text: str) -> list[dict[str, Any]] | None:
     try:
         tools = msgspec.json.decode(text, type=list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise BadInput(f"tools={text!r:.60} is not accepted: a JSON array of objects ({error})") from None
+        raise BadInput(f"tools={text!r:.60} is not accepted: must be a JSON array of objects ({error})") from None
     return tools or None
-
-
-def _check_salt(salt: str) -> None:
-    try:
-        salt.encode()
-    except UnicodeEncodeError as error:
-        raise BadInput(f"cache_salt is not accepted: {salt[error.start]!r} at {error.start} is no character") from None
 
 
 def _check_sampling(sampling: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> None:
@@ -70,7 +64,7 @@ def _check_sampling(sampling: SamplingParams, tokenizer: Tokenizer | None, vocab
     for name in ("stop_token_ids", "logit_bias"):
         largest = max(getattr(sampling, name), default=0)
         if largest >= vocab_size:
-            raise BadInput(f"token {largest} of {name} is not accepted: 0 to {vocab_size - 1}")
+            raise BadInput(f"token {largest} of {name} is not accepted: must be 0 to {vocab_size - 1}")
 
 
 def _conversation(submit: Submit) -> tuple[ChatMessage, ...]:
@@ -91,5 +85,5 @@ def _checked_ids(ids: Sequence[int], vocab_size: int, max_len: int) -> list[int]
         )
     low, high = min(ids), max(ids)
     if low < 0 or high >= vocab_size:
-        raise BadInput(f"token id {low if low < 0 else high} is not accepted: 0 to {vocab_size - 1}")
+        raise BadInput(f"token id {low if low < 0 else high} is not accepted: must be 0 to {vocab_size - 1}")
     return list(ids)

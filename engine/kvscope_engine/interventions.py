@@ -127,7 +127,9 @@ class Interventions:
             ("max_num_seqs", "max_num_batched_tokens"), new_limits, self._max_limits, strict=True
         ):
             if value > maximum:
-                raise BadInput(f"{name}={value} is not accepted: 1 to {maximum}, as this engine was started with")
+                raise BadInput(
+                    f"{name}={value} is not accepted: must be 1 to {maximum}, this engine's limit at its start"
+                )
         self._scheduler.limits.set(*new_limits)
         text = f"max_num_seqs is {new_limits[0]}, max_num_batched_tokens {new_limits[1]}"
         self._record_notice(f"{by} changed the limits of the batch: {text}")

@@ -157,7 +157,7 @@ class Address:
 
     def _check_ca_file(self) -> None:
         if self.ca_file is not None and not self.ca_file.expanduser().is_file():
-            raise BadInput(f"--tls-ca {str(self.ca_file)!r} is not accepted: a file of certificates (PEM)")
+            raise BadInput(f"--tls-ca {str(self.ca_file)!r} is not accepted: must be a file of certificates (PEM)")
 
 
 def open_source(

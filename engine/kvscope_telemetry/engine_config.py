@@ -82,7 +82,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     config = read_json_option(_SPECULATIVE, text, SpeculativeConfig)
     if config.shortest > config.longest:
         raise BadInput(
-            f"{_SPECULATIVE}: prompt_lookup_min={config.shortest} is not accepted: at most prompt_lookup_max"
+            f"{_SPECULATIVE}: prompt_lookup_min={config.shortest} is not accepted: must be at most prompt_lookup_max"
             f" ({config.longest})"
         )
     return config
@@ -104,7 +104,7 @@ def parse_lora_module(text: str) -> LoraModule:
         raise BadInput(f"{_LORA_MODULES} {text!r:.200} is not accepted: {LORA_MODULE_FORMS}")
     if len(name) > MAX_ADAPTER_CHARACTERS:
         raise BadInput(
-            f"{_LORA_MODULES}: name {name!r:.80} is not accepted: at most {MAX_ADAPTER_CHARACTERS} characters"
+            f"{_LORA_MODULES}: name {name!r:.80} is not accepted: must be at most {MAX_ADAPTER_CHARACTERS} characters"
         )
     return LoraModule(name=name, path=path)
 

@@ -1,4 +1,4 @@
-"""Makes text from engines, servers and files safe to display, so that it cannot control a terminal or a parser.
+"""Makes text from clients, engines, servers and files safe: to encode, and to display without controlling a terminal.
 
 All commands print such text with `print_line` or `print_text`.
 """
@@ -9,6 +9,8 @@ import re
 import sys
 import unicodedata
 from typing import Final, TextIO
+
+from kvscope_telemetry.errors import BadInput
 
 _JOINERS: Final = "\u200c\u200d"
 """Format characters that are needed in words and emoji. Others could reorder or hide text."""
@@ -30,6 +32,16 @@ def printable(text: str, *, keep: str = "", replacement: str = "?") -> str:
 def xml_text(text: str) -> str:
     """Replace characters that XML does not allow by U+FFFD. Nothing is escaped."""
     return _NOT_IN_XML.sub("\ufffd", text)
+
+
+def valid_text(text: str, *, name: str = "text") -> str:
+    """Return `text`. Raises BadInput if it has a lone surrogate, which UTF-8 cannot encode. `name` is for the error."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"{text[error.start]!r} at position {error.start} is half of a surrogate pair"
+        raise BadInput(f"{name} is not accepted: {half}, not a character") from None
+    return text
 
 
 def print_line(text: str, *, file: TextIO | None = None, prefix: str = "") -> None:

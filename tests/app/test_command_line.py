@@ -63,7 +63,7 @@ def test_open_option_can_be_repeated():
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--block-size", "0"], "'0' is not accepted: a whole number from 1 to 1024"),
+        (["--block-size", "0"], "'0' is not accepted: must be a whole number from 1 to 1024"),
         (["--block-size", "ten"], "'ten'"),
         (["--gpu-memory-utilization", "nan"], "'nan'"),
         (["--gpu-memory-utilization", "1.5"], "above 0 and at most 1"),

@@ -36,7 +36,7 @@ def test_engine_accepts_the_new_option() -> None:
     assert engines.engine_config(parser.parse_args(["--made-up-rows", "5"])) == ConfigWithOneMoreField(made_up_rows=5)
     assert "--made-up-rows ROWS" in parser.format_help()
     assert "rows that nobody needs (default: 3)" in parser.format_help()
-    with pytest.raises(BadInput, match="--made-up-rows: '0' is not accepted: a whole number from 1 to 9"):
+    with pytest.raises(BadInput, match="--made-up-rows: '0' is not accepted: must be a whole number from 1 to 9"):
         parser.parse_args(["--made-up-rows", "0"])
 
 
@@ -45,10 +45,10 @@ def test_app_passes_the_new_option_on() -> None:
     assert isinstance(options, command_line.Options)
     assert options.engine == ("--made-up-rows=5",)
     assert "rows (default: 3)" in command_line.build_parser().format_help()
-    with pytest.raises(BadInput, match="--made-up-rows: '10' is not accepted: a whole number from 1 to 9"):
+    with pytest.raises(BadInput, match="--made-up-rows: '10' is not accepted: must be a whole number from 1 to 9"):
         command_line.parse(["--made-up-rows", "10"])
 
 
 def test_new_option_is_checked_in_python() -> None:
-    with pytest.raises(BadInput, match="made_up_rows='5' is not accepted: a whole number from 1 to 9"):
+    with pytest.raises(BadInput, match="made_up_rows='5' is not accepted: must be a whole number from 1 to 9"):
         ConfigWithOneMoreField(made_up_rows="5")  # type: ignore[arg-type]

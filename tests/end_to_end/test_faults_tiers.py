@@ -67,9 +67,9 @@ def tier_options(path: str, host_size: str = "128KiB", size: str = "1MiB") -> Wo
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--allocator", "pagd"), "'pagd' is not accepted: one of paged, contiguous, buddy, virtual"),
+        (("--allocator", "pagd"), "'pagd' is not accepted: must be one of paged, contiguous, buddy, virtual"),
         (("--allocator", "oracle"), "'oracle'"),
-        (("--preemption", "swp"), "'swp' is not accepted: one of auto, recompute, swap"),
+        (("--preemption", "swp"), "'swp' is not accepted: must be one of auto, recompute, swap"),
         (("--preemption", "swap"), "preemption='swap' is not accepted without host memory to swap to"),
         (("--kv-host-memory", "lots"), "'lots'"),
         (("--kv-host-memory", "-1"), "--kv-host-memory"),

@@ -60,14 +60,14 @@ def test_token_ids_are_used_unchanged() -> None:
         ({"prompt": "", "raw": True}, "the prompt is empty"),
         ({"messages": ()}, "messages is empty"),
         ({"prompt_token_ids": ()}, "prompt_token_ids is empty"),
-        ({"prompt_token_ids": (1, 30)}, "token id 30 is not accepted: 0 to 29"),
+        ({"prompt_token_ids": (1, 30)}, "token id 30 is not accepted: must be 0 to 29"),
         ({"prompt_token_ids": (-1,)}, "token id -1 is not accepted"),
         ({"prompt": "a" * 40}, "41 characters: more than 40"),
-        ({"prompt": "a", "tools": "{}"}, "tools='{}' is not accepted: a JSON array of objects"),
+        ({"prompt": "a", "tools": "{}"}, "tools='{}' is not accepted: must be a JSON array of objects"),
         ({"prompt": "a", "sampling": SamplingParams(stop_token_ids=(3, 30))}, "token 30 of stop_token_ids"),
         (
             {"prompt": "a", "sampling": SamplingParams(logit_bias={30: 1.0})},
-            "token 30 of logit_bias is not accepted: 0",
+            "token 30 of logit_bias is not accepted: must be 0",
         ),
     ],
 )

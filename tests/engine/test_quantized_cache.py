@@ -75,5 +75,7 @@ def test_hello_reports_the_cache_dtype_and_block_size(make_engine: Make, kv_cach
 @pytest.mark.parametrize("bad", ["int4", "fp8_e5m2", ""])
 def test_unknown_cache_dtype_is_refused_with_the_known_ones(bad: str) -> None:
     options: dict[str, Any] = {"kv_cache_dtype": bad}
-    with pytest.raises(BadInput, match=rf"^kv_cache_dtype='{bad}' is not accepted: one of auto, fp8, fp8_e4m3, int8$"):
+    with pytest.raises(
+        BadInput, match=rf"^kv_cache_dtype='{bad}' is not accepted: must be one of auto, fp8, fp8_e4m3, int8$"
+    ):
         EngineConfig(**options)

@@ -90,7 +90,7 @@ def _write_still(view: OffscreenView, style: PictureStyle, suffix: str, file: Bi
 
 def _make_video(recording: Recording, spec: PictureSpec, span: Span, report_progress: ProgressCallback) -> None:
     if spec.view not in VIDEO_VIEWS:
-        raise BadInput(f"a video of {spec.view} is not accepted: one of {', '.join(VIDEO_VIEWS)}")
+        raise BadInput(f"a video of {spec.view} is not accepted: must be one of {', '.join(VIDEO_VIEWS)}")
     if spec.at_s is not None:
         raise BadInput("--at applies to a picture; use --from and --until for a video")
     if is_stream(spec.path):

@@ -100,7 +100,9 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise BadInput(f"the view {name!r} appears twice")
         mode = self.choices.color_mode
         if mode is not None and mode not in known_names.color_modes:
-            raise BadInput(f"color_mode={mode!r:.40} is not accepted: one of {', '.join(known_names.color_modes)}")
+            raise BadInput(
+                f"color_mode={mode!r:.40} is not accepted: must be one of {', '.join(known_names.color_modes)}"
+            )
 
 
 def read_layout(path: str | Path, known_names: KnownNames) -> WindowLayout:

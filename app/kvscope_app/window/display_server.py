@@ -53,7 +53,7 @@ def _platforms(environment: Mapping[str, str]) -> list[str]:
 def _platform_failure(platform: str, environment: Mapping[str, str]) -> str:
     """Return why Qt's `platform` cannot show a window, or "" if no obstacle is known."""
     if not _has_plugin(platform, environment):
-        return f"QT_QPA_PLATFORM={platform!r} is not accepted: one of {', '.join(_plugins())}"
+        return f"QT_QPA_PLATFORM={platform!r} is not accepted: must be one of {', '.join(_plugins())}"
     if platform == "xcb":
         return _x_failure(environment.get("DISPLAY", ""))
     return _wayland_failure(environment) if platform == "wayland" else ""

@@ -29,7 +29,7 @@ _TIPS: Final = {
     "linked": "Cursor, playback, speed, visible range and selection follow the active window (Time ▸ Link times)",
     "overview": "Computing the charts: this recording has no summaries",
     "state": "Connection to the engine",
-    "role": "Viewer: prompts, control and block text are for operators only",
+    "role": "Viewer: only operators can send prompts, control the engine and read block text",
     "address": "Address of the engine, for `kvscope --attach`. Click to copy it",
     "model": "Model, data type and device",
     "device": "GPU utilization, or the engine's share of the CPUs; power and temperature if reported",

@@ -73,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     lengths = _lengths(args.lengths)
     for name, least in (("batch", 1), ("layers", 1), ("repeats", 1), ("scored", 0), ("page_heat", 0)):
         if getattr(args, name) < least:
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} is not accepted: at least {least}")
+            raise BadInput(
+                f"--{name.replace('_', '-')} {getattr(args, name)} is not accepted: must be at least {least}"
+            )
     if args.scored == 1 or args.scored > lengths[0] // 2:
         raise BadInput(f"--scored {args.scored} is not accepted: 0, or 2 to half of the shortest of --lengths")
     report = _measure(args, lengths, progress_printer(args.json))

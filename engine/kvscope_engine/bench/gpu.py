@@ -152,7 +152,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.context < 1 or args.steps < 1 or min(args.batch or [1]) < 1:
         raise BadInput("--context, --steps and --batch are at least 1 each")
     if args.requests is not None and args.requests < 1:
-        raise BadInput(f"--requests {args.requests} is not accepted: at least 1")
+        raise BadInput(f"--requests {args.requests} is not accepted: must be at least 1")
     if not 0.0 < args.limit < math.inf:
         raise BadInput(f"--limit {args.limit:g} is not accepted: seconds, above 0")
     if args.device == "cuda" and not torch.cuda.is_available():

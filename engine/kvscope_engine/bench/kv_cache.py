@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 def check_tokens(tokens: int | None) -> None:
     """Raise BadInput for fewer than two tokens, for which perplexity is undefined."""
     if tokens is not None and tokens < 2:
-        raise BadInput(f"--tokens {tokens} is not accepted: at least 2")
+        raise BadInput(f"--tokens {tokens} is not accepted: must be at least 2")
 
 
 def agreement(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> dict[str, float | int]:
@@ -165,6 +165,6 @@ def _text(report: dict[str, Any]) -> str:
     lines = ["\r\033[K" if sys.stderr.isatty() else ""]
     setting_text = f"model {report['model']}, {report['dtype']}, {report['device']}"
     lines.append(f"{setting_text}, {report['num_text_tokens']} tokens of text, {ANSWER_TOKENS} tokens an answer\n")
-    header = ["--kv-cache-dtype", "bytes a token", "perplexity", "change", "answers equal", "tokens before"]
+    header = ["--kv-cache-dtype", "bytes a token", "perplexity", "change", "equal answers", "equal leading tokens"]
     lines.append(table(header, rows))
     return "\n".join(lines)

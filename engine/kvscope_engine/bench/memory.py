@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.repeats < 1 or args.mib < 1:
-        raise BadInput(f"--repeats {args.repeats} --mib {args.mib} is not accepted: at least 1 each")
+        raise BadInput(f"--repeats {args.repeats} --mib {args.mib} is not accepted: must be at least 1 each")
     report: dict[str, Any] = {
         "load_average": os.getloadavg()[0],
         "host_memory": [_slab(mib * MIB) for mib in SLAB_MIB],

@@ -229,7 +229,7 @@ def _stop_seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not accepted: 1 to 3600 seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not accepted: must be 1 to 3600 seconds")
     return seconds
 
 

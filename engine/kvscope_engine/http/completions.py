@@ -29,7 +29,6 @@ from kvscope_engine.http.schemas.logprobs import chat_logprobs, completion_logpr
 from kvscope_engine.http.schemas.request_bodies import MAX_PROMPTS, ChatBody, CompletionBody
 from kvscope_engine.http.schemas.responses import (
     CachedTokens,
-    CalledTool,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -49,7 +48,8 @@ from kvscope_engine.http.schemas.sampling_mapping import (
     stream_usage,
     submission,
 )
-from kvscope_engine.http.tool_calling.tool_use import ToolUse, check_tool_choice, tool_use
+from kvscope_engine.http.tool_calling.answer_format import AnswerFormat, answer_format, check_tool_choice
+from kvscope_engine.http.tool_calling.answer_reader import AnswerPart
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Submit, Tokens
@@ -107,7 +107,7 @@ def _prompts_of(body: CompletionBody) -> Sequence[str | list[int]]:
         return [[token for token in value if isinstance(token, int)]]
     prompts = [prompt for prompt in value if isinstance(prompt, str | list)]
     if not prompts or len(prompts) != len(value) or len({type(prompt) for prompt in prompts}) > 1:
-        message = "prompt is not accepted: a string, token ids, or a list of one of them"
+        message = "prompt is not accepted: must be a string, token ids, or a list of one of them"
         raise ApiError(400, message, param="prompt")
     if len(prompts) > MAX_PROMPTS:
         message = f"{len(prompts)} prompts are not accepted: at most {MAX_PROMPTS} in a request"
@@ -206,7 +206,7 @@ async def _read_chat(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
     slot, owner = slot_of(request), owner_of(request)
     slot.count_choices(sampling.n)
     tokenizer = await api.tokenizer_threads.tokenizer(api.hello.model)
-    use = tool_use(body, tokenizer, api.settings.tool_call_parser)
+    use = answer_format(body, tokenizer, api.settings.tool_call_parser, is_structured=sampling.structured is not None)
     sampling = use.sampling(sampling)
     prompt = await cancel_on_disconnect(request, chat_prompt(api, owner, tokenizer, body, slot.body_bytes))
     slot.release_body()
@@ -222,7 +222,7 @@ class _ChatAnswer:
         sampling: SamplingParams,
         prompt: Prompt,
         tokenizer: Tokenizer | None,
-        use: ToolUse,
+        use: AnswerFormat,
         adapter: str,
     ) -> None:
         self._id = f"chatcmpl-{secrets.token_hex(16)}"
@@ -232,6 +232,7 @@ class _ChatAnswer:
         prompt_ids = prompt.fields.get("prompt_token_ids", ())
         self._readers = [use.reader(tokenizer, prompt_ids) for _ in range(sampling.n)]
         self._texts = [use.marked_text(tokenizer) for _ in range(sampling.n)]
+        self._includes_reasoning = body.include_reasoning is not False
         self._num_choices = sampling.n
         owner = {"client": client, "batch": self._id, "adapter": adapter}
         submit = submission(self._id, body, sampling, raw=False, **owner, **prompt.fields)
@@ -272,41 +273,47 @@ class _ChatAnswer:
 
     def _choice(self, index: int, pieces: list[Tokens | Finished]) -> ChatChoice:
         replies = [piece for piece in pieces if isinstance(piece, Tokens)]
-        content, calls = self._text_and_calls(index, pieces)
+        part = self._read(index, pieces)
         logprobs = [
             entry for piece in replies if (one := chat_logprobs(piece, self._tokenizer)) for entry in one.content
         ]
-        message = ChatCompletionMessage(content=None if calls and not content.strip() else content)
-        if calls:
-            message = replace(message, tool_calls=[replace(call, index=UNSET) for call in calls])
+        is_empty = (part.calls or part.reasoning) and not part.content.strip()
+        message = ChatCompletionMessage(content=None if is_empty else part.content)
+        if part.reasoning:
+            message = replace(message, reasoning=part.reasoning, reasoning_content=part.reasoning)
+        if part.calls:
+            message = replace(message, tool_calls=[replace(call, index=UNSET) for call in part.calls])
         return ChatChoice(index, message, ChatLogprobs(logprobs) if logprobs else None, self._reason(index, pieces[-1]))
 
     def _deltas(self, replies: ChoiceReplies) -> list[ChatChunkChoice]:
         choices = []
         for index, reply in replies:
-            content, calls = self._text_and_calls(index, [reply])
+            part = self._read(index, [reply])
             logprobs = chat_logprobs(reply, self._tokenizer) if isinstance(reply, Tokens) and reply.logprobs else None
-            if content or calls or logprobs is not None:
-                delta = ChatDelta(content=content or UNSET, tool_calls=calls or UNSET)
+            if any(part) or logprobs is not None:
+                reasoning = part.reasoning or UNSET
+                delta = ChatDelta(
+                    content=part.content or UNSET,
+                    reasoning=reasoning,
+                    reasoning_content=reasoning,
+                    tool_calls=part.calls or UNSET,
+                )
                 choices.append(ChatChunkChoice(index, delta, logprobs))
             if isinstance(reply, Finished):
                 choices.append(ChatChunkChoice(index, ChatDelta(), None, self._reason(index, reply)))
         return choices
 
-    def _text_and_calls(self, index: int, pieces: list[Tokens | Finished]) -> tuple[str, list[CalledTool]]:
-        """Return the text that can be shown, and the tool calls completed by these pieces."""
+    def _read(self, index: int, pieces: list[Tokens | Finished]) -> AnswerPart:
+        """Read the next pieces of an answer: text that can be shown, and calls that are complete."""
         reader, marked = self._readers[index], self._texts[index]
         if marked is not None:
             text = "".join(map(marked.add, pieces))
         else:
             text = "".join(piece.text for piece in pieces if isinstance(piece, Tokens))
         if reader is None:
-            return text, []
-        content, calls = reader.add(text)
-        if isinstance(pieces[-1], Finished):
-            last_content, last_calls = reader.flush()
-            content, calls = content + last_content, calls + last_calls
-        return content, calls
+            return AnswerPart("", text, [])
+        part = reader.read(text, is_last=isinstance(pieces[-1], Finished))
+        return part if self._includes_reasoning else part._replace(reasoning="")
 
     def _reason(self, index: int, last: Tokens | Finished) -> str | None:
         reason = last.finish_reason if isinstance(last, Finished) else None
@@ -320,8 +327,10 @@ class _ChatAnswer:
 
 def _text_only(choice: ChatChunkChoice) -> str | None:
     """Return the new text of a choice that contains nothing else; None for other choices."""
-    is_plain = choice.finish_reason is None and choice.logprobs is None and choice.delta.tool_calls is UNSET
-    return choice.delta.content if is_plain and isinstance(choice.delta.content, str) else None
+    delta = choice.delta
+    is_plain = choice.finish_reason is None and choice.logprobs is None
+    has_others = delta.tool_calls is not UNSET or delta.reasoning is not UNSET
+    return delta.content if is_plain and not has_others and isinstance(delta.content, str) else None
 
 
 class Generation:

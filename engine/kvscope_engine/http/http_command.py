@@ -126,7 +126,8 @@ def origins(text: str) -> str:
     for origin in found:
         if origin != "*" and not ORIGIN.fullmatch(origin):
             raise argparse.ArgumentTypeError(
-                f"{origin!r:.80} is not accepted: an origin such as https://chat.example or http://localhost:3000, or *"
+                f"{origin!r:.80} is not accepted: must be * or an origin such as https://chat.example"
+                " or http://localhost:3000"
             )
     return ",".join(found)
 
@@ -137,7 +138,7 @@ def api_key(args: argparse.Namespace) -> str:
     """
     key: str = os.environ.get(API_KEY_VARIABLE, "") if args.api_key is None else args.api_key
     if args.api_key == "" or len(key) > MAX_API_KEY or not (key.isascii() and key.isprintable()) or key != key.strip():
-        raise BadInput(f"the API key is not accepted: 1 to {MAX_API_KEY} printable ASCII characters")
+        raise BadInput(f"the API key is not accepted: must be 1 to {MAX_API_KEY} printable ASCII characters")
     return key
 
 

@@ -121,7 +121,9 @@ async def detokenize(request: Request) -> Response:
     if len(body.tokens) > max_len > 0:
         raise ApiError(400, f"{len(body.tokens)} tokens are not accepted: at most {max_len}", param="tokens")
     if body.tokens and max(body.tokens) >= vocab_size:
-        raise ApiError(400, f"token id {max(body.tokens)} is not accepted: 0 to {vocab_size - 1}", param="tokens")
+        raise ApiError(
+            400, f"token id {max(body.tokens)} is not accepted: must be 0 to {vocab_size - 1}", param="tokens"
+        )
     return json_response(Detokenized(await _text_of(api, request, tokenizer, body.tokens)))
 
 

@@ -161,7 +161,7 @@ def _check_size(scope: Scope) -> None:
     num_bytes = len(scope["raw_path"]) + len(scope["query_string"])
     num_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
     if num_bytes > MAX_HEAD_BYTES:
-        raise ApiError(431, f"a head of {num_bytes} bytes is not accepted: at most {MAX_HEAD_BYTES}")
+        raise ApiError(431, f"a head of {num_bytes} bytes is not accepted: must be at most {MAX_HEAD_BYTES}")
 
 
 def _check_host(host: str) -> None:

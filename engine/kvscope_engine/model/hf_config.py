@@ -139,4 +139,4 @@ def _check_sizes(path: Path, raw: dict[str, Any]) -> None:
         if value is None or isinstance(value, list):
             continue
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
-            raise BadInput(f"{path}: {name}={value!r:.40} is not accepted: a whole number from 1 to {limit}")
+            raise BadInput(f"{path}: {name}={value!r:.40} is not accepted: must be a whole number from 1 to {limit}")

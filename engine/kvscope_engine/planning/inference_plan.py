@@ -94,20 +94,23 @@ class InferenceQuestion:
 
     def __post_init__(self) -> None:
         if self.dtype not in WEIGHT_BYTES:
-            raise BadInput(f"dtype={self.dtype!r} is not accepted: one of {', '.join(WEIGHT_BYTES)}")
+            raise BadInput(f"dtype={self.dtype!r} is not accepted: must be one of {', '.join(WEIGHT_BYTES)}")
         for name in ("tensor_parallel", "pipeline_parallel", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             value = getattr(self, name)
             if not 1 <= value <= 1 << 20:
-                raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {1 << 20}")
+                raise BadInput(f"{name}={value} is not accepted: must be a whole number from 1 to {1 << 20}")
         if self.max_model_len is not None and not 1 <= self.max_model_len <= 1 << 31:
-            raise BadInput(f"max_model_len={self.max_model_len} is not accepted: a whole number from 1 to {1 << 31}")
+            raise BadInput(
+                f"max_model_len={self.max_model_len} is not accepted: must be a whole number from 1 to {1 << 31}"
+            )
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise BadInput(
                 f"gpu_memory_utilization={self.gpu_memory_utilization!r} is not accepted: above 0, at most 1"
             )
         if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in QUANTIZED_DTYPES:
             raise BadInput(
-                f"kv_cache_dtype={self.kv_cache_dtype!r} is not accepted: one of auto, {', '.join(QUANTIZED_DTYPES)}"
+                f"kv_cache_dtype={self.kv_cache_dtype!r} is not accepted:"
+                f" must be one of auto, {', '.join(QUANTIZED_DTYPES)}"
             )
 
     @property

@@ -62,11 +62,11 @@ class TrainingQuestion:
         for name, accepted in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("zero", ZERO_STAGES)):
             if getattr(self, name) not in accepted:
                 choices = ", ".join(map(str, accepted))
-                raise BadInput(f"{name}={getattr(self, name)!r} is not accepted: one of {choices}")
+                raise BadInput(f"{name}={getattr(self, name)!r} is not accepted: must be one of {choices}")
         for name, maximum in (("batch_size", 1 << 16), ("length", 1 << 22), ("data_parallel", 1 << 20)):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= maximum:
-                raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {maximum}")
+                raise BadInput(f"{name}={value} is not accepted: must be a whole number from 1 to {maximum}")
 
     @property
     def weights_dtype(self) -> torch.dtype:

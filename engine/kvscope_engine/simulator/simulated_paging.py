@@ -24,11 +24,13 @@ class SimulatedPaging:
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_layers <= MAX_LAYERS:
-            raise BadInput(f"num_layers={self.num_layers} is not accepted: a whole number from 1 to {MAX_LAYERS}")
+            raise BadInput(
+                f"num_layers={self.num_layers} is not accepted: must be a whole number from 1 to {MAX_LAYERS}"
+            )
         page = self.page_bytes
         if not MIN_PAGE_BYTES <= page <= MAX_PAGE_BYTES or page & (page - 1):
             raise BadInput(
-                f"page_size={page} is not accepted: a power of two from {MIN_PAGE_BYTES} to {MAX_PAGE_BYTES}"
+                f"page_size={page} is not accepted: must be a power of two from {MIN_PAGE_BYTES} to {MAX_PAGE_BYTES}"
             )
 
     def space(self, limits: SimulatedLimits, kv_bytes_per_token: float) -> AddressSpace:

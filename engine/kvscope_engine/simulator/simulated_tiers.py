@@ -29,9 +29,9 @@ class SimulatedTiers:
         for name in ("kv_host_memory", "kv_disk"):
             value = getattr(self, name)
             if not 0 <= value <= MAX_BYTES:
-                raise BadInput(f"{name}={value} is not accepted: from 0 to {MAX_BYTES} bytes")
+                raise BadInput(f"{name}={value} is not accepted: must be from 0 to {MAX_BYTES} bytes")
         if self.preemption not in PREEMPTIONS:
-            raise BadInput(f"preemption={self.preemption!r} is not accepted: one of {', '.join(PREEMPTIONS)}")
+            raise BadInput(f"preemption={self.preemption!r} is not accepted: must be one of {', '.join(PREEMPTIONS)}")
         if self.preemption == "swap" and not self.kv_host_memory:
             raise BadInput("preemption='swap' is not accepted without host memory to swap to (--kv-host-memory)")
         if self.kv_disk and not self.kv_host_memory:

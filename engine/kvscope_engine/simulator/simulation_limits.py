@@ -39,4 +39,4 @@ class SimulatedLimits:
 
 def _check_count(name: str, value: int, high: int) -> None:
     if not 1 <= value <= high:
-        raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {high}")
+        raise BadInput(f"{name}={value} is not accepted: must be a whole number from 1 to {high}")

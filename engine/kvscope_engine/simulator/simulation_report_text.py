@@ -132,7 +132,7 @@ def _states(reports: Sequence[SimulationReport]) -> Iterator[str]:
         if report.num_states
     ]
     if rows:
-        yield "States of recurrent layers\n" + table(["policy", "slots", "kept", "gone on from", "evicted"], rows)
+        yield "States of recurrent layers\n" + table(["policy", "slots", "saved", "reused", "evicted"], rows)
 
 
 def _pages(reports: Sequence[SimulationReport]) -> list[str]:
@@ -177,7 +177,7 @@ def tier_tables(reports: Sequence[SimulationReport]) -> Iterator[str]:
 
 
 def _blocks(uses: Sequence[tuple[str, TierUse]]) -> str:
-    header = ["policy", "host", "disk", "swapped out", "offloaded to host", "to disk", "loaded", "of them from disk"]
+    header = ["policy", "host", "disk", "swapped out", "offloaded to host", "to disk", "loaded", "loaded from disk"]
     rows = [
         (
             use.num_host_blocks,

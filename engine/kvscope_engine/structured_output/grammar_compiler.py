@@ -17,6 +17,7 @@ import msgspec
 from kvscope_engine.structured_output.json_schema_check import unenforced, unenforced_in_tag
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
+from kvscope_telemetry.printable import valid_text
 
 OUT_OF_MEMORY: Final = "std::bad_alloc"
 """Text in XGrammar's exceptions if memory is exhausted."""
@@ -84,10 +85,7 @@ def _compile(compiler: Any, spec: Structured) -> Any:
 
 def _check(spec: Structured) -> None:
     """Raise BadInput for errors that XGrammar would report at length."""
-    try:
-        spec.text.encode()
-    except UnicodeEncodeError as error:
-        raise BadInput(f"{spec.kind} is not accepted: {spec.text[error.start]!r} is no character") from None
+    valid_text(spec.text, name=spec.kind)
     if spec.kind not in ("json_schema", "structural_tag"):
         return
     try:
@@ -95,7 +93,7 @@ def _check(spec: Structured) -> None:
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadInput(f"{spec.kind}={spec.text!r:.60} is not accepted: it is no JSON ({error})") from None
     if spec.kind == "json_schema" and not isinstance(schema, dict | bool):
-        raise BadInput(f"json_schema={spec.text!r:.60} is not accepted: an object or a boolean is one")
+        raise BadInput(f"json_schema={spec.text!r:.60} is not accepted: must be an object or a boolean")
     fault = unenforced(schema) if spec.kind == "json_schema" else unenforced_in_tag(schema)
     if fault:
         raise BadInput(f"{spec.kind} is not accepted: {fault}")

@@ -124,7 +124,7 @@ def _unenforced_for_type(schema: dict[str, Any]) -> str:
     if isinstance(required, list) and isinstance(properties, dict):
         unknown = next((name for name in required if isinstance(name, str) and name not in properties), None)
         if unknown is not None:
-            return f"'required' names {unknown!r:.60}, which is not in 'properties': that is not enforced"
+            return f"{unknown!r:.60} in 'required' is not in 'properties': it is not enforced"
     if "propertyNames" in names and properties:
         return "'propertyNames' beside 'properties' is not enforced"
     return ""

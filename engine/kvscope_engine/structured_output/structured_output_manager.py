@@ -32,6 +32,7 @@ from kvscope_engine.structured_output.vocabulary import vocabulary_of
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.structured import Structured
+from kvscope_telemetry.printable import valid_text
 
 MAX_COMPILE_S: Final = 5.0
 """Maximum CPU time to compile and try a grammar, in seconds."""
@@ -311,10 +312,7 @@ def _num_bytes(spec: Structured, grammar: Grammar) -> int:
 
 
 def _check_text(spec: Structured) -> None:
-    try:
-        spec.text.encode()
-    except UnicodeEncodeError as error:
-        raise BadInput(f"{spec.kind} is not accepted: {spec.text[error.start]!r} is no character") from None
+    valid_text(spec.text, name=spec.kind)
     if spec.kind in ("json_schema", "structural_tag") and (depth := _json_depth(spec.text)) > MAX_DEPTH:
         raise BadInput(f"{spec.kind} is not accepted: {depth} levels are nested, at most {MAX_DEPTH} are accepted")
 

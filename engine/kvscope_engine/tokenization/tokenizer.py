@@ -19,6 +19,7 @@ from kvscope_engine.tokenization import chat_template
 from kvscope_engine.tokenization.fewest_tokens import FewestTokens
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import MAX_PROMPT_CHARACTERS, ChatMessage, ToolCall
+from kvscope_telemetry.printable import valid_text
 
 REPLACEMENT: Final = "�"
 WINDOW: Final = 16
@@ -232,15 +233,6 @@ def to_template_message(message: ChatMessage) -> dict[str, Any]:
         if value := getattr(message, name):
             turn[name] = valid_text(value)
     return turn
-
-
-def valid_text(text: str) -> str:
-    """Return `text`. Raises BadInput if it contains a lone surrogate, which cannot be encoded in UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadInput(f"text is not accepted: {text[error.start]!r} at {error.start} is no character") from error
-    return text
 
 
 def _as_tool_call(call: ToolCall) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _parsed(text: str) -> ast.expr:
     if not text:
         raise BadInput("an expression is needed, such as ttft_p99_ms > 500")
     if len(text) > MAX_LENGTH:
-        raise BadInput(f"an expression of {len(text)} characters is not accepted: at most {MAX_LENGTH}")
+        raise BadInput(f"an expression of {len(text)} characters is not accepted: must be at most {MAX_LENGTH}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # ast warns of a number directly followed by a word, such as `1if`

@@ -90,7 +90,7 @@ def parse_rule(text: str) -> Rule:
     try:
         seconds = float(match["number"] or 0) * _UNITS[match["unit"] or "s"]
     except ValueError:
-        raise BadInput(f"{match['number']!r} is not accepted: a number of seconds, such as for 10 s") from None
+        raise BadInput(f"{match['number']!r} is not accepted: must be a number of seconds, such as for 10 s") from None
     expression_of(expression)
     return checked([Rule(name=name, expression=expression, seconds=seconds)])[0]
 

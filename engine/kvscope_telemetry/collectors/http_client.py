@@ -281,4 +281,4 @@ def _ssl_context(address: ExternalAddress) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cafile=address.ca or None)
     except (OSError, ValueError) as error:
-        raise BadInput(f"ca={address.ca!r} is not accepted: a file of certificates in PEM ({error})") from None
+        raise BadInput(f"ca={address.ca!r} is not accepted: must be a file of certificates in PEM ({error})") from None

@@ -267,7 +267,7 @@ class SlotState:
         self.state.touch(request)
 
     def _finish(self, slot: int, request: KnownRequest, now_ns: int) -> None:
-        cause = f"ended after {request.num_output_tokens} tokens; the slot keeps what it holds"
+        cause = f"ended after {request.num_output_tokens} tokens; the slot keeps its KV"
         self.state.add_event(Event(kind="finished", time_ns=now_ns, number=request.number, cause=cause))
         self.state.count(finished=1)
         self.state.finish(request)

@@ -38,7 +38,7 @@ def read_api_keys() -> dict[str, str]:
     except OSError as error:
         raise BadInput(f"{_WHAT} {path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError):
-        raise BadInput(f"{_WHAT} {path} is not accepted: a table [keys] of addresses and their keys") from None
+        raise BadInput(f"{_WHAT} {path} is not accepted: must be a table [keys] of addresses and their keys") from None
 
 
 def keep_api_key(address: str, key: str) -> None:

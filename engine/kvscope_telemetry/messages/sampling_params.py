@@ -112,7 +112,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _token_ids(self.stop_token_ids)
         _biases(self.logit_bias)
         if not isinstance(self.structured, Structured | None):
-            raise BadInput(f"structured={_shortened(self.structured)} is not accepted: a Structured or None")
+            raise BadInput(f"structured={_shortened(self.structured)} is not accepted: must be a Structured or None")
 
     def resolved(self, model: ModelSampling | None = None) -> ResolvedSampling:
         """Return the options with unset ones replaced by the defaults of `model`, then by general defaults."""
@@ -143,13 +143,13 @@ def _number(name: str, value: float, low: float, high: float, *, open_low: bool 
     if is_number and low <= value <= high and not (open_low and value == low):  # NaN is in no range
         return
     bounds = f"above {low:g} and at most {high:g}" if open_low else f"from {low:g} to {high:g}"
-    raise BadInput(f"{name}={_shortened(value)} is not accepted: a number {bounds}")
+    raise BadInput(f"{name}={_shortened(value)} is not accepted: must be a number {bounds}")
 
 
 def _integer(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return
-    raise BadInput(f"{name}={_shortened(value)} is not accepted: a whole number from {low} to {high}")
+    raise BadInput(f"{name}={_shortened(value)} is not accepted: must be a whole number from {low} to {high}")
 
 
 def _shortened(value: object) -> str:
@@ -161,17 +161,17 @@ def _shortened(value: object) -> str:
 
 def _stop_strings(stop: tuple[str, ...]) -> None:
     if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
-        raise BadInput(f"stop={_shortened(stop)} is not accepted: a tuple of strings")
+        raise BadInput(f"stop={_shortened(stop)} is not accepted: must be a tuple of strings")
     if len(stop) > MAX_STOP_STRINGS:
         raise BadInput(f"stop has {len(stop)} strings: at most {MAX_STOP_STRINGS} are accepted")
     for text in stop:
         if not 0 < len(text) <= MAX_STOP_LENGTH:
-            raise BadInput(f"stop string {text!r:.40} is not accepted: 1 to {MAX_STOP_LENGTH} characters")
+            raise BadInput(f"stop string {text!r:.40} is not accepted: must be 1 to {MAX_STOP_LENGTH} characters")
 
 
 def _token_ids(ids: tuple[int, ...]) -> None:
     if not isinstance(ids, tuple):
-        raise BadInput(f"stop_token_ids={_shortened(ids)} is not accepted: a tuple of token ids")
+        raise BadInput(f"stop_token_ids={_shortened(ids)} is not accepted: must be a tuple of token ids")
     if len(ids) > MAX_STOP_TOKENS:
         raise BadInput(f"stop_token_ids has {len(ids)} tokens: at most {MAX_STOP_TOKENS} are accepted")
     for token in ids:
@@ -180,7 +180,7 @@ def _token_ids(ids: tuple[int, ...]) -> None:
 
 def _biases(biases: dict[int, float]) -> None:
     if not isinstance(biases, dict):
-        raise BadInput(f"logit_bias={_shortened(biases)} is not accepted: a bias by token id")
+        raise BadInput(f"logit_bias={_shortened(biases)} is not accepted: must map token ids to biases")
     if len(biases) > MAX_BIASED_TOKENS:
         raise BadInput(f"logit_bias has {len(biases)} tokens: at most {MAX_BIASED_TOKENS} are accepted")
     for token, bias in biases.items():

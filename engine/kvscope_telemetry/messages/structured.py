@@ -36,7 +36,7 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.kind not in KINDS:
             raise BadInput(f"kind={self.kind!r:.40} of structured output is not accepted: {', '.join(KINDS)}")
         if not isinstance(self.text, str):
-            raise BadInput(f"text={self.text!r:.40} of {self.kind} is not accepted: a string")
+            raise BadInput(f"text={self.text!r:.40} of {self.kind} is not accepted: must be a string")
         if len(self.text) > MAX_STRUCTURED_CHARACTERS:
             size = len(self.text)
             raise BadInput(f"{self.kind} has {size} characters: at most {MAX_STRUCTURED_CHARACTERS} are accepted")
@@ -53,7 +53,9 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         try:
             found = msgspec.json.decode(self.text, type=tuple[str, ...])
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise BadInput(f"choice={self.text!r:.60} is not accepted: a JSON array of strings ({error})") from None
+            raise BadInput(
+                f"choice={self.text!r:.60} is not accepted: must be a JSON array of strings ({error})"
+            ) from None
         if not 0 < len(found) <= MAX_CHOICES:
             raise BadInput(f"choice has {len(found)} strings: 1 to {MAX_CHOICES} are accepted")
         if not all(found):

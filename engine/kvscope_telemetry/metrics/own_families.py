@@ -34,7 +34,7 @@ TOTALS: Final = {
     "swapped_states": "Recurrent states of preempted requests swapped to host memory.",
     "offloaded_states": "Kept recurrent states moved to host memory when evicted.",
     "loaded_states": "Recurrent states loaded from host memory.",
-    "restored_tokens": "Tokens recovered after preemptions without recomputation.",
+    "restored_tokens": "Tokens that did not have to be recomputed after a preemption.",
     "recomputed_tokens": "Tokens lost by preemptions and recomputed.",
     "admitted": "Requests admitted (scheduled for the first time).",
     "refused": "Requests refused.",

@@ -122,7 +122,7 @@ def unpack_map(allocator_map: AllocatorMap) -> list[TorchSegment]:
             allocator_map.largest_cached_bytes,
         )
         >= 0,
-        "less than none",
+        "a negative total",
     )
     begins, ends = offsets.astype(np.int64), (offsets + lengths).astype(np.int64)
     segments, start = [], 0

@@ -169,7 +169,7 @@ class PlaybackSource:
     def set_speed(self, factor: float) -> None:
         """Set the speed factor. Raises BadInput outside `MIN_SPEED` to `MAX_SPEED`."""
         if not MIN_SPEED <= factor <= MAX_SPEED:
-            raise BadInput(f"speed {factor!r} is not accepted: a number from {MIN_SPEED} to {MAX_SPEED:.0f}")
+            raise BadInput(f"speed {factor!r} is not accepted: must be a number from {MIN_SPEED} to {MAX_SPEED:.0f}")
         with self._changed:
             self._clock.speed = factor
 

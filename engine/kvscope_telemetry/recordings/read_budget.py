@@ -76,7 +76,7 @@ class ReadBudget:
         """
         self._remaining_bytes -= num_bytes
         if self._remaining_bytes < 0:
-            raise ReadBudgetSpent(f"more than {self._max_bytes >> 20} MiB would have to be looked at")
+            raise ReadBudgetSpent(f"more than {self._max_bytes >> 20} MiB would have to be read")
         self._unreported_bytes += num_bytes
         if self._unreported_bytes >= _PROGRESS_EVERY:
             self._unreported_bytes = 0

@@ -74,7 +74,7 @@ def hold(folder: Path, *, make: bool = False) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock) if lock is not None else None
-        raise BadInput(f"ring folder {folder} is not accepted: another process writes it") from None
+        raise BadInput(f"ring folder {folder} is not accepted: another process is writing to it") from None
     except OSError as error:
         if lock is not None:
             os.close(lock)

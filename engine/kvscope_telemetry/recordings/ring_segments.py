@@ -38,7 +38,7 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if not self.max_bytes > 0:
-            raise BadInput(f"a ring of {self.max_bytes!r} bytes is not accepted: at least 1")
+            raise BadInput(f"a ring of {self.max_bytes!r} bytes is not accepted: must be at least 1")
         if not 0 < self.max_seconds < 1e9:
             raise BadInput(f"a ring of {self.max_seconds!r} seconds is not accepted: more than 0")
 

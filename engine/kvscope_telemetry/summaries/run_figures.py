@@ -508,7 +508,7 @@ FIGURES: Final = (
         "restored_tokens",
         "Restored tokens",
         "tokens",
-        "Tokens recovered after preemptions without recomputation",
+        "Tokens that did not have to be recomputed after a preemption",
         is_compared=True,
         uses=FigureUses(Card(10, "tokens after preemptions, {recomputed_tokens} recomputed", "Restored")),
     ),

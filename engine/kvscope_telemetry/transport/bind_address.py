@@ -98,7 +98,9 @@ def _ipc(endpoint: str, path: str) -> IpcAddress:
     if folder.name == "telemetry":
         folder = folder.parent
     if not folder.name or ".." in folder.parts:
-        raise BadInput(f"endpoint {endpoint!r} is not accepted: a directory of its own, such as ipc:///tmp/kvscope")
+        raise BadInput(
+            f"endpoint {endpoint!r} is not accepted: must be a directory of its own, such as ipc:///tmp/kvscope"
+        )
     num_bytes = len(str(folder / "telemetry").encode(errors="surrogateescape"))
     if num_bytes > MAX_IPC_PATH_BYTES:
         raise BadInput(

@@ -449,7 +449,7 @@ class Outgoing:
         """Append a command. Raises BadInput if it exceeds the size limit, EngineDead if too many are queued."""
         data = encode(command)
         if len(data) > MAX_COMMAND_BYTES:
-            raise BadInput(f"a command of {len(data)} bytes is not accepted: at most {MAX_COMMAND_BYTES}")
+            raise BadInput(f"a command of {len(data)} bytes is not accepted: must be at most {MAX_COMMAND_BYTES}")
         with self._lock:
             num_bytes = self._bytes_queued - self._bytes_sent
             if len(self._commands) >= MAX_WAITING or (num_bytes and num_bytes + len(data) > MAX_WAITING_BYTES):

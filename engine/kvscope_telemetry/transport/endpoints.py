@@ -27,7 +27,7 @@ def endpoints(endpoint: str) -> Endpoints:
     if isinstance(address, IpcAddress):
         return Endpoints(address.telemetry, address.command)
     if not address.port:
-        raise BadInput(f"endpoint {endpoint!r} is not accepted: a port from 1 to 65534 to connect to")
+        raise BadInput(f"endpoint {endpoint!r} is not accepted: must be a port from 1 to 65534 to connect to")
     if address.host in _EVERYWHERE:
         raise BadInput(f"endpoint {endpoint!r} is not accepted: the host to connect to, not {address.host}")
     return Endpoints(f"tcp://{address.host}:{address.port}", f"tcp://{address.host}:{address.port + 1}")

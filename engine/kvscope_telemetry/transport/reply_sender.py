@@ -34,7 +34,7 @@ ones.
 MAX_REPLY_BYTES_IN_FLIGHT: Final = 128 << 20
 """Limit on large replies to all clients held by ZeroMQ. Beyond it, the client with the largest one is disconnected."""
 
-NOT_READ: Final = "unread answers: the connection is closed; unread answers follow on the next one"
+NOT_READ: Final = "replies are not read: the connection is closed; the client receives them on its next connection"
 
 
 class ReplySender:

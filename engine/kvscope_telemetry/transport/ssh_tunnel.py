@@ -211,5 +211,5 @@ def _forwards(endpoint: str) -> tuple[str, str]:
     if isinstance(address, IpcAddress):
         return f"{address.folder}/telemetry", f"{address.folder}/command"
     if not address.port:
-        raise BadInput(f"endpoint {endpoint!r} is not accepted: a port from 1 to 65534 to connect to")
+        raise BadInput(f"endpoint {endpoint!r} is not accepted: must be a port from 1 to 65534 to connect to")
     return f"{address.host}:{address.port}", f"{address.host}:{address.port + 1}"

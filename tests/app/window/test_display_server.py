@@ -36,7 +36,9 @@ def test_platforms_without_a_display_are_accepted(platform):
 
 
 def test_unknown_platform_is_refused_with_the_installed_ones():
-    with pytest.raises(KvscopeError, match=r"QT_QPA_PLATFORM='foo' is not accepted: one of .*offscreen.*xcb") as raised:
+    with pytest.raises(
+        KvscopeError, match=r"QT_QPA_PLATFORM='foo' is not accepted: must be one of .*offscreen.*xcb"
+    ) as raised:
         require_display({"QT_QPA_PLATFORM": "foo", "DISPLAY": ":4711"})
     assert "\n" not in str(raised.value)
     require_display({"QT_QPA_PLATFORM": "foo", "QT_PLUGIN_PATH": "/elsewhere"})

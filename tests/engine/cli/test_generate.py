@@ -114,10 +114,10 @@ def test_structured_output_option_reaches_the_engine(
     [
         (["--json-object", "--regex", "a"], "one form of the answer is accepted, not json_object and regex"),
         (["--json-schema", "nowhere.json"], "'nowhere.json' is neither a text with '{' nor a file that can be read"),
-        (["--logit-bias", "a:b"], "'a' is not accepted: a whole number"),
-        (["--logit-bias", "7"], "'' is not accepted: a number"),
+        (["--logit-bias", "a:b"], "'a' is not accepted: must be a whole number"),
+        (["--logit-bias", "7"], "'' is not accepted: must be a number"),
         (["--logit-bias", "7:101"], "logit_bias of token 7=101.0 is not accepted"),
-        (["--stop-token-ids", "1;2"], "'1;2' is not accepted: a whole number"),
+        (["--stop-token-ids", "1;2"], "'1;2' is not accepted: must be a whole number"),
         (["--priority", "2000"], "Expected `int` <= 1000"),
     ],
 )

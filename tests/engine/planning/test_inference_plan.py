@@ -99,8 +99,8 @@ def test_too_small_gpu_does_not_fit_and_gives_the_missing_bytes(skeleton: Make) 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"dtype": "fp7"}, "dtype='fp7' is not accepted: one of bfloat16"),
-        ({"kv_cache_dtype": "int2"}, "kv_cache_dtype='int2' is not accepted: one of auto"),
+        ({"dtype": "fp7"}, "dtype='fp7' is not accepted: must be one of bfloat16"),
+        ({"kv_cache_dtype": "int2"}, "kv_cache_dtype='int2' is not accepted: must be one of auto"),
         ({"tensor_parallel": 0}, "tensor_parallel=0 is not accepted"),
         ({"tensor_parallel": 5}, "tensor_parallel=5 is not accepted: 6 query heads"),
         ({"pipeline_parallel": 5}, "pipeline_parallel=5 is not accepted: the model has 4 layers"),

@@ -88,7 +88,7 @@ def test_pages_of_2_mib_waste_much_and_pages_of_64_kib_little() -> None:
         ({"num_layers": 0}, "num_layers=0"),
         ({"num_layers": 1 << 20}, "num_layers=1048576"),
         ({"page_bytes": 3000}, "page_size=3000"),
-        ({"page_bytes": 6 << 12}, "page_size=24576 is not accepted: a power of two from 4096 to 1073741824"),
+        ({"page_bytes": 6 << 12}, "page_size=24576 is not accepted: must be a power of two from 4096 to 1073741824"),
     ],
 )
 def test_invalid_paging_is_refused(paging: dict[str, int], said: str) -> None:

@@ -184,7 +184,7 @@ def test_equal_setups_with_tiers_give_equal_reports_and_more_reuse_than_without(
     [
         ({"kv_disk": 1 << 30}, "kv_disk=1073741824 is not accepted without host memory"),
         ({"preemption": "swap"}, "preemption='swap' is not accepted without host memory"),
-        ({"preemption": "drop"}, "preemption='drop' is not accepted: one of auto, recompute, swap"),
+        ({"preemption": "drop"}, "preemption='drop' is not accepted: must be one of auto, recompute, swap"),
         ({"kv_host_memory": -1}, "kv_host_memory=-1 is not accepted"),
         ({"kv_host_memory": 1 << 60}, "kv_host_memory=1152921504606846976 is not accepted"),
     ],

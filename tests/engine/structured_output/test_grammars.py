@@ -193,7 +193,7 @@ def test_without_an_end_token_a_complete_text_ends(default_tokenizer: Tokenizer)
         ("regex", "[a-z", "regex is not accepted: Regex parsing error"),
         ("regex", r"(a)\1", "regex is not accepted: Regex parsing error at position 4: Backreference"),
         ("json_schema", "{", "json_schema='{' is not accepted: it is no JSON"),
-        ("json_schema", "[1]", r"json_schema='\[1\]' is not accepted: an object or a boolean"),
+        ("json_schema", "[1]", r"json_schema='\[1\]' is not accepted: must be an object or a boolean"),
         ("json_schema", '{"type": "foo"}', 'json_schema is not accepted: Unsupported type "foo"'),
         ("json_schema", '{"$ref": "#/nowhere"}', "json_schema is not accepted: Cannot find field nowhere"),
         ("json_schema", "[" * 100_000, "json_schema is not accepted: 100000 levels are nested, at most 128"),
@@ -201,7 +201,7 @@ def test_without_an_end_token_a_complete_text_ends(default_tokenizer: Tokenizer)
         ("grammar", 'start ::= "a"', 'The root rule with name "root" is not found'),
         ("grammar", 'root ::= root "a"', "grammar is not accepted: no text of this model's tokens matches it"),
         ("regex", "(" * 50_000 + ")" * 50_000, "regex is not accepted: EBNF parser error"),
-        ("regex", "a\ud800", "regex is not accepted: '.*' is no character"),
+        ("regex", "a\ud800", "regex is not accepted: '.*' at position 1 is half of a surrogate pair, not a character"),
     ],
 )
 def test_invalid_form_is_refused_in_one_line(forms: StructuredOutputManager, kind: Any, text: str, named: str) -> None:

@@ -27,7 +27,7 @@ REFUSED: dict[str, Any] = {
     "'type' beside 'anyOf'": {"type": "string", "anyOf": [INTEGER]},
     "'type' beside 'enum'": {"type": "string", "enum": ["a", 1]},
     "'minimum' without a 'type'": {"minimum": 5},
-    "'required' names 'z'": {"type": "object", "properties": {"a": {}}, "required": ["z"]},
+    "'z' in 'required'": {"type": "object", "properties": {"a": {}}, "required": ["z"]},
     "'propertyNames' beside": {"type": "object", "properties": {"a": {}}, "propertyNames": {"pattern": "^x"}},
     "'format': 'iri'": {"type": "string", "format": "iri"},
     "'oneOf' whose schemas may hold at once": {"oneOf": [INTEGER, {"type": "number"}]},

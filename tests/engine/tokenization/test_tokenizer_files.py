@@ -52,7 +52,7 @@ def test_own_files_are_loaded_without_transformers(
 
 
 def test_default_template_of_several_is_used(tiny_tokenizer: Any, tmp_path: Path) -> None:
-    tiny_tokenizer.chat_template = {"default": "{{ messages[0].content }}", "tool_use": "x"}
+    tiny_tokenizer.chat_template = {"default": "{{ messages[0].content }}", "answer_format": "x"}
     tiny_tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert loaded is not None

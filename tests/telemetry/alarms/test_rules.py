@@ -56,7 +56,7 @@ def test_rule_description_uses_no_figure_names(line: str, words: str) -> None:
     ("line", "why_not"),
     [
         ("running > 8 for ten s", "'for' cannot be read here"),
-        ("running > 8 for 1.2.3 s", "'1.2.3' is not accepted: a number of seconds"),
+        ("running > 8 for 1.2.3 s", "'1.2.3' is not accepted: must be a number of seconds"),
         ("running > 8 for 4000 s", "4000 seconds are not accepted: 0 to 3600"),
         ("note: running > 8", "the name 'note' is not accepted"),
         ("a: b: running > 8", "':' cannot be read here"),

@@ -342,5 +342,5 @@ def test_recording_without_a_snapshot_has_no_state(
 def test_invalid_speed_is_refused_by_name(
     record: Callable[..., Any], watch: Callable[..., PlaybackWatcher], speed: float
 ) -> None:
-    with pytest.raises(BadInput, match="is not accepted: a number from"):
+    with pytest.raises(BadInput, match="is not accepted: must be a number from"):
         watch(record(5).path).source.set_speed(speed)

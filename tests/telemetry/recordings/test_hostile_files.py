@@ -122,7 +122,7 @@ def test_empty_records_are_skipped_within_a_budget(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(budgets, "STEP_BYTES_A_STORED_BYTE", 8)
     path = tmp_path / "nothing.mcap"
     path.write_bytes(MAGIC + struct.pack("<BQ", 128, 0) * 100_000)
-    assert refusal(path).endswith("MiB would have to be looked at")
+    assert refusal(path).endswith("MiB would have to be read")
 
 
 def test_millions_of_tiny_messages_in_a_chunk_are_refused(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
@@ -156,7 +156,7 @@ def test_chunks_of_zeros_are_inflated_once_within_a_budget(
     monkeypatch.setattr(zstandard, "ZstdDecompressor", Counted)
     recording = Recording.open(path)
     assert recording.note == "opened in part"
-    assert "MiB would have to be looked at" in recording.detail
+    assert "MiB would have to be read" in recording.detail
     assert sum(inflated) < 2 * ((64 << 20) + 32 * path.stat().st_size)
     count = len(inflated)
     list(recording.messages(keyframes=True))

@@ -417,7 +417,7 @@ def test_ring_that_is_being_written_is_not_offered_or_discarded(
     assert (left.folder, left.start_ns) == (ring.folder, ring.start_ns)
     other = make_ring("other")
     make_session(other).advance(10)
-    with pytest.raises(BadInput, match="another process writes it"):
+    with pytest.raises(BadInput, match="another process is writing to it"):
         type(left)(other.folder, "", 0, 0.0, 0).discard()
     other.close()
 

@@ -30,7 +30,7 @@ KIND_COLORS: Final = {
 
 
 def moment_text(moment: BlockMoment) -> str:
-    """Return text such as `Taken by request #12`."""
+    """Return text such as `Allocated to request #12`."""
     holder = f"request #{count(moment.request)}" if moment.request != NO_OWNER else ""
     sharing_text = f"Shared by {count(moment.ref_count)} requests"
     if moment.kind is MomentKind.KNOWN:
@@ -38,11 +38,15 @@ def moment_text(moment: BlockMoment) -> str:
     if moment.kind is MomentKind.SHARED:
         return f"Shared with {holder}: {sharing_text}" if holder else f"Shared: {sharing_text}"
     if moment.kind is MomentKind.LEFT:
-        return "Released by one; one request holds it" if moment.ref_count == 1 else f"One let go: {sharing_text}"
+        return (
+            "Released by one request; one other request holds it"
+            if moment.ref_count == 1
+            else f"Released by one request: {sharing_text}"
+        )
     return {
         MomentKind.LOST: "Unknown from here: frames are missing",
         MomentKind.RESTARTED: "Engine restarted",
-        MomentKind.BORN: f"Taken by {holder}" if holder else "Allocated",
+        MomentKind.BORN: f"Allocated to {holder}" if holder else "Allocated",
         MomentKind.COPIED: f"Copied for {holder}" if holder else "Copied",
         MomentKind.LOADED: f"Loaded from a lower tier for {holder}" if holder else "Loaded from a lower tier",
         MomentKind.SAVED: f"Saved here for {holder}" if holder else "Saved here",

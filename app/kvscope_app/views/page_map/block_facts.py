@@ -150,7 +150,7 @@ def _fact_rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, 
     if tier not in (Tier.HBM, Tier.STATES):
         rows.append(("In", TIER_STYLES[tier].memory))
     if block in mirror.pinned:
-        rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: protected from eviction"))
+        rows.append(("Pinned", f"by {mirror.pinned_by or 'an unknown client'}: protected from eviction"))
     rows.append(("Last used", _last_use_text(mirror, block, holders)))
     if position := eviction_position(ledger, block):
         rows.append(("Eviction order", position))

@@ -184,7 +184,7 @@ def _state_text(overview: SessionOverview, index: int) -> str:
 def _gap_text(overview: SessionOverview, time_ns: int, reach_ns: int) -> str:
     for begin_ns, end_ns in zip(*(times.tolist() for times in gaps(overview)), strict=True):
         if begin_ns - reach_ns <= time_ns <= end_ns + reach_ns:
-            return f"nothing came for {seconds((end_ns - begin_ns) / 1e9)}"
+            return f"no telemetry was received for {seconds((end_ns - begin_ns) / 1e9)}"
     is_near = np.flatnonzero(
         (overview.column("num_lost_frames") > 0) & (np.abs(overview.time_ns - time_ns) <= SECOND_NS + reach_ns)
     )

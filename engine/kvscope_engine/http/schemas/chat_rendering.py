@@ -69,7 +69,7 @@ def template_message(message: MessageBody, *, raw_arguments: bool = True) -> dic
         if value := getattr(message, name):
             rendered[name] = value
     if reasoning := message.reasoning_content or message.reasoning:
-        rendered["reasoning_content"] = reasoning
+        rendered |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), reasoning)  # templates differ
     return rendered
 
 

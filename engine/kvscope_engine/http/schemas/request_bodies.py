@@ -153,7 +153,6 @@ CHAT_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "echo": (False,),
-    "include_reasoning": (True,),
     "chat_template": (),
     "documents": ([],),
     "mm_processor_kwargs": ({},),
@@ -279,11 +278,12 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     modalities: list[str] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """Variable for the chat template; most templates ignore it."""
+    include_reasoning: bool | None = None
+    """Whether the answer contains its reasoning (the default)."""
     add_generation_prompt: Any = None
     """Accepted with the values in `CHAT_NEUTRAL`, as are the following fields."""
     continue_final_message: Any = None
     echo: Any = None
-    include_reasoning: Any = None
     chat_template: Any = None
     documents: Any = None
     mm_processor_kwargs: Any = None

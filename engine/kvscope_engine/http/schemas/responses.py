@@ -89,6 +89,11 @@ class ChatCompletionMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    """Text before the answer, if the model's chat template has marks for it. `reasoning_content` is the same, under the
+    name that DeepSeek's clients read.
+    """
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[CalledTool] | UnsetType = UNSET
 
 
@@ -104,6 +109,8 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[CalledTool] | UnsetType = UNSET
 
 

@@ -79,7 +79,7 @@ def submission(request_id: str, body: SamplingBody, sampling: SamplingParams, *,
     if body.cache_salt:
         _require_field(Submit, "cache_salt")
         if len(body.cache_salt) > 1024:
-            raise ApiError(400, "cache_salt is not accepted: at most 1024 characters", param="cache_salt")
+            raise ApiError(400, "cache_salt is not accepted: must be at most 1024 characters", param="cache_salt")
         fields["cache_salt"] = body.cache_salt
     return Submit(request_id=request_id, sampling=sampling, raw=raw, **fields, **prompt)
 

@@ -55,7 +55,10 @@ def read_json(text: StreamedText, start: int, tools: Tools) -> Search[ParseResul
 
 
 def read_json_value(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
-    """Read one call `{"name": ..., "arguments": {...}}` (Llama: `parameters`), or a list of them."""
+    """Read one call `{"name": ..., "arguments": {...}}`, or a list of them.
+
+    Llama writes `parameters` instead of `arguments`, Cohere also `tool_name` instead of `name`.
+    """
     start = yield from text.skip(WHITESPACE, start)
     if text.text[start : start + 1] not in ("{", "["):
         return ParseResult(None, start)
@@ -64,6 +67,23 @@ def read_json_value(text: StreamedText, start: int, tools: Tools) -> Search[Pars
     calls = [_json_call(one) for one in (value if isinstance(value, list) else [value])]
     complete = [call for call in calls if call is not None]
     return ParseResult(complete if complete and len(complete) == len(calls) else None, end)
+
+
+def read_keyed_json(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
+    """Read a list of calls `[{NAME: {...}}, ...]`, whose keys are the functions' names."""
+    start = yield from text.skip(WHITESPACE, start)
+    if text.text[start : start + 1] != "[":
+        return ParseResult(None, start)
+    end = yield from text.closing(JSON_TOKENS, start)
+    value = parse_json(text.text[start:end])
+    calls: list[ParsedCall] = []
+    for one in value if isinstance(value, list) else ():
+        for name, given in one.items() if isinstance(one, dict) else ():
+            arguments = arguments_text(given)
+            if arguments is None:
+                return ParseResult(None, end)
+            calls.append(ParsedCall(name, arguments))
+    return ParseResult(calls or None, end)
 
 
 def any_of(*bodies: CallParser) -> CallParser:
@@ -80,7 +100,7 @@ def any_of(*bodies: CallParser) -> CallParser:
 
 
 def _json_call(value: Any) -> ParsedCall | None:
-    name = value.get("name") if isinstance(value, dict) else None
+    name = value.get("name", value.get("tool_name")) if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
         return None
     arguments = arguments_text(value.get("arguments", value.get("parameters")))
@@ -107,6 +127,46 @@ class NamedJson:
         return ParseResult([ParsedCall(head["name"], arguments, head.groupdict().get("id") or "")], end)
 
 
+class NamedValues:
+    """Parser for a name and an object with unquoted keys, as in `call:NAME{KEY:<|"|>TEXT<|"|>,KEY:[1,true]}`.
+
+    `quote` is the mark at both ends of a text, in which nothing is escaped.
+    """
+
+    def __init__(self, quote: str) -> None:
+        mark = re.escape(quote)
+        self._longest_token = len(quote)
+        self._tokens = re.compile(rf"{mark}|[\[\]{{}}]")
+        self._parts = re.compile(
+            rf'{mark}(?P<text>.*?){mark}|(?P<json>"(?:\\.|[^"\\])*")|(?P<word>[^\s{{}}\[\],:]+)|(?P<sign>[{{}}\[\],:])',
+            re.DOTALL,
+        )
+
+    def __call__(self, text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
+        head = yield from text.match(_VALUES_HEAD, start)
+        if head is None:
+            return ParseResult(None, start)
+        end = yield from text.closing(self._tokens, head.end(), self._longest_token)
+        arguments = arguments_text(self._as_json(text.text[head.end() : end]))
+        return ParseResult(None if arguments is None else [ParsedCall(head["name"], arguments)], end)
+
+    def _as_json(self, text: str) -> str:
+        parts = []
+        for part in self._parts.finditer(text):
+            is_key = text[part.end() : part.end() + 1] == ":"
+            if part["text"] is not None:
+                parts.append(to_json(part["text"]))
+            elif (word := part["word"]) is not None:
+                is_value = not is_key and parse_json(word) is not None
+                parts.append(word if is_value else "null" if word in ("null", "None") else to_json(word))
+            else:
+                parts.append(part[0])
+        return "".join(parts)
+
+
+_VALUES_HEAD: Final = re.compile(r"\s*call:\s*(?P<name>[\w.-]+)\s*(?=\{)")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFields:
     """Parser for a name and unquoted fields, as in `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
@@ -119,7 +179,9 @@ class NamedFields:
     """Pattern with the group `name`."""
     field_begin: str
     field: re.Pattern[str]
-    """Pattern from `field_begin` to the value, with the group `key`."""
+    """Pattern from `field_begin` to the value, with the group `key`, and the group `text` if a field can be marked as
+    text.
+    """
     close: str
     tail: str
     has_value_lines: bool = False
@@ -144,7 +206,8 @@ class NamedFields:
             value = text.text[field.end() : close]
             if self.has_value_lines:
                 value = value.removeprefix("\n").removesuffix("\n")
-            arguments[field["key"].strip()] = field_value(value, field["key"].strip(), schema)
+            key, is_text = field["key"].strip(), bool(field.groupdict().get("text"))
+            arguments[key] = value if is_text else field_value(value, key, schema)
         if not mark:
             return ParseResult(None, end)
         return ParseResult([ParsedCall(name, to_json(arguments))], after)

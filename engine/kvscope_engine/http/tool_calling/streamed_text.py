@@ -7,7 +7,7 @@ is searched twice, however the answer is divided into pieces.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from typing import Final, TypeAlias, TypeVar
 
 _Found = TypeVar("_Found")
@@ -74,30 +74,32 @@ class StreamedText:
             yield
         return match
 
-    def closing(self, tokens: re.Pattern[str], start: int) -> Search[int]:
+    def closing(self, tokens: re.Pattern[str], start: int, longest_token: int = 1) -> Search[int]:
         """Return the index after the bracket that closes the one at `start`. Brackets within strings do not count.
 
-        `tokens` matches the brackets, quotes and escapes of a language. Raises EndOfTextError.
+        `tokens` matches the brackets, quotes and escapes of a language; other matches than brackets and escapes are
+        quotes. A match has at most `longest_token` characters, so that a quote divided between two pieces is found.
+        Raises EndOfTextError.
         """
         depth, quote = 0, ""
         while True:
             match = tokens.search(self.text, start)
             if match is None or self._may_grow(match, tokens):
-                has_open_escape = match is None and self.text.endswith("\\")
-                start = match.start() if match else max(start, len(self.text) - has_open_escape)
+                unread = max(longest_token - 1, self.text.endswith("\\"))
+                start = match.start() if match else max(start, len(self.text) - unread)
                 yield from self._await_more()
                 continue
             token, start = match[0], match.end()
             if quote:
                 quote = "" if token == quote else quote
-            elif token[0] in "\"'":
-                quote = token
             elif token in "[{(":
                 depth += 1
             elif token in "]})":
                 depth -= 1
                 if depth <= 0:
                     return start
+            elif token[0] != "\\":
+                quote = token
 
     def _may_grow(self, quote: re.Match[str], tokens: re.Pattern[str]) -> bool:
         """Whether a quote at the end of the text may become Python's triple quote."""
@@ -109,3 +111,13 @@ class StreamedText:
         if self.is_complete:
             raise EndOfTextError
         yield
+
+
+def partial_mark_length(text: str, marks: Collection[str]) -> int:
+    """Return the length of the longest ending of `text` with which one of `marks` begins."""
+    start = max(0, len(text) - max(map(len, marks)) + 1)
+    firsts = {mark[0] for mark in marks}
+    for index in range(start, len(text)):
+        if text[index] in firsts and any(mark.startswith(text[index:]) for mark in marks):
+            return len(text) - index
+    return 0

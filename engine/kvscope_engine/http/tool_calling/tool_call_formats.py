@@ -6,22 +6,29 @@ A format is data: the marks around its calls, and one of the parsers of `call_pa
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from kvscope_engine.http.tool_calling.call_parsers import (
     CallParser,
     NamedFields,
     NamedJson,
+    NamedValues,
     any_of,
     read_json,
     read_json_value,
+    read_keyed_json,
     read_python,
 )
 from kvscope_telemetry.errors import BadInput
 
 OPEN_TAG: Final = "<tool_call>"
 CLOSE_TAG: Final = "</tool_call>"
+HARMONY_NAME: Final = "openai"
+"""vLLM's name for the format of gpt-oss, which `HarmonyReader` reads."""
 NAME_PLACEHOLDER: Final = "NAME"
 """Placeholder of a function's name in `ForcedFormat`."""
 
@@ -129,6 +136,20 @@ _GLM_BODY: Final = NamedFields(
     close="</arg_value>",
     tail=CLOSE_TAG,
 )
+_INVOKE_BODY: Final = NamedFields(
+    head=re.compile(r"(?P<name>[^\">\n]+)\">"),
+    field_begin="<parameter name=",
+    field=re.compile(r"<parameter name=\"?(?P<key>[^\">\n]+)\"?>"),
+    close="</parameter>",
+    tail="</invoke>",
+)
+_DSML_BODY: Final = NamedFields(
+    head=re.compile(r"(?P<name>[^\">\n]+)\">"),
+    field_begin="<｜DSML｜parameter name=",
+    field=re.compile(r"<｜DSML｜parameter name=\"(?P<key>[^\">\n]+)\"(?:\s+string=\"(?:(?P<text>true)|false)\")?\s*>"),
+    close="</｜DSML｜parameter>",
+    tail="</｜DSML｜invoke>",
+)
 _HERMES_SPAN: Final = CallSpan(OPEN_TAG, read_json, CLOSE_TAG)
 _QWEN_SPANS: Final = (
     CallSpan(OPEN_TAG, _QWEN_BODY),
@@ -136,7 +157,13 @@ _QWEN_SPANS: Final = (
     CallSpan("<function=", replace(_QWEN_BODY, head=re.compile(r"(?P<name>[^>\n]+)>"))),
 )
 
-REASONING: Final = {"<think>": "</think>", "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>"}
+REASONING: Final = {
+    "<think>": "</think>",
+    "[THINK]": "[/THINK]",
+    "<seed:think>": "</seed:think>",
+    "<|channel>thought": "<channel|>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+}
 """Marks around a model's reasoning, whose text is never read as calls."""
 
 UNKNOWN_FORMAT: Final = ToolFormat(
@@ -239,12 +266,47 @@ FORMATS: Final = (
             after="]</tool_calls>",
         ),
     ),
+    ToolFormat(
+        name="gemma4",
+        spans=(CallSpan("<|tool_call>", NamedValues('<|"|>'), "<tool_call|>"),),
+        inner=('<|"|>',),
+    ),
+    ToolFormat(
+        name="functiongemma",
+        spans=(CallSpan("<start_function_call>", NamedValues("<escape>"), "<end_function_call>"),),
+        inner=("<escape>",),
+    ),
+    ToolFormat(
+        name="deepseek_v32",
+        spans=(CallSpan('<｜DSML｜invoke name="', _DSML_BODY),),
+        silent=tuple(f"<{slash}｜DSML｜{name}>" for slash in ("", "/") for name in ("function_calls", "tool_calls")),
+        inner=("</｜DSML｜invoke>", "<｜DSML｜parameter", "</｜DSML｜parameter>"),
+    ),
+    ToolFormat(
+        name="minimax_m2",
+        spans=(CallSpan('<invoke name="', _INVOKE_BODY),),
+        silent=("<minimax:tool_call>", "</minimax:tool_call>"),
+    ),
+    ToolFormat(name="seed_oss", spans=(CallSpan("<seed:tool_call>", _QWEN_BODY),), closers=("</seed:tool_call>",)),
+    ToolFormat(name="lfm2", spans=(CallSpan("<|tool_call_start|>", read_python, "<|tool_call_end|>"),)),
+    ToolFormat(name="apertus", spans=(CallSpan("<|tools_prefix|>", read_keyed_json, "<|tools_suffix|>"),)),
+    ToolFormat(name="cohere_command3", spans=(CallSpan("<|START_ACTION|>", read_json_value, "<|END_ACTION|>"),)),
+    ToolFormat(name=HARMONY_NAME, inner=("<|start|><|channel|><|message|><|constrain|><|end|><|call|><|return|>",)),
 )
 FORMATS_BY_NAME: Final = {one.name: one for one in (UNKNOWN_FORMAT, *FORMATS)}
 JSON_LIST_FORMAT: Final = ToolFormat(name="list", starts=("[",), whole=(read_json,))
 """Format of a bare JSON list, in which calls are forced if the model's own format cannot be."""
 
 _TEMPLATE_SIGNS: Final = (
+    (("<|channel|>", "<|message|>"), HARMONY_NAME),
+    (("<|tool_call>",), "gemma4"),
+    (("<start_function_call>",), "functiongemma"),
+    (("｜DSML｜",), "deepseek_v32"),
+    (("<minimax:tool_call>",), "minimax_m2"),
+    (("<seed:tool_call>",), "seed_oss"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<|tools_prefix|>",), "apertus"),
+    (("<|START_ACTION|>",), "cohere_command3"),
     (("<｜tool▁call▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁call▁begin｜>",), "deepseek_v31"),
     (("<|tool_call_argument_begin|>",), "kimi_k2"),
@@ -267,6 +329,7 @@ templates.
 """
 
 
+@lru_cache(maxsize=64)
 def format_of(template: str | None, name: str = "") -> ToolFormat:
     """Return the format called `name`; if `name` is "" or "auto", the one that the chat template indicates.
 
@@ -279,3 +342,10 @@ def format_of(template: str | None, name: str = "") -> ToolFormat:
             return FORMATS_BY_NAME[name]
     names = (name for signs, name in _TEMPLATE_SIGNS if all(sign in (template or "") for sign in signs))
     return FORMATS_BY_NAME[next(names, UNKNOWN_FORMAT.name)]
+
+
+@lru_cache(maxsize=64)
+def reasoning_marks(template: str | None) -> Mapping[str, str]:
+    """Return the marks of `REASONING` that the chat template has: a model without them does not separate reasoning."""
+    found = {begin: end for begin, end in REASONING.items() if begin in (template or "") or end in (template or "")}
+    return MappingProxyType(found)

@@ -16,7 +16,7 @@ from typing import Final
 
 from kvscope_engine.http.schemas.responses import CalledFunction, CalledTool
 from kvscope_engine.http.tool_calling.call_parsers import ParseResult
-from kvscope_engine.http.tool_calling.streamed_text import EndOfTextError, Search, StreamedText
+from kvscope_engine.http.tool_calling.streamed_text import EndOfTextError, Search, StreamedText, partial_mark_length
 from kvscope_engine.http.tool_calling.tool_call import ParsedCall, Tools
 from kvscope_engine.http.tool_calling.tool_call_formats import REASONING, CallSpan, ToolFormat
 
@@ -178,7 +178,7 @@ class ToolCallReader:
             return ""
         if mark in self._format.silent:
             self._text.pop(len(mark))
-            self._state = _State.AFTER_CALL if self.num_calls else _State.TEXT
+            self._state = _State.AFTER_CALL  # white space after the mark is not part of the text either
             return ""
         self._reasoning_end = REASONING[mark]
         return self._pop_reasoning_mark(mark)
@@ -186,7 +186,7 @@ class ToolCallReader:
     def _pop_before_mark(self, marks: Collection[str]) -> str | None:
         """Return the text, except an ending that may become one of `marks`; None if nothing else is left."""
         text = self._text.text
-        partial_length = 0 if self._text.is_complete else _partial_mark_length(text, marks)
+        partial_length = 0 if self._text.is_complete else partial_mark_length(text, marks)
         return self._text.pop(len(text) - partial_length) or None
 
     def _read_span(self, span: CallSpan) -> Search[ParseResult]:
@@ -224,13 +224,3 @@ def _resume(search: Search[ParseResult], text: StreamedText) -> ParseResult | No
     except EndOfTextError:
         return ParseResult(None, len(text.text))
     return None
-
-
-def _partial_mark_length(text: str, marks: Collection[str]) -> int:
-    """Return the length of the longest ending of `text` with which one of `marks` begins."""
-    start = max(0, len(text) - max(map(len, marks)) + 1)
-    firsts = {mark[0] for mark in marks}
-    for index in range(start, len(text)):
-        if text[index] in firsts and any(mark.startswith(text[index:]) for mark in marks):
-            return len(text) - index
-    return 0

@@ -54,7 +54,7 @@ def layers_for_host(module: nn.Module, cpu_offload_gb: float) -> tuple[nn.Module
     if sum(sizes) <= NUM_STAGES * max(sizes):
         raise BadInput(
             f"cpu_offload_gb={cpu_offload_gb:g} is not accepted: a layer of this model takes {max(sizes) / GIB:.2g} GiB"
-            f" and {NUM_STAGES} are on the GPU while they run, so that nothing is freed: give more than"
+            f" and {NUM_STAGES} are on the GPU while they run, so that nothing is freed: set more than"
             f" {NUM_STAGES * max(sizes) / GIB:.2g}, or 0"
         )
     return tuple(chosen)

@@ -44,7 +44,7 @@ def make_pool(
         BadInput: For an unknown name, and for prefix caching with a policy that shares no blocks.
     """
     if name not in ALLOCATORS:
-        raise BadInput(f"allocator={name!r} is not accepted: one of {', '.join(ALLOCATORS)}")
+        raise BadInput(f"allocator={name!r} is not accepted: must be one of {', '.join(ALLOCATORS)}")
     if name == "paged":
         return BlockPool(
             num_blocks,

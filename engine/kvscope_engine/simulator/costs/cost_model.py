@@ -45,7 +45,9 @@ class CostModel:
             value = getattr(self, field.name)
             low = 1.0 if field.name.endswith(("bandwidth", "per_second")) else 0.0
             if not low <= value <= MAX_VALUE:  # NaN is in no range
-                raise BadInput(f"{field.name}={value:g} is not accepted: a number from {low:g} to {MAX_VALUE:g}")
+                raise BadInput(
+                    f"{field.name}={value:g} is not accepted: must be a number from {low:g} to {MAX_VALUE:g}"
+                )
 
     def step_ns(self, plan: StepPlan, layout: KVLayout | None = None) -> int:
         """Return the time of the step in ns, at least 1.

@@ -69,4 +69,4 @@ def _count(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise BadInput(f"{text!r:.60} is not accepted: a whole number of tokens") from None
+        raise BadInput(f"{text!r:.60} is not accepted: must be a whole number of tokens") from None

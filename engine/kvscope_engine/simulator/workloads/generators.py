@@ -66,15 +66,19 @@ class GeneratorOptions:
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_requests <= MAX_REQUESTS:
-            raise BadInput(f"requests={self.num_requests} is not accepted: a whole number from 1 to {MAX_REQUESTS}")
+            raise BadInput(
+                f"requests={self.num_requests} is not accepted: must be a whole number from 1 to {MAX_REQUESTS}"
+            )
         if not self.rate >= 1e-6:
             raise BadInput(f"rate={self.rate} is not accepted: requests/s from 0.000001 to inf")
         if self.arrivals not in ARRIVALS:
-            raise BadInput(f"arrivals={self.arrivals!r} is not accepted: one of {', '.join(ARRIVALS)}")
+            raise BadInput(f"arrivals={self.arrivals!r} is not accepted: must be one of {', '.join(ARRIVALS)}")
         if self.shared_prefix_tokens < 0:
             raise BadInput(f"shared_prefix={self.shared_prefix_tokens} is not accepted: 0 tokens or more")
         if not 1 <= self.num_prefixes <= MAX_REQUESTS:
-            raise BadInput(f"num_prefixes={self.num_prefixes} is not accepted: a whole number from 1 to {MAX_REQUESTS}")
+            raise BadInput(
+                f"num_prefixes={self.num_prefixes} is not accepted: must be a whole number from 1 to {MAX_REQUESTS}"
+            )
         if self.num_prefixes > 1 and not self.shared_prefix_tokens:
             raise BadInput(f"num_prefixes={self.num_prefixes} is not accepted without a length (--shared-prefix)")
 

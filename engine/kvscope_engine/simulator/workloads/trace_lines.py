@@ -41,7 +41,7 @@ def line_errors(path: Path, number: int) -> Iterator[None]:
 def checked_count(name: str, value: int, low: int) -> int:
     """Return `value` if it is from `low` to `MAX_REQUEST_TOKENS`; otherwise raise BadInput."""
     if not low <= value <= MAX_REQUEST_TOKENS:
-        raise BadInput(f"{name} {value} is not accepted: a whole number from {low} to {MAX_REQUEST_TOKENS}")
+        raise BadInput(f"{name} {value} is not accepted: must be a whole number from {low} to {MAX_REQUEST_TOKENS}")
     return value
 
 

@@ -21,7 +21,7 @@ _Figure = tuple[str, str, str]
 """Field of `Gpu` (also the column's name), unit and description."""
 
 _FLOATS: Final[tuple[_Figure, ...]] = (
-    ("utilization", "share", "share of the time in which a kernel ran; host: busy share of all cores"),
+    ("utilization", "share", "share of the time in which a kernel ran; for the host: average utilization of all cores"),
     ("memory_utilization", "share", "share of the time in which memory was read or written"),
     ("power_watts", "W", "power of the whole card"),
     ("power_limit_watts", "W", "enforced power limit"),

@@ -253,12 +253,12 @@ def test_empty_option_fields_use_the_generation_config_of_the_model(console, qtb
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("temperature", "-1", "temperature=-1.0 is not accepted: a number from 0 to 100"),
-        ("temperature", "warm", "temperature='warm' is not accepted: a number from 0 to 100"),
-        ("temperature", "nan", "temperature='nan' is not accepted: a number from 0 to 100"),
-        ("top_p", "0", "top_p=0.0 is not accepted: a number above 0 and at most 1"),
-        ("max_tokens", "1.5", "max_tokens='1.5' is not accepted: a whole number from 1 to 16777216"),
-        ("top_k", "x", "top_k='x' is not accepted: a whole number from -1 to 2147483648"),
+        ("temperature", "-1", "temperature=-1.0 is not accepted: must be a number from 0 to 100"),
+        ("temperature", "warm", "temperature='warm' is not accepted: must be a number from 0 to 100"),
+        ("temperature", "nan", "temperature='nan' is not accepted: must be a number from 0 to 100"),
+        ("top_p", "0", "top_p=0.0 is not accepted: must be a number above 0 and at most 1"),
+        ("max_tokens", "1.5", "max_tokens='1.5' is not accepted: must be a whole number from 1 to 16777216"),
+        ("top_k", "x", "top_k='x' is not accepted: must be a whole number from -1 to 2147483648"),
     ],
 )
 def test_invalid_option_is_reported_and_nothing_is_sent(console, qtbot, name, text, message):

@@ -131,7 +131,7 @@ def test_lane_and_row_under_the_pointer_are_described(view):
     assert "request #1 was chosen, being the newest" in words
     assert "preempted #1: request #2 needed" in view.canvas.hit_test(point_at(view, 30, lane="preempted")).text
     assert "50.0 % in use: 50 blocks active" in view.canvas.hit_test(point_at(view, 30.5, lane="usage")).text
-    assert view.canvas.hit_test(point_at(view, 65, lane="gaps")).text == "nothing came for 10.0 s"
+    assert view.canvas.hit_test(point_at(view, 65, lane="gaps")).text == "no telemetry was received for 10.0 s"
     assert view.canvas.hit_test(point_at(view, 80.5, lane="gaps")).text == "5 frames lost here"
     assert "3 copied blocks" in view.canvas.hit_test(point_at(view, 20.5, lane="copied")).text
     assert "#3 refused" in view.canvas.hit_test(point_at(view, 70, row=2)).text

@@ -164,7 +164,7 @@ def test_invalid_size_is_refused(text: str) -> None:
 
 
 def test_value_out_of_range_is_named() -> None:
-    with pytest.raises(BadInput, match="--max-num-seqs: '0' is not accepted: a whole number from 1"):
+    with pytest.raises(BadInput, match="--max-num-seqs: '0' is not accepted: must be a whole number from 1"):
         config("--max-num-seqs", "0")
     with pytest.raises(BadInput, match="--max-model-len: '0'"):
         config("--max-model-len", "0")

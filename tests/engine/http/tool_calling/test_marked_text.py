@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from kvscope_engine.http.schemas.request_bodies import Function
 from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME
 from kvscope_engine.http.tool_calling.tool_call_reader import ToolCallReader
-from kvscope_engine.http.tool_calling.tool_use import MarkedText, ToolUse, hidden_tokens
+from kvscope_engine.http.tool_calling.answer_format import MarkedText, AnswerFormat, hidden_tokens
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
 
@@ -61,7 +61,7 @@ def test_textual_marks_hide_no_tokens() -> None:
 
 
 def test_prompt_that_ends_with_the_reasoning_mark_begins_reasoning() -> None:
-    use = ToolUse([Function(name="time")], FORMATS_BY_NAME["mistral"])
+    use = AnswerFormat([Function(name="time")], FORMATS_BY_NAME["mistral"])
     answer = "[TOOL_CALLS]time{} </think>[TOOL_CALLS]time{}"
     for prompt, num_calls in (([5, 7, 9], 1), ([5, 7, 8], 2), ([], 2)):
         reader = use.reader(TOKENIZER, prompt)

@@ -24,6 +24,15 @@ TEMPLATES = [
     ("<|system|><|tool|>{{ tools }}<|/tool|>", "phi4_mini_json"),
     ("<tool_calls>[ … ]</tool_calls>", "jamba"),
     ("<function_calls>", "olmo3"),
+    ("<|tool_call>call:{{ name }}{", "gemma4"),
+    ("<start_function_call>call:{{ name }}{", "functiongemma"),
+    ("<|start|>assistant<|channel|>analysis<|message|>", "openai"),
+    ("<｜DSML｜function_calls>", "deepseek_v32"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<seed:tool_call>\n<function=f>\n<parameter=p>", "seed_oss"),
+    ("<|tool_call_start|>", "lfm2"),
+    ("<|tools_prefix|>", "apertus"),
+    ("<|START_ACTION|>", "cohere_command3"),
 ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope_engine.http.schemas.responses import CalledTool
-from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME
+from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME, HARMONY_NAME
 from kvscope_engine.http.tool_calling.tool_call_reader import ToolCallReader
 
 CITY = {"type": "string"}
@@ -29,6 +29,8 @@ V3 = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"c
 V31 = '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>'
 K2 = '<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Rome"}<|tool_call_end|>'
 K2_TIME = "<|tool_call_begin|>functions.time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+
+GEMMA_QUOTE = '<|"|>'
 
 
 def deepseek(*calls: str) -> str:
@@ -107,6 +109,23 @@ CASES = [
     ("phi4_mini_json", 'functools[{"name": "weather", "arguments": {"city": "Rome"}}]', "", [ROME]),
     ("phi4_mini_json", "functools.wraps helps", "functools.wraps helps", []),
     ("jamba", '<tool_calls>[{"name": "time"}]</tool_calls>', "", [NOW]),
+    (
+        "gemma4",
+        '<|tool_call>call:time{a:[1,-2.5,None,true],b:{c:<|"|>x: "y", {z}<|"|>}}<tool_call|>',
+        "",
+        [("time", {"a": [1, -2.5, None, True], "b": {"c": 'x: "y", {z}'}})],
+    ),
+    ("gemma4", "<|tool_call>call:time{}<tool_call|><|tool_call>call:time{}<tool_call|>", "", [NOW, NOW]),
+    (
+        "deepseek_v32",
+        '<｜DSML｜function_calls><｜DSML｜invoke name="time"><｜DSML｜parameter name="a" string="true">7'
+        '</｜DSML｜parameter><｜DSML｜parameter name="b" string="false">7</｜DSML｜parameter></｜DSML｜invoke>'
+        "</｜DSML｜function_calls>",
+        "",
+        [("time", {"a": "7", "b": 7})],
+    ),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="time">\n</invoke>\n</minimax:tool_call>', "", [NOW]),
+    ("apertus", '<|tools_prefix|>[{"weather": {"city": "Rome"}}, {"time": {}}]<|tools_suffix|>', "", [ROME, NOW]),
 ]
 
 
@@ -134,6 +153,11 @@ def call_text(name: str, arguments: Any) -> str:
     parameters = "\n".join(f"<parameter={key}>\n{value}\n</parameter>" for key, value in fields.items())
     qwen = f"<tool_call>\n<function=weather>\n{parameters}\n</function>"
     pairs = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in fields.items())
+    invoke = "\n".join(f'<parameter name="{key}">{value}</parameter>' for key, value in fields.items())
+    dsml = "\n".join(
+        f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">{value}</｜DSML｜parameter>'
+        for key, value in fields.items()
+    )
     return {
         "auto": f"<tool_call>{one}</tool_call>",
         "hermes": f"<tool_call>{one}</tool_call>",
@@ -152,14 +176,31 @@ def call_text(name: str, arguments: Any) -> str:
         "granite": f"<|tool_call|>[{one}]",
         "phi4_mini_json": f"functools[{one}]",
         "jamba": f"<tool_calls>[{one}]</tool_calls>",
+        "gemma4": f"<|tool_call>call:weather{gemma_values(arguments, GEMMA_QUOTE)}<tool_call|>",
+        "functiongemma": f"<start_function_call>call:weather{gemma_values(arguments, '<escape>')}<end_function_call>",
+        "deepseek_v32": f'<｜DSML｜invoke name="weather">\n{dsml}\n</｜DSML｜invoke>',
+        "minimax_m2": f'<invoke name="weather">\n{invoke}\n</invoke>',
+        "seed_oss": qwen.replace("<tool_call>", "<seed:tool_call>", 1),
+        "lfm2": f"<|tool_call_start|>{python}<|tool_call_end|>",
+        "apertus": f'<|tools_prefix|>[{{"weather": {plain}}}]<|tools_suffix|>',
+        "cohere_command3": f'<|START_ACTION|>[{{"tool_name": "weather", "parameters": {plain}}}]<|END_ACTION|>',
     }[name]
 
 
-FORMATS = pytest.mark.parametrize("name", sorted(FORMATS_BY_NAME))
+def gemma_values(value: Any, quote: str) -> str:
+    """Return arguments in the notation of Gemma's templates."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{gemma_values(one, quote)}" for key, one in value.items()) + "}"
+    return f"{quote}{value}{quote}" if isinstance(value, str) else json.dumps(value)
+
+
+FORMATS = pytest.mark.parametrize("name", sorted(FORMATS_BY_NAME.keys() - {HARMONY_NAME}))
+FIELD_FORMATS = {"qwen3_coder", "qwen3_xml", "glm45", "deepseek_v32", "minimax_m2", "seed_oss"}
+PYTHON_FORMATS = {"pythonic", "llama4_pythonic", "olmo3", "lfm2"}
 NOT_AN_OBJECT = pytest.mark.parametrize("arguments", ["ls -la", [1, 2], 5, True], ids=str)
 WITHOUT_FIELDS = pytest.mark.parametrize(
     "name",
-    sorted(FORMATS_BY_NAME.keys() - {"pythonic", "llama4_pythonic", "olmo3", "qwen3_coder", "qwen3_xml", "glm45"}),
+    sorted(FORMATS_BY_NAME.keys() - FIELD_FORMATS - PYTHON_FORMATS - {HARMONY_NAME}),
 )
 
 

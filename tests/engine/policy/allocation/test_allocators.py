@@ -29,7 +29,7 @@ def test_paged_policy_has_no_contiguity_limit() -> None:
 @pytest.mark.parametrize("name", ["", "Paged", "Virtual", "slab"])
 def test_unknown_policy_is_refused(name: str) -> None:
     with pytest.raises(
-        BadInput, match=f"allocator='{name}' is not accepted: one of paged, contiguous, buddy, virtual, oracle"
+        BadInput, match=f"allocator='{name}' is not accepted: must be one of paged, contiguous, buddy, virtual, oracle"
     ):
         make_pool(name, 8, 4)
 

@@ -177,7 +177,7 @@ def _delta(stem: str, a: torch.Tensor, b: torch.Tensor, config: _Config, max_ran
     if b.dim() != 2 or b.shape[1] != rank:
         raise BadInput(f"lora_A and lora_B of {stem!r:.160} do not match: {list(a.shape)} and {list(b.shape)}")
     if rank > max_rank:
-        raise BadInput(f"rank {rank} is not accepted: at most {max_rank} (--max-lora-rank)")
+        raise BadInput(f"rank {rank} is not accepted: must be at most {max_rank} (--max-lora-rank)")
     delta = Delta(a.to(dtype), (b.float() * config.scale(rank)).to(dtype))
     if not all(bool(part.isfinite().all()) for part in delta):  # 0 * NaN: it would corrupt rows that use other slots
         raise BadInput(f"{stem!r:.160} holds NaN or infinity")

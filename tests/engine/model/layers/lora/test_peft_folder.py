@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[], Tensors], str]] = {
     "own alphas": ({"alpha_pattern": {"q_proj": 8}}, tensors, "alpha_pattern is not accepted"),
     "changed base": ({"init_lora_weights": "pissa_niter_16"}, tensors, "it changes the base model too"),
     "no rank": ({"r": "four"}, tensors, "adapter_config.json cannot be read: Expected `int`"),
-    "a large rank": ({}, lambda: tensors(rank=17), "rank 17 is not accepted: at most 16 (--max-lora-rank)"),
+    "a large rank": ({}, lambda: tensors(rank=17), "rank 17 is not accepted: must be at most 16 (--max-lora-rank)"),
     "half a pair": ({}, without_b, "q_proj.lora_B.weight' is missing"),
     "no numbers": ({}, with_nan, "q_proj' holds NaN or infinity"),
     "too large a scale": ({"lora_alpha": 1e308}, tensors, "q_proj' holds NaN or infinity"),

@@ -1,10 +1,10 @@
-"""Tool use of one chat request: which functions may be called, whether one must be, and how calls are parsed."""
+"""Format of the answers to one chat request: which functions may or must be called, and how the text is read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -12,8 +12,17 @@ from msgspec.structs import replace
 
 from kvscope_engine.http.schemas.api_errors import ApiError
 from kvscope_engine.http.schemas.request_bodies import ChatBody, Function
+from kvscope_engine.http.tool_calling.answer_reader import AnswerReader, MarkedAnswerReader, ReasoningSplitter
+from kvscope_engine.http.tool_calling.harmony_reader import HarmonyReader
 from kvscope_engine.http.tool_calling.structural_tags import forced_format, structural_tag
-from kvscope_engine.http.tool_calling.tool_call_formats import REASONING, UNKNOWN_FORMAT, ToolFormat, format_of
+from kvscope_engine.http.tool_calling.tool_call_formats import (
+    HARMONY_NAME,
+    REASONING,
+    UNKNOWN_FORMAT,
+    ToolFormat,
+    format_of,
+    reasoning_marks,
+)
 from kvscope_engine.http.tool_calling.tool_call_reader import MAX_CALLS, ToolCallReader
 from kvscope_engine.tokenization.tokenizer import IncrementalDecoder, Tokenizer
 from kvscope_telemetry.errors import BadInput
@@ -22,6 +31,7 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.structured import Structured
 
 REASONING_MARKS: Final = frozenset((*REASONING, *REASONING.values()))
+_REASONING_TEXT: Final = "\n".join(sorted(REASONING_MARKS))
 PROMPT_END_TOKENS: Final = 16
 """Number of tokens at the end of a prompt that are searched for a mark that begins reasoning."""
 TOOLS_VARIABLE: Final = re.compile(r"\btools\b")
@@ -39,10 +49,11 @@ class _ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUse:
-    """Tools of one request.
+class AnswerFormat:
+    """How the answers to one request are written.
 
-    `hidden`: special tokens to hide, if the marks of calls are special tokens; None if the marks are text.
+    `hidden`: special tokens to hide, if marks of calls or reasoning are special tokens; None if all marks are text.
+    `reasoning_marks`: marks of the reasoning that is returned in a field of its own; empty if it stays in the content.
     """
 
     functions: Sequence[Function]
@@ -51,6 +62,7 @@ class ToolUse:
     """Structural tag that answers must match; "" if they are free."""
     max_calls: int = MAX_CALLS
     hidden: frozenset[int] | None = None
+    reasoning_marks: Mapping[str, str] = field(default_factory=dict)
 
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
         """Return the parameters with the structural tag. Raises ApiError if they already request structured output."""
@@ -64,42 +76,67 @@ class ToolUse:
         except BadInput as error:
             raise ApiError(400, str(error), param="tools") from error
 
-    def reader(self, tokenizer: Tokenizer | None, prompt: Sequence[int]) -> ToolCallReader | None:
-        """Return a reader for one answer to `prompt`; None if no function can be called."""
+    def reader(self, tokenizer: Tokenizer | None, prompt: Sequence[int]) -> AnswerReader | None:
+        """Return a reader for one answer to `prompt`; None if all of its text is content."""
+        if self.tool_format.name == HARMONY_NAME:
+            return HarmonyReader(self.max_calls if self.functions else 0) if self.hidden is not None else None
+        # The structural tag of forced calls does not permit reasoning.
+        end = "" if self.structural_tag_json or tokenizer is None else _reasoning_end(tokenizer, prompt)
+        splitter = None
+        if self.reasoning_marks:
+            field_end = end if end in self.reasoning_marks.values() else ""
+            splitter = ReasoningSplitter(self.reasoning_marks, field_end)
+            end = "" if field_end else end
         if not self.functions:
-            return None
+            return MarkedAnswerReader(splitter, None) if splitter is not None else None
         tools = {function.name: function.parameters or {} for function in self.functions}
         hidden = REASONING_MARKS & tokenizer.special_texts.keys() if tokenizer is not None else ()
-        # The structural tag of forced calls does not permit reasoning.
-        reasoning_end = "" if self.structural_tag_json or tokenizer is None else _reasoning_end(tokenizer, prompt)
-        return ToolCallReader(self.tool_format, tools, self.max_calls, reasoning_end=reasoning_end, hidden=hidden)
+        calls = ToolCallReader(self.tool_format, tools, self.max_calls, reasoning_end=end, hidden=hidden)
+        return MarkedAnswerReader(splitter, calls)
 
     def marked_text(self, tokenizer: Tokenizer | None) -> MarkedText | None:
         """Return a decoder of one answer that shows the marks of calls; None if the engine's text contains them."""
         return None if self.hidden is None or tokenizer is None else MarkedText(tokenizer, self.hidden)
 
 
-def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUse:
-    """Return the tool use that `body` requests. Raises ApiError.
+def answer_format(
+    body: ChatBody, tokenizer: Tokenizer | None, parser: str, *, is_structured: bool = False
+) -> AnswerFormat:
+    """Return the format of answers to `body`. Raises ApiError.
 
-    `parser`: name of the format; empty to detect it from the chat template.
+    `parser`: name of the format of tool calls; empty to detect it from the chat template. `is_structured`: the answers
+    must match a grammar, and so contain no reasoning.
     """
-    if body.tool_choice == "none" or not body.tools:
-        return ToolUse(())
-    functions = [tool.function for tool in body.tools]
-    tool_format = format_of(tokenizer.chat_template if tokenizer is not None else None, parser)
-    forced = _forced(body, functions)
-    is_one = body.parallel_tool_calls is False or isinstance(body.tool_choice, dict)
-    max_calls = 1 if is_one else MAX_CALLS
-    if not forced:
-        if tokenizer is not None and tokenizer.chat_template and not TOOLS_VARIABLE.search(tokenizer.chat_template):
-            message = 'tools are only accepted with tool_choice "required" or a function: the model\'s chat template'
-            raise ApiError(400, f"{message} does not show them to it", param="tools")
+    template = tokenizer.chat_template if tokenizer is not None else None
+    tool_format = format_of(template, parser)
+    functions = [tool.function for tool in body.tools or ()] if body.tool_choice != "none" else []
+    if forced := _forced(body, functions):
+        is_one = _is_one(body)
+        used_format = forced_format(tool_format, forced, () if tokenizer is None else tokenizer.special_texts)
+        tag = structural_tag(used_format.forced, forced, is_one=is_one)
+        return AnswerFormat(functions, used_format, tag, 1 if is_one else MAX_CALLS)
+    if functions and template and not TOOLS_VARIABLE.search(template):
+        message = 'tools are only accepted with tool_choice "required" or a function: the model\'s chat template'
+        raise ApiError(400, f"{message} does not show them to it", param="tools")
+    marks = reasoning_marks(template)
+    hidden = None
+    if tokenizer is not None and (functions or marks or tool_format.name == HARMONY_NAME):
         has_ends = bool(body.stop or body.stop_token_ids)  # only the engine knows where a stop string ends the text
-        hidden = None if tokenizer is None or has_ends else hidden_tokens(tool_format, tokenizer)
-        return ToolUse(functions, tool_format, max_calls=max_calls, hidden=hidden)
-    used_format = forced_format(tool_format, forced, () if tokenizer is None else tokenizer.special_texts)
-    return ToolUse(functions, used_format, structural_tag(used_format.forced, forced, is_one=is_one), max_calls)
+        hidden = None if has_ends else hidden_tokens(tool_format, tokenizer)
+        if has_ends and not tokenizer.special_texts.keys().isdisjoint((*marks, *marks.values())):
+            marks = {}  # the engine's text lacks them
+    return AnswerFormat(
+        functions,
+        tool_format,
+        max_calls=1 if _is_one(body) else MAX_CALLS,
+        hidden=hidden,
+        reasoning_marks={} if is_structured else marks,
+    )
+
+
+def _is_one(body: ChatBody) -> bool:
+    """Whether an answer may contain only one call."""
+    return body.parallel_tool_calls is False or isinstance(body.tool_choice, dict)
 
 
 def check_tool_choice(body: ChatBody) -> None:
@@ -156,5 +193,5 @@ def _reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
 def hidden_tokens(tool_format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int] | None:
     """Return the tokens to hide when the marks of calls and reasoning are shown; None if no mark is a special token."""
     special = tokenizer.special_texts.items()
-    visible = {token for text, token in special if text and (text in tool_format.marks or text in REASONING_MARKS)}
+    visible = {token for text, token in special if text and (text in tool_format.marks or text in _REASONING_TEXT)}
     return tokenizer.special_token_ids - visible if visible else None

@@ -11,7 +11,7 @@ import pytest
 from kvscope_engine.http.schemas.api_errors import ApiError
 from kvscope_engine.http.schemas.request_bodies import ChatBody
 from kvscope_engine.http.schemas.sampling_mapping import chat_sampling
-from kvscope_engine.http.tool_calling.tool_use import check_tool_choice, tool_use
+from kvscope_engine.http.tool_calling.answer_format import check_tool_choice, answer_format
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "time")]
 FORMATS_BY_NAME = {"type": "function", "function": {"name": "time"}}
@@ -51,7 +51,7 @@ def test_invalid_tool_choice_is_refused(fields: dict[str, Any]) -> None:
 def test_tool_choice_determines_the_forced_functions(fields: dict[str, Any], forced: list[str], is_one: bool) -> None:
     body = chat(tools=TOOLS, **fields)
     check_tool_choice(body)
-    use = tool_use(body, None, "hermes")
+    use = answer_format(body, None, "hermes")
     assert (use.max_calls == 1) is is_one
     structured = use.sampling(chat_sampling(body)).structured
     if structured is None:
@@ -63,11 +63,11 @@ def test_tool_choice_determines_the_forced_functions(fields: dict[str, Any], for
 
 
 def test_tool_choice_none_reads_no_calls() -> None:
-    use = tool_use(chat(tools=TOOLS, tool_choice="none"), None, "hermes")
+    use = answer_format(chat(tools=TOOLS, tool_choice="none"), None, "hermes")
     assert use.reader(None, ()) is None
 
 
 def test_forced_call_excludes_another_response_format() -> None:
     body = chat(tools=TOOLS, tool_choice="required", response_format={"type": "json_object"})
     with pytest.raises(ApiError, match="tool_choice"):
-        tool_use(body, None, "").sampling(chat_sampling(body))
+        answer_format(body, None, "").sampling(chat_sampling(body))
