@@ -93,7 +93,6 @@ def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Ad
 
 
 def _check_applicable(args: argparse.Namespace, addresses: Sequence[Address]) -> None:
-    """Raise BadInput if an option applies to none of the addresses."""
     for name, value in _access_options(args):
         if name in _OPTIONS_FOR_ALL_ENGINES:
             continue

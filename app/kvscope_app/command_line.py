@@ -40,7 +40,7 @@ class FleetOptions:
     text: ListText
     every_s: float
     api_key: str = field(default="", repr=False)
-    """API key for engines of other kinds without a saved key; empty: none."""
+    """API key for the HTTP servers of other engines that have no saved key; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +49,21 @@ class Options:
     engine: tuple[str, ...] = ()
     keep_engine: bool = False
     theme: str | None = None
-    """Theme for this run; None: the saved one."""
+    """Theme for this run, or None for the saved theme."""
     debug: bool = False
     recordings: tuple[str, ...] = ()
     at_s: float | None = None
-    """Initial time in seconds from the recording's start, paused there; None: play from the start."""
+    """Initial time in seconds from the recording's start, where playback is paused. None plays from the start."""
     selects: tuple[tuple[str, int], ...] = ()
-    """Initial selection: pairs of `request` or `block`, and its number."""
+    """Initial selection: pairs of "request" or "block" and the number of that request or block."""
     layout: str = ""
     is_comparison: bool = False
     fleet: FleetOptions | None = None
     """If not None, open a table of many engines instead of a window for one."""
     alarms: tuple[Rule, ...] = ()
-    """Rules for this run, in addition to the saved ones."""
+    """Alarm rules for this run, in addition to the saved ones."""
     alarm_webhook: str = ""
-    """Webhook for alarms of this run; empty: the saved one."""
+    """Webhook URL for alarms of this run; empty for the saved URL."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -56,11 +56,14 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
-"""Environment variable with a monotonic time in ns. The seconds from then to the first exposure are printed as JSON."""
+"""Environment variable with a monotonic time in ns, for measuring the startup.
+
+The seconds from that time until the first window is exposed are printed as JSON.
+"""
 
 _HISTORY_DELAY_MS: Final = 150
 _CLOSE_SESSION_DELAY_MS: Final = 500
-"""Delay until a closed window's session is closed, in which its last command to the engine is sent."""
+"""Delay from closing a window to closing its session, so that the session's last command to the engine is sent."""
 _CLEANUP_DELAY_MS: Final = 200
 """Delay after closing a window until its widgets are deleted and caches can be cleared."""
 
@@ -84,20 +87,20 @@ class Desktop(QObject):
         self.failures: list[str] = []
         """Error messages of recordings on the command line that could not be opened."""
         self.initial_layout: WindowLayout | None = None
-        """Layout for new windows; None: the saved layout of each."""
+        """Layout for new windows, or None for the saved layout of each window."""
         self.sessions = SessionGroup(self)
         self.linked_times = LinkedTimes(self)
         self._crashed_histories: CrashedHistories | None = None
         self._fleets: FleetManager | None = None
         self._addresses: weakref.WeakKeyDictionary[Source, Address] = weakref.WeakKeyDictionary()
-        """Full addresses of watched sources. The name of a source does not have everything."""
+        """Addresses of watched sources with their keys and access options, which a source's name lacks."""
         self._cleanup_timer = QTimer(self, singleShot=True, interval=_CLEANUP_DELAY_MS)
         self._cleanup_timer.timeout.connect(partial(release_caches, app))
 
     def open_window(
         self, address: Address | str, engine: EngineProcess | None = None, key: Path | None = None
     ) -> MainWindow:
-        """Open a window on the engine at `address`, for kvscope engines with the key file `key`.
+        """Open a window on the engine at `address`. `key` is the key file of a kvscope engine.
 
         `engine` is the engine's process if kvscope started it.
         """
@@ -177,7 +180,6 @@ class Desktop(QObject):
         return window
 
     def compare_when_ready(self, openings: Sequence[RecordingOpening]) -> None:
-        """Compare two recordings once both are loaded. Small windows show the progress."""
         from kvscope_app.playback.opening_window import OpeningWindow
 
         ready: dict[int, Recording] = {}
@@ -298,7 +300,9 @@ class Desktop(QObject):
                 self.windows[-1].banner.show_message("A closed window could not save everything", closing_message)
 
     def _release_engine(self, supervisor: EngineSupervisor, session: Session) -> None:
-        """Shut down kvscope's own engine unless it is to be kept, and close its session after the command was sent."""
+        """Shut down kvscope's own engine unless it is set to keep running, and close its session after the command was
+        sent.
+        """
         supervisor.deleteLater()
         if not supervisor.engine.keeps_running:
             session.send(Control(action="shutdown"))
@@ -309,7 +313,9 @@ class Desktop(QObject):
 
 
 def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequence[tuple[str, int]]) -> None:
-    """Select requests and blocks once a state is shown, because their numbers refer to its engine start."""
+    """Select requests and blocks once the window shows a state, because their numbers refer to the engine
+    start shown.
+    """
     session = window.session
 
     def select(_: object) -> None:
@@ -334,10 +340,9 @@ def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequ
 
 
 def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequence[RecordingOpening] = ()) -> int:
-    """Open a window for each engine or recording and run until the last is closed. Then end `engine` unless it is to be
-    kept.
+    """Open a window for each engine or recording and run until the last is closed.
 
-    Returns the exit code: 2 if a recording could not be opened.
+    Then stops `engine`, unless it is set to keep running. Returns the exit code: 2 if a recording could not be opened.
     """
     app = make_application()
     errors = InternalErrors(debug=options.debug, parent=app)
@@ -428,7 +433,9 @@ def exclude_from_collection() -> None:
 
 
 def _trim_malloc() -> None:
-    """Return free pages to the system, about 20 MiB. malloc retains those that are not at the end of its heap."""
+    """Return free heap memory, about 20 MiB, to the system. malloc retains free pages that are not at the end of its
+    heap.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in glibc
     if trim is not None:
         trim(ctypes.c_size_t(0))

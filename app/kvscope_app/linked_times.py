@@ -23,9 +23,9 @@ from kvscope_app.window.main_window import MainWindow
 
 TICK_MS: Final = 33
 _MAX_LEAD_S: Final = 0.1
-"""A follower that is ahead of the leader by more than this pauses. In seconds of playback."""
+"""Lead over the leading window, in seconds of playback, above which a following window pauses."""
 _MAX_DEVIATION_S: Final = 0.5
-"""A follower that deviates from the leader by more than this jumps. In seconds of playback."""
+"""Deviation from the leading window, in seconds of playback, above which a following window jumps to its time."""
 _TOLERANCE_NS: Final = 1_000_000
 
 
@@ -33,9 +33,9 @@ _TOLERANCE_NS: Final = 1_000_000
 class LinkedWindow:
     window: MainWindow
     offset_ns: int | None = None
-    """Difference of its clock to the first window's; None until both have a time range."""
+    """Difference of this window's clock to the first window's; None until both have a time range."""
     sent_ns: int | None = None
-    """Time that this window was last moved to while the leader is paused; None if it was not."""
+    """Time to which this window was moved last while the leader is paused; None if it was not moved."""
 
     @property
     def session(self) -> Session:
@@ -47,8 +47,9 @@ class LinkedWindow:
 
 
 class LinkedTimes(QObject):
-    """Links the times of all main windows of a desktop while `is_on`. `is_active` tests whether the user is in a
-    window.
+    """Links the times of all main windows of a desktop while `is_on`.
+
+    `is_active` returns whether the user is working in a given window.
     """
 
     def __init__(self, parent: QObject | None = None, is_active: Callable[[MainWindow], bool] | None = None) -> None:
@@ -57,7 +58,7 @@ class LinkedTimes(QObject):
         self._members: list[LinkedWindow] = []
         self._leader: LinkedWindow | None = None
         self._is_following = False
-        """Whether this object, rather than the user, causes the current changes."""
+        """Whether time changes are caused by this object at the moment, rather than by the user."""
         self.is_on = False
         self._follow_timer = QTimer(self, interval=TICK_MS)
         self._follow_timer.timeout.connect(self.follow)
@@ -139,8 +140,9 @@ class LinkedTimes(QObject):
     # private: following
 
     def _set_offsets(self) -> None:
-        """Set each window's clock offset once: 0 if its recording overlaps the first window's, else the difference of
-        their starts.
+        """Set each window's clock offset once.
+
+        The offset is 0 if the window's recording overlaps the first window's, else the difference of their starts.
         """
         first = self._members[0].session.timeline.range_ns
         for member in self._members:
@@ -228,7 +230,7 @@ def _select_same(session: Session, lead: Session) -> None:
 
 
 def _is_active(window: MainWindow) -> bool:
-    """Whether the user is in `window` or one of its dialogs."""
+    """Whether `window` or one of its dialogs is the active window."""
     active = QApplication.activeWindow()
     while active is not None and active is not window:
         active = active.parentWidget()

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Openers:
-    """Functions that open other windows. The window offers no action for those that are None."""
+    """Functions that open other windows. A window offers no action for a function that is None."""
 
     attach: Callable[[Address], object] | None = None
     open_recording: Callable[[Recording], object] | None = None
     compare: Callable[[Recording, Recording, SessionWindow], object] | None = None
-    """Opens a window that compares two recordings; the first is that of the given window."""
+    """Opens a window that compares two recordings. The first is the recording of the given window."""
     open_fleet: Callable[[], object] | None = None
 
 

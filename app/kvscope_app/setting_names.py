@@ -11,29 +11,29 @@ from typing import Final
 RECORD_TEXTS: Final = "recording/texts"
 """Whether recordings and live history include prompts and answers: `yes` or `no`; absent until the user was asked."""
 PICTURE_SCALE: Final = "picture/scale"
-"""1, 2 or 3."""
+"""Pixels per screen pixel: 1, 2 or 3."""
 PICTURE_THEME: Final = "picture/theme"
-"""`dark`, `light` or `as shown`."""
+"""Theme of exported pictures: `dark`, `light` or `as shown`."""
 PICTURE_CAPTION: Final = "picture/caption"
-"""`true` or `false`."""
+"""Whether exported pictures have a caption: `true` or `false`."""
 THROUGHPUT_RANGE: Final = "throughput/range"
 MEMORY_RANGE: Final = "memory/range"
 DEVICES_RANGE: Final = "devices/range"
-"""Ranges of three views: the text of the selected button, one of `time_bar.RANGES_S`."""
+"""Text of the selected range button, one of `time_bar.RANGES_S`, as for `THROUGHPUT_RANGE` and `MEMORY_RANGE`."""
 ROOFLINE_RANGE: Final = "roofline/range"
 REQUEST_GOALS: Final = "requests/goals"
-"""For example `ttft:200 tpot:50`, in milliseconds (`kvscope_telemetry.slo`)."""
+"""Latency goals in milliseconds, such as `ttft:200 tpot:50` (`kvscope_telemetry.slo`)."""
 LOAD: Final = "console/load"
-"""Fields of the load panel, as a JSON object (`load_generator.load_settings.LoadSettings`)."""
+"""Settings in the load panel, as a JSON object (`load_generator.load_settings.LoadSettings`)."""
 PREFIX_FILTER: Final = "prefixes/filter"
 PREFIX_ORDER: Final = "prefixes/order"
-"""Sort order of the prefix tree by column: `With_below descending`."""
+"""Sort column and direction of the prefix tree, such as `With_below descending`."""
 LAYOUT_VERSION: Final = 3
 """Version of a window's dock layout. Saved layouts of other versions are ignored."""
 
 
 def window_group(kind: str, slot: int) -> str:
-    """Return the settings group of a window: its kind for slot 1, otherwise with the slot, such as `window-2`."""
+    """Return the settings group of a window: `kind` for slot 1, otherwise with the slot number, such as `window-2`."""
     return kind if slot == 1 else f"{kind}-{slot}"
 
 
@@ -46,10 +46,12 @@ def splitter_name(group: str, name: str) -> str:
 
 
 def layout_name(group: str) -> str:
-    """Return the key of the dock layout, packed by Qt with version `LAYOUT_VERSION`."""
+    """Return the settings key of the dock layout, which Qt packs with version `LAYOUT_VERSION`."""
     return f"{group}/state"
 
 
 def lengths_name(group: str) -> str:
-    """Return the key of the dock lengths, in pixels by name, and the window size that they were recorded at."""
+    """Return the settings key of the docks' lengths in pixels, by dock name, and of the window size they were recorded
+    at.
+    """
     return f"{group}/lengths"

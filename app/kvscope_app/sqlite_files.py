@@ -23,9 +23,9 @@ class SqliteSchema:
     tables: str
     """SQL that creates the missing tables."""
     probe: str
-    """Query that fails if the existing tables are different."""
+    """Query that fails if the existing tables have another schema."""
     contents: str
-    """Noun for the contents in messages, such as `conversations`."""
+    """Noun for the database's contents in messages, such as `conversations`."""
 
 
 def open_sqlite(path: Path, schema: SqliteSchema, warnings: list[str]) -> sqlite3.Connection:
@@ -62,7 +62,7 @@ def _connect(path: Path, schema: SqliteSchema) -> sqlite3.Connection:
 
 
 def _create(connection: sqlite3.Connection, schema: SqliteSchema) -> None:
-    """Create the tables. Retries while other processes create them, as setting the journal mode fails then."""
+    """Create the tables. Retries while other processes create them, because setting the journal mode fails then."""
     end_s = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
@@ -78,7 +78,7 @@ def _create(connection: sqlite3.Connection, schema: SqliteSchema) -> None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename the database to an unused name, together with its log, which may have the newest data."""
+    """Rename the database to an unused name, together with its write-ahead log, which may have the newest data."""
     number = 1
     while (aside := path.with_name(f"{path.name}.unreadable-{number}")).exists():
         number += 1

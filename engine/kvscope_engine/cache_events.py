@@ -32,7 +32,7 @@ class CacheEvents:
         return f"KV events, with the tokens of prompts, are published on {address} to everybody who connects"
 
     def publish(self) -> None:
-        """Publish the changes since the last call as one batch; nothing if there are none. Does not block."""
+        """Publish the changes since the last call as one batch, or nothing if there are none. Does not block."""
         events = self.log.drain()
         if events:
             self._publisher.publish(events)

@@ -35,8 +35,8 @@ def cache_folder() -> Path:
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `PATH.lock`, waiting for other processes. The kernel releases the lock of a process
-    that ended.
+    """Hold an exclusive lock on `PATH.lock`, and wait while another process holds it. The kernel releases the lock of a
+    process that ended.
 
     Raises KvscopeError, naming the lock file, if the file cannot be created or locked.
     """
@@ -52,7 +52,7 @@ def file_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Create a folder in `parent`, and remove it with its contents at the end.
+    """Create a folder in `parent`, and remove it with its contents when the context exits.
 
     Folders that killed processes left in `parent` are removed as well. Each folder is locked while its process lives;
     the kernel releases the lock when the process ends.
@@ -105,7 +105,7 @@ def convert_os_errors(path: Path) -> Iterator[None]:
 
 
 def _open_lock_file(lock: Path) -> int:
-    """Open the lock file without blocking on a pipe and without following a symbolic link."""
+    """Open the lock file. Does not block if it is a pipe, and does not follow a symbolic link."""
     with convert_os_errors(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
         if lock.is_symlink() or (lock.exists() and not lock.is_file()):

@@ -1,4 +1,4 @@
-"""Completions for the Python API: run prompts on the engine's own step loop and collect whole answers."""
+"""Completions for the Python API: runs prompts on the engine's own step loop and collects complete completions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
 class CompletionEngine(Protocol):
-    """Interface of the engine that `collect` needs."""
-
     is_closed: bool
 
     @property
@@ -34,18 +32,18 @@ class CompletionEngine(Protocol):
     def abort(self, request_id: str) -> None: ...
 
     def step(self) -> list[Tokens | Finished]:
-        """Run one step. Returns its outputs, oldest first."""
+        """Run one step and return its outputs, oldest first."""
 
 
 @dataclass(slots=True)
 class Completion:
-    """One answer to a prompt.
+    """Completion of a prompt.
 
     Attributes:
         index: Index of the prompt in the call.
         prompt: The prompt's text, or the last message of a conversation.
-        completion: Index of the answer among the `n` completions of its prompt.
-        finish_reason: Why the answer ended; None while it is running, "error" if it was refused or failed.
+        completion: Index among the `n` completions of the prompt.
+        finish_reason: Why the completion ended; None while it is running, "error" if it was refused or failed.
         error: Reason of the refusal or failure; empty otherwise.
     """
 
@@ -60,7 +58,7 @@ class Completion:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str = ""
     logprob_texts: list[tuple[str, ...]] = field(default_factory=list)
-    """For each entry of `logprobs`, the text of its token, followed by those of its `top` tokens."""
+    """For each entry of `logprobs`, the text of its token, followed by the texts of its `top` tokens."""
 
     def add_output(self, message: Tokens | Finished) -> None:
         if isinstance(message, Tokens):
@@ -78,8 +76,8 @@ def collect(
 ) -> Iterator[Completion]:
     """Submit all prompts and step the engine until they are done.
 
-    Yields completions in prompt order, each as soon as it and all before it have ended. Unfinished completions are
-    aborted when the caller stops iterating. Raises BadInput while the engine has other unfinished requests.
+    Yields completions in prompt order, each once it and all completions before it have ended. Unfinished completions
+    are aborted when the caller stops iterating. Raises BadInput while the engine has other unfinished requests.
     """
     if engine.has_unfinished:
         raise BadInput("generate needs an idle engine: a request is unfinished; call step() until none is")

@@ -1,6 +1,6 @@
 """Builds an engine's components from its configuration: model, block pool, scheduler, KV storage, runner.
 
-The only module that imports all of them. Each component imports at most what the import contracts allow.
+This is the only module that imports all of them. Each component imports at most what the import contracts allow.
 """
 
 from __future__ import annotations
@@ -124,27 +124,25 @@ class EngineComponents:
     structured_output: StructuredOutputManager | None
     """Compiler and cache of grammars for structured output; None for a model without a tokenizer."""
     leader: Leader | None
-    """Connection to the other tensor-parallel ranks; None for a single rank."""
+    """Connection to the other tensor-parallel ranks; None if there is a single rank."""
     overlaps: bool
     """Whether async scheduling is enabled: a step is launched while the previous one runs."""
     utilization: float
     work: ModelWork | None
-    """Cost model for the FLOPs and bytes of a step; None if they are not reported."""
+    """Cost model for the FLOPs and bytes of a step; None if this engine does not report them."""
     modules: tuple[ModuleBytes, ...]
     lora: LoraAdapters | None
-    """LoRA adapters; None if LoRA is disabled."""
     register: GpuRegister
-    """Register of this user's engines on the same GPUs, and of the memory that each has planned but not allocated yet.
-    """
+    """Register of this user's engines on the same GPUs, with the memory that each has planned but not allocated yet."""
     guard: MemoryGuard | None
-    """Limits steps while other programs hold planned GPU memory; None on a CPU."""
+    """Limits steps while other programs hold too much of the GPU's memory; None on a CPU."""
 
     @property
     def limits(self) -> SubmissionLimits:
         return SubmissionLimits(self.loaded.max_model_len, self.scheduler.max_request_tokens)
 
     def memory_breakdown(self) -> MemoryBreakdown:
-        """Return the bytes in use by purpose; -1 where a number is unknown."""
+        """Return the bytes in use by purpose. A value is -1 if it is unknown."""
         resident_bytes = self.storage.resident_bytes()
         states_bytes = self.states.num_bytes if self.states is not None else 0
         torch_kv_bytes = self.storage.num_bytes if resident_bytes < 0 else 0  # pages are not allocated by torch
@@ -219,7 +217,7 @@ class EngineComponents:
         return self.leader.rank_memory(first, device.uuids)
 
     def close(self) -> EngineComponents:
-        """Close all components. Returns a copy that holds no tensors, whose counters can still be read."""
+        """Close all components. Returns a copy without tensors, from which counters can still be read."""
         self.register.close()
         self.runner.close()
         if self.structured_output is not None:
@@ -328,11 +326,11 @@ class _ReadyModel:
     fused: FusedCounts
     attention: LibraryChoice
     products: str
-    """Description of the kernels for products with few rows; empty if there was no choice."""
+    """Description of the kernels chosen for matmuls with few rows; empty if there was no choice."""
     fingerprint: str
     lora: LoraAdapters | None
     tiles: tuple[int, ...]
-    """Tile sizes in tokens of a deterministic engine; empty otherwise."""
+    """Tile sizes in tokens into which a deterministic engine divides steps; empty for other engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +344,8 @@ class _Cache:
     """Shape of each layer's keys and values if MLA layers stored them instead of latents; empty if unknown."""
 
     def published_groups(self, states: tuple[KVGroup, ...]) -> tuple[KVGroup, ...]:
-        """Return the KV groups for telemetry, followed by `states`. Empty for a single group with full attention, which
-        needs no description.
+        """Return the KV groups for telemetry, followed by `states`, or () if the only group is one with full attention,
+        which needs no description.
         """
         groups = (*map(self._published_group, self.groups), *states)
         return () if len(groups) == 1 and groups[0].kind == "full" else groups
@@ -484,7 +482,9 @@ def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) ->
 def _agree_on_pool_size(
     config: EngineConfig, model: _ReadyModel, leader: Leader | None, progress: Callable[[Progress], None]
 ) -> PoolSize:
-    """Return the pool size of this rank, with the smallest number of blocks of all ranks."""
+    """Agree with the other ranks on the smallest number of blocks of any rank. Returns this rank's pool size
+    with it.
+    """
     with in_full(None if model.lora is None else model.lora.slots):
         size = pool_size(config, model.loaded)
     if leader is not None:
@@ -546,7 +546,6 @@ def _build_cache(
 
 
 def _state_groups(loaded: LoadedModel, states: StateStorage | None) -> tuple[KVGroup, ...]:
-    """Return the KV group that describes recurrent states in telemetry; empty for a model without them."""
     if states is None:
         return ()
     layers, size = len(states.layers), max_recorded_tokens(loaded.max_model_len)
@@ -748,8 +747,8 @@ def overlaps_steps(config: EngineConfig, device: torch.device) -> bool:
 
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
-    """Return the identity of the model's KV values for a disk file that outlives the engine; empty if no such file is
-    kept.
+    """Return the identity of the model's KV values, which is stored in a disk file that outlives the engine; "" if
+    there is no such file.
 
     Includes quantization and sparse attention, which change the KV values.
     """
@@ -844,7 +843,7 @@ def _cpu_name() -> str:
 
 
 def _workspace_bytes(use: AllocatorUse, weights_bytes: int, kv_bytes: int) -> int:
-    """Return the bytes that torch's allocator holds in addition to weights and KV; -1 if unknown (CPU)."""
+    """Return the bytes that torch's allocator holds in addition to weights and KV, or -1 if unknown (on a CPU)."""
     return max(0, use.reserved - weights_bytes - kv_bytes) if use.reserved >= 0 else -1
 
 

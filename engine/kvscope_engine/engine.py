@@ -1,8 +1,8 @@
 """The engine: each `step()` schedules, runs, commits and records one step.
 
 Owns the components and the output streams of the requests. Scheduling policy is in `policy`, tensors are in `model`,
-overlap of steps in `step_loop`. Not thread-safe: a server passes its clients' commands to the engine's thread between
-steps.
+and the overlap of steps is in `step_loop`. Not thread-safe: a server passes its clients' commands to the engine's
+thread between steps.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class Engine:
         self.pauses = EnginePauses(self.components.scheduler, self._record_idle)
         self.streams: dict[int, OutputStream] = {}
         self._streams_with_output: dict[int, OutputStream] = {}
-        """Streams with outputs to return. Saves a step from visiting thousands of waiting requests."""
+        """Streams with outputs to return, by request number, so that a step does not visit thousands of waiting
+        requests.
+        """
         self._requests_by_client_id: dict[str, list[Request]] = {}
         self._num_published_notes = len(self.components.notes)
         self._copied_s = self.components.copied_seconds
@@ -193,7 +195,9 @@ class Engine:
         )
 
     def abort(self, request_id: str) -> None:
-        """Abort a request in any state; unknown and finished ones are ignored. The next step returns its `Finished`."""
+        """Abort a request in any state. Unknown and finished requests are ignored. The next step returns its
+        `Finished`.
+        """
         now_ns = time.monotonic_ns()
         for request in self._requests_by_client_id.get(request_id, ()):
             if not request.is_finished:
@@ -239,7 +243,7 @@ class Engine:
         """Do deferred maintenance, which may take as long as several steps. Call it only while no request is
         unfinished.
 
-        Returns whether to call it again after a while.
+        Returns whether to call it again later.
         """
         self._check_open()
         guard = self.components.guard
@@ -263,7 +267,8 @@ class Engine:
         """Run prompts together and yield completions in the order of the prompts.
 
         A string is formatted with the model's chat template. A refused prompt yields a completion with `finish_reason`
-        "error" and the reason in `error`; the others continue. Leaving the loop early aborts the remaining requests.
+        "error" and the reason in `error`; all other prompts continue. Leaving the loop early aborts the remaining
+        requests.
 
         Raises:
             BadInput: while the engine has other requests, whose outputs would be lost.
@@ -271,8 +276,8 @@ class Engine:
         return collect(self, prompts, sampling or SamplingParams())
 
     def snapshot(self, tag: int = 0) -> Snapshot:
-        """Return the whole state as of the last published frame, after publishing pending changes. `tag` is copied to
-        the reply.
+        """Return the complete state as of the last published frame, after publishing pending changes. `tag` is copied
+        to the reply.
         """
         return self.step_recorder.snapshot(self.hello, tag, time.monotonic_ns())
 
@@ -286,7 +291,7 @@ class Engine:
         """Return the requests that ended since the last call, with their tokens and options, for recordings that can be
         replayed.
 
-        The first call starts the collection and returns none.
+        The first call starts the collection and returns an empty list.
         """
         ended, self._ended_requests = self._ended_requests, []
         return [recorded_request(request, self._epoch) for request in ended or ()]
@@ -296,7 +301,7 @@ class Engine:
         return allocator_map(self.components.loaded.device, tag)
 
     def reset_prefix_cache(self) -> None:
-        """Drop all cached blocks that no request uses."""
+        """Drop all cached blocks that no request holds."""
         self.components.scheduler.reset_prefix_cache(time.monotonic_ns())
         self._record_idle()
 
@@ -312,12 +317,11 @@ class Engine:
 
     @property
     def overlaps(self) -> OverlapCounts:
-        """Counts of steps that overlapped, and the reasons of those that did not."""
+        """Counts of steps that overlapped with the previous step, and the reasons why other steps did not."""
         return self._loop.counts
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; None if the model has none."""
         return self.components.loaded.tokenizer
 
     @property
@@ -349,11 +353,10 @@ class Engine:
 
     @property
     def last_seq(self) -> int:
-        """Sequence number of the last published frame."""
         return self.step_recorder.seq
 
     def close(self) -> None:
-        """Free the memory. The engine cannot be used afterwards. Idempotent."""
+        """Free the memory of the engine, which cannot be used afterwards. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -377,8 +380,8 @@ class Engine:
             raise EngineDead("the engine is closed")
 
     def _requests_of(self, submit: Submit, token_ids: Callable[[], list[int]]) -> list[Request]:
-        """Create the numbered requests of a submission without queueing them. All have the same size, so either all fit
-        or none.
+        """Create the numbered requests of a submission without queueing them. All have the same size, so either all or
+        none of them fit.
         """
         try:
             if submit.request_id in self._requests_by_client_id:
@@ -469,7 +472,9 @@ class Engine:
         self._loop.step_recorded(completed.ended_ns)
 
     def _end_or_restart(self, completed: CompletedStep) -> int:
-        """Requeue the failed requests that may be retried, and finish the others. Returns the number finished."""
+        """Requeue the failed requests that may be retried, and finish all other failed requests. Returns the number
+        finished.
+        """
         num_ended = 0
         for request, reason in zip(completed.failed, completed.reasons, strict=True):
             if not self.components.scheduler.restart(request, reason, completed.ended_ns):
@@ -496,7 +501,9 @@ class Engine:
             self.components.notes.append(note)
 
     def _publish_notes(self, now_ns: int) -> bool:
-        """Publish the notes added since the last call as events. Returns whether there were any."""
+        """Publish the deviations added to `components.notes` since the last call as events. Returns whether there were
+        any.
+        """
         new_notes = self.components.notes[self._num_published_notes :]
         self._num_published_notes += len(new_notes)
         for note in new_notes:
@@ -507,7 +514,7 @@ class Engine:
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> tuple[StepPlan, StepResult]:
         """Emit the sampled tokens, commit blocks up to the last emitted token, then finish the requests that ended.
 
-        Returns the plan and the result without drafts that were not emitted.
+        Returns the plan and the result without draft tokens that were not emitted.
         """
         logprobs = result.logprobs or ((),) * len(plan.scheduled)
         num_emitted: list[int] = []

@@ -4,8 +4,8 @@
 latencies of the engine are measured. Independent of clients (`server/client_interventions.py`) and of steps.
 
 A suspended process cannot report its suspension, so `SuspensionWatch` detects it afterwards, by either of two signs.
-CLOCK_BOOTTIME, which includes the machine's sleep, advanced further than the monotonic clock. Or no thread gave a
-heartbeat for much longer than was due, while the process used almost no processor time; a process that computes or
+Either CLOCK_BOOTTIME, which includes the machine's sleep, advanced further than the monotonic clock. Or no thread gave
+a heartbeat for much longer than was due, while the process used almost no processor time; a process that computes or
 waits for the interpreter's lock uses some.
 """
 
@@ -25,7 +25,7 @@ from kvscope_telemetry.messages.telemetry import Event, EventData
 HEARTBEAT_NS: Final = 500_000_000
 """Maximum nanoseconds between two heartbeats of a running process."""
 MIN_SUSPENSION_NS: Final = 1_500_000_000
-"""Minimum delay of a heartbeat, beyond `HEARTBEAT_NS`, that counts as a suspension.
+"""Minimum delay of a heartbeat in ns, beyond `HEARTBEAT_NS`, that counts as a suspension.
 
 On a busy machine, a thread may wait for some tenths of a second, which is no suspension.
 """
@@ -37,27 +37,27 @@ _MAX_BUSY_SHARE: Final = 0.2
 @dataclass(frozen=True, slots=True)
 class Clocks:
     now_ns: int
-    """Monotonic time, which stops while the machine sleeps."""
+    """Monotonic time, which does not advance while the machine sleeps."""
     slept_ns: int
-    """Time that the machine slept since it booted."""
+    """Total time that the machine has slept since it booted."""
     worked_ns: int
     """Processor time of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """A suspension of the process or machine. Times are monotonic, in nanoseconds."""
+    """Suspension of the process or machine. Times are monotonic, in nanoseconds."""
 
     start_ns: int
-    """Last heartbeat before the suspension. Equals `end_ns` for a machine's sleep, during which monotonic time stands
-    still.
+    """Last heartbeat before the suspension. Equals `end_ns` if the machine slept, because monotonic time does not
+    advance meanwhile.
     """
     end_ns: int
     slept_ns: int
 
     @property
     def lasted_ns(self) -> int:
-        """Wall time of the suspension, including the machine's sleep."""
+        """Duration of the suspension, including the machine's sleep."""
         return self.end_ns - self.start_ns + self.slept_ns
 
 
@@ -68,7 +68,7 @@ def read_clocks() -> Clocks:
 
 
 class SuspensionWatch:
-    """Detects suspensions of this process from the first `beat` on. Thread-safe."""
+    """Detects suspensions of this process after the first `beat`. Thread-safe."""
 
     def __init__(self, clocks: Callable[[], Clocks] = read_clocks) -> None:
         self._clocks = clocks
@@ -77,7 +77,7 @@ class SuspensionWatch:
         self._suspensions: list[Suspension] = []
 
     def beat(self) -> bool:
-        """Record a heartbeat from a thread that gives one at least every `HEARTBEAT_NS`. Returns whether suspensions
+        """Record a heartbeat from a thread that calls this at least every `HEARTBEAT_NS`. Returns whether suspensions
         are pending.
         """
         with self._lock:
@@ -88,7 +88,7 @@ class SuspensionWatch:
             return bool(self._suspensions)
 
     def poll(self) -> bool:
-        """Record a heartbeat from a thread that gives them irregularly; ignored before the first `beat`. Returns
+        """Record a heartbeat from a thread that calls this irregularly. Ignored before the first `beat`. Returns
         whether suspensions are pending.
         """
         return self._last is not None and self.beat()
@@ -102,7 +102,7 @@ class SuspensionWatch:
 class EnginePauses:
     """Pauses and suspensions of one engine. `record` publishes changes that were made without a step.
 
-    All methods but `beat` are called on the engine's thread.
+    All methods except `beat` are called on the engine's thread.
     """
 
     def __init__(

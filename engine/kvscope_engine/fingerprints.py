@@ -33,7 +33,7 @@ class FingerprintRecorder:
         self._publish = publish
 
     def record(self, plan: StepPlan, result: StepResult, step: int, now_ns: int) -> None:
-        """Publish the digests of a step; nothing if the step neither filled a block nor sampled a token.
+        """Publish the digests of a step, or nothing if the step neither filled a block nor sampled a token.
 
         Call it after the step ran, before its ended requests free their blocks.
         """

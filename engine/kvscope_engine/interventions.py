@@ -1,7 +1,7 @@
 """Manual interventions between two steps: preempt, pin, evict, change limits, load LoRA adapters.
 
-Methods return a one-line description of what was done, and raise BadInput with the reason if nothing was. Independent
-of clients and of who pinned a block.
+Methods return a one-line description of the change, and raise BadInput with the reason if nothing was changed. Must not
+depend on clients or on which client pinned a block.
 """
 
 from __future__ import annotations
@@ -25,9 +25,14 @@ if TYPE_CHECKING:
 
 
 class Interventions:
-    """Interventions in one engine.
+    """Executes manual interventions on one engine's block pool, scheduler and LoRA adapters.
 
-    `record` publishes changes that were made without a step; `finish_in_flight` completes the step in flight.
+    Args:
+        pool: The engine's block pool.
+        scheduler: The engine's scheduler.
+        record: Publishes changes that were made without a step.
+        finish_in_flight: Completes the step in flight.
+        lora: The engine's LoRA adapters; None if it has none.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class Interventions:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """`max_num_seqs` and `max_num_batched_tokens`."""
+        """Current `max_num_seqs` and `max_num_batched_tokens`."""
         return self._scheduler.limits.max_num_seqs, self._scheduler.limits.max_num_batched_tokens
 
     @property
@@ -106,7 +111,7 @@ class Interventions:
             self._record_notice(f"{counted(len(unpinned), 'block')} pinned by {by} may be evicted again")
 
     def evict(self, blocks: Sequence[int], by: str) -> str:
-        """Evict those of `blocks` that are cached, unused and not pinned."""
+        """Evict the blocks among `blocks` that are cached, unused and not pinned."""
         requested = self._unique_blocks(blocks)
         evictable = [block for block in requested if self._pool.is_evictable(block)]
         if not evictable:
@@ -120,7 +125,7 @@ class Interventions:
         return "; ".join(parts)
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
-        """Change the limits of the following steps; 0 keeps a limit."""
+        """Change the scheduler's limits from the next step on; 0 leaves a limit unchanged."""
         current = self.limits
         new_limits = (max_num_seqs or current[0], max_num_batched_tokens or current[1])
         for name, value, maximum in zip(
@@ -171,7 +176,6 @@ class Interventions:
         return request
 
     def _unique_blocks(self, blocks: Sequence[int]) -> list[int]:
-        """Return the blocks without duplicates. Raises BadInput if there are none or one is not in the pool."""
         unique = list(dict.fromkeys(blocks))
         if not unique:
             raise BadInput("no block was named: at least 1 is needed")

@@ -12,7 +12,7 @@ MAX_JSON_BYTES: Final = 64 << 20
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`.
+    """Parse the file at `path`.
 
     Raises BadInput if the file is missing, larger than `MAX_JSON_BYTES`, or not a JSON object.
     """

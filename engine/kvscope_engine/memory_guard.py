@@ -1,7 +1,7 @@
 """Polls the GPU's memory between steps, and limits steps while other programs hold memory that was planned for them.
 
 Decides when to poll and what to release or restore; `memory_watch` decides how far steps are limited. The block pool is
-never resized. A poll queries two numbers from the driver and waits for no kernel.
+never resized. A poll queries two values from the driver and waits for no kernel.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kvscope_engine.policy.step_plan import StepPlan, StepResult
 
 POLL_INTERVAL_S: Final = 2.0
 SLACK_BYTES: Final = 128 << 20
-"""Growth of other programs' memory since the start that is always tolerated, because this engine's driver also loads
-some kernels late.
+"""Growth of other programs' memory since the start, in bytes, that is always tolerated. Part of it may be kernels that
+this engine's driver loads late.
 """
 LOW_FREE_BYTES: Final = 256 << 20
-"""Free memory below which allocations by other programs may fail."""
+"""Free bytes of GPU memory below which allocations by other programs may fail."""
 MIN_UNUSED_BYTES: Final = 512 << 20
-"""Minimum unused memory in torch's allocator for which waiting for the step in flight and releasing it is worthwhile.
+"""Minimum unused bytes in torch's allocator for which waiting for the step in flight and releasing them is worthwhile.
 """
 RELEASE_INTERVAL_S: Final = 30.0
-"""Minimum seconds between two releases, because the next large step allocates the memory again."""
+"""Minimum seconds between two releases of torch's unused memory, because the next large step allocates it again."""
 
 
 class StepLimiter(Protocol):
@@ -44,8 +44,8 @@ class GraphOwner(Protocol):
     """Interface of `model.runner.model_runner.ModelRunner` that the guard needs."""
 
     def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
-        """Free the CUDA graphs of decode-only steps unless `of_decodes`, and of steps with prefills unless
-        `of_prefills`.
+        """Free the CUDA graphs of decode-only steps unless `of_decodes` is true, and those of steps with prefills
+        unless `of_prefills` is true.
         """
 
 
@@ -56,10 +56,12 @@ def _run_in_thread(work: Callable[[], object]) -> None:
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
     planned_bytes: int
-    """Bytes that the engine may allocate in total; 0 without a plan: steps are then not limited."""
+    """Bytes that the engine may allocate in total. 0 if there is no plan; steps are not limited then."""
     costs: StepCosts
     other_bytes: int | None = None
-    """Bytes that other programs held when the plan was made; None: what they hold when the guard is created."""
+    """Bytes that other programs held when the plan was made; None for the bytes that they hold when the guard is
+    created.
+    """
 
 
 class MemoryGuard:
@@ -146,7 +148,7 @@ class MemoryGuard:
         self._run_in_background(lambda: self._add_note(self._change_text(level, missing, is_down=is_down)))
 
     def record_step(self, plan: StepPlan, result: StepResult) -> None:
-        """Record the time of a completed step, which may reveal paging."""
+        """Record the duration of a completed step, which may reveal paging."""
         if self._paging is not None:
             is_replayed = bool(result.graph_size or result.graph_tokens)
             context = sum(item.start for item in plan.scheduled)
@@ -166,8 +168,8 @@ class MemoryGuard:
         return describe_holders(grown(self._memory.holders.others(), self._initial_holders))
 
     def _release_unused(self, free: int, now_s: float, finish_in_flight: Callable[[], object]) -> None:
-        """Release torch's unused memory if it is large. If that freed little (CUDA graphs may hold it), the next
-        release waits longer.
+        """Release torch's unused memory if it is large. If that freed little (CUDA graphs may hold it), the interval
+        until the next release is longer.
         """
         if self._memory.reserved_bytes() - self._memory.held_bytes() < MIN_UNUSED_BYTES:
             return

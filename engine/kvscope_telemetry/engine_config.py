@@ -90,7 +90,6 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
 
 class LoraModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=MAX_ADAPTER_CHARACTERS)]
-    """Name by which requests select the adapter."""
     path: Annotated[str, Meta(min_length=1)]
     """Folder in PEFT's format."""
 
@@ -187,8 +186,8 @@ class EngineConfig:
         "automatically (or by torchrun)",
         brief="split the model across N GPUs or processes",
     )
-    """Number of ranks. Each is a process with its own device and a share of every layer's heads and weights. On GPUs,
-    only decodes use CUDA graphs.
+    """Number of ranks. Each is a process with its own device and a shard of every layer's heads and weights. With
+    several ranks on GPUs, only decodes use CUDA graphs.
     """
     cpu_offload_gb: float = option(
         0.0,
@@ -499,7 +498,7 @@ class EngineConfig:
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether prompts with the same prefix share blocks."""
+        """Whether prompts with the same prefix share blocks. The default depends on the allocator."""
         return self.allocator == "paged" if self.enable_prefix_caching is None else self.enable_prefix_caching
 
     @property
@@ -535,7 +534,7 @@ class EngineConfig:
             )
 
     def _check_ranks(self) -> None:
-        """Refuse options that would require one rank to act on its own part of the data."""
+        """Refuse options that do not work with several ranks, mostly because a rank would act on its own shard only."""
         refused: tuple[tuple[str, object, object, str], ...] = (
             ("keep_disk_kv", self.keep_disk_kv, False, "a file holds one rank's part of each block"),
             ("quantization", self.quantization if self.quantization != "none" else "auto", "auto", "shares stay whole"),
@@ -556,9 +555,7 @@ class EngineConfig:
                 raise BadInput(f"{name}={value!r} is not accepted with tensor_parallel_size={size}: {reason}")
 
     def _check_deterministic(self) -> None:
-        """Refuse options with which the order of summation depends on the batch, or is not known to be independent of
-        it.
-        """
+        """Refuse options with which the order of summation may depend on the batch."""
         lora = "lora_modules" if self.lora_modules else "allow_runtime_lora_updating"
         refused: tuple[tuple[str, object, object, str], ...] = (
             ("tensor_parallel_size", self.tensor_parallel_size, 1, "ranks add in an order of their own"),

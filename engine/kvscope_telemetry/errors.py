@@ -1,10 +1,12 @@
 """Exception hierarchy of kvscope. Only a `main()` prints an error and chooses the exit code.
 
-KvscopeError              exit code 1: a failure at run time +-- BadInput              exit code 2: a value or file is
-not accepted; the message names it and the accepted ones +-- EndpointInUse         another engine or program uses the
-endpoint +-- EngineDead            the engine ended while a request to it was pending +-- ProtocolError         the
-other side sent something that this version cannot read
-    +-- UnknownMessage    a message of a kind that only later versions have
+KvscopeError (exit code 1): a failure at run time.
+
+- BadInput (exit code 2): a value or file is not accepted; the message names it and the accepted ones.
+- EndpointInUse: another engine or program uses the endpoint.
+- EngineDead: the engine ended while a request to it was pending.
+- ProtocolError: the other side sent something that this version cannot read. Its subclass UnknownMessage: a message of
+  a kind that only later versions have.
 """
 
 

@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class LatencyKind:
     key: str
-    """Name in a `Summary`, in a `Histogram`, and in the names of figures."""
+    """Name of the latency in a `Summary`, in a `Histogram`, and in the names of figures."""
     name: str
     counts: str
     """Start and end of the latency, as text for the user."""
@@ -53,7 +53,7 @@ class Moments:
     first_token_ns: int | None = None
     ended_ns: int | None = None
     running: RunningTime = field(default_factory=RunningTime, compare=False)
-    """Excludes the engine's stops from all durations."""
+    """Converts spans of engine time to running time, without the engine's stops."""
 
     @property
     def queue_ns(self) -> int | None:

@@ -77,7 +77,7 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "skipped": np.dtype("<u4"),  # see `skipped_share`; 0 where it was never counted
 }
 MEASURED: Final = ("attention", "attention_step", "skipped")
-"""Columns that only some engines fill, at the steps at which they measure."""
+"""Columns with measurements of attention. Only some engines fill them, in the steps in which they measure."""
 OPTIONAL: Final = ("group", "eviction_order", *MEASURED)
 """Columns with one value per row on the wire, or empty if all values are 0."""
 DENSE: Final = tuple(name for name in COLUMNS if name not in ("parent", *OPTIONAL))
@@ -129,19 +129,18 @@ def packing_of(annotation: object) -> Packing | None:
 
 U2, U4, U8 = (np.dtype(name) for name in ("<u2", "<u4", "<u8"))
 Ids = Annotated[bytes, packed(Packing(U4))]
-"""Packed block ids, u4."""
+"""Packed block ids, unsigned 32-bit."""
 Times = Annotated[bytes, packed(Packing(U8))]
-"""Packed nanoseconds, u8."""
+"""Packed times in nanoseconds, unsigned 64-bit."""
 RowNumbers = Annotated[bytes, packed(Packing(U4, is_row=True, is_key=True))]
-"""Packed keys of rows, u4."""
+"""Packed ids of a struct's rows (`Packing.is_key`), unsigned 32-bit."""
 RowCounts = Annotated[bytes, packed(Packing(U4, is_row=True))]
-"""One packed number per row, u4."""
+"""One packed unsigned 32-bit number per row of the struct."""
 OptionalCounts = Annotated[bytes, packed(Packing(U4, is_row=True, is_optional=True))]
-"""One packed number per row, u4, or empty if all are 0."""
+"""One packed unsigned 32-bit number per row of the struct; empty if all are 0."""
 
 
 def _packed_as_column(name: str, **options: Any) -> msgspec.Meta:
-    """Return the annotation for a field with the numbers of a ledger column."""
     return packed(Packing(COLUMNS[name], is_row=True, **options))
 
 
@@ -301,7 +300,7 @@ def _packed_unless_zero(column: Column) -> bytes:
 
 
 def _unpacked_optional(parts: Mapping[str, Sequence[bytes]], name: str) -> Column:
-    """Return one entry per row; 0 for rows of messages without the column."""
+    """Return the optional column `name` with one value per row; 0 for rows of messages that omit the column."""
     dtype, states = COLUMNS[name], parts["state"]  # one byte per row
     if not any(parts[name]):
         return np.zeros(sum(map(len, states)), dtype)

@@ -49,12 +49,10 @@ class Kind(Protocol):
         ...
 
     def read(self, text: str) -> object:
-        """Parse a text. Raises ValueError if it is not of this kind."""
+        """Parse a command-line text. Raises ValueError if it is not of this kind."""
         ...
 
-    def accepts(self, value: Any) -> bool:
-        """Whether `value` has this type and is within its bounds."""
-        ...
+    def accepts(self, value: Any) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of a few words. `aliases` maps synonyms of other programs to them."""
+    """One of a few fixed texts. `aliases` maps synonyms used by other programs to them."""
 
     words: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...] = ()
@@ -163,7 +161,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class OnOff(Switch):
-    """On, off, or the program's default: `--x` and `--no-x`."""
+    """A flag with two forms, `--x` and `--no-x`. Without either, the program's default applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +180,7 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Any number of values, each parsed by `parse`, which raises BadInput with the flag."""
+    """A repeatable option. Each value is parsed by `parse`, which raises BadInput with the flag."""
 
     parse: Callable[[str], object]
     accepted: str

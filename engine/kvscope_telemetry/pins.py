@@ -1,7 +1,7 @@
 """Rule for pinned blocks: each unfinished request must fit alone into the blocks that are not pinned.
 
-The engine refuses pins by it, and the desktop disables actions that would be refused. Computes with numbers only,
-independent of pool and mirror.
+The engine refuses pins that break this rule, and the desktop disables the corresponding actions. Computes with numbers
+only, independent of pool and mirror.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ _PLATFORM_KEYS: Final = {
     Qt.Key.Key_Home: (QComboBox,),
     Qt.Key.Key_End: (QComboBox,),
 }
-"""Widget classes that handle these keys themselves, on every platform, while they have the focus.
+"""Keys that some Qt widgets handle themselves on every platform while they have the focus, with the widgets' classes.
 
-A shortcut of an action that `yields` leaves the key to them. All other shortcuts work regardless of the focus, so a
+An action that `yields` leaves these keys to such a widget. All other shortcuts work regardless of the focus, so a
 view must use keys that no action has. Qt makes sure that text fields keep their editing keys.
 """
 
@@ -56,14 +56,18 @@ class ActionSpec:
     exclusive: str = ""
     """Name of a group of actions of which exactly one is checked; empty if the action is in no group."""
     yields: bool = False
-    """Whether a focused button or combo box takes precedence for its keys (`_PLATFORM_KEYS`)."""
+    """Whether a focused button or combo box that handles the key itself (`_PLATFORM_KEYS`) takes precedence over the
+    shortcut.
+    """
     tip: str = ""
     starts_section: bool = False
-    """Whether its menu has a separator above the action."""
+    """Whether a separator is drawn above the action in its menu."""
     within: str = ""
-    """Name of the dock that must have the keyboard focus for the shortcuts to work; empty: anywhere in the window."""
+    """Name of the dock that must have the keyboard focus for the shortcuts to work, or "" for the whole window."""
     question: Callable[[], str] | None = None
-    """Returns a question to ask before an action that cannot be undone; if empty, the action runs without asking."""
+    """Returns a question to ask before an action that cannot be undone. If the text is empty, the action runs without
+    asking.
+    """
     enabled: Callable[[], bool] | None = None
     why_not: Callable[[], str] | None = None
     """Returns why the action is disabled, shown as its tooltip; empty if the action is enabled."""

@@ -15,7 +15,7 @@ class Command:
     text: str
     own_keys: tuple[str, ...]
     within: str = ""
-    """Name of the dock that must have the keyboard focus for the keys; empty: any focus in the window."""
+    """Name of the dock that must have the keyboard focus for the shortcuts to work, or "" for the whole window."""
 
 
 def keys_of(name: str, own_keys: tuple[str, ...], shortcuts: UserShortcuts) -> tuple[str, ...]:
@@ -25,8 +25,9 @@ def keys_of(name: str, own_keys: tuple[str, ...], shortcuts: UserShortcuts) -> t
 def conflicts(
     command: Command, keys: Iterable[str], commands: Iterable[Command], shortcuts: UserShortcuts
 ) -> list[Command]:
-    """Return the other commands that have one of `keys` for the same focus. Qt would trigger none of them on such a
-    key.
+    """Return the other commands that use one of `keys` with the same keyboard focus.
+
+    If two commands share a key, Qt triggers neither of them.
     """
     folded_keys = {key.casefold() for key in keys}
     return [
@@ -62,5 +63,5 @@ def _set_keys(shortcuts: dict[str, tuple[str, ...]], command: Command, keys: tup
 
 
 def _overlap(first: Command, second: Command) -> bool:
-    """Whether some keyboard focus makes the keys of both commands apply."""
+    """Whether the shortcuts of both commands are active with some keyboard focus."""
     return not first.within or not second.within or first.within == second.within

@@ -56,7 +56,7 @@ _HEATMAP_KEYS: Final = (
 
 
 _WIDEST_TEXT: Final = "Move the cursor (by steps when zoomed in) "
-"""Longest text that still fits on one line next to the widest key."""
+"""Longest action text that still fits on one line next to the widest key."""
 
 
 def shortcut_dialog(parent: QWidget, entries: Iterable[tuple[str, QAction]], change: Callable[[], object]) -> Sheet:

@@ -38,9 +38,7 @@ class ShortcutEditor(Sheet):
         super().__init__("Change shortcuts", parent)
         self._actions, self._settings_store, self._accent = actions, settings_store, accent
         self._unconfirmed: tuple[str, str] | None = None
-        """(command, key) of the conflict that is shown; pressing Set again reassigns the key. None: no conflict is
-        shown.
-        """
+        """(command, key) of the conflict that is shown, or None. Pressing Set again reassigns the key."""
         self.search = QLineEdit()
         self.search.setPlaceholderText("Find a command or a key")
         self.search.setAccessibleName("Find a command or a key")

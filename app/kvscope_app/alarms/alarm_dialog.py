@@ -46,7 +46,9 @@ from kvscope_telemetry.errors import BadInput
 _SIZE: Final = (960, 620)
 _VALUE_WIDTH: Final = 108
 _MIN_UNFOLDED_WIDTH: Final = 700
-"""Minimum width, in pixels before scaling, of a row on one line. Narrower rows have the expression on a second line."""
+"""Minimum width, in pixels before scaling, of a rule's row on one line. A narrower row has the expression on a second
+line.
+"""
 _HINT: Final = (
     "An alarm fires once per incident, adds a bookmark and shows a notification; not while the engine is paused. "
     "In a recording, alarms are marked where they would have fired."
@@ -198,7 +200,7 @@ class AlarmDialog(Sheet):
         row.expression.setFocus()
 
     def _check(self) -> None:
-        """Show what is wrong with each row, and enable OK only if all rows and the webhook are valid."""
+        """Show errors below each rule, and enable OK only if all rules and the webhook are valid."""
         names = [row.name.text().strip() for row in self.rows]
         are_all_valid = True
         for row, name in zip(self.rows, names, strict=True):

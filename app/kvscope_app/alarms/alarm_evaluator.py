@@ -58,7 +58,6 @@ class AlarmEvaluator(QObject):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of the engine, which decide whether a rule's figures can be measured."""
         return self._session.capabilities
 
     @property
@@ -69,7 +68,7 @@ class AlarmEvaluator(QObject):
 
     @property
     def webhook_url(self) -> str:
-        """URL that alarms are posted to; empty: alarms are not posted."""
+        """URL that alarms are posted to, or "" if alarms are not posted."""
         return self._run_url or self.settings.values.alarm_webhook
 
     def set_run_rules(self, rules: Sequence[Rule], webhook_url: str = "") -> None:

@@ -63,7 +63,6 @@ class AlarmStrip(PassingStrip):
 
     @property
     def text(self) -> str:
-        """Text of the notice in front; empty if no alarm is shown."""
         return f"{self._line.rule.text()} {self._line.detail.text()}" if self._shown_alarms else ""
 
     @property

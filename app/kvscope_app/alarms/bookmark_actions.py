@@ -80,7 +80,6 @@ def bookmark_actions(window: SessionWindow, alarms: AlarmEvaluator) -> list[Acti
 
 
 def make_deletions_undoable(window: SessionWindow) -> None:
-    """Push each deletion of bookmarks to the window's undo stack."""
     bookmarks = window.session.bookmarks
 
     def push_undo(removed: list[Bookmark]) -> None:

@@ -25,12 +25,12 @@ _TARGETS: Final = (
     ("icons/kvscope.svg", "icons/hicolor/scalable/apps/kvscope.svg"),
     ("icons/kvscope.svg", "icons/hicolor/scalable/mimetypes/application-x-kvscope-recording.svg"),
 )
-"""(name of a resource file, path below the data folder)."""
+"""Files to install: (name of the resource file, target path below the user's data folder)."""
 _UPDATES: Final = (
     ("update-mime-database", "mime", "shared-mime-info"),
     ("update-desktop-database", "applications", "desktop-file-utils"),
 )
-"""Programs that update the desktop's databases: (name, folder that is its argument, package that has it)."""
+"""Programs that update the desktop's databases: (name, argument: folder below the data folder, package to install)."""
 _TIMEOUT_S: Final = 60.0
 _QUOTED: Final = str.maketrans({character: f"\\{character}" for character in '"`$\\'})
 

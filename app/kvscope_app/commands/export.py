@@ -64,7 +64,10 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write the file and print its name and size. Raises BadInput for a file name without a known extension."""
+    """Export the recording and print the name and size of the new file.
+
+    Raises BadInput for a file name without a known extension.
+    """
     endings = (*(suffix for form in FORMATS for suffix in form.suffixes), *STILL_SUFFIXES, *VIDEO_SUFFIXES)
     if args.to is None and args.out.suffix.lower() not in endings:
         raise BadInput(f"{str(args.out)!r} is not accepted: choose one of {', '.join(endings)}, or a format with --to")

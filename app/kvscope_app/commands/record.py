@@ -88,7 +88,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 
 def record(args: argparse.Namespace) -> int:
-    """Record and return the exit code, which is 1 if the recording ended before the requested time."""
+    """Record and return the exit code: 1 if the recording ended early because the engine was absent, else 0."""
     from kvscope_app.commands.segmented_writer import SegmentedWriter
 
     started_s = time.monotonic()
@@ -210,7 +210,6 @@ def _file_names(paths: list[Path]) -> str:
 
 @contextmanager
 def _stop_event_on_signals() -> Iterator[threading.Event]:
-    """Yield an event that a termination signal sets."""
     stop_event = threading.Event()
     with handling_signals(lambda *_: stop_event.set()):
         yield stop_event

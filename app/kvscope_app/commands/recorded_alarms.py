@@ -23,7 +23,9 @@ _CLOSE_TIMEOUT_S: Final = 6.0
 
 
 class RecordedAlarms:
-    """Evaluates `rules` on the summaries of `writer`. `instance` is the engine's address; `report` prints a line."""
+    """Evaluates alarm rules on the summaries of `writer`. `instance` is the engine's address; `report` prints
+    a line.
+    """
 
     def __init__(
         self, rules: Sequence[Rule], url: str, writer: SegmentedWriter, instance: str, report: Callable[[str], None]

@@ -49,7 +49,7 @@ class SegmentedWriter:
         """Seconds from the first snapshot to the newest message, by the local clock, as the engine's may be wrong."""
         self.has_started = False
         self.engine = ""
-        """Name of the engine, from its first snapshot; empty before."""
+        """Name of the engine, from its newest snapshot; empty before the first one."""
         self.failure = ""
         """Reason why messages are no longer accepted; empty while writing works."""
         self._path = path
@@ -68,7 +68,7 @@ class SegmentedWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes of the file in progress; 0 if it cannot be read."""
+        """Size in bytes of the file being written; 0 if it cannot be read."""
         with contextlib.suppress(OSError):
             path = self._writer.path
             return path.with_name(path.name + PART_SUFFIX).stat().st_size

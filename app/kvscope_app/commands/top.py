@@ -63,8 +63,9 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
 
 
 def top(args: argparse.Namespace) -> int:
-    """Show the engines and return the exit code: 1 if one reading was requested and an engine could not be read, else
-    0.
+    """Show the engines and return the exit code.
+
+    The code is 1 if the figures were printed only once (`--once`, `--json`) and an engine could not be read, else 0.
     """
     from kvscope_app.commands.top_engine import WatchedEngine
     from kvscope_telemetry.transport.file_limit import raise_file_limit

@@ -33,7 +33,10 @@ from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 RATE_S: Final = 10
-"""Seconds over which token rates are averaged, as in the fleet table. Other figures need more requests: `WINDOW_S`."""
+"""Seconds over which token rates are averaged, as in the fleet table.
+
+Other figures need more requests and cover `WINDOW_S`.
+"""
 WINDOW_S: Final = 60
 MAX_REQUESTS: Final = 200
 
@@ -52,7 +55,7 @@ class RequestReading(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     state: str
     num_tokens: int
-    """Number of tokens of the prompt and of the answer so far."""
+    """Number of tokens of the prompt and of the output so far."""
     num_blocks: int
     age_s: float
 
@@ -62,7 +65,7 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = ""
     utilization: float | None = None
-    """Fraction in use, 0 to 1."""
+    """Fraction of the device in use, 0 to 1."""
     is_engines_share: bool = False
     """Whether `utilization` is the fraction of all CPUs that the engine uses."""
     memory_used_bytes: int | None = None
@@ -88,7 +91,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     cached_blocks: int | None = None
     free_blocks: int | None = None
     usage: float | None = None
-    """Fraction of the pool's blocks that requests hold, 0 to 1."""
+    """Fraction of the KV pool's blocks that requests hold, 0 to 1."""
     num_running: int | None = None
     num_waiting: int | None = None
     preemptions_per_s: float | None = None
@@ -102,7 +105,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     reports_requests: bool = msgspec.field(default=True, name="tells_requests")
     """Whether the engine reports individual requests. `tells_requests` in JSON."""
     num_requests: int = 0
-    """Total number of unfinished requests; `requests` has only the first ones."""
+    """Total number of unfinished requests. `requests` has only those listed first."""
     requests: tuple[RequestReading, ...] = ()
 
 
@@ -129,8 +132,9 @@ class WatchedEngine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether waiting longer adds nothing: a full second was observed, or the engine refused the connection or
-        ended.
+        """Whether `read` returns full figures or never will.
+
+        True after one complete second of telemetry, or once the engine has refused the connection or ended.
         """
         if self._source is None:
             return True
@@ -227,7 +231,6 @@ class _FigureSink:
         self._overview = SessionOverview()
 
     def _figures(self, *, has_pool: bool) -> dict[str, object]:
-        """Return the figures of the complete seconds, as fields of `EngineStatus`."""
         overview = self._overview
         until_ns = int(overview.time_ns[-1]) + SECOND_NS
 

@@ -68,7 +68,7 @@ def short_line(reading: EngineStatus, width: int, *, is_selected: bool = False) 
 
 
 def request_lines(reading: EngineStatus, width: int, num_rows: int, order: str) -> list[Line]:
-    """Return a heading and the first requests, at most `num_rows` lines; none if the engine's figures are unknown."""
+    """Return a heading and the first requests, at most `num_rows` lines. Empty if the engine's figures are unknown."""
     if num_rows < 2 or reading.num_running is None:
         return []
     if not reading.reports_requests:
@@ -151,9 +151,9 @@ def _pool_lines(reading: EngineStatus, width: int) -> list[Line]:
 
 
 def _bar_cells(reading: EngineStatus, num_cells: int) -> tuple[int, int, int]:
-    """Return the number of cells of held, cached and free blocks in a bar of `num_cells`.
+    """Return how many of the bar's `num_cells` terminal cells show held, cached and free blocks.
 
-    A nonzero number of blocks has at least one cell while cells remain.
+    Each nonzero number of blocks gets at least one cell while cells remain.
     """
     total = max(reading.num_blocks or 0, 1)
     remaining, shares = num_cells, []

@@ -127,7 +127,7 @@ class _Screen:
 
 
 def _visible_blocks(blocks: list[list[Line]], selected: int, height: int) -> list[list[Line]]:
-    """Return the selected block and as many blocks before and after it as fit in `height` lines."""
+    """Return the selected engine's lines, and those of as many engines before and after it as fit in `height` lines."""
     first, last = selected, selected + 1
     num_lines = len(blocks[selected])
     while True:

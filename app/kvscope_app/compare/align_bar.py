@@ -18,17 +18,18 @@ CLOCK: Final = "By the clock"
 CHOSEN: Final = "Chosen moments"
 
 _Choice = tuple[Alignment, int | None]
-"""Alignment, and the time of A to move to (None: stay)."""
+"""(alignment, time on A's clock in ns to move to, or None to stay)."""
 
 
 class AlignBox(QComboBox):
-    """Combo box of alignments: at the starts, by wall-clock time if the runs overlap, or at a moment of both.
+    """Combo box of alignments: at the starts, by wall-clock time if the runs overlap, or at a moment that both runs
+    have.
 
     Such a moment is for example the first preemption of each run, or a bookmark of the same name in both.
     """
 
     chosen = Signal(object, object)
-    """Emitted with the `Alignment` and the time of A to move to, or None to stay."""
+    """Emitted with the `Alignment` and the time on A's clock in ns to move to, or None to stay."""
 
     def __init__(self, pair: SessionPair) -> None:
         super().__init__()

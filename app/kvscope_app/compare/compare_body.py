@@ -1,6 +1,6 @@
 """Contents of a comparison window: its two sessions, its widgets and their layout.
 
-Owns the sessions and widgets that the modules with the window's actions use. Must not depend on those modules.
+Owns the sessions and widgets that the window's actions use. Must not depend on the modules with these actions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CompareBody(QMainWindow):
             side.map.set_mode(mode)
 
     def zoom_by(self, steps: int) -> None:
-        """Zoom both maps (1: in, -1: out, 0: fit). Used unless a focused view handles zooming itself."""
+        """Zoom both page maps: 1 in, -1 out, 0 to fit. Used unless a focused view handles zooming itself."""
         for side in self.sides:
             (side.map.fit_all, side.map.zoom_in, side.map.zoom_out)[steps]()
 

@@ -1,7 +1,7 @@
 """Comparison window: two page maps over one playback bar, their curves, and a table of key figures.
 
-Connects the parts of `CompareBody` and limits how often they are refreshed. A recording may grow while it is shown:
-that of a live engine is its recent history.
+Connects the parts of `CompareBody` and limits how often they are refreshed. The recording of a live engine is its
+recent history, which grows while it is shown.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ class CompareWindow(CompareBody):
     # private
 
     def _runs(self) -> tuple[Run, Run] | None:
-        """Return the runs for the figures; None if an overview is empty or a run has no data in the visible range."""
+        """Return runs A and B for the table of figures; None if either has no overview, or no data in the visible
+        range.
+        """
         visible = self.pair.shared_zoom.span if self.figures.covers_visible_range else None
         runs = []
         for side in self.pair.sides:
@@ -111,7 +113,7 @@ class CompareWindow(CompareBody):
         return runs[0], runs[1]
 
     def _on_moment(self, index: int, seconds: float) -> None:
-        """Align the chosen time of run `index` (0: A, 1: B) with the time that the other run shows."""
+        """Align the chosen time of run `index` (0 for A, 1 for B) with the time shown of the other run."""
         range_ns = self.sessions[index].timeline.range_ns
         if range_ns is None:
             return

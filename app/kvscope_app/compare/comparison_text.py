@@ -21,7 +21,7 @@ _VERDICT_TEXTS: Final = {
 _PARTS_TIP: Final = "5th, 50th and 95th percentile of the parts of a run"
 _MIN_SHARE: Final = 0.005
 _MAX_SHARE: Final = 10.0
-"""Differences outside `_MIN_SHARE` to `_MAX_SHARE` of A are not shown as a percentage."""
+"""Maximum difference shown as a percentage, as a fraction of A's value. The minimum is `_MIN_SHARE`."""
 
 
 def cells(row: ComparisonRow) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def value_text(row: ComparisonRow, value: float | None) -> str:
 
 
 def difference_text(row: ComparisonRow) -> str:
-    """Return the difference in the figure's unit and as a share of A: `+12.0 ms (+30 %)`."""
+    """Return the difference in the figure's unit and as a percentage of A: `+12.0 ms (+30 %)`."""
     if row.difference is None or row.a is None:
         return NOTHING
     if row.verdict is Verdict.EQUAL or row.difference == 0:
@@ -50,7 +50,7 @@ def difference_text(row: ComparisonRow) -> str:
 
 
 def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:
-    """Return the 5th, 50th and 95th percentile of the figure over the parts of a run: `8.1 – 9.4 – 12.0 ms`."""
+    """Return the figure's 5th, 50th and 95th percentile over equally long parts of a run: `8.1 – 9.4 – 12.0 ms`."""
     if parts is None:
         return NOTHING
     low, middle, high = (value_text(row, value) for value in (parts.p5, parts.p50, parts.p95))
@@ -59,7 +59,9 @@ def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:
 
 
 def verdict_text(row: ComparisonRow) -> str:
-    """Return the 95 % interval of the difference, and the number of parts of each run (n) that it is based on."""
+    """Return the 95 % interval of the difference, and the number (n) of time windows of each run that it is
+    based on.
+    """
     verdict = _VERDICT_TEXTS.get(row.verdict, NOTHING)
     if row.verdict is Verdict.UNKNOWN:
         return f"{verdict} (n = {min(row.a_windows, row.b_windows)})"
@@ -82,7 +84,7 @@ def explanation_text(row: ComparisonRow) -> str:
 
 
 def _interval(row: ComparisonRow) -> str:
-    """Return the interval as a ratio (`B is 1.1 to 1.3 × A`) or as a difference (`B − A is +1 ms to +3 ms`)."""
+    """Return the 95 % interval as a ratio (`B is 1.1 to 1.3 × A`) or as a difference (`B − A is +1 ms to +3 ms`)."""
     assert row.low is not None, "there is an interval where there is a test"
     assert row.high is not None, "there is an interval where there is a test"
     if row.test is Method.RATIO:

@@ -93,7 +93,9 @@ class CurvesView(QWidget):
         self.show_cursor()
 
     def show_cursor(self) -> None:
-        """Draw the pair's cursor, and show the values at that time, or at the mouse while it is over a panel."""
+        """Draw the pair's cursor, and show the curves' values at that time, or at the mouse while it is over a
+        panel.
+        """
         at_s = self._hover_s
         if at_s is None:
             at_s = (self._pair.cursor_ns - self._pair.origin_ns) / 1e9
@@ -113,7 +115,7 @@ class CurvesView(QWidget):
         return (last_ns - first_ns) / 1e9
 
     def _on_aligned(self) -> None:
-        """Show everything, because the visible range now covers other times of B."""
+        """Show the whole timeline, because the visible range now covers other times of B."""
         self.show_all()
         self.refresh()
 

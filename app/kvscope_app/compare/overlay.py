@@ -67,7 +67,7 @@ class Curve:
     values: FloatArray
 
     def at(self, second: float) -> float:
-        """Return the value of the point closest to `second`, or NaN if none is close."""
+        """Return the value of the point nearest to `second`; NaN if it is more than 1 s and one point spacing away."""
         if not self.seconds.size:
             return float("nan")
         step = (self.seconds[-1] - self.seconds[0]) / max(self.seconds.size - 1, 1)

@@ -22,7 +22,7 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 _MAX_LEAD_S: Final = 0.1
-"""Lead over the other run, in seconds of playback, above which a run is paused."""
+"""Lead over the other run, in seconds of playback, above which the run that is ahead is paused."""
 _RESUME_LEAD_S: Final = 0.02
 """Lead over the other run, in seconds of playback, up to which a paused run continues."""
 _SEEK_TOLERANCE_NS: Final = 1_000_000
@@ -51,7 +51,7 @@ class PairSide:
         return first <= time_ns <= last
 
     def continues_at(self, time_ns: int) -> bool:
-        """Whether `time_ns` is within the recorded range, but not its end."""
+        """Whether `time_ns` is within the recorded range and before its end."""
         first, last = self.range_ns
         return first <= time_ns < last
 

@@ -81,7 +81,6 @@ def _engine_actions(session: Session, debugger: Debugger) -> list[ActionSpec]:
 
 
 def _request_actions(window: SessionWindow, commands: _Commands) -> list[ActionSpec]:
-    """Return the actions named in `REQUEST_ACTIONS`, on the selected request."""
     session = window.session
 
     def why_not_preempt() -> str:
@@ -132,7 +131,6 @@ def _request_actions(window: SessionWindow, commands: _Commands) -> list[ActionS
 
 
 def _block_actions(window: SessionWindow, commands: _Commands) -> list[ActionSpec]:
-    """Return the actions named in `BLOCK_ACTIONS`, on the current block of the page map."""
     session = window.session
 
     def why_not_pin(*, with_prefix: bool = False) -> str:
@@ -190,7 +188,7 @@ class _Commands:
     def __init__(self, window: SessionWindow, debugger: Debugger) -> None:
         self._window, self._debugger = window, debugger
         self._chosen_number: int | None = None
-        """Number of the request that the confirmation dialog names. None: abort the selected one."""
+        """Number of the request that the confirmation dialog names; None to abort the selected request."""
 
     def selection_action(
         self, name: str, text: str, run: Callable[[], object], why_not: Callable[[], str], **more: Any
@@ -285,14 +283,18 @@ def cached_blocks(window: SessionWindow) -> tuple[int, ...]:
 
 
 def idle_blocks(window: SessionWindow) -> tuple[int, ...]:
-    """Return those of `cached_blocks` that no request references and that are not pinned."""
+    """Return the selected request's cached blocks (`cached_blocks`) that no request references and that are
+    not pinned.
+    """
     mirror = window.session.mirror
     blocks = cached_blocks(window)
     return tuple(b for b in blocks if mirror.ledger.state[b] == BlockState.CACHED and b not in mirror.pinned)
 
 
 class DebugAnswers(QObject):
-    """Shows the engine's answers in the status bar and, after a menu action, in a tooltip at the mouse position."""
+    """Shows the engine's replies to commands in the status bar and, after a menu action, in a tooltip at the mouse
+    position.
+    """
 
     def __init__(self, window: SessionWindow, debugger: Debugger, actions: Actions) -> None:
         super().__init__(window)

@@ -18,14 +18,14 @@ from kvscope_telemetry.source import SourceState
 LEASE_S: Final = 5.0
 """Lease of a pause in seconds: an engine that lost contact with the window resumes by itself after this time."""
 _FIRST_TAG: Final = 1 << 30
-"""The debugger's commands are tagged from this number on; other commands of the window count from 1."""
+"""First tag of the debugger's commands. Other commands of the window are tagged from 1."""
 AnswerCallback = Callable[[str, bool], None]
-"""Called with an answer's text and whether the command succeeded."""
+"""Called with the text of a command's reply and whether the command succeeded."""
 
 
 class Debugger(QObject):
     answered = Signal(str, bool)
-    """Emitted with an answer's text (one line) and whether the command succeeded."""
+    """Emitted with the text (one line) of a command's reply and whether the command succeeded."""
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -39,7 +39,9 @@ class Debugger(QObject):
 
     @property
     def paused_by(self) -> str:
-        """Client that paused the engine: "you", its label, or "somebody" if unknown. "" if the engine is not paused."""
+        """Client that paused the engine: "you", the client's label, or "somebody" if unknown; "" if the engine is not
+        paused.
+        """
         if self.session.status.state is not SourceState.PAUSED:
             return ""
         return "you" if self.is_paused_by_us else self.session.status.reason.removeprefix("by ") or "somebody"
@@ -115,9 +117,9 @@ class Debugger(QObject):
         self.answered.emit(sentence(text), was_done)
 
     def _on_status(self) -> None:
-        """Clear `is_paused_by_us` when the engine changes from paused to live.
+        """Clear `is_paused_by_us` when the engine's state changes from paused to live.
 
-        The state live alone is not enough, because the engine still seems live for a while after it confirmed a pause.
+        The current state alone is not enough, because it stays live for a while after the engine confirmed a pause.
         """
         state = self.session.status.state
         if self._was_paused and state is SourceState.LIVE:

@@ -16,7 +16,7 @@ from kvscope_app.ui.zoom import scaled
 
 
 class PausedBar(PassingStrip):
-    """Bar that is visible only while the engine is paused. `actions`: label and action of each button."""
+    """Bar that is visible only while the engine is paused. `actions` has the label and action of each button."""
 
     def __init__(
         self, debugger: Debugger, actions: tuple[tuple[str, QAction], ...], parent: QWidget | None = None

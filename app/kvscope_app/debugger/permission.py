@@ -34,7 +34,8 @@ def why_not_control(session: Session) -> str:
 def why_not_resume(session: Session, *, is_paused_by_us: bool) -> str:
     """Return why the engine cannot be resumed.
 
-    `is_paused_by_us`: whether this window requested the pause. The engine's next status may not have arrived yet.
+    `is_paused_by_us` says whether this window requested the pause, as the engine's next status may not have arrived
+    yet.
     """
     is_paused = is_paused_by_us or session.status.state is SourceState.PAUSED
     return why_not_control(session) or ("" if is_paused else _NOT_PAUSED)
@@ -53,7 +54,7 @@ def why_not_intervene(session: Session) -> str:
 
 
 def why_not_adapters(session: Session) -> str:
-    """Return why the dialog of LoRA adapters would be empty: none is loaded, and none can be loaded."""
+    """Return why the dialog of LoRA adapters is disabled, for example because none is loaded and none can be loaded."""
     if session.timeline.is_file:
         return "This is a recording: there is no engine to control"
     has_any = session.status.adapters or session.status.takes_adapters
@@ -105,7 +106,7 @@ def why_not_limit(session: Session) -> str:
 
 
 def why_not_abort(mirror: Mirror, number: int | None) -> str:
-    """Return why a request cannot be aborted. Running and waiting requests can be."""
+    """Return why a request cannot be aborted. Only running and waiting requests can be."""
     is_waiting = number is not None and _state_of(mirror, number) in _WAITING
     return "" if is_waiting else why_not_preempt(mirror, number)
 
@@ -147,7 +148,9 @@ def _is_own(mirror: Mirror) -> bool:
 
 
 def _why_foreign(mirror: Mirror, capability: str) -> str:
-    """Return a reason such as "In vllm, blocks cannot be pinned" for an engine other than kvscope's own, else ""."""
+    """Return a reason such as "In vllm, blocks cannot be pinned" for an engine other than kvscope's own,
+    otherwise "".
+    """
     return "" if _is_own(mirror) else f"In {mirror.capabilities.engine}, {capability}"
 
 

@@ -53,7 +53,9 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
 
 
 def _max_own_blocks(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinned: Set[int]) -> int:
-    """Return how many of `pinned` contain the start of the request's text, or an upper bound where that is unknown."""
+    """Return how many of the `pinned` blocks hold the start of the request's text, or an upper bound if that is
+    unknown.
+    """
     assert mirror.hello is not None, "a mirror with blocks has a hello"
     requests, hashes = mirror.requests, mirror.ledger.hash
     num_tokens = int(requests.num_prompt_tokens[row] + requests.num_output_tokens[row])
@@ -72,7 +74,7 @@ def _max_own_blocks(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinne
 
 
 def _with_prefixes(mirror: Mirror, blocks: Iterable[int]) -> set[int]:
-    """Return `blocks` of the pool and the cached blocks that precede them in their texts."""
+    """Return `blocks` and the cached blocks of their prefixes. All are blocks of the pool."""
     hashes, parents = (column[: mirror.num_blocks] for column in (mirror.ledger.hash, mirror.ledger.parent))
     hashed = np.flatnonzero(hashes)
     block_of = dict(zip(hashes[hashed].tolist(), hashed.tolist(), strict=True))

@@ -28,7 +28,7 @@ PREFIX: Final = "kvscope-"
 _OWNERS: Final = "owners"
 LOG_TAIL_BYTES: Final = 64 << 10
 END_AFTER_S: Final = 1.5
-"""Seconds to wait after a shutdown request before SIGTERM, and after SIGTERM before SIGKILL."""
+"""Seconds to wait after a shutdown request before SIGTERM, and the same after SIGTERM before SIGKILL."""
 KEEP_FLAG: Final = "--kv-disk-keep"
 KEEP_AFTER_S: Final = 25.0
 """Replaces `END_AFTER_S` for an engine with `KEEP_FLAG`, which takes up to 20 s to save its cache to a file."""
@@ -143,7 +143,7 @@ class EngineProcess:
             self._process.kill()
 
     def close(self, was_shutdown_requested: bool = False) -> None:
-        """End the process and remove the folder, unless the engine runs and is to be kept.
+        """End the process and remove the folder, unless the engine is running and `keep` is set.
 
         Blocks for at most 2 * `end_after_s` + `END_AFTER_S` seconds.
 
@@ -190,7 +190,7 @@ def record_owner(folder: Path, pid: int) -> None:
 
 
 def remove_stale(parent: Path) -> list[Path]:
-    """Remove this user's folders in `parent` whose owners have all ended. Returns the removed folders."""
+    """Remove this user's folders in `parent` for which no owner process runs any more. Returns the removed folders."""
     stale = [folder for folder in _folders_of_user(parent) if _is_stale(folder)]
     for folder in stale:
         shutil.rmtree(folder, ignore_errors=True)

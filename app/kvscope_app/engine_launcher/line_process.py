@@ -33,7 +33,7 @@ class LineProcess(QObject):
     line_received = Signal(bytes)
     """Emitted with each line of output, without its line end."""
     failed = Signal(str)
-    """Emitted when the child has ended without an answer, with a reason such as "it ended with exit code 1"."""
+    """Emitted with a reason such as "it ended with exit code 1" when the child ended without answering."""
 
     def __init__(self, command: Sequence[str] | None, max_line_bytes: int, parent: QObject | None = None) -> None:
         """Create an object without a child process, which `send` starts.

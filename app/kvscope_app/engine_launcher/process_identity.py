@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 _START_FIELD: Final = 19
-"""Index of the start time in `/proc/PID/stat`, counted after the command name, which may contain spaces."""
+"""Index of the start time among the fields of `/proc/PID/stat` after the command name, which may contain spaces."""
 _ENDED: Final = -1
 """Start time used for a zombie: a process that has ended, but that its parent has not waited for."""
 

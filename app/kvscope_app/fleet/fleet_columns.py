@@ -20,7 +20,7 @@ _STATE_ORDER: Final = tuple(SourceState)
 
 
 MAP, NAME, STATE, ENGINE, VERSION, MODEL, USAGE, RUNNING, WAITING, FIRST_TOKEN, HIT_RATE, PREEMPTIONS = range(12)
-"""Indices of the columns, from left to right."""
+"""Indices of the fleet table's columns, from left to right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class FleetColumn(TableColumn[[FleetRow]]):
     """Column of the fleet table. Without `key`, rows are sorted by the cell's text."""
 
     width: int = 0
-    """Width in pixels at 100 % text size; 0: the space left by the other columns."""
+    """Width in pixels at 100 % text size, or 0 to fill the space left by the other columns."""
     key: Callable[[FleetRow], float | None] | None = None
 
 
@@ -100,7 +100,9 @@ Key = tuple[float, str]
 
 
 def sort_key(row: FleetRow, column: int) -> Key | None:
-    """Return the value by which a cell is sorted. None means unknown; such rows come last in both directions."""
+    """Return the value by which the cell is sorted, or None if it is unknown. Unknown values come last in both
+    directions.
+    """
     key = COLUMNS[column].key
     if key is not None:
         value = key(row)

@@ -43,7 +43,7 @@ class FleetManager(QObject):
         self._themes, self._settings, self._slots, self._attach = themes, settings, slots, attach
         self.windows: list[FleetWindow] = []
         self._known_window: tuple[FleetWindow, WatchedList] | None = None
-        """The only window of attached and saved engines, and its entries; None if it is closed."""
+        """Window of the attached and saved engines, and its list of engines; None if it is closed."""
         self._closing_threads: list[threading.Thread] = []
 
     def open_list(self, text: ListText, every_s: float, api_key: str = "") -> FleetWindow:
@@ -110,9 +110,7 @@ def _close(fleet: Fleet, reader: ListReader | None) -> None:
 
 
 def _saved_engines() -> tuple[tuple[FleetEntry, ...], str]:
-    """Return the saved engines that can be watched, and an error message on the first one that cannot; empty if all
-    can.
-    """
+    """Return the saved engines that can be watched, and an error message on the first one that cannot, or ""."""
     try:
         connections, api_keys = read_connections(), read_api_keys()
     except BadInput as error:
@@ -140,7 +138,9 @@ def _address(connection: Connection, api_key: str) -> Address:
 class WatchedList:
     """Engines that a fleet watches: those of its list, and those that the user added.
 
-    Calls `on_entries` with all of them when either changes. Thread-safe, because each list is read on its own thread.
+    Calls `on_entries` with all engines when the list or the additions change. Thread-safe, because each list is read on
+    its
+    own thread.
     """
 
     def __init__(self, on_entries: Callable[[Sequence[FleetEntry]], None]) -> None:

@@ -69,8 +69,8 @@ _SIZE: Final = QSize(1320, 720)
 class FleetWindow(QMainWindow):
     """Window that shows `fleet` in a table.
 
-    `attach` opens the window of an engine, `add` adds an engine to those of the list, and `reader` reads the list
-    (None: there is no list).
+    `attach` opens the window of an engine, `add` adds an engine to those of the list, and `reader` reads the list (None
+    if there is no list).
     """
 
     closing = Signal(object)
@@ -86,7 +86,7 @@ class FleetWindow(QMainWindow):
         super().__init__()
         self.fleet, self._themes, self._attach, self.list_reader, self._add = fleet, themes, attach, reader, add
         self.saved_engines_error = ""
-        """Error in the saved engines, shown in a window without a list; empty if there is none."""
+        """Error message on the saved engines, shown in a window without a list; empty if there is no error."""
         self._last_sort_s = 0.0
         self._focuses_first_row = True  # the table gets the keyboard focus once it has a row
         self._open_error = ""
@@ -284,7 +284,7 @@ class OrderBox(QWidget):
 
 # Texts on the engines as a whole, and on the list.
 def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
-    """Return the number of engines, how many of them are online, and the total of their requests."""
+    """Return the number of engines, how many of them are online, and the total of their requests, as text."""
     if not rows:
         return ""
     reporting = [row for row in rows if row.state in CURRENT_STATES]
@@ -342,7 +342,7 @@ class FleetTable(OpenableTable):
         return [self.proxy.row_at(position) for position in selected_rows(self)]
 
     def show_rows(self, rows: tuple[FleetRow, ...], *, sorts: bool) -> None:
-        """Show `rows`, reordered if `sorts`. The selection is kept."""
+        """Show `rows`, and sort them again if `sorts`. The selection is kept."""
         selected = {row.entry for row in self.selected}
         self.fleet.ratio = self.devicePixelRatioF()
         self.fleet.show(rows)

@@ -13,13 +13,13 @@ from kvscope_app.ui.theme import Theme
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 
 SIZE: Final = (128, 32)
-"""Width and height in device-independent pixels."""
+"""Width and height of the image in device-independent pixels."""
 _COLUMNS: Final = 64
 _ROWS: Final = 16
 
 
 def map_pixmap(bins: PoolBins, theme: Theme, ratio: float = 1.0) -> QPixmap:
-    """Return the cells of `bins`, enlarged to `SIZE` for a screen with device pixel ratio `ratio`."""
+    """Return an image of `bins`, enlarged to `SIZE` for a screen with device pixel ratio `ratio`."""
     pixels = cells(bins, theme)
     height, width = pixels.shape
     image = QImage(pixels.data, width, height, 4 * width, QImage.Format.Format_ARGB32)

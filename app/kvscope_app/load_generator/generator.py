@@ -40,14 +40,14 @@ class LoadCounts:
 
 class LoadGenerator(QObject):
     changed = Signal()
-    """Emitted when counts or state have changed; by the timer, at most once per tick."""
+    """Emitted by `start` and `stop`, and at most once per timer tick when the counts or the state have changed."""
 
     def __init__(self, session: Session, parent: QObject | None = None, *, rng: random.Random | None = None) -> None:
         """`rng` draws prompts, lengths and times between requests. A seeded `rng` makes a load reproducible."""
         super().__init__(parent)
         self.counts = LoadCounts()
         self.message = ""
-        """Reason why the load does not run as requested, in one line; empty if it does."""
+        """Reason why the load does not run as requested, in one line; empty if there is none."""
         self._session = session
         self._settings = LoadSettings()
         self._unfinished: dict[str, int] = {}  # number of output tokens received, by request id

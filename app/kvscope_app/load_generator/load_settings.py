@@ -19,9 +19,9 @@ MAX_OUTPUT_TOKENS: Final = 4096
 
 class Pace(StrEnum):
     CONCURRENCY = "Concurrency"
-    """A constant number of unfinished requests."""
+    """Keeps the number of unfinished requests constant."""
     RATE = "Request rate"
-    """Arrivals of a Poisson process with this mean rate."""
+    """Submits requests as a Poisson process with mean rate `LoadSettings.rate`."""
 
 
 class Mix(StrEnum):

@@ -16,7 +16,7 @@ _BY_ROW = QAbstractItemView.ScrollMode.ScrollPerItem
 
 
 def overflow(view: QWidget) -> QSize:
-    """Return how many pixels, in each direction, `view` is too small for its lists, scroll areas and chart titles."""
+    """Return the extra width and height in pixels that `view` needs for its lists, scroll areas and chart titles."""
     hidden = QSize(0, 0)
     for area in _scroll_areas(view):
         hidden = hidden.expandedTo(QSize(area.horizontalScrollBar().maximum(), _hidden_height(area)))

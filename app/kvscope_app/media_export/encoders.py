@@ -32,7 +32,7 @@ _FFMPEG: Final = "ffmpeg"
 
 @dataclass(frozen=True, slots=True)
 class VideoFrames:
-    """Frames of a video, shape (height, width, 3) each, and their number and rate."""
+    """Frames of a video, shape (height, width, 3) each, with their number and rate."""
 
     frames: Iterator[Frame]
     num_frames: int

@@ -9,7 +9,7 @@ from kvscope_app.views.docks import DOCKS
 from kvscope_telemetry.errors import BadInput
 
 VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures))
-"""Names, on the command line, of views that can be exported from a recording. All others need a window."""
+"""Command-line names of the views that can be exported from a recording. All other views need a window."""
 VIDEO_VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures == "video"))
 STILL_SUFFIXES: Final = (".png", ".svg")
 VIDEO_SUFFIXES: Final = (".mp4", ".webp", ".gif", ".apng")

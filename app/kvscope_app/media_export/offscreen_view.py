@@ -47,18 +47,20 @@ _OFFSCREEN_WARNING: Final = "This plugin does not support"
 _SETTLE_S: Final = 0.35
 """Seconds of event processing that a view gets after it has loaded its data, to finish its work."""
 _MAX_FITS: Final = 8
-"""Maximum attempts to fit the content. Several are needed, because a splitter gives a list only part of added space."""
+"""Maximum number of resizes to fit the content. Several are needed, because a splitter gives a list only part of added
+space.
+"""
 _MAX_TURN_S: Final = 0.05
-"""Maximum seconds counted for one turn of the event loop.
+"""Maximum seconds that count for one pass of the event loop.
 
-On a busy machine, most of a longer turn may have gone to other processes.
+On a busy machine, most of a longer pass may have gone to other processes.
 """
 
 
 def offscreen_application(scale: int = 1) -> QApplication:
     """Return the existing application, or create one on Qt's `offscreen` platform.
 
-    `scale`: pixels per logical pixel. An existing application keeps its scale.
+    `scale` is the number of pixels per logical pixel. An existing application keeps its scale.
     """
     app = QApplication.instance()
     if isinstance(app, QApplication):
@@ -89,9 +91,9 @@ class OffscreenView:
         report_progress: Callable[[float], bool] | None = None,
     ) -> None:
         self.setup_share = 0.0
-        """Share of the whole work, 0 to 1, that is done before the first frame."""
+        """Fraction of the whole work, 0 to 1, that is done before the first frame."""
         self.now_ns = 0
-        """Time in ns of the video, by which highlights in the view fade."""
+        """Video time in ns, by which highlights in the view fade."""
         self._clock_ns = 0
         self._report_progress = report_progress
         self._app = offscreen_application()

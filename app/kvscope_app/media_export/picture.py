@@ -68,7 +68,7 @@ def svg_of(view: View, style: PictureStyle | None = None) -> QByteArray:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPicture:
-    """Image and SVG file of a view, rendered before the user chooses a file name, which decides between the two."""
+    """Bitmap and SVG of a view, rendered before the user chooses a file name, whose suffix selects one of them."""
 
     image: QImage
     drawing: bytes
@@ -78,7 +78,9 @@ class RenderedPicture:
         return cls(picture_of(view, style), bytes(svg_of(view, style).data()))
 
     def save(self, path: Path) -> str:
-        """Write the SVG (for `.svg`) or a PNG to `path`, replacing an existing file. Returns an error text, or ""."""
+        """Write an SVG file (for `.svg`) or a PNG file to `path`, replacing an existing file. Returns an error text, or
+        "".
+        """
         try:
             write_whole(path, self.drawing if path.suffix.lower() == ".svg" else png_of(self.image))
         except OSError as error:

@@ -78,7 +78,7 @@ def ask_picture(window: SessionWindow, view: View) -> PictureDialog:
 
 
 def save_picture(window: SessionWindow, title: str, picture: RenderedPicture, path: str) -> bool:
-    """Write the picture and report the result in the window. Returns whether it was written."""
+    """Write the picture and show the result in the window. Returns whether it was written."""
     failure = picture.save(Path(path))
     if failure:
         window.banner.show_message("The picture could not be saved", f"{path}: {failure}", is_temporary=True)
@@ -93,7 +93,7 @@ def copy_view(window: SessionWindow, view: View, style: PictureStyle | None = No
 
 
 def ask_video(window: SessionWindow) -> VideoDialog | None:
-    """Ask for the options of a video, then for the file name. Returns None if there is no history yet."""
+    """Ask for the options of a video, then for the file name. Returns None if the timeline has no history yet."""
     from kvscope_app.media_export.video_dialog import VideoDialog
 
     if window.session.timeline.range_ns is None:
@@ -124,7 +124,7 @@ def _add_menus(window: SessionWindow) -> None:
 
 
 def _add_menu(window: SessionWindow, widget: QWidget, name: str) -> None:
-    """Add saving and copying to the context menu of `widget`. The menu applies where no child has one of its own."""
+    """Add the actions to save and copy a picture to the context menu of `widget` and of its children without a menu."""
     for text, run in (("Save picture of this view…", ask_picture), ("Copy picture of this view", copy_view)):
         action = QAction(text, widget)
         action.triggered.connect(partial(_run_on_view, window, name, run))

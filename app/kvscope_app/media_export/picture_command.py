@@ -28,11 +28,11 @@ from kvscope_telemetry.recordings.reader import Recording
 
 ProgressCallback = Callable[[float], bool]
 _MAX_FITTED_SIZE: Final = (1920, 2400)
-"""Maximum size in pixels to which a picture without `--size` grows to show all rows of a list."""
+"""Maximum width and height in pixels to which a picture without `--size` grows to show all rows of a list."""
 
 
 def export_picture(recording: Recording, spec: PictureSpec, report_progress: ProgressCallback) -> None:
-    """Write the picture or video of `spec`.
+    """Write the picture or video that `spec` describes.
 
     Raises:
         BadInput, KvscopeError: With a message of one line. No file is left then.
@@ -132,7 +132,6 @@ def _frames(
 
 
 def _pixels(image: QImage) -> Frame:
-    """Return the RGB pixels of an image, shape (height, width, 3)."""
     image = image.convertToFormat(QImage.Format.Format_RGB888)
     lines = np.frombuffer(image.constBits(), np.uint8).reshape(image.height(), image.bytesPerLine())
     # Copied, because the bytes are freed with the image.

@@ -13,7 +13,7 @@ DEFAULT_SIZE: Final = (960, 600)
 class PictureSpec:
     """Picture or video to make of a recording.
 
-    Times are seconds from the recording's start. None stands for its start (`from_s`) or end (`until_s`, `at_s`).
+    Times are seconds from the recording's start. None means the start (`from_s`) or the end (`until_s`, `at_s`).
     """
 
     path: Path
@@ -25,7 +25,9 @@ class PictureSpec:
     speed: float = 1.0
     fps: float = 10.0
     size: tuple[int, int] | None = None
-    """Width and height in pixels before scaling. None: `DEFAULT_SIZE`; a still picture then grows with its content."""
+    """Width and height in pixels before scaling. None means `DEFAULT_SIZE`, and lets a still picture grow with its
+    content.
+    """
     scale: int = 1
     theme: str = "dark"
     captioned: bool = False

@@ -31,7 +31,7 @@ _FAILED: Final = "The video could not be made"
 _POLL_S: Final = 0.05
 _TERMINATE_TIMEOUT_S: Final = 2.0
 _COPY_SHARE: Final = 0.1
-"""Share of the progress, 0 to 1, of copying the history."""
+"""Fraction of the progress bar, 0 to 1, for copying the history."""
 
 
 def make_video(window: SessionWindow, spec: PictureSpec) -> Task:
@@ -44,7 +44,7 @@ def make_video(window: SessionWindow, spec: PictureSpec) -> Task:
 
 
 def export_arguments(recording: Path, spec: PictureSpec) -> list[str]:
-    """Return the command line of `kvscope`, without the program, that makes the video of `spec`."""
+    """Return the arguments of the `kvscope` command that makes the video described by `spec`."""
     args = ["export", str(recording), "--to", "video", "--out", str(spec.path), "--view", spec.view]
     args += ["--speed", f"{spec.speed:g}", "--fps", f"{spec.fps:g}", "--theme", spec.theme]
     args += ["--scale", str(spec.scale)]
@@ -55,7 +55,7 @@ def export_arguments(recording: Path, spec: PictureSpec) -> list[str]:
 
 
 def _work(session: Session, spec: PictureSpec) -> Callable[[ProgressCallback], Path]:
-    """Return the function for the worker thread. The session is read here already, on the caller's thread."""
+    """Return the function that the worker thread runs. The session is read here, on the caller's thread."""
     player, handle = session.timeline.player, session.new_recording_handle()
     path = player.recording.path if session.timeline.is_file and player is not None else None
 
@@ -82,14 +82,14 @@ def _work(session: Session, spec: PictureSpec) -> Callable[[ProgressCallback], P
 
 
 def _copy(recording: Recording, spec: PictureSpec, copy: Path, report_progress: ProgressCallback) -> float:
-    """Copy the range of `spec` to one file. Returns by how many seconds the copy starts after the recording."""
+    """Copy the time range of `spec` to one file. Returns by how many seconds the copy starts after the recording."""
     from_s = max(spec.from_s or 0.0, recording.first_s)
     save(recording, copy, from_s, spec.until_s, watch=lambda share: report_progress(share * _COPY_SHARE))
     return (Recording.open(copy).start_ns - recording.start_ns) / 1e9
 
 
 def _run(recording: Path, spec: PictureSpec, report_progress: ProgressCallback, start_share: float) -> None:
-    """Run the child process. The progress of its work counts from `start_share` to 1.
+    """Run the child process. Its progress is reported as `start_share` to 1.
 
     Raises:
         KvscopeError: The process failed. The message is the process's own.

@@ -20,7 +20,7 @@ MAX_ANSWER_BYTES: Final = 1 << 20
 _IDLE_TIMEOUT_MS: Final = 300_000
 
 Question = tuple[str, ...]
-"""Options of `kvscope-engine plan`."""
+"""Command-line options of `kvscope-engine plan`."""
 
 
 class PlanProcess(QObject):
@@ -36,7 +36,7 @@ class PlanProcess(QObject):
     """Emitted with the reason if the newest request has no answer."""
 
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
-        """`command` replaces the engine's command."""
+        """Create the planner without a child process. `command` replaces the engine's command line."""
         super().__init__(parent)
         self.child = LineProcess(command or engine_command("plan", "--lines"), MAX_ANSWER_BYTES, self)
         self.child.line_received.connect(self._on_line)

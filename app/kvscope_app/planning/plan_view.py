@@ -37,9 +37,9 @@ _COLORS: Final = {
     "gradients": 5,
     "temporary buffers": 3,
 }
-"""Colour of each part, as an index of the theme's curve colours. Other parts are grey.
+"""Colour of each part of the bar, as an index into the theme's curve colours. Other parts are grey.
 
-No colour repeats within serving or within training.
+No colour repeats within the parts of serving, or within those of training.
 """
 _GREY: Final = 7
 _COMMA_GROUPS: Final = re.compile(r"(?<=\d),(?=\d{3})")

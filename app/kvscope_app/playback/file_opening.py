@@ -18,11 +18,10 @@ class FileOpening(QObject):
     """
 
     progressed = Signal(float)
-    """Emitted with the fraction done, 0 to 1."""
+    """Emitted with the fraction of the file that has been read, 0 to 1."""
     opened = Signal(object)
-    """Emitted with the `Recording`."""
     failed = Signal(str)
-    """Emitted with the reason in one line."""
+    """Emitted with the reason in one line if the recording cannot be opened."""
     cancelled = Signal()
 
     def __init__(self, path: str | RecordingOpening, parent: QObject) -> None:

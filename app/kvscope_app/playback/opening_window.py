@@ -27,7 +27,9 @@ class OpeningWindow(QWidget):
     opened = Signal(object)
     """Emitted with the `Recording` before the window closes."""
     failed = Signal(str)
-    """Emitted with the reason in one line. The window stays open and shows the reason."""
+    """Emitted with the reason in one line if the recording cannot be opened. The window stays open and shows the
+    reason.
+    """
 
     def __init__(self, opening: RecordingOpening) -> None:
         super().__init__()

@@ -16,13 +16,14 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 
 TIME: Final = "Time"
 STEPPED_EVENT_KINDS: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_stepped} | {"": "all events"}
-"""Plural text of each kind of event that the event shortcuts can step through. The empty kind means all events."""
+"""Event kinds that the shortcuts for events can step through, with their plural text. The empty kind means all events.
+"""
 
 
 class EventJumps:
     """Moves to the next or previous event of the chosen kind.
 
-    `report` is called with a description of that event, or with a text that there is none.
+    `report` is called with a description of that event, or with a message that there is none.
     """
 
     def __init__(self, timeline: Timeline, report: Callable[[str], None]) -> None:
@@ -144,7 +145,7 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
 
 
 def _describe(timed: TimedEvent) -> str:
-    """Return for example `preempted #12 at 14:03:27.125: no block was free for request 14`."""
+    """Return a description such as `preempted #12 at 14:03:27.125: no block was free for request 14`."""
     event, cause = timed.event, cause_text(timed.event)
     subject = f" #{count(event.number)}" if event.number else ""
     return f"{kind_text(event.kind)}{subject} at {clock_text(timed.time_ns)}" + (f": {cause}" if cause else "")

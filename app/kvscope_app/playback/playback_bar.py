@@ -28,7 +28,7 @@ _HIT_DISTANCE_PX: Final = 5.0
 _MIN_SIGN_DISTANCE_PX: Final = 2.0
 _SIGN_HEIGHT: Final = 8.0
 MIN_SLIDER_HEIGHT: Final = 24
-"""Minimum height of the slider in pixels, with space for signs above its groove."""
+"""Minimum height of the slider in pixels, with space for bookmark signs above its groove."""
 _REFRESH_MS: Final = 50
 _MIN_WIDTH: Final = 240
 _MIN_SLIDER_WIDTH: Final = 40
@@ -45,7 +45,9 @@ class ShownBookmarks(Protocol):
 
 
 class PlaybackBar(QFrame):
-    """Bar for `timeline`. `buttons` are, in this order: to the start, previous frame, play, next frame, to the end."""
+    """Bar that controls `timeline`. `buttons` are, in this order: to the start, previous frame, play, next frame, to
+    the end.
+    """
 
     def __init__(self, timeline: Timeline, bookmarks: ShownBookmarks, buttons: tuple[QAction, ...]) -> None:
         super().__init__()
@@ -106,8 +108,9 @@ class PlaybackBar(QFrame):
         self._update_refresh_timer()
 
     def follow_end(self) -> None:
-        """Update after the timeline's range grew. At the live end, where only the time changes, at most once per
-        second.
+        """Update after the timeline's range grew.
+
+        At the live end, where only the time changes, updates at most once per second.
         """
         second = self._timeline.cursor_ns // 1_000_000_000
         if not self._timeline.is_live or second != self._shown_s:
@@ -258,7 +261,9 @@ class SliderMarks(QWidget):
         return False
 
     def text_at(self, seconds: float) -> str:
-        """Return the text of the bookmark at `seconds` within a few pixels, or else the formatted time."""
+        """Return the text of the nearest bookmark within a few pixels of `seconds`, or the formatted time if there is
+        none.
+        """
         origin_ns = self._timeline.origin_ns or 0
         time_ns = origin_ns + round(seconds * 1e9)
         x = self._slider.x_of(seconds)

@@ -11,12 +11,13 @@ from PySide6.QtWidgets import QSlider, QStyle, QStyleOptionSlider
 from kvscope_app.playback.playback import LONG_JUMP_S, SHORT_JUMP_S
 
 _MAX_STEPS: Final = 1_000_000_000
-"""Maximum value of the slider. A QSlider has 32 bits, which is at most 24.8 days in milliseconds."""
+"""Maximum value of the slider. A QSlider's value has 32 bits, which in milliseconds is only 24.8 days."""
 
 
 class TimeSlider(QSlider):
-    """Slider with steps of 1 ms, or longer ones if the timeline has more than `_MAX_STEPS`. A click moves the handle
-    there.
+    """Slider with steps of 1 ms, or longer steps if the timeline has more than `_MAX_STEPS` milliseconds.
+
+    A click moves the handle to the mouse pointer.
     """
 
     space_pressed = Signal()

@@ -22,7 +22,7 @@ _MARGIN: Final = 18
 
 
 def dropped_paths(data: QMimeData) -> tuple[list[str], list[str]]:
-    """Return the dragged paths in two lists: those with a recording's suffix, and all others."""
+    """Return the dragged paths in two lists: paths with a recording's suffix, and all other paths."""
     paths = [url.toLocalFile() if url.isLocalFile() else url.toString() for url in data.urls()]
     good = [path for path in paths if path.endswith(_SUFFIXES)]
     return good, [path for path in paths if path not in good]
@@ -85,5 +85,5 @@ class DropOverlay(QFrame):
 
     @property
     def text(self) -> str:
-        """Heading that is shown; empty while the overlay is hidden."""
+        """Heading of the overlay; empty while the overlay is hidden."""
         return "" if self.isHidden() else self._heading.text()

@@ -42,9 +42,9 @@ class ListedRecording:
     num_bytes: int
     modified_ns: int
     header: RecordingHeader | None = None
-    """None if the header was not read yet or cannot be read."""
+    """Header of the recording; None if it was not read yet or cannot be read."""
     problem: str = ""
-    """Why the file cannot be read, in one line; empty if it can be read."""
+    """Reason why the file cannot be read, in one line; empty if it can be read."""
 
     @property
     def name(self) -> str:
@@ -70,15 +70,15 @@ class ListedRecording:
 class FolderListing:
     recordings: tuple[ListedRecording, ...] = ()
     num_left_out: int = 0
-    """Number of older recordings beyond `MAX_LISTED`."""
+    """Number of older recordings that are not listed because the folder has more than `MAX_LISTED`."""
     problem: str = ""
-    """Why the folder cannot be read; empty if it can be read."""
+    """Reason why the folder cannot be read; empty if it can be read."""
     is_reading: bool = True
-    """Whether some headers are not read yet."""
+    """Whether the headers of some recordings are not read yet."""
 
 
 class FolderScanner:
-    """Scans `folder` periodically until it is closed. `listing` is replaced whenever the state has changed."""
+    """Scans `folder` periodically until it is closed. `listing` is replaced whenever its contents have changed."""
 
     def __init__(self, folder: str) -> None:
         self.listing = FolderListing()

@@ -33,10 +33,9 @@ def ask_file(window: SessionWindow) -> None:
 def try_to_open(
     window: SessionWindow, path: str, on_opened: Callable[[Recording], object] | None = None
 ) -> FileOpening | None:
-    """Start to open `path`, and call `on_opened` with the recording (default: open a window). The banner reports a
-    failure.
+    """Start to open the recording `path`. Returns None if the window cannot open recordings.
 
-    Returns None if the window cannot open recordings.
+    `on_opened` is called with the recording; by default, a window is opened. The banner reports a failure.
     """
     open_recording = on_opened or window.openers.open_recording
     if open_recording is None:

@@ -42,7 +42,9 @@ def existing_file(path: str) -> str:
 
 
 def recording_folder(settings: Settings) -> Path:
-    """Return the folder of the last recording, or the documents folder before the first one. It may no longer exist."""
+    """Return the folder in which the last recording was saved, or the documents folder. The folder may no
+    longer exist.
+    """
     return Path(settings.recording_folder) if settings.recording_folder else documents_folder()
 
 

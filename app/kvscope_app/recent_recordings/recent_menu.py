@@ -14,7 +14,7 @@ from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.plain_text import plain_tip
 
 _MAX_WAIT_S: Final = 0.05
-"""Maximum seconds to wait for disks when the menu opens."""
+"""Maximum seconds that opening the menu waits for disks."""
 
 
 class RecentMenu(QMenu):

@@ -181,7 +181,7 @@ def show_recordings(window: SessionWindow) -> RecordingsWindow:
 
 
 def compare_two(window: SessionWindow, first: str, second: str) -> None:
-    """Open two recordings, one after the other, and compare them. The banner reports a failure."""
+    """Open both recordings, then compare them. The banner reports a failure."""
 
     def open_next(path: str, on_opened: Callable[[Recording], object]) -> None:
         opening = FileOpening(path, window)

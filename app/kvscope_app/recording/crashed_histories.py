@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _POLL_MS: Final = 500
 _START_DELAY_MS: Final = 1500
-"""Delay of the search after the program's start, which it would slow down."""
+"""Delay from the program's start to the search for histories, which would slow down the start."""
 
 
 class CrashedHistories(QObject):
@@ -42,7 +42,7 @@ class CrashedHistories(QObject):
         QTimer.singleShot(_START_DELAY_MS, self, self.start)
 
     def stop(self) -> None:
-        """Make no offer any more, because the windows are closed."""
+        """Stop offering histories, because the windows are closed."""
         self._is_stopped = True
         self._poll_timer.stop()
 
@@ -62,7 +62,7 @@ class CrashedHistories(QObject):
                 self._offer(removed)
 
     def _offer(self, removed: RemovedRings) -> None:
-        """Show the offer once a window shows data and its banner is free.
+        """Show the offer in a window that shows data and whose banner is free.
 
         An earlier offer would disappear with the banner about the engine's start.
         """
@@ -125,7 +125,7 @@ class CrashedHistories(QObject):
 
 
 def _ring_text(ring: OrphanedRing, title: str) -> str:
-    """Describe a history, the most important part first, because a small window cuts off the text."""
+    """Describe a history. The most important part comes first, because a small window cuts off the text."""
     when = time.strftime("%a %H:%M", time.localtime(ring.start_ns / 1e9))
     return f"{title}: {seconds(round(ring.seconds))} from {when}, {short_name(ring.model)}, {num_bytes(ring.num_bytes)}"
 

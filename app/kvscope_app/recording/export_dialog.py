@@ -52,7 +52,7 @@ _FORMATS: Final = (
     *(_ExportFormat(f"Table of {kind.name}", "csv", ".csv", kind.name, f"One row per {kind.row}") for kind in TABLES),
 )
 _END_TOLERANCE_S: Final = 0.05
-"""Half of the fields' resolution: a time within this distance of the timeline's start or end means the start or end."""
+"""Tolerance in seconds within which a chosen time means the timeline's start or end. Half of the fields' resolution."""
 
 
 class ExportDialog(QDialog):
@@ -77,7 +77,7 @@ class ExportDialog(QDialog):
         self._show_description()
 
     def selection(self) -> ExportSelection:
-        """Return the choices, with an unused file name."""
+        """Return the user's choices, with an unused file name."""
         form = _FORMATS[self.content.currentIndex()]
         name, suffix = (form.form, form.suffix) if form.kind is None else _TABLE_FORMS[self.table_form.currentText()]
         path = free_path(self._window)
@@ -91,7 +91,9 @@ class ExportDialog(QDialog):
         super().accept()
 
     def _range_ns(self) -> tuple[int | None, int | None]:
-        """Return the chosen range. None for an end of the timeline, so that data recorded meanwhile is included."""
+        """Return the chosen start and end; None for an end of the timeline, so that data recorded meanwhile is
+        included.
+        """
         first_s, last_s = self.first.value(), self.last.value()
         is_first = first_s <= self._seconds(self._full_range_ns[0]) + _END_TOLERANCE_S
         is_last = last_s >= self._seconds(self._full_range_ns[1]) - _END_TOLERANCE_S
@@ -145,14 +147,14 @@ def _start_export(window: SessionWindow, selection: ExportSelection, path: str) 
 
 @dataclass(frozen=True, slots=True)
 class ExportSelection:
-    """Destination, format and range of an export.
+    """Destination, format and time range of an export.
 
-    Times are on the wall clock, in nanoseconds since 1970. None: the start or end of the recording.
+    Times are on the wall clock, in nanoseconds since 1970. None means the start or end of the recording.
     """
 
     path: Path
     form: str
-    """Name of an entry of `exports.kinds.FORMATS`."""
+    """Name of the export format, as in `exports.kinds.FORMATS`."""
     kind: str | None = None
     """Name of the table to export; None for other formats."""
     from_ns: int | None = None
@@ -168,7 +170,7 @@ def start_export(window: SessionWindow, selection: ExportSelection) -> Task:
 
 
 def _export_function(session: Session, selection: ExportSelection) -> Callable[[ProgressCallback], Path]:
-    """Return the function for the thread. Reads what it needs of the session here, on the GUI thread."""
+    """Return the function that the export thread runs. Reads the session's data here, on the GUI thread."""
     handle, has_disk_history, session_bookmarks = (
         session.new_recording_handle(),
         session.disk_history is not None,

@@ -32,16 +32,16 @@ _NOT_SAVED: Final = "The recent history could not be saved"
 _NOTICE_MS: Final = 8000
 _WRITTEN_MS: Final = 10_000
 _DEFAULT_MINUTES: Final = 2.0
-"""Proposed length of the saved history. More is proposed if the shown time is further back."""
+"""Proposed length of the saved history in minutes. A longer one is proposed if the shown time is further back."""
 _MARGIN_MINUTES: Final = 0.5
-"""Time before the shown time that the proposal includes."""
+"""Minutes before the shown time that the proposed history includes."""
 _MIN_MENTIONED_MINUTES: Final = 0.05
-"""If the shown time is less than this behind the present, the question does not mention it."""
+"""Minimum minutes between the shown time and the present for the dialog's question to mention the shown time."""
 _STEPS: Final = 1000
 
 
 def recording_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
-    """Return the actions that record a live session; none for a window of a recording."""
+    """Return the actions that record a live session. Empty for a window that plays a recording."""
     session = window.session
     if session.timeline.is_file:
         return []
@@ -86,7 +86,9 @@ def recording_menu(window: SessionWindow) -> QMenu:
 
 
 def free_path(window: SessionWindow) -> Path:
-    """Return an unused path made of model name and time, in the folder of the last recording or documents folder."""
+    """Return an unused path, named after the model and the time, in the folder of the last recording or the documents
+    folder.
+    """
     last_folder = recording_folder(window.themes.settings.values)
     folder = last_folder if last_folder.is_dir() else documents_folder()
     model = re.sub(r"[^\w.-]+", "-", model_name(window.session.live_mirror.hello)).strip("-")[:100] or "kvscope"
@@ -131,12 +133,12 @@ def _ask_minutes(window: SessionWindow) -> None:
 
 
 def proposed_minutes(available: float, minutes_ago: float) -> float:
-    """Return the proposed minutes, which include the shown time, at most `available`. Arguments are in minutes."""
+    """Return the proposed length in minutes, at most `available`, which includes the shown time, `minutes_ago`."""
     return min(max(_DEFAULT_MINUTES, minutes_ago + _MARGIN_MINUTES), available)
 
 
 def minutes_question(available: float, minutes_ago: float) -> str:
-    """Return the dialog's text. Arguments are in minutes."""
+    """Return the text of the dialog that asks how many minutes to save. Arguments are in minutes."""
     question = f"Save the last … minutes ({available:.1f} available):"
     return (
         f"What is shown was {minutes_ago:.1f} minutes ago.\n{question}"
@@ -203,8 +205,9 @@ def stop_recording(window: SessionWindow) -> Task | None:
 
 
 class Task(QObject):
-    """Watches `work` for `window`: shows a cancellable progress dialog if the work takes long, and calls `done` at its
-    end.
+    """Watches `work` for `window`.
+
+    Shows a cancellable progress dialog if the work takes long, and calls `done` at its end.
     """
 
     def __init__(self, window: SessionWindow, work: Background[Any], text: str, on_done: Callable[[], None]) -> None:
@@ -240,7 +243,7 @@ class Task(QObject):
 def write_file(
     window: SessionWindow, work: Background[Path], path: Path, progress_text: str, success_text: str, failure_title: str
 ) -> Task:
-    """Show progress while `work` writes `path`, and then a message in the window about its success or failure."""
+    """Show progress while `work` writes `path`, and then report success or failure in the window."""
 
     def show_result() -> None:
         if work.result:

@@ -39,7 +39,7 @@ def text_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
 
 
 def apply_text_consent(window: SessionWindow) -> None:
-    """Apply the saved answer. Call it after the window's actions were added."""
+    """Apply the user's saved decision on texts to the window. Call it after the window's actions were added."""
     if not window.session.timeline.is_file:
         set_texts(window, bool(text_consent(window.settings)), remember=False)
 
@@ -61,7 +61,10 @@ def _records_texts(window: SessionWindow) -> bool:
 
 
 def ask_once(window: SessionWindow, proceed: Callable[[], object]) -> None:
-    """Ask unless the user has answered already, then call `proceed`. A cancelled question is asked again next time."""
+    """Ask if the user has not answered yet and may request texts, then call `proceed`.
+
+    A cancelled question is asked again next time.
+    """
     if text_consent(window.settings) is not None or not window.session.may_operate:
         proceed()
         return

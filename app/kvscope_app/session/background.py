@@ -22,7 +22,7 @@ class Background(Generic[_Result]):
 
     def __init__(self, work: Callable[[ProgressCallback], _Result], name: str) -> None:
         self.share = 0.0
-        """Fraction done, 0 to 1."""
+        """Fraction of the work that is done, 0 to 1."""
         self.result: _Result | None = None
         self.failure = ""
         self._work = work

@@ -28,11 +28,11 @@ COLUMNS: Final = (
     "nvlink_bytes_s",
     "swap_used_bytes",
 )
-"""Recorded quantities of a GPU, and of the host as far as they exist there. Traffic is the sum of both directions."""
+"""Recorded quantities of a GPU, and of the host where they apply. Traffic is the sum of both directions."""
 
 
 class DeviceLog:
-    """Log of device samples, which must be added in the order of their times.
+    """Log of device samples, which must be appended in the order of their times.
 
     Call `clear` before a sample that does not continue the series.
     """
@@ -54,7 +54,7 @@ class DeviceLog:
             self._ring(HOST).append(at_ns, [_host_value(devices.host, name) for name in COLUMNS])
 
     def curve(self, key: str, name: str) -> tuple[FloatArray, FloatArray]:
-        """Return the times in seconds and the values of a column of `COLUMNS`, shape (n,) each, NaN where unknown.
+        """Return the times in seconds and the values of column `name` in `COLUMNS`, shape (n,) each, NaN where unknown.
 
         `key` is `HOST` or a result of `gpu_key`.
         """

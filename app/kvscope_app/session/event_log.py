@@ -18,13 +18,14 @@ from kvscope_telemetry.messages.event_kinds import KIND_CODES
 from kvscope_telemetry.messages.telemetry import Event
 
 _CLEARS: Final = itertools.count(1)
-"""Values of `EventLog.num_clears`, unique across all logs, so that a reader detects when it is given another log."""
+"""Source of values for `EventLog.num_clears`, unique across all logs, so that a reader detects another or cleared log.
+"""
 
 
 class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event.
+    """Event with its serial number, its epoch, and its time on this machine's monotonic clock (`time_ns`).
 
-    `time_ns` is on this machine's monotonic clock. `serial` counts from 1 and restarts when the log is cleared.
+    `serial` counts from 1 and restarts when the log is cleared.
 
     `gc=False`: no field can be part of a reference cycle, and garbage collection, which blocks the GUI thread, need not
     traverse the events.
@@ -38,15 +39,16 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
 
 class EventLog:
     BYTES_PER_EVENT = 960
-    """Upper estimate of an entry's size, with a cause of 100 characters and its data."""
+    """Upper estimate of an event's size in bytes, with a cause of 100 characters and its data."""
 
     def __init__(self, max_events: int) -> None:
         self.last_serial = 0
         self.num_clears = 0
-        """Identifies the contents since the last `clear`; unique across all logs."""
+        """Number that identifies the contents since the last `clear`, unique across all logs."""
         self.max_events = self._max_events = max_events
         self._events: list[LoggedEvent] = []
-        """The entry with `serial` is at slot `(serial - 1) % max_events`. The list is shorter until the ring is full.
+        """Ring buffer: the event with number `serial` is at index `(serial - 1) % max_events`. Shorter until the ring
+        is full.
         """
         self._time_ns = np.zeros(max_events, np.int64)
         self._kind = np.zeros(max_events, np.uint8)
@@ -108,8 +110,9 @@ class EventLog:
         return self._events[start:end] + self._events[: max(0, end - self._max_events)]
 
     def between(self, first_ns: int, last_ns: int, kind: str | None = None, limit: int = 1000) -> list[LoggedEvent]:
-        """Return the newest `limit` events with `first_ns <= time_ns <= last_ns`, oldest first. `kind` None: of all
-        kinds.
+        """Return the newest `limit` events with `first_ns <= time_ns <= last_ns`, oldest first.
+
+        `kind` None includes all kinds.
         """
         times = self._time_ns[: len(self)]
         is_match = (times >= first_ns) & (times <= last_ns)
@@ -123,7 +126,7 @@ class EventLog:
         return self._newest(np.isin(self._kind[: len(self)], codes), limit)
 
     def of_request(self, epoch: int, number: int, limit: int = 1000) -> list[LoggedEvent]:
-        """Return the newest `limit` events that affected the request or that it caused, oldest first."""
+        """Return the newest `limit` events that affected or were caused by the request, oldest first."""
         is_match = (self._numbers[:, : len(self)] == number).any(axis=0)
         return self._newest(is_match & (self._epoch[: len(self)] == epoch), limit)
 

@@ -37,8 +37,9 @@ class SessionGroup(QObject):
         return next((session for session in self._sessions if session.source is source), None)
 
     def find_by_name(self, name: str) -> Session | None:
-        """Return the first session with a source of this name, or None. Used to detect an address that is already
-        watched.
+        """Return the first session with a source of this name, or None.
+
+        Used to detect an address that is already watched.
         """
         return next((session for session in self._sessions if session.source.name == name), None)
 

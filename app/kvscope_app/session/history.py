@@ -32,7 +32,7 @@ IntArray = npt.NDArray[np.int64]
 NONE: Final = -(1 << 62)
 BIN_NS: Final = 100_000_000
 MAX_SILENCE_NS: Final = 1_600_000_000
-"""Longest time without a message before curves get a gap. Heartbeats arrive every 0.5 s."""
+"""Maximum time in ns without a message before curves get a gap. Heartbeats arrive every 0.5 s."""
 SUMS: Final = (
     "prefill_tokens",
     "decode_tokens",
@@ -50,19 +50,19 @@ SUMS: Final = (
     "draft_tokens",
     "accepted_tokens",
 )
-"""Columns of `HistoryWindow` with the total of each bin."""
+"""Columns of `HistoryWindow` with the total of each time bin."""
 KNOWN_SUMS: Final = ("run_ns", "cached_tokens", "evicted_blocks", "copied_blocks", "draft_tokens")
 """Sums that not every source provides. They are in `History.known_columns` once they were nonzero."""
 FRAME_GAUGES: Final = ("num_running", "num_waiting")
 BLOCK_GAUGES: Final = ("blocks_active", "blocks_cached", "blocks_free")
 SAMPLE_GAUGES: Final = ("utilization", "power_watts", "temperature_celsius")
 GAUGES: Final = FRAME_GAUGES + BLOCK_GAUGES + SAMPLE_GAUGES
-"""Columns with the value at the end of each bin."""
+"""Columns of `HistoryWindow` with the value at the end of each time bin."""
 LATENCIES: Final = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s", "queue_p50_s", "queue_p95_s")
-"""Columns with latency percentiles measured in a bin; NaN without measurements."""
+"""Columns of `HistoryWindow` with latency percentiles measured in a time bin; NaN without measurements."""
 _SERIES_TOTALS: Final = ("preemptions", "prompt_tokens", "cached_tokens")
 _COUNTERS: Final = ("evicted_blocks", "copied_blocks", "draft_tokens", "accepted_tokens")
-"""Totals that arrive once per update rather than with each frame."""
+"""Cumulative totals that arrive once per update rather than with each frame."""
 _TOTALS: Final = (*_SERIES_TOTALS, *_COUNTERS)
 _PER_FRAME: Final = tuple(name for name in SUMS if name not in ("num_steps", *_TOTALS))
 HISTOGRAMS: Final = {"ttft": "first_token", "itl": "inter_token", "queue": "queued"}
@@ -92,7 +92,7 @@ class BlockCounts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HistoryWindow:
-    """Consecutive bins, oldest first. NaN where nothing was received."""
+    """Consecutive time bins, oldest first. Values are NaN where nothing was received."""
 
     time_s: FloatArray
     """End of each bin in seconds relative to `end_ns`, shape (n,).
@@ -100,7 +100,7 @@ class HistoryWindow:
     Gauges are values at that time; sums cover the bin before it.
     """
     columns: dict[str, FloatArray]
-    """`SUMS`, `GAUGES` and `LATENCIES`, shape (n,) each."""
+    """Values of the bins by column name (`SUMS`, `GAUGES` and `LATENCIES`), shape (n,) each."""
     end_ns: int
     """Time 0 of `time_s` on this machine's monotonic clock."""
     bin_ns: int = BIN_NS
@@ -108,18 +108,18 @@ class HistoryWindow:
     """Whether the newest bin is complete."""
 
     def rate(self, name: str) -> FloatArray:
-        """Return a column of `SUMS` per second."""
+        """Return the values of a column of `SUMS`, per second."""
         return self.columns[name] * (1e9 / self.bin_ns)
 
     def latest(self, name: str) -> float:
-        """Return the newest known value of a gauge or latency, or NaN."""
+        """Return the newest known value of a column of `GAUGES` or `LATENCIES`; NaN if none is known."""
         column = self.columns[name]
         known_indexes = np.flatnonzero(np.isfinite(column))
         return float(column[known_indexes[-1]]) if known_indexes.size else np.nan
 
 
 class History:
-    """The last `max_seconds`, or as much of them as fits into `max_bytes`."""
+    """History of the last `max_seconds`, or of as many of them as fit into `max_bytes`."""
 
     def __init__(self, max_seconds: int = 600, max_bytes: int = 64 << 20) -> None:
         bytes_per_bin = 8 * len(SUMS + GAUGES + LATENCIES)
@@ -169,7 +169,7 @@ class History:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rings in bytes; an upper bound for the events."""
+        """Memory of the ring buffers in bytes. The events are counted with an upper estimate."""
         parts = (self.ring, self.first_token, self.inter_token, self.queued, self.request_times)
         return sum(part.num_bytes for part in parts) + len(self.events) * EventLog.BYTES_PER_EVENT
 
@@ -238,7 +238,7 @@ class History:
         self.memory = update.memory
 
     def window(self, seconds: float, now_ns: int | None = None, names: Iterable[str] | None = None) -> HistoryWindow:
-        """Return the last `seconds` before `now_ns` (default: now), with all columns or only `names`."""
+        """Return the last `seconds` before `now_ns` (default: now), with all columns or only those in `names`."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         last = now_ns // BIN_NS
         first = last - max(int(seconds * 1e9) // BIN_NS, 1)
@@ -309,8 +309,9 @@ class History:
         self.ring.set(later_bins, {name: np.full(later_bins.size, series[name][-1]) for name in FRAME_GAUGES})
 
     def _add_steps(self, ends_ns: IntArray, lengths_ns: IntArray, sums: Mapping[str, IntArray]) -> None:
-        """Add the sums of steps, spread evenly over each step's duration, so that a long step makes no spike between
-        zeros.
+        """Add the sums of steps, spread evenly over each step's duration.
+
+        Otherwise a long step would show as a spike between zeros.
         """
         begins_ns = np.maximum(ends_ns - np.maximum(lengths_ns, 0), self.began_ns or NONE)
         is_long = begins_ns // BIN_NS < ends_ns // BIN_NS
@@ -329,7 +330,7 @@ class History:
         return self.samples[-1] if self.samples else self.past_sample
 
     def _add_samples(self, samples: Iterable[DeviceSample], bin_number: int) -> None:
-        """Add samples. A value of -1 means unknown and leaves the bin as it is."""
+        """Add device samples. A value of -1 means unknown and leaves the bin as it is."""
         for sample in samples:
             self.samples.append(sample)
             values = {name: float(getattr(sample, name)) for name in SAMPLE_GAUGES if getattr(sample, name) >= 0}
@@ -342,8 +343,9 @@ class History:
             self.devices.append(devices, at_ns)
 
     def _increase(self, name: str, totals: IntArray) -> IntArray:
-        """Return the increase of a cumulative total in each frame, shape of `totals`. The first value ever received
-        counts as 0.
+        """Return the increase of a cumulative total in each frame, shape of `totals`.
+
+        The first increase is 0 if no earlier total is known.
         """
         before = self._totals.get(name, int(totals[0]))
         self._totals[name] = int(totals[-1])
@@ -367,7 +369,10 @@ class History:
                 self.ring.set_bin(bin_number, {f"{prefix}_p50_s": p50, f"{prefix}_p95_s": p95})
 
     def _add_readings(self, update: Update, now_ns: int) -> None:
-        """Add latencies that the engine reports as histograms. The curves show the upper bound of each percentile."""
+        """Add latencies that the engine reports as histograms.
+
+        The curves show the upper bound of each percentile, or the lower bound if the upper one is infinite.
+        """
         for reading in update.readings:
             self.readings.append((now_ns, reading))
             for prefix, kind in HISTOGRAMS.items():
@@ -482,20 +487,22 @@ class BinRing:
             self._data[row, slots] = np.nan_to_num(self._data[row, slots]) + value * shares
 
     def set(self, bin_numbers: IntArray, values: Mapping[str, IntArray | FloatArray]) -> None:
-        """Set gauges or points, shape (n,), oldest first. The last value of a bin wins."""
+        """Set values of columns, shape (n,), oldest first. The last value in a bin overwrites earlier ones."""
         is_in_ring = (bin_numbers > self.newest - self.num_bins) & (bin_numbers <= self.newest)
         slots = bin_numbers[is_in_ring] % self.num_bins
         for name, column in values.items():
             self._data[self._row[name], slots] = column[is_in_ring]
 
     def set_bin(self, bin_number: int, values: Mapping[str, float]) -> None:
-        """Set gauges or points of one bin, if it is in the ring."""
+        """Set values of one bin, if the bin is in the ring."""
         if self.newest - self.num_bins < bin_number <= self.newest:
             for name, value in values.items():
                 self._data[self._row[name], bin_number % self.num_bins] = value
 
     def read(self, first: int, last: int, names: Iterable[str] | None = None) -> dict[str, FloatArray]:
-        """Return columns (all, or `names`) of the bins `first` to `last` inclusive. NaN outside the ring."""
+        """Return the values of the bins `first` to `last` inclusive, by column (all, or those in `names`). NaN outside
+        the ring.
+        """
         numbers = np.arange(first, last + 1)
         is_in_ring = (numbers > self.newest - self.num_bins) & (numbers <= self.newest)
         slots = numbers % self.num_bins

@@ -73,8 +73,8 @@ def backfill_history(history: History, overview: SessionOverview, start_ns: int)
 def history_column(overview: SessionOverview, name: str) -> FloatArray:
     """Return the overview column for the history's column `name`.
 
-    If the number of free blocks is unknown, the number of blocks that are not active is returned instead. Tokens are
-    spread over the duration of their steps, as in the history.
+    If the number of free blocks is unknown, returns the number of blocks that are not active instead. Tokens are spread
+    over the duration of their steps, as in the history.
     """
     column = overview.column(OVERVIEW_NAMES.get(name) or _SPREAD_COLUMNS.get(name, name))
     if name != "blocks_free":
@@ -84,14 +84,16 @@ def history_column(overview: SessionOverview, name: str) -> FloatArray:
 
 
 def _copy_gauges_before(history: History, bin_number: int) -> None:
-    """Copy the present gauges to the bin before the seek, so that curves end with the values that the map shows."""
+    """Copy the current gauges to the bin before the seek, so that curves end with the values that the page map
+    shows.
+    """
     present = history.ring.read(bin_number, bin_number, (*BLOCK_GAUGES, *FRAME_GAUGES))
     known = {name: float(column[0]) for name, column in present.items() if np.isfinite(column[0])}
     history.ring.set_bin(bin_number - 1, known)
 
 
 def _sample_at(overview: SessionOverview, index: int) -> DeviceSample | None:
-    """Return the newest known device values up to the second at `index`, of the same engine start; None if unknown."""
+    """Return the newest known device values up to second `index`, from the same engine start; None if unknown."""
     first = max(0, index + 1 - _MAX_SAMPLE_AGE_S)
     epoch = overview.epoch[first : index + 1] == overview.epoch[index]
 

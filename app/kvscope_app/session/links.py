@@ -33,7 +33,7 @@ class BlockContentSource(Protocol):
     """Source that has the contents of blocks, such as a recording, so that no engine is needed for them."""
 
     def contents(self, rows: Iterable[int]) -> Sequence[BlockContent]:
-        """Return the current content of each row, in the given order. Thread-safe; may block for a while."""
+        """Return the current content of each ledger row, in the given order. Thread-safe; may block for a while."""
 
 
 @runtime_checkable
@@ -49,15 +49,15 @@ class Player(Protocol):
 
     recording: Recording
     has_jumped: bool
-    """Whether the update returned last is the first after a seek."""
+    """Whether the last returned update is the first after a seek."""
 
     @property
     def note(self) -> str:
-        """Short description of what is damaged or missing in the file; empty if nothing is known to be."""
+        """Short description of damaged or missing data in the file; empty if no damage is known."""
 
     @property
     def detail(self) -> str:
-        """Full description of what `note` summarizes, one defect per line."""
+        """Full description of the defects that `note` summarizes, one defect per line."""
 
     @property
     def position(self) -> float: ...
@@ -69,7 +69,7 @@ class Player(Protocol):
 
     @property
     def consumed_ns(self) -> int:
-        """Time of the update returned last, on this machine's monotonic clock."""
+        """Time of the last returned update, on this machine's monotonic clock."""
 
     @property
     def is_playing(self) -> bool: ...
@@ -99,7 +99,7 @@ def contents_of(source: Source) -> BlockContentSource | None:
 
 
 def resync_of(source: Source) -> Callable[[], None] | None:
-    """Return the function that requests a full snapshot; None if the source has none."""
+    """Return the source's function that requests a full snapshot, or None if the source has no such function."""
     return source.resync if isinstance(source, Resyncing) else None
 
 

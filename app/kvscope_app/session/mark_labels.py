@@ -10,5 +10,5 @@ __all__ = ["mark_text", "name_of"]
 
 
 def mark_text(mark: Bookmark) -> str:
-    """Return for example `14:03:27  KV usage high: up to 98.0 %`."""
+    """Return a label such as `14:03:27  KV usage high: up to 98.0 %`."""
     return f"{wall_text(mark.time_ns)}  {name_of(mark)}"

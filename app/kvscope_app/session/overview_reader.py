@@ -24,15 +24,15 @@ from kvscope_telemetry.summaries.summary import Summary
 _GROW_INTERVAL_S: Final = 1.0
 _POLL_INTERVAL_S: Final = 0.01
 _MAX_DRAIN_S: Final = 0.06
-"""Maximum seconds per call that the GUI thread spends on adding parts."""
+"""Maximum seconds per call that the GUI thread spends on adding parts of the overview."""
 _MAX_QUEUED_PARTS: Final = 8
-"""Maximum number of parts queued for the GUI thread. The overview of a recording of several days would not fit in
-memory.
+"""Maximum number of parts of the overview that wait for the GUI thread, which bounds memory for a recording of several
+days.
 """
 
 
 class OverviewReader:
-    """Reader thread for an overview, which starts in the constructor. Call `drain_into` until `is_finished`."""
+    """Reader of an overview on a thread, which starts in the constructor. Call `drain_into` until `is_finished`."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -65,7 +65,7 @@ class OverviewReader:
         return (self._is_caught_up or self._work.is_finished) and not self._parts and not self._bookmarks
 
     def drain_into(self, overview: SessionOverview) -> bool:
-        """Add the parts read so far to `overview`, for at most `_MAX_DRAIN_S`. Returns whether there were any."""
+        """Add the parts read so far to `overview`, for at most `_MAX_DRAIN_S`. Returns whether any were added."""
         until_s, is_new = time.monotonic() + _MAX_DRAIN_S, False
         while self._parts and time.monotonic() < until_s:
             self._parts.popleft().append_to(overview)

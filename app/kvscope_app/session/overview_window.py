@@ -33,7 +33,7 @@ def first_relevant_ns(overview: SessionOverview, begin_ns: int, now_ns: int) -> 
 
 
 def overview_span_ns(overview: SessionOverview) -> tuple[int, int] | None:
-    """Return the wall-clock start of the first second and end of the last; None if the overview is empty."""
+    """Return the wall-clock start of the first second and the end of the last; None if the overview is empty."""
     return (int(overview.time_ns[0]), int(overview.time_ns[-1]) + SECOND_NS) if len(overview) else None
 
 

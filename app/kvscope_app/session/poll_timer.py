@@ -9,9 +9,9 @@ from PySide6.QtCore import QObject, Qt, QTimer
 
 FRAME_MS: Final = 16
 WAITING_MS: Final = 100
-"""Interval while requests are running or waiting but only heartbeats arrive."""
+"""Polling interval while requests are running or waiting but only heartbeats arrive."""
 IDLE_MS: Final = 250
-"""Interval without requests. The resulting delay of the first frame is not noticeable."""
+"""Polling interval without requests. The resulting delay of the first frame is not noticeable."""
 _BUSY_INTERVAL_NS: Final = 1_000_000_000
 _CALM_DELAY_NS: Final = 8_000_000_000
 """Time without activity until `is_calm`: long enough that the summary of the last busy second has arrived."""
@@ -32,7 +32,7 @@ class PollTimer(QTimer):
     def update_interval(self, is_busy: bool, *, is_waiting: bool = False) -> None:
         """Set the interval: `FRAME_MS` during activity and for one second after, then `WAITING_MS` or `IDLE_MS`.
 
-        `is_waiting`: whether there are unfinished requests.
+        `is_waiting` says whether there are unfinished requests.
         """
         now_ns = time.monotonic_ns()
         if is_busy:

@@ -23,7 +23,7 @@ _TOKENS: Final = ("prefill_tokens", "decode_tokens")
 
 
 class RecentSpan(NamedTuple):
-    """Whole seconds on the wall clock, both ends inclusive."""
+    """Range of whole seconds on the wall clock, both ends inclusive."""
 
     from_ns: int
     until_ns: int
@@ -42,13 +42,13 @@ def recent_sums(session: Session, names: Iterable[str]) -> tuple[Mapping[str, fl
 
 
 def recent_rate(session: Session, name: str) -> float:
-    """Return a sum per second; NaN if unknown or if no time is covered."""
+    """Return the column `name` of `history.SUMS` per second; NaN if it is unknown or no time is covered."""
     sums, length_s = recent_sums(session, (name,))
     return sums[name] / length_s if length_s > 0 else np.nan
 
 
 def recent_latency(session: Session, prefix: str) -> tuple[float, float]:
-    """Return p50 and p95 in seconds of the latencies in the span. `prefix` is a key of `history.HISTOGRAMS`."""
+    """Return p50 and p95 in seconds of the latencies in `recent_span`. `prefix` is a key of `history.HISTOGRAMS`."""
     if session.timeline.player is not None:
         span = recent_span(session)
         p50, p95 = (BY_KEY[f"{HISTOGRAMS[prefix]}_p{p}_s"].of(session.overview, span) for p in (50, 95))

@@ -20,7 +20,7 @@ from kvscope_telemetry.summaries.request_phases import PhaseRows
 
 IntArray = npt.NDArray[np.int64]
 _UNOBSERVED: Final = -2
-"""Marks an event that happened before observation began, so that a later event is not taken for the first."""
+"""Value of a time before observation began, so that a later event is not taken for the first."""
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -46,7 +46,7 @@ class RequestTimes:
     def add_rows(self, rows: RequestRows, time_ns: int | IntArray) -> None:
         """Add changed requests, observed at `time_ns`: one time for all rows, or one per row.
 
-        `rows` may contain the same request several times, oldest first.
+        `rows` may contain the same request several times, oldest row first.
         """
         numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
         tokens = np.frombuffer(rows.num_output_tokens, "<u4").astype(np.int64)
@@ -67,7 +67,7 @@ class RequestTimes:
         self._num_tokens[slots] = tokens
 
     def _tokens_before(self, slots: IntArray, tokens: IntArray) -> IntArray:
-        """Return the number of tokens that each row's request had in its previous row."""
+        """Return the number of tokens of each row's request before that row."""
         before = self._num_tokens[slots]
         if slots.size > 1:
             order = np.argsort(slots, kind="stable")
@@ -77,7 +77,10 @@ class RequestTimes:
         return before
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Set endings and admission times, which are exact and cover requests with an unobserved first step."""
+        """Set end states and admission times. Those of events are exact, and exist even if a request's first step was
+        not
+        observed.
+        """
         for event in events:
             slot = event.number % self._capacity
             if self._number[slot] != event.number:
@@ -88,7 +91,7 @@ class RequestTimes:
                 self._ending[slot] = ENDINGS[event.kind]
 
     def add_moments(self, moments: PhaseRows) -> None:
-        """Add rows of `SessionOverview.moments` of this epoch, for the time before observation began."""
+        """Add rows of `SessionOverview.moments` for this epoch's time before observation began."""
         slots = moments["number"].astype(np.int64) % self._capacity
         is_known = self._number[slots] == moments["number"]
         for kind, column in ((RequestMoment.STARTED, self._started_ns), (RequestMoment.FIRST_TOKEN, self._first_ns)):
@@ -113,7 +116,7 @@ class RequestTimes:
     def started_ns(self, numbers: IntArray) -> IntArray:
         """Return the engine time at which each request first ran, shape of `numbers`.
 
-        Negative if the request has not run or this was not observed.
+        Negative if the request has not run or its start was not observed.
         """
         return self._column_values(self._started_ns, numbers)
 
@@ -139,7 +142,7 @@ class RequestTimes:
 
 
 def _set_first(column: IntArray, slots: IntArray, times: IntArray) -> None:
-    """For slots that repeat, write the first of their times."""
+    """Set `column` at `slots` to `times`. For a repeated slot, the first time is written."""
     column[slots[::-1]] = times[::-1]
 
 

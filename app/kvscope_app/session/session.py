@@ -41,13 +41,14 @@ if TYPE_CHECKING:
     from kvscope_app.session.recording.recorder import Recorder
 
 STATUS_INTERVAL_NS: Final = 250_000_000
-"""Minimum interval between `status_changed` signals. While idle, the signal is emitted once per second."""
+"""Minimum interval in ns between `status_changed` signals. While idle, the signal is emitted once per second."""
 IDLE_OVERVIEW_INTERVAL_NS: Final = 4_000_000_000
-"""Interval of overview updates while nothing happens. It is long because views repaint completely on each update."""
+"""Interval in ns of overview updates while the engine is idle. Long, because views repaint completely on each update.
+"""
 
 
 class Session(QObject):
-    """Owns the overview, the selection, the bookmarks and the readers of recordings.
+    """Owns the overview, the selection, the bookmarks and the readers of recordings of one watched source.
 
     Signals are emitted on the GUI thread.
     """
@@ -70,7 +71,7 @@ class Session(QObject):
         super().__init__(parent)
         self.source = source
         self.overview = SessionOverview()
-        """Seconds and events of the whole timeline, which grows. For the GUI thread only."""
+        """Seconds and events of the whole timeline, extended while the session runs. For the GUI thread only."""
         self.timeline = SourceTimeline(source, self.overview, self)
         self.disk_history: DiskHistory | None = None
         self.selection = SessionSelection(self)
@@ -153,7 +154,7 @@ class Session(QObject):
 
     @property
     def mirror(self) -> Mirror:
-        """State to show: the current one, the frozen one when paused, or that at the cursor."""
+        """State to show: the current state, the frozen state when paused, or the state at the cursor."""
         return self.timeline.mirror
 
     @property
@@ -163,7 +164,9 @@ class Session(QObject):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of the shown engine; those of kvscope's own engine until the source has sent them."""
+        """Capabilities of the shown engine. Until the source has sent them, the capabilities of kvscope's own
+        engine.
+        """
         return self.mirror.capabilities
 
     @property
@@ -241,7 +244,7 @@ class Session(QObject):
 
     @property
     def recorded_texts(self) -> RecordedTexts | None:
-        """Block contents from the recording or the history on disk; None if neither can have any."""
+        """Block contents from the recording or the history on disk; None if neither can contain texts."""
         has_any = self._player is not None or (self.disk_history is not None and self.disk_history.has_texts)
         if self._recorded_texts is None and has_any:
             from kvscope_app.session.recording.recorded_texts import recorded_texts  # imported late: rarely needed
@@ -251,7 +254,6 @@ class Session(QObject):
 
     @property
     def texts(self) -> SessionTexts:
-        """Block contents as text at the shown time, from the engine or a recording."""
         if self._texts is None:
             from kvscope_app.session.block_texts.session_texts import SessionTexts
 
@@ -277,7 +279,7 @@ class Session(QObject):
 
     @property
     def overview_share(self) -> float | None:
-        """Computed fraction of the overview, 0 to 1; None if none is being computed."""
+        """Fraction of the overview that is computed, 0 to 1; None if no overview is being computed."""
         reader = self._overview_reader
         return reader.share if reader is not None and reader.is_computing else None
 
@@ -303,7 +305,6 @@ class Session(QObject):
         self.poll_timer.update_interval(is_busy=True)
 
     def _on_event_chosen(self, timed: TimedEvent) -> None:
-        """Select the request of the event, now or once the event's engine start is shown."""
         self._selects_event_request = bool(timed.event.number)
         if self._selects_event_request and timed.epoch == self.mirror.epoch:
             self._selects_event_request = False
@@ -370,9 +371,7 @@ class Session(QObject):
             self.overview_changed.emit()
 
     def _report_failures(self, disk_history: DiskHistory) -> None:
-        """Report failures of the history and of the recording in one notice, because one full disk may have caused
-        both.
-        """
+        """Report failures of the history and of the recording in one notice, as a full disk may have caused both."""
         notices, recorder = [], disk_history.recorder
         if recorder is not None and recorder.failure:
             disk_history.stop_recording()

@@ -50,7 +50,7 @@ class LiveRequests:
 
 
 class RecordedRequests:
-    """Requests of a recording. The thread starts in the constructor; `share` is the fraction that `log` has."""
+    """Requests of a recording. The thread starts in the constructor; `share` is the fraction read into `log`."""
 
     def __init__(self, open_recording: Callable[[ProgressCallback], Recording]) -> None:
         self.log = RequestLog()

@@ -8,23 +8,25 @@ from PySide6.QtCore import QObject, Signal
 
 
 class SessionSelection(QObject):
-    """At most one of a request, a set of ledger rows and a batch is selected, and independently at most one block."""
+    """Selection of at most one of a request, a set of ledger rows and a batch, and independently of at most
+    one block.
+    """
 
     changed = Signal()
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.request: int | None = None
-        """Number of the selected request; None: no request."""
+        """Number of the selected request, or None."""
         self.block: int | None = None
-        """Selected row of the shown ledger; None: no row."""
+        """Row of the selected block in the shown ledger, or None."""
         self.highlighted_rows: npt.NDArray[np.uint32] | None = None
-        """Ledger rows that are highlighted instead of the blocks of a request, shape (n,); None: none."""
+        """Ledger rows that are highlighted instead of the blocks of a request, shape (n,), or None."""
         self.batch: tuple[int, ...] = ()
-        """Numbers of the requests of a step that are highlighted together; empty: none."""
+        """Numbers of the requests of a step that are highlighted together; empty if no batch is selected."""
 
     def select_request(self, number: int | None) -> None:
-        """Select a request, or none. Clears the highlighted rows and the batch."""
+        """Select a request, or none if `number` is None. Clears the highlighted rows and the batch."""
         if number == self.request and self.highlighted_rows is None and not self.batch:
             return
         self.request, self.highlighted_rows, self.batch = number, None, ()

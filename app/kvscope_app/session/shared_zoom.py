@@ -16,7 +16,7 @@ from PySide6.QtCore import QObject, Signal
 from kvscope_app.session.time_span import TimeSpan
 
 _MERGE_INTERVAL_S: Final = 0.8
-"""Changes that follow each other within this time, such as wheel events, are undone together."""
+"""Maximum seconds between consecutive changes, such as wheel events, that are undone together."""
 _MAX_UNDO_STEPS: Final = 100
 
 
@@ -36,7 +36,6 @@ class SharedZoom(QObject):
 
     @property
     def span(self) -> TimeSpan | None:
-        """Zoomed range; None without a zoom."""
         return self._span
 
     @property
@@ -64,11 +63,11 @@ class SharedZoom(QObject):
         self._set_span(span)
 
     def back(self) -> bool:
-        """Undo the last change. Returns False if there is none."""
+        """Undo the last change of the zoom. Returns False if there is none."""
         return self._move_between(self._undo_spans, self._redo_spans)
 
     def forward(self) -> bool:
-        """Redo the change that was undone last. Returns False if there is none."""
+        """Redo the zoom that was undone last. Returns False if there is none."""
         return self._move_between(self._redo_spans, self._undo_spans)
 
     def _move_between(self, source: list[TimeSpan | None], target: list[TimeSpan | None]) -> bool:

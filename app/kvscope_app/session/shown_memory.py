@@ -1,4 +1,4 @@
-"""Memory breakdown at the shown time, even before the engine start has sent its first one. Imports no Qt."""
+"""Memory breakdown at the shown time, also before the engine has sent its first one after a start. Imports no Qt."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 _LIVE_DISTANCE_NS: Final = 50_000_000
-"""A cursor that is moved closer to the present than this becomes live."""
+"""Maximum distance in ns from the present at which a moved cursor becomes live."""
 _MAX_HISTORY_DELAY_NS: Final = 2_500_000_000
-"""Maximum delay of the history on disk. Fast playback that reaches its end within this delay becomes live."""
+"""Maximum delay in ns of the history on disk. Fast playback that reaches its end within this delay becomes live."""
 
 
 class SourceTimeline(QObject):
@@ -74,7 +74,7 @@ class SourceTimeline(QObject):
         """Recorded history of a live source; None for a recording, and if nothing is recorded."""
         player = player_of(source)
         self.end = Viewpoint(source, overview, player, resync_of(source))
-        """State at the source, independent of the cursor."""
+        """Viewpoint at the end of the source's data, independent of the cursor."""
         self.cursor = Cursor(overview)
         self.loop = Loop(self, self)
         self.shared_zoom = SharedZoom(self)
@@ -259,7 +259,7 @@ class SourceTimeline(QObject):
         return timed
 
     def show_event(self, timed: TimedEvent, *, before: bool = False) -> None:
-        """Pause at the state after an event, or if `before`, at the state of the frame before it."""
+        """Pause at the state after an event, or, if `before`, at the frame before the event."""
         range_ns = self.range_ns
         if range_ns is not None:
             self.pause()
@@ -277,9 +277,7 @@ class SourceTimeline(QObject):
     # Polling
 
     def apply_updates(self) -> bool:
-        """Receive and apply updates at the end and at the cursor. Called once per poll. Returns whether there was
-        activity.
-        """
+        """Receive and apply updates at the end and at the cursor, once per poll. Returns whether there was activity."""
         is_busy = self._apply_pending(self.end)
         if self.cursor.is_away:
             is_busy = self._poll_cursor() or is_busy
@@ -328,7 +326,7 @@ class SourceTimeline(QObject):
             self.epoch_changed.emit()
 
     def _seek_cursor(self, time_ns: int) -> None:
-        """Show `time_ns` on the cursor's own mirror, which is created if necessary."""
+        """Show `time_ns` on the cursor's mirror, which is created if necessary."""
         assert self.disk_history is not None, "nothing is kept to go to"
         self.cursor.go_to(time_ns, self.disk_history)
 
@@ -413,10 +411,9 @@ class Viewpoint:
 
 
 class Cursor:
-    """Cursor of a live session.
+    """Position of a live session that is away from the live end, between `freeze` and `return_to_end`.
 
-    It is away from the end between `freeze` and `return_to_end`. It then has a frozen copy of the shown state, and
-    after `go_to` a playback of the ring on disk.
+    It then has a frozen copy of the shown state, and after `go_to` a playback of the ring on disk.
     """
 
     def __init__(self, overview: SessionOverview) -> None:
@@ -424,15 +421,15 @@ class Cursor:
         self.frozen_ns = 0
         """Monotonic time at which the cursor left the end."""
         self.frozen: Mirror | None = None
-        """Copy of the state at `frozen_ns`; None at the end."""
+        """Copy of the state at `frozen_ns`; None while the cursor is at the end."""
         self.viewpoint: Viewpoint | None = None
         self.target_ns: int | None = None
-        """Wall-clock time to seek to once the recording is open; None: no seek is pending."""
+        """Wall-clock time to seek to once the recording is open; None if no seek is pending."""
         self._target_event: tuple[TimedEvent, bool] | None = None
-        """Event to seek to, and whether to the frame before it; None: seek to a time."""
+        """Event to seek to, and whether to seek to the frame before it; None to seek to a time."""
         self.plays_when_open = False
         self.target_seq: int | None = None
-        """`Frame.seq` to step to once the recording is open; None: no step is pending."""
+        """`Frame.seq` to step to once the recording is open; None if no step is pending."""
         self._overview = overview
         self._opening: Background[Recording] | None = None
         self._source: PlaybackSource | None = None
@@ -448,7 +445,7 @@ class Cursor:
 
     @property
     def is_seeking(self) -> bool:
-        """Whether a seek is in progress, so that updates do not belong to the new position yet."""
+        """Whether a seek is in progress. Until it ends, updates do not belong to the new position."""
         return self._source is not None and self._source.is_seeking
 
     @property
@@ -471,7 +468,7 @@ class Cursor:
     ) -> None:
         """Seek to `time_ns` (wall clock), after opening the ring's recording if necessary.
 
-        With an `event`, seek to the frame that contains it, or if `before`, to the frame before that.
+        With an `event`, seek to the frame that contains it or, if `before`, to the preceding frame.
         """
         self.target_seq = None
         self._target_event = None if event is None else (event, before)
@@ -513,7 +510,7 @@ class Cursor:
             source.seek_event(seconds, event[0].event, before=event[1])
 
     def pop_failure(self) -> str:
-        """Return, only once, why the ring's recording can no longer be read; "" without an error.
+        """Return and clear the reason why the ring's recording can no longer be read; "" without an error.
 
         The shown state stays. The next seek opens the recording again.
         """

@@ -32,6 +32,6 @@ HISTORY_RESUMED: Final = "History is being recorded again"
 
 
 def history_failure_text(failure: str, *, has_some: bool) -> str:
-    """Return the notice that history is not recorded. `has_some`: whether earlier history is available."""
+    """Return the notice that history is not recorded. `has_some` says whether earlier history is available."""
     since = " from here on" if has_some else ""
     return f"History is not being recorded{since}: {failure}"

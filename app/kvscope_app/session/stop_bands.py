@@ -17,7 +17,7 @@ from kvscope_telemetry.running_time import RunningTime, stop_text
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _MAX_OVERVIEW_DELAY_NS: Final = 6_000_000_000
-"""Maximum delay of the overview while a view is open."""
+"""Maximum delay in ns of the overview while a view is open."""
 _STOP_EVENT_KINDS: Final = ("engine_paused", "engine_resumed", "single_step")
 
 
@@ -37,7 +37,7 @@ class StopBand(NamedTuple):
 
 
 def stops_until(overview: SessionOverview, until_ns: int) -> RunningTime:
-    """Return the stops of `overview`. One that may still be in progress is extended to `until_ns` (wall clock)."""
+    """Return the stops of `overview`. A stop that may still be in progress is extended to `until_ns` (wall clock)."""
     stops, pause_events = overview.stops, overview.events.find(kinds=_STOP_EVENT_KINDS)
     newest = max(stops, key=lambda stop: stop.end_ns, default=None)
     if newest is None or not len(overview) or newest.end_ns < int(overview.time_ns[-1]):
@@ -71,7 +71,7 @@ def stop_text_at(overview: SessionOverview, time_ns: int) -> str:
 
 
 def _stop_text(part: Stop, stops: RunningTime) -> str:
-    """Return the reason and the total duration of the stop of which `part` is the visible part."""
+    """Return the reason and the total duration of the stop that contains `part`."""
     whole_stop = next(
         (stop for stop in stops if stop.begin_ns <= part.begin_ns < stop.end_ns and stop.kind == part.kind), part
     )

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 SHORTEST_NS: Final = 100_000
-"""Shortest zoomed range. Event times are exact, and a step takes some milliseconds."""
+"""Shortest zoomed range in ns. Event times are exact, and a step takes some milliseconds."""
 SHORTEST_WHOLE_NS: Final = 10_000_000_000
-"""Shortest range of a whole timeline, so that one second of a new session does not fill the width."""
+"""Shortest range of a whole timeline in ns, so that one second of a new session does not fill the width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,9 @@ class TimeSpan:
         return self.begin_ns + round(share * self.length_ns)
 
     def zoomed(self, factor: float, at_share: float, whole: TimeSpan) -> TimeSpan:
-        """Return a range `factor` times as long, within `whole`. The time at `at_share` stays there if possible."""
+        """Return a range `factor` times as long, within `whole`, in which the time at `at_share` has the same position
+        if possible.
+        """
         length_ns = min(max(round(self.length_ns * factor), SHORTEST_NS), whole.length_ns)
         begin_ns = self.time_at(at_share) - round(length_ns * at_share)
         return TimeSpan(begin_ns, begin_ns + length_ns).inside(whole)
@@ -47,7 +49,7 @@ class TimeSpan:
         return TimeSpan(begin_ns, begin_ns + self.length_ns)
 
     def showing(self, time_ns: int, whole: TimeSpan) -> TimeSpan:
-        """Return the range shifted by the smallest amount with which it contains `time_ns`, within `whole`."""
+        """Return the range shifted as little as possible so that it contains `time_ns`, within `whole`."""
         too_early_ns, too_late_ns = self.begin_ns - time_ns, time_ns - self.end_ns
         return self.moved(-too_early_ns if too_early_ns > 0 else max(too_late_ns, 0), whole)
 

@@ -53,16 +53,14 @@ class Timeline(Protocol):
         """Whether the cursor is away from a live end."""
 
     @property
-    def is_live(self) -> bool:
-        """Whether the cursor is at a live end."""
+    def is_live(self) -> bool: ...
 
     @property
     def is_playing(self) -> bool:
         """Whether the shown state advances; always True at a live end."""
 
     @property
-    def is_at_end(self) -> bool:
-        """Whether playback has reached the end."""
+    def is_at_end(self) -> bool: ...
 
     @property
     def speed(self) -> float:
@@ -84,19 +82,20 @@ class Timeline(Protocol):
     def go_live(self) -> None:
         """Move the cursor to the end."""
 
-    def jump_by(self, seconds: float) -> None:
-        """Move the cursor by `seconds`, backward if negative."""
+    def jump_by(self, seconds: float) -> None: ...
 
     def step_frames(self, num_frames: int) -> None:
         """Pause and move by `num_frames` engine frames, backward if negative."""
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
-        """Show the next event of `kinds` (None: any), or the previous one unless `forward`. Returns it; None if there
-        is none.
+        """Show the next event of `kinds` (None for any), or the previous one unless `forward`. Returns the event, or
+        None.
         """
 
     def switch_event_side(self) -> TimedEvent | None:
-        """Toggle between the states before and after the shown event. Returns the event; None if none is shown."""
+        """Toggle between the states before and after the shown event. Returns the event, or None if no event
+        is shown.
+        """
 
     def pause(self) -> None:
         """Stop at the shown time. Updates of a live engine are still received."""
@@ -131,14 +130,14 @@ class Loop(QObject):
         return self.begin_ns, self.end_ns
 
     def set_begin(self, time_ns: int) -> None:
-        """Set the start. Clears the end if it is not at least `SHORTEST_NS` later."""
+        """Set the start. Also clears the end if it is less than `SHORTEST_NS` later."""
         self.begin_ns = time_ns
         if self.end_ns is not None and self.end_ns < time_ns + SHORTEST_NS:
             self.end_ns = None
         self._update_timer()
 
     def set_end(self, time_ns: int) -> None:
-        """Set the end. Clears the start if it is not at least `SHORTEST_NS` earlier."""
+        """Set the end. Also clears the start if it is less than `SHORTEST_NS` earlier."""
         self.end_ns = time_ns
         if self.begin_ns is not None and self.begin_ns > time_ns - SHORTEST_NS:
             self.begin_ns = None
@@ -151,16 +150,14 @@ class Loop(QObject):
             self.play()
 
     def set_range(self, begin_ns: int, end_ns: int) -> None:
-        """Set both ends, in any order, without playing. If the range is shorter than `SHORTEST_NS`, only its start is
-        set.
-        """
+        """Set both ends, in any order, without playing. A range shorter than `SHORTEST_NS` only sets the start."""
         self.begin_ns, self.end_ns = min(begin_ns, end_ns), max(begin_ns, end_ns)
         if self.end_ns - self.begin_ns < SHORTEST_NS:
             self.end_ns = None
         self._update_timer()
 
     def clear(self) -> bool:
-        """Remove the loop. Returns whether any end was set."""
+        """Remove the loop. Returns whether its start or end was set."""
         was_set = (self.begin_ns, self.end_ns) != (None, None)
         self.begin_ns = self.end_ns = None
         self._update_timer()
@@ -179,7 +176,7 @@ class Loop(QObject):
         self.changed.emit()
 
     def _poll(self) -> None:
-        """Go back to the start if the cursor passed the end or stopped at the timeline's end."""
+        """Go back to the loop's start if the cursor passed its end or stopped at the timeline's end."""
         timeline, range_ns = self._timeline, self.range_ns
         if range_ns is None or timeline.is_live:
             return

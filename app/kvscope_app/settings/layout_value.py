@@ -1,6 +1,6 @@
 """Layout of a window as a value, and as a JSON file that users can read and edit. Imports no Qt.
 
-Sizes are shares, so that a layout fits any screen. The settings store the same value under a name.
+Sizes are fractions, so that a layout fits any screen. The settings store the same value under a name.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ _MAX_DEPTH: Final = 20
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Place = Annotated[float, msgspec.Meta(ge=-1, le=2)]
-"""Position of a floating window as a share of the screen's width or height."""
+"""Position of a floating window as a fraction of the screen's width or height."""
 AREAS: Final = ("left", "right", "bottom", "top")
 
 
 class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Exactly one of: a tab group (`tabs`), parts side by side (`across`), or parts stacked vertically (`down`)."""
+    """Part of a layout: exactly one of a tab group (`tabs`), parts side by side (`across`), or parts stacked
+    (`down`).
+    """
 
     share: Share = 1.0
-    """Share of the containing part; for an area, share of the window's width (left, right) or height (bottom, top)."""
+    """Fraction of the containing part; for an area, of the window's width (left, right) or height (bottom, top)."""
     tabs: tuple[str, ...] = ()
     front: str = ""
-    """Current tab; empty: the first."""
+    """Name of the current tab; empty for the first tab."""
     across: tuple[LayoutPart, ...] = ()
     down: tuple[LayoutPart, ...] = ()
 
@@ -58,7 +60,7 @@ class KnownNames(NamedTuple):
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Choices made in the views. Absent ones leave the view as it is."""
+    """Choices made in the views. A choice of None leaves the view as it is."""
 
     color_mode: str | None = None
     flashes: bool | None = None
@@ -66,7 +68,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     request_columns: dict[str, Annotated[int, msgspec.Meta(ge=1, le=4000)]] | None = None
     event_kinds: tuple[str, ...] | None = None
     views: dict[str, str] = {}
-    """Data that views save between runs, by their keys in `setting_names`."""
+    """Data that views save between runs, by their settings keys (`setting_names`)."""
 
 
 class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -77,7 +79,7 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bottom: LayoutPart | None = None
     top: LayoutPart | None = None
     floating: dict[str, tuple[Place, Place, Share, Share]] = {}
-    """Floating views: left, top, width and height as shares of the screen."""
+    """Floating views by name: left, top, width and height as fractions of the screen."""
     choices: Choices = Choices()
 
     @property

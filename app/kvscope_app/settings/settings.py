@@ -24,32 +24,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     theme: Literal["auto", "dark", "light"] = "auto"
     palette: Literal["usual", "safe"] = "usual"
-    """`safe` has colours that colour-blind users can distinguish."""
+    """Colour palette. Colour-blind users can distinguish the colours of `safe`."""
     zoom_percent: Annotated[int, msgspec.Meta(ge=50, le=300)] = 100
-    """Zoom of texts, and of lengths that depend on the text size."""
+    """Zoom, in percent, of texts and of lengths that depend on the text size."""
     shortcuts: dict[str, tuple[str, ...]] = {}
     """Changed shortcuts by action name, as portable text. An empty tuple means no shortcut."""
     layouts: dict[str, WindowLayout] = {}
     timeline_minutes: Annotated[int, msgspec.Meta(ge=MINUTES[0], le=MINUTES[2])] = MINUTES[1]
-    """Maximum length of the history that a live session stores on disk."""
+    """Maximum length in minutes of the history that a live session stores on disk."""
     timeline_megabytes: Annotated[int, msgspec.Meta(ge=MEGABYTES[0], le=MEGABYTES[2])] = MEGABYTES[1]
     recording_folder: str = ""
-    """Folder of the last recording; empty: the user's documents folder."""
+    """Folder of the last recording; empty for the user's documents folder."""
     listed_folder: str = ""
-    """Folder listed by the Recordings window; empty: `recording_folder`."""
+    """Folder listed by the Recordings window; empty for `recording_folder`."""
     recent_recordings: tuple[str, ...] = ()
     """Absolute paths of the recordings opened or made most recently, newest first."""
     record_texts: bool | None = None
-    """Not used: the answer is stored in the INI file (`setting_names.RECORD_TEXTS`)."""
+    """Not used: the user's decision is stored in the INI file (`setting_names.RECORD_TEXTS`)."""
     color_mode: str = "state"
     """Initial colour mode of the page map (`page_map.color_modes`). Unknown names count as `state`."""
     flashes: bool = True
     request_filter: str = ""
-    """Filter of the request table; empty: all requests."""
+    """Filter of the request table; empty to show all requests."""
     request_columns: dict[str, Annotated[int, msgspec.Meta(ge=0, le=4000)]] = {}
-    """Column widths that the user changed, by title, in pixels at 100 % zoom."""
+    """Column widths that the user changed, by column title, in pixels at 100 % zoom."""
     event_kinds: tuple[str, ...] = ()
-    """Kinds of events in the events dock; empty: all."""
+    """Event kinds shown in the events dock; empty for all kinds."""
     alarm_rules: tuple[Rule, ...] = DEFAULT_RULES
     alarm_webhook: str = ""
-    """URL to which alarms are posted; empty: none."""
+    """URL to which alarms are posted; empty to post none."""

@@ -17,7 +17,7 @@ from kvscope_telemetry.whole_file import write_whole
 
 _TYPES: Final[dict[str, Any]] = get_type_hints(Settings, include_extras=True)
 _MAX_BYTES: Final = 4 << 20
-"""Maximum size of a file that is read. kvscope does not write larger ones."""
+"""Maximum size in bytes of a settings file that is read. kvscope does not write larger ones."""
 
 RawFields = dict[str, msgspec.Raw]
 
@@ -49,7 +49,9 @@ class SettingsStore(QObject):
         self.change_by(lambda _: fields)
 
     def change_by(self, compute: Callable[[Settings], Mapping[str, object]]) -> None:
-        """Set fields computed from the current settings, which another process may have changed."""
+        """Set fields to values that `compute` returns for the current settings, which another process may have
+        changed.
+        """
         before = self.values
         try:
             self.values = self._file.change(compute)
@@ -146,7 +148,7 @@ def _decode_settings(fields: RawFields) -> Settings:
 
 
 def _decode_field(name: str, raw: msgspec.Raw) -> Any:
-    """Decode a field; UNSET if it cannot be read. Unreadable entries of a dictionary are left out."""
+    """Decode a field; returns UNSET if it is unreadable. Unreadable entries of a dictionary are left out."""
     try:
         if get_origin(_TYPES[name]) is not dict:
             return msgspec.json.decode(raw, type=_TYPES[name])

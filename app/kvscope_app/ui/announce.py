@@ -1,4 +1,4 @@
-"""Reports the contents of widgets that paint themselves to assistive technology. Does little while none is active."""
+"""Reports the contents of widgets that paint themselves to assistive technology. Does little if none is active."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Banner(PassingStrip):
             self.hide_timer.stop()
 
     def withdraw(self, text: str) -> None:
-        """Hide the message if it is `text`, which no longer applies. Any other message stays."""
+        """Hide the banner's message if it is `text`, which no longer applies. Any other message stays."""
         if self.text == text:
             self.hide()
 
@@ -118,7 +118,7 @@ class Banner(PassingStrip):
 
 
 def _wrapping_label() -> PlainLabel:
-    """Return a label that wraps to any number of lines: the end of an error message often says what to do."""
+    """Return a label that wraps to any number of lines, because the end of an error message often says what to do."""
     result = PlainLabel()
     result.setWordWrap(True)
     policy = QSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)

@@ -95,7 +95,7 @@ class FlowLayout(QLayout):
 
 
 def _preferred_width(item: QLayoutItem) -> int:
-    """Return the width of the size hint, even if the widget's size policy makes Qt ignore it."""
+    """Return the width of the item's size hint, even if the widget's size policy makes Qt ignore it."""
     widget = item.widget()
     return item.sizeHint().width() if widget is None else max(widget.sizeHint().width(), item.minimumSize().width())
 
@@ -105,7 +105,7 @@ def _height(line: _Line) -> int:
 
 
 def _final_widths(line: _Line, width: int) -> list[int]:
-    """Return the width of each item after the remaining width was distributed. Negative: the item is right-aligned."""
+    """Return the width of each item after distributing the remaining width. A negative width means right-aligned."""
     widths = [item_width for _, item_width in line]
     free_width = max(width - sum(widths), 0)
     expanding = [index for index, (item, _) in enumerate(line) if _may_grow(item)]

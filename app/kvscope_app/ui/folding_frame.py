@@ -9,11 +9,13 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QLayout, QWidget
 from kvscope_app.ui.zoom import scaled
 
 _MIN_TEXT_WIDTH = 400
-"""Minimum width of the text next to the buttons, at 100 % zoom."""
+"""Minimum width in pixels, at 100 % zoom, of the text next to the buttons. In a narrower frame, the buttons are below
+it.
+"""
 
 
 class FoldingFrame(QFrame):
-    """Frame with a text and buttons. `corner` stays at the right of both."""
+    """Frame with a text and buttons. The widget `corner` stays at the right of both."""
 
     def __init__(self, text_layout: QLayout, buttons: QLayout, corner: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -33,7 +35,7 @@ class FoldingFrame(QFrame):
         return self.row.direction() is QBoxLayout.Direction.TopToBottom
 
     def fold(self) -> None:
-        """Move the buttons next to or below the text, depending on the frame's width and the buttons'."""
+        """Move the buttons next to or below the text, depending on the widths of the frame and the buttons."""
         is_narrow = self.width() < self._buttons.sizeHint().width() + scaled(_MIN_TEXT_WIDTH)
         direction = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight
         if self.row.direction() is not direction:

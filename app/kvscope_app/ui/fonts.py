@@ -13,7 +13,7 @@ MIN_POINT_SIZE: Final = 9.0
 
 
 def apply_fonts(app: QApplication) -> None:
-    """Set the application's font family. The size is that of the system, but at least `MIN_POINT_SIZE`."""
+    """Set the application's font family. The size is the system's font size, but at least `MIN_POINT_SIZE`."""
     font = QFont(app.font())
     font.setFamilies([*SANS_FAMILIES, font.family()])
     font.setPointSizeF(max(MIN_POINT_SIZE, font.pointSizeF()))

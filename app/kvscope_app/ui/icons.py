@@ -13,7 +13,7 @@ from PySide6.QtSvg import QSvgRenderer
 from kvscope_app.ui.zoom import scaled
 
 _PLACEHOLDER_COLOR: Final = "#000001"
-"""Colour in the SVG files that is replaced by the requested one."""
+"""Colour in the SVG files that is replaced by the requested colour."""
 _SCALES: Final = (1, 2, 3)
 _FOLDER: Final = resources.files("kvscope_resources") / "icons"
 
@@ -56,9 +56,9 @@ def names() -> list[str]:
 
 
 def chevron_path(is_dark: bool, where: str = "") -> str:
-    """Return the path of a chevron's file for stylesheets, which accept no pixmaps.
+    """Return the path of a chevron's image file for stylesheets, which accept no pixmaps.
 
-    `where`: `up`, `left`, `right`, or "" for down.
+    `where` is the direction: `up`, `left`, `right`, or "" for down.
     """
     return _stylesheet_path(f"chevron-{where}" if where else "chevron", is_dark)
 

@@ -31,7 +31,7 @@ def parse_number(text: str) -> float | None:
 
 
 def parse_whole_number(text: str) -> int | None:
-    """Return the whole number in `text`, with all its digits, or None if it is not one."""
+    """Return the whole number in `text`, without rounding, or None if it is not one."""
     match = _WHOLE_NUMBER.fullmatch(_normalized(text))
     return int(match[1]) if match else None
 

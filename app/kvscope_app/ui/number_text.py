@@ -23,7 +23,7 @@ def grouped(text: str) -> str:
 
 
 def short(value: float) -> str:
-    """Format a number in few characters: `0.4`, `12`, `1 234`, `12.5 k`, `3.4 M`. Infinity and NaN: `–`."""
+    """Format a number in few characters: `0.4`, `12`, `1 234`, `12.5 k`, `3.4 M`. Infinity and NaN become `–`."""
     if not math.isfinite(value):
         return NOTHING
     for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
@@ -33,12 +33,12 @@ def short(value: float) -> str:
 
 
 def rate(value: float, unit: str) -> str:
-    """Format a number with a unit: `1 234 tok/s`. Infinity and NaN: `–`."""
+    """Format a number with a unit: `1 234 tok/s`. Infinity and NaN become `–`."""
     return f"{short(value)} {unit}" if math.isfinite(value) else NOTHING
 
 
 def num_bytes(value: float | None) -> str:
-    """Format bytes in binary units: `1.50 GiB`. None, NaN and negative numbers: `unknown`."""
+    """Format bytes in binary units: `1.50 GiB`. None, NaN, infinity and negative numbers become `unknown`."""
     if value is None or value < 0 or not math.isfinite(value):
         return UNKNOWN
     for limit, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
@@ -54,14 +54,14 @@ def signed_bytes(value: float | None) -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """Format a share of 1 as `12.3 %`. None and NaN: `unknown`."""
+    """Format a fraction of 1 as a percentage: `12.3 %`. None, NaN and infinity become `unknown`."""
     if share is None or not math.isfinite(share):
         return UNKNOWN
     return f"{share * 100:.{digits}f} %"
 
 
 def seconds(value: float | None) -> str:
-    """Format a duration: `640 µs`, `8.2 ms`, `1.25 s`, `3:07 min`, `2:05 h`. None and NaN: `–`."""
+    """Format a duration: `640 µs`, `8.2 ms`, `1.25 s`, `3:07 min`, `2:05 h`. None, NaN and infinity become `–`."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value == 0:

@@ -13,9 +13,9 @@ from PySide6.QtWidgets import QWidget
 from kvscope_app.ui.plain_text import PlainLabel
 
 _MAX_WIDTH_RATIO: Final = 1.5
-"""Ratio of the label's width to the width of its text above which the label shrinks."""
+"""Maximum ratio of the label's width to the width of its text. Above it, the label shrinks."""
 _SLACK_PX: Final = 2
-"""Extra pixels, because glyphs may extend beyond their advance width."""
+"""Extra pixels of the label's width, because glyphs may extend beyond their advance width."""
 
 
 class SteadyLabel(PlainLabel):

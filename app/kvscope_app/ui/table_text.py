@@ -9,12 +9,12 @@ _DISPLAY = Qt.ItemDataRole.DisplayRole
 
 
 def selected_rows(view: QAbstractItemView) -> list[int]:
-    """Return the indices of the selected rows in ascending order; of a tree, only top-level rows."""
+    """Return the indices of the selected rows in ascending order. For a tree, only those of top-level rows."""
     return sorted({index.row() for index in view.selectionModel().selectedIndexes() if not index.parent().isValid()})
 
 
 def as_tsv(view: QAbstractItemView, rows: list[int]) -> str:
-    """Return the titles and the cells of `rows`, with the visible columns in their visual order."""
+    """Return the column titles and the cells of `rows` as text, with the visible columns in their visual order."""
     model, columns = view.model(), _columns(view)
     title = Qt.Orientation.Horizontal
     lines = [[_clean(model.headerData(column, title, _DISPLAY)) for column in columns]] if _header(view) else []

@@ -44,7 +44,7 @@ class Theme:
     series: tuple[str, ...]
     """Eight curve colours based on those of Okabe and Ito.
 
-    Colour-blind users can distinguish those of the safe palette.
+    Colour-blind users can distinguish the curve colours of the safe palette.
     """
     block_free: str
     block_active: str
@@ -172,14 +172,16 @@ SAFE_THEMES: Final[dict[str, Theme]] = {theme.name: theme for theme in (SAFE_DAR
 
 @lru_cache(maxsize=4096)
 def mix(first: str, second: str, share: float) -> str:
-    """Return a mixture of two colours as `#rrggbb`, with `share` (0 to 1) of `second`."""
+    """Return a mixture of two colours as `#rrggbb`, in which `second` has the fraction `share` (0 to 1)."""
     a, b = QColor(first), QColor(second)
     channels = ((a.red(), b.red()), (a.green(), b.green()), (a.blue(), b.blue()))
     return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in channels)
 
 
 def readable_on(color: str, theme: Theme) -> str:
-    """Return the colour for drawing on `color`: the base colour, or the text colour if its contrast were too low."""
+    """Return the colour for drawing on `color`: the theme's base colour, or its text colour if the contrast is
+    too low.
+    """
     light, base = sorted((_luminance(color), _luminance(theme.base)), reverse=True)
     return theme.base if (light + 0.05) / (base + 0.05) >= _MIN_SIGN_CONTRAST else theme.text
 

@@ -90,7 +90,9 @@ def seconds_box(minimum: float, maximum: float, value: float, name: str) -> Numb
 
 
 def head_row(bar: QLayout) -> QWidget:
-    """Return a widget with the layout `bar` for the top of a view. It does not keep a dock from becoming narrow."""
+    """Return a widget with the layout `bar` for the top of a view. Its minimum width does not limit the dock's
+    width.
+    """
     row = QWidget()
     row.setLayout(bar)
     vertical = QSizePolicy.Policy.Minimum if bar.hasHeightForWidth() else QSizePolicy.Policy.Fixed  # wrapping grows it
@@ -106,7 +108,7 @@ def empty_state(text: str) -> QLabel:
 
 
 def show_choices(row: QHBoxLayout, choices: Sequence[tuple[str, Callable[[], object]]]) -> None:
-    """Replace the contents of `row` by a button for each label and callback. The first is the primary button."""
+    """Replace the contents of `row` by a button for each (label, callback). The first is the primary button."""
     while (item := row.takeAt(0)) is not None:
         if (widget := item.widget()) is not None:
             widget.hide()

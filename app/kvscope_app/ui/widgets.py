@@ -36,7 +36,9 @@ class ElidedLabel(PlainLabel):
 
 
 class FittingLabel(ElidedLabel):
-    """Label that shows the longest of several texts that fits. The tooltip has the longest one if another is shown."""
+    """Label that shows the longest of several texts that fits. The tooltip has the longest text if a shorter one is
+    shown.
+    """
 
     def __init__(self, *lengths: str, parent: QWidget | None = None) -> None:
         super().__init__("", parent)
@@ -111,8 +113,8 @@ class SegmentedControl(QFrame):
             name: Accessible name.
             parent: Parent widget.
             is_collapsible: Whether the buttons may be replaced if space is short: first by buttons with less padding,
-                then
-                by one button with a menu.
+                then by
+                one button with a menu.
         """
         super().__init__(parent)
         self.setAccessibleName(name)
@@ -207,7 +209,7 @@ class SegmentedControl(QFrame):
 
     @property
     def saved_width(self) -> int:
-        """Pixels saved by the reduced padding, or 0 with normal padding."""
+        """Pixels that the reduced padding saves; 0 with normal padding."""
         return self._saved_width
 
     def _buttons_width(self) -> int:

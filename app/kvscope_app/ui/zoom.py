@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QAbstractButton, QAbstractItemView, QApplication, 
 _POINTS: Final = "points_at_100"
 _PERCENT: Final = "zoom_percent"
 _SCALE: Final = "font_scale"
-"""Property of a widget with its own font: the size of that font relative to the application's."""
+"""Qt property of a widget with its own font: the size of that font relative to the application's font."""
 _AT_100: Final = "length_at_100"
 """Prefix of the Qt property that stores a length of a widget. The length's name follows.
 
@@ -24,7 +24,7 @@ Its value is the exact length at 100 % and the rounded length that was set last.
 make them drift after a few zoom steps.
 """
 _MAX_WIDGET_SIZE: Final = (1 << 24) - 1
-"""Qt's QWIDGETSIZE_MAX: the size of a widget without a limit."""
+"""Maximum size of a widget without a size limit (Qt's QWIDGETSIZE_MAX)."""
 
 
 def zoom_of(app: QApplication) -> int:

@@ -28,7 +28,7 @@ class View(QWidget):
     """Name of the view's dock in saved layouts. It must never change."""
     refresh_hz: ClassVar[float] = 10.0
     follows_page_map: ClassVar[bool] = False
-    """Whether the view shows a new frame in the same event-loop turn as the page map, after a pause in the data."""
+    """Whether the view shows a new frame in the same event-loop pass as the page map, after a pause in the data."""
 
     done = Signal(str, object, object)
     """Emitted after an undoable action, with a description ("deleting the chat") and functions that undo and redo it.
@@ -39,7 +39,7 @@ class View(QWidget):
         self.session = session
         self.theme: Theme = DARK
         self.closing_message = ""
-        """Message that `shut_down` leaves for the user, to be shown when the view is gone. "": none."""
+        """Message that `shut_down` leaves for the user, to be shown when the view is gone; empty if there is none."""
         self.setObjectName(self.object_name)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)  # the stylesheet's background is painted
         self.setAccessibleName(self.title)
@@ -62,7 +62,7 @@ class View(QWidget):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether `draw_all` can draw everything. While data is being loaded, exporting a picture waits."""
+        """Whether `draw_all` can draw everything. Exporting a picture waits while data is being loaded."""
         return True
 
     def show_range(self, begin_ns: int, end_ns: int) -> None:

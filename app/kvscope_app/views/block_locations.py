@@ -1,4 +1,4 @@
-"""Locations of ledger rows (a block of the pool, a slot of a lower tier) and names of KV groups. Imports no Qt.
+"""Locations of ledger rows (blocks of the pool, slots of a lower tier) and names of KV groups. Imports no Qt.
 
 The ledger has the pool's rows first, then those of host memory, of the disk, and of recurrent states. Displayed numbers
 count the rows of each tier from 0.
@@ -28,7 +28,7 @@ class BlockLocation:
     slot: int = -1
     """Slot of an engine that divides its cache into slots (llama.cpp), else -1.
 
-    `tokens` is then the range of the slot's tokens in the row, first and last.
+    For such an engine, `tokens` is the first and last token of the slot in the row.
     """
     tokens: tuple[int, int] = (0, 0)
 
@@ -41,12 +41,12 @@ class BlockLocation:
 
     @property
     def short(self) -> str:
-        """Name for a small cell, such as `7` or `H12`."""
+        """Name for a small cell of the page map, such as `7` or `H12`."""
         return f"{TIER_STYLES[self.tier].letter}{self.number}"
 
 
 def section_sizes(cache: CacheInfo) -> dict[Tier, int]:
-    """Return the number of rows of each tier that the engine has, in the ledger's order."""
+    """Return the number of ledger rows of each tier that the engine has, in the ledger's order."""
     return {tier: len(rows) for tier, rows in cache.rows_by_tier.present.items()}
 
 
@@ -66,7 +66,7 @@ _GROUP_KINDS: Final = {
 
 
 def group_name(group: KVGroup) -> str:
-    """Return text such as `sliding window of 128, 5 layers`."""
+    """Return a description such as `sliding window of 128, 5 layers`."""
     text = _GROUP_KINDS.get(group.kind, group.kind)
     text += f" of {count(group.window)}" if group.window else ""
     text += f", {plural(group.num_layers, 'layer')}" if group.num_layers else ""
@@ -75,10 +75,9 @@ def group_name(group: KVGroup) -> str:
 
 
 def map_sections(cache: CacheInfo) -> tuple[int, ...]:
-    """Return the number of rows of each section of the page map: slots if there are 2 to 16 and no lower tiers, else
-    tiers.
+    """Return the number of rows of each section of the page map; empty if the map has a single section.
 
-    Empty if the map has a single section.
+    The sections are slots if there are 2 to 16 and no lower tiers, otherwise tiers.
     """
     sizes = tuple(section_sizes(cache).values())
     num_slots = cache.num_blocks // cache.slot_blocks if cache.slot_blocks else 0
@@ -88,7 +87,7 @@ def map_sections(cache: CacheInfo) -> tuple[int, ...]:
 
 
 def locate_block(cache: CacheInfo, row: int) -> BlockLocation:
-    """Return the location of ledger row `row`, at least 0.
+    """Return the location of ledger row `row` (at least 0).
 
     Rows past `cache.num_rows` belong to a tier of a later protocol version.
     """
@@ -110,7 +109,7 @@ def tier_title(tier: Tier, device: DeviceInfo) -> str:
 
 
 def is_swapped_out(mirror: Mirror, number: int) -> bool:
-    """Whether request `number` is preempted with blocks in a lower tier."""
+    """Whether request `number` is preempted and has blocks in a lower tier."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.requests.state[row] != RequestState.PREEMPTED:
         return False
@@ -118,7 +117,7 @@ def is_swapped_out(mirror: Mirror, number: int) -> bool:
 
 
 def tier_counts_text(num_by_tier: dict[Tier, int], noun: str = "block") -> str:
-    """Return text such as `62 blocks in host memory, 3 on disk`. Blocks of the pool and states are not counted."""
+    """Return a text such as `62 blocks in host memory, 3 on disk`. Blocks of the pool and states are not counted."""
     lower = [(number, where) for tier, number in num_by_tier.items() if number and (where := TIER_STYLES[tier].where)]
     texts = [f"{count(number)} {where}" for number, where in lower]
     return ", ".join([f"{plural(lower[0][0], noun)} {lower[0][1]}", *texts[1:]]) if lower else ""

@@ -15,12 +15,12 @@ _OWN_ENGINE_NAMES: Final = {"kvscope": "This engine", "devices": "This address"}
 DEVICES_ALONE: Final = (
     "This address reports GPUs, memory and cores only (see Devices).\nFor a KV cache, use File ▸ Attach to an engine."
 )
-"""Text in the middle of a window if the address has devices but no KV cache."""
+"""Message in the middle of a window if the address has devices but no KV cache."""
 SLOTS: Final = "cell positions are assigned by kvscope, not by the server"
 
 
 def engine_name(capabilities: Capabilities) -> str:
-    """Return the engine's name to start a sentence with, such as "vLLM" or "This engine"."""
+    """Return the engine's name for the start of a sentence, such as "vLLM" or "This engine"."""
     return _OWN_ENGINE_NAMES.get(capabilities.engine) or external.engine_name(capabilities.engine)
 
 
@@ -34,7 +34,7 @@ def plugin_hint(capabilities: Capabilities) -> str:
 
 
 def why_no_addresses(capabilities: Capabilities) -> str:
-    """Return why the order of rows is not their order in memory."""
+    """Return why the order of rows on the page map is not their order in memory."""
     if capabilities.physical_rows:
         return ""
     return (
@@ -51,7 +51,7 @@ def why_no_requests(capabilities: Capabilities) -> str:
 
 
 def why_not_measured(rule: Rule, capabilities: Capabilities) -> str:
-    """Return why an alarm by `rule` can never fire."""
+    """Return why an alarm by `rule` can never be raised."""
     names = unreported_figures(rule, capabilities)
     return f"{engine_name(capabilities)} does not report {', '.join(names)}" if names else ""
 

@@ -18,20 +18,20 @@ Area = Literal["left", "right", "bottom"]
 @dataclass(frozen=True, slots=True)
 class DockSpec:
     name: str
-    """The view's `object_name`, used in layouts and settings. It must never change."""
+    """Name of the view (`View.object_name`), used in layouts and settings. It must never change."""
     title: str
     folder: str
     """Folder in `views/`. The view's module is `<folder>_view` in that folder."""
     cls: str
     area: Area
     size: int
-    """Default width at the sides, or height at the bottom, in pixels, of a large window."""
+    """Default width at the sides, or default height at the bottom, in pixels, in a large window."""
     icon: str
     behind: str = ""
-    """Name of the dock behind which this one is a tab by default; "": it has its own area."""
+    """Name of the dock behind which this dock is a tab by default; empty if it has its own area."""
     is_open: bool = True
     pictures: Literal["", "still", "video"] = ""
-    """Pictures that `kvscope export` can make of the view: none, stills only, or also videos."""
+    """Pictures that `kvscope export` can make of the view: none, only still pictures, or also videos."""
     is_on_time: bool = False
 
     @property

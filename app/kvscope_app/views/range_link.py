@@ -26,7 +26,7 @@ class RangeLink(QObject):
         show_span: Callable[[TimeSpan], None],
         show_default: Callable[[], None],
     ) -> None:
-        """Create the link. `show_span` zooms the view, `show_default` ends its zoom."""
+        """Create the link. `show_span` zooms the view to a range, `show_default` ends its zoom."""
         super().__init__(parent)
         self._shared_zoom = shared_zoom
         self._show_span = show_span
@@ -50,7 +50,7 @@ class RangeLink(QObject):
                 self._on_changed()
 
     def choose(self, span: TimeSpan | None) -> None:
-        """Zoom all linked views to the range that the user chose in this view; None: end their zoom."""
+        """Zoom all linked views to the range that the user chose in this view; None ends their zoom."""
         if not self.is_linked:
             return
         self._is_choosing = True

@@ -25,26 +25,32 @@ from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.source import Update
 
 _FAST_HZ: Final = 50.0
-"""Views with at least this rate are refreshed on every update, the others in turn between updates."""
+"""Views with at least this refresh rate are refreshed on every update, all others one after another between updates."""
 _GRACE_NS: Final = 8_000_000
 _FAST_GRACE_NS: Final = 12_000_000
-"""Time by which a view may be refreshed earlier than its rate allows.
+"""Nanoseconds by which a view may be refreshed earlier than its rate allows.
 
-Updates are 16 ms apart. After a late update, the next one is closer, and waiting would make the view miss a frame.
+Updates are 16 ms apart. After a late update, the next one follows sooner, and without this tolerance the view would
+miss a frame.
 """
 _TURN_MS: Final = 8
 _MIN_GAP_NS: Final = 2_000_000
-"""A turn sooner than this after an update is postponed once, because Qt runs overdue timers in succession."""
+"""Minimum time in ns between an update and the next turn. An earlier turn is postponed once, because Qt runs overdue
+timers in succession.
+"""
 _PAUSE_FACTOR: Final = 3
-"""Pause after refreshing a slow view, as a multiple of its duration: slow views take at most a quarter of the time."""
+"""Pause after refreshing a slow view, as a multiple of the refresh's duration, so that slow views use at most a quarter
+of the time.
+"""
 _MAX_PAUSE_NS: Final = 500_000_000
 _SINGLE_UPDATE_NS: Final = 100_000_000
-"""An update after a pause of this length is shown by views with `follows_page_map` together with the page map.
+"""Minimum pause in ns before an update after which views with `follows_page_map` show the update together with the page
+map.
 
 With a slow or stepped engine, all views then show the same state.
 """
 _CURVES_SETTLED_NS: Final = 8_000_000_000
-"""If no data arrived for this long, heartbeats refresh the views only every `_IDLE_INTERVAL_NS`."""
+"""Time in ns without new data after which heartbeats refresh the views only every `_IDLE_INTERVAL_NS`."""
 _IDLE_INTERVAL_NS: Final = 3_000_000_000
 
 
@@ -88,7 +94,7 @@ class Refresher(QObject):
         self._refresh_fast()
 
     def run(self) -> None:
-        """Refresh the fast views that are due or, if it has waited longer, one slow view."""
+        """Refresh the fast views that are due, or one slow view if it has waited longer than they have."""
         self._is_postponed = not self._is_postponed and time.monotonic_ns() - self._updated_ns < _MIN_GAP_NS
         if self._is_postponed:
             self._slow_timer.start(math.ceil(_MIN_GAP_NS / 1e6))
@@ -129,8 +135,8 @@ class Refresher(QObject):
     def _waits(self, views: Iterable[View]) -> dict[View, float]:
         """Return the ns until each visible view may be refreshed.
 
-        Other views are skipped until the next update, or until they become visible, because checking their visibility
-        takes longer than most refreshes.
+        Hidden views are skipped until the next update, or until they become visible, because checking a view's
+        visibility takes longer than most refreshes.
         """
         now_ns = time.monotonic_ns()
         visible = [view for view in views if is_on_screen(view)]

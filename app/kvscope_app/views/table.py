@@ -22,14 +22,14 @@ _SAMPLE_PADDING: Final = 26
 
 @dataclass(frozen=True, slots=True)
 class TableColumn(Generic[_P]):
-    """Column of a table. `text` returns a cell's text from the model's data of a row."""
+    """Column of a table. `text` returns a cell's text for the given row data."""
 
     title: str
     text: Callable[_P, str]
     tip: str = ""
     is_number: bool = False
     sample: str = ""
-    """Widest usual text, from which the column's width is computed."""
+    """Widest usual cell text, from which the column's width is computed."""
 
 
 @dataclass(frozen=True, slots=True)

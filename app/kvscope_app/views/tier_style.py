@@ -15,21 +15,21 @@ from kvscope_telemetry.ledger import Tier
 @dataclass(frozen=True, slots=True)
 class TierStyle:
     noun: str
-    """Noun for a row, such as `Host block`."""
+    """Noun for a block or recurrent state in the tier, such as `Host block`."""
     letter: str
-    """Letter before a row's number in the tier, such as `H` in `H12`."""
+    """Letter before a block's number in the tier, such as `H` in `H12`."""
     memory: str
-    """Memory in which the rows are, such as `host memory`."""
+    """Memory that stores the tier's blocks, such as `host memory`."""
     title: str = ""
     """Name of the tier; "" for the pool, whose name depends on the device, and for an unknown tier."""
     where: str = ""
-    """Location of the tier's blocks in a sentence, such as `in host memory`; "" if it is not mentioned."""
+    """Location of the tier's blocks as part of a sentence, such as `in host memory`; "" if texts do not mention it."""
     word: str = ""
-    """Name in legends and cells, such as `host`; "" for recurrent states on the device."""
+    """Short name in legends and cells, such as `host`; "" for recurrent states on the device."""
     search_words: tuple[str, ...] = ()
-    """Words that precede the number of a row of this tier in a search."""
+    """Words that the user can type before a block number of this tier in a search."""
     color: str = ""
-    """Name of the theme colour of rows in use by requests; "" if the colour depends on a row's state."""
+    """Name of the theme colour of blocks in use by requests; "" if the colour depends on a block's state."""
 
 
 TIER_STYLES: Final = {
@@ -53,7 +53,7 @@ TIER_STYLES: Final = {
 
 
 def tier_color(tier: Tier, theme: Theme) -> str:
-    """Return the colour, `#rrggbb`, of a lower tier's rows that are in use by requests."""
+    """Return the colour, `#rrggbb`, of a lower tier's blocks that are in use by requests."""
     return str(getattr(theme, TIER_STYLES[tier].color))
 
 

@@ -15,13 +15,15 @@ class TimeNavigator:
         self._pending: tuple[int, int] | None = None
 
     def choose(self, time_ns: int, epoch: int = 0, number: int = 0) -> None:
-        """Go to `time_ns`, and select request `number` of `epoch` as soon as that epoch is shown. 0: no request."""
+        """Go to `time_ns`, and select request `number` of `epoch` once that epoch is shown. `number` 0 means no
+        request.
+        """
         self._pending = (epoch, number) if number else None
         self._session.timeline.go_to(time_ns)
         self.select_pending()
 
     def show_event(self, timed: TimedEvent) -> None:
-        """Go to the state after an event. The session selects the event's request."""
+        """Go to the state after event `timed`. The session selects the event's request."""
         self._pending = None
         self._session.timeline.show_event(timed)
 
@@ -33,7 +35,6 @@ class TimeNavigator:
 
     @property
     def selected(self) -> tuple[int, int] | None:
-        """(epoch, number) of the selected request, or None."""
         session = self._session
         if session.selection.request is None or session.mirror.epoch is None:
             return None

@@ -12,7 +12,7 @@ from PySide6.QtCore import QPoint, QRect, QSize
 from PySide6.QtWidgets import QWidget
 
 _MIN_SIZE: Final = QSize(1, 1)
-"""Assumed minimum size. A widget that has no size yet already has a position."""
+"""Size assumed for a widget that has a position but no size yet."""
 
 
 def is_on_screen(widget: QWidget) -> bool:

@@ -1,1 +1,1 @@
-"""The main window and its parts except the views: menus, docks, bars and dialogs."""
+"""The main window without its views: menus, docks, bars and dialogs."""

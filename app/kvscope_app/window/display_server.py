@@ -16,9 +16,9 @@ from typing import Final
 from kvscope_telemetry.errors import KvscopeError
 
 _CONNECT_TIMEOUT_S: Final = 2.0
-"""Maximum wait for a Wayland compositor."""
+"""Maximum wait in seconds for a connection to a Wayland compositor."""
 _MIN_COLOR_DEPTH: Final = 15
-"""Bits per pixel. Qt crashes when it paints on an X screen with 8."""
+"""Minimum bits per pixel of an X screen. Qt crashes when it paints on a screen with 8."""
 _ROOT_DEPTH_OFFSET: Final = 38
 """Byte offset of `root_depth` in `xcb_screen_t`: after five 32-bit fields, six 16-bit fields, the visual ID and two
 bytes.
@@ -26,7 +26,7 @@ bytes.
 
 
 def is_display_named(environment: Mapping[str, str]) -> bool:
-    """Whether the environment names a display, or a platform that needs none."""
+    """Whether the environment names a display, or a Qt platform that needs no display."""
     return any(platform != "xcb" or environment.get("DISPLAY") for platform in _platforms(environment))
 
 
@@ -42,7 +42,7 @@ def require_display(environment: Mapping[str, str]) -> None:
 
 
 def _platforms(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the platform plugins that Qt tries, in its order."""
+    """Return the names of the platform plugins that Qt tries, in the order in which it tries them."""
     from_variable = [name.partition(":")[0] for name in environment.get("QT_QPA_PLATFORM", "").split(";") if name]
     if from_variable:
         return from_variable
@@ -60,7 +60,7 @@ def _platform_failure(platform: str, environment: Mapping[str, str]) -> str:
 
 
 def _plugins() -> list[str]:
-    """Return the names of PySide6's platform plugins, without importing PySide6."""
+    """Return the names of the platform plugins in PySide6's folder, without importing PySide6."""
     spec = importlib.util.find_spec("PySide6")
     folders = [] if spec is None else spec.submodule_search_locations or []
     files = [file for folder in folders for file in Path(folder).glob("**/plugins/platforms/*q*")]
@@ -115,7 +115,9 @@ def require_sound_qt() -> None:
 
 
 def missing_library(message: str) -> str:
-    """Return a one-line message for an import or loader error, with the package that has the library if known."""
+    """Return a one-line message for an import or loader error. It names the Debian package that contains the missing
+    library, if known.
+    """
     match = re.search(r"(lib[\w.+-]+\.so(?:\.\d+)*): cannot open shared object file", message)
     if match is None:
         return f"Qt cannot be loaded: {message}"
@@ -162,6 +164,6 @@ def _x_failure(display: str) -> str:
 
 
 class _ScreenIterator(ctypes.Structure):
-    """`xcb_screen_iterator_t`"""
+    """ctypes mirror of `xcb_screen_iterator_t`."""
 
     _fields_ = (("data", ctypes.c_void_p), ("rem", ctypes.c_int), ("index", ctypes.c_int))

@@ -15,7 +15,7 @@ from kvscope_app.ui.zoom import scaled
 
 
 class DockTitle(QWidget):
-    """Title bar with the name and buttons to float and close.
+    """Title bar with the name of the dock and buttons to float and close it.
 
     Qt handles double click (float) and dragging (move).
     """

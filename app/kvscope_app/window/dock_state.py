@@ -38,7 +38,7 @@ AREAS: Final = {"left": _LEFT, "right": _RIGHT, "bottom": _BOTTOM}
 
 
 def prepare(window: QMainWindow) -> None:
-    """Set the dock options and which areas occupy the corners."""
+    """Set the dock options, and which dock areas extend into the window's corners."""
     window.setDockOptions(QMainWindow.DockOption.AllowNestedDocks | QMainWindow.DockOption.AllowTabbedDocks)
     window.setCorner(Qt.Corner.BottomLeftCorner, _LEFT)  # the console is as high as the window
     window.setCorner(Qt.Corner.BottomRightCorner, _BOTTOM)  # timeline and requests are wide
@@ -47,9 +47,9 @@ def prepare(window: QMainWindow) -> None:
 def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
     """Arrange the docks by default for the window's size.
 
-    Charts are to the right of the page map. Timeline and requests are below both, the requests at the bottom. In a low
-    window, timeline and requests are tabs of one dock area. In a small window all docks but the left ones are tabs at
-    the right, in a narrow one all docks.
+    Charts are to the right of the page map. Timeline and requests are below the map and the charts, the requests at the
+    bottom. In a low window, timeline and requests are tabs of one dock area. In a small window all docks except the
+    left ones are tabs at the right, in a narrow window all docks are.
     """
     size = window.size()
     for spec in DOCKS:  # hidden while they move, because the window would grow: side by side they need more space
@@ -87,7 +87,9 @@ def apply_default_sizes(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
 
 
 def default_length(spec: DockSpec, window: QMainWindow) -> int:
-    """Return the dock's default width or height in pixels. In a small window, docks and page map shrink alike."""
+    """Return the dock's default width or height in pixels. In a small window, docks and page map shrink by the same
+    factor.
+    """
     is_below = spec.area == "bottom"
     share = window.height() / DEFAULT_SIZE.height() if is_below else window.width() / DEFAULT_SIZE.width()
     return round(spec.size * min(max(share, _MIN_SHARE), 1.0))
@@ -98,7 +100,7 @@ def _is_small(window: QMainWindow) -> bool:
 
 
 def _is_narrow(window: QMainWindow) -> bool:
-    """Whether docks on both sides of the page map would need more width than the window has."""
+    """Whether the window is too narrow for docks on both sides of the page map."""
     return window.width() < scaled(700)
 
 
@@ -156,7 +158,7 @@ def has_geometry(settings: QSettings, group: str) -> bool:
 
 
 def cascade(window: QMainWindow, others: Sequence[QMainWindow], has_saved_geometry: bool) -> None:
-    """Move the window, in steps, until it covers none of `others` exactly.
+    """Move the window step by step until it covers none of `others` exactly.
 
     Without a saved geometry, first give it the size of the last window in `others` and a position next to it.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kvscope_app.views.refresher import Refresher
 
 _FIRST_VIEW_MS: Final = 40
-"""Delay after the window is shown, so that it paints first."""
+"""Delay in ms from showing the window to loading the first view, so that the window paints first."""
 
 
 class DockedViews(QObject):
@@ -40,7 +40,7 @@ class DockedViews(QObject):
     all_loaded = Signal()
     _next_view = Signal()
     _last_view = Signal()
-    """Queued signals to this object, delivered in the next turn of the event loop.
+    """Queued signals from this object to itself, delivered in the next turn of the event loop.
 
     A `QTimer.singleShot` of 0 ms is not used, because its callback is never released if the window closes first.
     """
@@ -95,7 +95,9 @@ class DockedViews(QObject):
                 focus_next(dock.window(), forward=True)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Apply the theme to docks and visible views now, and to hidden views later."""
+        """Apply the theme immediately to docks and visible views, and to hidden views after the visible ones were
+        painted.
+        """
         for dock in self.docks.values():
             dock.apply_theme(theme)
         for view in self.views.values():
@@ -105,7 +107,7 @@ class DockedViews(QObject):
                 self._themes.call_later(partial(_apply_late, view, theme))
 
     def close(self) -> str:
-        """Stop loading views, save the choices made in the loaded ones, and close them.
+        """Stop loading views, save the user's choices in the loaded views, and close them.
 
         Returns messages that the user must still read although the views are closed.
         """

@@ -20,7 +20,9 @@ _NOTICE_MS: Final = 4000
 
 
 def edit_actions(window: WindowBody) -> list[ActionSpec]:
-    """Return the actions in menu order. Undo and Redo name the change, and are enabled only if there is one."""
+    """Return the actions in menu order. Undo and Redo name the change to be undone or redone, and are enabled only if
+    there is one.
+    """
     return [
         ActionSpec(
             "undo",
@@ -53,7 +55,9 @@ def edit_actions(window: WindowBody) -> list[ActionSpec]:
 
 
 def _copy_rows(window: WindowBody, *, is_whole: bool) -> None:
-    """Copy rows of the focused table, or the selected text of a focused text field."""
+    """Copy the selected text of a focused text field, or rows of the focused table: all rows if `is_whole`, otherwise
+    the selected ones.
+    """
     focus = QApplication.focusWidget()
     if isinstance(focus, QLineEdit | QTextEdit | QPlainTextEdit):
         focus.copy()

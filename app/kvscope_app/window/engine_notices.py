@@ -117,7 +117,7 @@ class EngineNotices(QObject):
             banner.hide()
 
     def _show_connecting(self, reason: str) -> None:
-        """Show the reason why connecting fails so far, with the choices to change the address or to cancel."""
+        """Show why connecting has failed so far, and offer to change the address or to cancel."""
         if reason == self._connecting_reason:
             return
         self._connecting_reason = reason
@@ -133,7 +133,6 @@ class EngineNotices(QObject):
         self._window.close()
 
     def _change_address(self) -> None:
-        """Ask for another address. This window closes once one was entered."""
         window = self._window
 
         def attach(address: Address) -> None:
@@ -144,7 +143,6 @@ class EngineNotices(QObject):
         AttachDialog(window, attach, address_text=window.session.source.name).show()
 
     def _is_message_outdated(self, message: str) -> bool:
-        """Whether the banner's message no longer applies, now that the engine is live."""
         has_reconnected = self._supervisor is None and self._has_ended
         return has_reconnected or message.startswith("The engine is stuck")
 

@@ -39,11 +39,11 @@ from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.printable import print_line, print_text
 
 MAX_ERRORS: Final = 20
-"""Maximum number of distinct errors stored. Further ones are only counted."""
+"""Maximum number of distinct errors stored. Further distinct errors are only counted."""
 _MAX_MESSAGE: Final = 200
 _MAX_QT_MESSAGES: Final = 20
 _RETRY_MS: Final = 1_000
-"""Interval for retrying to show an error while no window is open."""
+"""Milliseconds between attempts to show an error while no window is open."""
 _VIEW_TITLES: Final = {"page_map": "Page map", "chart": "a chart"}
 _FEATURES: Final = {
     "recording": "Recording",
@@ -58,14 +58,16 @@ _FEATURES: Final = {
     "debugger": "the step debugger",
     "engine_launcher": "the start of the engine",
 }
-"""Packages other than views, with their names in the strip."""
+"""Packages other than views that can raise errors, with the names shown for them in the error strip."""
 _QUOTED_PATTERN: Final = re.compile(r"""['"](?:.*['"]|.*$)""")
-"""Matches from the first quote character to the last, because quoted text may contain quotes or be truncated."""
+"""Matches the quoted part of an error message: from the first quote character to the last, because quoted text may
+contain quotes or be truncated.
+"""
 _BUILTIN_EXCEPTIONS: Final = (
     *(AttributeError, IndexError, KeyError, NameError, OverflowError, RecursionError, RuntimeError, TypeError),
     *(UnboundLocalError, ValueError, ZeroDivisionError),
 )
-"""Exceptions raised by Python and extensions themselves, with messages that quote values."""
+"""Exceptions that Python and extensions raise themselves, with messages that quote values."""
 _RAISE_PATTERN: Final = re.compile(r"\braise\b")
 _OUR_PACKAGES: Final = ("kvscope_app", "kvscope_telemetry", "site-packages")
 _SEVERE: Final = (QtMsgType.QtCriticalMsg, QtMsgType.QtFatalMsg)
@@ -76,15 +78,17 @@ class InternalError:
     kind: str
     """Name of the exception class, or "Qt"."""
     feature: str
-    """Title of the view or feature in which it was raised; empty if unknown."""
+    """Title of the view or feature that raised the error; empty if unknown."""
     trace: str
     action: str = ""
-    """Text of the action that the user chose; empty if the error was raised elsewhere."""
+    """Text of the action that the user chose; "" if the error was raised outside an action."""
     count: int = 0
 
     @property
     def summary(self) -> str:
-        """Kind, location and, if Python wrote it, message: `TypeError in open (app/files.py:27): message`."""
+        """Kind, location and, if Python wrote it, message of the error: `TypeError in open (app/files.py:27):
+        message`.
+        """
         *frames, last = self.trace.splitlines()
         kind, _, message = last.partition(": ")
         location = re.match(r"  (.+:\d+) in ([^:]+): ", frames[-1]) if frames else None
@@ -101,7 +105,7 @@ class InternalErrors(QObject):
     def __init__(self, *, debug: bool = False, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.num_more = 0
-        """Number of errors that occurred after `MAX_ERRORS` distinct ones."""
+        """Number of errors not stored because `MAX_ERRORS` distinct errors had already occurred."""
         self.newest: InternalError | None = None
         self._debug = debug
         self._errors: dict[str, InternalError] = {}
@@ -118,9 +122,9 @@ class InternalErrors(QObject):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Install the hooks within the context.
+        """Install the exception hooks within the context.
 
-        Previous hooks are also called, except Python's own.
+        Previous hooks are also called, except Python's default ones.
         """
         previous = sys.excepthook, threading.excepthook, sys.unraisablehook
         sys.excepthook = self._exception_hook(previous[0], sys.__excepthook__)
@@ -190,7 +194,9 @@ class InternalErrors(QObject):
             self._qt_before(kind, context, text)
 
     def _count(self, kind: str, feature: str, trace: str, action: str = "") -> int:
-        """Count an occurrence. Returns the number of occurrences; 0 if the error is not stored (`MAX_ERRORS`)."""
+        """Count an occurrence of an error. Returns its number of occurrences, or 0 if it is not stored because of
+        `MAX_ERRORS`.
+        """
         with self._lock:
             error = self._errors.get(trace)
             if error is None and len(self._errors) >= MAX_ERRORS:
@@ -234,7 +240,7 @@ class ErrorNotices(QObject):
         super().__init__(parent)
         self.errors = errors
         self.strip: Banner | None = None
-        """None before the first error, and after the strip's window was closed."""
+        """Banner that shows the errors; None before the first error, and after the banner's window was closed."""
         self._themes = themes
         self._reported_errors: set[str] = set()
         self._retry_timer = QTimer(self, singleShot=True, interval=_RETRY_MS)
@@ -308,7 +314,7 @@ def _action_of(error: BaseException | None) -> str:
 
 
 def _feature_of(exception: traceback.TracebackException) -> str:
-    """Return the title of the view or feature with the innermost call, or ""."""
+    """Return the title of the view or feature that made the innermost call in the traceback, or "" if unknown."""
     titles = {spec.folder: spec.title for spec in DOCKS} | _VIEW_TITLES
     for frame in reversed(exception.stack):
         parts = PurePath(frame.filename).parts
@@ -323,7 +329,9 @@ def _feature_of(exception: traceback.TracebackException) -> str:
 
 
 def _traceback_lines(exception: traceback.TracebackException) -> Iterator[str]:
-    """Yield the lines of the traceback, its causes first. File paths are relative to the package."""
+    """Yield the lines of the traceback, starting with those of the exception's causes. File paths are relative to the
+    package.
+    """
     cause = exception.__cause__ or (None if exception.__suppress_context__ else exception.__context__)
     if cause is not None:
         yield from _traceback_lines(cause)
@@ -342,12 +350,11 @@ def _is_message_by_python(exception: traceback.TracebackException) -> bool:
 
 
 def _short_path(path: str) -> str:
-    """Return the path without the user's home folder."""
     parts = PurePath(path).parts
     start = next((parts.index(name) for name in _OUR_PACKAGES if name in parts), len(parts) - 1)
     return "/".join(parts[start:])
 
 
 def _masked(message: str) -> str:
-    """Return the first line without its quoted parts, which may be user text."""
+    """Return the first line of `message` without its quoted parts, which may be user text."""
     return _QUOTED_PATTERN.sub("'…'", message.partition("\n")[0])[:_MAX_MESSAGE]

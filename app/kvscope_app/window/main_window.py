@@ -51,7 +51,7 @@ class MainWindow(WindowBody):
     """Main window of one session. `supervisor` is None unless kvscope started the engine."""
 
     views_loaded = Signal()
-    """Emitted when all docked views are loaded, which happens after the first paint."""
+    """Emitted when all docked views are loaded, some time after the first paint."""
 
     def __init__(
         self,
@@ -62,7 +62,9 @@ class MainWindow(WindowBody):
         openers: Openers = NO_OPENERS,
         slot: int = 1,
     ) -> None:
-        """`slot` is the window's number among the open windows of its kind, from 1; each slot has its own geometry."""
+        """Create the window. `slot` is its number among the open windows of its kind, from 1; each slot has its own
+        geometry.
+        """
         super().__init__(session, themes, settings, supervisor, openers)
         self.slot = slot
         self.closing_message = ""
@@ -160,7 +162,6 @@ class MainWindow(WindowBody):
     # private
 
     def _connect_refreshes(self) -> None:
-        """Refresh the actions whenever anything that they depend on changes."""
         session, timeline = self.session, self.session.timeline
         for signal in (
             *(session.status_changed, timeline.paused_changed, timeline.epoch_changed, session.selection.changed),
@@ -180,7 +181,6 @@ class MainWindow(WindowBody):
             self._update_console()
 
     def _update_console(self) -> None:
-        """Close or reopen the console when the engine's support of prompts becomes known or changes."""
         session = self.session
         if session.timeline.is_file or session.live_mirror.hello is None:
             return
@@ -220,14 +220,18 @@ class MainWindow(WindowBody):
         return bar
 
     def _build_paused_bar(self) -> PausedBar:
-        """Create the bar of the paused engine, below the other strips because it stays longest."""
+        """Create the bar that shows that the engine is paused. It is below the other strips because it is shown
+        longest.
+        """
         labels = (("Step", "step"), (f"Step {NUM_STEPS}", "step_more"), ("Resume", "resume"))
         bar = PausedBar(self.debugger, tuple((label, self.actions_by_name[name]) for label, name in labels))
         self.strips.add(bar)
         return bar
 
     def _restore_layout(self) -> tuple[bool, bool]:
-        """Return whether a saved layout was restored, and whether a geometry is saved."""
+        """Arrange the window by default, then restore the saved layout and geometry, if any. Returns whether a layout
+        was restored, and whether a geometry is saved.
+        """
         resize_to_default(self)
         self.reset_layout()
         self._dock_lengths.restore(self.settings, self._settings_group)
@@ -240,7 +244,7 @@ class MainWindow(WindowBody):
         return window_group(window_kind(self.session), self.slot)
 
     def _restore_sizes(self) -> None:
-        """Restore the dock sizes, because a loaded view brings its own size hints."""
+        """Restore the dock sizes, because a loaded view changes the size hints of its dock."""
         if self._has_own_layout:
             dock_state.restore_docks(self, self.settings, self._settings_group)
         else:
@@ -278,5 +282,5 @@ class MainWindow(WindowBody):
 
 
 def window_kind(session: Session) -> str:
-    """Return the kind of the window, `window` or `playback`, which have separate layouts."""
+    """Return the kind of the window, `window` or `playback`. The kinds have separate layouts."""
     return "playback" if session.timeline.is_file else "window"

@@ -1,4 +1,6 @@
-"""Buttons at the right end of the menu bar, and the state of the window: live, paused, playback, or engine paused."""
+"""Widget at the right end of the menu bar: buttons, and the state of the window (live, paused, playback, or engine
+paused).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from kvscope_telemetry.source import SourceState
 
 _REFRESH_MS: Final = 100
 _SLOW_REFRESH_MS: Final = 1000
-"""Refresh interval of the delay once it is shown for longer than `_MAX_TENTHS_S`."""
+"""Interval in ms at which the displayed delay is refreshed once it is longer than `_MAX_TENTHS_S`."""
 _MAX_TENTHS_S: Final = 10.0
 _SPACING: Final = 2
 _RIGHT_MARGIN: Final = 8
@@ -24,7 +26,9 @@ _RIGHT_MARGIN: Final = 8
 
 class MenuBarCorner(QWidget):
     _bar: QMenuBar | None = None
-    """Menu bar; a class attribute, because Qt asks for sizes before the constructor has finished."""
+    """Menu bar that contains this widget. It is a class attribute because Qt asks for sizes before the constructor has
+    finished.
+    """
 
     def __init__(self, session: Session, live: QAction | None, buttons: list[QAction], parent: QWidget) -> None:
         super().__init__(parent)
@@ -63,7 +67,7 @@ class MenuBarCorner(QWidget):
         session.status_changed.connect(self.refresh)
 
     def attach_to(self, bar: QMenuBar) -> None:
-        """Place this widget at the end of `bar`, with less priority than its menus."""
+        """Put this widget at the right end of `bar`. If space is short, the bar's menus have priority."""
         self._bar = bar
         bar.setCornerWidget(self, Qt.Corner.TopRightCorner)
         bar.installEventFilter(self)
@@ -101,10 +105,10 @@ class MenuBarCorner(QWidget):
             self._show_state("", self._theme.muted)
 
     def _hide_what_does_not_fit(self) -> None:
-        """Move the buttons into a menu and shorten the state if the menu bar's menus need the space.
+        """Move the buttons into a menu and shorten the state text if the menu bar's menus need the space.
 
-        If that is still too wide, the state is hidden, which the status bar shows as well. Then the menu is hidden,
-        which has only actions of the menu bar.
+        If that is still too wide, first the state is hidden, which the status bar shows as well, then the menu, which
+        has only actions of the menu bar.
         """
         if self._bar is None:
             return
@@ -136,7 +140,7 @@ class MenuBarCorner(QWidget):
         self._bar.setCornerWidget(self, Qt.Corner.TopRightCorner)  # Qt does not follow when the corner widget grows
 
     def _state_width(self, is_narrow: bool = False) -> int:
-        """Return the width of the longest text, so that a changing text moves no other widget."""
+        """Return the width of the longest state text, so that a changing text moves no other widget."""
         bold = self.font()
         bold.setWeight(QFont.Weight.Bold)
         return QFontMetrics(bold).horizontalAdvance("ENGINE PAUSED" if is_narrow else "PLAYING  88.8 s behind") + 24

@@ -23,7 +23,7 @@ class _Placeholder(Exception):
 
 
 def call_with_exception_objects(function: Callable[[], _Result]) -> _Result:
-    """Return `function()`. Each error raised in this thread meanwhile is an exception object from the start.
+    """Return `function()`. Each error raised in this thread during the call is an exception object from the start.
 
     Pass errors to `remove_placeholder` before reporting them.
     """

@@ -1,4 +1,4 @@
-"""Status bar: connection, model, step rate, latency and losses. Every colour is accompanied by text."""
+"""Status bar: connection, model, step rate, latency and lost data. Every colour is accompanied by text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 from kvscope_telemetry.source import SourceState, SourceStatus
 
 _MAX_STATE: Final = 80
-"""Maximum characters of the state with its reason, unless there is more space. The tooltip has the full text."""
+"""Maximum number of characters of the connection state with its reason, unless there is more space. The tooltip has the
+full text.
+"""
 _CHANGING_LABELS: Final = ("recording", "device", "rate", "frames", "latency", "display")
 _TIPS: Final = {
     "recording": "Click for the file and to stop recording",
@@ -54,7 +56,7 @@ _PRIORITY: Final = (
         "display",
     ),
 )
-"""Labels by importance. If space is short, the last ones are hidden first."""
+"""Names of the labels by importance. If space is short, labels at the end of this list are hidden first."""
 _LABELS_UNDER_MESSAGES: Final = ("state", "role", "model")
 """Labels that Qt hides while a message is shown."""
 _CLICKABLE_LABELS: Final = ("recording", "address")
@@ -63,11 +65,11 @@ _MAX_NAME: Final = 24
 _NOTICE_MS: Final = 6000
 _SPACING: Final = 10
 _DOT_AND_MARGINS: Final = 40
-"""Pixels for the dot and the margins at both ends of the bar."""
+"""Width in pixels of the status dot and the margins at both ends of the bar."""
 _MIN_WIDTH: Final = 240
 _MESSAGE_MARGIN: Final = 6
 _MAX_MESSAGE_SHARE: Final = 0.8
-"""Maximum share of the bar's width for a message."""
+"""Maximum share of the bar's width that a message may use."""
 
 
 class StateDot(QWidget):
@@ -96,7 +98,9 @@ class StatusBar(QStatusBar):
     recording_clicked = Signal()
 
     def __init__(self, session: Session, parent: QWidget | None = None, *, is_own: bool = False) -> None:
-        """`is_own`: whether kvscope started the engine, so that waiting for a connection is expected at first."""
+        """Create the bar. `is_own`: whether kvscope started the engine, so that waiting for a connection is expected at
+        first.
+        """
         super().__init__(parent)
         self._session, self._is_own = session, is_own
         self._theme = DARK
@@ -173,7 +177,7 @@ class StatusBar(QStatusBar):
         self._show_labels_that_fit()
 
     def _show_labels_that_fit(self) -> None:
-        """Show as many labels as fit, the most important first. A message takes precedence."""
+        """Show as many labels as fit, the most important first. A temporary message takes precedence over labels."""
         message = self.currentMessage()
         message_width = self.fontMetrics().horizontalAdvance(message) + 2 * _SPACING if message else _DOT_AND_MARGINS
         free_width = self.width() - min(message_width, round(self.width() * _MAX_MESSAGE_SHARE))
@@ -305,7 +309,9 @@ class StatusBar(QStatusBar):
 
 
 def frames_tip(status: SourceStatus) -> str:
-    """Return the tooltip of the frame count, including what was skipped because the engine is newer."""
+    """Return the tooltip of the frame count. It includes the data that was skipped because the engine has a newer
+    version.
+    """
     lines = [_TIPS["frames"]]
     if status.num_skipped:
         lines.append(
@@ -319,7 +325,9 @@ def frames_tip(status: SourceStatus) -> str:
 
 
 def _reason_suffix(status: SourceStatus, failure: str) -> str:
-    """Return a suffix with the reason of the state. `failure` is why the last update could not be applied, or ""."""
+    """Return a suffix with the reason for the connection state. `failure` is why the last update could not be applied,
+    or "".
+    """
     if status.state is SourceState.PAUSED:
         return f" {status.reason}"
     reason = status.reason or failure
@@ -327,7 +335,6 @@ def _reason_suffix(status: SourceStatus, failure: str) -> str:
 
 
 def _shortened_name(name: str) -> str:
-    """Return `name`, with its middle replaced by an ellipsis if it is long."""
     half = (_MAX_NAME - 1) // 2
     return name if len(name) <= _MAX_NAME else f"{name[:half]}…{name[-half:]}"
 
@@ -353,9 +360,9 @@ def _model_text(hello: Hello | None) -> str:
 
 
 def quantization_text(quantization: str) -> str:
-    """Return for example `4-bit weights` for `int4`, with activations for `int4-a8`; "" without quantization.
+    """Return a text such as `4-bit weights` for `int4`, also with activations for `int4-a8`; "" without quantization.
 
-    Quantizations that are not named by a number of bits keep their name.
+    Quantizations whose names have no number of bits are returned unchanged.
     """
     weights, _, activations = quantization.partition("-a")
     bits = weights.removeprefix("int")
@@ -365,7 +372,9 @@ def quantization_text(quantization: str) -> str:
 
 
 def device_text(sample: DeviceSample, hello: Hello) -> str:
-    """Return the known values: `GPU 87 %  ·  212 W  ·  64 °C`, or for an engine on a CPU `Engine 87 % of the CPUs`."""
+    """Return the known device values, for example `GPU 87 %  ·  212 W  ·  64 °C`, or for an engine on a CPU `Engine 87
+    % of the CPUs`.
+    """
     name = {"cuda": "GPU", "cpu": "CPU"}.get(hello.device.kind, "Device")
     busy = percent(sample.utilization, 0)
     parts = (

@@ -1,4 +1,6 @@
-"""Applies the user's most recent choices in the views to new windows, and saves changes of them."""
+"""Applies the choices that the user last made in views (such as colour mode or column widths) to new windows, and saves
+changes of them.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from kvscope_app.views.page_map.color_modes import mode_named
 from kvscope_app.views.page_map.page_map_view import PageMapView
 
 _INITIAL_WIDTHS: Final = "made_widths"
-"""Property of a table: its initial column widths in pixels at 100 % zoom, by title."""
+"""Name of the Qt property with a table's initial column widths, in pixels at 100 % zoom, by title."""
 
 
 def remember_map(view: PageMapView, settings_store: SettingsStore) -> None:
-    """Apply the saved colour mode and flashing to the page map, and save changes of the mode."""
+    """Apply the saved choices (colour mode, flashing) to the page map, and save changes of the colour mode."""
     settings = settings_store.values
     view.set_mode(mode_named(settings.color_mode))
     view.set_flashing(settings.flashes)
@@ -31,7 +33,7 @@ def remember_map(view: PageMapView, settings_store: SettingsStore) -> None:
 
 
 def remember_view(view: View, settings_store: SettingsStore) -> None:
-    """Apply the saved choices to a newly loaded view, and save their changes."""
+    """Apply the saved choices to a newly loaded view, and save the choices when they change."""
     if view.object_name == "requests":
         _remember_requests(view, settings_store)
     elif view.object_name == "events":
@@ -67,7 +69,7 @@ def choices_of(views: Mapping[str, View]) -> Choices:
 
 
 def apply_choices(views: Mapping[str, View], choices: Choices) -> None:
-    """Apply `choices` to these views. Choices that are absent or unknown do not change anything."""
+    """Apply `choices` to `views`. Choices that are absent or unknown do not change anything."""
     with TemporaryDirectory(prefix="kvscope-") as folder:
         stored = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
         for view in views.values():

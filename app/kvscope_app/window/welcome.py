@@ -71,7 +71,6 @@ class Welcome(QWidget):
             sign.setPixmap(pixmap(name, theme.accent, scaled(20)))
 
     def add_offer(self, action: QAction) -> None:
-        """Add a button for something that the user can do while waiting."""
         button = QPushButton(action.text())
         button.setMinimumWidth(1)  # a small window stays small
         button.setToolTip(action.toolTip())
@@ -186,7 +185,7 @@ class Welcome(QWidget):
 
 
 def progress_text(progress: Progress) -> str:
-    """Return the progress as text: `model.gguf: 12.3 MiB of 98.1 MiB`."""
+    """Return the progress as text, for example `model.gguf: 12.3 MiB of 98.1 MiB`."""
     if progress.unit == "bytes":
         done, total = num_bytes(progress.done), num_bytes(progress.total)
     else:

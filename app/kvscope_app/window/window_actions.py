@@ -68,7 +68,7 @@ _A8_OFF_TEXT: Final = (
 
 
 def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) -> None:
-    """Add all actions of `window`. `notices` restarts kvscope's own engine."""
+    """Add all actions of `window`. Those that restart kvscope's own engine use `notices`."""
     jumps = EventJumps(window.session.timeline, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time_actions = (
         *playback_actions(window.session.timeline, jumps),
@@ -238,7 +238,7 @@ def _own_engine_actions(window: WindowBody, notices: EngineNotices) -> list[Acti
 
 
 def _rounds_activations(window: WindowBody) -> bool | None:
-    """Whether activations have 8 bits; None if unknown, or if the engine does not run on a CPU."""
+    """Whether activations are quantized to 8 bits; None if unknown, or if the engine does not run on a CPU."""
     hello = window.session.live_mirror.hello
     return None if hello is None or hello.device.kind != "cpu" else hello.model.quantization.endswith("-a8")
 
@@ -274,7 +274,9 @@ def _view_actions(window: WindowBody) -> list[ActionSpec]:
 
 
 def _handle_escape(window: WindowBody) -> None:
-    """Dismiss what a view shows temporarily, or else clear the loop or the selection. Action of the Esc key."""
+    """Action of the Esc key: dismiss what a view shows temporarily, otherwise clear the playback loop or the
+    selection.
+    """
     if not any(view.dismiss() for view in list(window.views.values())):
         clear_loop_or_selection(window.session)
 
@@ -372,7 +374,7 @@ def _text_size_actions(window: WindowBody) -> list[ActionSpec]:
 
 
 def _dock_actions(window: WindowBody) -> list[ActionSpec]:
-    """Return the actions with shortcuts that apply only while one view, perhaps not loaded yet, has the focus."""
+    """Return the actions whose shortcuts apply only while one view has the focus. The view may not be loaded yet."""
 
     def call_view(name: str, view: str) -> Callable[[], object]:
         return lambda: getattr(window.views[view], name)() if view in window.views else None
@@ -430,7 +432,7 @@ def _raise_if_shown(dock: QDockWidget) -> None:
 
 
 def entries(window: WindowBody) -> list[tuple[str, QAction]]:
-    """Return (group, action) of all actions, for the command palette and the shortcut dialog."""
+    """Return (group, action) for each action, for the command palette and the shortcut dialog."""
     actions = window.actions_by_name
     return [(spec.group, actions[spec.name]) for spec in actions]
 
@@ -449,7 +451,9 @@ def _open_editor(window: WindowBody) -> None:
 
 
 def close_question(window: WindowBody) -> str:
-    """Return the question to ask before `window` closes; empty unless its own engine has unfinished requests."""
+    """Return the question to ask before `window` closes, or "" unless the window's own engine has unfinished
+    requests.
+    """
     return _stop_question([window])
 
 
@@ -468,7 +472,7 @@ def _stop_question(windows: list[WindowBody]) -> str:
 
 
 def _restart_question(window: WindowBody) -> str:
-    """Return the question to ask before a restart; empty if no engine runs."""
+    """Return the question to ask before the engine is restarted, or "" if no engine runs."""
     if window.session.status.state in (SourceState.ENDED, SourceState.CONNECTING):
         return ""
     running = int((window.session.live_mirror.requests.state == RequestState.RUNNING).sum())

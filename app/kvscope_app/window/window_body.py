@@ -1,6 +1,6 @@
 """Main window without its actions: session, central widgets, docks, and how to show them.
 
-Owns the parts in the center and the docks around them. Does not depend on the modules that add actions to it.
+Owns the widgets in the center and the docks around them. Does not depend on the modules that add actions to it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from kvscope_app.window.welcome import Welcome
 
 
 class WindowBody(SessionWindow):
-    """Window with the page map or welcome page in the center, floating strips above it, and a dock per other view."""
+    """Window with the page map or welcome page in the center, floating strips above it, and one dock for each other
+    view.
+    """
 
     linking = Signal(bool)
-    """Emitted when the user turns the linking of all windows' times on or off."""
+    """Emitted when the user links the shown time of all windows or ends the link."""
     link_changed = Signal()
     """Emitted when `link_text` or `may_link` may have changed."""
 
@@ -46,9 +48,8 @@ class WindowBody(SessionWindow):
         super().__init__(session, themes, settings, openers)
         self.supervisor = supervisor
         self.has_own_docks = True
-        """Whether the user chose the arrangement of the docks.
-
-        False once they were rearranged for a source without a KV pool.
+        """Whether the user's arrangement of the docks is shown. False after the docks were rearranged for a source
+        without a KV pool.
         """
         self._is_squeezed = False
         self.may_link, self.link_text = False, ""
@@ -93,7 +94,7 @@ class WindowBody(SessionWindow):
         self._column.addWidget(bar)
 
     def reset_layout(self) -> None:
-        """Restore the layout of the first start."""
+        """Restore the layout that is used at the first start."""
         dock_state.arrange(self, self.docks)
         self.docks["console"].setVisible(not self.session.timeline.is_file)
 

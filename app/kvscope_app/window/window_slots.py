@@ -18,16 +18,19 @@ from typing import Final
 _FOLDER: Final = "open-windows"
 _OPENING_MARK: Final = b"opening\n"
 MAX_SLOTS: Final = 64
-"""Windows with higher numbers are not distinguished from those of other processes."""
+"""Maximum number of slots that have a lock. Windows with higher numbers are not distinguished from those of other
+processes.
+"""
 
 
 class WindowSlots:
-    """Slot numbers from 1, for each kind of window."""
+    """Slot numbers of the open windows, counted from 1 for each kind of window."""
 
     def __init__(self, settings_file: Path) -> None:
         self._folder = settings_file.parent / _FOLDER
         self._locks: dict[tuple[str, int], int | None] = {}
-        """File descriptor of the lock for each (kind, slot) of this process; None without a lock."""
+        """File descriptor of the lock for each (kind, slot) of this process; None if the slot is used without a lock.
+        """
 
     def acquire(self, kind: str) -> int:
         for slot in itertools.count(1):
@@ -52,7 +55,7 @@ class WindowSlots:
         return failed_before
 
     def finish_opening(self, kind: str, slot: int) -> None:
-        """Record that the window of `slot` is open, or was closed normally."""
+        """Record that the window of `slot` opened successfully, or was closed normally."""
         descriptor = self._locks.get((kind, slot))
         if descriptor is not None:
             with suppress(OSError):
@@ -69,7 +72,6 @@ class WindowSlots:
             self.release(kind, slot)
 
     def _lock(self, kind: str, slot: int) -> bool:
-        """Lock the slot. Returns False if another process has locked it."""
         descriptor = -1
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

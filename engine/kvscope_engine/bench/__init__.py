@@ -1,1 +1,1 @@
-"""Benchmarks: `kvscope-engine bench NAME`."""
+"""Benchmarks of the engine, run with `kvscope-engine bench NAME`."""

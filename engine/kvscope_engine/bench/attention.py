@@ -3,9 +3,10 @@
 The model reads a text (the story that comes with kvscope, repeated if it is too short). At each length, every method
 attends the same queries to the same keys and values of some of the layers. The table has time (median; the methods
 alternate), bytes stored and temporary bytes for each token of each request, and the error of the output relative to
-full attention. Then each method that needs no training reads the last tokens of the shortest text, one at a time, for
-its perplexity. Last, the engine's own operations decode the same tokens with `--sparse-decode` at several fractions:
-perplexity, the standard error of its change, and the divergence of the predictions from those of full attention.
+full attention. Then the perplexity of each method that needs no training is measured on the last tokens of the shortest
+text, read one at a time. Last, the engine's own operations decode the same tokens with `--sparse-decode` at several
+fractions: perplexity, the standard error of its change, and the divergence of the predictions from those of full
+attention.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure tokens per CPU-second of kvscope, of transformers (`generate`, and its continuous batching) and of llama.cpp.
 
-All use one thread and the default model, and run one after the other in each round. The table has medians of the
-rounds; ratios are taken within a round. llama.cpp takes part if llama-cpp-python is installed. No prefixes are cached,
-so that each computes every prompt completely.
+All use one thread and the default model, and run one after another in each round. The table has medians over the
+rounds; ratios are computed within each round. llama.cpp takes part if llama-cpp-python is installed. No prefixes are
+cached, so that each program computes every prompt completely.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def _text_ids(ours: Any) -> list[int]:
 
 
 def _peers(module: Any, wanted: Sequence[str]) -> tuple[list[Contender], dict[str, str]]:
-    """Return the contenders that can run here, and by name the reason for each one that cannot."""
+    """Return the contenders in `wanted` that can run on this machine, and for all others the reason why not,
+    by name.
+    """
     from kvscope_engine.bench.contenders import llama_cpp
     from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
     from kvscope_engine.bench.contenders.transformers_generate import TransformersGenerate
@@ -141,7 +143,9 @@ def _summary(found: Rounds) -> dict[str, Any]:
 
 
 def _telemetry(ours: Any, args: argparse.Namespace) -> dict[str, float]:
-    """Compare 8 equal prompts with frames published to an attached subscriber, and with frames discarded."""
+    """Measure the cost of telemetry with 8 equal prompts: frames published to an attached subscriber, compared with
+    frames discarded.
+    """
     from kvscope_engine.bench.telemetry_tax import telemetry_ratio
 
     return telemetry_ratio(ours, equal(8, _text_ids(ours)), max(5, args.repeats), progress_printer(args.json))

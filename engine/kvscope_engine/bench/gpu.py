@@ -1,11 +1,11 @@
-"""Measure how close decoding comes to the GPU's memory speed, and how long users wait.
+"""Measure how close decoding comes to the GPU's memory bandwidth, and how long users wait.
 
 The model has random weights in the shape of a known model (Llama-3-8B, unless another is chosen), or is a real one. For
 each batch, steps are measured with CUDA graphs, without them, and with other options of the engine. The table compares
-them with the time for reading the weights and the batch's keys and values once, at the speed of a plain read in this
-run and at that of the data sheet. With --transformers, transformers' `generate` runs the same batch.
+them with the time for reading the weights and the batch's keys and values once, at the bandwidth of a plain read in
+this run and at that of the data sheet. With --transformers, transformers' `generate` runs the same batch.
 
-Other options measure something else instead: --ttft the time to the first token after a cached prefix, --requests many
+Other options select another measurement: --ttft the time to the first token after a cached prefix, --requests many
 requests that arrive together (also with transformers' continuous batching), --telemetry the cost of a telemetry
 subscriber.
 """
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kinds(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the options of the engines that are always measured, by the name of their rows in the table."""
+    """Return the options of the engine variants that are always measured, by the name of their table row."""
     kinds: dict[str, dict[str, Any]] = {"graphs": {}}
     if args.turns:
         kinds["turns"] = {"async_scheduling": False}
@@ -160,7 +160,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _has_steps(args: argparse.Namespace) -> bool:
-    """Whether to measure decode steps: an option asks for it, or no other measurement is selected."""
+    """Whether to measure decode steps: either an option asks for it, or no other measurement is selected."""
     return args.transformers or args.turns or not (args.ttft or args.requests is not None or args.telemetry)
 
 

@@ -1,8 +1,8 @@
 """Measure what a quantized KV cache costs in quality, and what it saves in memory.
 
-For each --kv-cache-dtype: the perplexity of a text read in chunks through the cache (about the first 2,500 tokens of
-Edith Wharton's story "The Verdict", Scribner's Magazine, June 1908, in the public domain); and how greedy answers of 32
-tokens to 20 prompts differ from those of `auto`.
+For each --kv-cache-dtype, it reports the perplexity of a text read in chunks through the cache (about the first 2,500
+tokens of Edith Wharton's story "The Verdict", Scribner's Magazine, June 1908, in the public domain), and how greedy
+completions of 32 tokens to 20 prompts differ from those of `auto`.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def check_tokens(tokens: int | None) -> None:
 
 
 def agreement(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> dict[str, float | int]:
-    """Compare answers token by token with the expected ones.
+    """Compare completions token by token with the expected ones.
 
-    Returns the number of answers that are equal to the end, the number of all answers, and the share of expected tokens
-    before each answer's first difference.
+    Returns the number of completions that are equal to the end, the number of all completions, and the share of
+    expected tokens before each completion's first difference.
     """
     num_equal = [_num_equal(one, other) for one, other in zip(expected, found, strict=True)]
     pairs = zip(num_equal, expected, found, strict=True)
@@ -103,7 +103,7 @@ def _perplexities(config: EngineConfig, max_tokens: int | None, show_progress: P
 
 
 def text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
-    """Return the token ids of the sample text, at most `max_tokens` and the model's context length.
+    """Return the token ids of the sample text, limited to `max_tokens` and the model's context length.
 
     Raises BadInput for a model without a tokenizer.
     """
@@ -114,7 +114,7 @@ def text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
 
 
 def _bytes_per_token(loaded: LoadedModel, name: str) -> int:
-    """Return the bytes per token of keys, values and scales in all layers."""
+    """Return the bytes per token of the cache's keys, values and scales in all layers."""
     from kvscope_engine.model.kv_cache.kv_storage import block_bytes, storage_dtype
     from kvscope_engine.model.verification.hook_check import check_hook
 
@@ -122,7 +122,7 @@ def _bytes_per_token(loaded: LoadedModel, name: str) -> int:
 
 
 def _answers(config: EngineConfig, kv_cache_dtype: str, show_progress: ProgressCallback) -> list[tuple[int, ...]]:
-    """Return the token ids of greedy answers, with all prompts in one batch."""
+    """Return the token ids of greedy completions, computed with all prompts in one batch."""
     from kvscope_engine.engine import Engine
 
     show_progress(f"{kv_cache_dtype}: answers {NUM_PROMPTS} prompts")

@@ -18,12 +18,12 @@ Sample = TypeVar("Sample")
 
 
 class Contender(Protocol):
-    """An engine or library that can run a workload to completion."""
+    """Engine or library that can run a workload to completion."""
 
     name: str
 
     def run(self, workload: BenchWorkload) -> None:
-        """Generate exactly as many tokens as the workload asks for."""
+        """Generate exactly the number of tokens that the workload asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ def rates(
     repeats: int,
     show_progress: Callable[[str], None],
 ) -> dict[str, list[Rate]]:
-    """Return the rate of each contender in each round, measured after one warm-up run each.
+    """Return the rate of each contender in each round, measured after one warm-up run per contender.
 
-    Within a round, contenders run one after the other.
+    Within a round, contenders run one after another.
     """
     for contender in contenders:
         show_progress(f"{workload.name}: {contender.name} warms up")
@@ -75,13 +75,12 @@ def median_rate(rounds: Sequence[Rate]) -> Rate:
 
 
 def median_ratio(ours: Sequence[Rate], theirs: Sequence[Rate]) -> float:
-    """Return the median over the rounds of the ratio of our tokens per CPU-second to theirs in the same round."""
+    """Return the median over the rounds of the ratio between the tokens per CPU-second of `ours` and `theirs`."""
     pairs = zip(ours, theirs, strict=True)
     return statistics.median(a.per_cpu_second / b.per_cpu_second for a, b in pairs)
 
 
 def timed(run: Callable[[], None], num_tokens: int) -> Rate:
-    """Call `run`, which generates `num_tokens` tokens, and return the rate."""
     wall, cpu = time.perf_counter(), time.process_time()
     run()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -104,5 +103,4 @@ def progress_printer(is_quiet: bool) -> Callable[[str], None]:
 
 
 def with_prefix(name: str, show_progress: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a progress callback that adds `name` as a prefix."""
     return lambda line: show_progress(f"{name}: {line}")

@@ -1,8 +1,8 @@
 """Measure how much memory the lower tiers of the KV cache take, and how fast blocks are copied through them.
 
 Host memory: kvscope's exact allocation is compared with torch's pinned allocator, which rounds up to powers of two (on
-a machine without CUDA, the figure of torch is computed and marked so). Rates: whole blocks of a small model are copied
-from the pool to host memory, to disk, and back; and checksums are computed. The table has medians of the rounds.
+a machine without CUDA, torch's value is computed and marked as such). Rates: blocks of a small model are copied from
+the pool to host memory, to disk, and back; and checksums are computed. The table has medians of the rounds.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 MIB: Final = 1 << 20
 SLAB_MIB: Final = (100, 1100, 9 * 1024, 33 * 1024)
-"""Sizes of host memory to request, slightly above powers of two, as in MemAscend."""
+"""Sizes in MiB of host memory to request, slightly above powers of two, as in MemAscend."""
 MAX_MEASURED_MIB: Final = 2048
-"""Largest size, in MiB, for which memory is really allocated with torch's pinned allocator."""
+"""Maximum size in MiB that is really allocated with torch's pinned allocator. For larger sizes its use is computed."""
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 3, 64, 16
 """Shape of the default model's blocks: 360 KiB in bfloat16."""
 CHECKSUMS: Final[dict[str, Callable[[bytes], object]]] = {
@@ -120,7 +120,7 @@ def _storage(args: argparse.Namespace) -> KVStorage:
 def _round(mover: Any, storage: KVStorage) -> dict[str, float]:
     """Return the GB/s of copying all blocks in each direction.
 
-    The lower tier's slots are in a non-contiguous order, as after some use.
+    The slots used in the lower tier are non-contiguous, as after some use.
     """
     ids = list(range(storage.num_blocks))
     slots = ids[::2] + ids[1::2]

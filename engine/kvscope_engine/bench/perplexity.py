@@ -1,7 +1,7 @@
 """Perplexity of a text read through the paged KV cache, to measure what a cache format costs in quality.
 
 Each chunk of the text is written to blocks and attends to them as in the engine, so that the model reads earlier tokens
-only from their blocks.
+only from blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def perplexity(
     kv_cache_dtype: str,
     show_progress: Callable[[int], None] = lambda done: None,
 ) -> float:
-    """Return exp(mean of -log p(token | all before it)) over every token but the first.
+    """Return exp(mean of -log p(token | all tokens before it)) over every token except the first.
 
     The progress callback gets the number of tokens done.
     """
@@ -47,9 +47,7 @@ def perplexity(
 
 
 def _chunk_logits(forward: Forward, storage: KVStorage, ids: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Return logits of shape (end - start, vocabulary). Blocks are contiguous, so a token's slot equals its
-    position.
-    """
+    """Return logits of shape (end - start, vocabulary). Blocks are in order, so a token's slot equals its position."""
     positions = torch.arange(start, end, device=ids.device)
     prefill = PrefillBatch(
         block_tables=(torch.arange(storage.num_blocks, dtype=torch.int32, device=ids.device)[None],),

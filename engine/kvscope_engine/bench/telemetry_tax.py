@@ -1,4 +1,4 @@
-"""Cost of telemetry: the same work with telemetry published to an attached subscriber, and without."""
+"""Measures the cost of telemetry: the same work with telemetry published to an attached subscriber, and without."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def attached_subscriber() -> Iterator[Callable[[TelemetryMessage], None]]:
 
 
 class _PublishingContender:
-    """Contender that runs the engine with publishing switched on or off."""
+    """Contender that runs the engine with telemetry either published or discarded."""
 
     def __init__(self, name: str, ours: Any, publish: Callable[[TelemetryMessage], None] | None) -> None:
         self.name = name
@@ -59,7 +59,8 @@ class _PublishingContender:
 def telemetry_ratio(
     ours: Any, workload: BenchWorkload, repeats: int, show_progress: Callable[[str], None]
 ) -> dict[str, float]:
-    """Return the ratio of tokens per CPU-second with telemetry to those without: median, lowest and highest.
+    """Return the ratio of tokens per CPU-second with telemetry to tokens per CPU-second without it: median, lowest and
+    highest.
 
     CPU time includes that of the publisher's thread.
     """

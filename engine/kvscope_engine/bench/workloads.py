@@ -29,7 +29,7 @@ class BenchWorkload:
     prompts: tuple[tuple[int, ...], ...]
     output_tokens: tuple[int, ...]
     steps_between: int = 0
-    """Number of steps between arrivals. Contenders that cannot add requests later get all of them at the start."""
+    """Number of steps between arrivals. Contenders that cannot add requests later get all requests at the start."""
 
     @property
     def num_requests(self) -> int:
@@ -37,7 +37,7 @@ class BenchWorkload:
 
     @property
     def arrivals(self) -> tuple[int, ...]:
-        """Number of the step before which each request arrives."""
+        """Number of the step before which each request arrives, in the order of the prompts."""
         return tuple(index * self.steps_between for index in range(self.num_requests))
 
     @property
@@ -46,7 +46,7 @@ class BenchWorkload:
 
 
 def equal(num_requests: int, text_ids: list[int]) -> BenchWorkload:
-    """Return `num_requests` different prompts of 64 tokens, with 64 tokens to generate each."""
+    """Return `num_requests` different prompts of 64 tokens, each with 64 tokens to generate."""
     prompts = tuple(_cyclic_slice(text_ids, index * 37, EQUAL_PROMPT_TOKENS) for index in range(num_requests))
     return BenchWorkload(f"{num_requests} equal", prompts, (EQUAL_OUTPUT_TOKENS,) * num_requests)
 
@@ -54,7 +54,7 @@ def equal(num_requests: int, text_ids: list[int]) -> BenchWorkload:
 def mixed(num_requests: int, text_ids: list[int]) -> BenchWorkload:
     """Return prompts of 16 to 400 tokens with 8 to 256 tokens to generate.
 
-    Both are uniformly distributed, and identical in each run.
+    Both lengths are uniformly distributed, and identical in each run.
     """
     rng = random.Random(MIXED_SEED)
     lengths = [rng.randint(16, 400) for _ in range(num_requests)]

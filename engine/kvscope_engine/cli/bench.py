@@ -1,7 +1,7 @@
 """Command `kvscope-engine bench NAME`: passes the remaining arguments to `kvscope_engine.bench.NAME`.
 
-A benchmark is a module there with `add_arguments(parser)` and `run(args) -> int`; `--json` is added here. It is
-imported only when requested, so that neither `--help` nor other commands import torch.
+A benchmark is a module in `kvscope_engine.bench` with `add_arguments(parser)` and `run(args) -> int`; `--json` is added
+here. It is imported only when requested, so that neither `--help` nor other commands import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Completions of `generate`: collected as they arrive, and printed in the order of the prompts."""
+"""Completions of the command `generate`: collected as they arrive, and printed in the order of the prompts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TITLE_CHARACTERS = 60
 
 @dataclass(slots=True)
 class PrintedCompletion:
-    """One completion of a prompt. `index` is the prompt's index; `completion` is the index among the prompt's `n`
-    completions.
+    """Completion of a prompt, as printed. `index` is the prompt's index; `completion` is the index among the prompt's
+    `n` completions.
     """
 
     index: int
@@ -55,8 +55,8 @@ class PrintedCompletion:
             self.usage, self.timing = output.usage, output.timing
 
     def as_json(self) -> dict[str, Any]:
-        """Return the object for `--json`. `messages`, `completion`, `logprobs` and `error` are included only if they
-        apply.
+        """Return the JSON object for `--json`. `messages`, `completion`, `logprobs` and `error` are included only if
+        they apply.
         """
         entry: dict[str, Any] = {"index": self.index, "prompt": self.submit.prompt}
         if self.submit.messages is not None:
@@ -79,7 +79,7 @@ class PrintedCompletion:
 
 
 class Printer(Protocol):
-    """Prints answers as they grow. `show` is called after each step, `close` once at the end."""
+    """Prints completions as they grow. `show` is called after each step, `close` once at the end."""
 
     def show(self, answers: Sequence[PrintedCompletion]) -> None: ...
 
@@ -87,7 +87,9 @@ class Printer(Protocol):
 
 
 class JsonPrinter:
-    """Prints one JSON line per completion, in order, as soon as it and all before it have ended."""
+    """Prints one JSON line per completion, in the order of the prompts, once it and all completions before it have
+    ended.
+    """
 
     def __init__(self) -> None:
         self._num_printed = 0

@@ -1,4 +1,5 @@
-"""Command `kvscope-engine doctor`: what this machine has and lacks, how to fix that, and which kernels are used.
+"""Command `kvscope-engine doctor`: reports what this machine has and lacks, how to fix that, and which kernels are
+used.
 
 `model.runner.operation_table` creates the table of operations.
 """
@@ -46,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _operations() -> tuple[str, tuple[OperationChoice, ...]]:
-    """Return a title and the table of operations. If that fails, the title contains the reason and the table is
-    empty.
+    """Return a title and the table of operations. If the table cannot be created, it is empty and the title contains
+    the reason.
     """
     try:
         from kvscope_engine.model.runner.operation_table import machine_table

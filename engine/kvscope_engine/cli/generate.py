@@ -130,7 +130,7 @@ def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedCompletio
 
 @contextmanager
 def _record_interrupts() -> Iterator[list[int]]:
-    """Yield a list to which the first Ctrl-C appends; a second one raises KeyboardInterrupt."""
+    """Yield a list to which the first Ctrl-C appends an entry. A second Ctrl-C raises KeyboardInterrupt."""
     interrupted: list[int] = []
 
     def record_interrupt(number: int, frame: FrameType | None) -> None:

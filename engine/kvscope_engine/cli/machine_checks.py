@@ -1,5 +1,5 @@
-"""Checks which of the programs, devices and files that kvscope uses a machine has. Never raises, and requires none of
-them.
+"""Checks which of the programs, devices and files that kvscope uses are present on this machine. Never raises, and
+requires none of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ ENGINE_PACKAGES: Final = ("transformers", "tokenizers", "safetensors", "accelera
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one check.
 
-    `needed`: whether the engine cannot run without it, not even on a CPU. `mend`: how to fix a failure; "" if unknown.
+    `needed`: whether a failure means that the engine cannot run, not even on a CPU. `mend`: how to fix a failure; "" if
+    unknown.
     """
 
     name: str
@@ -147,8 +148,8 @@ def _gpu() -> Check:
 
 
 def _gpu_memory() -> Check:
-    """Check the memory of every GPU, and of the MIG instances in CUDA_VISIBLE_DEVICES, with the processes that hold
-    it.
+    """Check the memory of every GPU, and of the MIG instances in CUDA_VISIBLE_DEVICES. The result names the processes
+    that use it.
     """
     from kvscope_engine.model.device_memory.paging import REMEDY, is_wsl
 

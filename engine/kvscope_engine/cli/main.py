@@ -26,8 +26,8 @@ from kvscope_telemetry.termination import INTERRUPTED, exiting_on_signals
 
 PROGRAM: Final = "kvscope-engine"
 STARTED_AS: Final = "KVSCOPE_STARTED_AS"
-"""Environment variable with the name of the program that the user started, if that program runs this one (`kvscope
-replay`).
+"""Name of an environment variable. It has the name of the program that the user started, if that program runs this one
+(`kvscope replay`).
 """
 COMMANDS: Final = {
     "serve": "cli.serve",
@@ -43,7 +43,7 @@ COMMANDS: Final = {
     "replay": "cli.replay",
     "doctor": "cli.doctor",
 }
-"""Module of each command, which defines `add_parser`. Only the module of the executed command is imported."""
+"""Module of each command, which must define `add_parser`. Only the module of the executed command is imported."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +88,9 @@ def _exit_quickly(code: int) -> None:
 
 
 def build_parser(command: str = "") -> argparse.ArgumentParser:
-    """Return the parser of `command`, or of all commands. Each sets `run`, a function from arguments to exit code."""
+    """Return the parser of `command` or, if that is "", of all commands. Each subparser sets `run`, a function from
+    arguments to exit code.
+    """
     parser = CommandParser(
         prog=_program(),
         description="LLM inference engine with a paged KV cache that publishes every change of the cache.",

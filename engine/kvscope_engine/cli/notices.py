@@ -1,4 +1,4 @@
-"""Prints notes on deviations from the configuration to standard error."""
+"""Prints messages about deviations from the configuration to standard error."""
 
 from __future__ import annotations
 

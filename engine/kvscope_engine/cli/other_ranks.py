@@ -1,4 +1,6 @@
-"""Multi-rank commands: runs a process that torchrun started as another rank, and ends a service that lost a rank."""
+"""Runs commands with several ranks: turns a process that torchrun started into a follower rank, and ends a service that
+lost a rank.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 def run_as_follower(config: EngineConfig) -> int | None:
     """Run as the rank that torchrun assigned to this process, until rank 0 ends.
 
-    Returns the exit code; None on rank 0, and without torchrun. Raises BadInput if torchrun started another number of
-    ranks than `config` requires.
+    Returns the exit code, or None on rank 0 and without torchrun. Raises BadInput if torchrun started a different
+    number of ranks than `config` requires.
     """
     rank_and_count = torchrun_rank()
     if rank_and_count is None:

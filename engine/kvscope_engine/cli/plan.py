@@ -67,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer_lines() -> int:
-    """Answer one question per input line until the input ends.
+    """Read one question per input line, and print the answer to each, until the input ends.
 
-    Each answer has two lines, the second of which is complete.
+    Each answer is printed as two lines: first only the plan for serving, then the complete answer.
     """
     parser = CommandParser(prog="kvscope-engine plan")
     _add_options(parser)
@@ -90,7 +90,7 @@ def _print_answer(answer: PlanAnswer | Complaint) -> None:
 
 
 def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
-    """Yield the plan for serving, then the complete answer."""
+    """Yield first an answer with only the plan for serving, then the complete answer."""
     if args.gpu_memory is None:
         raise BadInput("--gpu-memory is missing: the memory of one GPU with its unit, as 24GiB")
     lengths = _lengths(args.lengths)

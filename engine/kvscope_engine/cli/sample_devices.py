@@ -1,5 +1,5 @@
-"""Command `kvscope-engine sample`: publishes this machine's devices on a socket, without an engine and without
-torch.
+"""Command `kvscope-engine sample`: publishes samples of this machine's devices on a socket, without an engine and
+without torch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def default_sample_endpoint() -> str:
-    """Return an endpoint below an engine's default endpoint, so that both can run concurrently."""
+    """Return an endpoint derived from an engine's default endpoint, so that both can run concurrently."""
     return f"{default_endpoint()}/devices"
 
 

@@ -178,7 +178,7 @@ def serve(
     """Serve the engine returned by `build` until it is stopped. Returns 0; raises the error that ended the engine.
 
     Args:
-        endpoint: Where to listen.
+        endpoint: ZeroMQ endpoint to listen on.
         build: Loads the engine.
         keys: On tcp: folder of the keys.
         keyless: On loopback tcp: role of all users of this machine, in place of keys.

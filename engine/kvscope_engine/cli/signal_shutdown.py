@@ -1,8 +1,8 @@
-"""Ends a service on a signal (`termination.END_SIGNALS`): orderly if possible, and always in time.
+"""Ends a service on a signal (`termination.END_SIGNALS`): orderly if possible, and always within a time limit.
 
 A stop has three stages. Immediately, the service is requested to stop, and loading is interrupted. After most of the
-limit, a thread closes the recording and exits. At the limit, a separate process (`stop_guard`) kills this one, whatever
-it is doing.
+limit, a thread closes the recording and exits. At the limit, a separate process (`stop_guard`) kills this process,
+whatever it is doing.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 STOP_S: Final = 10.0
 PR_SET_CHILD_SUBREAPER: Final = 36
 FORCED_EXIT_SHARE: Final = 0.8
-"""Fraction of the limit after which the process only closes the recording and exits."""
+"""Fraction of the time limit after which the process only closes the recording and exits."""
 
 
 class Stopping:
-    """Signal handler, with the objects that it stops. They are set once they exist."""
+    """Signal handler with references to the objects that it stops. The references are set when the objects are
+    created.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self.was_loading = False
@@ -73,8 +75,8 @@ class Stopping:
 
 @contextmanager
 def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
-    """Let a signal end the block within `limit_s`: immediately while the model loads, otherwise after the current
-    step.
+    """Let a signal end the block within `limit_s` seconds: immediately while the model loads, otherwise after the
+    current step.
     """
     stopping = Stopping(limit_s)
     _adopt_orphans()
@@ -94,7 +96,7 @@ def _adopt_orphans() -> None:
 
 @contextmanager
 def _stop_guard(limit_s: float) -> Iterator[None]:
-    """Start a process that kills this one unless it ends within `limit_s` of a signal."""
+    """Start a process that kills this process unless it ends within `limit_s` seconds of a signal."""
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     command = [sys.executable, "-I", "-S", stop_guard.__file__, str(read_fd), str(limit_s)]

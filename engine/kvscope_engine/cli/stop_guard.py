@@ -18,7 +18,7 @@ import time
 def main(descriptor: int, limit_s: float) -> None:
     """Wait until the engine has ended, or kill it `limit_s` seconds after it received a signal.
 
-    `descriptor`: end of a pipe from which signal numbers are read.
+    `descriptor`: read end of a pipe to which signal numbers are written.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -44,7 +44,7 @@ def kill_children() -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Return the descendants of all threads of a process, parents before children, without this process."""
+    """Return the descendants of all threads of process `pid`, parents before children, without this process."""
     children = _children(pid)
     return children + [one for child in children for one in _descendants(child)]
 
@@ -61,7 +61,9 @@ def _children(pid: int) -> list[int]:
 
 
 def _kill(pids: list[int]) -> None:
-    """Kill processes. If one leads a process group, kill the group: a compiler driver starts compilers."""
+    """Kill the processes `pids`. If one leads a process group, kill the group, because a compiler driver starts
+    compilers.
+    """
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             is_group_leader = os.getpgid(pid) == pid

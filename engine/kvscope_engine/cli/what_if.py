@@ -1,5 +1,5 @@
-"""Command `kvscope-engine what-if`: simulates the running requests with other allocators, line by line, for the
-desktop.
+"""Command `kvscope-engine what-if`: simulates the running requests with other allocators, one question per input line,
+for the desktop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from typing import Any, Final
 
 _NICENESS: Final = 10
-"""Low priority, because the observed engine may run on the same cores."""
+"""Niceness of the process. Its priority is low because the observed engine may run on the same cores."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:

@@ -34,9 +34,9 @@ async def unload_adapter(request: Request) -> Response:
 
 
 async def _execute(request: Request, command: LoadAdapter | UnloadAdapter) -> None:
-    """Wait until the engine has carried out `command` and its status is refreshed.
+    """Wait until the engine has executed `command` and its status is refreshed.
 
-    Raises ApiError with the engine's reason.
+    Raises ApiError with the engine's reason if the engine refuses.
     """
     api: Api = request.app.state.api
     try:

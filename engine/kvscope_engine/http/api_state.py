@@ -25,20 +25,23 @@ class HttpLimits:
     connections get HTTP status 503.
     """
     max_requests: int = 1024
-    """Maximum number of requests in progress. Clients with few requests may use an eighth more."""
+    """Maximum number of requests in progress. Clients with few requests may use an additional eighth of this number."""
     max_choices: int = ServiceLimits().client_requests.count
-    """Maximum number of choices in progress per client (`n` for each prompt). Default: the engine's limit."""
+    """Maximum number of choices in progress per client (each prompt has `n` choices). The default is the engine's
+    limit.
+    """
     max_body_bytes: int = 16 * MIB
     max_bodies_bytes: int = 256 * MIB
-    """Maximum bytes of all bodies that are not completely read or not tokenized yet. One client may use half of it."""
+    """Maximum bytes of all request bodies that are not completely read or not tokenized yet. One client may use half of
+    it.
+    """
     header_s: float = 15.0
     """Maximum seconds to receive a request's headers, counted from the connection or the request's first byte."""
     chunk_s: float = 10.0
     body_s: float = 120.0
     write_s: float = 60.0
-    """Maximum seconds that a client may leave a full send buffer unread."""
+    """Maximum seconds for which a client may read nothing while its send buffer is full."""
     keep_alive_s: float = 75.0
-    """Maximum seconds for which a connection may be idle between two requests."""
     drain_s: float = 30.0
     """Maximum seconds to complete the requests in progress at shutdown."""
 
@@ -48,21 +51,21 @@ class HttpSettings:
     endpoint: str
     key: Path | None = None
     api_key: str = field(default="", repr=False)
-    """Accepted keys, separated by commas; empty: no key is required."""
+    """Accepted keys, separated by commas. If empty, no key is required."""
     trust_forwarded: bool = False
     """Whether clients are identified by the last address of `X-Forwarded-For`. Safe only behind a proxy that sets this
     header.
     """
     served_name: str = ""
-    """Model name shown to clients; empty: the engine's name."""
+    """Model name shown to clients; empty for the engine's name."""
     tokenizer: Path | None = None
-    """Folder of the tokenizer; None: located by the model's name."""
+    """Folder of the tokenizer; None if it should be located by the model's name."""
     tool_call_parser: str = ""
-    """Format in which the model writes tool calls; empty: detected from its chat template."""
+    """Format in which the model writes tool calls. If empty, it is detected from the chat template."""
     limits: HttpLimits = HttpLimits()
     open_paths: frozenset[str] = frozenset()
     allowed_origins: tuple[str, ...] = ()
-    """Origins of web pages that may use the API (CORS), or `*` for all; empty: none."""
+    """Origins of web pages that may use the API (CORS), or `*` for all. If empty, CORS is disabled."""
 
 
 def api_keys(text: str) -> list[str]:
@@ -74,7 +77,7 @@ def api_keys(text: str) -> list[str]:
 
 
 class Api:
-    """Shared state of the process. Created on the event loop's thread."""
+    """State of the process that all endpoints share. Created on the event loop's thread."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self.settings = settings
@@ -84,7 +87,7 @@ class Api:
 
     @property
     def hello(self) -> Hello:
-        """The engine's current hello. Raises ApiError with 503 while no engine serves."""
+        """The engine's current hello message. Raises ApiError with 503 while no engine serves."""
         status = self.engine_client.status
         if status is None:
             raise ApiError(503, self.engine_client.refusal or f"{NO_ENGINE}: waiting for it", code="engine_away")
@@ -95,8 +98,8 @@ class Api:
 
     @property
     def max_model_len(self) -> int:
-        """Maximum tokens of a prompt and its output: the model's limit, or the capacity of the block pool if that is
-        less; 0: unknown.
+        """Maximum number of tokens of a prompt and its output: the model's limit, or the capacity of the block pool if
+        that is less. 0 if unknown.
         """
         hello = self.hello
         return min(filter(None, (hello.model.max_model_len, hello.cache.max_request_tokens)), default=0)
@@ -107,8 +110,8 @@ class Api:
 
     @property
     def adapters(self) -> dict[str, LoadedAdapter]:
-        """LoRA adapters by name, from the engine's latest status, without one named like the model, which cannot be
-        addressed.
+        """LoRA adapters by name, from the engine's latest status. An adapter named like the model is left out, because
+        it cannot be addressed.
         """
         status = self.engine_client.status
         adapters = {adapter.name: adapter for adapter in status.adapters} if status is not None else {}
@@ -116,7 +119,8 @@ class Api:
         return adapters
 
     async def adapter_of(self, name: str | None) -> str:
-        """Return the LoRA adapter selected by a body's `model`; "" for the base model, or if `name` is None.
+        """Return the LoRA adapter selected by the `model` field of a request body; "" for the base model, or if `name`
+        is None.
 
         If adapters can be loaded at runtime, the engine is queried before an unknown name is refused. Raises ApiError
         with 404 for an unknown name, and with 503 if the engine does not answer.

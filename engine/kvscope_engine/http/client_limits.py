@@ -16,13 +16,13 @@ from kvscope_engine.http.api_state import HttpLimits
 from kvscope_engine.http.schemas.api_errors import ApiError
 
 FEW_REQUESTS: Final = 8
-"""Clients with fewer requests than this may use the spare slots when all others are occupied."""
+"""Number of requests below which a client may use the spare slots when all regular slots are occupied."""
 SPARE_SLOT_DIVISOR: Final = 8
-"""Divisor of `max_requests` that yields the number of spare slots in addition to it."""
+"""The number of spare slots is `max_requests` divided by this."""
 
 
 def client_name(key: str, address: str, forwarded: Sequence[str] = ()) -> str:
-    """Return a short hash that identifies the holder of `key`, or the caller from `address` if `key` is empty.
+    """Return a short hash that identifies the holder of `key`, or the client at `address` if `key` is empty.
 
     `forwarded` are trusted `X-Forwarded-For` headers; their last address is the one seen by the nearest proxy. An IPv6
     network (/64) is one client, because its owner can choose addresses in it freely.
@@ -64,7 +64,7 @@ class ClientLimiter:
         self._by_name: dict[str, ClientUsage] = {}
 
     def slot(self, name: str) -> RequestSlot:
-        """Create a slot for a request of a client. The request counts once `RequestSlot.enter` is called."""
+        """Create a slot for a request of client `name`. The request counts once `RequestSlot.enter` is called."""
         return RequestSlot(self, name)
 
     def usage_of(self, name: str) -> ClientUsage:
@@ -117,8 +117,8 @@ class RequestSlot:
         self._count(body_bytes=-self._usage.body_bytes)
 
     def count_choices(self, count: int, param: str = "n") -> None:
-        """Count the request's choices. Raises ApiError: 400 for more than are ever allowed, 429 for more than currently
-        possible.
+        """Count the request's choices. Raises ApiError: 400 if it has more than are ever allowed, 429 if it has more
+        than are currently available.
         """
         max_choices = self._limits.max_choices
         if count > max_choices:

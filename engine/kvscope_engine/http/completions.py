@@ -1,5 +1,5 @@
-"""Endpoints `POST /v1/completions` and `POST /v1/chat/completions`: send prompts to the engine and return the answers,
-whole or streamed.
+"""Endpoints `POST /v1/completions` and `POST /v1/chat/completions`: send prompts to the engine and return the
+completions, complete or streamed.
 
 Requests of clients that hung up are aborted.
 """
@@ -56,7 +56,7 @@ from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Sub
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 ChoiceReplies: TypeAlias = list[tuple[int, Tokens | Finished]]
-"""Replies with the index of the choice that each belongs to."""
+"""Replies of the engine, each with the index of its choice."""
 TOO_SLOW_MESSAGE = (
     "too much of the answer is unread: the client reads too slowly, or the answer is too large for one response"
 )
@@ -72,7 +72,7 @@ class _Answer(Protocol):
 
 
 async def _response(request: Request, answer: _Answer, usage: StreamUsage) -> Response:
-    """Return `answer` whole or as a stream. Generation is aborted if the client hangs up."""
+    """Return `answer` complete or as a stream. Generation is aborted if the client hangs up."""
     if answer.is_stream:
         await cancel_on_disconnect(request, answer.generation.start_or_close())
         return EventStream(request, answer.events(usage), answer.generation.close)
@@ -86,7 +86,7 @@ async def completions(request: Request) -> Response:
 
 
 async def _read_completion(request: Request) -> tuple[_CompletionAnswer, StreamUsage]:
-    """Read the request body. Returns the answer to generate, and which stream events report usage."""
+    """Parse the request body. Returns the completion to generate, and which stream events report usage."""
     api: Api = request.app.state.api
     body = await read_body(request, CompletionBody, api.settings.limits)
     adapter = await api.adapter_of(body.model)
@@ -197,7 +197,7 @@ async def chat(request: Request) -> Response:
 
 
 async def _read_chat(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
-    """Read the request body. Returns the answer to generate, and which stream events report usage."""
+    """Parse the request body. Returns the completion to generate, and which stream events report usage."""
     api: Api = request.app.state.api
     body = await read_body(request, ChatBody, api.settings.limits)
     adapter = await api.adapter_of(body.model)
@@ -326,7 +326,7 @@ class _ChatAnswer:
 
 
 def _text_only(choice: ChatChunkChoice) -> str | None:
-    """Return the new text of a choice that contains nothing else; None for other choices."""
+    """Return the new text of a choice that has only text; None for other choices."""
     delta = choice.delta
     is_plain = choice.finish_reason is None and choice.logprobs is None
     has_others = delta.tool_calls is not UNSET or delta.reasoning is not UNSET
@@ -334,7 +334,7 @@ def _text_only(choice: ChatChunkChoice) -> str | None:
 
 
 class Generation:
-    """The engine requests of one HTTP request. A context manager that aborts unfinished ones on exit."""
+    """Engine requests of one HTTP request. A context manager that aborts unfinished requests on exit."""
 
     def __init__(self, client: EngineClient, submits: Sequence[Submit], *, is_stream: bool) -> None:
         self._client = client
@@ -349,7 +349,7 @@ class Generation:
         self._num_prompt_tokens = self._num_new_tokens = 0
 
     async def start(self) -> None:
-        """Submit all prompts and wait until the engine has accepted them. Raises ApiError if it refuses one."""
+        """Submit all prompts and wait until the engine has accepted them. Raises ApiError if it refuses one of them."""
         try:
             submits, self._submits = self._submits, []
             for number, submit in enumerate(submits):
@@ -372,7 +372,7 @@ class Generation:
             self._check()
 
     async def start_or_close(self) -> None:
-        """Call `start`, and abort all requests if it raises. For callers that enter the context later."""
+        """Call `start`, and abort all requests if it raises. For callers that enter the context manager only later."""
         try:
             await self.start()
         except BaseException:
@@ -410,7 +410,7 @@ class Generation:
 
     @property
     def usage_so_far(self) -> UsageInfo:
-        """Current usage, without cached tokens, which are known only at the end."""
+        """Current usage, without cached tokens, whose number is known only at the end."""
         prompt, new = self._num_prompt_tokens, self._num_new_tokens
         return UsageInfo(prompt, new, prompt + new)
 

@@ -44,13 +44,13 @@ EngineReply: TypeAlias = Accepted | Refused | Tokens | Finished
 
 MAX_REPLIES: Final = 4_096
 BATCHING_DELAY_S: Final = 0.001
-"""Seconds to sleep before reading replies while several requests are open.
+"""Seconds to sleep before reading replies while several requests are in progress.
 
-The replies of a whole step then arrive together, and the event loop is woken once for all of them.
+The replies of a complete step then arrive together, and the event loop is woken once for all of them.
 """
 TICK_MS: Final = 250
 MIN_QUERY_TAG: Final = 2
-"""Tags below this number are used by the thread itself."""
+"""Minimum tag of a query. The thread itself uses lower tags."""
 READY_POLL_S: Final = 5.0
 STARTING_POLL_S: Final = 0.25
 RECONNECT_TIMEOUT_S: Final = 5.0
@@ -60,7 +60,7 @@ ends.
 CONNECTION_LOST: Final = f"{NO_ENGINE}: its connection is lost"
 LOST_TOKENS: Final = "the connection broke, and a part of the answer was not kept"
 MAX_STREAM_BYTES: Final = 4 << 20
-"""Maximum bytes queued for a client that reads slowly; beyond it, the request ends."""
+"""Maximum bytes queued for a client that reads slowly. If they are exceeded, the request ends."""
 MAX_WHOLE_BYTES: Final = 64 << 20
 REPLY_OVERHEAD_BYTES: Final = 200
 
@@ -76,7 +76,7 @@ class _OpenRequest:
 class EngineClient:
     """Connection to the engine at `endpoint`.
 
-    All methods but `close` are called on the event loop. Raises BadInput as `key_for` does.
+    All methods except `close` are called on the event loop. Raises BadInput as `key_for` does.
     """
 
     def __init__(self, endpoint: str, *, key: Path | None = None) -> None:
@@ -106,7 +106,7 @@ class EngineClient:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and the connection. Unfinished requests are aborted."""
+        """End the thread and close the connection. Unfinished requests are aborted."""
         self._closing = True
         if self._thread.is_alive():
             self._sockets.wake()
@@ -130,8 +130,8 @@ class EngineClient:
         self._sockets.wake()
 
     async def ask(self, command: LoadAdapter | UnloadAdapter) -> Done | Failed:
-        """Send a command and return the engine's reply, after refreshing `status`. Raises EngineDead if there is no
-        engine.
+        """Send a command and return the engine's reply, after refreshing `status`. Raises EngineDead if no engine is
+        connected.
         """
         if self.status is None:
             raise EngineDead(NO_ENGINE)
@@ -156,7 +156,7 @@ class EngineClient:
             del self._pending_queries[tag]
 
     def abandon(self, request_id: str) -> None:
-        """Abort a request unless it has ended."""
+        """Abort request `request_id`, unless it has ended."""
         request = self._open.pop(request_id, None)
         if request is not None:
             self._abort(request.abort)
@@ -266,8 +266,8 @@ class EngineClient:
                 self._loop.call_soon_threadsafe(self._fail_all, self._sockets.refusal)
 
     def _introduce(self, now_s: float) -> bool:
-        """Send the session and the awaited requests, as the first message of each connection. Returns whether it was
-        sent.
+        """Send the session id and the ids of the requests that await replies, as the first message of each connection.
+        Returns whether it was sent.
         """
         number = self._sockets.num_connections
         self._session = self._session or secrets.token_hex(16)
@@ -296,12 +296,12 @@ def _error_reply(request_id: str, why: str) -> Finished:
 class ReplyInbox:
     """Bounded queue of the replies to one HTTP request's prompts, read by one task on the event loop.
 
-    `is_stream`: wake the reader for every token, not only when a prompt is accepted or refused or ends.
+    `is_stream`: whether to wake the reader for every token, not only when a prompt is accepted or refused or ends.
     """
 
     def __init__(self, *, is_stream: bool) -> None:
         self.overflowed = False
-        """Whether the bound was exceeded, so that further replies are dropped."""
+        """Whether the size limit was exceeded, after which further replies are dropped."""
         self._wakes_on_tokens = is_stream
         self._max_bytes = MAX_STREAM_BYTES if is_stream else MAX_WHOLE_BYTES
         self._waiting: deque[tuple[int, EngineReply]] = deque()

@@ -24,7 +24,7 @@ from kvscope_engine.http.listen_address import is_loopback, listen, listener_url
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 KILL_DELAY_S: Final = 5.0
-"""Seconds from SIGTERM to SIGKILL. The engine has ended its requests before."""
+"""Seconds from SIGTERM to SIGKILL of the child. The engine has ended its requests before SIGTERM."""
 MAX_RESTARTS: Final = 5
 """Maximum number of consecutive restarts. The pause before a restart doubles each time, from `FIRST_PAUSE_S`."""
 FIRST_PAUSE_S: Final = 0.5
@@ -51,7 +51,7 @@ class HttpChild:
     ) -> None:
         self._listener = listen(address)
         self.url = listener_url(self._listener)
-        """URL of the server, without a path."""
+        """Base URL of the server, without a path."""
         self._api_key = api_key
         self._options = options
         self._report, self._stop_engine = report, stop_engine
@@ -68,9 +68,10 @@ class HttpChild:
 
     @contextmanager
     def running(self, endpoint: str, key: Path) -> Iterator[None]:
-        """Serve the API inside the context. `endpoint` is the engine's; `key` is the file of an operator's key for it.
+        """Serve the API inside the context. `endpoint` is the engine's endpoint; `key` is the file with an operator key
+        for it.
 
-        Raises KvscopeError on exit if the API kept dying.
+        Raises KvscopeError on exit if the API process kept dying.
         """
         with self._listener:
             self._child = self._start(endpoint, key)

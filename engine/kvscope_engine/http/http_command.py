@@ -121,7 +121,9 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
 
 
 def origins(text: str) -> str:
-    """Return a list of origins, separated by commas, without spaces. Raises ArgumentTypeError for one that is none."""
+    """Return a comma-separated list of origins without spaces and trailing slashes. Raises ArgumentTypeError for text
+    that is not an origin.
+    """
     found = [part.strip().rstrip("/") for part in text.split(",")]
     for origin in found:
         if origin != "*" and not ORIGIN.fullmatch(origin):
@@ -133,8 +135,8 @@ def origins(text: str) -> str:
 
 
 def api_key(args: argparse.Namespace) -> str:
-    """Return the API keys for clients, separated by commas; "" for none. Raises BadInput for text that cannot be sent
-    in a header.
+    """Return the API keys for clients, separated by commas, or "" if there are none. Raises BadInput for text that
+    cannot be sent in a header.
     """
     key: str = os.environ.get(API_KEY_VARIABLE, "") if args.api_key is None else args.api_key
     if args.api_key == "" or len(key) > MAX_API_KEY or not (key.isascii() and key.isprintable()) or key != key.strip():

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection: uvicorn's protocol with timeouts for heads and unread output, and server-sent events.
 
-Enforces the limit on connections. Malformed HTTP also gets an error in OpenAI's format. A head whose end, or whose
-body's end, a proxy could interpret differently is refused before h11 parses it, and the connection is closed; this
+Enforces the limit on connections. Malformed HTTP also gets an error in OpenAI's format. If a proxy could find a
+different end of a head or of its body, the head is refused before h11 parses it, and the connection is closed, which
 prevents request smuggling. Streams are not buffered: a client that reads slowly blocks only its own task, and its
 replies wait in its inbox.
 """
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 HEAD_END_PATTERN: Final = re.compile(rb"\n\r?\n")
-"""End of a head, as h11 recognizes it."""
+"""Matches the end of a request head, as h11 recognizes it."""
 HTTP_VERSION_PATTERN: Final = re.compile(rb" HTTP/([0-9]+(?:\.[0-9]+)?)$")
 MAX_HEAD_BYTES: Final = 32 << 10
 SLICE_BYTES: Final = 4 << 10
-"""Maximum bytes of one connection that are parsed before other connections get their turn."""
+"""Maximum bytes of one connection that are parsed before other connections are served."""
 FREE_CHUNKS: Final = 2048
-"""Number of a body's chunks that may have any size. If there are more, chunks must average `MIN_CHUNK_BYTES`."""
+"""Number of chunks of a body that may have any size. If there are more, chunks must average `MIN_CHUNK_BYTES`."""
 MIN_CHUNK_BYTES: Final = 256
 CONNECTION_KEY: Final = "kvscope.connection"
 DONE_EVENT: Final = b"data: [DONE]\n\n"
 COMMENT: Final = b": waiting\n\n"
-"""Comment of a stream, which clients ignore. It keeps proxies and clients from closing a silent connection."""
+"""Comment line in a stream, which clients ignore. It keeps proxies and clients from closing a silent connection."""
 TEXT_PLACEHOLDER: Final = "\0the text\0"
 STOPPING_MESSAGE: Final = "the server is stopping"
 STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -110,7 +110,7 @@ class HttpConnection(H11Protocol):
             self.scope[CONNECTION_KEY] = self  # type: ignore[typeddict-unknown-key]
 
     async def write_piece(self, data: bytes) -> None:
-        """Write a further piece of a response of unknown length, at half the cost of ASGI's `send`.
+        """Write a further part of a response of unknown length, at half the cost of ASGI's `send`.
 
         Waits while the client does not read. Data written after a disconnect is dropped.
         """
@@ -144,7 +144,7 @@ class HttpConnection(H11Protocol):
         self._answer(408, "the request did not arrive in time: closing the connection")
 
     def _answer(self, status: int, message: str) -> None:
-        """Send an error, unless a response was already sent, and close the connection."""
+        """Send an error, unless a response has already been sent, and close the connection."""
         if self.transport.is_closing():
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -176,7 +176,7 @@ class _StrictConnection(h11.Connection):
     """h11 connection that checks each head before parsing and refuses bodies that consist of tiny chunks."""
 
     refusal: tuple[int, str] | None = None
-    """HTTP status and message of the refusal; None without one."""
+    """HTTP status and message of the refusal; None if nothing was refused."""
     _num_chunks = _num_chunk_bytes = 0
 
     def next_event(self) -> Any:
@@ -229,12 +229,13 @@ def bounded_connection_class(limits: HttpLimits, max_connections: int) -> type[H
 
 
 def encode_events(chunks: Iterable[msgspec.Struct]) -> bytes:
-    """Return the server-sent events of all chunks, concatenated."""
     return b"".join(b"data: " + _ENCODER.encode(chunk) + b"\n\n" for chunk in chunks)
 
 
 class TextEvents:
-    """Encodes events that differ only in a text. The rest of the event is encoded once per choice, from `chunk`."""
+    """Encodes events that differ only in a text. All other parts of the event are encoded once per choice, from
+    `chunk`.
+    """
 
     def __init__(self, chunk: Callable[[int, str], msgspec.Struct]) -> None:
         self._chunk = chunk
@@ -277,7 +278,7 @@ class EventStream(Response):
     """Response that streams `events`. An error is sent as the last event; `close` is always called at the end."""
 
     comment_s = 10.0
-    """A comment is sent if no event was sent for so many seconds, at most twice as many."""
+    """Seconds without an event after which a comment is sent. The actual interval is up to twice as long."""
 
     def __init__(self, request: Request, events: Events, close: Callable[[], None]) -> None:
         super().__init__(headers=STREAM_HEADERS, media_type="text/event-stream")
@@ -319,7 +320,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send_comments(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write a comment after each `comment_s` in which no event was written."""
+        """Write a comment after each period of `comment_s` seconds in which no event was written."""
         while True:
             num_written = self._num_written
             await asyncio.sleep(self.comment_s)

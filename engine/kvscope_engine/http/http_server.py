@@ -40,7 +40,7 @@ from kvscope_telemetry.transport.file_limit import raise_file_limit
 
 BACKLOG: Final = 4096
 OWN_FILES: Final = 256
-"""File descriptors reserved for purposes other than clients' connections."""
+"""Number of file descriptors reserved for purposes other than clients' connections."""
 
 
 class HttpServer:
@@ -74,11 +74,11 @@ class HttpServer:
         )
 
     def run(self) -> None:
-        """Serve until `stop` is called, or, on the main thread, until a signal."""
+        """Serve until `stop` is called. On the main thread, a signal also ends serving."""
         asyncio.run(self._server.serve(sockets=[self._listener]))
 
     def stop(self) -> None:
-        """Request an orderly end, from any thread."""
+        """Request an orderly shutdown. Thread-safe."""
         self._server.should_exit = True
 
 
@@ -162,7 +162,8 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
 
 
 def cors(settings: HttpSettings) -> list[Middleware]:
-    """Return the middleware that lets web pages of `allowed_origins` use the API; empty without any.
+    """Return the middleware that lets web pages of `allowed_origins` use the API, or an empty list if there are no such
+    origins.
 
     It answers preflight requests itself, which browsers send without an API key.
     """

@@ -37,7 +37,6 @@ def json_response(answer: msgspec.Struct) -> Response:
 
 
 async def root(request: Request) -> Response:
-    """Handle `GET /`."""
     return json_response(Root())
 
 

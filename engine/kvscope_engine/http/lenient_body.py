@@ -16,7 +16,7 @@ import msgspec
 from msgspec import inspect
 
 MAX_REPORTED: Final = 200
-"""Maximum number of field names that are reported. A client cannot fill the log with random names."""
+"""Maximum number of field names that are reported, so that a client cannot fill the log with random names."""
 _Body = TypeVar("_Body")
 _reported: set[str] = set()
 _lock: Final = threading.Lock()
@@ -36,7 +36,7 @@ _type_info: Final[Any] = cache(inspect.type_info)
 
 
 def _without_unknown(value: Any, kind: inspect.Type) -> Any:
-    """Return a decoded JSON value without fields that its struct does not have."""
+    """Drop the fields that the struct does not have from a decoded JSON value."""
     if isinstance(kind, inspect.UnionType):
         kind = next((one for one in kind.types if isinstance(one, _KIND_BY_CLASS.get(type(value), ()))), kind)
     if isinstance(kind, inspect.Metadata):

@@ -157,7 +157,9 @@ def _field(message: str) -> str | None:
 
 
 def _check_size(scope: Scope) -> None:
-    """Refuse an oversized head. h11 does not measure a head that arrived in a single read."""
+    """Raise ApiError for a request head above `MAX_HEAD_BYTES`. h11 does not measure a head that arrived in a single
+    read.
+    """
     num_bytes = len(scope["raw_path"]) + len(scope["query_string"])
     num_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
     if num_bytes > MAX_HEAD_BYTES:

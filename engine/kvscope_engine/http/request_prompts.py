@@ -67,13 +67,12 @@ def chat_ids(
 
 
 def text_ids(tokenizer: Tokenizer, text: str, max_len: int, *, add_special_tokens: bool = True) -> list[int]:
-    """Return the token ids of a text. Raises BadInput if it is too long."""
     tokenizer.refuse_too_long(text, max_len)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _batches(prompts_in: Sequence[str | list[int]]) -> Iterator[list[str | list[int]]]:
-    """Group small prompts up to `SMALL_BYTES` per piece of work; larger ones are alone."""
+    """Group prompts into batches of at most `SMALL_BYTES` of text. A larger prompt forms a separate batch."""
     batch: list[str | list[int]] = []
     num_bytes = 0
     for prompt in prompts_in:

@@ -28,7 +28,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import ModelInfo
 
 SMALL_BYTES: Final = 64 << 10
-"""Maximum size of a text for which tokenizing takes only milliseconds."""
+"""Maximum bytes of a text that is tokenized within milliseconds."""
 _Result = TypeVar("_Result")
 
 
@@ -69,7 +69,8 @@ class TokenizerThreads:
         return await asyncio.shield(self._loading)
 
     async def run(self, owner: WorkOwner, num_bytes: int, work: Callable[[], _Result]) -> _Result:
-        """Run `work`, which processes `num_bytes` of text, on a thread in the owner's turn, and return its result.
+        """Run `work`, which processes `num_bytes` of text, on a thread when the owner's turn comes, and return its
+        result.
 
         BadInput is converted to an ApiError for the client.
         """

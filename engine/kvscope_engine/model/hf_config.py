@@ -1,4 +1,4 @@
-"""Reads a model's configuration into transformers' classes, from a `config.json` that has not been validated."""
+"""Reads a model's unvalidated `config.json` into a configuration class of transformers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ SIZE_LIMITS: Final = {
     "head_dim": 1 << 12,
     "vocab_size": 1 << 23,
 }
-"""Upper limits for sizes, above those of any existing model. Building a larger model takes very long before it fails
-for lack of memory."""
+"""Upper limits for sizes in a configuration, above those of any existing model. Building a larger model would take very
+long before it fails for lack of memory.
+"""
 FLOAT_KEY: Final = "__float__"
 NON_JSON_FLOATS: Final = ("Infinity", "-Infinity", "NaN")
 FIRST_POSITION: Final = "kvscope_first_position"
 """Attribute set on a configuration whose model's positions start above 0: the first position. Not read from a file."""
 EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Names under which configurations give the number of experts per layer."""
+"""Names of the configuration fields that may have the number of experts per layer."""
 _LENGTH_NAMES: Final = (
     "max_position_embeddings",
     "n_positions",
@@ -38,7 +39,7 @@ _LENGTH_NAMES: Final = (
 
 
 def read_config(path: Path) -> PretrainedConfig:
-    """Return the configuration in the file `path`. Code that comes with a model is never run.
+    """Read the configuration in the file `path`. Code that comes with a model is never run.
 
     Raises:
         BadInput: The file cannot be read, has a size above `SIZE_LIMITS`, or names an architecture unknown to
@@ -94,7 +95,9 @@ def position_limit(config: Any) -> int | None:
 
 
 def eos_token_ids(folder: Path, config: Any) -> frozenset[int]:
-    """Return the tokens that end an output: those of `generation_config.json`, else those of the configuration."""
+    """Return the tokens that end an output, from `generation_config.json`, or from the configuration if that file names
+    none.
+    """
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
     value = generation.get("eos_token_id")
@@ -115,15 +118,15 @@ def latent_ranks(config: Any) -> frozenset[int]:
 
 
 def _layers(config: Any) -> list[Any]:
-    """Return one configuration per layer if they differ, else the single configuration of all.
+    """Return one configuration per layer if layers differ, else the model's configuration alone.
 
-    If layers differ, reading a differing attribute from the whole configuration raises.
+    If layers differ, reading a differing attribute from the model's configuration raises.
     """
     return list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
 
 
 def _with_floats(value: Any) -> Any:
-    """Convert transformers' objects for floats that JSON cannot represent (infinities, NaN) back to floats."""
+    """Replace objects with which transformers encodes infinities and NaN, which JSON cannot represent, by floats."""
     if isinstance(value, list):
         return [_with_floats(item) for item in value]
     if not isinstance(value, dict):

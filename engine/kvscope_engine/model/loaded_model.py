@@ -31,7 +31,7 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     max_model_len: int
-    """Maximum number of tokens of prompt and output together."""
+    """Maximum number of tokens of a request's prompt and output together."""
     quantization: str = "none"
     """Weight format used for computing, as returned by `choose_quantization`."""
     notes: tuple[str, ...] = ()

@@ -1,4 +1,6 @@
-"""Reads values that may be missing: a failure makes one figure unknown and affects no other."""
+"""Calls driver functions that may fail. A failure makes one value None and leaves the other values of a sample
+intact.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reads the memory of host processes by kind, from `/proc/PID`. A process that ends meanwhile is left out.
+"""Reads the CPU use and memory of host processes from `/proc/PID`. A process that ends meanwhile is left out.
 
-Owns the previous CPU times of processes, to compute shares of cores.
+Owns the processes' CPU times at the previous sample, from which the number of cores in use is computed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
-    """Samples the processes in `pids`, or the `num_largest` ones if it is None."""
+    """Samples the processes in `pids`, or the `num_largest` processes by resident memory if `pids` is None."""
 
     def __init__(
         self, pids: tuple[int, ...] | None, num_largest: int, folder: Path, clock_ns: Callable[[], int]
@@ -31,7 +31,7 @@ class Processes:
         self._times: dict[int, tuple[int, int]] = {}  # pid -> time in ns, total ticks
 
     def sample(self) -> tuple[HostProcess, ...] | None:
-        """Return the processes, largest first; None if none can be read."""
+        """Return the processes, largest resident memory first; None if no process can be read."""
         pids = self._pids if self._pids is not None else known(self._largest_pids)
         if pids is None:
             return None
@@ -69,7 +69,9 @@ class Processes:
         )
 
     def _cores(self, pid: int) -> float | None:
-        """Return the average number of cores in use since the previous sample; None at the first."""
+        """Return the average number of cores that the process used since its previous sample; None at its
+        first sample.
+        """
         fields = (self._folder / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
         ticks, now_ns = int(fields[11]) + int(fields[12]), self._clock_ns()
         before_ns, before = self._times.get(pid, (now_ns, ticks))

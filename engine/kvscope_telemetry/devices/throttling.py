@@ -32,11 +32,11 @@ REASON_LABELS: Final = {
     "reliability": "voltage limit",
 }
 HARMLESS: Final = frozenset({"idle", "application_clocks", "display_clocks", "sync_boost"})
-"""Reasons that are intended or need no action."""
+"""Throttling reasons that are intended or need no action."""
 
 
 def names_of(bits: int) -> tuple[str, ...]:
-    """Return the names of all set bits. Unknown bits are combined to one hexadecimal number."""
+    """Return the names of all set bits. Unknown bits are combined into one hexadecimal number."""
     found = tuple(name for bit, name in _BITS.items() if bits & bit)
     other = bits & ~sum(_BITS)
     return (*found, f"reason {other:#x}") if other else found

@@ -41,9 +41,9 @@ class ExportTarget:
 
     path: Path
     kind: str
-    """One of `KINDS` for a table; "" for other formats."""
+    """Table to write, one of `KINDS`; "" for formats without tables."""
     suffix: str
-    """One of `SUFFIXES`."""
+    """File extension, one of `SUFFIXES`."""
 
     @classmethod
     def from_path(cls, path: Path, kind: str | None = None, form: str | None = None) -> ExportTarget:

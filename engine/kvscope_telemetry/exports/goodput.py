@@ -21,7 +21,7 @@ class MissedRequest:
     took_s: dict[str, float]
     missed: tuple[str, ...]
     chain: tuple[str, ...]
-    """Delays of the request, oldest first (`request_delays`)."""
+    """Texts on the delays of the request (`request_delays`), oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,9 @@ class GoodputReport:
     results: GoalResults
     num_finished: int
     missed: tuple[MissedRequest, ...]
-    """The worst requests first, by their largest ratio of latency to goal; limited to the requested count."""
+    """Requests that missed a goal, sorted by their largest ratio of latency to goal, worst first; limited to the
+    requested count.
+    """
 
     @property
     def num_missed(self) -> int:
@@ -38,13 +40,12 @@ class GoodputReport:
 
     @property
     def share_text(self) -> str:
-        """Goodput as text, such as `95.0%`."""
         return "unknown" if self.results.goodput is None else f"{self.results.goodput:.1%}"
 
     @property
     def result_text(self) -> str:
-        """Text such as `of 20 finished requests kept TTFT 200 ms and TPOT 50 ms`, with the number of requests that
-        cannot be judged.
+        """Text such as `of 20 finished requests kept TTFT 200 ms and TPOT 50 ms`. Also says how many requests cannot be
+        judged.
         """
         goals = " and ".join(f"{name.upper()} {limit_ms:g} ms" for name, limit_ms in self.goals.items())
         num_unknown = self.num_finished - self.results.num_judged

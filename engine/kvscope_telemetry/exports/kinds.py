@@ -26,7 +26,7 @@ class Format:
     about: str = ""
     """Description in the dialog, for formats without tables."""
     module: str = ""
-    """For table formats, the module in `exports.tables` with the writer."""
+    """Module in `exports.tables` that contains the writer; "" for formats without tables."""
     function: str = ""
     needs_pyarrow: bool = False
 
@@ -43,7 +43,7 @@ class Format:
 class TableKind:
     name: str
     row: str
-    """Subject of each row: second, request, ..."""
+    """Object that one table row describes, such as "second" or "request"."""
     module: str
     function: str
 

@@ -30,14 +30,14 @@ from kvscope_telemetry.summaries.event_index import EventIndex
 
 @dataclass(slots=True)
 class PhaseSpan:
-    """A phase of a request, on the recording's clock."""
+    """A phase of a request. Times are on the recording's clock."""
 
     kind: RequestPhase
     start_ns: int
     end_ns: int | None = None
     cause: str = ""
     other: int = 0
-    """Number of the request that caused a preemption, or 0."""
+    """Number of the request that caused this preemption; 0 if there is none."""
 
 
 @dataclass(slots=True)
@@ -60,13 +60,15 @@ class RequestHistory:
     first_token_ns: int | None = None
     end_ns: int | None = None
     end: str = ""
-    """"finished", "aborted" or "refused"; "ended" if the kind is unknown; "" for an unfinished request."""
+    """Kind of end: "finished", "aborted" or "refused"; "ended" if the kind is unknown; "" for an unfinished request."""
     end_reason: str = ""
     phases: list[PhaseSpan] = field(default_factory=list)
 
     @property
     def queue_ns(self) -> int | None:
-        """Running time from the arrival to the first run; None if that was not observed."""
+        """Nanoseconds from the arrival to the first step that ran the request, without the engine's stops; None if not
+        observed.
+        """
         return self.moments.queue_ns
 
     @property
@@ -77,7 +79,7 @@ class RequestHistory:
         return sum(self.length_ns(phase, until_ns) for phase in self.phases if phase.kind in PREEMPTED_PHASES)
 
     def length_ns(self, phase: PhaseSpan, until_ns: int) -> int:
-        """Return the running time of a phase, as of `until_ns` if it has not ended."""
+        """Return the duration of `phase` without the engine's stops. An unfinished phase counts until `until_ns`."""
         return self.moments.running.running_ns(*self._engine_times(phase, until_ns))
 
     def stopped_ns(self, phase: PhaseSpan, until_ns: int) -> int:

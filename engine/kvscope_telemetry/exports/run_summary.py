@@ -35,7 +35,7 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a range. Shares are 0 to 1; None if unknown."""
+    """Key figures of a recording or of a range of it. Shares are 0 to 1. A figure is None if it is unknown."""
 
     model: str
     device: str
@@ -64,9 +64,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_p95_s: float | None
     queued_p95_s: float | None
     latencies_are_bounds: bool = False
-    """Whether the engine reports histograms, so that the percentiles are upper bounds."""
+    """Whether the engine reports latencies as histograms, so that the percentiles are upper bounds."""
     figures: dict[str, float | None] = {}
-    """All figures of `summaries.run_figures` by key, including those above."""
+    """All figures of `summaries.run_figures` by key, including those that are fields of this class."""
 
 
 def summarize_run(recording: Recording, overview: SessionOverview, span: Span) -> RunSummary:

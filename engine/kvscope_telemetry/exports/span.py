@@ -43,8 +43,8 @@ class Span:
 
 
 def span_of(recording: Recording, from_s: float | None = None, until_s: float | None = None) -> Span:
-    """Return the range from `from_s` to `until_s`; None means the start or the end. Raises BadInput if the recording
-    has nothing there.
+    """Return the range from `from_s` to `until_s`; None means the start or the end. Raises BadInput if nothing was
+    recorded in it.
     """
     length_s = (recording.end_ns - recording.start_ns) / 1e9
     begin = recording.first_s if from_s is None else max(from_s, recording.first_s)
@@ -61,7 +61,7 @@ def timed_messages(
 ) -> Iterable[tuple[int, TelemetryMessage]]:
     """Yield the messages from the newest snapshot before the range to its end, with times on the recording's clock.
 
-    `watch` is called with the share done. Raises OpeningCancelled when it returns False.
+    `watch` is called with the share read so far, 0 to 1. Raises OpeningCancelled when it returns False.
     """
     begin_s = recording.snapshot_before(span.from_s) or 0.0
     length_s = max(span.until_s - begin_s, 1e-9)

@@ -56,7 +56,7 @@ Open = Callable[[FleetEntry, Context], FleetMember]
 
 
 def open_member(entry: FleetEntry, context: Context) -> FleetMember:
-    """Open a reader for the engine at the entry's address, or a `RefusedMember` if that is not accepted."""
+    """Open a reader for the engine at the entry's address, or a `RefusedMember` if the address is not accepted."""
     try:
         if entry.address.is_external:
             return ExternalMember(entry, entry.address.open())

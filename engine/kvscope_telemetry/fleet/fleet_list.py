@@ -32,13 +32,15 @@ class FleetEntry:
 class FleetList:
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
-    """Lines that were left out and the reasons, as one line of text; empty if none was."""
+    """Lines that were left out and the reasons, as one line of text; empty if no line was left out."""
 
 
 def parse_list(text: str, api_key: str = "") -> FleetList:
-    """Parse the addresses in `text`, each once. `api_key` is used for other engines for which no key is stored.
+    """Parse the addresses in `text`. Repeated addresses are included only once. `api_key` is used for other engines for
+    which no key is stored.
 
-    Raises BadInput if the text is not empty and contains no valid address: then it is not a list.
+    Raises BadInput if the text is not empty but contains no valid address, because it is then probably not an address
+    list.
     """
     lines = [(number, line) for number, raw in enumerate(text.splitlines(), 1) if (line := _without_comment(raw))]
     stored_keys = read_api_keys()

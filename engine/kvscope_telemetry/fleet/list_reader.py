@@ -14,13 +14,13 @@ from kvscope_telemetry.fleet.list_texts import ListText
 
 @dataclass(frozen=True, slots=True)
 class ListReading:
-    """State of a list after an attempt to read it."""
+    """Entries of an address list, and the result of the last attempt to read it."""
 
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
     """Errors in the list, or of the last attempt, as one line of text; empty if there were none."""
     is_old: bool = False
-    """Whether the last attempt to read failed, so that the entries are those of an earlier one."""
+    """Whether the last attempt to read the list failed, so that the entries are from an earlier attempt."""
     read_ns: int = 0
     """When the list was last read, on this machine's monotonic clock; 0 if never."""
     num_tries: int = 0

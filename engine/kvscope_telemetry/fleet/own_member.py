@@ -1,6 +1,7 @@
 """Reads one of kvscope's own engines for a fleet: only the block states and counters, no requests.
 
-Owns that state. `LiveReader` receives the stream and describes the connection, as it does for a window.
+Owns these block states and counters. `LiveReader` receives the stream and describes the connection, as it does for a
+window.
 """
 
 from __future__ import annotations

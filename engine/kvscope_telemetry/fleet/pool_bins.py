@@ -14,7 +14,9 @@ from kvscope_telemetry.summaries.address_bins import bin_edges
 
 @dataclass(frozen=True, slots=True)
 class PoolBins:
-    """Shares per bin, one byte each, 0 to 255. A share that is not zero is at least 1."""
+    """Shares of active and of cached blocks in each bin, one byte per bin: 0 to 255 stands for 0 to 1. A share that is
+    not zero is at least 1.
+    """
 
     active: bytes
     cached: bytes

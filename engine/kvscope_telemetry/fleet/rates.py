@@ -14,7 +14,7 @@ from kvscope_telemetry.summaries.run_figures import HIT_RATE
 
 WINDOW_NS: Final = 60_000_000_000
 MIN_SPAN_NS: Final = 900_000_000
-"""Minimum span in ns: a rate over less is not meaningful."""
+"""Minimum time in nanoseconds over which a rate is meaningful."""
 MAX_LATENCIES: Final = 2_048
 _SAMPLE_INTERVAL_NS: Final = 1_000_000_000
 
@@ -27,8 +27,8 @@ class _Totals(NamedTuple):
 
 
 class Rates:
-    """Figures of one engine over the last minute. Call `begin` when the engine restarts, because its totals start
-    again.
+    """Figures of one engine over the last minute. Call `begin` when the engine restarts, because its counters restart
+    at 0.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Rates:
             self._totals.popleft()
 
     def first_tokens(self, packed: bytes, now_ns: int) -> None:
-        """Add the latencies of a frame: nanoseconds as packed little-endian u64."""
+        """Add the times to first token of a telemetry frame, given as packed little-endian u64 in nanoseconds."""
         if packed:
             self._latencies.extend((now_ns, value) for value in np.frombuffer(packed, "<u8").tolist())
 

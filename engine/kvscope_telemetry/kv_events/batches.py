@@ -1,7 +1,7 @@
 """KV events and batches of them: blocks stored, blocks removed, all blocks cleared.
 
-The same for all publishers: all hashes have one type (`block_key`). Bytes and sockets are left to `decoding`,
-`encoding` and `event_stream`.
+The types are the same for all publishers, and all hashes are integers (`block_key`). `decoding` and `encoding` convert
+them from and to bytes; `event_stream` owns the sockets.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ END_SEQ: Final = b"\xff" * 8
 
 
 class BlockStored(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive blocks of one text were stored in the cache. Fields have vLLM's names and order."""
+    """Consecutive blocks of one token sequence were stored in the cache. Fields have vLLM's names and order."""
 
     block_hashes: tuple[int, ...]
-    """One hash per block, in the order of the text (`block_key`)."""
+    """One hash per block (`block_key`), in token order."""
     parent_block_hash: int | None
-    """Hash of the block before the first one; None if the first block begins the text."""
+    """Hash of the block before the first one; None if the first block starts the token sequence."""
     token_ids: tuple[int, ...]
-    """Tokens of all blocks; fewer than `block_size` per block if the publisher omitted some."""
+    """Tokens of all blocks. There are fewer than `block_size` per block if the publisher omitted some."""
     block_size: int
     lora_id: int | None = None
     medium: str | None = None

@@ -124,7 +124,6 @@ def _decode(raw: Raw, view: memoryview) -> _Wire:
 
 
 def _is_unknown(raw: Raw, view: memoryview) -> bool:
-    """Whether an event is of an unknown kind, rather than malformed."""
     try:
         return (_HEAD_ARRAY if _is_array(view) else _HEAD_MAP).decode(raw).type not in KNOWN_TYPES
     except _UNREADABLE:
@@ -132,7 +131,7 @@ def _is_unknown(raw: Raw, view: memoryview) -> bool:
 
 
 def _event(wire: _Wire) -> tuple[KvEvent, int]:
-    """Return the event and the number of fields that were present."""
+    """Convert a decoded struct to an event. Also returns the number of fields that were present."""
     if isinstance(wire, _Stored):
         return _stored(wire)
     if isinstance(wire, RemovedMap | RemovedArray):
@@ -184,7 +183,6 @@ def _packed_keys(extra_keys: Any) -> bytes | None:
 
 
 def _is_array(view: memoryview) -> bool:
-    """Whether MessagePack data begins with one of its three array types."""
     return 0x90 <= view[0] <= 0x9F or view[0] in (0xDC, 0xDD)
 
 

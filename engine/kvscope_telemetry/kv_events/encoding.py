@@ -25,7 +25,6 @@ def encode_batch(batch: EventBatch, *, arrays: bool = False) -> bytes:
 
 
 def pack_extra_keys(keys: tuple[tuple[Any, ...] | None, ...]) -> bytes:
-    """Encode `BlockStored.extra_keys`, with one entry per block."""
     return _ENCODER.encode(keys)
 
 

@@ -48,16 +48,15 @@ class KVEventConnection:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, topic: bytes, *, bind: bool) -> None:
         self.num_connections = 0
-        """Number of connections established so far."""
         self.refusal = ""
-        """Reason for which there is no publisher; empty if unknown or connected."""
+        """Reason why no publisher is connected; empty if the reason is unknown or a publisher is connected."""
         self._endpoint = endpoint
         self._is_bound = bind
         self._num_open = 0
         self._num_hang_ups = 0
         self._handshake_started_s: float | None = None
-        """Monotonic time since which a peer is connected without having completed the handshake; None without such a
-        peer.
+        """Monotonic time since which a peer is connected without having completed the handshake; None if there is no
+        such peer.
         """
         self._retry_s: float | None = None
         self._poll_s = 0.0
@@ -77,7 +76,7 @@ class KVEventConnection:
         return self._num_open > 0
 
     def receive(self, max_messages: int) -> list[list[bytes]]:
-        """Return the messages received, oldest first."""
+        """Return up to `max_messages` received messages, oldest first, each as a list of its ZeroMQ frames."""
         messages: list[list[bytes]] = []
         with contextlib.suppress(zmq.Again):
             while len(messages) < max_messages:

@@ -33,7 +33,7 @@ MAX_FRUITLESS: Final = 2
 class EventContinuity:
     """Checks that event batches arrive without gaps, and requests replays of missing ones.
 
-    `put` is called with each item and its size in bytes. `can_replay`: whether missing batches can be requested.
+    `put` is called with each item and its size in bytes. Without `can_replay`, missing batches cannot be requested.
     """
 
     def __init__(self, put: Callable[[StreamItem, int], None], *, can_replay: bool) -> None:
@@ -43,14 +43,14 @@ class EventContinuity:
         self.ts = 0.0
         self.rank: int | None = None
         self.has_joined = False
-        """Whether cache contents are known since the last reset, with or without certainty."""
+        """Whether cache contents are known since the last reset, even if they may be wrong."""
         self.uncertain = ""
-        """Reason for which the cache contents may be wrong; empty if they are certain."""
+        """Reason why the cache contents may be wrong; empty if they are certain."""
         self.wants = "joining" if can_replay else ""
-        """Reason for which a replay is needed; empty if none is."""
+        """Reason why a replay is needed; empty if none is needed."""
         self.is_replaying = False
         self.failed = False
-        """Whether a replay failed that could have removed the uncertainty."""
+        """Whether a replay that could have removed the uncertainty has failed."""
         self._put = put
         self._can_replay = can_replay
         self._buffered = BufferedBatches()
@@ -121,7 +121,6 @@ class EventContinuity:
             self._buffered.push(seq, payload)
 
     def end_replay(self) -> None:
-        """Finish a replay that was received completely."""
         if not self.is_replaying:
             return
         self.is_replaying = self._is_check = False
@@ -135,10 +134,10 @@ class EventContinuity:
             self._num_fruitless = 0
 
     def fail_replay(self, why: str) -> None:
-        """End a replay to which no more answers come.
+        """End a replay whose publisher has stopped answering.
 
-        If part of it came, the missing part is requested. Otherwise, reading continues without it, and the gap is
-        reported.
+        If some of its batches arrived, the missing ones are requested. Otherwise, reading continues without them, and
+        the gap is reported.
         """
         was_check, self._is_check = self.is_checking, False
         self.is_replaying, self.wants = False, ""
@@ -173,7 +172,7 @@ class EventContinuity:
                 self._process_next(seq, payload)
 
     def _start_at(self, seq: int) -> None:
-        """Start the sequence at this batch if it is the first."""
+        """Start the sequence at batch `seq` if no batch was received before."""
         if self.last >= 0 or self.has_joined:
             return
         self.has_joined = True
@@ -227,7 +226,9 @@ class EventContinuity:
         self._seen.add(seq, payload)
 
     def _release(self) -> None:
-        """Pass on buffered batches, up to the next gap."""
+        """Pass on buffered batches up to the next gap, for which a replay is requested. If none can be, the gap is
+        reported and skipped.
+        """
         for seq in self._buffered.in_order():
             if self.wants:
                 return
@@ -273,7 +274,9 @@ class EventContinuity:
 
     @property
     def _may_request(self) -> bool:
-        """Whether a replay can be requested, and recent ones brought missing batches."""
+        """Whether a replay can be requested, and fewer than `MAX_FRUITLESS` consecutive replays brought no missing
+        batch.
+        """
         return self._can_replay and self._num_fruitless < MAX_FRUITLESS
 
     def _request_replay(self, why: str) -> None:
@@ -337,15 +340,14 @@ class SeenBatches:
                 del self._hashes[oldest]
 
     def skip(self, first: int, last: int) -> None:
-        """Record batches accepted as missing."""
+        """Record the batches `first` to `last` as accepted as missing."""
         self._gaps.append((first, last))
 
     def is_same(self, seq: int, payload: bytes) -> bool:
-        """Whether exactly this batch was recorded."""
+        """Whether a batch with this number and exactly these bytes was recorded."""
         return self._hashes.get(seq) == hash(payload)
 
     def was_skipped(self, seq: int) -> bool:
-        """Whether the batch was accepted as missing."""
         return any(first <= seq <= last for first, last in self._gaps)
 
     def clear(self) -> None:

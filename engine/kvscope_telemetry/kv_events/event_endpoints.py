@@ -37,7 +37,9 @@ def check_endpoint(name: str, endpoint: str, *, is_client: bool = False) -> None
 
 
 def binds(endpoint: str) -> bool:
-    """Whether a publisher binds `endpoint`, by the rule of vLLM and SGLang. It connects to a named host instead."""
+    """Whether a publisher binds `endpoint`. By the rule of vLLM and SGLang, it binds ipc:// and wildcard hosts, and
+    connects to a named host.
+    """
     if endpoint.startswith("ipc://"):
         return True
     return endpoint.partition("://")[2].rpartition(":")[0] in _WILDCARD_HOSTS

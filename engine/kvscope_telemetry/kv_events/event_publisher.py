@@ -81,8 +81,8 @@ class KvEventPublisher:
         return self.queue.next_seq
 
     def publish(self, events: Sequence[KvEvent], ts: float | None = None) -> None:
-        """Enqueue one batch with time `ts` in seconds since 1970; None: now. Non-blocking. Must be called on one thread
-        only.
+        """Enqueue one batch with time `ts` in seconds since 1970; None means the current time. Non-blocking. Must be
+        called on one thread only.
         """
         if self._is_closing or not events:
             return
@@ -232,8 +232,8 @@ def _size(event: KvEvent) -> int:
 
 
 class ReplayBuffer:
-    """The newest batches as bytes, at most `max_batches` in `max_bytes`, for consumers that missed some or connect
-    late.
+    """Holds the newest batches as bytes, at most `max_batches` in `max_bytes`, for consumers that missed some or
+    connect late.
     """
 
     def __init__(self, max_batches: int, max_bytes: int = MAX_BUFFER_BYTES) -> None:

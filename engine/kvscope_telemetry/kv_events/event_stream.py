@@ -37,7 +37,7 @@ CHECK_AFTER_S: Final = 5.0
 REPLAY_TIMEOUT_S: Final = 10.0
 """Maximum seconds between two answers of a replay. Publishers poll for requests ten times a second."""
 RETRY_S: Final = (1.0, 30.0)
-"""Pause in seconds after the first unanswered replay, and the maximum. It doubles each time."""
+"""Pauses in seconds after an unanswered replay: the first one, which doubles each time, and the maximum."""
 
 
 class KvEventStream:
@@ -267,10 +267,10 @@ class PendingItems:
 
 
 class ReplayClient:
-    """Request for all batches that a publisher still has, from sequence number `start` on, in the old or the new
-    layout.
+    """Request to a publisher for all batches that it still has, from sequence number `start` on.
 
-    Each replay has its own socket, so that late answers to an abandoned replay are dropped with it.
+    Reads answers in the layouts before and since vLLM 0.26. Each replay has a separate socket, so that late answers to
+    an abandoned replay are dropped with it.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, start: int) -> None:

@@ -24,7 +24,7 @@ Name = Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
 class Metadata(msgspec.Struct, gc=False):
-    """Seventh field of a stored block in SGLang 0.5.18, where vLLM has the adapter's name."""
+    """Seventh field of a stored block in SGLang 0.5.18, in the position where vLLM sends the adapter's name."""
 
     cache_salt: Name | None = None
 

@@ -19,7 +19,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq", "null"] | None = None
-    """None: `zmq` if events are enabled."""
+    """Transport of the events. None means `zmq` if events are enabled."""
     endpoint: str = "tcp://*:5557"
     """Endpoint at which batches are published. Unless `bind` is set, the publisher binds `*` and ipc://, and connects
     to a named host.

@@ -25,8 +25,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     fragmentation and addresses are meaningless.
     """
     free_rows: bool = True
-    """Whether a row without contents is a free block. Otherwise, it is merely unassigned, and pool usage is known from
-    the counters only.
+    """Whether a ledger row without contents is a free block. Otherwise, the row is merely unassigned, and pool usage is
+    known from the counters only.
     """
     requests: bool = True
     """Whether individual requests are published with their block tables; otherwise at most their number."""

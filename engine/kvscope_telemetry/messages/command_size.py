@@ -26,11 +26,11 @@ from kvscope_telemetry.messages.commands import (
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 COMMAND_BYTES: Final = 1_000
-"""Bytes of a command without contents: its objects and its queue entry."""
+"""Memory of a queued command without its contents, in bytes: its Python objects and its queue entry."""
 MESSAGE_BYTES: Final = 200
 """Bytes of a chat message without content."""
 NUMBER_BYTES: Final = 40
-"""Bytes of a token id or a block id in a tuple."""
+"""Memory of one token id or block id in a tuple, in bytes."""
 
 
 def command_bytes(command: Command) -> int:

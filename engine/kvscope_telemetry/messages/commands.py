@@ -51,11 +51,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     role: Literal["system", "user", "assistant", "tool"]
     content: PromptText
     tool_calls: Annotated[tuple[ToolCall, ...], msgspec.Meta(max_length=MAX_TOOL_CALLS)] = ()
-    """Calls made in a message of the assistant."""
     tool_call_id: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    """Id of the call that a tool's message answers."""
     name: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    """Name of the speaker or of the tool."""
 
 
 class Submit(_Command, frozen=True, kw_only=True):
@@ -76,13 +73,13 @@ class Submit(_Command, frozen=True, kw_only=True):
     tools: PromptText = ""
     """JSON array of the functions that the model may call, in OpenAI's format; passed to the chat template."""
     client: ClientName = ""
-    """Name of the client for which the request is submitted; empty: the socket's client itself.
+    """Name of the client for which the request is submitted. If empty, it is the client of the socket.
 
     Used by programs that serve several clients, such as the HTTP API. Scheduling is fair among these names, and limits
     apply to each.
     """
     batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    """Id of a group of requests that were submitted together; empty: this request alone.
+    """Id of a group of requests that were submitted together. If empty, the request is a group by itself.
 
     Scheduling is fair among a client's batches.
     """
@@ -91,15 +88,15 @@ class Submit(_Command, frozen=True, kw_only=True):
 
 
 class Abort(_Command, frozen=True, kw_only=True):
-    """Abort a request of this client. `Done` is also the answer for unknown and finished requests.
+    """Abort a request of this client. `Done` is also the reply for unknown and finished requests.
 
-    A request of another client is aborted only with `anyones`; otherwise the command is refused.
+    A request of another client is aborted only if `anyones` is set; otherwise the command is refused.
     """
 
     request_id: RequestId
     anyones: bool = False
     client: ClientName = ""
-    """Value of the `Submit` command, like `batch`, so that the engine processes the Abort after it."""
+    """`Submit.client` of the request. With it and `batch`, the engine processes the Abort after the Submit."""
     batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
@@ -123,8 +120,8 @@ class Awaited(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class GetStatus(_Command, frozen=True, kw_only=True):
     """Request the engine's status, answered immediately with `Status`, even while a model loads.
 
-    A `session` also identifies the client: if it connected before, the new connection takes over the client's requests,
-    and the replies that it missed for those in `awaited` are sent again.
+    A `session` also identifies the client. If it was connected before, the new connection takes over the client's
+    requests, and the replies that the client missed for the requests in `awaited` are sent again.
     """
 
     tag: Tag = 0
@@ -153,7 +150,8 @@ class Control(_Command, frozen=True, kw_only=True):
     """"step" runs `num_steps` steps while the engine is paused, and is answered once they have run."""
     tag: Tag = 0
     lease_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
-    """Seconds without a message from the client after which its pause ends; 0: it ends when the connection closes."""
+    """Seconds without a message from the client after which its pause ends. With 0, it ends when the connection closes.
+    """
     num_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 1
 
 
@@ -163,7 +161,7 @@ class Preempt(_Command, frozen=True, kw_only=True):
     number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
     """Number of the request as in `RequestInfo`."""
     how: Literal["", "swap", "recompute"] = ""
-    """How to free the blocks; empty: the engine's preemption mode."""
+    """How to free the request's blocks. If empty, the engine's preemption mode decides."""
     tag: Tag = 0
 
 
@@ -180,7 +178,9 @@ class Pin(_Command, frozen=True, kw_only=True):
 
 
 class Unpin(_Command, frozen=True, kw_only=True):
-    """Remove this client's pins on `blocks`, or all its pins if `blocks` is empty; answered with `Done` or `Failed`."""
+    """Remove this client's pins on `blocks`, or all of its pins if `blocks` is empty; answered with `Done` or
+    `Failed`.
+    """
 
     blocks: Blocks = ()
     tag: Tag = 0
@@ -199,7 +199,7 @@ class SetLimits(_Command, frozen=True, kw_only=True):
     """Change the batch limits, up to those with which the engine was started; answered with `Done` or `Failed`."""
 
     max_num_seqs: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
-    """New limit; 0: unchanged, as for `max_num_batched_tokens`."""
+    """New limit. 0 leaves it unchanged; the same holds for `max_num_batched_tokens`."""
     max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
     tag: Tag = 0
 
@@ -231,7 +231,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations of one completion in seconds of the engine's monotonic clock; None if that point was not reached."""
+    """Durations of one completion in seconds of the engine's monotonic clock. A duration is None if its end was not
+    reached.
+    """
 
     queue_s: float | None = None
     """Time in the queue. Like `ttft_s`, it is running time (`RunningTime`), without pauses and suspensions."""
@@ -272,7 +274,8 @@ class Refused(_Command, frozen=True, kw_only=True):
 class Tokens(_Command, frozen=True, kw_only=True):
     """New tokens of a completion.
 
-    `text` is the text that they add; a possible beginning of a stop string is sent with a later message.
+    `text` is the text that these tokens add. Text that may be the beginning of a stop string is sent with a later
+    message.
     """
 
     request_id: str
@@ -330,22 +333,22 @@ class AllocatorMap(_Command, frozen=True, kw_only=True):
     took_ns: int = 0
     """Nanoseconds of the engine's thread spent on creating the map."""
     segment_address: bytes = b""
-    """u64 per segment."""
+    """Address of each segment, u64."""
     segment_bytes: bytes = b""
-    """u64 per segment."""
+    """Size of each segment in bytes, u64."""
     segment_stream: bytes = b""
-    """u64 per segment: the CUDA stream on which its blocks are used; 0 is the default stream."""
+    """CUDA stream on which each segment's blocks are used, u64; 0 is the default stream."""
     segment_pool: bytes = b""
-    """u8 per segment: 0 small blocks, 1 large blocks, 2 a private pool (captured graphs)."""
+    """Pool of each segment, u8: 0 for small blocks, 1 for large blocks, 2 for a private pool (captured graphs)."""
     segment_num_blocks: bytes = b""
-    """u32 per segment: number of its entries in the block columns."""
+    """Number of entries of each segment in the block columns, u32."""
     block_offset: bytes = b""
-    """u64 per block: offset from the start of its segment, ascending."""
+    """Offset of each block from the start of its segment in bytes, u64, ascending."""
     block_bytes: bytes = b""
-    """u64 per block."""
+    """Size of each block in bytes, u64."""
     block_state: bytes = b""
-    """u8 per block: 0 allocated, 1 freed but still used by a stream, 2 cached, 3 several small blocks of different
-    states.
+    """State of each block, u8: 0 allocated, 1 freed but still used by a stream, 2 cached, 3 several small blocks of
+    different states.
     """
     num_segments: int = 0
     num_blocks: int = 0
@@ -360,8 +363,6 @@ class AllocatorMap(_Command, frozen=True, kw_only=True):
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """A LoRA adapter that requests may use."""
-
     name: str
     path: str
 

@@ -65,7 +65,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pcie_width: int | None = None
     """Number of PCIe lanes in use."""
     pcie_sent_bytes_s: int | None = None
-    """Bytes per second sent by the GPU."""
     pcie_received_bytes_s: int | None = None
     nvlink_sent_bytes_s: int | None = None
     """Bytes per second sent over all links."""

@@ -20,7 +20,7 @@ from kvscope_telemetry.messages.telemetry import Event, EventData
 from kvscope_telemetry.plural import counted
 
 CauseClauses = Callable[[Event, EventData], list[str]]
-"""Function that returns the clauses of the text that explains why an event happened."""
+"""Function that returns the clauses of an event's cause as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class EventLane:
     the events are not counted.
     """
     counted: str = ""
-    """Noun for one counted item, in the singular."""
+    """Noun for the events counted by `column`, in the singular. If empty, `EventKind.noun`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class EventKind:
     noun: str = ""
     """Noun for counts and searches, in the singular. The plural has an s appended."""
     words: Mapping[str, CauseClauses] = field(default_factory=dict)
-    """`EventData.kind` -> function that describes the cause."""
+    """Functions that describe the cause of an event, by `EventData.kind`."""
     lane: EventLane | None = None
     is_stop: bool = False
     """Whether the event marks the start or end of a pause or suspension (`RunningTime.record`)."""
@@ -119,11 +119,11 @@ def aborted_text(why: str, num_tokens: int, num_blocks: int) -> str:
 
 
 def evicted_text(why: str, evicted: Sequence[tuple[int, str]], *, number: int = 0, order: str = "") -> str:
-    """Return why something was evicted.
+    """Return the cause of an eviction as text.
 
     Args:
         evicted: Counts with their nouns.
-        number: The request that needed the space; 0: unknown.
+        number: The request that needed the space; 0 if unknown.
         order: Clause that describes how the victims were chosen.
     """
     parts = [counted(count, noun) for count, noun in evicted if count]
@@ -162,7 +162,7 @@ def retracted_text(
 
     Args:
         choice: As in `EventData.choice`, or "fewest" (it had generated the fewest tokens).
-        other: The first request that lacked blocks; 0: unknown.
+        other: The first request that lacked blocks; 0 if unknown.
     """
     first = f", request #{other} first" if other else ""
     return (

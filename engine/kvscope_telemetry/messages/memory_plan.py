@@ -11,12 +11,12 @@ from typing import Final
 import msgspec
 
 WEIGHT_BYTES: Final = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5}
-"""Bytes per parameter by accepted type. In quantized models, embedding, output head and vectors keep 16 bits."""
+"""Bytes per parameter by weight type. In quantized models, embedding, output head and vectors keep 16 bits."""
 KV_CACHE_DTYPES: Final = ("auto", "fp8", "int8")
 
 
 MISSING: Final = "missing"
-"""Name of the pseudo-part for missing memory."""
+"""Name of the `PlanPart` for memory that the GPU would need in addition."""
 
 
 class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,9 @@ class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def whole_of(parts: Sequence[PlanPart], gpu_bytes: int) -> int:
-    """Return the denominator for the shares of `parts`: the GPU's memory, or the sum of all parts if that is larger."""
+    """Return the denominator for the shares of `parts`: the GPU's memory, or the sum of all parts except `MISSING` if
+    that is larger.
+    """
     return max(gpu_bytes, sum(part.num_bytes for part in parts if part.name != MISSING))
 
 
@@ -45,12 +47,12 @@ class StageUse(msgspec.Struct, frozen=True, kw_only=True):
     first_layer: int
     num_layers: int
     parts: tuple[PlanPart, ...]
-    """Parts that add up to `allowed_bytes`, including the KV cache. The last one may be `MISSING`."""
+    """Parts that add up to `InferenceAnswer.allowed_bytes`, including the KV cache. The last one may be `MISSING`."""
     num_blocks: int
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """An option with which more would fit, and its effect."""
+    """A suggested change of one option with which more requests would fit, and its effect."""
 
     options: str
     num_tokens: int

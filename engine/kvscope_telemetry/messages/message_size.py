@@ -1,6 +1,7 @@
 """Estimates a message's size on the wire without encoding it, to bound queues.
 
-Takes less than a microsecond of the engine's thread, which matters more than accuracy. Independent of the queues.
+An estimate takes less than a microsecond of the engine's thread, which matters more than accuracy. Independent of the
+queues.
 """
 
 from __future__ import annotations

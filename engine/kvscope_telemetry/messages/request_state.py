@@ -24,7 +24,7 @@ class WaitsFor(IntEnum):
     """Reason why a request is queued, as reported by its engine. The values are used on the wire."""
 
     UNKNOWN = 0
-    """Not reported. The request is behind others in the queue, or arrived after the last step was scheduled."""
+    """Not reported, because the request is behind others in the queue, or arrived after the last step was scheduled."""
     BLOCKS = 1
     """Too few free KV blocks."""
     PLACE = 2

@@ -23,7 +23,9 @@ LEFT_TO_THE_MODEL: Final = ("temperature", "top_p", "top_k", "min_p", "repetitio
 
 
 class ModelSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A model's default sampling options, for requests that leave them unset. None: no default."""
+    """A model's default sampling options, for requests that leave them unset. None means that the model has no
+    default.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -44,15 +46,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     temperature: float | None = None
-    """Divisor of the logits, 0 to 100; 0 selects greedy sampling. None: the model's default, else 1."""
+    """Divisor of the logits, 0 to 100. 0 selects greedy sampling. None selects the model's default, or 1 if it has
+    none.
+    """
     top_p: float | None = None
-    """Sample from the smallest set of tokens with at least this total probability. Above 0, at most 1. None: the
-    model's default, else 1.
+    """Sample from the smallest set of tokens with at least this total probability. Above 0, at most 1. None selects the
+    model's default, or 1 if it has none.
     """
     top_k: int | None = None
-    """Number of most likely tokens to sample from; 0 or -1: all. None: the model's default, else all."""
+    """Number of most likely tokens to sample from. 0 and -1 allow all tokens. None selects the model's default, or all
+    tokens if it has none.
+    """
     min_p: float | None = None
-    """Drop tokens less likely than this share of the most likely token. 0 to 1. None: the model's default, else 0."""
+    """Drop tokens less likely than this share of the most likely token's probability. 0 to 1. None selects the model's
+    default, or 0 if it has none.
+    """
     seed: int | None = None
     """Seed of the request's random numbers, which do not depend on other requests in the batch.
 
@@ -63,7 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop: tuple[str, ...] = ()
     """Strings that end the completion; its text ends before them."""
     max_tokens: int | None = 256
-    """Maximum number of generated tokens; None: limited only by the model's context length."""
+    """Maximum number of generated tokens. If None, only the model's context length limits it."""
     min_tokens: int = 0
     """Number of tokens before an end-of-sequence token or stop string can end the completion."""
     presence_penalty: float = 0.0
@@ -71,21 +79,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: float = 0.0
     """Value subtracted from the logit of each generated token, once per occurrence. -2 to 2."""
     repetition_penalty: float | None = None
-    """Divides positive and multiplies negative logits of tokens in the prompt or output. Above 0, at most 10. None: the
-    model's default, else 1.
+    """Divides positive and multiplies negative logits of tokens in the prompt or output. Above 0, at most 10. None
+    selects the model's default, or 1 if it has none.
     """
     logprobs: int | None = None
-    """Number of most likely tokens, 0 to 20, for which log-probabilities are returned with that of the chosen token.
-    None: no log-probabilities.
+    """Number of most likely tokens, 0 to 20, for which log-probabilities are returned in addition to that of the chosen
+    token. If None, no log-probabilities are returned.
     """
     ignore_eos: bool = False
-    """Whether to continue after the end-of-sequence token."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the completion, even with `ignore_eos`; their text is not returned. At most 256."""
     logit_bias: dict[int, float] = {}
     """Values added to the logits, by token id. -100 to 100, for at most 1,024 tokens."""
     structured: Structured | None = None
-    """Required format of the text."""
 
     def __post_init__(self) -> None:
         if self.temperature is not None:

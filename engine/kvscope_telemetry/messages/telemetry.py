@@ -74,14 +74,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Several options, such as `int8` and `a8`, can have the same `quantization`.
     """
     sampling: ModelSampling = ModelSampling()
-    """Defaults for requests that leave a sampling option unset."""
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Layers that store their KV in the same way (a KV cache group in vLLM).
 
-    Each group has a separate block table per request and its own rule for which blocks may be freed. A prefix hit ends
-    where all groups have the text cached.
+    Each group has a separate block table per request and its own rule for which blocks may be freed. A prefix hit can
+    end only where every group has cached what it needs.
     """
 
     kind: str
@@ -92,13 +91,13 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     num_layers: int = 0
     block_size: int = 0
-    """Tokens per block of this group; 0: `CacheInfo.block_size`."""
+    """Tokens per block of this group. If 0, `CacheInfo.block_size` applies."""
     block_bytes: int = 0
-    """Bytes per block of this group, summed over its layers; 0: unknown."""
+    """Bytes per block of this group, summed over its layers; 0 if unknown."""
     window: int = 0
-    """Number of most recent tokens that a query attends to; 0: unlimited."""
+    """Number of most recent tokens that a query attends to; 0 if it is unlimited."""
     num_blocks: int = 0
-    """Number of blocks in a pool that only this group uses; 0: all groups share one pool, or unknown."""
+    """Number of blocks in a pool that only this group uses; 0 if all groups share one pool, or if it is unknown."""
     expanded_bytes: int = 0
     """Bytes that a block of latents (MLA) would have with keys and values stored per head; 0 without latents, or
     unknown.
@@ -130,20 +129,23 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has_parents: bool = False
     """Whether the ledger's `parent` column is published. Older engines did not publish it."""
     max_request_tokens: int = 0
-    """Maximum number of prompt and output tokens of a request that is accepted while no block is pinned; 0: unknown."""
+    """Maximum number of prompt and output tokens of a request that is accepted while no block is pinned; 0 if unknown.
+    """
     groups: tuple[KVGroup, ...] = ()
     """KV groups, indexed from 0 by the ledger's `group` column; empty for a single group of all layers."""
     num_reserved_blocks: int = 0
-    """Number of leading rows that the engine reserves and never assigns to a request (vLLM's null block)."""
+    """Number of leading ledger rows that the engine reserves and never assigns to a request (vLLM's null block)."""
     pool_tokens: int = 0
-    """Number of tokens of requests that another engine's pool can hold; 0: unknown.
+    """Number of tokens of requests that another engine's pool can hold; 0 if unknown.
 
     With several KV groups, each of which needs blocks for a request, this is less than the number of blocks times the
     block size.
     """
 
     slot_blocks: int = 0
-    """Rows per slot (llama.cpp), which contains one request at a time in the order of its text; 0 without slots."""
+    """Number of ledger rows per slot of llama.cpp; 0 if the engine has no slots. A slot contains one request at a time,
+    in token order.
+    """
     num_states: int = 0
     """Number of slots for recurrent states: the last rows of the ledger, except for those of `num_host_states`.
 
@@ -153,7 +155,7 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_host_states: int = 0
     """Number of slots for recurrent states in host memory."""
     hit_tokens: int = 0
-    """`smallest_hit` as reported by another engine; 0: the least common multiple of the block sizes."""
+    """`smallest_hit` as reported by another engine. If 0, it is the least common multiple of the block sizes."""
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
@@ -164,8 +166,8 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def hit_block_sizes(self) -> tuple[int, ...]:
         """Block sizes of the KV groups that determine the length of a prefix hit.
 
-        Recurrent states in separate slots may be retained after any block, so they do not count. A state in a block of
-        the pool is that at the end of the block, so its block size counts.
+        Recurrent states in separate slots may be retained after any block, so they do not count. A state stored in a
+        pool block is the one at the end of that block, so the size of these blocks counts.
         """
         uncounted_kinds = ("cross", "chunks", "state") if self.num_states else ("cross", "chunks")
         sizes = zip(self.block_sizes, self.groups or (None,), strict=True)
@@ -191,7 +193,7 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one recurrent state, summed over its layers; 0: unknown, or no such group."""
+        """Bytes of one recurrent state, summed over its layers; 0 if unknown, or if there is no such group."""
         return self.groups[self.group_of_states].block_bytes if self.group_of_states >= 0 else 0
 
     @property
@@ -221,23 +223,21 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Device on which the engine computes."""
-
     kind: str
     """"cpu" or "cuda"."""
     name: str = ""
     total_bytes: int = 0
     num_threads: int = 0
     read_bytes_per_s: int = 0
-    """Measured peak read bandwidth of the device's memory; 0: unknown."""
+    """Measured peak read bandwidth of the device's memory; 0 if unknown."""
     flops_per_s: int = 0
-    """Measured throughput of large matrix products in the model's dtype; 0: unknown."""
+    """Measured throughput of large matmuls in the model's dtype, in operations per second; 0 if unknown."""
     attention: str = ""
     """Attention backend of prefills and the reason for it, as one line of text; empty if there was no choice."""
     uuids: tuple[str, ...] = ()
-    """UUIDs of the engine's GPUs in the order of its ranks, without "GPU-" or "MIG-"; empty: unknown."""
+    """UUIDs of the engine's GPUs in the order of its ranks, without "GPU-" or "MIG-"; empty if unknown."""
     software: str = ""
-    """Compute library and version, such as "torch 2.9.1"; empty: unknown."""
+    """Compute library and version, such as "torch 2.9.1"; empty if unknown."""
 
 
 class Hello(_Message, frozen=True, kw_only=True):
@@ -255,11 +255,10 @@ class Hello(_Message, frozen=True, kw_only=True):
     engine_version: str = ""
     pid: int = 0
     host: str = ""
-    """Identifier of the machine and boot with the clock of `time_ns` (`host_id`); empty: unknown."""
+    """Identifier of the machine and boot with the clock of `time_ns` (`host_id`); empty if unknown."""
     capabilities: Capabilities = OWN_ENGINE
-    """Flags for the data that the engine publishes and the commands that it supports."""
     num_ranks: int = 1
-    """Number of tensor-parallel processes. Each has its share of the heads of every block."""
+    """Number of tensor-parallel processes. Each stores the KV of some of the heads of every block."""
     api: str = ""
     """Address of an OpenAI API for prompts, if the command socket accepts none; else empty.
 
@@ -279,9 +278,9 @@ class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     index: int = 0
     """Index among the `n` completions of the same prompt."""
     adapter: str = ""
-    """Name of the request's LoRA adapter; empty: none, or unknown."""
+    """Name of the request's LoRA adapter; empty if it uses none, or if it is unknown."""
     client: int = 0
-    """Number of the client that sent the request, from 1 within an epoch in the order of first requests; 0: unknown.
+    """Number of the client that sent the request, from 1 within an epoch in the order of first requests; 0 if unknown.
 
     Telemetry contains no names or addresses of clients.
     """
@@ -334,9 +333,9 @@ class Moves(msgspec.Struct, frozen=True, gc=False):
     copied: Ids = b""
     """Destination blocks of copy-on-write."""
     saved: Ids = b""
-    """Rows of a lower tier that were written, by swapping out or offloading from the tier above."""
+    """Ledger rows of a lower tier that were written, by swapping out or offloading from the tier above."""
     loaded: Ids = b""
-    """Rows that were filled from the tier below."""
+    """Ledger rows that were filled from the tier below."""
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False):
@@ -374,7 +373,7 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     copy_ns: int = 0
     """Duration of copies to and from lower tiers that completed since the previous step, if it was reported."""
     launches: int = 0
-    """Number of kernel launches by the host; 0: not counted."""
+    """Number of kernel launches by the host; 0 if they were not counted."""
     streamed_bytes: int = 0
     """Bytes of weights that were copied from host memory, because they do not stay on the device."""
     graph_tokens: int = 0
@@ -462,9 +461,9 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     them), or "" if nothing was missed.
     """
     missed_token: int = 0
-    """Index of the token at which the hit ended."""
+    """started: index of the prompt token at which the prefix hit ended."""
     missed_step: int = 0
-    """Step in which the missing block was evicted."""
+    """started: step in which the block missing for a longer prefix hit was evicted."""
     num_needed: int = 0
     """preempted: blocks that request `Event.other` needed; `num_available` of them were available."""
     num_available: int = 0
@@ -474,11 +473,13 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     of the same client.
     """
     choice_number: int = 0
-    """Priority or number of preemptions, depending on `choice`."""
+    """preempted: the priority or number of preemptions that decided, depending on `choice`."""
     is_swapped: bool = False
     """preempted: whether the blocks were swapped to a lower tier instead of being recomputed later."""
     swap_ns: int = -1
-    """preempted: measured cost of swapping out and in; -1: unknown. `recompute_ns` is that of recomputing."""
+    """preempted: measured cost in nanoseconds of swapping out and in; -1 if unknown. `recompute_ns` is that of
+    recomputing.
+    """
     recompute_ns: int = -1
     num_offloaded: int = 0
     """evicted, states_evicted: number of the evicted blocks or states that were offloaded to host memory."""
@@ -517,9 +518,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """Name of an `EventKind`. Decoding removes events of unknown kinds (`unknown`)."""
     time_ns: int
     number: int = 0
-    """Number of the affected request; 0: none."""
+    """Number of the affected request; 0 if there is none."""
     other: int = 0
-    """Number of the request that caused the event (the one that needed a block); 0: none."""
+    """Number of the request that caused the event, for example by needing a block; 0 if there is none."""
     cause: str = ""
     """Text of the cause, for events without data and for readers that do not support `data`."""
     num_blocks: int = 0
@@ -536,7 +537,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
     begin_ns: int
     end_ns: int = 0
-    """End of the span; 0: not ended yet."""
+    """End of the span; 0 if it has not ended yet."""
     kind: str = PAUSED
     """`PAUSED` (by a user) or `SUSPENDED` (the process was stopped, or the machine slept)."""
     by: str = ""
@@ -585,7 +586,7 @@ class Snapshot(_Message, frozen=True, kw_only=True):
     step: int
     time_ns: int
     blocks: BlockRows
-    """All rows in order; `ids` is empty."""
+    """All ledger rows in order of block id; `ids` is empty."""
     requests_info: tuple[RequestInfo, ...] = ()
     """Unfinished requests."""
     requests: RequestRows = NO_REQUESTS
@@ -597,7 +598,7 @@ class Snapshot(_Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):
-    """Sign of life, sent every half second even while a step runs, by which an idle engine differs from a hung one."""
+    """Sign of life, sent every half second even while a step runs. It distinguishes an idle engine from a hung one."""
 
     epoch: int
     time_ns: int
@@ -614,8 +615,7 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     pinned_by: str = ""
     """Name of the user who pinned the blocks; empty if none are."""
     max_num_seqs: int = 0
-    """Current limit of the scheduler; 0 if the engine does not publish it. The same holds for `max_num_batched_tokens`.
-    """
+    """Scheduler limit in force. This field and `max_num_batched_tokens` are 0 if the engine does not publish them."""
     max_num_batched_tokens: int = 0
 
 
@@ -630,7 +630,9 @@ class DeviceSample(_Message, frozen=True, kw_only=True):
     process_bytes: int = -1
     """Memory used by the engine: device memory on a GPU, resident set on a CPU."""
     utilization: float = -1.0
-    """Utilization of the GPU, or the engine's share of all CPUs, 0 to 1. Without an engine, that of the CPUs."""
+    """Utilization of the GPU, or the engine's share of all CPUs, 0 to 1. If there is no engine, the utilization of all
+    CPUs.
+    """
     power_watts: float = -1.0
     temperature_celsius: float = -1.0
 
@@ -648,7 +650,7 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     kv_bytes: int
     uuid: str = ""
-    """UUID of the rank's GPU, as in `DeviceInfo.uuids`; empty: unknown, or none."""
+    """UUID of the rank's GPU, as in `DeviceInfo.uuids`; empty if unknown, or without a GPU."""
 
 
 class MemoryBreakdown(_Message, frozen=True, kw_only=True):
@@ -660,19 +662,19 @@ class MemoryBreakdown(_Message, frozen=True, kw_only=True):
     kv_bytes: int = 0
     """Bytes of the whole pool: num_blocks x block_bytes, or all pages (allocator `virtual`)."""
     workspace_bytes: int = -1
-    """Bytes of activations, graphs and buffers, if the allocator reports them; -1: unknown."""
+    """Bytes of activations, graphs and buffers, if the allocator reports them; -1 if unknown."""
     kv_resident_bytes: int = -1
-    """Part of `kv_bytes` that is currently mapped to physical memory (allocator `virtual`); -1: not measured."""
+    """Part of `kv_bytes` that is currently mapped to physical memory (allocator `virtual`); -1 if not measured."""
     step_bytes: int = -1
     """Bytes reserved for the largest step (activations, logits, partial attention results); -1 if none were planned."""
     graphs_bytes: int = -1
-    """Bytes reserved for CUDA graphs and their inputs; 0 without graphs; -1: unknown."""
+    """Bytes reserved for CUDA graphs and their inputs; 0 without graphs, -1 if unknown."""
     staging_bytes: int = -1
     """Bytes of the staging buffers for transfers of blocks to host memory."""
     modules: tuple[ModuleBytes, ...] = ()
-    """`weights_bytes` by kind of module (embeddings, attention, MLP, ...); empty: unknown."""
+    """`weights_bytes` by kind of module (embeddings, attention, MLP, ...); empty if unknown."""
     allocated_bytes: int = -1
-    """Bytes in tensors (`torch.cuda.memory_allocated`); -1 if unavailable (CPU), as for the next three."""
+    """Bytes in tensors (`torch.cuda.memory_allocated`). This field and the next three are -1 on a CPU."""
     reserved_bytes: int = -1
     """Bytes that torch's allocator has reserved on the device, in tensors and cached."""
     split_bytes: int = -1
@@ -695,13 +697,14 @@ class Progress(_Message, frozen=True, kw_only=True):
     """Progress of a download or of loading a model, before the engine is ready."""
 
     stage: str
-    """"compile", "download", "convert", "wait" (for another engine), "load", "warm up", or "ready"."""
+    """Stage of the start: "compile", "download", "convert", "wait" (for another engine), "load", "warm up", or "ready".
+    """
     detail: str = ""
     done: int = 0
     total: int = 0
-    """Total in `unit`; 0: unknown."""
+    """Total in `unit`; 0 if unknown."""
     unit: str = ""
-    """"bytes", "tensors", or ""."""
+    """Unit of the progress: "bytes", "tensors", or ""."""
 
 
 class Goodbye(_Message, frozen=True, kw_only=True):
@@ -719,7 +722,7 @@ class Histogram(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     bounds_ns: bytes = b""
     """Upper bounds of all intervals except the last, which is unbounded; ascending, u8 each."""
     counts: bytes = b""
-    """Number of latencies per interval since the previous reading, u8 each, with one entry more than `bounds_ns`."""
+    """Number of latencies per interval since the previous `Reading`, u8 each, with one entry more than `bounds_ns`."""
 
 
 class MetricFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -740,7 +743,7 @@ class Reading(_Message, frozen=True, kw_only=True):
     epoch: int
     time_ns: int
     used_share: float = -1.0
-    """Used share of the pool's blocks, 0 to 1, as the engine counts them; -1: unknown."""
+    """Used share of the pool's blocks, 0 to 1, as the engine counts them; -1 if unknown."""
     latencies: tuple[Histogram, ...] = ()
     figures: tuple[MetricFigure, ...] = ()
 

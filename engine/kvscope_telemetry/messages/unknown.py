@@ -65,7 +65,7 @@ def known_telemetry(message: TelemetryMessage, unknowns: Unknowns) -> TelemetryM
 
 
 def known_reply(reply: Reply, unknowns: Unknowns) -> Reply:
-    """Return `reply` without unknown values, which are counted. An unknown finish reason or phase is kept."""
+    """Return `reply` without unknown values, which are counted. An unknown finish reason or phase is left unchanged."""
     if isinstance(reply, Snapshot):
         return known_snapshot(reply, unknowns)
     if isinstance(reply, Finished):

@@ -57,7 +57,7 @@ class MapKind(IntEnum):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engine's KV memory and its model. 0: unknown."""
+    """The engine's KV memory and model. A number is 0 if it is unknown."""
 
     num_blocks: Count
     """Number of blocks that requests can use."""
@@ -69,7 +69,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     page_bytes: CountOrUnknown = PAGE_BYTES
     """Size of the pages that the allocator `virtual` maps on this device."""
     groups: tuple[KVGroup, ...] = ()
-    """KV groups as in the engine's `Hello`."""
 
     @property
     def num_slots(self) -> int:
@@ -84,7 +83,7 @@ class Running(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     num_tokens: Tokens
     """Number of tokens whose KV is in blocks."""
     max_tokens: Tokens
-    """Maximum number of prompt and output tokens together; 0: unknown."""
+    """Maximum number of prompt and output tokens together; 0 if unknown."""
     num_prompt_tokens: Tokens = 0
 
 
@@ -106,10 +105,10 @@ class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
     is_current: bool
     """Whether the engine uses exactly this policy."""
     question: str = ""
-    """Scenario that differs from the engine in addition to the policy: `NOT_FREED`, `EXPANDED`, or empty."""
+    """Scenario that is simulated in addition to the policy: `NOT_FREED`, `EXPANDED`, or empty for none."""
     num_slots: int
     slot_bytes: float = 0.0
-    """Bytes per slot, summed over all layers that share a block table; 0: unknown."""
+    """Bytes per slot, summed over all layers that share a block table; 0 if unknown."""
     num_used: int = 0
     """Slots with a token that will be read."""
     num_unread: int = 0
@@ -122,22 +121,23 @@ class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
     num_outside: int = 0
     """Slots at the end of the memory, too few for a block."""
     external_fragmentation: float = 0.0
-    """1 - largest consecutive free range / free slots."""
+    """Share of the free slots outside the largest free range, 0 to 1."""
     wasted_bytes: int = 0
     wasted_share: float = 0.0
-    """Share of the requests' slots that is wasted, 0 to 1."""
+    """Share of the slots in requests' blocks that is wasted, 0 to 1."""
     num_placed: int = 0
     num_waiting: int = 0
-    """Number of requests that do not fit."""
+    """Number of requests that do not fit into the memory under this policy."""
     num_fitting: int = 0
-    """Number of requests of the average size of the placed ones that would fill the memory; 0 if none is placed."""
+    """Number of requests that would fit if each had the average size of those that fit now; 0 if none fits now."""
     num_preempted: int = 0
     """Number of preemptions since the setup, because an older request grew or the request itself could not grow."""
     cells: bytes = b""
     """One `MapKind` per cell, in order of address (base64 in JSON)."""
     slots_per_cell: int = 1
     refused: str = ""
-    """Reason for which the policy cannot run in this memory; all other results are then unset. Empty if it can."""
+    """Reason why the policy cannot run in this memory, in which case all other results are unset; empty if it can run.
+    """
 
     @property
     def num_held(self) -> int:
@@ -158,8 +158,6 @@ class NotAsked(msgspec.Struct, frozen=True):
 
 
 class WhatIfAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a `now`."""
-
     policies: list[PolicyUse]
     page_bytes: int = PAGE_BYTES
     """Page size of the allocator `virtual`."""

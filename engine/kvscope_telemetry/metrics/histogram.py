@@ -27,7 +27,9 @@ MAX_DECADES: Final = 12
 
 
 def lengths(max_value: int) -> tuple[float, ...]:
-    """Return the bounds 1, 2, 5, 10, 20, 50, ... up to `max_value`; only 1 if it is unknown (0)."""
+    """Return histogram bounds for token counts: 1, 2, 5, 10, 20, 50, ... up to `max_value`; only 1 if that is unknown
+    (0).
+    """
     bounds = (mantissa * 10.0**decade for decade in range(MAX_DECADES) for mantissa in (1, 2, 5))
     return tuple(bound for bound in bounds if bound <= max_value) or (1.0,)
 

@@ -27,13 +27,13 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.live_source import LiveSource
 
 UPDATE_INTERVAL_S: Final = 0.5
-"""Interval of updates of the mirror, so that they do not accumulate until a scrape."""
+"""Seconds between updates of the mirror. They would otherwise accumulate until the next scrape."""
 READER_SLEEP_S: Final = 0.1
-"""Sleep of the reading thread after each pass: scrapes do not need lower latency, and large batches of frames cost the
-least.
+"""Seconds that the reading thread sleeps after each pass. Scrapes do not need lower latency, and large batches of
+frames cost the least.
 """
 UP: Final = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK)
-"""States in which the engine runs, so that its latest values are current."""
+"""Source states in which the engine runs, so that its latest values are current."""
 PATH: Final = "/metrics"
 OPENMETRICS_TYPE: Final = "application/openmetrics-text"
 ENGINE: Final = "0"
@@ -44,7 +44,7 @@ class MetricsPage:
     """Metrics of the engine at `endpoint`. Must be closed.
 
     Args:
-        served_name: Model name that clients use; empty: the engine's name for the model.
+        served_name: Model name that clients use. If empty, the engine's name for the model.
         with_vllm_names: Whether to include the families that vLLM's own page has, too.
 
     Raises:
@@ -112,7 +112,7 @@ class TallySink:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Held while the tally is changed or read."""
+        """Must be held to change or read the tally."""
         self.tally: Tally | None = None
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
@@ -140,7 +140,7 @@ class TallySink:
 class Scrape:
     status: SourceStatus
     pool: PoolFigures | None
-    """Figures of the pool; None while the engine is away or before its first snapshot."""
+    """Figures of the pool; None while the engine is unreachable, and before its first snapshot."""
 
     @property
     def is_up(self) -> bool:

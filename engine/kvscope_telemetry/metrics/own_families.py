@@ -49,11 +49,11 @@ TOTAL_NAMES: Final = {
     "admitted": "requests_admitted",
     "refused": "requests_refused",
 }
-"""Metric names that differ from the field's name."""
+"""Metric names by field of `Counters`, for fields whose metric has a different name."""
 
 
 def counters(make: Maker, tally: Tally) -> Iterator[Metric]:
-    """Yield the counters, which remain available while the engine is away."""
+    """Yield the counters, which remain available while the engine is unreachable."""
     yield make.counter("kvscope_steps", "Engine steps.", ({}, tally.num_steps))
     for field, text in TOTALS.items():
         name = TOTAL_NAMES.get(field, field)

@@ -14,12 +14,12 @@ from kvscope_telemetry.summaries.run_figures import USAGE
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:
-    """Numbers of blocks of one tier. Used, cached and free blocks are disjoint; shared ones are a part of the used
+    """Numbers of blocks of one tier. Used, cached and free blocks are disjoint. Shared blocks are included in the used
     ones.
     """
 
     tier: str
-    """"hbm", "host", "disk", "states" (recurrent states) or "host_states"."""
+    """Name of the tier: "hbm", "host", "disk", "states" (recurrent states) or "host_states"."""
     num_blocks: int
     num_used: int
     num_shared: int

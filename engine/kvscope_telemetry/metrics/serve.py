@@ -1,8 +1,8 @@
-"""Serves `/metrics` from a separate process, for an engine without kvscope's HTTP server: its only cost for the engine
-is one more subscriber.
+"""Serves `/metrics` from a separate process, for an engine without kvscope's HTTP server. The engine's only cost is one
+more subscriber.
 
 An engine that runs our plugin starts `python -m kvscope_telemetry.metrics.serve ENDPOINT HOST:PORT`, which ends when
-its standard input is closed. Serves kvscope's own metrics only; the others are on the engine's own page.
+its standard input is closed. Serves kvscope's own metrics only; all others are on the engine's own page.
 """
 
 from __future__ import annotations

@@ -40,13 +40,13 @@ PREEMPTION_CAUSES: Final = ("swap", "recompute")
 
 
 class ByCause:
-    """A total by cause. Events whose cause was not received count as `UNKNOWN`. No count ever decreases."""
+    """Numbers of events by cause. Events whose cause was not received count as `UNKNOWN`. No count ever decreases."""
 
     def __init__(self, causes: Iterable[str]) -> None:
         self.counts = dict.fromkeys((*causes, UNKNOWN), 0)
 
     def add(self, causes: Iterable[str], total: int) -> None:
-        """Count the received causes, and assign the rest of the engine's `total` to `UNKNOWN`."""
+        """Count the received causes. The difference to the engine's `total` counts as `UNKNOWN`."""
         for cause in causes:
             self.counts[cause if cause in self.counts else UNKNOWN] += 1
         self.counts[UNKNOWN] += max(0, total - sum(self.counts.values()))
@@ -122,7 +122,7 @@ def _seconds(packed_ns: bytes) -> npt.NDArray[np.float64]:
 # observed (because the request was older than the connection, or because of a gap) is left out of the histograms, never
 # estimated.
 class Histograms:
-    """All histograms of an epoch, with vLLM's names. `max_model_len` bounds lengths."""
+    """All histograms of an epoch, with vLLM's names. `max_model_len` determines the bounds of token counts."""
 
     def __init__(self, max_model_len: int) -> None:
         of_lengths = lengths(max_model_len)

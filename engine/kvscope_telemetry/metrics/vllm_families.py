@@ -33,7 +33,7 @@ HISTOGRAMS: Final = {
 
 
 def counters_and_histograms(make: Maker, tally: Tally) -> Iterator[Metric]:
-    """Yield the metrics that remain available while the engine is away."""
+    """Yield the metrics that remain available while the engine is unreachable."""
     totals, has_cache = tally.counters, tally.hello.cache.prefix_caching
     num_prompt_tokens = sum(getattr(totals, name) for name in PROMPTS)
     for name, text, value in (

@@ -26,8 +26,6 @@ States = npt.NDArray[np.uint8]
 
 
 class AllocatorPool(IntEnum):
-    """Pool of torch's allocator to which a segment belongs."""
-
     SMALL = 0
     LARGE = 1
     PRIVATE = 2

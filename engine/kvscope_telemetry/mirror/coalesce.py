@@ -1,4 +1,4 @@
-"""Merges many frames into one `Update`: bytes are concatenated first and then become one numpy array per column.
+"""Merges many frames into one `Update`. Their bytes are concatenated first and then become one numpy array per column.
 
 At 5,000 frames per second, numpy must be called once per column and batch, never once per frame. Owns the order of
 `Update` and the queue of updates between two threads (`Pending`). Must not depend on sockets or on the state to which
@@ -79,8 +79,8 @@ def coalesce(
 
 
 def state_after(frames: Sequence[Frame]) -> Update:
-    """Return an update with only the data of `frames` (not empty) that a mirror needs, and the series of the last
-    step.
+    """Return an update with only the data that a mirror needs from `frames` (not empty), and the series row of the last
+    frame.
     """
     ids, columns = _block_rows(frames)
     return Update(
@@ -156,7 +156,7 @@ def _concatenate_counts(columns: Sequence[bytes], rows: Sequence[RequestRows]) -
 
 
 def size_of(update: Update) -> int:
-    """Return the number of entries in an update, by which the queue of pending updates is bounded."""
+    """Return the number of entries in an update, by which the queue `Pending` is bounded."""
     request_bytes = sum(len(r.number) + len(r.table_blocks) for r in update.requests)
     num_frames = len(update.series["seq"]) if update.series else 0
     num_times = len(update.first_token_ns) + len(update.inter_token_ns)
@@ -192,7 +192,6 @@ def _series(frames: Sequence[Frame]) -> Mapping[str, npt.NDArray[np.int64]]:
 
 
 def _series_row(frame: Frame) -> tuple[int, ...]:
-    """Return one value for each of `SERIES_FIELDS`."""
     batch, timings, counters = frame.batch, frame.timings, frame.counters
     return (
         frame.time_ns,
@@ -256,9 +255,9 @@ ENTRY_BYTES: Final = 32
 
 
 class Pending:
-    """Bounded queue of updates between the reading thread and their consumer.
+    """Bounded queue of updates between the reading thread and a consumer.
 
-    Both sides may use it at any time without waiting. If the consumer is too slow, all updates are dropped, and a
+    Both threads may use it at any time without waiting. If the consumer is too slow, all updates are dropped, and a
     snapshot is needed before further changes of state, so that a returned update is never wrong.
     """
 

@@ -1,7 +1,7 @@
 """Messages other than frames that arrived in one pass: device samples, memory, progress, heartbeat, readings.
 
-Contains all samples and readings, and the newest of each other kind. Independent of the state and of sequence numbers,
-because these messages are valid at any time.
+Contains all samples and readings, but only the newest message of each other kind. Independent of the state and of
+sequence numbers, because these messages are valid at any time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mirror to which single messages are passed in order, and which detects missing frames.
+"""Mirror to which messages are passed one by one in order, and which detects missing frames.
 
 Owns the mirror. Frames are applied in batches, which is faster. Must not depend on files.
 """

@@ -26,7 +26,7 @@ from kvscope_telemetry.source import Update
 
 _STATE_INDICES: Final = {state: place for place, state in enumerate(BlockState)}
 _TIER_INDICES: Final = {tier: place for place, tier in enumerate(Tier)}
-"""Tier -> index in the counts, like `_STATE_INDICES` for states. UNKNOWN is last in both."""
+"""Index of each tier in the counts of rows, like `_STATE_INDICES` for states. UNKNOWN is last in both."""
 
 
 class Mirror:
@@ -47,19 +47,18 @@ class Mirror:
         self.pinned: frozenset[int] = frozenset()
         """Ids of the blocks that are pinned, and so protected from eviction, as of the newest heartbeat."""
         self.pinned_by = ""
-        """Names of the users who pinned the blocks."""
         self.limits = (0, 0)
-        """`max_num_seqs` and `max_num_batched_tokens` as of the newest heartbeat; 0: unknown."""
+        """`max_num_seqs` and `max_num_batched_tokens` as of the newest heartbeat; 0 if unknown."""
         self.used_share = -1.0
-        """Used share of the pool's blocks, 0 to 1, as of the newest reading; -1: unknown."""
+        """Used share of the pool's blocks, 0 to 1, as of the newest reading; -1 if unknown."""
         self.figures: tuple[MetricFigure, ...] = ()
-        """Other engine's metrics as of the newest reading."""
+        """Metrics of an engine other than kvscope's, as of the newest reading."""
         self.stops = RunningTime()
         """Pauses and suspensions of the engine, on its clock."""
         self.last_hashes: dict[int, int] = {}
-        """Request number -> hash of its last cached block when it ended, for the newest ended requests."""
+        """Hash of the last cached block of each of the newest ended requests, at its end, by request number."""
         self.version = 0
-        """Number that increases with each change."""
+        """Number that increases with each change of the mirror."""
         self._num_by_state = np.zeros(COUNTS_SHAPE, np.int64)
         self._order = np.empty(0, np.int32)  # scratch of _last_rows, shape (num_rows,)
 
@@ -90,10 +89,10 @@ class Mirror:
 
     @property
     def num_room(self) -> int:
-        """Number of blocks available without eviction: the free ones.
+        """Number of blocks in the pool that can be allocated without eviction, because they are free.
 
-        If there are fewer physical blocks than rows (allocator `virtual`), the physical blocks neither active nor
-        cached.
+        If there are fewer physical blocks than rows (allocator `virtual`), these are the physical blocks that are
+        neither active nor cached.
         """
         physical = 0 if self.hello is None else self.hello.cache.num_physical_blocks
         return max(0, physical - self.num_active - self.num_cached) if physical else self.num_free
@@ -207,14 +206,18 @@ class Mirror:
         return count_kinds(self.ledger.tier[rows], self.ledger.state[rows])
 
     def _last_rows(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.intp]:
-        """Return the ascending indices in `ids` of each block's last entry, which overrides its earlier ones."""
+        """Return the ascending indices of the last occurrence of each block in `ids`. It overrides the block's earlier
+        ones.
+        """
         rows, order = ids.astype(np.intp), np.arange(len(ids), dtype=np.int32)
         self._order[rows] = order
         last: npt.NDArray[np.intp] = (self._order[rows] == order).nonzero()[0]
         return last
 
     def _replace_ledger(self, blocks: WholeBlocks) -> None:
-        """Write in place if the number of rows is unchanged, so that views of the columns remain valid."""
+        """Replace all rows. The columns are written in place if the number of rows is unchanged, so that views remain
+        valid.
+        """
         if blocks.num_rows == self.num_rows:
             blocks.write_to(self.ledger)
         else:

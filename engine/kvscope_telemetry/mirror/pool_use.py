@@ -34,7 +34,7 @@ class PoolUse:
     """Disjoint counts of token slots, which add up to all slots with physical memory."""
 
     num_used: int = 0
-    """Slots with a token of a request. Shared ones count once."""
+    """Slots with a token of a request. A slot that several requests share counts once."""
     num_reserved: int = 0
     """Empty slots reserved for future tokens of their request."""
     num_wasted: int = 0
@@ -54,12 +54,12 @@ class PoolUse:
 
     @property
     def internal_fragmentation(self) -> float | None:
-        """Wasted share of the requests' slots, 0 to 1; None without any."""
+        """Wasted share of the slots in requests' blocks, 0 to 1; None if no request has blocks."""
         return self.num_wasted / self.num_held if self.num_held else None
 
     @property
     def external_fragmentation(self) -> float | None:
-        """1 - largest free range / free slots; None without free slots."""
+        """Share of the free slots outside the largest free range, 0 to 1; None without free slots."""
         return 1 - self.largest_free_run / self.num_free if self.num_free else None
 
 
@@ -98,7 +98,7 @@ def _num_slots_of(mirror: Mirror, is_selected: npt.NDArray[np.bool_]) -> int:
 
 
 def _sum_of_active(filled: npt.NDArray[np.uint16], state: npt.NDArray[np.uint8]) -> int:
-    """Return the filled slots of active blocks, summed in pieces.
+    """Return the number of filled slots of active blocks. The sum is computed over pieces of the columns.
 
     Temporary arrays for all blocks would need new memory from the system each time.
     """

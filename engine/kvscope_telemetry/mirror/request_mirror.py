@@ -48,7 +48,6 @@ REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
 }
 _SENT_COLUMNS: Final = ("number", "priority", "index", "client", "arrival_ns", "num_prompt_tokens", "max_tokens")
 _SENT_VALUES: Final = attrgetter(*_SENT_COLUMNS)
-"""Getter of the values of `_SENT_COLUMNS` in a `RequestInfo`, which is sent once per request."""
 _FIRST_CAPACITY: Final = 64
 _NUM_SEARCHED: Final = 2_000
 """Number of the newest requests in which a request id is searched."""
@@ -59,7 +58,7 @@ _ROW_TYPES: Final = {
     for name, kind in get_type_hints(RequestRows, include_extras=True).items()
     if name != "table_group" and (packing := packing_of(kind)) is not None and packing.is_row
 }
-"""Columns of `RequestRows` with one number per row."""
+"""dtype of each column of `RequestRows` with one number per row."""
 
 
 def _length_name(group: int) -> str:
@@ -102,7 +101,7 @@ class RequestMirror:
         self.layout = 0
         self.request_ids: list[str] = []
         self.adapters: list[str] = []
-        """Name of the LoRA adapter of each row; empty: none."""
+        """Name of the LoRA adapter of each request, by row; empty for the base model."""
         self._clear()
 
     def __len__(self) -> int:
@@ -134,7 +133,7 @@ class RequestMirror:
     def blocks(self, number: int, group: int | None = None) -> npt.NDArray[np.int32]:
         """Return the ids of a request's blocks without placeholder entries, shape (n,).
 
-        They are in the order of its block table of `group`, or of those of all groups, concatenated.
+        They are in the order of the request's block table of `group`, or of its tables of all groups, concatenated.
         """
         groups = self._tables if group is None else (group,)
         entries = np.concatenate([self.table(number, table_group) for table_group in groups])
@@ -281,7 +280,9 @@ class RequestMirror:
             self._select_rows(np.argsort(self.number, kind="stable"))
 
     def _without_row(self, infos: Sequence[RequestInfo]) -> list[RequestInfo]:
-        """Return the requests without a row, each once, in order of number. Snapshots also contain those with a row."""
+        """Return the requests in `infos` that have no row yet, each once, in order of number. Snapshots repeat known
+        requests.
+        """
         by_number = {info.number: info for info in infos}
         numbers = np.array(sorted(by_number), np.int64)
         if len(self):
@@ -301,7 +302,7 @@ class RequestMirror:
             tables.append_rows(len(infos))
 
     def _change(self, changes: RequestRowColumns, time_ns: int, group: int) -> int:
-        """Apply the changes. Returns the number of requests that ended."""
+        """Apply `changes` of one KV group. Returns the number of requests that ended."""
         before = self.state[changes.rows]
         ended = changes.rows[(changes.state == RequestState.FINISHED) & (before != RequestState.FINISHED)]
         self.finished_ns[ended] = time_ns
@@ -344,7 +345,6 @@ class RequestMirror:
         self._select_rows(np.flatnonzero(is_retained))
 
     def _select_rows(self, order: npt.NDArray[np.intp]) -> None:
-        """Drop all rows but those in `order`, and arrange them in that order."""
         for name, column in self._data.items():
             self._data[name][: len(order)] = column[: len(self)][order]
         rows = order.tolist()
@@ -478,9 +478,9 @@ def _rows_of(wanted: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> n
 def _lengths_before(
     row_indices: npt.NDArray[np.intp], end: npt.NDArray[np.int64], num_blocks: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int64]:
-    """Return the length of each table before its change.
+    """Return the length of each block table before its change.
 
-    That is the length after the previous change of the same row, or the current one for its first change.
+    That is the length after the previous change of the same row, or the current length for the first change of a row.
     """
     # Sorting 16-bit integers takes a tenth of the time: numpy sorts them by radix.
     order = np.argsort(row_indices.astype(np.uint16) if len(num_blocks) <= 1 << 16 else row_indices, kind="stable")
@@ -573,9 +573,7 @@ class BlockTableBuffer:
         return np.maximum(np.maximum(needed[growing], 2 * self._capacity[growing]), _MIN_CAPACITY)
 
     def _pack(self, lengths: npt.NDArray[np.int32], num_more: int) -> None:
-        """Move all entries to a new buffer without gaps, with capacity for twice these and `num_more` further
-        entries.
-        """
+        """Move all entries to a new buffer without gaps. Its capacity is twice these entries plus `num_more`."""
         lengths_now = lengths.astype(np.int64)
         used = int(lengths_now.sum())
         entries = np.empty(max(_FIRST_ENTRIES, 2 * (used + num_more)), np.int32)
@@ -584,7 +582,6 @@ class BlockTableBuffer:
         self._entries, self._begin, self._capacity, self._end = entries, begin, lengths_now, used
 
     def _copy(self, target: npt.NDArray[np.int32], rows: Ints, lengths: npt.ArrayLike, begin: Ints) -> None:
-        """Copy the first `lengths` entries of `rows` to the offsets `begin` in `target`."""
         counts = np.asarray(lengths, np.int64)
         ends = np.cumsum(counts)
         offsets = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)

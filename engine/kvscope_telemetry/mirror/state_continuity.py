@@ -31,7 +31,7 @@ class StatePosition:
         return frame.epoch == self.epoch and follows == self.seq
 
     def is_newer(self, snapshot: Snapshot) -> bool:
-        """Return whether `snapshot` is of another epoch, or later in this one."""
+        """Return whether `snapshot` is of another epoch, or later in the same epoch."""
         return snapshot.hello.epoch != self.epoch or snapshot.seq > self.seq
 
     def move_to(self, snapshot: Snapshot) -> None:

@@ -1,9 +1,9 @@
 """Decides which frames are applied and when a snapshot is requested: the Clone pattern of the ZeroMQ guide.
 
 Owns the outstanding requests and the buffered frames. A frame is passed on only if it directly follows the previous
-one, so a mirror of these frames is never wrong, only late. A gap stops this until a snapshot arrives. Only a snapshot
-that answers a request from here changes the epoch; stray messages cannot. Must not depend on sockets, threads or
-clocks: callers pass `now_ns`, monotonic.
+one, so a mirror of these frames is never wrong, only late. After a gap, no frame is passed on until a snapshot arrives.
+Only a snapshot that answers a request made by `Sync` changes the epoch; stray messages cannot. Must not depend on
+sockets, threads or clocks: callers pass `now_ns`, monotonic.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from kvscope_telemetry.mirror.state_continuity import StatePosition
 
 MAX_FRAMES: Final = 20_000
 MAX_BYTES: Final = 64 << 20
-"""Maximum size of buffered frames on the wire, in bytes."""
+"""Maximum size of buffered frames, in bytes on the wire."""
 REQUEST_INTERVAL_NS: Final = 1_000_000_000
-"""Minimum time between two snapshot requests."""
+"""Minimum time between two snapshot requests, in nanoseconds."""
 MAX_INTERVAL_NS: Final = 30_000_000_000
-"""Maximum of that interval. It grows while frames or snapshots cannot be decoded, because another snapshot would not
-help.
+"""Maximum time between two snapshot requests. It grows from `REQUEST_INTERVAL_NS` while frames or snapshots cannot be
+decoded, because another snapshot would not help.
 """
 MAX_ANSWER_NS: Final = 10_000_000_000
 """Maximum time to wait for an answer before the next request. It is one interval initially and doubles each time."""
 BEHIND_GRACE_NS: Final = 300_000_000
 """Time for which a frame announced by a heartbeat may still be in transit."""
 FIRST_TAG: Final = 1 << 52
-"""Lowest tag of requests from here, so that they do not collide with a caller's tags."""
+"""Lowest tag of the snapshot requests made by `Sync`, so that they do not collide with a caller's tags."""
 
 
 @dataclass(slots=True)
 class FrameRun:
-    """A snapshot (None if the run continues the previous one) and the frames that follow it."""
+    """A snapshot and the frames that follow it. The snapshot is None if the frames continue the previous run."""
 
     snapshot: Snapshot | None = None
     frames: list[Frame] = field(default_factory=list)
 
 
 Passed = Callable[[Frame | Snapshot, bytes | None], None]
-"""Callback for each snapshot or frame to be applied, with its encoded bytes; None if they were not passed in."""
+"""Callback for each snapshot or frame to be applied. Also receives its encoded bytes, or None if these are not
+available.
+"""
 
 
 class Sync:
@@ -58,7 +60,7 @@ class Sync:
         self._on_passed = on_passed
         self.in_sync = False
         self.num_dropped = 0
-        """Number of frames that were never received."""
+        """Number of frames that were published by the engine but never received."""
         self.num_resyncs = 0
         """Number of snapshots applied after the first one."""
         self._runs: list[FrameRun] = []
@@ -85,18 +87,20 @@ class Sync:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the state is complete, and no answer is outstanding."""
+        """Whether the state is complete, no snapshot is needed, and no frame announced by a heartbeat is
+        outstanding.
+        """
         return self.in_sync and not self._wants_snapshot and self._announced is None
 
     def accepts_time(self, epoch: int, time_ns: int, now_ns: int) -> bool:
-        """Return whether a message of the engine may have this time, because its clock does not jump.
+        """Return whether a message of the engine may have this time. A jump of the engine's clock is not plausible.
 
         Must be called before the message is passed to `frame` or `heartbeat`.
         """
         return epoch != self.epoch or self._clock.accepts(epoch, time_ns, now_ns)
 
     def frame(self, frame: Frame, now_ns: int, data: bytes | None = None) -> None:
-        """Process a received frame. `data`: its encoded bytes."""
+        """Process a received frame. `data` is its encoded form."""
         if frame.epoch != self.epoch:
             self._buffered.append(frame, data)
             self.want_snapshot()
@@ -123,7 +127,7 @@ class Sync:
     def snapshot(self, snapshot: Snapshot, now_ns: int, data: bytes | None = None) -> bool:
         """Process a snapshot. Returns whether it was applied: it must answer a request, and the state must need it.
 
-        `data`: its encoded bytes.
+        `data` is its encoded form.
         """
         if not self.is_awaited(snapshot):
             return False
@@ -140,7 +144,6 @@ class Sync:
         return is_news
 
     def is_awaited(self, snapshot: Snapshot) -> bool:
-        """Return whether `snapshot` answers an outstanding request."""
         return self._oldest_tag <= snapshot.tag <= self._tag
 
     def lose(self) -> None:
@@ -258,7 +261,7 @@ class Sync:
 class BufferedFrames:
     """Frames retained while a snapshot is outstanding, bounded in number and bytes.
 
-    If there are too many, the older half is dropped, because the snapshot is more likely to contain those.
+    If there are too many, the older half is dropped, because the snapshot is more likely to contain older frames.
     """
 
     def __init__(self) -> None:

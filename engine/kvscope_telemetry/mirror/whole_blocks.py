@@ -30,12 +30,10 @@ class WholeBlocks:
         """Each ledger column, shape (num_rows,)."""
         check_rows(self.columns, max(snapshot.hello.cache.block_sizes))
         self.counts: Final = count_kinds(self.columns["tier"], self.columns["state"])
-        """Number of rows per tier and state (`count_kinds`)."""
         self._ledger: Ledger | None = None
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of all tiers."""
         return len(self.columns["state"])
 
     def make_ledger(self) -> None:

@@ -28,7 +28,7 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import Update
 
 PAST_NS: Final = 60_000_000_000
-"""Length of the past that a seek can deliver for charts."""
+"""Maximum time before a seek target whose updates are delivered, too, for charts."""
 _PROGRESS_EVERY: Final = 64
 _FRAME_LOOKBACK_NS: Final = 250_000_000
 _MAX_REPORT_DELAY_NS: Final = 10_000_000_000
@@ -49,7 +49,7 @@ class PlaybackReader:
         self._messages: Iterator[tuple[float, TelemetryMessage]] = iter(())
         self._ahead: tuple[int, TelemetryMessage] | None = None
         self._has_unread = False
-        """Whether the file has grown since `_messages` was created."""
+        """Whether the recording has grown but its new messages were not read yet, because reading raised an error."""
         self._is_behind = False  # `_ahead` is not up to date; read lazily, as a seek does not need it
         self._last_read = (0, 0)  # time of the last message read, and the number of messages read with it
         self._memories: dict[int, MemoryBreakdown] = {}
@@ -62,7 +62,7 @@ class PlaybackReader:
         `past_ns` before it in short spans.
 
         Before the first snapshot in the recording, the state at that snapshot is returned, which is later than
-        requested. Returns None as soon as `is_wanted()` is False, and an empty list if the recording has no state.
+        requested. Returns None once `is_wanted()` is False, and an empty list if the recording has no state.
         """
         base_ns = max(0, to_ns - past_ns)
         self._spans = UpdateBuilder(self._memory_before)
@@ -147,7 +147,7 @@ class PlaybackReader:
         return has_changed
 
     def skip_to_snapshot(self) -> None:
-        """Skip messages until the next snapshot, because the consumer could not apply an update."""
+        """Skip messages until the next snapshot, because the mirror could not apply an update."""
         self._spans.continuity.mark_lost()
 
     def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
@@ -194,14 +194,14 @@ class PlaybackReader:
         self._advance()
 
     def _report_devices(self, time_ns: int) -> None:
-        """Add the device readings of that time: the messages that restore a state do not include them."""
+        """Add the device readings as of `time_ns`, because the messages that restore a state do not include them."""
         epoch = self._spans.continuity.epoch
         devices = None if epoch is None else self._recording.devices_before(time_ns / 1e9, epoch)
         if devices is not None:
             self._spans.add_message(time_ns, devices)
 
     def _memory_before(self, time_ns: int, epoch: int) -> MemoryBreakdown | None:
-        """Return the epoch's memory breakdown read last, or search the file backwards if none was read."""
+        """Return the memory breakdown of `epoch` that was read last. If none was read, search the file backwards."""
         if epoch not in self._memories and time_ns > self._searched_ns.get(epoch, -1):
             memory = self._recording.memory_before(time_ns / 1e9, epoch)
             if memory is not None:

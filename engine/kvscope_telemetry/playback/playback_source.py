@@ -34,7 +34,7 @@ MAX_QUEUED_UPDATES: Final = 400
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seek:
-    """A seek target: a time, the frame that reports an event, or the frame before that one."""
+    """A seek target: a time, the frame that reports an event, or the frame before it."""
 
     to_ns: int
     with_past: bool
@@ -54,7 +54,7 @@ class PlaybackSource:
     ) -> None:
         self.recording = recording
         self.has_jumped = False
-        """Whether the update taken last is the first after a seek, and does not continue the previous one."""
+        """Whether the update returned last is the first after a seek, and does not continue the previous one."""
         self._duration_ns = round(recording.info.duration_s * 1e9)
         self._start_ns = recording.start_ns - (time.time_ns() - time.monotonic_ns())
         self._reader = PlaybackReader(recording)
@@ -97,8 +97,8 @@ class PlaybackSource:
 
     @property
     def failure(self) -> str:
-        """Why the recording cannot be read any more; "" while it can. After a failure, playback cannot continue or
-        seek.
+        """Reason why the recording cannot be read any more; "" while it can. After a failure, playback cannot continue
+        or seek.
         """
         with self._changed:
             return self._failure
@@ -131,7 +131,7 @@ class PlaybackSource:
 
     @property
     def consumed_ns(self) -> int:
-        """Recorded wall-clock time of the update taken last, converted to this machine's monotonic clock."""
+        """Recorded wall-clock time of the update returned last, converted to this machine's monotonic clock."""
         return self._start_ns + self._consumed_ns
 
     @property

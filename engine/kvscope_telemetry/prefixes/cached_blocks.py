@@ -18,18 +18,19 @@ from kvscope_telemetry.messages.telemetry import CacheInfo
 _TREE_COLUMNS: Final = ("hash", "parent", "tier", "ref_count", "prefix_hits", "last_used_step", "owner")
 _COPIED_COLUMNS: Final = (*_TREE_COLUMNS, "group")
 _WHOLE_TEXT_KINDS: Final = ("full", "latent", "indexed", "prefixes", "")
-"""Kinds of KV groups that keep the KV of all tokens of a text, or may do so, in order of preference."""
+"""Kinds of KV groups that retain the KV of all tokens of a text, or may do so, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedBlocks:
-    """Columns of shape (n,), with one entry per row that holds a prefix. A prefix may be in several rows, one per
-    tier."""
+    """Cached blocks as columns of shape (n,), with one entry per ledger row that holds a prefix. A prefix may be in
+    several rows, one per tier.
+    """
 
     hash: npt.NDArray[np.uint64]
     """Hash of the block, never 0."""
     parent: npt.NDArray[np.uint64]
-    """Hash of the block before it in its text; 0 for the first."""
+    """Hash of the block before this one in its text; 0 for the first block of a text."""
     row: npt.NDArray[np.int64]
     tier: npt.NDArray[np.uint8]
     ref_count: npt.NDArray[np.int32]

@@ -23,15 +23,16 @@ _NUM_TIERS = len(BLOCK_TIERS)
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """Columns of shape (nodes,) unless stated otherwise. A node whose first block is missing may hold no blocks
-    itself."""
+    """Nodes of a prefix tree as columns of shape (nodes,) unless stated otherwise. A node whose first block is missing
+    may have no cached blocks.
+    """
 
     key: npt.NDArray[np.uint64]
     """Hash of the node's first block, even if that is missing."""
     parent: Ints
     level: Ints
     is_cut: npt.NDArray[np.bool_]
-    """Whether the node's first block and all before it are missing, while blocks after them are cached."""
+    """Whether the node's first block and all blocks before it are missing, while later blocks are cached."""
     num_blocks: Ints
     """Number of blocks of text, each counted once even if it is in several tiers."""
     num_with_all: Ints
@@ -40,16 +41,17 @@ class PrefixTree:
     num_in_tier: Ints
     """Number of rows in each tier, shape (nodes, 4), in the order of `BLOCK_TIERS`."""
     hits: Ints
-    """Largest number of prefix hits of a block in the node; for a node without blocks, of a block in its descendants.
+    """Largest number of prefix hits of any block in the node, or in its descendants if the node has no cached blocks.
     """
     last_used_step: Ints
     holders: Ints
     """Largest number of block tables that contain one block of the node."""
     owner: Ints
-    """Request that wrote the first cached block, or `NO_OWNER` if no block is cached."""
+    """Number of the request that wrote the node's first cached block; `NO_OWNER` if none of its blocks is cached."""
     rows: Ints
-    """Rows of all nodes in the order of their texts. A block in several tiers has several rows, the highest tier
-    first."""
+    """Ledger rows of all nodes' blocks, in token order. A block in several tiers has several rows, the highest tier
+    first.
+    """
     row_hash: npt.NDArray[np.uint64]
     first_row: Ints
     """Start of each node's rows in `rows`, shape (nodes + 1,)."""
@@ -143,8 +145,8 @@ def build(blocks: CachedBlocks) -> PrefixTree:
 
 
 def _entries_in(merged: MergedNodes, order: Ints) -> tuple[Ints, Ints]:
-    """Return the entries of the blocks in `order`, and the start of each block's entries followed by the end of the
-    last.
+    """Return the indices in `CachedBlocks` of the prefixes in `order`, and the start of each prefix's indices plus the
+    end.
     """
     num_entries = np.diff(merged.first_entry)[order]
     ends = np.concatenate(([0], np.cumsum(num_entries)))
@@ -160,7 +162,10 @@ class _Descendants:
         self._parent = parent
 
     def from_above(self, start: Ints, length: Ints) -> Ints:
-        """Sum `length` over the ancestors of each node; -1 below a node that starts with -1."""
+        """Return for each node the `start` of its top-level ancestor plus the `length` of all nodes above it.
+
+        -1 for a node whose top-level ancestor has the start -1.
+        """
         before = start.copy()
         for nodes in self._levels:
             above = self._parent[nodes]
@@ -212,8 +217,9 @@ class _NodeTotals:
 # of hashes, which a hostile sender can cause, are tolerated.
 @dataclass(frozen=True, slots=True)
 class MergedNodes:
-    """Merged prefixes: each cached prefix once, then missing ones that have cached successors. Indices refer to
-    these."""
+    """Prefixes without duplicates: each cached prefix once, then missing ones that have cached successors. Indices of
+    prefixes refer to these columns.
+    """
 
     hash: npt.NDArray[np.uint64]
     parent: Ints
@@ -222,7 +228,7 @@ class MergedNodes:
     """Number of cached prefixes. They come first in all columns; the missing ones follow."""
     entries: Ints
     first_entry: Ints
-    """Start of each prefix's entries in `entries`, plus the end. Missing prefixes have none."""
+    """Start of each prefix's range in `entries`, plus the end. Missing prefixes have an empty range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +241,7 @@ class Chains:
 
 
 def merge_chains(blocks: CachedBlocks) -> MergedNodes:
-    """Merge entries with the same hash, and find the predecessor of each prefix."""
+    """Merge cached blocks with the same hash, and find the predecessor of each prefix."""
     entries = np.argsort(blocks.hash, kind="stable")
     hashes = blocks.hash[entries]
     is_first = np.ones(len(hashes), np.bool_)

@@ -87,7 +87,9 @@ class CacheState:
         cache.rows_by_tier.write_tiers(self.ledger)
         self.requests: dict[int, KnownRequest] = {}
         self.totals: dict[str, int] = dict.fromkeys(Counters.__struct_fields__, 0)
-        """Values by the names of `Counters`. `num_running` and `num_waiting` are current values, all others totals."""
+        """Counter values by the field names of `Counters`. `num_running` and `num_waiting` are current values, all
+        others totals.
+        """
         self._builder = FrameBuilder(hello.epoch, self.ledger, self._drain_changed)
         self._num_groups = max(1, len(hello.cache.groups))
         self._last_number = 0
@@ -119,7 +121,7 @@ class CacheState:
         index: int = 0,
         adapter: str = "",
     ) -> KnownRequest:
-        """Add a new request. `arrival_ns`: time by `time.monotonic_ns`; None: now."""
+        """Add a new request. `arrival_ns` is a time by `time.monotonic_ns`; None means the current time."""
         self._last_number += 1
         info = RequestInfo(
             number=self._last_number,
@@ -204,7 +206,7 @@ class CacheState:
         self._events.append(event)
 
     def count(self, **added: int) -> None:
-        """Add to totals, by the names of `Counters`."""
+        """Add amounts to the totals, given by the field names of `Counters`."""
         for name, number in added.items():
             self.totals[name] += number
 
@@ -224,7 +226,7 @@ class CacheState:
 
         Args:
             batch: Number of tokens computed per request, by request number.
-            num_prefill_tokens: None: all tokens of the batch that are not decodes.
+            num_prefill_tokens: Number of prefill tokens in `batch`. None means all tokens that are not decodes.
         """
         batch_tokens = batch or {}
         requests = list(self._touched.values())
@@ -259,7 +261,7 @@ class CacheState:
     def snapshot(self, tag: int = 0, time_ns: int | None = None) -> Snapshot:
         """Return the whole state, numbered as the last frame. Nothing may have changed since that frame.
 
-        `time_ns`: time by `time.monotonic_ns`; None: now.
+        `time_ns` is a time by `time.monotonic_ns`; None means the current time.
         """
         requests = list(self.requests.values())
         now_ns = time.monotonic_ns() if time_ns is None else time_ns

@@ -70,13 +70,13 @@ class RequestFacts(Protocol):
 class RequestUpdates(NamedTuple):
     new: tuple[RequestInfo, ...] = ()
     changed: Sequence[RequestFacts] = ()
-    """Requests of which any value changed, including the new ones."""
+    """Requests with any changed value, including the new requests."""
     unchanged_entries: Mapping[int, int] = {}
-    """Request number -> number of unchanged leading entries of its block tables. Requests with unchanged tables are
+    """Number of unchanged leading entries of the block table, by request number. Requests with unchanged tables are
     absent.
     """
     unchanged_group_entries: Mapping[tuple[int, int], int] = {}
-    """(Request number, KV group) -> number of unchanged leading entries of that block table."""
+    """Number of unchanged leading entries of the block table, by (request number, KV group)."""
 
 
 _columns_of: Final = attrgetter(
@@ -114,7 +114,7 @@ class FrameBuilder:
         """Number of the last frame; 0 before the first."""
         self.step = 0
         self.last_token_ns: dict[int, int] = {}
-        """Request number -> time of its newest token, for unfinished requests."""
+        """Time of the newest token of each unfinished request, by request number."""
         self._epoch = epoch
         self._ledger = ledger
         self._take_changed = take_changed

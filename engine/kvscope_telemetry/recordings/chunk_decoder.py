@@ -131,8 +131,8 @@ class ChunkDecoder:
     def _batch_frames(
         self, chunk: Chunk, index: int, raw: RawMessage, block: int | None
     ) -> Iterator[tuple[int, TimedMessage]]:
-        """Yield (number of messages of the chunk before it, not counting frames; timed frame) for the frames of a
-        batch.
+        """Yield the frames of a batch. Each comes with the number of the chunk's messages before it, not counting
+        frames.
         """
         try:
             batch = FrameBatch(self._columns_data(chunk, index, raw))
@@ -181,7 +181,9 @@ class ChunkDecoder:
     def items(
         self, file: BinaryIO, chunk: Chunk, decoders: Mapping[int, Callable[[bytes], Iterable[_Item]]]
     ) -> list[_Item]:
-        """Return the items that `decoders` (kind -> function) produce from the messages of their kinds."""
+        """Return the items that `decoders` produce from the messages of their kinds. `decoders` maps a kind to a
+        function.
+        """
         by_channel = {self._survey.channels[kind]: decode for kind, decode in decoders.items()}
         items: list[_Item] = []
         for index, raw in self._raw_messages(file, chunk, by_channel):

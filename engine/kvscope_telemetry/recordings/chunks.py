@@ -63,8 +63,8 @@ class Chunk:
     start_ns: int
     end_ns: int
     counts: dict[int, int] = field(default_factory=dict)
-    """Channel -> number of messages: from the index records after the chunk until it has been read, then the actual
-    numbers.
+    """Number of messages by channel. Until the chunk has been read, the numbers are those of the index records after
+    it.
     """
     indexed_ns: tuple[int, int] | None = None
     """First and last log time according to the index records."""
@@ -73,7 +73,7 @@ class Chunk:
     """Log times of the first and last frame, or None while unknown."""
     damage: str = ""
     is_read: bool = False
-    """Whether `counts` holds the actual numbers of messages."""
+    """Whether `counts` has the actual numbers of messages instead of those from the index records."""
 
     def extend_index(self, first_ns: int, last_ns: int) -> None:
         known = self.indexed_ns or (first_ns, last_ns)
@@ -81,7 +81,6 @@ class Chunk:
 
     @property
     def damage_text(self) -> str:
-        """The chunk's offset and damage as text for the user."""
         return f"in its chunk at byte {self.offset}, {self.damage}"
 
     @property
@@ -99,8 +98,6 @@ class Chunk:
 
 
 class RawMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message of a chunk before decoding."""
-
     channel: int
     log_time_ns: int
     data: bytes
@@ -226,7 +223,7 @@ class ChunkList:
 
     @property
     def topics(self) -> dict[str, int]:
-        """Topic -> channel.
+        """Channel of each topic.
 
         The declared channel is used if it has messages and no other topic declares it, otherwise this version's usual
         id. A topic that is not in the file maps to a channel that does not occur in it.
@@ -265,7 +262,7 @@ class ChunkWalk:
         self._budget: ReadBudget
 
     def run(self, file: BinaryIO, budget: ReadBudget) -> None:
-        """Walk to the end of `file`, to where it is truncated, or until `budget` is spent."""
+        """Walk until the end of `file`, until the position where it is truncated, or until `budget` is spent."""
         self._file, self._budget = file, budget
         end = os.fstat(file.fileno()).st_size
         try:

@@ -52,8 +52,8 @@ class _Stored(msgspec.Struct, frozen=True):
     kind: str
     num_records: int
     columns: dict[str, tuple[str, bytes]]
-    """Name -> type and data. The type is "msgpack" or numpy's dtype string, with the prefix "=" if the numbers are not
-    delta-encoded.
+    """Type and data of each column by name. The type is "msgpack" or numpy's dtype string, with the prefix "=" if the
+    numbers are not delta-encoded.
     """
 
 
@@ -61,7 +61,7 @@ class _Field(NamedTuple):
     name: str
     packing: Packing | None
     table: type[msgspec.Struct] | None
-    """Struct type whose fields are all numeric: its fields are columns too."""
+    """Struct type of the field if all fields of that struct are numeric, so that each is stored as a column, too."""
     is_number: bool
     info: structs.FieldInfo
 
@@ -217,7 +217,7 @@ class Columns:
         self._remaining_bytes = MAX_PACKED_BYTES
 
     def numbers(self, name: str) -> Ints:
-        """Return one number per message, shape (num_records,)."""
+        """Return the column `name` with one number per message, shape (num_records,)."""
         return self._column(name, _I8, np.ones(self.num_records, np.int64))
 
     def number(self, name: str) -> int:
@@ -248,7 +248,7 @@ class Columns:
         return self._objects(name, next(field for field in _fields(kind) if field.name == name))
 
     def records(self, kind: type[_Record], indices: Sequence[int] | None = None) -> list[_Record]:
-        """Return all packed messages, or only those at `indices`."""
+        """Return all packed messages as structs, or only those at `indices`."""
         parts = self._struct(kind, "", indices)
         names = list(parts)
         with readable("a message of columns"):
@@ -541,7 +541,7 @@ def _repeated(numbers: Sequence[int] | Ints, counts: Ints, dtype: np.dtype[Any])
 
 
 def _without_zeros(numbers: Numbers, marker: Numbers | None, counts: Ints, *, is_merged: bool) -> tuple[Numbers, Ints]:
-    """Drop the numbers of rows without a number. Returns the others and their count per message.
+    """Drop the numbers of rows that have none. Returns the remaining numbers and their count per message.
 
     A message whose numbers are all 0 has none. `marker`, if given, is 0 in the rows without a number.
     """

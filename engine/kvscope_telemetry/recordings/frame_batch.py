@@ -1,5 +1,5 @@
-"""Stores the frames of about one second as one message of columns, and reads them: all, those about one block, or
-merged.
+"""Stores the frames of about one second as one message of columns. Reads all frames, only those with one block, or all
+merged into one.
 
 Owns the two extra columns: each frame's log time, and its position among the chunk's other messages.
 """
@@ -21,7 +21,7 @@ TimedFrame = tuple[int, Frame]
 """Log time in ns, and a frame or a delta checkpoint that replaces several frames."""
 _LOG_TIME_OFFSET: Final = "log_time_offset_ns"
 _MESSAGES_BEFORE: Final = "messages_before"
-"""Column of the number of messages of the same chunk, not counting frames, that precede the frame."""
+"""Name of the column with the number of messages of the same chunk, not counting frames, that precede each frame."""
 
 
 def pack_frames(timed: Sequence[TimedFrame], messages_before: Sequence[int]) -> bytes:

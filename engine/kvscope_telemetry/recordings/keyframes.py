@@ -34,12 +34,12 @@ from kvscope_telemetry.recordings.columns import Columns, MergedColumns
 
 INTERVAL_NS: Final = 10_000_000_000
 KEYFRAME_SHARE: Final = 1.6
-"""A keyframe is due when the delta checkpoints since the last one have this many rows per row of the state. A larger
-share makes files smaller, but a seek reads more delta checkpoints.
+"""A keyframe is due when the delta checkpoints since the last keyframe have this many rows per row of the state. A
+larger value makes files smaller, but a seek reads more delta checkpoints.
 """
 SMALL_ROWS: Final = 2000
-"""Subtracted from the rows that `KEYFRAME_SHARE` requires, so that a state of up to `SMALL_ROWS / KEYFRAME_SHARE` rows
-gets a keyframe whenever the interval has passed.
+"""Number subtracted from the rows that `KEYFRAME_SHARE` requires, so that a state of up to `SMALL_ROWS /
+KEYFRAME_SHARE` rows gets a keyframe whenever the interval has passed.
 """
 CHECKPOINT_NS: Final = 1_800_000_000
 CHECKPOINT_FRAMES: Final = 400

@@ -2,13 +2,13 @@
 
 docs/recording-format.md is the specification for other implementations.
 
-A recording is an MCAP file with profile `kvscope/2`. The frames of about one second are one columnar message
-(`columns`, `frame_batch`). Other received messages are stored in msgpack as they were sent, on four channels. Keyframes
-and delta checkpoints, for seeking, are columnar messages too. Summaries of seconds, events, bookmarks and, only on
-request, block texts are JSON with a JSON schema. Keyframes, delta checkpoints and JSON messages have chunks of their
-own. A metadata record after each chunk with frames gives the number of frames and the times of the first and last. Log
-times are the engine's monotonic clock, set by the wall clock of its hello; on the channels of received messages they
-never decrease (`LogClock`).
+A recording is an MCAP file with profile `kvscope/2`. Received messages are on four channels: the frames of about one
+second as one columnar message (`columns`, `frame_batch`), snapshots as columnar messages, and hellos and all other
+messages in msgpack as they were sent. Keyframes and delta checkpoints, for seeking, are columnar messages too.
+Summaries of seconds, events, bookmarks and, only on request, block texts are JSON with a JSON schema. Keyframes, delta
+checkpoints and JSON messages have separate chunks. A metadata record after each chunk with frames gives the number of
+frames and the times of the first and last. Log times are the engine's monotonic clock, set by the wall clock of its
+hello; on the channels of received messages they never decrease (`LogClock`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ TOPICS: Final = {
     BOOKMARKS: "/kvscope/bookmarks",
     TEXTS: "/kvscope/texts",  # block contents, only if requested
 }
-"""Channel id -> topic. Other tools may rewrite a file with other ids; the file's channel records are authoritative."""
+"""Topic of each channel id. Other tools may rewrite a file with other ids; the file's channel records are
+authoritative.
+"""
 SCHEMAS: Final = {
     **dict.fromkeys((HELLOS, MESSAGES), ("kvscope.TelemetryMessage", "msgpack")),
     **dict.fromkeys((FRAMES, SNAPSHOTS, KEYFRAMES, CHECKPOINTS), ("kvscope.Columns", "zstd+msgpack")),

@@ -47,7 +47,7 @@ from kvscope_telemetry.summaries.summary import schema_of
 
 LIBRARY: Final = "kvscope"
 Entry = tuple[int, int, bytes]
-"""Channel, log time in ns, and data."""
+"""A message to be written: its channel, log time in ns, and data."""
 _MAX_CHUNK_ENDS: Final = 8
 """Number of chunk ends that are stored. If the disk has no space for the file's end after the last chunk, the file is
 truncated at an earlier one.
@@ -97,7 +97,7 @@ class RecordingFile(Protocol):
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None: ...
 
     def add_chunk(self, entries: Sequence[Entry]) -> None:
-        """Append `entries` as a chunk of their own."""
+        """Append `entries` as a separate chunk."""
 
     def flush(self) -> None: ...
 
@@ -158,7 +158,7 @@ class McapFile:
     def add_message(
         self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None
     ) -> None:
-        """Append a message of about `num_bytes`. A snapshot gets chunks of its own.
+        """Append a message of about `num_bytes`. A snapshot gets separate chunks.
 
         `data` is stored unchanged if it has fields of a later protocol version, which columns would lose.
         """
@@ -241,10 +241,10 @@ class McapFile:
         self.part.rename(self.path)
 
     def salvage(self) -> bool:
-        """Complete the file after the last fully written chunk, when the disk is full or gone.
+        """Complete the file after the last fully written chunk, when the disk is full or has been removed.
 
-        The space for the end comes from the truncated data. It does not suffice for the index, which readers do not
-        need.
+        The space for the end of the file comes from the truncated data. It does not suffice for the index, which
+        readers do not need.
         """
         if self._stream.closed:
             return False

@@ -18,11 +18,13 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring_folder import delete_ring, hold, segments_in
 
 EMPTY_BYTES: Final = 512
-"""Size below which a ring counts as empty: less than a file with a single hello."""
+"""Size in bytes below which a ring counts as empty. A file with only a hello is larger."""
 MAX_ORPHANED_BYTES: Final = 2 << 30
 """Limit on the total size of all orphaned rings. The newest is kept even if it alone is larger."""
 MAX_ORPHANED_S: Final = 7 * 24 * 3600.0
-"""Age limit, measured from a ring's end. The newest ring may be older (`remove_orphaned_rings`)."""
+"""Age limit of orphaned rings in seconds, measured from a ring's end. The newest ring may be older
+(`remove_orphaned_rings`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class RemovedRings:
 def remove_orphaned_rings(
     parent: Path | str, *, max_bytes: int = MAX_ORPHANED_BYTES, max_seconds: float = MAX_ORPHANED_S
 ) -> RemovedRings:
-    """Discard rings older than `max_seconds`, then the oldest ones until the rest fits into `max_bytes`.
+    """Discard rings older than `max_seconds`, then the oldest ones until those left fit into `max_bytes`.
 
     Age is measured from now or from the end of the newest ring, whichever is earlier: with a clock that is years ahead,
     every ring would seem too old. Therefore the newest ring is never discarded for its age.

@@ -22,11 +22,11 @@ INFLATED_BYTES_A_STORED_BYTE: Final = 64
 Later chunks are skipped.
 """
 RECORD_BYTES: Final = 256
-"""Bytes that each record is charged, in addition to its data."""
+"""Bytes charged to the budget for each record, in addition to its data."""
 _PROGRESS_EVERY: Final = 4 << 20
 
 ProgressCallback = Callable[[float], bool]
-"""Called with the share done, from 0 to 1. Returns False to cancel."""
+"""Called with the share of the work that is done, from 0 to 1. Returns False to cancel."""
 
 
 class ReadBudgetSpent(Exception):
@@ -38,7 +38,9 @@ class OpeningCancelled(Exception):
 
 
 class ReadBudget:
-    """Remaining budget for a file with `num_stored` bytes on disk. `clock` is monotonic, in seconds."""
+    """Bytes and time that may still be spent on opening a file with `num_stored` bytes on disk. `clock` is monotonic,
+    in seconds.
+    """
 
     def __init__(
         self,

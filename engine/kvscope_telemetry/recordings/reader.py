@@ -114,12 +114,12 @@ class Recording:
 
     @property
     def path(self) -> Path:
-        """The folder, or the file under its current name."""
+        """Path of the folder, or of the file under its current name."""
         return self._path if self._is_folder else self.segments[-1].path
 
     @property
     def segments(self) -> list[Segment]:
-        """The remaining segments, oldest first."""
+        """Segments that were not deleted, oldest first."""
         return list(self._segments.values())
 
     @property
@@ -159,12 +159,12 @@ class Recording:
 
     @property
     def first_s(self) -> float:
-        """Position of the oldest remaining message, in seconds."""
+        """Position of the oldest message that was not deleted, in seconds."""
         return (self.segments[0].start_ns - self.start_ns) / 1e9
 
     @property
     def may_grow(self) -> bool:
-        """Whether `grow` may find more: the recording exists and is being written."""
+        """Whether `grow` may find more messages, because the recording exists and is being written."""
         if self._is_folder:
             return self._is_written
         return self.segments[-1].may_grow and not self.segments[-1].is_deleted
@@ -232,7 +232,7 @@ class Recording:
 
     def bookmarks(self) -> list[Bookmark]:
         """Return the revisions of all bookmarks in the order they were written, at most the newest `MAX_BOOKMARKS`.
-        `settled` reduces them to the current bookmarks.
+        `newest_revisions` reduces them to the current bookmarks.
         """
         revisions: deque[Bookmark] = deque(maxlen=MAX_BOOKMARKS)
         for segment in self.segments:
@@ -384,7 +384,8 @@ class Recording:
 
 
 class Segment:
-    """One file of a recording, addressed by wall-clock time: its chunks by content, and their messages.
+    """One file of a recording, addressed by wall-clock time. Owns the list of its chunks by content, and reads their
+    messages.
 
     Keeps no file open between calls and, apart from the cache for seeking, at most one chunk in memory.
     """
@@ -475,8 +476,8 @@ class Segment:
         return "\n".join(lines)
 
     def messages(self, kinds: Collection[int], from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
-        """Yield published messages and keyframes of `kinds` in this time range, both ends inclusive, including those
-        that `grow` finds meanwhile.
+        """Yield published messages and keyframes of `kinds` from `from_ns` to `until_ns`, both inclusive. Messages that
+        `grow` finds meanwhile are included.
         """
         with self._file.open() as file:
             for chunk in self._overlapping_chunks(from_ns, until_ns):
@@ -618,7 +619,7 @@ class Segment:
         """Yield the frames that follow a state, and advance `position`.
 
         Chunks that precede the state's chunk (at `offset`) and end by `from_ns` are skipped. Frames of a batch that
-        continues from `position` are merged into a delta checkpoint, except the last frame of all.
+        continues from `position` are merged into a delta checkpoint, except the very last frame.
         """
         channels = self._decoder.channels((FRAMES, MESSAGES))
         chunks = [chunk for chunk in self._overlapping_chunks(from_ns, until_ns) if chunk.counts.keys() & channels]

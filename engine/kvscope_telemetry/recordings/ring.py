@@ -68,7 +68,7 @@ class Ring:
 
     @property
     def failure(self) -> str:
-        """Why recording has ended, as a text for the user; "" while it works. What was recorded before remains
+        """Reason why recording has ended, as a text for the user; "" while it works. Messages recorded before remain
         readable.
         """
         if self._writer is not None and self._writer.failure:
@@ -77,8 +77,8 @@ class Ring:
 
     @property
     def pause(self) -> str:
-        """Why nothing is recorded at present, as a text for the user; "" while it works. Keep calling `write`: the
-        ring retries by itself.
+        """Reason why nothing is recorded at present, as a text for the user; "" while recording works. Continue to call
+        `write`, because the ring retries by itself.
         """
         reason = self._segments.pause
         return f"cannot write to the history folder {self.folder}: {reason}; retrying" if reason else ""

@@ -230,7 +230,6 @@ class RingClient:
             mark.set()
 
     def _end(self, reason: str) -> None:
-        """Refuse further messages, and set `reason` as the failure; "" for none."""
         self._end_reason = reason and f"ring folder {self.folder} takes no more: {reason}"
         self._wake_waiters()
 
@@ -249,8 +248,8 @@ class RingClient:
 
 
 def _message_parts(data: bytes) -> tuple[bytes, bytes]:
-    """Return head and body of a packet. They are not joined, because copying a snapshot of a large pool would delay
-    drawing.
+    """Return the header and the body of a packet. They are not joined, because copying a snapshot of a large pool would
+    delay drawing.
     """
     return head(PacketKind.MESSAGE, len(data)), data
 

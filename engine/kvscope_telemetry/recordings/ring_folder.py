@@ -51,7 +51,7 @@ def segment_path(folder: Path, number: int) -> Path:
 
 
 def segments_in(folder: Path) -> dict[int, Path]:
-    """Return number -> file of all segments, sorted; empty if the folder cannot be read."""
+    """Return the files of all segments by number, in order; empty if the folder cannot be read."""
     found: dict[int, Path] = {}
     try:
         with os.scandir(folder) as entries:
@@ -83,7 +83,6 @@ def hold(folder: Path, *, make: bool = False) -> int:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process has locked `folder`."""
     try:
         with (folder / LOCK_NAME).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Packets, each a head and a body, that a session and the process that writes its ring exchange through pipes.
+"""Packets that a session and the process that writes its ring exchange through pipes. Each has a header and a body.
 
 Owns their layout. Both ends have the same version and trust each other. Must not depend on the process or the ring.
 """
@@ -20,18 +20,18 @@ _HEAD: Final = struct.Struct("<BQ")
 
 class PacketKind(IntEnum):
     BEGIN = 0
-    """`BeginRing`: the first packet."""
+    """First packet. Its body is a `BeginRing`."""
     MESSAGE = 1
     """A telemetry message in its original encoding."""
     BOOKMARK = 2
     TEXTS = 3
     LIMITS = 4
     MARK = 5
-    """`int`: number of a flush marker. The process reports it once everything before it is readable."""
+    """Flush marker. The body is its number, an `int`. The process reports it once everything before it is readable."""
     END = 6
-    """`bool`: whether the written files are kept."""
+    """Last packet. The body is a `bool`: whether to keep the written files."""
     STATUS = 7
-    """`RingStatus`: the only packet from the process to the session."""
+    """Status from the process to the session, a `RingStatus`. All other packets go in the opposite direction."""
 
 
 _KINDS: Final = tuple(PacketKind)

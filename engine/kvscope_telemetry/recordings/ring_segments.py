@@ -21,7 +21,9 @@ from kvscope_telemetry.recordings.mcap_file import Entry, McapFile
 from kvscope_telemetry.recordings.ring_folder import segment_path
 
 MIN_SEGMENTS: Final = 8
-"""A segment is at most 1 / `MIN_SEGMENTS` of the limits, so the ring exceeds them by at most one such part."""
+"""Each segment has at most 1 / `MIN_SEGMENTS` of the ring's limits, so the ring exceeds its limits by at most one
+segment.
+"""
 RETRY_S: Final = 10.0
 MAX_RETRY_S: Final = 120.0
 """Maximum pause after a write error. Pauses start at `RETRY_S` and double each time, until writing has worked for
@@ -72,7 +74,7 @@ class RingSegments:
         self.end_ns: int | None = None
         self.num_bytes = 0
         self.pause = ""
-        """Why nothing is recorded at present; "" while it works."""
+        """Reason why nothing is recorded at present; "" while recording works."""
         self.num_missed = 0
         self._is_paused = False
         self._retry_s = self._first_retry_s = retry_seconds
@@ -92,8 +94,8 @@ class RingSegments:
     def wants_state(self, log_time_ns: int) -> bool:
         """Whether the current segment should end before a message of `log_time_ns`, or a retry is due.
 
-        A segment ends when it has lasted long enough, or when it reaches its share of `bounds.max_bytes` and at least
-        twice the size of the state that it starts with.
+        A segment ends when it has lasted long enough, or when it reaches 1 / `MIN_SEGMENTS` of `bounds.max_bytes` and
+        at least twice the size of the state that it starts with.
         """
         if self._is_paused:
             return time.monotonic() >= self._retry_at_s

@@ -12,7 +12,7 @@ from kvscope_telemetry.errors import BadInput
 SAMPLE_TEXT: Final = "Open the sample recording: an engine under memory pressure"
 HYBRID_TEXT: Final = "Open the sample recording of a hybrid model: attention and recurrent states"
 SAMPLES: Final = {"sample": "sample.mcap", "sample-hybrid": "sample-hybrid.mcap"}
-"""Short name, which the command line accepts in place of a path -> file name."""
+"""File name of each sample by its short name, which the command line accepts in place of a path."""
 
 
 def sample_recording() -> Path:
@@ -41,7 +41,9 @@ def sample_name(path: Path | str) -> str:
 
 
 def path_of(word: str) -> str:
-    """Return the path to open for `word`. An existing file of that name takes precedence over the sample."""
+    """Return the path to open for `word`, a path or the short name of a sample. An existing file takes precedence over
+    a sample.
+    """
     return str(_path(word)) if word in SAMPLES and not Path(word).exists() else word
 
 

@@ -29,8 +29,8 @@ from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, newest_revi
 
 _PROGRESS_EVERY: Final = 256
 _MAX_QUEUED_BYTES: Final = 4 << 20
-"""Queue limit. Reading is faster than writing, so a longer queue would take several times as many bytes of memory
-without saving time.
+"""Maximum size of the queue between reading and writing. Reading is faster than writing, so a longer queue would take
+several times as many bytes of memory without saving time.
 """
 _TEXTS_TOGETHER: Final = 256
 _TEXTS_LATE_NS: Final = 5_000_000_000
@@ -41,7 +41,7 @@ _TEXTS_LATE_NS: Final = 5_000_000_000
 class SaveResult:
     num_frames: int
     num_without_state: int
-    """Number of those frames without a readable preceding state; a player cannot seek to them."""
+    """Number of saved frames without a readable preceding state. A player cannot seek to them."""
     length_s: float
 
 

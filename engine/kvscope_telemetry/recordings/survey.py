@@ -42,7 +42,7 @@ class Survey:
     limit: str = ""
     """Reason why only a part of the file was scanned; "" if all of it was."""
     max_inflated: int = 0
-    """Limit on the total size that messages of columns may claim."""
+    """Limit on the total uncompressed bytes that all columnar messages may claim."""
     damages: list[str] = field(default_factory=list)
     """One text for each skipped chunk or byte range, with its position and the reason."""
 

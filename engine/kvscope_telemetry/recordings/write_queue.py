@@ -33,12 +33,12 @@ class Queued(msgspec.Struct, frozen=True, gc=False):
     data: bytes | None
     num_bytes: int
     log_time_ns: int | None
-    """Wall-clock time of the message; None: determined by the recording's clock."""
+    """Wall-clock time of the message. If None, the recording's clock determines it."""
     queued_s: float
 
 
 Mark = threading.Event
-"""Flush marker in the queue: set once everything before it is written, or the writer has stopped."""
+"""Flush marker in the queue. It is set once everything before it is written, or the writer has stopped."""
 
 
 class RecordingQueue:
@@ -51,7 +51,7 @@ class RecordingQueue:
         self._changed = threading.Condition()
         self._is_closed = False
         self._is_urgent = False
-        """Whether a caller waits, or many bytes are queued."""
+        """Whether a caller waits, or so many bytes are queued that the writer is woken immediately."""
         self._is_idle = False
         """Whether the draining thread waits for the queue to become non-empty."""
         self.num_refused = 0
@@ -65,7 +65,9 @@ class RecordingQueue:
         return self._enqueue(Queued(message, data, num_bytes, log_time_ns, time.monotonic()), wait=wait)
 
     def put_bytes(self, data: bytes, *, wait: bool) -> bool:
-        """Append an encoded message without decoding it: the decoded form takes as much memory again, and more."""
+        """Append an encoded message without decoding it, because the decoded form would take more than as much memory
+        again.
+        """
         return self._enqueue(Queued((), data, len(data), None, time.monotonic()), wait=wait)
 
     def put_texts(self, texts: Texts, *, wait: bool) -> bool:
@@ -90,7 +92,7 @@ class RecordingQueue:
             return True
 
     def put_mark(self, mark: Mark) -> None:
-        """Append a mark, regardless of the limit. It is set immediately if the queue is closed."""
+        """Append a flush marker, regardless of the limit. It is set immediately if the queue is closed."""
         with self._changed:
             if self._is_closed:
                 mark.set()

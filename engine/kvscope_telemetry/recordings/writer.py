@@ -1,9 +1,10 @@
-"""Writes a recording in a thread of its own, fed by a bounded queue.
+"""Writes a recording in a separate thread, fed by a bounded queue.
 
 Owns the thread and the queue. Decides the wall-clock time of each message and when derived data is written: keyframes
 and delta checkpoints between the messages; summaries and events of several seconds together in separate chunks, so that
 a file's whole overview can be read without its frames. The recording caller never blocks and never fails: messages that
-do not fit into the queue are dropped and counted, and a full disk ends the recording and keeps what was written.
+do not fit into the queue are dropped and counted, and a full disk ends the recording but preserves the data written so
+far.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class RecordingWriter:
         self.overview: deque[Summary | TimedEvent] | None = (
             deque(maxlen=MAX_PENDING_OVERVIEW) if collects_overview else None
         )
-        """If requested, the summaries and events created so far, oldest first, for another thread to remove."""
+        """Summaries and events created so far, oldest first, for another thread to remove; None if they were not
+        requested.
+        """
         self._queue = RecordingQueue(max_queued_bytes)
         self.num_written = 0
         """Number of messages written, not counting derived ones."""
@@ -84,7 +87,7 @@ class RecordingWriter:
         self._num_lost = 0  # removed from the queue and not written
         self._hello_epoch: int | None = None  # the engine start whose hello was written last
         self.failure = ""
-        """Why the recording ended early; "" while it works."""
+        """Reason why the recording ended early; "" while it works."""
         self.saved_text = ""
         """After a failure, a text for the user about what was saved."""
         self._marks: list[Mark] = []  # marks among the items being written
@@ -98,7 +101,6 @@ class RecordingWriter:
 
     @property
     def part(self) -> Path:
-        """Path while the file is incomplete."""
         return self._file.part
 
     @property
@@ -324,7 +326,9 @@ class _Annotations:
         return self._keyframes.add_message(message, log_time_ns)
 
     def last_checkpoint(self) -> DeltaCheckpoint | None:
-        """Return a delta checkpoint up to the current state, to end a file with; None if there is one already."""
+        """Return a delta checkpoint up to the current state, for the end of a file; None if the last one already covers
+        it.
+        """
         return self._keyframes.checkpoint()
 
     def due_entries(self, *, is_due: bool = False, at_end: bool = False) -> list[Entry]:
@@ -372,7 +376,9 @@ class _Annotations:
 
 
 def _event_entries(events: list[tuple[int, bytes]]) -> list[Entry]:
-    """Group events into lists, each with the log time of its newest event, so that a reader can skip older lists."""
+    """Group events into messages, each with the log time of its newest event, so that a reader can skip older
+    messages.
+    """
     in_order = sorted(events, key=lambda event: event[0])
     lists = [in_order[begin : begin + MAX_LISTED] for begin in range(0, len(in_order), MAX_LISTED)]
     return [(EVENTS, some[-1][0], join_events(data for _, data in some)) for some in lists]

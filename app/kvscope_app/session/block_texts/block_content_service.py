@@ -24,7 +24,7 @@ class BlockContentService:
         self._pending.append(Background(partial(self._answer, question), "kvscope-contents"))
 
     def pop_replies(self) -> list[Reply]:
-        """Return and remove the replies since the last call. A request that failed has none."""
+        """Return and remove the replies since the last call. A failed request has no reply."""
         if not self._pending:
             return []
         finished = [work for work in self._pending if work.is_finished]

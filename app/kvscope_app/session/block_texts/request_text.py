@@ -21,7 +21,7 @@ from kvscope_telemetry.prefixes.cached_blocks import group_of_tree
 MAX_BLOCKS_PER_END: Final = 64
 """Maximum number of blocks read at each end of the prompt and of the output."""
 _MAX_OWNERS: Final = 8
-"""Maximum number of requests across which a chain of cached blocks is followed."""
+"""Maximum number of other requests whose cached blocks are followed backward to find a request's prefix."""
 _MAX_BLOCKS: Final = 8192
 PROMPT, BETWEEN, OUTPUT = "Prompt", "Prompt ends, output begins", "Output"
 NOT_IN_BLOCKS: Final = "None of its tokens is in a block at this time."
@@ -30,13 +30,14 @@ NOT_IN_BLOCKS: Final = "None of its tokens is in a block at this time."
 @dataclass(frozen=True, slots=True)
 class TextBlock:
     index: int
-    """Index among the request's blocks."""
     part: str
     lookup: BlockTextLookup
 
 
 def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
-    """Return the blocks to read for request `number`. A finished request has those that it left in the cache."""
+    """Return the blocks to read for request `number`. For a finished request, these are the blocks that it left in the
+    cache.
+    """
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return []
@@ -58,7 +59,10 @@ def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
 def text_parts(
     blocks: list[TextBlock], get: Callable[[BlockTextLookup], BlockContent | None], why_not: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of each part. `why_not` is yielded instead if all texts are unknown and it is not empty."""
+    """Yield (title, text) for the prompt, the output and a block with both.
+
+    If no text is known and `why_not` is not empty, yield only `why_not`.
+    """
     if not blocks:
         yield "Text", NOT_IN_BLOCKS
         return

@@ -33,7 +33,7 @@ REPLY_TIMEOUT_MS: Final = 2000
 _RETRY_S: Final = 2.0
 """Seconds until a missing text is requested again, while the source or recording still grows."""
 _FIRST_TAG: Final = 1 << 40
-"""Lowest tag. Other requesters on the same socket use tags below it or from a higher range."""
+"""Lowest tag of text requests. Other senders on the same socket use lower tags or a higher range."""
 
 NOT_IN_RECORDING: Final = "This recording has no text. Record with text to include it."
 NOT_REPORTED: Final = "The engine did not report this text."
@@ -45,15 +45,16 @@ Key = tuple[int, int, int, int]
 
 
 def lookup_of(mirror: Mirror, block: int) -> BlockTextLookup:
-    """Return a key of the content of `block`, 0 <= block < mirror.num_rows. Equal keys mean equal text."""
+    """Return a key of the text in `block`, 0 <= block < mirror.num_rows. Equal keys mean equal text."""
     ledger = mirror.ledger
     columns = (int(column[block]) for column in (ledger.owner, ledger.filled, ledger.hash))
     return BlockTextLookup(mirror.epoch or 0, block, *columns)
 
 
 class SessionTexts(QObject):
-    """Text cache of one session. Full blocks are keyed by their hash, others by block, owner and number of filled
-    slots.
+    """Cache of one session's block texts.
+
+    Full blocks are keyed by their hash, others by block, owner and number of filled slots.
     """
 
     arrived = Signal()
@@ -89,7 +90,7 @@ class SessionTexts(QObject):
         return partial if partial is not None and len(partial.token_ids) <= lookup.filled else None
 
     def request(self, view: object, wanted: Iterable[BlockTextLookup]) -> None:
-        """Replace the blocks that `view` needs. `arrived` is emitted when their texts are known."""
+        """Replace the set of blocks that `view` needs. `arrived` is emitted when their texts are known."""
         unknown = {key: lookup for lookup in wanted if (key := _key(lookup)) not in self._cache}
         self._wanted.pop(id(view), None)
         if unknown:
@@ -102,7 +103,7 @@ class SessionTexts(QObject):
         return _key(lookup) not in self._cache and not self.why_not(lookup)
 
     def why_not(self, lookup: BlockTextLookup) -> str:
-        """Return a sentence on why the text is missing, or "" if it is known or can still arrive."""
+        """Return a sentence on why the block's text is missing, or "" if the text is known or can still arrive."""
         key = _key(lookup)
         if key in self._cache:
             return ""

@@ -25,7 +25,7 @@ def bookmark_file(recording: Recording) -> Path:
 
 
 def read_bookmarks(path: Path) -> list[Bookmark]:
-    """Return the saved bookmark revisions; none if there is no file. Raises BadInput for an unreadable file."""
+    """Return the saved bookmark revisions; empty if there is no file. Raises BadInput for an unreadable file."""
     if not path.exists():
         return []
     try:
@@ -35,7 +35,9 @@ def read_bookmarks(path: Path) -> list[Bookmark]:
 
 
 def save_bookmarks(path: Path, revisions: list[Bookmark]) -> str:
-    """Merge `revisions` into the file, which another window may have written. Returns the error text or ""."""
+    """Merge `revisions` into the file, which another window may have written. Returns the error text, empty on
+    success.
+    """
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(path.parent, "folder of bookmarks")

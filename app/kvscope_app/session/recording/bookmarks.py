@@ -45,7 +45,9 @@ class Bookmarks(QObject):
         self._revise(bookmark, text=text.strip()[:MAX_TEXT])
 
     def delete(self, bookmarks: Iterable[Bookmark]) -> None:
-        """Delete stored bookmarks, and ignore others. `undo` restores the last deleted one, `restore` any of them."""
+        """Delete stored bookmarks and ignore derived ones. `undo` restores the last deleted bookmark, `restore` any of
+        them.
+        """
         to_delete = [
             each for each in bookmarks if self.is_stored(each) and not self._stored[each.bookmark_id].is_deleted
         ]
@@ -68,7 +70,7 @@ class Bookmarks(QObject):
         return self._stored[last_deleted.bookmark_id]
 
     def restore(self, deleted: list[Bookmark]) -> None:
-        """Restore the given bookmarks, except those that are not deleted."""
+        """Restore those of the given bookmarks that are still deleted."""
         ids = {bookmark.bookmark_id for bookmark in deleted}
         self._deleted = [bookmark for bookmark in self._deleted if bookmark.bookmark_id not in ids]
         for bookmark in deleted:
@@ -76,9 +78,7 @@ class Bookmarks(QObject):
                 self._revise(bookmark, is_deleted=False)
 
     def is_stored(self, bookmark: Bookmark) -> bool:
-        """Whether the bookmark is stored, so that it can be renamed and deleted. Bookmarks derived from alarm rules are
-        not.
-        """
+        """Whether the bookmark is stored and can be renamed and deleted, rather than derived from the alarm rules."""
         return bookmark.bookmark_id in self._stored
 
     def add_revisions(self, bookmarks: list[Bookmark]) -> None:
@@ -136,7 +136,7 @@ class Bookmarks(QObject):
 
 
 def _is_same_incident(one: Bookmark, other: Bookmark) -> bool:
-    """Whether both are alarms of the same kind that overlap in time."""
+    """Whether both bookmarks are alarms of the same kind that overlap in time."""
     if one.kind != other.kind or one.is_user_note:
         return False
     return one.time_ns <= max(other.until_ns, other.time_ns) and other.time_ns <= max(one.until_ns, one.time_ns)

@@ -39,7 +39,7 @@ class TeeSink:
 
     @property
     def failure(self) -> str:
-        """Failure text once both have failed, else empty."""
+        """Error text once both the ring and the recording have failed, else empty."""
         recording = self.recording
         return self._ring.failure and (recording.failure if recording is not None else self._ring.failure)
 
@@ -49,7 +49,7 @@ class TeeSink:
 
 
 class DiskHistory:
-    """History in `ring`, which becomes the sink of the source through `set_sink`. `close` ends the ring and the
+    """History in `ring`, which becomes the sink of the source through `set_sink`. `close` also ends a running
     recording.
     """
 
@@ -63,7 +63,7 @@ class DiskHistory:
 
     @property
     def failure(self) -> str:
-        """Why nothing is stored, permanently or at present; empty without an error."""
+        """Reason why nothing is stored, permanently or at the moment; empty without an error."""
         return self.ring.failure or self.ring.pause
 
     @property
@@ -73,8 +73,9 @@ class DiskHistory:
         return None if start_ns is None or end_ns is None else (start_ns, end_ns)
 
     def drain_into(self, overview: SessionOverview) -> bool:
-        """Move new summaries and events to `overview`, and remove from it what has left the ring. Returns whether any
-        was new.
+        """Move new summaries and events to `overview`, and remove from it what has left the ring.
+
+        Returns whether there were new summaries or events.
         """
         items = self.ring.drain_overview()
         if not items:
@@ -106,7 +107,9 @@ class DiskHistory:
             recorder.writer.write_texts(texts)
 
     def save(self, path: Path, seconds: float) -> Background[str]:
-        """Write the last `seconds` of the ring to `path` on a thread. The result describes defects, usually ""."""
+        """Write the last `seconds` of the ring to `path` on a thread. The result describes defects of the data, usually
+        "".
+        """
 
         def work(watch: ProgressCallback) -> str:
             recording = self.open_recording(watch)
@@ -122,8 +125,9 @@ class DiskHistory:
         self._set_sink(self._tee)
 
     def stop_recording(self) -> Background[Path] | None:
-        """Stop the recording; a thread completes the file. Returns None if none was running. The ring continues without
-        a gap.
+        """Stop the recording, which a thread completes. Returns None if none was running.
+
+        The ring continues without a gap.
         """
         recorder, self.recorder = self.recorder, None
         if self._tee is not None:
@@ -146,6 +150,6 @@ class DiskHistory:
         self.ring.close()
 
     def open_recording(self, watch: ProgressCallback) -> Recording:
-        """Open the current contents of the ring, on the calling thread. The recording can grow."""
+        """Open the current contents of the ring as a recording that can grow. Runs on the calling thread."""
         self.ring.flush()
         return Recording.open(self.ring.folder, watch, origin_ns=self.ring.origin_ns)

@@ -1,6 +1,6 @@
 """Looks up keys in a recording on a thread, one at a time. Does not depend on the type of the keys.
 
-Owns the results, the key looked up now, and the key requested last, which is next.
+Owns the results, the key being looked up, and the key requested last, which is looked up next.
 """
 
 from __future__ import annotations
@@ -53,11 +53,16 @@ class RecordedLookup(QObject, Generic[_Key, _Result]):
 
     @property
     def failure(self) -> str:
-        """Why the last lookup failed; empty without an error. The recording may have its key nevertheless."""
+        """Reason why the last lookup failed, empty without an error. The recording may contain the requested key
+        nevertheless.
+        """
         return self._reader.failure
 
     def get(self, key: _Key, at_ns: int) -> _Result | None:
-        """Return the result for `key` near `at_ns`; None if there is none or it is not known yet."""
+        """Return the cached result for `key`, or None if there is no result or it is not known yet.
+
+        A key that is not cached is looked up next, near `at_ns`, unless another key is requested before that.
+        """
         if key in self._results:
             return self._results[key]
         if key != self._current_key:

@@ -31,7 +31,7 @@ def recorded_texts(player: Player | None, disk_history: DiskHistory | None) -> R
 
 
 class RecordedTexts:
-    """Texts of the recording that `open_recording` opens on the first lookup, only for this object."""
+    """Texts of a recording. The first lookup calls `open_recording`, which opens the recording only for this object."""
 
     def __init__(self, open_recording: Callable[[ProgressCallback], Recording]) -> None:
         self._open = open_recording
@@ -52,7 +52,7 @@ class RecordedTexts:
         return self._recording is None or self._recording.may_grow
 
     def look_up(self, lookups: Sequence[BlockTextLookup], at_ns: int) -> Background[list[BlockContent | None]]:
-        """Look up the content of each block at `at_ns`, in the given order, on a thread; None where it was not
+        """Look up the content of each block at `at_ns` on a thread, in the given order; None where it was not
         recorded.
         """
 

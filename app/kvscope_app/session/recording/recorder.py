@@ -9,7 +9,7 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 
 
 class Recorder:
-    """Writes to `path` from its creation on. Raises BadInput if `path` cannot be written."""
+    """Recording that is written to `path` from construction on. Raises BadInput if `path` cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self.writer = RecordingWriter(path)
@@ -26,7 +26,7 @@ class Recorder:
 
     @property
     def text(self) -> str:
-        """Duration and size, such as `0:12  3.4 MB`."""
+        """Duration and size of the recording, such as `0:12  3.4 MB`."""
         seconds = int(time.monotonic() - self._began_s)
         try:
             num_bytes = self.writer.part.stat().st_size

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class RecordingHandle:
-    """Handle that is opened when it is first used. Used by one thread at a time.
+    """Handle on a recording that is opened when it is first used. Used by one thread at a time.
 
     `open_recording` opens the recording with all data written so far. `flush` makes buffered data readable before the
     recording is read again.

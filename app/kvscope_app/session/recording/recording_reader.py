@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 class RecordingReader(QObject, Generic[_Result]):
     """Reads the session's recording on a thread. Call `start` only if no read is in progress.
 
-    `result` is that of the last read; if it failed, `failure` is the reason.
+    `result` is the result of the last read; if that read failed, `failure` is the reason.
     """
 
     finished = Signal()

@@ -33,7 +33,9 @@ def ring_limits(settings: QSettings) -> tuple[int, int]:
 
 
 def make_ring(settings: QSettings) -> RingClient:
-    """Create the ring of a new session, which another process writes. Problems with the folder are in its `failure`."""
+    """Create the ring of a new session, which another process writes. Errors with the folder are reported in its
+    `failure`.
+    """
     from kvscope_telemetry.credentials.private_files import make_private_folder
     from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.recordings.ring_client import RingClient
@@ -50,7 +52,7 @@ def make_ring(settings: QSettings) -> RingClient:
 
 
 def find_orphaned_rings() -> Background[RemovedRings]:
-    """Find the rings of crashed sessions, newest first, and delete those that are too old or too large, on a thread."""
+    """Find the rings of crashed sessions on a thread, newest first, and delete rings that are too old or too large."""
     parent = rings_folder()
 
     def find(_: object) -> RemovedRings:

@@ -21,13 +21,16 @@ REQUEST_INTERVAL_MS: Final = 500
 MAX_BLOCKS_PER_REQUEST: Final = 320
 _REWRITE_INTERVAL_S: Final = 30.0
 _MAX_REWRITTEN_BLOCKS: Final = 4096
-"""Maximum size of a pool for which all texts are written again periodically, as the ring drops its oldest segments."""
+"""Maximum number of blocks in a pool for which all texts are written again periodically.
+
+Texts are written again because the ring drops its oldest segments.
+"""
 _REPLY_TIMEOUT_S: Final = 5.0
 _FIRST_TAG: Final = 1 << 44
 
 
 def text_consent(settings: QSettings) -> bool | None:
-    """Return whether the user agreed that recordings contain texts; None if not asked yet."""
+    """Return whether the user agreed that recordings contain texts, or None if the user was not asked yet."""
     value = str(settings.value(RECORD_TEXTS, ""))
     return None if value not in ("yes", "no") else value == "yes"
 

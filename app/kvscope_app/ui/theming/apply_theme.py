@@ -20,7 +20,7 @@ def apply_theme(app: QApplication, theme: Theme) -> None:
 
 
 def restyle_in_steps(app: QApplication, theme: Theme) -> Iterator[None]:
-    """Apply a theme in two steps: visible widgets before the generator yields, the others after it.
+    """Apply a theme in two steps: visible widgets before the generator yields, hidden widgets after it.
 
     Qt itself would visit every widget three times: to remove the old stylesheet, to clear its cache, and for the new
     stylesheet.

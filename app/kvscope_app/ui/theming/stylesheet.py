@@ -17,7 +17,7 @@ from kvscope_app.ui.theme import Theme, mix
 
 _LENGTH: Final = re.compile(r"(radius: )?\b(\d+)px\b")
 _MIN_SCALED_PX: Final = 3
-"""Shorter lengths, in pixels, are the widths of lines and not scaled."""
+"""Minimum length in pixels that is scaled by the zoom. Shorter lengths are line widths."""
 _SHEET: Final = Template("""
 QMainWindow, QMainWindow > QWidget#body { background: $window; }
 QWidget#page_map { background: $base; }
@@ -215,7 +215,7 @@ def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
 
 
 def _at_zoom(match: re.Match[str], zoom_percent: int) -> str:
-    """Scale a matched length.
+    """Return a length in the stylesheet scaled to `zoom_percent`.
 
     A radius is rounded down, because Qt ignores a radius of more than half the side: a circle would become a square.
     """

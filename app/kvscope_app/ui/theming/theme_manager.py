@@ -18,7 +18,7 @@ from kvscope_app.ui.zoom import apply_zoom, zoom_of
 CHOICES: Final = ("auto", "dark", "light")
 PALETTES: Final = {"usual": THEMES, "safe": SAFE_THEMES}
 _RESTYLE_INTERVAL_MS: Final = 20
-"""Interval between steps of restyling hidden widgets, so that visible ones are painted first."""
+"""Interval between steps of restyling hidden widgets, so that visible widgets are painted first."""
 
 
 class ThemeManager(QObject):
@@ -46,7 +46,7 @@ class ThemeManager(QObject):
         self.settings.changed.connect(self._on_settings)
 
     def choose(self, choice: str) -> None:
-        """Apply and save one of `CHOICES`."""
+        """Apply and save the theme `choice`, one of `CHOICES`."""
         self.choice = choice
         self.settings.change(theme=choice)
         self._update()

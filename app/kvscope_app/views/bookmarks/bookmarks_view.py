@@ -133,7 +133,9 @@ class BookmarksView(View):
 
     @property
     def loop_range(self) -> tuple[int, int] | None:
-        """Start and end in ns of the selection if it has two bookmarks or more, or one alarm; else None."""
+        """Start and end in ns of the selected bookmarks: at least two bookmarks, or one alarm. None for any other
+        selection.
+        """
         selected = self.chosen
         if len(selected) >= 2:
             return selected[0].time_ns, max(selected[-1].time_ns, selected[-1].until_ns)
@@ -242,7 +244,7 @@ class BookmarkModel(QAbstractListModel):
         self._bookmarks = bookmarks
 
     def refresh(self) -> bool:
-        """Update the rows. Returns whether they changed, which clears the selection."""
+        """Update the rows from the bookmarks. Returns whether they changed, which clears the selection."""
         marks = [mark for mark in self._bookmarks.shown if self.choice in (ALL, MINE if mark.is_user_note else ALARMS)]
         if marks == self.marks:
             return False

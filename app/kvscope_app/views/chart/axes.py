@@ -54,7 +54,7 @@ class ValueAxis(_Axis):
 
 
 class TimeAxis(_Axis):
-    """Bottom axis. While following, labels are relative to now (`-30 s`), otherwise times of day.
+    """Bottom axis. Labels are relative to now (`-30 s`) while the chart follows the present, otherwise times of day.
 
     Plot coordinates are seconds of this machine's monotonic clock.
     """
@@ -62,7 +62,7 @@ class TimeAxis(_Axis):
     def __init__(self) -> None:
         super().__init__("bottom")
         self.now_s: float | None = None
-        """Time of the right edge while following, else None."""
+        """Time of the right edge in seconds while the chart follows the present, else None."""
         self._wall_offset_s = time.time() - time.monotonic()
         self._has_labels = True
         self.setStyle(tickLength=0, autoExpandTextSpace=False, tickTextOffset=3, tickAlpha=255)
@@ -70,8 +70,9 @@ class TimeAxis(_Axis):
     def clock_text(self, value: float) -> str:
         """Return the time of day at second `value` of the monotonic clock.
 
-        Times are rounded to 0.1 s, because each axis measures the offset of the two clocks itself. Otherwise a second
-        that has just started could be shown as the one before.
+        The time is rounded to 0.1 s, because each axis measures the offset of the two clocks itself. Otherwise a second
+        that
+        has just started could be shown as the previous second.
         """
         return time.strftime("%H:%M:%S", time.localtime(round(value + self._wall_offset_s, 1)))
 
@@ -99,7 +100,7 @@ class TimeAxis(_Axis):
 
 
 def ago_text(seconds: float) -> str:
-    """Return text such as `now`, `−5 s`, `−2 min` or `−1.5 h` for a time `seconds` ago."""
+    """Return a label such as `now`, `−5 s`, `−2 min` or `−1.5 h` for a time `seconds` ago."""
     if seconds < 0.05:
         return "now"
     if seconds >= 3600 and abs(seconds / 1800 - round(seconds / 1800)) < 1e-6:

@@ -17,16 +17,16 @@ from kvscope_app.ui.zoom import scaled
 
 _GAP = 12
 _MAX_UNNAMED: Final = 2
-"""If there is no space for names and values, up to this many curves lose their names, and more lose their values."""
+"""Maximum number of curves that lose their names if space is short. With more curves, the values are hidden instead."""
 _SWATCH = 8
 _TIME_ALIGNMENT: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _TITLE_SHARE: Final = 0.6
-"""Share of the title's width that must be visible before the names of curves get space."""
+"""Fraction of the title's width that must be visible before the names of curves get space."""
 
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """Curve in the legend: the key of its value, and its label ("" if the title suffices)."""
+    """Entry of a curve in the legend. `name` is the key of its value; `label` is empty if the title suffices."""
 
     name: str
     label: str
@@ -34,9 +34,9 @@ class LegendEntry:
 
 
 class ChartLegend(QWidget):
-    """Title, and name and value of each curve.
+    """Legend with a title, and the name and value of each curve.
 
-    Painted instead of composed of labels: values change ten times per second and must not move the layout.
+    Painted instead of composed of labels, because values change ten times per second and must not move the layout.
     """
 
     changed = Signal()
@@ -54,7 +54,7 @@ class ChartLegend(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def explain(self, tip: str) -> None:
-        """Set the tooltip, which is shown below the values."""
+        """Set the explanation that the tooltip shows below the values."""
         self._tip = tip
         self.setToolTip(tip)
 
@@ -75,7 +75,8 @@ class ChartLegend(QWidget):
     def set_values(self, values: Mapping[str, str], time_text: str = "", *, is_read: bool = False) -> None:
         """Show `values`, by curve name, and their time next to the title.
 
-        `is_read`: whether they are the values at the pointer. The title is then elided if their time needs its space.
+        `is_read` says whether they are the values at the pointer. The title is then elided if their time needs its
+        space.
         """
         if values != self._values or time_text != self._time_text:
             self._values, self._time_text, self._is_read = dict(values), time_text, is_read

@@ -56,7 +56,7 @@ class PanelGrid(QWidget):
         return self._num_columns
 
     def set_panels(self, panels: Mapping[str, ChartPanel]) -> None:
-        """Replace all panels. They stay hidden until `show_panels` names them."""
+        """Replace all panels. The new panels stay hidden until `show_panels` names them."""
         for panel in self.panels.values():
             self.grid.removeWidget(panel)
             panel.hide()
@@ -88,7 +88,7 @@ class PanelGrid(QWidget):
         self.grid.activate()  # without this, a paint before Qt's layout would show all panels on top of each other
 
     def set_scroll_area(self, area: QScrollArea | None) -> None:
-        """Set the scroll area that receives wheel events over the charts; None: the wheel zooms."""
+        """Set the scroll area that receives wheel events over the charts. If None, the wheel zooms."""
         self._area = area
         for panel in self.panels.values():
             panel.plot.area = area
@@ -116,12 +116,12 @@ class ChartStack(PanelGrid):
     """
 
     range_setting: ClassVar[str]
-    """Settings key of the length of the time range."""
+    """Settings key of the time range that the user chose."""
     default_range: ClassVar[str] = DEFAULT_RANGE
     charts_per_refresh: ClassVar[int] = 1
     """Number of charts drawn per `refresh`, which limits the duration of a call."""
     max_lag_s: ClassVar[float] = 1.5
-    """The session's cursor is drawn if it is more than this many seconds behind the right edge."""
+    """Maximum seconds between the session's cursor and the right edge for which the cursor is not drawn."""
 
     def __init__(self, session: Session, heading: str = "") -> None:
         """Create the stack.
@@ -135,13 +135,13 @@ class ChartStack(PanelGrid):
         self.range_s = RANGES_S[self.default_range]
         self.bar.show_range(self.range_s)
         self.hover_s: float | None = None
-        """Time at the pointer; None if it is not over a chart."""
+        """Time in seconds at the pointer; None if the pointer is not over a chart."""
         span = session.timeline.shared_zoom.span
         self._fixed_range = None if span is None else self._to_seconds(span)
-        """First and last visible second; None while following."""
+        """First and last visible second; None while the charts follow the present."""
         self.bar.set_following(span is None)
         self._value_time_s = 0.0
-        """Time of the legends' values while the pointer is not over a chart."""
+        """Time in seconds of the legends' values while the pointer is not over a chart."""
         self._next_panel = 0
         self._scroll_timer = QTimer(self)
         self._scroll_timer.setSingleShot(True)
@@ -155,7 +155,6 @@ class ChartStack(PanelGrid):
     # Methods that subclasses override
 
     def charts_with_content(self, first_s: float, last_s: float) -> Sequence[str]:
-        """Return the names of the charts that have content between `first_s` and `last_s`."""
         raise NotImplementedError
 
     def fetch_data(self, names: Sequence[str], first_s: float, last_s: float) -> None:
@@ -165,11 +164,10 @@ class ChartStack(PanelGrid):
         raise NotImplementedError
 
     def texts_at(self, name: str, at_s: float) -> Mapping[str, str]:
-        """Return the legend text of each curve of a chart at a time."""
         raise NotImplementedError
 
     def end_s(self) -> float:
-        """Return the time of the right edge while following.
+        """Return the time of the right edge while the charts follow the present.
 
         It is rounded up to a whole second, so that charts drawn in successive calls show the same time.
         """
@@ -234,7 +232,7 @@ class ChartStack(PanelGrid):
         self._draw_panels([name for name in self.shown if self._is_panel_visible(name)], span)
 
     def show_last(self, seconds: float) -> None:
-        """Show the last `seconds` (`math.inf`: everything) and follow the present."""
+        """Show the last `seconds` (`math.inf` for everything) and follow the present."""
         self.range_s = seconds
         self.follow()
 
@@ -289,7 +287,7 @@ class ChartStack(PanelGrid):
             area.verticalScrollBar().valueChanged.connect(lambda _: self._scroll_timer.start(0))
 
     def show_values_at(self, x: float | None) -> None:
-        """Show the values at time `x` in all charts; None: the newest values."""
+        """Show the values at time `x` in all charts, or the newest values if it is None."""
         x = None if x is None else self.snap_to_point(x)
         self.hover_s = x
         for panel in self.panels.values():
@@ -343,7 +341,9 @@ class ChartStack(PanelGrid):
             self.bar.ranges.clear()
 
     def _on_linked(self, span: TimeSpan | None) -> None:
-        """Show the time range of the linked views; None: follow. Charts that are not on screen are drawn later."""
+        """Show the time range of the linked views, or follow the present if it is None. Charts off screen are drawn
+        later.
+        """
         self._set_fixed_range(None if span is None else self._to_seconds(span))
         if is_on_screen(self):
             self.refresh_all()

@@ -16,7 +16,7 @@ FloatArray = npt.NDArray[np.float64]
 def trailing_mean(values: FloatArray, width: int) -> FloatArray:
     """Return the mean of each value and the `width - 1` values before it, shape (n,).
 
-    Unknown values are left out of the means, and stay NaN themselves.
+    Unknown values are excluded from the means, and stay NaN themselves.
     """
     if width <= 1 or not values.size:
         return values
@@ -46,7 +46,7 @@ def decimate(x: FloatArray, y: FloatArray, max_columns: int, phase: int = 0) -> 
 
 
 def join_near(x: FloatArray, y: FloatArray, max_gap: float) -> tuple[FloatArray, FloatArray, npt.NDArray[np.bool_]]:
-    """Return the known points, shape (m,), and whether each is joined to the next one: at most `max_gap` apart."""
+    """Return the known points, shape (m,), and whether a line joins each to the next one, at most `max_gap` away."""
     is_known = np.isfinite(y)
     x, y = x[is_known], y[is_known]
     is_joined = np.zeros(x.size, bool)
@@ -70,7 +70,7 @@ def close_areas(
 
 
 def gaps(x: FloatArray, is_known: npt.NDArray[np.bool_], patience: float) -> list[tuple[float, float]]:
-    """Return the ranges of `x` without known values, after the first known one.
+    """Return the ranges of `x` without known values, after the first known value.
 
     A range that reaches the end counts only if it is longer than `patience`, because its data may still arrive.
     """
@@ -85,7 +85,7 @@ def gaps(x: FloatArray, is_known: npt.NDArray[np.bool_], patience: float) -> lis
 
 
 def nearest(x: FloatArray, at: float) -> float:
-    """Return the point of `x` closest to `at`, or `at` itself if it is beyond either end by more than the spacing.
+    """Return the value in `x` closest to `at`, or `at` itself if it is beyond either end by more than the spacing.
 
     `x` has shape (n,) and is ascending and evenly spaced.
     """
@@ -95,13 +95,13 @@ def nearest(x: FloatArray, at: float) -> float:
 
 
 def nearest_index(x: FloatArray, at: float) -> int:
-    """Return the index of the point of `x` closest to `at`. `x` has shape (n,), n > 0, and is ascending."""
+    """Return the index of the value in `x` closest to `at`. `x` has shape (n,), n > 0, and is ascending."""
     after = min(int(np.searchsorted(x, at)), x.size - 1)
     return after - 1 if after > 0 and at - x[after - 1] < x[after] - at else after
 
 
 def nice_ceiling(value: float) -> float:
-    """Return the smallest 1, 2, 3, 4, 5, 6, 8 or 10 times a power of ten that is at least `value`.
+    """Return the smallest number of the form 1, 2, 3, 4, 5, 6, 8 or 10 times a power of ten that is at least `value`.
 
     Returns 1.0 if `value` is not positive and finite.
     """

@@ -1,4 +1,4 @@
-"""Plot below a line with its title and current values. Owns the pyqtgraph items and their colours.
+"""Chart panel: a plot below a line with its title and current values. Owns the pyqtgraph items and their colours.
 
 Curves are passed in as arrays. Must not depend on their source.
 """
@@ -34,12 +34,12 @@ TEXT_MARGIN = 7
 """Margin of half a line of text in pixels, because the outermost axis labels extend beyond the plot."""
 _MIN_FILLED_SHARE = 0.45
 _KEY_PAN_SHARE = 0.1
-"""Share of the visible time by which an arrow key moves the time range."""
+"""Fraction of the visible time by which an arrow key moves the time range."""
 _KEY_CURSOR_SHARE = 0.01
-"""Share of the visible time by which Shift and an arrow key move the cursor line."""
+"""Fraction of the visible time by which Shift and an arrow key move the cursor line."""
 _KEY_ZOOM_FACTOR = 0.5
 _AREA_FLOOR_SHARE = 0.1
-"""Share of the plot's height, below its bottom, at which filled areas end."""
+"""Distance from the bottom of the plot down to the lower edge of filled areas, as a fraction of the plot's height."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +61,23 @@ class PlotMark:
     x: float
     text: str
     about: object = None
-    """Event that `mark_chosen` emits on a click; None if the mark stands for events that were only counted."""
+    """Event that `mark_chosen` emits on a click; None if the mark represents events that were only counted."""
 
 
 class ChartPanel(QWidget):
-    """Title, values and plot. Coordinates: x in seconds, y from 0 to `top` or to a round number above the data."""
+    """Chart with title, values and plot. Coordinates: x in seconds, y from 0 to `top` or to a round number above the
+    data.
+    """
 
     hovered = Signal(object)
-    """Emitted with the x in seconds at the pointer, or None when the pointer leaves."""
+    """Emitted with the time in seconds at the pointer, or None when the pointer leaves."""
     chosen = Signal(float)
-    """Emitted with the x in seconds of a click."""
+    """Emitted with the time in seconds at which the user clicked."""
     peak_chosen = Signal(float)
-    """Emitted with the x in seconds of a clicked maximum."""
+    """Emitted with the time in seconds of a curve's maximum that the user clicked."""
     mark_chosen = Signal(object)
     range_dragged = Signal(float, float)
-    """Emitted with the first and last x in seconds when the user pans or zooms."""
+    """Emitted with the first and last visible second when the user pans or zooms."""
     fit_requested = Signal()
     _is_built = False
 
@@ -103,7 +105,7 @@ class ChartPanel(QWidget):
         self._time_axis = time_axis or TimeAxis()
         self.plot = Plot(ValueAxis(axis_text), self._time_axis)
         self.dot_items: dict[str, pg.ScatterPlotItem] = {}
-        """Dots for points that are joined to no other one, by curve name."""
+        """Dots, by curve name, for points that no line joins to another point."""
         self.curve_items = {curve.name: self._add_curve(curve) for curve in self.curves}
         self._filled = {curve.name: curve.filled for curve in self.curves}
         self.gap_bands = GapBands()
@@ -125,7 +127,9 @@ class ChartPanel(QWidget):
         return QSize(320, 150)
 
     def show_time(self, first_s: float, last_s: float, now_s: float | None) -> None:
-        """Show the time from `first_s` to `last_s`. `now_s` is the right edge while following, else None."""
+        """Show the time from `first_s` to `last_s`. `now_s` is the right edge while the chart follows the present, else
+        None.
+        """
         self._time_axis.now_s = now_s
         view = self.plot.view_box
         view.blockSignals(True)
@@ -138,7 +142,7 @@ class ChartPanel(QWidget):
         self.plot.scene().prepareForPaint()
 
     def zoom_by(self, steps: int) -> None:
-        """Zoom the time by `steps` around the cursor line or the middle; 0: follow the present again."""
+        """Zoom the time by `steps` around the cursor line or the middle. 0 follows the present again."""
         if not steps:
             self.fit_requested.emit()
             return
@@ -166,7 +170,7 @@ class ChartPanel(QWidget):
         self.plot.set_margins(margin, 0 if self._has_time_labels else margin)
 
     def show_curve(self, name: str, x: FloatArray, y: FloatArray, phase: int) -> float:
-        """Draw a curve and return its maximum, 0 if no value is known.
+        """Draw a curve and return its maximum, or 0 if no value is known.
 
         Args:
             name: Name of the curve in `curves`.
@@ -189,7 +193,9 @@ class ChartPanel(QWidget):
         return highest
 
     def fit(self, highest: float) -> None:
-        """Set the end of the value axis to a round number above `highest`. It is lowered only if much too high."""
+        """Set the upper end of the value axis to a round number above `highest`. It is lowered only if it is much too
+        high.
+        """
         if self._fixed_top is not None:
             return
         if highest <= 0:
@@ -215,13 +221,13 @@ class ChartPanel(QWidget):
             self.mark_points.setData([mark.x for mark in marks], [y] * len(marks), data=list(marks))
 
     def show_cursor(self, x: float | None) -> None:
-        """Show the line at the pointer, which all panels share, at `x`; None hides it."""
+        """Show the line at the pointer, which all panels share, at `x`. None hides the line."""
         self.cursor_line.setVisible(x is not None)
         if x is not None:
             self.cursor_line.setPos(x)
 
     def show_session_cursor(self, x: float | None) -> None:
-        """Show the session's cursor at `x`; None hides it, because it is at the right edge."""
+        """Show the session's cursor at `x`. None hides the cursor, because it is at the right edge."""
         self.session_cursor_line.setVisible(x is not None)
         if x is not None:
             self.session_cursor_line.setPos(x)
@@ -394,15 +400,15 @@ class CurveItem(pg.PlotCurveItem):  # type: ignore[misc]
 
 
 def pause_background(theme: Theme) -> str:
-    """Return the background colour, as `#rrggbb`, of time in which the engine is paused or suspended."""
+    """Return the background colour (`#rrggbb`) for times in which the engine was paused or suspended."""
     return mix(theme.base, theme.warn, 0.17)
 
 
 class StopBands(GapBands):
-    """Bands over the time in which the engine was paused or suspended.
+    """Bands over times in which the engine was paused or suspended.
 
-    A band shows its text if it is wide enough. When two runs are compared, bands of run A take the upper half and those
-    of B the lower.
+    A band shows its text if it is wide enough. When two runs are compared, bands of run A take the upper half and bands
+    of run B the lower.
     """
 
     def __init__(self) -> None:

@@ -21,15 +21,15 @@ _PREFIX = "max in view"
 @dataclass(frozen=True, slots=True)
 class CurvePeak:
     x: float
-    """Time in seconds."""
+    """Time of the maximum in seconds."""
     text: str
-    """Curve, value and time of day, such as "running 11 at 23:49:33"."""
+    """Curve name, value and time of day, such as "running 11 at 23:49:33"."""
 
 
 class PeakLine(QWidget):
-    """As many links to maxima as fit.
+    """Line with as many links to the curves' maxima as fit.
 
-    Painted instead of composed of labels: the maxima change as values arrive, and must not move the layout.
+    Painted instead of composed of labels, because the maxima change as values arrive and must not move the layout.
     """
 
     chosen = Signal(float)
@@ -57,7 +57,7 @@ class PeakLine(QWidget):
 
     @property
     def links(self) -> list[tuple[QRect, CurvePeak]]:
-        """Rectangle and maximum of each link that fits, most important first."""
+        """Rectangle and maximum of each link that fits, the most important one first."""
         links: list[tuple[QRect, CurvePeak]] = []
         metrics, left = QFontMetricsF(_font()), float(_LEFT_MARGIN)
         for peak in self.peaks:

@@ -25,7 +25,7 @@ class Plot(pg.GraphicsView):  # type: ignore[misc]
     """
 
     keyed = Signal(object, bool)
-    """Emitted when one of `KEYS` is pressed, with whether Shift is pressed too."""
+    """Emitted with the key when one of `KEYS` is pressed, and whether Shift is pressed too."""
     focused = Signal()
 
     def __init__(self, left: pg.AxisItem, bottom: pg.AxisItem) -> None:

@@ -12,10 +12,10 @@ from kvscope_app.ui.widget_factories import tool_button
 from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
 
 RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
-"""Length of each range in seconds. `All` is the whole session, as far as it is retained."""
+"""Length in seconds of each selectable range. `All` is the whole session, as far as it is retained."""
 DEFAULT_RANGE = "1 min"
 _OPTIONAL_RANGES = (0, 2)
-"""Indices of the ranges that are hidden first if space is short."""
+"""Indices in `RANGES_S` of the ranges that are hidden first if space is short."""
 _WIDEST_TIME = "00:00:00"
 
 
@@ -77,7 +77,7 @@ class TimeBar(QWidget):
         self.time.setVisible(self.width() >= buttons_width + time_width + self._row.spacing())
 
     def show_time(self, *lengths: str) -> None:
-        """Show the longest of these texts for the time at the pointer that fits, or nothing if there are none."""
+        """Show the longest of these texts that fits as the time at the pointer, or nothing if none is given."""
         self.time.set_variants(*lengths)
 
     def _buttons_width(self) -> int:

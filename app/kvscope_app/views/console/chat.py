@@ -45,16 +45,16 @@ from kvscope_telemetry.source import SourceState
 
 FLUSH_MS: Final = 40
 STOP_TIMEOUT_MS: Final = 5000
-"""Time in which an engine must end a request after its reply to Abort; later, the answer counts as stopped."""
+"""Maximum time until an engine ends a request after replying to Abort. The answer then counts as stopped."""
 
 
 class Chat(QObject):
     listed = Signal()
     """Emitted when conversations were added or removed, or when their title or activity changed."""
     messages_changed = Signal(str)
-    """Emitted with the key of a conversation when its messages were added or removed."""
+    """Emitted with the key of a conversation when its messages or its shown path have changed."""
     text_added = Signal(str)
-    """Emitted with the key of a conversation when its answer got more text."""
+    """Emitted with the key of a conversation when its unfinished answer got more text."""
     answer_changed = Signal(str)
     """Emitted with the key of a conversation when the phase or statistics of its answer changed."""
     answer_ended = Signal(str, object)
@@ -94,8 +94,9 @@ class Chat(QObject):
         self._saver.touch_draft(key)
 
     def add(self, template: Conversation | None = None) -> Conversation:
-        """Add a conversation at the top, with the options of `template`. If the first one is empty and unnamed, return
-        that.
+        """Add a conversation at the top, with the options of `template`.
+
+        Returns the first conversation instead if it is empty and unnamed.
         """
         first = self.conversations[0] if self.conversations else None
         if first is not None and not first.messages and not first.named:
@@ -153,14 +154,14 @@ class Chat(QObject):
             self.ask(conversation, prompt)
 
     def show_path(self, conversation: Conversation, last: str) -> None:
-        """Show the messages up to the one with key `last`, and send them with the next prompt."""
+        """Show the messages up to the one with key `last`. The next prompt is sent with them."""
         if last != conversation.last:
             conversation.last = last
             self._saver.touch(conversation)
             self.messages_changed.emit(conversation.key)
 
     def stop(self, conversation: Conversation) -> None:
-        """Request the engine to stop the answer. The answer ends when the engine confirms it."""
+        """Ask the engine to stop the answer. The answer ends when the engine confirms it."""
         answer = self.answer_of(conversation.key)
         if answer is None:
             return
@@ -172,7 +173,7 @@ class Chat(QObject):
         self.answer_changed.emit(conversation.key)
 
     def is_written_elsewhere(self, conversation: Conversation) -> bool:
-        """Whether another window is writing an answer in this conversation. Its text appears here each time it is
+        """Whether another window is writing an answer in this conversation. The answer's text appears here when it is
         saved.
         """
         return self._saver.is_written_elsewhere(conversation.key)
@@ -247,9 +248,7 @@ class Chat(QObject):
             answer.set_refused(reply)
 
     def _end_as_lost(self, answer: ChatAnswer) -> None:
-        """End an answer for which the engine sent no final reply in time, because it no longer has this client's
-        session.
-        """
+        """End an answer for which the engine sent no final reply in time, because it has lost this client's session."""
         if not answer.is_ended:
             answer.end("stopped", "the engine sent no reason")
 
@@ -258,7 +257,7 @@ class Chat(QObject):
             self._session.selection.select_request(answer.message.stats.number)
 
     def _find_number(self, answer: ChatAnswer) -> None:
-        """Find the request number by request id, for engines whose own API does not report it."""
+        """Find the answer's request number by its request id, for engines whose own API does not report the number."""
         if not answer.message.stats.number:
             number = self._session.live_mirror.requests.newest_with(answer.request_id)
             if number:

@@ -27,9 +27,9 @@ class AnswerPhase(Enum):
 
 
 class ChatAnswer:
-    """An unfinished answer, whose text and statistics are written to `message` as replies arrive.
+    """Unfinished answer, whose text and statistics are written to `message` as replies arrive.
 
-    `max_tokens`: requested limit; None: as many as fit.
+    `max_tokens` is the requested limit, or None for as many tokens as fit.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ChatAnswer:
         self.message = message
         self.phase = AnswerPhase.SENT
         self.has_new_text = False
-        """Whether text arrived since a caller last set this to False."""
+        """Whether text arrived since the attribute was last set to False."""
         self._max_tokens = max_tokens
         self._sent_s = time.monotonic()
         self._first_token_s = 0.0
@@ -70,7 +70,9 @@ class ChatAnswer:
         self._update(number=number)
 
     def add_tokens(self, reply: Tokens, stopped_s: float = 0.0) -> None:
-        """Append the text of `reply`. `stopped_s`: total seconds so far in which the engine was paused or suspended."""
+        """Append the text of `reply`. `stopped_s` is the total time so far in which the engine was paused or
+        suspended.
+        """
         now_s = time.monotonic()
         self._first_token_s = self._first_token_s or now_s
         self._first_token_running_s = self._first_token_running_s or now_s - stopped_s

@@ -37,7 +37,7 @@ class ChatHead(QWidget):
             button.toggled.connect(self._draw_icons)
 
     def show_with_list(self, has_list: bool) -> None:
-        """Hide the drop-down if `has_list`: a list shows the conversations."""
+        """Hide the drop-down if `has_list`, because a list then shows the conversations."""
         self._has_list = has_list
         self._spacer.setVisible(has_list)
         self._show_title_line(False)

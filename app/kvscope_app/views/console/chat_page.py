@@ -135,7 +135,7 @@ class ChatPage(QWidget):
             escape()
 
     def _escape_action(self) -> Callable[[], None] | None:
-        """Return the action of Esc: cancel the renaming, cancel the edit, or stop the answer. None: there is none."""
+        """Return the action of Esc, or None: cancel the renaming, cancel the edit, or stop the answer."""
         if self.head.is_renaming:
             return self.head.cancel_rename
         if self._draft.edited:
@@ -238,7 +238,7 @@ class ChatPage(QWidget):
         self._push_undo("regenerating an answer", last_before)
 
     def _push_undo(self, step_name: str, last_before: str) -> None:
-        """Register an undo step called `step_name` that shows the path ending in message `last_before` again."""
+        """Register an undo step called `step_name`, which shows the path that ends in message `last_before` again."""
         key, last_after = self.current.key, self.current.last
         self.done.emit(step_name, partial(self._show_path, key, last_before), partial(self._show_path, key, last_after))
 
@@ -502,9 +502,9 @@ class ContextBar(QWidget):
         row.addWidget(self.text, 1)
 
     def show_fill(self, used: int, limit: int, max_answer_tokens: int = 0) -> None:
-        """Show `used` of `limit` tokens; a `limit` of 0 means unknown.
+        """Show that `used` of `limit` tokens of the context are used. A `limit` of 0 means unknown.
 
-        `max_answer_tokens`: maximum tokens of the next answer, 0 if unlimited.
+        `max_answer_tokens` is the maximum length of the next answer, 0 if it is unlimited.
         """
         num_left = max(limit - used, 0)
         is_short = bool(used and limit) and num_left < max(max_answer_tokens, round((1 - NEARLY_FULL_SHARE) * limit))
@@ -544,7 +544,7 @@ def _is_escape(event: QEvent) -> bool:
 
 # Sample prompts, shown in an empty conversation.
 class SamplePromptButtons(QWidget):
-    """Buttons with sample prompts. A click sends the prompt; with Shift, it is inserted into the prompt field for
+    """Buttons with sample prompts. A click sends the prompt; Shift and a click insert it into the prompt field for
     editing.
     """
 

@@ -14,7 +14,7 @@ MAX_LINES = 8
 
 
 class PromptEdit(QPlainTextEdit):
-    """Text field as high as its text, up to `MAX_LINES`."""
+    """Prompt field that is as high as its text, up to `MAX_LINES`."""
 
     sent = Signal()
 
@@ -44,7 +44,7 @@ class PromptEdit(QPlainTextEdit):
         return num_lines * self.fontMetrics().lineSpacing() + margins + 2
 
     def event(self, event: QEvent) -> bool:
-        """Leave Undo and Redo to the window if the text has no such step."""
+        """Ignore Undo and Redo if the text has no such step, so that the window handles them."""
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
             undo, redo = QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo
             document = self.document()
@@ -71,9 +71,9 @@ class PromptEdit(QPlainTextEdit):
         self._adjust_height()
 
     def _recall(self, earlier: bool) -> bool:
-        """Replace an empty or recalled text by an earlier prompt, or a later one if not `earlier`.
+        """Replace an empty or recalled text by an earlier prompt, or by a later prompt if not `earlier`.
 
-        Returns whether the key was handled; False if the field has a text of the user's.
+        Returns whether the key was handled, which is not the case if the user has typed a text.
         """
         text = self.toPlainText()
         is_new_text = text and not (self._recalled and text == self._earlier[-self._recalled])
@@ -139,7 +139,7 @@ class Composer(QWidget):
         self._show_button()
 
     def show_state(self, *, is_writing: bool, is_stopping: bool, blocked: str) -> None:
-        """Update the buttons and the hint. `blocked`: why no prompt can be sent, "" if one can."""
+        """Update the buttons and the hint. `blocked` is the reason why no prompt can be sent, "" if one can."""
         self._is_writing, self._blocked = is_writing, blocked
         self.edit.show_hint(blocked or "Ask something")
         self.stop.setVisible(is_writing)

@@ -24,9 +24,9 @@ NO_ENGINE_TO_PROMPT: Final = "This is a recording: there is no engine to prompt.
 
 
 class ConsoleView(View):
-    """Tabs, or an explanation if a recording is shown.
+    """Tabs for chat and load generator, or an explanation if a recording is shown.
 
-    `folder`: where conversations are stored, by default in the application's data folder.
+    `folder` is where conversations are stored, by default the application's data folder.
     """
 
     title: ClassVar[str] = "Console"
@@ -78,7 +78,7 @@ class ConsoleView(View):
         self.load.refresh()
 
     def _request_status(self) -> None:
-        """Request the status regularly, because the engine reports its adapters only on request."""
+        """Request the engine's status, which is the only way to learn its adapters. Called regularly."""
         now_s = time.monotonic()
         if self.session.accepts_prompts and now_s - self._last_status_request_s >= STATUS_INTERVAL_S:
             self._last_status_request_s = now_s

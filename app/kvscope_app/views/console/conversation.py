@@ -20,11 +20,11 @@ from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSa
 NEW_TITLE: Final = "New conversation"
 MAX_TITLE_CHARS: Final = 60
 DEFAULT_SAMPLING: Final = SamplingParams(max_tokens=512)
-"""Options of a new conversation. Unset ones have the values of the model's generation config, or of `UNKNOWN_MODEL`."""
+"""Sampling options of a new conversation. Unset options use the model's generation config, or else `UNKNOWN_MODEL`."""
 UNKNOWN_MODEL: Final = ModelSampling(temperature=0.7, top_p=0.95)
 
 Ending: TypeAlias = Literal["", "stop", "length", "stopped", "refused", "error", "interrupted"]
-"""Why an answer ended; empty while it is being written."""
+"""Reason why an answer ended; empty while it is being written."""
 
 
 class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,11 +37,11 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_cached_tokens: int = 0
     num_tokens: int = 0
     ttft_s: float | None = None
-    """Time from the request's arrival to its first token, as reported by the engine."""
+    """Seconds from the request's arrival to its first token, as reported by the engine."""
     first_seen_s: float | None = None
-    """Time from sending the prompt to receiving the first token, including transmission."""
+    """Seconds from sending the prompt to receiving the first token, including transmission."""
     tokens_per_s: float | None = None
-    """Decode speed: tokens after the first per second in which the engine ran."""
+    """Decode speed: tokens after the first token, per second in which the engine ran."""
     total_s: float | None = None
     queue_s: float | None = None
     adapter: str = ""
@@ -54,14 +54,14 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One version of a prompt or answer. `note`: details of the ending, for the user."""
+    """One version of a prompt or answer. `note` describes the ending for the user."""
 
     role: Literal["user", "assistant"]
     content: str = ""
     key: str = ""
-    """Identifier within the conversation, which sets it if it is empty."""
+    """Identifier within the conversation. The conversation sets it if it is empty."""
     parent: str = ""
-    """`key` of the message before this one, "" for the first."""
+    """`key` of the previous message, "" for the first message."""
     ending: Ending = ""
     note: str = ""
     stats: AnswerStats = AnswerStats()
@@ -76,7 +76,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     key: str
     title: str = NEW_TITLE
     named: bool = False
-    """Whether the user set the title."""
+    """Whether the user has set the title."""
     system: str = ""
     sampling: SamplingParams = DEFAULT_SAMPLING
     adapter: str = ""
@@ -106,9 +106,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def last_stats(self) -> AnswerStats | None:
-        """Statistics of the newest shown answer that the engine accepted and that later prompts include; None if there
-        is none.
-        """
+        """Statistics of the newest shown answer that the engine accepted and that later prompts include, or None."""
         path = self.path
         skipped = omitted_keys(path)
         answered = (m.stats for m in reversed(path) if m.stats.num_prompt_tokens and m.key not in skipped)
@@ -125,9 +123,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return [other for other in self.messages if other.parent == message.parent]
 
     def newest_end(self, message: Message) -> str:
-        """Return the key of the last message on the path from `message` through the newest version of each later
-        message.
-        """
+        """Return the key of the last message that follows `message` if the newest version is chosen at each step."""
         newest_after = {other.parent: other.key for other in self.messages}
         key = message.key
         while key in newest_after:
@@ -138,9 +134,9 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
     text: str = ""
     edited: str = ""
-    """`key` of the prompt being edited, "" for none."""
+    """`key` of the prompt being edited, "" if no prompt is edited."""
     edited_text: str = ""
-    """Edited version of that prompt. `text` stays until the edit is sent or cancelled."""
+    """Text of the prompt being edited. `text` stays until the edit is sent or cancelled."""
 
     @property
     def shown(self) -> str:
@@ -175,10 +171,10 @@ def sampling_to_send(conversation: Conversation, model: ModelSampling) -> Sampli
 
 
 def omitted_keys(path: Sequence[Message]) -> set[str]:
-    """Return the keys of messages that later prompts omit: prompts with an answer that ended without text, and that
-    answer.
+    """Return the keys of messages that later prompts omit.
 
-    Chat templates require alternating roles, so a prompt without an answer cannot be sent.
+    These are answers that ended without text, and their prompts: chat templates require alternating roles, so a prompt
+    without an answer cannot be sent.
     """
     keys: set[str] = set()
     for message, answer in pairwise(path):
@@ -188,7 +184,7 @@ def omitted_keys(path: Sequence[Message]) -> set[str]:
 
 
 def messages_to_send(conversation: Conversation) -> tuple[ChatMessage, ...]:
-    """Return the system prompt and the shown path for the engine, without the messages of `omitted_keys`."""
+    """Return the system prompt and the shown messages for the engine, without those in `omitted_keys`."""
     messages = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
     path = conversation.path
     skipped = omitted_keys(path)

@@ -31,7 +31,7 @@ from kvscope_app.views.console.conversation import Conversation
 Index = QModelIndex | QPersistentModelIndex
 
 DATE_ROLE: Final = Qt.ItemDataRole.UserRole
-"""Item role of the time of a conversation's last change, as text."""
+"""Item role with the time of a conversation's last change as text."""
 _GAP_PX: Final = 10
 
 

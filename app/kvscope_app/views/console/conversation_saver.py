@@ -18,22 +18,22 @@ from kvscope_telemetry.whole_file import write_whole
 
 SAVE_DELAY_MS: Final = 800
 UNFINISHED_SAVE_INTERVAL_S: Final = 2.0
-"""Interval at which an unfinished answer is saved: the maximum seconds of text lost if kvscope is killed."""
+"""Interval in seconds at which an unfinished answer is saved, which limits the text lost if kvscope is killed."""
 RETRY_MS: Final = 5000
 RELOAD_MS: Final = 1000
 _SAVES_RECOVERED: Final = "Conversations are being saved again."
 
 
 class ConversationSaver(QObject):
-    """Synchronizes the chat's `conversations` and `drafts` with the store. Unsaved changes stay in memory until a save
-    succeeds.
+    """Synchronizes the chat's `conversations` and `drafts` with the store. Unsaved changes stay in memory until they
+    are saved.
 
-    `is_writing(key)`: whether this window is writing an answer in a conversation.
+    `is_writing(key)` returns whether this window is writing an answer in a conversation.
     """
 
     notified = Signal(str)
     listed = Signal()
-    """Emitted when conversations were added or removed, or their title changed."""
+    """Emitted when conversations were added or removed, or a title changed."""
     messages_changed = Signal(str)
     """Emitted with the key of a conversation when another window changed its messages."""
 
@@ -142,7 +142,7 @@ class ConversationSaver(QObject):
             self._merge(conversation, conflict.theirs)
 
     def _merge(self, ours: Conversation, theirs: Conversation) -> None:
-        """Merge another window's copy into `ours`, and save the result. Messages that only one of them has are kept."""
+        """Merge another window's copy into `ours`, and save the result. Messages of only one copy are kept."""
         our_last, their_path = ours.last, {message.key for message in theirs.path}
         ours.messages = merge_messages(ours.messages, theirs.messages)
         if our_last in their_path and not self._is_writing(ours.key):
@@ -177,7 +177,9 @@ class ConversationSaver(QObject):
 
 
 def adopt(ours: Conversation, theirs: Conversation) -> None:
-    """Update `ours` to `theirs`. Equal messages stay the same objects, so that their cards are kept."""
+    """Replace the contents of `ours` by those of `theirs`. Equal messages stay the same objects, so that their cards
+    are kept.
+    """
     ours.messages, ours.last = merge_messages(ours.messages, theirs.messages), theirs.last
     ours.title, ours.named = theirs.title, theirs.named
     ours.system, ours.sampling, ours.adapter = theirs.system, theirs.sampling, theirs.adapter

@@ -41,7 +41,7 @@ _SUFFIX: Final = ".json"
 _IMPORTED_SUFFIX: Final = ".imported"
 _UNREADABLE_SUFFIX: Final = ".unreadable"
 MAX_LOADED: Final = 200
-"""Maximum number of conversations loaded, newest first; the others stay in the file."""
+"""Maximum number of conversations loaded, newest first. Older conversations stay in the file."""
 _UPSERT: Final = (
     "INSERT INTO conversations VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (key) DO UPDATE"
     " SET revision = ?2, changed_s = ?3, writer = ?4, data = ?5"
@@ -49,7 +49,7 @@ _UPSERT: Final = (
 
 
 class ChangedElsewhere(KvscopeError):
-    """Raised if another window has written the conversation since this one read it. `theirs`: the other window's
+    """Raised if another window has changed a conversation since this window read it. `theirs` is the other window's
     version.
     """
 
@@ -65,19 +65,19 @@ class LoadedConversations:
     conversations: list[Conversation]
     warnings: list[str]
     drafts: dict[str, Draft] = field(default_factory=dict)
-    """Unsent text by conversation key. `conversations` includes those that have only a draft."""
+    """Unsent text by conversation key. `conversations` includes conversations that have only a draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChanges:
-    """Changes by other windows since the last poll: conversations written, and keys of those deleted."""
+    """Changes by other windows since the last poll: conversations written, and keys of conversations deleted."""
 
     written: list[Conversation] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
 
 
 class ConversationStore:
-    """Database in `folder`. It is opened on demand, and again after a failure."""
+    """Database in `folder`. It is opened when it is first used, and reopened after a failure."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +87,7 @@ class ConversationStore:
         self._connection: sqlite3.Connection | None = None
         self._revisions: dict[str, int] = {}
         self._read_version = -1
-        """SQLite's `data_version` at the last read, which changes when another connection writes. -1: not read yet."""
+        """SQLite's `data_version` at the last read, -1 before the first. It changes when another connection writes."""
 
     def load(self) -> LoadedConversations:
         """Import rescue files, then read the newest `MAX_LOADED` conversations. Errors become warnings."""
@@ -112,12 +112,13 @@ class ConversationStore:
         """Write one conversation. On an error, the stored version remains.
 
         Args:
-            sync: Wait until the data is on disk, so that it survives a crash of the machine and not only of kvscope.
-            is_writing: An answer is being written, so that more changes will follow.
+            sync: Whether to wait until the data is on disk, so that it survives a crash of the machine and not only of
+                kvscope.
+            is_writing: Whether an answer is being written, so that more changes will follow.
 
         Raises:
-            ChangedElsewhere: another window has written the conversation since.
-            KvscopeError: writing failed.
+            ChangedElsewhere: Another window has written the conversation since it was read here.
+            KvscopeError: Writing failed.
         """
         try:
             database = self._open([])
@@ -174,9 +175,9 @@ class ConversationStore:
             raise KvscopeError(f"the conversation was not deleted: {_reason(error)}") from error
 
     def read_changes(self, exclude: Collection[str] = ()) -> StoredChanges:
-        """Return the conversations that other windows wrote or deleted since the last call. Cheap if there are none.
+        """Return the conversations that other windows wrote or deleted since the last call. Fast if there are none.
 
-        `exclude`: keys with unsaved changes here, which are skipped; `save` detects conflicts in them.
+        Conversations in `exclude`, which have unsaved changes here, are skipped; `save` detects their conflicts.
         """
         try:
             if self._connection is None and not (self.folder / FILE_NAME).exists():
@@ -193,7 +194,7 @@ class ConversationStore:
             return StoredChanges()
 
     def close(self) -> None:
-        """Close the file. The next use opens it again."""
+        """Close the file. Any further call opens it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -318,9 +319,7 @@ def conversation_files(folder: Path) -> list[Path]:
 
 
 def read_files(paths: list[Path], warnings: list[str]) -> Iterator[tuple[Path, Conversation]]:
-    """Yield the conversations in `paths`. An unreadable file is renamed and reported in `warnings`; the others are
-    still read.
-    """
+    """Yield the conversations in `paths`. An unreadable file is renamed, reported in `warnings` and skipped."""
     for path in paths:
         try:
             yield path, _read(path)

@@ -25,14 +25,14 @@ _MIN_QUEUE_S_SHOWN = 0.01
 
 
 class MessageCard(QFrame):
-    """Shows one message. Call `show_text` when an unfinished answer grew, `show_whole` when it ended."""
+    """Card of one message. Call `show_text` when an unfinished answer got more text, and `show_whole` when it ended."""
 
     request_clicked = Signal(object, object)
     """Emitted with epoch and number of the answer's request. Declared as objects, because Qt's int has 32 bits."""
     regenerate_requested = Signal()
     edit_requested = Signal()
     version_requested = Signal(int)
-    """Emitted with the offset from this version to the one to show, -1 or 1."""
+    """Emitted with -1 or 1, the offset from this version of the message to the one to show."""
 
     def __init__(self, message: Message) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class MessageCard(QFrame):
     def show_state(self, progress: str, *, can_ask: bool = True) -> None:
         """Show the engine's progress, or the answer's ending, and the statistics.
 
-        `can_ask`: whether a prompt can be sent now.
+        `can_ask` says whether a prompt can be sent now.
         """
         left_out = "Later prompts leave this turn out" if self._is_left_out else ""
         notice = progress or ".  ".join(filter(None, [_ending_text(self.message), left_out]))
@@ -110,7 +110,7 @@ class MessageCard(QFrame):
             self.show_state("")
 
     def show_versions(self, index: int, num_versions: int) -> None:
-        """Show that this is version `index` (from 0) of `num_versions`; hidden if there is one version."""
+        """Show that this is version `index` (from 0) of `num_versions`. Hidden if there is only one version."""
         self.version.setText(f"{index + 1}/{num_versions}")
         self.previous.setEnabled(index > 0)
         self.next.setEnabled(index < num_versions - 1)
@@ -180,9 +180,9 @@ class MessageCard(QFrame):
 
 
 def stats_text(stats: AnswerStats) -> str:
-    """Return text such as `120 tokens · 45.2 tok/s · first after 120 ms · prompt 345 tokens, 128 cached`.
+    """Return a line such as `120 tokens · 45.2 tok/s · first after 120 ms · prompt 345 tokens, 128 cached`.
 
-    Until the engine reports its own time, `first seen after 130 ms` is shown.
+    Until the engine reports its own time, the line has `first seen after 130 ms`.
     """
     parts = []
     if stats.num_tokens:

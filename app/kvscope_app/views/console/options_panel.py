@@ -33,7 +33,7 @@ from kvscope_telemetry.messages.sampling_params import LEFT_TO_THE_MODEL, ModelS
 
 @dataclass(frozen=True, slots=True)
 class SamplingField:
-    """Field of a sampling option: attribute of `SamplingParams`, label, tooltip, and kind of number."""
+    """Definition of a field: attribute of `SamplingParams`, label, tooltip, and kind of number."""
 
     name: str
     text: str
@@ -112,7 +112,7 @@ class OptionsPanel(QWidget):
 
     @property
     def problem(self) -> str:
-        """Why the options are invalid, in one line; "" if they are valid."""
+        """Reason why the options are invalid, in one line; empty if they are valid."""
         return self.error.text()
 
     def show_conversation(self, conversation: Conversation) -> None:
@@ -125,15 +125,15 @@ class OptionsPanel(QWidget):
         self._check()
 
     def show_adapters(self, adapters: tuple[LoadedAdapter, ...] | None) -> None:
-        """Set the adapters that the engine has loaded; None: not reported yet."""
+        """Set the LoRA adapters that the engine has loaded, or None if they are not reported yet."""
         if adapters != self._adapters:
             self._adapters = adapters
             self._fill_adapters()
             self._check()
 
     def show_model(self, model: ModelSampling) -> None:
-        """Show the defaults in effect as placeholders of empty fields: the model's generation config, else the
-        console's.
+        """Show the default values as placeholders of empty fields: the model's generation config, or else the console's
+        defaults.
         """
         if model == self._model:
             return
@@ -260,7 +260,7 @@ def _unescape(text: str) -> str:
 
 
 def _parse(field: SamplingField, text: str) -> object:
-    """Return the number in `text`, None if it may be empty, or `text` itself if invalid.
+    """Return the number in `text`, None if it is empty and may be, or `text` itself if it is invalid.
 
     `SamplingParams` then reports the invalid option and its limits.
     """

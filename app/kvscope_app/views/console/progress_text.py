@@ -17,7 +17,7 @@ _MIN_WAIT_SHOWN_S = 1.0
 
 
 def progress_text(answer: ChatAnswer, session: Session) -> str:
-    """Return in one line why there is no token yet, or no further one; "" while tokens arrive."""
+    """Return in one line why the first or next token has not arrived yet; "" while tokens arrive."""
     if answer.phase is AnswerPhase.STOPPING:
         return "Stopping…"
     state = session.status.state

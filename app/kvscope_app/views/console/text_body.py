@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser
 
 _REASONING: Final = re.compile(r"\s*<think>\s*(.*?)\s*(?:</think>\s*(.*))?", re.DOTALL)
 _THINK_END: Final = re.compile(r"(.*?)\n</think>\s*(.*)", re.DOTALL)
-"""Reasoning whose opening tag was part of the chat template."""
+"""Pattern for reasoning without `<think>`, because that tag was part of the chat template."""
 _MARKDOWN_PARTS: Final = re.compile(  # quantifiers are bounded, so that the time is linear in the length of any text
     r"""
     (?P<code>^[ ]{0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?(?:^[ ]{0,3}(?P=fence)[^\n]*(?:\n|\Z)|\Z)
@@ -50,7 +50,7 @@ class TextBody(QTextBrowser):
         self.document().documentLayout().documentSizeChanged.connect(self._adjust_height)
         self.anchorClicked.connect(_open_web_link)
         self._plain = ""
-        """Plain text that is shown; "" while Markdown is shown."""
+        """Plain text that is shown; empty while Markdown is shown."""
 
     def show_plain(self, text: str) -> None:
         """Show plain text. If it extends the shown text, only the new part is inserted."""
@@ -107,7 +107,7 @@ def chat_markdown(text: str) -> str:
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
-    """Return (reasoning between `<think>` tags at the start of `text`, the remaining answer). Either may be ""."""
+    """Return (reasoning between `<think>` tags at the start of `text`, remaining answer). Both may be empty."""
     match = _REASONING.fullmatch(text) or _THINK_END.fullmatch(text)
     return ("", text) if match is None else (match[1].strip(), match[2] or "")
 

@@ -65,9 +65,9 @@ class Transcript(QScrollArea):
             self._set_card_widths()
 
     def show_state(self, written: Message | None, progress: str, *, can_ask: bool) -> None:
-        """Show the engine's progress on `written`, the answer being written; None: there is none.
+        """Show the engine's progress on `written`, the answer being written, or None if no answer is being written.
 
-        `can_ask`: whether a prompt can be sent now.
+        `can_ask` says whether a prompt can be sent now.
         """
         for card in self.cards:
             is_written = card.message is written

@@ -27,7 +27,9 @@ _GIB: Final = float(1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Definition of a chart: a column of the device log, for GPUs or for the host (`of_host`), and its formatting."""
+    """Definition of a chart: a column of the device log, for GPUs or for the host (`of_host`), and the format of its
+    values.
+    """
 
     title: str
     column: str
@@ -36,7 +38,8 @@ class Quantity:
     value_text: Callable[[float], str]
     tip: str
     unit: float = 1.0
-    """Values are divided by this before they are drawn. `axis_text` formats the quotient, `value_text` the value."""
+    """Divisor of the values before they are drawn. `axis_text` formats the quotient, `value_text` the original value.
+    """
     top: float | None = None
 
 
@@ -148,7 +151,7 @@ class DeviceCharts(ChartStack):
 
 
 def _value_at(time_s: FloatArray, values: FloatArray, at_s: float) -> float | None:
-    """Return the newest value up to `at_s`, or the first one if all are later. None if it is unknown."""
+    """Return the newest value up to `at_s`, or the first value if all are later. None if that value is unknown."""
     index = int(np.searchsorted(time_s, at_s, "right")) - 1
     if not time_s.size:
         return None

@@ -20,7 +20,7 @@ from kvscope_app.views.memory.stacked_bar import BarSegment, StackedBar
 
 _BAR_HEIGHT: Final = 18
 _COLUMN_WIDTH: Final = 250
-"""Minimum width of a column of figures, name and value together, at 100 % zoom."""
+"""Minimum width in pixels, at 100 % zoom, of a column of figures (name and value)."""
 
 
 class DeviceCard(QWidget):
@@ -51,7 +51,9 @@ class DeviceCard(QWidget):
             self._color_state()
 
     def show_memory(self, line: str, users: Sequence[MemoryUser], total: int | None) -> None:
-        """Show the memory by user. A full bar represents `total` bytes, or the sum of the users if `total` is None."""
+        """Show the memory of each user. A full bar represents `total` bytes, or the sum of all users if `total` is
+        None.
+        """
         _set_text(self.memory, f"Memory {line}")
         used = sum(user.num_bytes for user in users)
         _set_text(self.share, percent(used / total, 0) if total and users else "")

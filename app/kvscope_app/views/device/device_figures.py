@@ -13,7 +13,7 @@ from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigure:
-    """Name, formatted value and explanation of a figure. `is_bad`: whether the value needs attention."""
+    """Name, formatted value and explanation of a figure. `is_bad` says whether the value needs attention."""
 
     name: str
     value: str
@@ -22,13 +22,15 @@ class DeviceFigure:
 
 
 def gpu_title(gpu: Gpu, devices: Devices) -> str:
-    """Return text such as `GPU 0 · NVIDIA H100`, with a note if the engine uses this one of several GPUs."""
+    """Return a title such as `GPU 0 · NVIDIA H100`, with a remark if the engine uses this one of several GPUs."""
     suffix = " · the engine's" if gpu.index in devices.used_gpus and len(devices.gpus) > 1 else ""
     return " · ".join(filter(None, (f"GPU {gpu.index}", gpu.name))) + suffix
 
 
 def gpu_state(gpu: Gpu) -> tuple[str, str]:
-    """Return a text on faults and throttling, "" if unknown, and its theme colour: "bad", "warn" or "muted"."""
+    """Return a text on faults and throttling ("" if unknown), and the name of its theme colour: "bad", "warn" or
+    "muted".
+    """
     if gpu.fault:
         return f"Does not answer: {gpu.fault}", "bad"
     if gpu.ecc_uncorrected:

@@ -17,7 +17,7 @@ MAX_NAMED: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class MemoryUser:
-    """Process or other user of memory. `color_index` is -1 for anything but a single process."""
+    """Process or other user of a device's memory. `color_index` is -1 unless it is a single process."""
 
     label: str
     num_bytes: int
@@ -46,7 +46,7 @@ def host_memory_users(host: Host) -> list[MemoryUser]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """Process on a device. None and "" mean unknown."""
+    """Row of the table of processes. None and "" mean unknown."""
 
     device: str
     pid: int
@@ -54,7 +54,7 @@ class ProcessRow:
     num_bytes: int | None
     cores: float | None = None
     color_index: int = -1
-    """Index of the segment in the device's bar that has the same colour. -1: the process has no segment of its own."""
+    """Index of the device bar's segment with the same colour, or -1 if the process has no segment of its own."""
 
 
 def process_rows(devices: Devices) -> list[ProcessRow]:

@@ -23,7 +23,7 @@ WHY: Final = 3
 
 
 class EventEntries(TableModel):
-    """Model of events, whose times plus `wall_offset_ns` are ns since 1970."""
+    """Table model of events. Event times plus `wall_offset_ns` are ns since 1970."""
 
     table_head: ClassVar[TableHead] = TableHead(HEADERS)
 
@@ -32,7 +32,7 @@ class EventEntries(TableModel):
         self.theme: Theme = DARK
         self._wall_offset_ns = wall_offset_ns
         self.cursor_ns: int | None = None
-        """The session's cursor in ns since 1970; later events are muted. None: the cursor is at the end."""
+        """Position of the session's cursor in ns since 1970, or None at the end. Later events are muted."""
 
     @abstractmethod
     def entry_at(self, row: int) -> LoggedEvent | None: ...
@@ -76,7 +76,7 @@ class EventEntries(TableModel):
 
 
 def why_text(event: Event) -> str:
-    """Return the cause in one line, followed by the numbers and requests that its text does not mention."""
+    """Return the event's cause in one line, followed by the request and counts that the cause does not mention."""
     cause = cause_text(event)
     mentioned = set(re.findall(r"\d+", cause))
     parts = [cause] if cause else []

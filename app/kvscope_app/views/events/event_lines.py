@@ -23,7 +23,9 @@ _EVENTS_PER_TURN: Final = 1_000
 
 
 def to_lines(rows: Iterable[tuple[int, Event]], delimiter: str = "\t", *, with_head: bool = True) -> str:
-    """Return one line per (ns since 1970, event). The time is given as local time with UTC offset, and in ns."""
+    """Return one line per (ns since 1970, event). Each line has the local time with its UTC offset, and the
+    time in ns.
+    """
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     if with_head:
@@ -33,7 +35,7 @@ def to_lines(rows: Iterable[tuple[int, Event]], delimiter: str = "\t", *, with_h
 
 
 class EventExport(QObject):
-    """Writes events to a file, a portion per turn of the event loop. Deletes itself at the end.
+    """Writes events to a file, some per pass of the event loop. Deletes itself at the end.
 
     An existing file is replaced only after all events have been written.
     """

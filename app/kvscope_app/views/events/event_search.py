@@ -33,14 +33,14 @@ class EventSearch:
     def __init__(self) -> None:
         self.serials: IntArray = np.empty(0, np.int64)
         self.kinds: frozenset[str] | None = None
-        """Kinds to match; None: all kinds."""
+        """Event kinds to match, or None for all kinds."""
         self.request: tuple[int, int] | None = None
-        """(epoch, number) of the request to match; None: all requests."""
+        """(epoch, number) of the request to match, or None for all requests."""
         self.span: TimeSpan | None = None
         self._words: tuple[str, ...] = ()
         self._verdicts = np.empty(0, np.uint8)
         self._first_serial = 0
-        """Serial of the event that the first verdict is about."""
+        """Serial of the event to which the first entry of `_verdicts` belongs."""
         self._index: EventIndex | None = None
         self._newest: TimedEvent | None = None
 
@@ -73,7 +73,7 @@ class EventSearch:
         return bool(unknown.size > max_texts)
 
     def _align_verdicts(self, events: EventIndex) -> None:
-        """Shift the verdicts to the events that the index contains now. New events get `_UNKNOWN`."""
+        """Shift `_verdicts` to the events that the index contains now. New events get `_UNKNOWN`."""
         old_verdicts, old_first_serial = self._verdicts, self._first_serial
         self._first_serial = events.num_forgotten
         self._verdicts = np.full(len(events), _UNKNOWN, np.uint8)

@@ -37,7 +37,7 @@ _MARGIN: Final = 8
 _GAP: Final = 10
 _PADDING: Final = 4
 NARROW: Final = 900
-"""Width in pixels below which a reason of usual length does not fit next to the other columns."""
+"""Width in pixels below which events are shown as cards, as a cause of usual length does not fit into its column."""
 
 
 class EventTable(RowTable):
@@ -72,7 +72,7 @@ class EventTable(RowTable):
         self.clicked.connect(self._on_chosen)
 
     def show_cursor(self, row: int, *, has_moved: bool) -> None:
-        """Draw the session's cursor above `row`, or not at all if it is 0, the newest event.
+        """Draw the session's cursor above `row`, or no cursor if `row` is 0, the newest event.
 
         A cursor that `has_moved` is scrolled into view. Otherwise new rows do not change the scroll position.
         """

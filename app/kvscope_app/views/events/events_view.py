@@ -228,7 +228,10 @@ class IndexModel(EventEntries):
         self._serials: IntArray = np.empty(0, np.int64)
 
     def show_serials(self, events: EventIndex, serials: IntArray) -> None:
-        """Show the events with these ascending serials. Rows that are unchanged keep their selection."""
+        """Show the events with these ascending serials.
+
+        If the index only dropped its oldest events or got new ones, the other rows keep their selection.
+        """
         still_indexed = self._serials[int(np.searchsorted(self._serials, events.num_forgotten)) :]
         if events is not self._events or not np.array_equal(serials[: still_indexed.size], still_indexed):
             self.beginResetModel()
@@ -246,7 +249,7 @@ class IndexModel(EventEntries):
             self.endInsertRows()
 
     def timed_at(self, row: int) -> TimedEvent | None:
-        """Return the event in `row`, or None if the index has dropped it meanwhile."""
+        """Return the event in `row`, or None if the index no longer contains it."""
         if not 0 <= row < self._serials.size:
             return None
         index = int(self._serials[-1 - row]) - self._events.num_forgotten

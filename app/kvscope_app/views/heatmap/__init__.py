@@ -1,1 +1,1 @@
-"""Fragmentation over time: what each address held, the lengths of free runs, and the used share of held blocks."""
+"""Fragmentation over time: state of each address, lengths of free runs, and the used fraction of held blocks."""

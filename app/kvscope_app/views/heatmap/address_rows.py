@@ -16,7 +16,7 @@ from kvscope_telemetry.summaries.summary import MAX_BINS
 Keys = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int64]
 NO_ADDRESS: Final = 1
-"""Key of an address that did not exist, because the pool was smaller at that time."""
+"""Cell key of an address that did not exist, because the pool was smaller at that time."""
 
 
 def num_cells(num_addresses: int) -> int:
@@ -24,7 +24,7 @@ def num_cells(num_addresses: int) -> int:
 
 
 def spread(keys: Keys, num_own: int, num_addresses: int) -> Keys:
-    """Resample the keys of a pool of `num_own` addresses to the cells of a picture of `num_addresses` addresses.
+    """Resample the cell keys of a pool of `num_own` addresses to a heatmap of `num_addresses` addresses.
 
     `keys` has shape (seconds, bins of the pool), the result (seconds, cells).
     """
@@ -64,6 +64,6 @@ def highest(keys: Keys, starts: IntArray, ends: IntArray, axis: int) -> Keys:
 
 
 def picture_rows(num_rows: int, height: int) -> tuple[IntArray, IntArray]:
-    """Return the first cell and one past the last cell of each pixel row, shape (height,) each."""
+    """Return the first cell and one past the last cell for each pixel row, shape (height,) each."""
     edges = np.arange(height + 1, dtype=np.int64) * num_rows // max(height, 1)
     return edges[:-1], np.maximum(edges[1:], edges[:-1] + 1)

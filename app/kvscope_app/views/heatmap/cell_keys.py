@@ -24,11 +24,11 @@ IntArray = npt.NDArray[np.int64]
 GAP: Final = 0
 FREE: Final = 2
 LEVELS: Final = 16
-"""Number of shades per colour. The shade shows how much of a bin is in use."""
+"""Number of shades per colour. The shade shows how much of a bin of addresses is in use."""
 _MIN_STRENGTH: Final = 0.45
-"""Share of a state's colour in its faintest shade, 0 to 1; the rest is the colour of free blocks.
+"""Fraction of a state's colour in its faintest shade, 0 to 1. The remainder is the colour of free blocks.
 
-One used block among thousands is visible at this share.
+One used block among thousands is visible at this fraction.
 """
 _UNREFERENCED_KEY: Final = 3
 _FIRST_OWNER_KEY: Final = 128
@@ -58,11 +58,11 @@ _FIRST_STATE_KEY: Final = 16
 _ACTIVE: Final = np.array([5, 3, 2, 5, 3], np.uint8)
 _CACHED: Final = np.array([4, 1, 0, 4, 1], np.uint8)
 _SHARED: Final = np.array([6, 3, 2, 6, 3], np.uint8)
-"""Index in `_STATES` of shared blocks, by tier; likewise `_ACTIVE` and `_CACHED`."""
+"""Index in `_STATES` of the state "shared", by tier. `_ACTIVE` and `_CACHED` have the indices of these states."""
 
 
 def cell_keys(mode: HeatMode, overview: SessionOverview, indices: IntArray, tiers: IntArray) -> Keys:
-    """Return the key of each bin in each second, shape (n, bins).
+    """Return the cell key of each address bin in each second, shape (n, bins).
 
     Args:
         mode: Quantity that the colours show.
@@ -96,12 +96,15 @@ def key_pixels(mode: HeatMode, theme: Theme) -> Pixels:
 
 
 def unreferenced_color(theme: Theme) -> str:
-    """Return the colour, in owner mode, of a bin with cached blocks that no request holds."""
+    """Return the colour, in owner mode, of an address bin with cached blocks that no request holds."""
     return mix(theme.block_cached, theme.block_free, 0.62)
 
 
 def _with_level(kinds: npt.NDArray[np.integer], shares: npt.NDArray[np.integer]) -> Keys:
-    """Return keys with a shade for each share (0 to 255), or `FREE` if it is 0. `kinds`: indices in `_STATES`."""
+    """Return cell keys of these colours with a shade for each share (0 to 255), or `FREE` if the share is 0.
+
+    `kinds` are indices in `_STATES`, or tiers in tier mode.
+    """
     keys = (
         (kinds.astype(np.uint8, copy=False) << 4)
         + (shares.astype(np.uint8, copy=False) >> 4)

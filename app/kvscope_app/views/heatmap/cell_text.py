@@ -16,13 +16,13 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 def index_at(overview: SessionOverview, time_ns: int) -> int:
-    """Return the index of the second that contains `time_ns`, or -1 if there are no data for it."""
+    """Return the index of the second that contains `time_ns`, or -1 if the overview has no data for it."""
     index = overview.index_at(time_ns)
     return index if index >= 0 and time_ns - int(overview.time_ns[index]) < SECOND_NS else -1
 
 
 def cell_text(overview: SessionOverview, pools: PoolRegistry, time_ns: int, address: int) -> str:
-    """Return text such as `14:03:20  ·  Block 128 to 135  ·  75 % active, 25 % cached  ·  request #12`."""
+    """Return a text such as `14:03:20  ·  Block 128 to 135  ·  75 % active, 25 % cached  ·  request #12`."""
     index = index_at(overview, time_ns)
     if index < 0:
         return f"{clock_text(time_ns)}  ·  nothing recorded"
@@ -42,9 +42,9 @@ def cell_text(overview: SessionOverview, pools: PoolRegistry, time_ns: int, addr
 
 
 def runs_text(overview: SessionOverview, time_ns: int, exponent: int) -> str:
-    """Return text such as `14:03:20  ·  12 runs of 4 to 7 free blocks, 40 in total  ·  longest 96 blocks`.
+    """Return a text such as `14:03:20  ·  12 runs of 4 to 7 free blocks, 40 in total  ·  longest 96 blocks`.
 
-    `exponent`: the runs described have 2 ** `exponent` blocks or more, but less than twice as many.
+    The described runs have 2 ** `exponent` blocks or more, but less than twice as many.
     """
     index = index_at(overview, time_ns)
     if index < 0:
@@ -73,7 +73,9 @@ def _use_texts(overview: SessionOverview, index: int, row: int, size: int) -> li
 
 
 def _percent(share: int, size: int) -> str:
-    """Return a percentage followed by a space, or "" for a single block, which is entirely in one state."""
+    """Return `share` (0 to 255) as a percentage followed by a space, or "" for a single block, which has only one
+    state.
+    """
     if size == 1:
         return ""
     return "under 1 % " if share <= 2 else f"{round(share / 255 * 100)} % "

@@ -25,7 +25,7 @@ _PADDING: Final = 3
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _MIN_TICK_SPACING: Final = 74
 _Curve = tuple[float, list[QLineF]]
-"""Value at the top of the strip, and the lines to draw."""
+"""(value at the top of the strip, lines to draw)."""
 _STOP_SHARE: Final = 0.0
 
 
@@ -48,7 +48,7 @@ class CurveStrip(TimeArea):
         self._values: FloatArray = np.zeros(0)
         self._current = float("nan")
         self._cached_curve: tuple[tuple[object, ...], _Curve] | None = None
-        """Inputs of the curve drawn last, and the curve. Moving the cursor does not require a new one."""
+        """Inputs of the curve drawn last, and the curve, which is reused if only the cursor moves."""
         self.setAccessibleName(title)
         self.setToolTip(tip)
         self.setFixedHeight(scaled(STRIP_HEIGHT))
@@ -62,7 +62,7 @@ class CurveStrip(TimeArea):
         self.update()
 
     def show_current(self, value: float) -> None:
-        """Set the value at the cursor, whose second may be incomplete. NaN if unknown."""
+        """Set the value at the cursor, whose second may be incomplete; NaN if the value is unknown."""
         if value != self._current:
             self._current = value
             self.update()
@@ -73,7 +73,7 @@ class CurveStrip(TimeArea):
         return self._text(value) if np.isfinite(value) else "–"
 
     def value_at(self, time_ns: int) -> float:
-        """Return the value of the second that contains `time_ns`, or NaN if there is none."""
+        """Return the value of the second that contains `time_ns`; NaN if there is none."""
         index = int(np.searchsorted(self._times, time_ns, "right")) - 1
         if index < 0 or time_ns - int(self._times[index]) >= SECOND_NS:
             return float("nan")

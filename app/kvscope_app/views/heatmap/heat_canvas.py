@@ -39,7 +39,7 @@ _STOP_SHARE: Final = 0.45
 
 
 class RowLabel(NamedTuple):
-    """Text left of the picture at a row of cells. `line`: whether a border is drawn above the row."""
+    """Text to the left of the heatmap at a row of cells. `line` says whether a border is drawn above the row."""
 
     cell: float
     text: str
@@ -75,13 +75,13 @@ class HeatCanvas(TimeArea):
         return QSize(240, self._height)
 
     def set_colors(self, colors: Pixels, theme: Theme) -> None:
-        """Set the pixel of each key, shape (256,), and the theme for everything else."""
+        """Set the pixel of each cell key, shape (256,), and the theme for everything else."""
         hatch = mix(theme.base, theme.muted, _GAP_SHARE)
         self.raster.set_colors(colors, pixel(theme.base), pixel(hatch))
         self.redraw()
 
     def show_store(self, store: KeyStore, labels: Sequence[RowLabel], from_ns: int | None) -> None:
-        """Show the keys of `store`, of which those from `from_ns` on have changed."""
+        """Show the cell keys of `store`. Keys from `from_ns` on have changed."""
         if store is not self.store or tuple(labels) != self.labels:
             self.store, self.labels = store, tuple(labels)
             self.update()

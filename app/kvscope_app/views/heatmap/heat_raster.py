@@ -18,11 +18,11 @@ from kvscope_app.views.heatmap.time_scale import TimeScale
 from kvscope_app.views.page_map.drawing.pixel_tables import Pixels
 
 HATCH_EVERY: Final = 8
-"""Spacing in pixels of the hatching of seconds without data. No colour of a key looks like hatching."""
+"""Spacing in pixels of the hatching of seconds without data, which distinguishes them from any colour."""
 
 
 class HeatRaster:
-    """Pixels (`0xffRRGGBB`, shape (height, width)) of a key store for the times of a scale."""
+    """Pixels (`0xffRRGGBB`, shape (height, width)) of the cell keys in a `KeyStore`, for the times of a `TimeScale`."""
 
     def __init__(self) -> None:
         self.pixels: Pixels = np.zeros((1, 1), np.uint32)
@@ -34,14 +34,14 @@ class HeatRaster:
         self._is_stale = True
 
     def set_colors(self, colors: Pixels, gap: int, hatch: int) -> None:
-        """Set the pixel of each key, shape (256,), and the background and line pixels of gaps."""
+        """Set the pixel of each cell key, shape (256,), and the background and line pixels of gaps."""
         self._colors, self._gap_pixels, self._is_stale = colors, (gap, hatch), True
 
     def invalidate(self) -> None:
         self._is_stale = True
 
     def draw(self, store: KeyStore, scale: TimeScale, height: int, from_ns: int | None = None) -> int:
-        """Draw the columns that are missing, and those from `from_ns` on. Returns the number of columns drawn."""
+        """Draw missing columns, and the columns from `from_ns` on. Returns the number of columns drawn."""
         size = (max(height, 1), max(scale.width, 1))
         if self.pixels.shape != size:
             self.pixels = np.zeros(size, np.uint32)  # the caller drops the image of the old buffer
@@ -87,7 +87,7 @@ class HeatRaster:
         self.num_drawn += last - first
 
     def _is_within(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Return which columns are between the first and the last second, shape (last - first,)."""
+        """Return for each column from `first` to `last` whether it is in the recorded time, shape (last - first,)."""
         assert self._store is not None, "nothing to draw"
         start_ns = (self._scale.first + np.arange(first, last)) * self._scale.column_ns
         is_within: npt.NDArray[np.bool_] = (start_ns >= self._store.first_ns) & (start_ns < self._store.last_ns)

@@ -59,10 +59,10 @@ _TIPS: Final = (
 _MAP_HEIGHT: Final = 92
 _RUNS_HEIGHT: Final = 78
 _OTHERS_HEIGHT: Final = 92
-"""Height of the row of buttons, the ruler and the legend together, which are always visible."""
+"""Height in pixels of the row of buttons, the ruler and the legend together, which are always visible."""
 _MARGIN: Final = 8
 _WIDE_FROM: Final = 760
-"""Width in pixels from which the text is next to the buttons instead of below them."""
+"""Minimum width in pixels at which the text is next to the buttons instead of below them."""
 _LOW_BELOW: Final = 420
 """Height in pixels below which the legend has one line."""
 _MIN_SIZE: Final = QSize(300, 168)
@@ -235,7 +235,7 @@ class HeatmapView(View):
             canvas.announce(text)
 
     def _go_to(self, time_ns: int) -> None:
-        """Go to the end of the second at `time_ns`, whose state the picture shows."""
+        """Go to the end of the second that contains `time_ns`, because the heatmap shows the state at that time."""
         self.session.timeline.go_to((time_ns // SECOND_NS + 1) * SECOND_NS - 1)
         self.refresh()
 
@@ -317,7 +317,7 @@ class HeatmapView(View):
 
 
 def run_colors(theme: Theme) -> Pixels:
-    """Return the pixel of each key of the picture of free runs, shape (256,): more runs have a stronger colour."""
+    """Return the pixel of each key of the picture of free runs, shape (256,). More runs have a stronger colour."""
     colors = [theme.base] * 256
     for level in range(1, MAX_LEVEL + 1):
         share = 0.4 + 0.6 * (level - 1) / (MAX_LEVEL - 1)
@@ -328,7 +328,7 @@ def run_colors(theme: Theme) -> Pixels:
 class LossStrips:
     """Four curves around the heatmap: external and internal fragmentation, longest free run, and number of free runs.
 
-    Supplies the curves with data. All use `frame` as their time axis; the view lays them out.
+    Supplies the curves with data. All curves use `frame` as their time axis; the view lays them out.
     """
 
     def __init__(self, frame: TimeFrame) -> None:
@@ -359,7 +359,7 @@ class LossStrips:
         self.internal.show_values(overview.time_ns, waste_of(overview))
 
     def show_current(self, mirror: Mirror) -> None:
-        """Show the values at the cursor, from `mirror`, which has the state at the cursor's time."""
+        """Show the values at the cursor. `mirror` has the state at the cursor's time."""
         use, has_slots = pool_use(mirror), mirror.capabilities.filled
         runs = free_run_lengths(mirror.ledger.state[: mirror.num_blocks])
         waste, external = use.internal_fragmentation, use.external_fragmentation
@@ -375,7 +375,7 @@ def _share_strip(frame: TimeFrame, title: str, tip: str, series: int) -> CurveSt
 
 # Labels next to the heatmap's rows: addresses or lengths of free runs. These functions do not depend on Qt.
 def address_labels(num_addresses: int, hello: Hello | None) -> list[RowLabel]:
-    """Return a label where each tier starts or, with a single tier, its first and last address."""
+    """Return a label for the first row of each tier or, with a single tier, for its first and last address."""
     cells = num_cells(num_addresses)
     if hello is None or hello.cache.num_rows != num_addresses:
         return [RowLabel(0, "0"), RowLabel(cells, count(num_addresses - 1))]

@@ -1,4 +1,4 @@
-"""Keys of every second of an overview, computed once, and the maximum key in any range of time.
+"""Cell keys of every second of an overview, computed once, and the maximum key in any time range.
 
 Above `max_rows` rows, pairs of rows are merged. Must not depend on colours.
 """
@@ -20,12 +20,12 @@ IntArray = npt.NDArray[np.int64]
 MakeKeys = Callable[[SessionOverview, IntArray], Keys]
 """Function that computes keys, shape (n, cells), from an overview and the indices of n seconds in it."""
 MAX_ROWS: Final = 16_384
-"""Enough for 4.5 hours at one row per second."""
+"""Maximum number of rows in a key store, enough for 4.5 hours at one row per second."""
 _SECONDS_PER_BATCH: Final = 1_024
 
 
 class KeyStore:
-    """Table of keys with a row of `num_cells` keys per second, or per several seconds after merging."""
+    """Table of cell keys with a row of `num_cells` keys per second, or per several seconds after merging."""
 
     def __init__(self, make_keys: MakeKeys, num_cells: int, max_rows: int = MAX_ROWS) -> None:
         self.num_computed = 0
@@ -79,7 +79,7 @@ class KeyStore:
         return highest(self._keys[: self._size], starts, ends, axis=0)
 
     def _num_valid(self, overview: SessionOverview) -> int:
-        """Return the number of rows that remain valid.
+        """Return the number of rows, from the first, that need not be computed again.
 
         The last row is always computed again, because its second may have been incomplete.
         """

@@ -12,7 +12,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 IntArray = npt.NDArray[np.int64]
 NO_RUNS: Final = 2
-"""Key of a size class without any run. The key increases by 1 for each doubling of the number of runs."""
+"""Cell key of a size class without any free run. The key increases by 1 for each doubling of the number of runs."""
 MAX_LEVEL: Final = 12
 
 
@@ -22,7 +22,9 @@ def num_sizes(num_addresses: int) -> int:
 
 
 def run_keys(overview: SessionOverview, indices: IntArray, num: int) -> Keys:
-    """Return keys for the number of free runs in each of `num` size classes, longest runs first, shape (n, num)."""
+    """Return cell keys for the number of free runs in each of `num` size classes, longest runs first, shape
+    (n, num).
+    """
     counts = np.zeros((len(indices), num), np.int64)
     for row, index in enumerate(indices.tolist()):
         runs = overview.free_runs(index)[:num]
@@ -32,5 +34,5 @@ def run_keys(overview: SessionOverview, indices: IntArray, num: int) -> Keys:
 
 
 def size_text(exponent: int) -> str:
-    """Return the run lengths of a size class, in blocks: `1`, `2 to 3`, `4 to 7`."""
+    """Return the range of run lengths of a size class, in blocks: `1`, `2 to 3`, `4 to 7`."""
     return "1" if exponent == 0 else f"{1 << exponent} to {(2 << exponent) - 1}"

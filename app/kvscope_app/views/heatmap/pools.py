@@ -1,6 +1,6 @@
 """`CacheInfo` of each engine start, which divides the rows of an overview into the pool and the lower tiers.
 
-An overview contains only the number of rows. Their division is known only from the engine, for its current start.
+An overview contains only the number of rows. How they are divided is known only from the engine, for its current start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PoolRegistry:
         self._newest: CacheInfo | None = None
 
     def record(self, epoch: int, cache: CacheInfo) -> bool:
-        """Record the `CacheInfo` of an engine start. Returns whether it differs from the one recorded before."""
+        """Record the `CacheInfo` of an engine start. Returns whether it differs from what was recorded before."""
         is_new = self._caches.get(epoch) != cache
         self._caches[epoch] = self._newest = cache
         return is_new
@@ -47,7 +47,9 @@ class PoolRegistry:
         return result
 
     def keys(self, mode: HeatMode, overview: SessionOverview, indices: IntArray, num_addresses: int) -> Keys:
-        """Return the keys of the seconds at `indices`, shape (n, cells), for the cells of `num_addresses` addresses."""
+        """Return the cell keys of the seconds at `indices`, shape (n, cells), for a heatmap of `num_addresses`
+        addresses.
+        """
         result = np.zeros((len(indices), num_cells(num_addresses)), np.uint8)
         epochs, rows = overview.epoch[indices], overview.column("num_rows")[indices].astype(np.int64)
         boundaries = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(rows) != 0)) + 1

@@ -1,4 +1,4 @@
-"""Base class of parts with a time axis. The wheel zooms, dragging pans, a click goes to a time, a double click fits.
+"""Base class of widgets with a time axis. The wheel zooms, dragging pans, a click goes to a time, a double click fits.
 
 Owns the mouse state. Subclasses draw; `TimeFrame` owns the visible time.
 """
@@ -17,7 +17,8 @@ from kvscope_app.views.heatmap.time_frame import TimeFrame
 from kvscope_telemetry.running_time import RunningTime
 
 GUTTER: Final = 80
-"""Width of the left margin in pixels at 100 % zoom. It is equal in all parts, so that their times are aligned."""
+"""Width of the left margin in pixels at 100 % zoom. It is equal in all widgets of the view, so that their times align.
+"""
 ZOOM_STEP: Final = 1.25
 _MIN_DRAG_PX: Final = 4
 
@@ -74,7 +75,9 @@ class TimeArea(QWidget):
         return self.frame.scale.time_at((x - gutter()) * self.devicePixelRatioF())
 
     def draw_stops(self, painter: QPainter, share: float) -> None:
-        """Draw a band with opacity `share`, and a bar at its top, over each time in which the engine was stopped."""
+        """Draw a band with opacity `share` over each time in which the engine was stopped, and a bar at the
+        band's top.
+        """
         band_color = QColor(self.theme.base)
         band_color.setAlphaF(share)
         for begin_ns, end_ns in zip(*(times.tolist() for times in self._stops.stretches), strict=True):

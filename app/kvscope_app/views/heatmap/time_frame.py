@@ -1,4 +1,4 @@
-"""Visible time of all parts of the heatmap view: one scale, and the rules by which it moves.
+"""Range of time visible in the heatmap view, shared by its charts: one time scale, and the rules by which it moves.
 
 There are three modes: fit everything (also as data grows), follow the newest data at the right edge, or stay fixed.
 """
@@ -21,7 +21,7 @@ class TimeFrameMode(StrEnum):
 
 
 class TimeFrame(QObject):
-    """Owner of `scale`, which counts device pixels."""
+    """Visible range of the heatmap view. Owns `scale`, whose columns are device pixels."""
 
     changed = Signal()
     span_chosen = Signal(object)
@@ -48,21 +48,20 @@ class TimeFrame(QObject):
 
     @property
     def span(self) -> TimeSpan:
-        """Visible time, in whole pixel columns."""
         return TimeSpan(self.scale.begin_ns, self.scale.end_ns)
 
     def fit(self) -> None:
-        """Show everything at the user's request."""
+        """Show the full range of the data, and report with `span_chosen` that the user chose it."""
         self._set_mode(TimeFrameMode.FIT, self.scale)
         self.span_chosen.emit(None)
 
     def end_zoom(self) -> None:
-        """Show everything, unless the view follows the newest data."""
+        """Show the full range of the data, unless the view follows the newest data."""
         if self.mode is TimeFrameMode.FIXED:
             self._set_mode(TimeFrameMode.FIT, self.scale)
 
     def show_only(self, span: TimeSpan) -> None:
-        """Show this range, rounded to whole columns, and stay there."""
+        """Show `span`, rounded to whole columns, and change to fixed mode."""
         width = self.scale.width
         min_column_ns = -(-span.length_ns // max(width - 1, 1))
         column_ns = min(max(min_column_ns, SHORTEST_NS // width), MAX_COLUMN_NS)
@@ -74,18 +73,18 @@ class TimeFrame(QObject):
             self.span_chosen.emit(None)
 
     def zoom(self, factor: float, x: float) -> None:
-        """Zoom in by `factor` around column `x`, and stay there."""
+        """Zoom in by `factor` around column `x`, and change to fixed mode."""
         self._set_mode(TimeFrameMode.FIXED, self.scale.zoomed(factor, x))
         self.span_chosen.emit(self.span)
 
     def pan(self, columns: int) -> None:
-        """Move to earlier times by `columns`, while part of the data stays visible."""
+        """Move the visible range to earlier times by `columns`, but keep part of the data visible."""
         if columns:
             self._set_mode(TimeFrameMode.FIXED, self._bounded(self.scale.moved(-columns)))
             self.span_chosen.emit(self.span)
 
     def reveal(self, time_ns: int) -> None:
-        """Pan by as little as makes `time_ns` visible."""
+        """Pan by the smallest number of columns that makes `time_ns` visible."""
         x = int(self.scale.x_of(time_ns))
         if x < 0 or x >= self.scale.width:
             self.pan(-(x if x < 0 else x - self.scale.width + 1))

@@ -49,7 +49,7 @@ class TimeScale:
         return replace(self, first=self.first + columns)
 
     def zoomed(self, factor: float, x: float) -> TimeScale:
-        """Return a scale zoomed in by `factor`, with the time at column `x` kept there."""
+        """Return a scale zoomed in by `factor`, with the time at column `x` staying at that column."""
         requested_ns = round(self.column_ns / factor)
         column_ns = min(max(requested_ns, min(MIN_COLUMN_NS, self.column_ns)), MAX_COLUMN_NS)
         return TimeScale(round(self.time_at(x) / column_ns - x), self.width, column_ns)

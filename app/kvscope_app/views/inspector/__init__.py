@@ -1,1 +1,1 @@
-"""Inspector: all facts about the selected block, request or step, the history of the block, and the search for them."""
+"""Inspector: facts about the selected block, request or step, the history of the block, and the search dialog."""

@@ -1,7 +1,7 @@
 """History of the selected block: the recorded part is read on a thread, and live changes are added as they arrive.
 
 Owns the selected block and its known history. The recording is read in slices, the ones near the cursor first, up to
-limits of rows and time. Selecting another block cancels the reading.
+limits of history rows and time. Selecting another block cancels the reading.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.source import Update
 
 _LENGTHS_NS: Final = tuple(length * 1_000_000_000 for length in (20, 100, 480))
-"""Lengths of the slices, from the cursor outwards. Slices further away all have the last length."""
+"""Lengths in ns of the recording's slices, from the one nearest to the cursor outwards. All further slices have the
+last length.
+"""
 MAX_WORK_S: Final = 180.0
-"""Time limit of one read, in seconds. The rest is read when the cursor moves there."""
+"""Time limit of one read, in seconds. The remaining slices are read when the cursor moves there."""
 MAX_ROWS: Final = 60_000
 _NUM_NEAR_SLICES: Final = 2 * len(_LENGTHS_NS)
 _YIELD_SLEEP_S: Final = 0.001
@@ -40,8 +42,8 @@ _POLL_INTERVAL_MS: Final = 80
 _TOLERANCE_NS: Final = 1_000_000_000
 _EXTEND_INTERVAL_NS: Final = 250_000_000
 _MAX_IDLE_NS: Final = 600_000_000_000
-"""Maximum time for which an engine without news counts as idle. A cursor further ahead means that the engine's clock
-differs.
+"""Maximum time in ns for which an engine that sends nothing counts as idle. A cursor further ahead means that the
+engine's clock differs.
 """
 HISTORY_UNAVAILABLE: Final = "Earlier history is not available"
 
@@ -158,8 +160,8 @@ class BlockHistory(QObject):
         return self._live.part(self._live_begin_ns, self._now_ns())
 
     def _now_ns(self) -> int:
-        """Return the time up to which the live history is known. While an engine is idle, it sends nothing, so this is
-        the cursor's time.
+        """Return the end of the known live history: the time of the newest frame or, while the engine is idle and sends
+        no frames, the cursor's time.
         """
         reported_ns = max(_wall_ns(self._session.live_mirror), self._live_begin_ns)
         timeline = self._session.timeline
@@ -238,7 +240,9 @@ class BlockHistory(QObject):
 
 
 def reading_order(cursor_ns: int, first_ns: int, last_ns: int) -> Iterator[tuple[int, int]]:
-    """Yield adjacent (begin, end) time ranges in ns: before the cursor, after it, further before, and so on."""
+    """Yield the slices of the recording to read, as (begin, end) in ns: the one before the cursor, the one after it,
+    then alternately further before and after.
+    """
     begin_ns = end_ns = cursor_ns
     if first_ns == last_ns:
         yield cursor_ns, cursor_ns
@@ -257,7 +261,7 @@ def reading_order(cursor_ns: int, first_ns: int, last_ns: int) -> Iterator[tuple
 
 
 def known_text(part: BlockHistoryPart) -> str:
-    """Return text such as "over 12.5 s", the length of the known history."""
+    """Return the length of the known history as text, for example "over 12.5 s"."""
     begin_ns = max(part.begin_ns, int(part.rows["time_ns"][0])) if part.rows.size else part.end_ns
     return f"over {seconds((part.end_ns - begin_ns) / 1e9)}"
 
@@ -271,9 +275,10 @@ def _read_slices(
     report_progress: ProgressCallback,
     end: tuple[int, tuple[int, int]] | None,
 ) -> None:
-    """Read `slices` into `parts`.
+    """Read the block's history in `slices` into `parts`.
 
-    `end`: time at which live changes take over, and the (epoch, seq) of the frame at that time; None for a file.
+    `end`: time at which live changes replace the recording, and the (epoch, seq) of the frame at that time; None for a
+    recording in a file.
     """
     deadline_s = time.monotonic() + MAX_WORK_S
     recorded, num_rows = handle.get(report_progress), 0

@@ -1,4 +1,4 @@
-"""Text on a block's history: what happened to the block, and its state at a moment. Imports no Qt."""
+"""Texts for a block's history: what happened to the block, and its state at a given time. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KIND_COLORS: Final = {
 
 
 def moment_text(moment: BlockMoment) -> str:
-    """Return text such as `Allocated to request #12`."""
+    """Return what happened, for example `Allocated to request #12`."""
     holder = f"request #{count(moment.request)}" if moment.request != NO_OWNER else ""
     sharing_text = f"Shared by {count(moment.ref_count)} requests"
     if moment.kind is MomentKind.KNOWN:

@@ -1,7 +1,7 @@
 """Conversion of a block's history to pixels: for each column, the colour and fill of the block's state. Uses numpy
 only.
 
-Drawing time depends on the number of pixels, not of rows.
+Drawing time depends on the number of pixels, not on the number of history rows.
 """
 
 from __future__ import annotations

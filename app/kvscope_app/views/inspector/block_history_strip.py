@@ -23,7 +23,9 @@ from kvscope_telemetry.recordings.block_history import BlockHistoryPart
 from kvscope_telemetry.summaries.block_moments import KINDS, MomentKind
 
 _OWNER_HEIGHT: Final = 16
-"""Height in pixels of the row of owners. Below it are the rows of states, events and the time axis."""
+"""Height in pixels of the strip's top line, which shows owners. Below it are the lines for states, events and the time
+axis.
+"""
 _STATE_HEIGHT: Final = 34
 _MARK_HEIGHT: Final = 9
 _AXIS_HEIGHT: Final = 16
@@ -53,7 +55,7 @@ class BlockHistoryStrip(QWidget):
         self.theme: Theme = DARK
         self.part: BlockHistoryPart | None = None
         self.span: TimeSpan | None = None
-        """Visible span if zoomed; None for the whole history."""
+        """Visible range of time if the user zoomed in; None for the complete history."""
         self._block_size = 1
         self._cursor_ns = 0
         self._times = _NO_TIMES
@@ -207,7 +209,6 @@ class BlockHistoryStrip(QWidget):
                 painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
 
     def _draw_marks(self, painter: QPainter) -> None:
-        """Draw the event marks, at most one per pixel: the latest."""
         assert self.part is not None, "there are marks to draw"
         span, moments = self.visible_span, self.part.block_moments
         visible = slice(*np.searchsorted(moments.times_ns, (span.begin_ns, span.end_ns)).tolist())

@@ -1,4 +1,6 @@
-"""Inspector page of a block: its row, holders, neighbours and text. Reads a mirror; imports no Qt."""
+"""Inspector page of a block: its state, the requests that hold it, its neighbours and its text. Reads a mirror; imports
+no Qt.
+"""
 
 from __future__ import annotations
 

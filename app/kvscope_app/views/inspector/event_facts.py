@@ -1,4 +1,4 @@
-"""Facts about the event that the user went to: its cause, and links to its requests and blocks. Imports no Qt."""
+"""Facts about the event that the user selected: its cause, and links to its requests and blocks. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_BLOCKS: Final = 12
 
 
 def event_facts(timed: TimedEvent, cache: CacheInfo, frame: Frame | None, *, is_before: bool) -> Iterator[Fact]:
-    """Yield the facts of an event.
+    """Yield the facts about `timed`.
 
     Args:
         frame: The frame that reported the event; None if it was not read.

@@ -14,14 +14,16 @@ class LinkTarget(Enum):
     """Kind of a link's target, which determines the meaning of `Link.number`."""
 
     BLOCK = auto()
-    """`Link.number` is a row of the ledger."""
+    """`Link.number` is a block's row in the ledger."""
     REQUEST = auto()
     TIME = auto()
-    """`Link.number` is a time in nanoseconds since 1970."""
+    """`Link.number` is a time in ns since 1970."""
     FRAMES = auto()
     """`Link.number` is a number of frames to move the cursor by, negative for backwards."""
     EVENT = auto()
-    """`Link.event`; a negative `Link.number` means the state before the event, otherwise the state after it."""
+    """`Link.event` is the event. A negative `Link.number` selects the state before the event, otherwise the state after
+    it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class FactsPage:
 
 
 def page(title: str, *groups: tuple[str, Iterable[Fact]]) -> FactsPage:
-    """Return a page of (title, facts) groups, without the empty ones."""
+    """Return a page with the non-empty `groups`, each a (title, facts) pair."""
     all_groups = (FactGroup(name, tuple(facts)) for name, facts in groups)
     return FactsPage(title, tuple(group for group in all_groups if group.facts))
 
@@ -86,5 +88,5 @@ def as_json(facts: Iterable[Fact]) -> str:
 
 
 def as_text(facts: Iterable[Fact]) -> str:
-    """Return the facts as lines of name, tab and value."""
+    """Return one line per fact: name, tab and value."""
     return "\n".join(f"{fact.name}\t{' '.join(fact.value.split())}" for fact in facts)

@@ -1,6 +1,6 @@
-"""Searches, and selects a chosen result in all views at its time.
+"""Runs searches, and selects a chosen result in all views at its time.
 
-Owns the pending selection of a request or a block at a time that is not shown yet.
+Owns the pending selection of a block at a time that is not shown yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Finder(QObject):
         session.timeline.shown.connect(self._select_pending)
 
     def find(self, query: str) -> list[Finding]:
-        """Return the results that are known immediately. `texts.found` is emitted later for each text match."""
+        """Return the results known immediately, and start a text search, which emits `texts.found` for each match."""
         self.texts.search(query)
         return findings(query, self.session.mirror, self.session.overview)
 
@@ -44,7 +44,6 @@ class Finder(QObject):
             self.session.selection.select_request(finding.request)
 
     def _choose_block(self, block: int) -> None:
-        """Select a block and a request that holds it, like a click in the page map."""
         mirror = self.session.mirror
         if mirror.hello is None or block >= mirror.num_rows:
             return

@@ -27,7 +27,7 @@ _NUMBER: Final = re.compile(rf"({'|'.join(('#', 'request', 'step', *_TIERS))})?\
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Search result, at `time_ns`, or at the time shown if that is None."""
+    """Search result at `time_ns`; None for the time shown."""
 
     text: str
     detail: str
@@ -104,7 +104,7 @@ def _by_id(mirror: Mirror, query: str) -> Iterator[Finding]:
 
 
 def _step(mirror: Mirror, overview: SessionOverview, step: int) -> Iterator[Finding]:
-    """Yield the second that contains the step, if it is another step than the one shown."""
+    """Yield the recorded second that contains `step`, unless it is the step shown."""
     if mirror.step == step:
         return
     indices = np.flatnonzero(overview.epoch == (mirror.epoch or 0))

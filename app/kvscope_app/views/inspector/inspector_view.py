@@ -1,6 +1,6 @@
 """View of all facts about the selected block, the selected request or the current step, with the block's history.
 
-Owns the choice between the three. The session owns the selection.
+Owns the choice between block, request and step. The session owns the selection.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class InspectorView(View):
         return step_page(mirror, frame, self._newest, why_no_batch, can_step=can_step, event=event)
 
     def _frame(self) -> Frame | None:
-        """Return the frame of the step shown; None until it has been read, and while time advances."""
+        """Return the frame of the step shown; None while it has not been read, and during playback."""
         mirror = self.session.mirror
         if self.session.timeline.is_playing or mirror.hello is None:
             return None

@@ -29,7 +29,7 @@ class MomentModel(TableModel):
         super().__init__(parent)
         self.theme: Theme = DARK
         self.text_of: Callable[[BlockMoment], str] = lambda moment: ""
-        """Function moment -> text of the block at that moment, "" if unknown."""
+        """Function that returns the block's text at a moment, "" if unknown."""
         self.current_row = -1
         """Row of the last moment at or before the cursor, -1 if there is none."""
         self._moments: tuple[BlockMoment, ...] = ()

@@ -34,7 +34,7 @@ class PhaseStrip(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_phases(self, phases: tuple[StripPhase, ...]) -> None:
-        """Show `phases` in order, without those of 0 ns. The strip is hidden if none remains."""
+        """Show `phases` in order, without phases of 0 ns. The strip is hidden if none remains."""
         shown = tuple(phase for phase in phases if phase.time_ns > 0)
         self.setVisible(bool(shown))
         if shown != self.phases:

@@ -1,4 +1,4 @@
-"""Inspector page of a request: the table's columns, its blocks, prefix and events. Imports no Qt."""
+"""Inspector page of a request: its values from the table of requests, its blocks, prefix and events. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def request_page(
     """Return the page of request `number`, or None if the state shown does not contain it.
 
     Args:
-        texts: Known text of its prompt and its output.
+        texts: Known text of the request's prompt and output.
         find_first: See `phases`.
         event: Facts of the event that is shown.
-        columns: The request's columns as the table of requests shows them; None: computed for the time shown.
+        columns: The request's values as shown in the table of requests; None to compute them for the time shown.
     """
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
@@ -127,9 +127,9 @@ def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
 
 
 def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
-    """Yield the number of blocks of each KV group that a request holds, if there are several groups.
+    """Yield the number of blocks that request `number` holds in each KV group, if there are several groups.
 
-    A cached prefix counts only as far as all groups had it.
+    Only the part of a cached prefix that all groups had counts as a hit.
     """
     row = mirror.requests.row_of(number)
     if row is None or len(cache.groups) < 2:

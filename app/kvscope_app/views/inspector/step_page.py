@@ -32,7 +32,7 @@ _PHASES: Final = {
     "record_ns": ("Record", "Recording the previous step"),
 }
 Series = Mapping[str, npt.NDArray[np.int64]]
-"""Figures per frame, as in `Update.series`: int64 columns of shape (frames,), oldest first."""
+"""Values per frame, as in `Update.series`: int64 columns of shape (frames,), oldest first."""
 
 
 def step_page(

@@ -1,7 +1,7 @@
 """Search in the text of blocks at the time shown: blocks of requests first, then cached ones. If texts were recorded,
 other times are searched afterwards.
 
-Owns the queue of blocks to read, and the status text. The session supplies the texts.
+Owns the queue of blocks to read, and the status text. The session supplies the blocks' texts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _CONTEXT_CHARS: Final = 28
 class SearchBlock:
     lookup: BlockTextLookup
     run: int
-    """Number of the request in whose table the block follows the block searched before it; 0 for none."""
+    """Number of the request in whose block table this block directly follows the previously searched block; 0 if it
+    follows in none.
+    """
 
 
 class TextSearch(QObject):
@@ -206,7 +208,8 @@ class TextSearch(QObject):
 
 _HOW_NEXT: Final = "Enter: next, Shift+Enter: previous."
 _MAX_DUPLICATES: Final = 256
-"""Number of extra matches requested at other times, because some are in blocks at the time shown."""
+"""Number of extra matches requested at other times, to make up for matches that are also in blocks at the time shown.
+"""
 
 
 def _is_shown(text: RecordedText, mirror: Mirror, shown_hashes: set[int]) -> bool:

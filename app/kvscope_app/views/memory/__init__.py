@@ -1,1 +1,1 @@
-"""Use of the device's memory, and of the KV pool's blocks."""
+"""Memory view: use of the device's memory, and of the KV pool's blocks."""

@@ -21,7 +21,7 @@ def detail_rows(detail: KVDetail) -> list[Row]:
 
 
 def counter_rows(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> list[Row]:
-    """Return rows about block events since the engine started, or none if it does not count them."""
+    """Return rows about block events since the engine started, or no rows if the engine does not count them."""
     if not (counters.admitted or counters.evicted_blocks or counters.copied_blocks):
         return []
     copied = "Copied on write", plural(counters.copied_blocks, "block"), "Copies of shared blocks made before a write"
@@ -118,5 +118,4 @@ def _other_rows(detail: KVDetail) -> list[Row]:
 
 
 def _share(part: int, whole: int) -> str:
-    """Return text such as `1 749 (98.5 %)`."""
     return f"{count(part)} ({percent(part / whole)})" if whole else count(part)

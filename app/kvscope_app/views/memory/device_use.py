@@ -13,12 +13,12 @@ from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """Bytes of a device's memory by user. None: unknown."""
+    """Bytes of a device's memory by user. A value is None if it is unknown."""
 
     total: int | None = None
     free: int | None = None
     reserved: int | None = None
-    """Memory that the driver and the firmware reserve for themselves."""
+    """Bytes that the driver and the firmware reserve for themselves."""
     engine: int | None = None
     others: int | None = None
 
@@ -33,7 +33,7 @@ class DeviceUse:
 
 
 def device_use(hello: Hello | None, devices: Devices | None, sample: DeviceSample | None) -> DeviceUse:
-    """Return the division of memory from the full device sample or, without one, from the small `DeviceSample`."""
+    """Return the division of memory from the detailed sample `devices` or, if that has no values, from `sample`."""
     total_bytes = hello.device.total_bytes or None if hello is not None else None
     if hello is not None and devices is not None:
         gpu = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus[:1]), None)
@@ -57,8 +57,8 @@ def _gpu_use(gpu: Gpu, pid: int) -> DeviceUse | None:
 def _host_use(host: Host, pid: int) -> DeviceUse | None:
     """Return the division of host memory, or None if the sample is incomplete.
 
-    The system counts files that the engine maps as available, because it could reclaim them. Here they are the
-    engine's.
+    The operating system counts files that the engine maps as available, because it could reclaim them. Here they count
+    as the engine's memory.
     """
     total, available = host.memory_total_bytes, host.memory_available_bytes
     process = next((process for process in host.processes or () if process.pid == pid), None)
@@ -83,5 +83,5 @@ def _sample_use(sample: DeviceSample | None, reported_total: int | None) -> Devi
 
 
 def _known(value: int) -> int | None:
-    """Convert -1, which means unknown in messages, to None."""
+    """Convert -1, the protocol's value for unknown, to None."""
     return value if value >= 0 else None

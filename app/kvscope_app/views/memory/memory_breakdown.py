@@ -53,8 +53,8 @@ def memory_account(
 ) -> MemoryAccount:
     """Return the current breakdown of the device's memory.
 
-    The difference between the engine's own accounting and the memory that the driver or system reports is a part of its
-    own, so that the parts add up to the total.
+    The difference between the engine's own accounting and the memory that the driver or system reports is listed as the
+    part "Unattributed", so that the parts add up to the total.
     """
     use = device_use(mirror.hello, devices, sample)
     block_bytes = mirror.hello.cache.block_bytes if mirror.hello else 0
@@ -103,9 +103,9 @@ class KVDetail:
     block_bytes: int
     use: PoolUse
     num_saved_blocks: int
-    """Number of additional blocks that requests would need without sharing."""
+    """Number of additional blocks that requests would need without block sharing."""
     resident_bytes: int | None = None
-    """Physical memory behind the blocks, as measured (allocator `virtual`)."""
+    """Measured bytes of physical memory behind the blocks (allocator `virtual`)."""
     dtype: str = ""
     allocator: str = ""
     capabilities: Capabilities = OWN_ENGINE
@@ -117,12 +117,12 @@ class KVDetail:
 
     @property
     def saved_bytes(self) -> int | None:
-        """Bytes saved by sharing, or None if the block's size in bytes is unknown."""
+        """Bytes that sharing of blocks saves, or None if the block's size in bytes is unknown."""
         return self.num_saved_blocks * self.block_bytes if self.block_bytes else None
 
 
 def kv_detail(mirror: Mirror, memory: MemoryBreakdown | None = None) -> KVDetail:
-    """Return the use of the device's pool, without lower tiers. Takes O(blocks)."""
+    """Return the use of the device's block pool, without lower tiers. Takes O(blocks)."""
     cache = mirror.hello.cache if mirror.hello else CacheInfo(num_blocks=0, block_size=0)
     ref_count = mirror.ledger.ref_count[: mirror.num_blocks]
     shared = ref_count[(ref_count > 1).nonzero()[0]]
@@ -139,7 +139,7 @@ def kv_detail(mirror: Mirror, memory: MemoryBreakdown | None = None) -> KVDetail
 
 
 def host_tier_bytes(mirror: Mirror) -> int:
-    """Return the bytes of the device's memory that the host tier uses: 0 unless the device is a CPU."""
+    """Return the bytes of the device's memory that the host tier uses, which is 0 unless the device is a CPU."""
     if mirror.hello is None or mirror.hello.device.kind != "cpu":
         return 0
     cache = mirror.hello.cache

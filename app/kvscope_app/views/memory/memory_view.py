@@ -50,7 +50,7 @@ _FORECAST_TIP: Final = (
 )
 EMPTY_TEXT = "Waiting for the engine's first report."
 _WIDE_FROM = 680
-"""Width in pixels from which the two tables are side by side."""
+"""Minimum width in pixels for showing the two tables side by side."""
 _SEGMENTS_TIP = "A map of the segments and blocks of PyTorch's allocator, as reported now"
 _SERIES_INDICES = {"weights": 6, "workspace": 7, "other": 4, "others": 3, "torch_cache": 5, "context": 2, "driver": 1}
 
@@ -101,7 +101,7 @@ class MemoryView(ChartedView):
         self.charts.refresh()
 
     def _on_update(self, update: Update) -> None:
-        """Show the first memory breakdown of an engine even while paused, when views are not refreshed."""
+        """Show an engine's first memory breakdown even while paused, when views are not refreshed otherwise."""
         if update.memory is not None and not self._has_memory and self.session.timeline.is_paused:
             self.refresh()
 
@@ -243,7 +243,7 @@ class DetailTable(QWidget):
         self.rows: dict[str, tuple[QLabel, QLabel]] = {}
 
     def show_rows(self, rows: list[tuple[str, str, str]]) -> None:
-        """Show rows of (name, value, explanation). A name keeps the row in which it was first shown."""
+        """Show rows of (name, value, explanation). A name that was shown before keeps its position."""
         names = {name for name, *_ in rows}
         for name, (text, value) in self.rows.items():
             text.setVisible(name in names)
@@ -267,7 +267,7 @@ class DetailTable(QWidget):
 
 
 def part_color(part: MemoryPart, theme: Theme) -> str:
-    """Return the colour of a part: that of the page map for blocks, one of the theme's series for others."""
+    """Return the colour of a part: the page map's colour for KV blocks, otherwise one of the theme's series colours."""
     if part.color in _SERIES_INDICES:
         return theme.series[_SERIES_INDICES[part.color]]
     if part.color == "kv_free":  # part of the pool, so a shade of the colour of blocks in use
@@ -316,7 +316,6 @@ class ForecastLine(QWidget):
 
     @property
     def text(self) -> str:
-        """The shown text, or "" while hidden."""
         return "" if self.isHidden() else self._text.text()
 
     def refresh(self) -> None:

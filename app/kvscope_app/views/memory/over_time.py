@@ -73,8 +73,6 @@ _COLUMNS: Final = frozenset(curve.name for chart in _CHARTS for curve in chart.c
 
 
 class _ByteScale:
-    """Unit of an axis in bytes, such as MiB."""
-
     def __init__(self) -> None:
         self._power = 0
 
@@ -86,7 +84,7 @@ class _ByteScale:
         self._power = min(int(math.log2(2 * highest) // 10), len(_UNITS) - 1) if highest >= 1 else 0
 
     def text(self, value: float) -> str:
-        """Format `value` units: `1.5 GiB`."""
+        """Format `value`, which counts this unit, for example as `1.5 GiB`."""
         return f"{value:g} {_UNITS[self._power]}" if value else "0"
 
 
@@ -147,7 +145,7 @@ class MemoryOverTime(ChartStack):
         return min(begin_s, last_s - MIN_RANGE_S), last_s
 
     def _current(self, name: str) -> dict[str, float]:
-        """Return the bytes of each curve at the cursor. They agree with the tables above the charts."""
+        """Return each curve's value at the cursor, in bytes. The values agree with the tables above the charts."""
         mirror, sample = self.session.mirror, self.session.history.newest_sample
         block_bytes = mirror.hello.cache.block_bytes if mirror.hello is not None else 0
         active, cached, _ = block_counts(mirror)

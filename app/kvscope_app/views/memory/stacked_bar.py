@@ -1,4 +1,4 @@
-"""Horizontal bar of stacked segments, and a colour swatch. Must not depend on what they represent."""
+"""Horizontal bar of stacked segments, and a colour swatch. Must not depend on what the segments represent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lower tiers in the memory view: a bar for each, and the bytes that are swapped out, cached and free."""
+"""Table of the lower tiers in the memory view: for each, a bar and the bytes that are swapped out, cached and free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Use of the tiers below the pool, and the blocks moved between tiers. Imports no Qt."""
+"""Use of the tiers below the device's pool (host memory, disk), and the number of blocks moved between tiers. Imports
+no Qt.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ class TierOccupancy:
     tier: Tier
     size: int
     swapped: int
-    """Blocks of swapped-out requests, which must be kept."""
+    """Number of blocks of swapped-out requests, which must not be evicted."""
     cached: int
-    """Blocks of offloaded prefixes, which can be evicted."""
+    """Number of blocks of offloaded prefixes, which can be evicted."""
     block_bytes: int
     """Bytes per block; 0 if the engine does not report them."""
 
@@ -34,7 +36,6 @@ class TierOccupancy:
         return self.size - self.swapped - self.cached
 
     def num_bytes(self, num_blocks: int) -> int | None:
-        """Return the bytes of `num_blocks` blocks, or None if the block size is unknown."""
         return num_blocks * self.block_bytes if self.block_bytes else None
 
 

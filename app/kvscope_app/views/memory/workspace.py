@@ -1,6 +1,6 @@
-"""Device memory of an engine besides weights and KV, as far as PyTorch's allocator reports it. Imports no Qt.
+"""Device memory that an engine uses besides weights and KV, as reported by PyTorch's allocator. Imports no Qt.
 
-On a GPU, the allocator reports memory in tensors and memory cached for new ones. On a CPU nothing is reported.
+On a GPU, the allocator reports the memory in tensors and the memory cached for new ones. On a CPU it reports nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ Row = tuple[str, str, str]
 
 
 def workspace_parts(memory: MemoryBreakdown | None) -> list[MemoryPart]:
-    """Return parts for tensors, the allocator's cache and the CUDA context.
+    """Return memory parts for tensors, the allocator's cache and the CUDA context.
 
-    An older engine reports only their sum, which is then the only part.
+    For an older engine, which reports only their sum, the sum is the only part.
     """
     if memory is None or memory.allocated_bytes < 0 or memory.reserved_bytes < 0:
         workspace_bytes = memory.workspace_bytes if memory is not None and memory.workspace_bytes >= 0 else None

@@ -48,7 +48,9 @@ class BlockCard(QFrame):
         )
 
     def show_block(self, facts: BlockFacts, content: BlockContent | None, placeholder: str = "") -> None:
-        """Show a block. `content`: its tokens and text, None while unknown; `placeholder`: text to show until then."""
+        """Show a block. `content`: its tokens and text, None while unknown; `placeholder`: text to show in place of
+        unknown content.
+        """
         self._title.setText(facts.title)
         self._state.setText(facts.state)
         color = str(getattr(self._theme, facts.color))
@@ -63,7 +65,7 @@ class BlockCard(QFrame):
         self._adjust_height()
 
     def move_next_to(self, cell: QRect, bounds: QRect) -> None:
-        """Show the card next to the map's cell at `cell`, inside `bounds`; both are in the parent's coordinates."""
+        """Show the card next to the hovered cell, inside `bounds`. Both rectangles are in the parent's coordinates."""
         right, left = cell.right() + _GAP, cell.left() - _GAP - self.width()
         if right + self.width() <= bounds.right() or left >= bounds.left():
             x = right if right + self.width() <= bounds.right() else left

@@ -47,11 +47,12 @@ _EMPTY_LOWER_ROW: Final = "Empty, until a block is swapped out or moved down."
 class BlockFacts:
     block: int
     title: str
-    """For example "Block 7" or "Host block 12"."""
     state: str
-    """"free", "active", "cached", "shared", "unmapped", "reserved", "swapped out", "not assigned" or "unknown"."""
+    """State as text: "free", "active", "cached", "shared", "unmapped", "reserved", "swapped out", "not assigned" or
+    "unknown".
+    """
     color: str
-    """Name of the block's colour in the theme, for example "block_active"."""
+    """Name of a theme colour, for example "block_active"."""
     rows: tuple[tuple[str, str], ...]
     """(label, value) pairs, most informative first."""
     holders: tuple[int, ...]
@@ -59,7 +60,7 @@ class BlockFacts:
     owner: int | None
     """Number of the request that wrote the block; None if unknown, or if the block has no content."""
     text_lookup: BlockTextLookup | None
-    """Key for requesting the text of the block's tokens; None if the block has no tokens."""
+    """Lookup key of the text of the block's tokens; None if the block has no tokens."""
 
     is_state: bool
     """Whether the block is a recurrent state instead of KV of tokens."""
@@ -77,7 +78,7 @@ class BlockFacts:
 
 
 def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
-    """Return facts about `block`, 0 <= block < ledger.num_blocks."""
+    """Return facts about the block with index `block`, which must be in [0, ledger.num_blocks)."""
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     ledger = mirror.ledger
     location = locate_block(mirror.hello.cache, block)
@@ -178,7 +179,7 @@ def eviction_position(ledger: Ledger, block: int) -> str:
     """Return the eviction position of `block` within its tier, such as `no. 12 of 340 cached blocks, after 20 free
     blocks`.
 
-    Empty for a block in use or pinned, or if the engine does not report the order.
+    Returns "" if the block is in use or pinned, or if the engine does not report the order.
     """
     order = ledger.eviction_order
     if not order[block]:

@@ -16,8 +16,8 @@ def color_actions(
     current_mode: Callable[[], ColorMode],
     why_not: Callable[[ColorMode], str] | None = None,
 ) -> list[ActionSpec]:
-    """Return one action per mode, with the mode's number (counted from 1) as shortcut; the current mode's action is
-    checked.
+    """Return one action per colour mode, with the mode's number (counted from 1) as shortcut; the current mode's action
+    is checked.
     """
     return [
         ActionSpec(

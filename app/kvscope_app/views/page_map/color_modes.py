@@ -1,5 +1,5 @@
 """Colour modes of the page map. Each is one `ColorMode` in `COLOR_MODES`, from which menus, shortcuts, legends,
-tooltips and the values that settings and layouts accept are derived.
+tooltips and the names accepted in settings and layouts are derived.
 
 A mode maps each block to a one-byte key, and each key to a colour. Keys are ordered by importance: where several blocks
 share a pixel, the highest key is shown. Key 0 means no block, key 1 address space without memory, key 2 a free block.
@@ -33,17 +33,17 @@ _HOLLOW_SHARE: Final = 0.66
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColorMode:
-    """One way to colour the page map: its keys, colours, legend and requirements. `str()` returns its name."""
+    """One way to colour the page map: its colour keys, colours, legend and requirements. `str()` returns its name."""
 
     name: str
     """Identifier on the button and in menus, settings and layouts; must never change."""
     tip: str
     keys: Callable[[Ledger, Rows, int, int], Keys]
-    """Function (ledger, rows, block size, step) -> keys of `rows`, shape (n,). `rows`: block ids of shape (n,), or a
-    slice.
+    """Function (ledger, rows, block size, step) that returns the colour key of each block in `rows`, shape (n,).
+    `rows`: block ids of shape (n,), or a slice.
     """
     colors: Callable[[Theme], Mapping[int, str]]
-    """Function that returns the colour of each key that a block with content can have."""
+    """Function that returns the colour of each key that a block with content can have in a theme."""
     swatches: Callable[[Theme, ShownItems], Sequence[LegendSwatch]] = lambda theme, shown: ()
     scale: Callable[[ShownItems], Scale | None] = lambda shown: None
     is_available: Callable[[Capabilities], bool] = lambda capabilities: True
@@ -85,14 +85,14 @@ class ColorMode:
 
 
 def gradient(stops: tuple[str, ...], share: float) -> str:
-    """Return the colour at `share` (0 to 1) along evenly spaced `stops`."""
+    """Return the colour at position `share` (0 to 1) along evenly spaced `stops`."""
     position = min(max(share, 0.0), 1.0) * (len(stops) - 1)
     index = min(int(position), len(stops) - 2)
     return mix(stops[index], stops[index + 1], position - index)
 
 
 def shades(first: int, stops: tuple[str, ...], num_steps: int) -> dict[int, str]:
-    """Return the colours of keys `first` to `first + num_steps`, along evenly spaced `stops`."""
+    """Return a gradient along evenly spaced `stops` as the colours of keys `first` to `first + num_steps`."""
     return {first + index: gradient(stops, index / num_steps) for index in range(num_steps + 1)}
 
 
@@ -116,15 +116,15 @@ def _set_keys_without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Key
 DISK_CACHED: Final = 3
 HOST_CACHED: Final = 4
 DISK: Final = 5
-"""Key of a block on disk that a swapped-out request needs. `HOST` is the same in host memory."""
+"""Colour key of a block on disk that a swapped-out request needs. `HOST` is the same in host memory."""
 HOST: Final = 6
 CACHED: Final = 7
 ACTIVE: Final = 8
 SHARED: Final = 9
 UNKNOWN: Final = 10
-"""Key of a block in a state or tier that only a later protocol version defines."""
+"""Colour key of a block in a state or tier that only a later protocol version defines."""
 _STATE_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
-"""Key of each combination of tier and state, indexed by [tier, state]."""
+"""Colour key of each combination of tier and state, indexed by [tier, state]."""
 _STATE_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
 _STATE_KEYS[Tier.HOST, :4] = (FREE, HOST, HOST_CACHED, UNMAPPED)
 _STATE_KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)
@@ -239,8 +239,8 @@ OWNER: Final = ColorMode(
 
 FILL_FULL: Final = 3
 FILL_STEPS: Final = 100
-"""Number of steps from a full block (key `FILL_FULL`) to an empty block in use, which has the highest key so that
-wasted memory stays visible.
+"""Number of colour steps from a full block (key `FILL_FULL`) to an empty block in use, which has the highest key so
+that wasted memory stays visible.
 """
 
 
@@ -319,7 +319,7 @@ OLDEST: Final = 3
 AGE_STEPS: Final = 120
 _MAX_AGE: Final = (1 << 16) - 1
 _AGE_DOUBLINGS: Final = 14.0
-"""Number of times that the age doubles over the range of colours. Each doubling is an equal step in colour."""
+"""Number of times that a block's age doubles over the range of colours. Each doubling is an equal step in colour."""
 _KEY_BY_AGE: Final = (
     OLDEST + np.clip(AGE_STEPS * (1 - np.log2(np.arange(_MAX_AGE + 1) + 1.0) / _AGE_DOUBLINGS), 0, AGE_STEPS)
 ).astype(np.uint8)
@@ -359,18 +359,18 @@ AGE: Final = ColorMode(
 
 UNMEASURED: Final = 3
 SKIPPED_BY_ALL: Final = 4
-"""Key of a block that no sparse layer and head selected in the last decode."""
+"""Colour key of a block that no sparse layer and head selected in the last decode."""
 COLDEST: Final = 5
 ATTENTION_STEPS: Final = 120
 ATTENTION_HALVINGS: Final = 13
-"""Number of times that the share halves over the range of colours. Each halving is an equal step in colour; shares of
-about 0.01 % or less have the coldest colour.
+"""Number of times that a block's share of attention halves over the range of colours. Each halving is an equal step in
+colour; shares of about 0.01 % or less have the coldest colour.
 """
 
 
 def _attention_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
-    """Return keys by share of attention; where it is not measured, by the share of sparse layers and heads that
-    selected the block.
+    """Return keys by the block's share of attention. Where attention was not measured, the share of sparse layers and
+    heads that selected the block decides.
     """
     units, skipped = ledger.attention[rows], ledger.skipped[rows]
     halvings = -np.log2(np.maximum(attention_shares(units), 2.0**-ATTENTION_HALVINGS))
@@ -428,7 +428,7 @@ ATTENTION: Final = ColorMode(
 GROUP_CACHED: Final = 3
 GROUP_ACTIVE: Final = 128
 NUM_GROUP_KEYS: Final = 24
-"""Number of distinct colours; groups with higher numbers reuse them."""
+"""Number of distinct colours of KV groups. Groups with higher numbers reuse them."""
 
 
 def _group_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
@@ -466,7 +466,7 @@ GROUP: Final = ColorMode(
 
 IN_USE: Final = 3
 NO_ORDER: Final = 4
-"""Key of a cached block that is pinned, or for which the engine reports no eviction order."""
+"""Colour key of a cached block that is pinned, or for which the engine reports no eviction order."""
 EVICTED_LAST: Final = 5
 EVICTION_STEPS: Final = 120
 
@@ -522,5 +522,5 @@ MODE_NAMES: Final = tuple(mode.name for mode in COLOR_MODES)
 
 
 def mode_named(name: str) -> ColorMode:
-    """Return the mode called `name`, or `STATE` if there is none."""
+    """Return the colour mode called `name`, or the default `STATE` if there is none."""
     return next((mode for mode in COLOR_MODES if mode.name == name), STATE)

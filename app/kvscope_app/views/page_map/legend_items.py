@@ -16,12 +16,12 @@ from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.pool_use import RESERVING
 
 Scale = tuple[Callable[[Theme], tuple[str, ...]], str, str]
-"""(colour stops, label of the low end, label of the high end)."""
+"""Colour scale of a legend: (colour stops, label of the low end, label of the high end)."""
 
 
 class LegendSwatch(NamedTuple):
-    """Colour and label of a legend entry. It is drawn as a plain square, as a flash with its glyph, or with a pin's
-    corner.
+    """Colour and label of a legend entry. The colour is drawn as a plain square, as a flash with its glyph, or with a
+    pin's corner mark.
     """
 
     color: str
@@ -35,7 +35,7 @@ class ShownItems:
     """Items that the legend explains in addition to active, shared, cached and free blocks."""
 
     tiers: frozenset[Tier] = frozenset()
-    """Tiers of the engine's blocks, except the device pool (`Tier.HBM`)."""
+    """Tiers in which the engine has blocks, except the device pool (`Tier.HBM`)."""
     has_unmapped: bool = False
     has_reserved: bool = False
     """Whether the allocator reserves blocks before they hold tokens."""
@@ -51,13 +51,13 @@ class ShownItems:
     num_more_owners: int = 0
     groups: tuple[str, ...] = ()
     may_flash: tuple[FlashKind, ...] = ()
-    """Kinds of flashes that can occur. The legend reserves space for them, so that the map does not move at the first
-    one.
+    """Kinds of flashes that can occur. The legend reserves space for them, so that the first flash does not move the
+    map.
     """
 
     @property
     def is_plain(self) -> bool:
-        """Whether the mode's own colours are all that the legend explains, so that one line suffices."""
+        """Whether the legend explains only the mode's own colours, so that one line suffices."""
         has_lower_tiers = not self.tiers.isdisjoint(LOWER_TIERS)
         has_other_blocks = self.has_unmapped or self.has_reserved or self.has_unknown or self.has_only_prefixes
         return not (has_lower_tiers or has_other_blocks or self.flashes)
@@ -80,7 +80,7 @@ FLASH_MEANINGS: Final = {
 
 
 def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> ShownItems:
-    """Return what the legend must explain for `mirror`, given the kinds of `flashes` seen so far."""
+    """Return what the legend must explain for the state in `mirror`, given the kinds of flashes seen so far."""
     if mirror.hello is None:
         return ShownItems()
     tiers = [tier for tier in mirror.hello.cache.rows_by_tier.present if tier is not Tier.HBM]

@@ -50,11 +50,11 @@ CELL_KEYS: Final = {
     Qt.Key.Key_PageUp: (0, -10),
     Qt.Key.Key_PageDown: (0, 10),
 }
-"""Cells to move by (right, down) for each key."""
+"""Number of cells (right, down) by which each key moves the cursor."""
 
 
 class PageMapCanvas(QWidget):
-    """Widget that shows `scene`. Signals have block ids, with -1 for no block."""
+    """Widget that shows `scene`. Its signals carry block ids, -1 for no block."""
 
     pointed = Signal(int)
     """Emitted when the mouse or the keyboard cursor moves to another block, or off all blocks (-1)."""
@@ -99,7 +99,6 @@ class PageMapCanvas(QWidget):
         self.update()
 
     def show_span(self, span: Span) -> None:
-        """Repaint the pixel rows of `span`, and start the fade timer if cells flash."""
         if span is not None:
             ratio = self.devicePixelRatioF()
             left, top = self.gutter + int(gutter_left(self.scene, ratio)), int(span[0] / ratio)
@@ -177,7 +176,7 @@ class PageMapCanvas(QWidget):
 
     @property
     def current_block(self) -> int:
-        """Block under the cursor (last clicked, or reached by keyboard); -1 if none."""
+        """Block that was last clicked or reached by keyboard; -1 if there is none."""
         return self.cursor_block
 
     def show_pins(self, pinned: frozenset[int]) -> None:

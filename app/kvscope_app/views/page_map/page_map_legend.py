@@ -79,7 +79,7 @@ class PageMapLegend(SwatchLegend):
 
     @property
     def fitting(self) -> list[PlacedSwatch]:
-        """Swatches that fit, each with its left edge in pixels and its line."""
+        """Swatches that fit into the legend, each with its left edge in pixels and its line number."""
         placed = self._placed_swatches()
         shown = [item for item in placed if item[2] < self._num_lines]
         while shown and len(shown) < len(placed) + self._num_more_owners:
@@ -99,7 +99,6 @@ class PageMapLegend(SwatchLegend):
         return self._shown.num_more_owners if self._mode.has_request_colors else 0
 
     def _next_x(self, shown: list[PlacedSwatch]) -> int:
-        """Return the x coordinate at which the last line continues after the swatches `shown`."""
         if not shown:
             return self._swatches_left
         swatch, x, line = shown[-1]

@@ -43,7 +43,7 @@ from kvscope_telemetry.source import Update
 
 _NO_IDS: Final = np.empty(0, np.uint32)
 _ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Zoom to fit"}
-"""Tooltips, keyed by the names of the actions that do the same."""
+"""Tooltips of the zoom buttons, by the name of the action that has the same effect."""
 _SLOW_MS: Final = 250
 _LOW_HEIGHT: Final = 380
 
@@ -67,11 +67,12 @@ class PageMapView(View):
         self._epoch: int | None = None
         self._last_use_version: tuple[Mirror, int] | None = None
         self._last_state: tuple[Mirror, int | None, int, frozenset[int], float] | None = None
-        """State that the texts and counts show, to skip updates that would change nothing."""
+        """State that the texts and counts currently show, to skip updates that would change nothing."""
         self._highlighted: npt.NDArray[np.uint32] | None = None
         self.summary, self.usage, self.legend = FittingLabel(), UsageBar(), PageMapLegend()
         self._chosen_mode = self.scene.mode
-        """Mode that the user chose; in effect only if the engine reports the data it needs."""
+        """Colour mode that the user chose, which is in effect only if the engine reports the data that the mode needs.
+        """
         self._keys: Mapping[str, str] = {}
         self._modes = SegmentedControl(
             [mode.name.capitalize() for mode in COLOR_MODES], "Colour by", is_collapsible=True
@@ -93,7 +94,7 @@ class PageMapView(View):
         return self.scene.mode
 
     def set_mode(self, mode: ColorMode) -> None:
-        """Colour blocks by `mode`, as soon as the engine reports the data that it needs."""
+        """Colour blocks by `mode` once the engine reports the data that the mode needs."""
         if mode == self._chosen_mode:
             return
         self._chosen_mode = mode
@@ -127,8 +128,8 @@ class PageMapView(View):
         self.canvas.fit_all()
 
     def select_holder(self, block: int) -> None:
-        """Select a request that holds the block, or else the one that wrote it. A selected request among these stays
-        selected.
+        """Select a request that holds the block or, if none does, the request that wrote it. If one of these is
+        selected already, it stays selected.
         """
         candidates = self._candidates(self.facts_of(block))
         if candidates and self.session.selection.request not in candidates:
@@ -376,7 +377,6 @@ class PageMapView(View):
 
     @staticmethod
     def _candidates(facts: BlockFacts | None) -> tuple[int, ...]:
-        """Return the requests that hold the block; if there are none, the one that wrote it."""
         return () if facts is None else facts.holders or ((facts.owner,) if facts.owner is not None else ())
 
 
@@ -406,7 +406,9 @@ def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
 
 
 def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
-    """Return the summaries for an engine that does not report block ids, so that kvscope assigns blocks to slots."""
+    """Return the summaries for an engine that does not report block ids. For such an engine, kvscope itself assigns
+    blocks to slots.
+    """
     in_use = percent(mirror.used_share) if mirror.used_share >= 0 else UNKNOWN
     counts = [plural(cache.num_blocks, "block"), f"in use: {in_use}", f"{count(mirror.num_cached)} cached prefixes"]
     min_size, max_size = min(cache.block_sizes), max(cache.block_sizes)
@@ -438,7 +440,7 @@ class PendingMoves:
                 self._ids[kind] = newest[-MAX_MOVES_AT_ONCE:]
 
     def pop(self) -> dict[FlashKind, Ids]:
-        """Return the pending ids of each kind, oldest first, and clear them."""
+        """Return the pending block ids of each kind of move, oldest first, and clear them."""
         pending, self._ids = self._ids, {}
         return pending
 

@@ -1,4 +1,4 @@
-"""Base of legends: lines of swatches, a colour scale with a label at each end, and the colours of requests.
+"""Base class of legends: lines of swatches, a colour scale with a label at each end, and the colours of requests.
 
 Owns appearance, layout and height. Must not depend on what the swatches mean.
 """
@@ -22,7 +22,7 @@ _BAR_HEIGHT: Final = 9
 _NUM_OWNERS: Final = 5
 _OWNER_STEP: Final = 9
 PlacedSwatch = tuple[LegendSwatch, int, int]
-"""(swatch, left edge in pixels, line)."""
+"""Swatch with its position: (swatch, left edge in pixels, line number)."""
 
 
 class SwatchLegend(QWidget):
@@ -52,7 +52,7 @@ class SwatchLegend(QWidget):
         return scaled(SWATCH_SIZE) + scaled(GAP) + self._text_width(swatch.label)
 
     def scale_width(self, scale: Scale) -> int:
-        """Return the width of the scale, its labels and the gap after it, in pixels."""
+        """Return the width of the colour scale, its labels and the gap after it, in pixels."""
         _, low, high = scale
         return self._text_width(low) + self._text_width(high) + self._scale_width + 2 * scaled(GAP) + self._between
 

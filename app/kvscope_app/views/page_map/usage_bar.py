@@ -23,8 +23,8 @@ class UsageBar(QWidget):
         self._theme = DARK
         self._counts = (0, 0, 0)
         self._used_share: float | None = None
-        """Share in use as reported by an engine that does not report counts of blocks. None: counts are shown; below 0:
-        unknown.
+        """Share of blocks in use, as reported by an engine that does not report block counts. Below 0 if unknown; None
+        if block counts are shown instead.
         """
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(scaled(_HEIGHT))
@@ -46,7 +46,9 @@ class UsageBar(QWidget):
         self.update()
 
     def show_share(self, used_share: float) -> None:
-        """Show the share in use of an engine whose other blocks may be cached or free; below 0 means unknown."""
+        """Show only the share of blocks in use, for an engine that does not distinguish cached and free blocks. A value
+        below 0 means unknown.
+        """
         if used_share == self._used_share:
             return
         self._used_share = used_share

@@ -1,1 +1,1 @@
-"""View of the prefix tree of cached texts; `kvscope_telemetry.prefixes` builds the tree."""
+"""View of the tree of cached prefixes; `kvscope_telemetry.prefixes` builds the tree."""

@@ -1,8 +1,8 @@
-"""Labels of tree nodes: their text or, if siblings share a long beginning, the text from where they differ.
+"""Labels of prefix tree nodes: their text or, if siblings share a long beginning, the text from where they differ.
 
-The label of a root node begins with what its blocks are cached for besides the text, such as an adapter, a salt or an
-image. Owns the labels of one tree, which are created when needed. Call `clear` when the tree changed or more texts are
-known.
+The label of a root node begins with the properties other than text that its blocks are cached for, such as an adapter,
+a salt or an image. Owns the labels of one tree, which are created when needed. Call `clear` when the tree changed or
+more texts are known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvscope_app.views.prefixes.prefix_columns import PrefixMoment
 from kvscope_telemetry.prefixes.tree import ROOT
 
 LABEL_BLOCKS: Final = 4
-"""Number of blocks whose text is used for a label. Most rows have no space for more."""
+"""Maximum number of blocks whose text is used for a label. Most table rows have no space for more."""
 TIP_BLOCKS: Final = 16
 _MAX_SIBLINGS: Final = 256
 _MAX_SHOWN_PREFIX: Final = 24
@@ -26,8 +26,8 @@ _CONTEXT_CHARACTERS: Final = 14
 class NodeLabels:
     """Labels of one tree.
 
-    `text_of` returns the text of a block hash, or None if unknown. `notes_of` returns what its block is cached for
-    besides the text.
+    `text_of` returns the text of a block hash, or None if unknown. `notes_of` returns the properties other than text
+    that the block is cached for, such as an adapter.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class NodeLabels:
         self._labels.clear()
 
     def label(self, node: int) -> str | None:
-        """Return a label without line breaks, or None if the text is unknown."""
+        """Return the node's label without line breaks, or None if its text is unknown."""
         if self._moment is None:
             return None
         if node not in self._labels:
@@ -51,7 +51,9 @@ class NodeLabels:
         return self._labels[node]
 
     def text(self, node: int, at_most: int) -> str | None:
-        """Return the text of the first `at_most` blocks, up to the first unknown one. None if the first is unknown."""
+        """Return the text of the node's first `at_most` blocks, up to the first block with unknown text. None if the
+        first block's text is unknown.
+        """
         moment = self._moment
         if moment is None:
             return None

@@ -26,7 +26,7 @@ Cell = Callable[["PrefixMoment", int], str]
 
 
 class PrefixMoment:
-    """Prefix tree at a time, with all that the cells need: the times of its steps, and the sizes of nodes."""
+    """Prefix tree at a time, with the data that table cells need: times of steps and sizes of nodes."""
 
     def __init__(
         self, tree: PrefixTree, cache: CacheInfo, times: StepTimes, now_ns: int, capabilities: Capabilities = OWN_ENGINE
@@ -36,36 +36,37 @@ class PrefixMoment:
         self.cache = cache
         self.num_tokens: Ints = tree.num_blocks * cache.block_size
         self.num_bytes: Ints = tree.num_in_tier.sum(axis=1) * cache.block_bytes
-        """Bytes of each node, shape (nodes,). Blocks in two tiers count twice."""
+        """Bytes of each node, shape (nodes,). Blocks stored in two tiers count twice."""
         self.update_time(times, now_ns)
 
     def update_time(self, times: StepTimes, now_ns: int) -> None:
-        """Set the shown time and the known times of steps, for the same tree."""
+        """Set the shown time and the known times of steps. The tree stays the same."""
         self.now_ns = now_ns
         self.first_ns = times.first_ns
         self.used_ns: Ints = times.times_of(self.tree.last_used_step)
         """Time of each node's last use in ns, shape (nodes,); `UNKNOWN` if before `first_ns`."""
 
     def idle_s(self, node: int) -> int:
-        """Return the seconds since the node was last used, a lower bound if `is_before_all`. 0 while it is held."""
+        """Return the seconds since the node was last used: 0 while a request holds it, a lower bound if
+        `is_before_all`.
+        """
         used_ns = self.first_ns if self.is_before_all(node) else int(self.used_ns[node])
         return 0 if self.tree.holders[node] else max(self.now_ns - used_ns, 0) // 1_000_000_000
 
     def is_before_all(self, node: int) -> bool:
-        """Whether the node was last used before the first known time, `first_ns`."""
         return int(self.used_ns[node]) == UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixColumn(TableColumn[[PrefixMoment, int]]):
-    """Column of the prefix table. `plain` returns a cell's text for spreadsheets."""
+    """Column of the prefix table. `plain` returns a cell's text for copying to a spreadsheet."""
 
     plain: Cell
     sort_by: Callable[[PrefixMoment], Ints]
 
 
 def node_text(tree: PrefixTree, node: int, cache: CacheInfo) -> str:
-    """Describe a node without known text: `#4 · 32 tokens from 64` if request 4 wrote it."""
+    """Return a text for a node without known text: `#4 · 32 tokens from 64` if request 4 wrote it."""
     if not tree.num_blocks[node]:
         return "lost its beginning"
     owner, num_before = int(tree.owner[node]), int(tree.num_before[node])
@@ -78,7 +79,7 @@ def node_text(tree: PrefixTree, node: int, cache: CacheInfo) -> str:
 
 
 def tiers_text(tree: PrefixTree, node: int) -> str:
-    """Return the tiers that have the node's blocks: `memory`, or `memory 12, host 3`."""
+    """Return the tiers that store the node's blocks: `memory`, or `memory 12, host 3`."""
     present = [(tier, int(number)) for tier, number in enumerate(tree.num_in_tier[node].tolist()) if number]
     if len(present) == 1:
         return _TIER_LABELS[present[0][0]]

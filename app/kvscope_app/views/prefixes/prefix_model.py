@@ -32,7 +32,9 @@ class PrefixModel(TableModel):
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
-    """Emitted before rows change their nodes. Until `reordered`, the selection is changed by Qt, not by the user."""
+    """Emitted before rows are assigned to other nodes. Until `reordered` is emitted, Qt changes the selection, not the
+    user.
+    """
     reordered = Signal()
 
     def __init__(self, labels: NodeLabels, parent: QObject | None = None) -> None:
@@ -41,7 +43,7 @@ class PrefixModel(TableModel):
         self.moment: PrefixMoment | None = None
         self.node_filter = PrefixFilter.ALL
         self.search: Callable[[PrefixMoment], Mask] | None = None
-        """Function that returns which nodes a search matches, shape (nodes,); None: no search."""
+        """Function that returns which nodes a search matches, shape (nodes,); None if no search is active."""
         self._labels = labels
         self._expanded: set[int] = set()
         self._sort_column, self._descending = WITH_BELOW, True
@@ -67,7 +69,7 @@ class PrefixModel(TableModel):
 
     @property
     def shown(self) -> ShownNodes:
-        """Visible nodes in the order of rows, and the number of rows left out."""
+        """Visible nodes in row order, and the number of rows left out."""
         return self._shown
 
     def node_at(self, row: int) -> int | None:
@@ -78,7 +80,6 @@ class PrefixModel(TableModel):
         return None if node is None or self.moment is None else int(self.moment.tree.key[node])
 
     def row_of(self, node: int) -> int | None:
-        """Return the row of a node, or None if it has none because it is collapsed or filtered out."""
         rows = np.flatnonzero(self._shown.nodes == node)
         return int(rows[0]) if rows.size else None
 
@@ -130,7 +131,6 @@ class PrefixModel(TableModel):
             self.dataChanged.emit(self.index(0, IDLE), self.index(len(self._shown.nodes) - 1, IDLE))
 
     def line(self, row: int) -> list[str]:
-        """Return the cells of a row as plain text for the clipboard."""
         node = self.node_at(row)
         if node is None or self.moment is None:
             return []
@@ -159,7 +159,9 @@ class PrefixModel(TableModel):
         return None
 
     def _replace(self, moment: PrefixMoment | None, new_nodes: ShownNodes) -> None:
-        """Replace the rows. Rows are inserted and removed at the end; dataChanged is emitted for the others."""
+        """Replace the nodes of all rows. Rows are inserted and removed only at the end; dataChanged is emitted for all
+        other rows.
+        """
         old_count, new_count = len(self._shown.nodes), len(new_nodes.nodes)
         if new_count > old_count:
             self.beginInsertRows(QModelIndex(), old_count, new_count - 1)
@@ -186,7 +188,7 @@ class PrefixModel(TableModel):
 
 
 def state_color(moment: PrefixMoment, node: int) -> str:
-    """Return the name of the theme colour that most of the node's blocks have on the page map."""
+    """Return the name of the theme colour with which the page map shows most of the node's blocks."""
     tree = moment.tree
     in_tier = tree.num_in_tier[node]
     if not in_tier.any():

@@ -27,7 +27,7 @@ class PrefixSelection(QObject):
         self._other_view_key: int | None = None
         """Key of the node whose block or request is selected in another view, or None."""
         self._is_changing = False
-        """Whether this object changes the selection, or rows are about to change their nodes."""
+        """Whether this object is changing the selection, or rows are about to be assigned to other nodes."""
         model.reordering.connect(self._on_reordering)
         model.reordered.connect(self._on_reordered)
         table.selectionModel().selectionChanged.connect(self._on_rows)
@@ -36,7 +36,9 @@ class PrefixSelection(QObject):
 
     @property
     def current(self) -> int | None:
-        """Node to describe: the one selected last in the table, or the one of a selection made in another view."""
+        """Node to describe: the one selected last in the table, or the one that a selection in another view
+        belongs to.
+        """
         moment = self._model.moment
         if moment is None:
             return None

@@ -149,7 +149,7 @@ def _one_line(text: str) -> str:
 
 
 class BranchDelegate(SwatchDelegate):
-    """Paints the first column: text indented by the node's level, after a sign that expands the node."""
+    """Paints the first column: text indented by the node's level, after the sign that expands or collapses the node."""
 
     theme: Theme = DARK
 
@@ -158,7 +158,7 @@ class BranchDelegate(SwatchDelegate):
         self._model = model
 
     def sign_right(self, row: int) -> int:
-        """Return the right edge of the sign, where the text starts, in pixels from the left edge of the cell."""
+        """Return the right edge of the expand sign, where the text starts, in pixels from the left edge of the cell."""
         return scaled(SIGN_WIDTH) + scaled(INDENT) * min(self._model.level_at(row), _MAX_LEVELS)
 
     def paint(

@@ -99,7 +99,7 @@ class PrefixesView(View):
         self.count = ElidedLabel()
         self.empty_label = empty_state(NOTHING_YET)
         self.note = label(look="muted", wraps=True, elastic=True)
-        """Why there are no texts, or what the tree of one KV group omits."""
+        """Label that says why there are no texts, or what the tree of one KV group omits."""
         self._groups: tuple[KVGroup, ...] = ()
         self._shown_time = (-1, -1)
         self._reorder_timer = QTimer(self, singleShot=True, interval=_REORDER_MS)

@@ -18,7 +18,7 @@ from kvscope_telemetry.prefixes.tree import ROOT, PrefixTree
 from kvscope_telemetry.tier_rows import BLOCK_TIERS
 
 MAX_SHOWN: Final = 20_000
-"""Maximum number of rows. More could not be scrolled through, so only the first ones are shown."""
+"""Maximum number of table rows. More could not be scrolled through, so only the first ones are shown."""
 Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
@@ -35,7 +35,7 @@ class PrefixFilter(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShownNodes:
-    """Nodes in the order of rows. `num_matching` counts all matching nodes, including collapsed ones."""
+    """Nodes in row order. `num_matching` counts all nodes that match the filter, including collapsed ones."""
 
     nodes: npt.NDArray[np.int64]
     num_matching: int
@@ -83,7 +83,7 @@ def visible_nodes(
 
 
 class _Families:
-    """Visible nodes, with siblings contiguous and sorted. The time taken depends on expanded nodes, not on rows."""
+    """Visible tree nodes, with siblings contiguous and sorted."""
 
     def __init__(self, tree: PrefixTree, nodes: Ints, values: Ints, is_expanded: Mask) -> None:
         self._nodes = nodes[np.lexsort((tree.key[nodes], values[nodes], tree.parent[nodes]))]
@@ -93,7 +93,10 @@ class _Families:
         self._expanded = np.flatnonzero((is_expanded & has_children)[self._nodes])
 
     def in_order(self, at_most: int) -> tuple[Ints, int]:
-        """Return at most `at_most` nodes in depth-first order from the top, and how many siblings are left out."""
+        """Return at most `at_most` nodes in depth-first order from the top, and the number of siblings left out.
+
+        Takes time proportional to the number of expanded nodes, not of rows.
+        """
         runs: list[Ints] = []
         num_left, num_left_out = at_most, 0
         pending = [self._children_range(ROOT)]

@@ -40,7 +40,7 @@ class StepTimes:
 
     @property
     def first_ns(self) -> int:
-        """Time of the first known step in ns. Steps with `UNKNOWN` times are earlier."""
+        """Time of the first known step in ns. Steps whose time is `UNKNOWN` are earlier."""
         return int(self._times_ns[0])
 
 

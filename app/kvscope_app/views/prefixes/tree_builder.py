@@ -1,6 +1,6 @@
-"""Builds the prefix tree of the shown state: large trees on a thread, and at a limited rate.
+"""Builds the prefix tree of the shown state. Large trees are built on a thread, and at a limited rate.
 
-Owns the thread and the copy of the ledger that it reads. Imports no Qt; the owner calls `update` until it `is_loaded`.
+Owns the thread and the copy of the ledger that it reads. Imports no Qt; the owner calls `update` until `is_loaded`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvscope_telemetry.prefixes.cached_blocks import LedgerCopy
 from kvscope_telemetry.prefixes.tree import PrefixTree, build
 
 MAX_SYNC_ROWS: Final = 2048
-"""Maximum number of rows for which a tree is built on the caller's thread, in about a millisecond."""
+"""Maximum number of ledger rows for which a tree is built on the caller's thread, in about a millisecond."""
 _INTERVAL_FACTOR: Final = 10
 """Minimum time between two builds, as a multiple of the duration of a build."""
 _MIN_INTERVAL_S: Final = 0.25
@@ -33,7 +33,7 @@ class PrefixTreeBuilder:
         self.failure = ""
         """Error message of the last build, or "" if it succeeded."""
         self.group: int | None = None
-        """KV group of the next tree's prefixes; None: there is a single group."""
+        """KV group whose prefixes the next tree contains; None if the engine has a single group."""
         self.step = 0
         self.epoch: int | None = None
         self._copy = LedgerCopy()
@@ -46,7 +46,7 @@ class PrefixTreeBuilder:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether no tree is being built and none is due."""
+        """Whether `tree` is up to date: no tree is being built and none is due."""
         return self._work is None and self._built_for == self._building_for
 
     @property
@@ -54,7 +54,7 @@ class PrefixTreeBuilder:
         return self._work is not None
 
     def update(self, mirror: Mirror) -> bool:
-        """Start building a tree of `mirror` if it is due. Returns whether `tree` is new."""
+        """Start building a tree of `mirror` if it is due. Returns whether `tree` is a new tree."""
         is_new = self._finish_build()
         state = (id(mirror), mirror.epoch, mirror.seq, self.group)
         if self._work is not None or state == self._built_for:
@@ -70,7 +70,9 @@ class PrefixTreeBuilder:
             self._work = None
 
     def _is_other_tree(self, state: tuple[object, ...]) -> bool:
-        """Whether `state` has another mirror, engine start or group than `tree`, so that the user is waiting for it."""
+        """Whether `state` differs from that of `tree` in its mirror, engine start or KV group, so that the user is
+        waiting for the new tree.
+        """
         return state[:2] != self._built_for[:2] or state[3:] != self._built_for[3:]
 
     def _start_build(self, mirror: Mirror) -> bool:

@@ -1,4 +1,5 @@
-"""Block table of one request: one cell per block in table order, filled in proportion to its filled slots.
+"""Strip with the block table of one request: one cell per block in table order, filled in proportion to its filled
+slots.
 
 A few blocks are drawn with their physical id, many as small cells. The tooltip of a cell has index, id and fill.
 """
@@ -36,7 +37,7 @@ def _named_cell_size() -> QSize:
 
 
 class BlockStrip(QWidget):
-    """Cells of the blocks, wrapped into lines. The widget's height follows from its width."""
+    """Strip of block cells, wrapped into lines. The widget's height follows from its width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +133,9 @@ class BlockStrip(QWidget):
         painter.drawText(box, Qt.AlignmentFlag.AlignCenter, "–" if self._is_released(index) else location.short)
 
     def _paint_rows(self, painter: QPainter, dirty: QRect) -> None:
-        """Paint the visible small cells as one image, so that the time depends on pixels, not on blocks."""
+        """Paint the visible small cells as one image, which takes time proportional to the pixels, not to the
+        blocks.
+        """
         per_row, pitch = self._per_row(self.width()), _SMALL_CELL.height() + _GAP
         first = max((dirty.top() - _MARGIN) // pitch, 0)
         last = max((dirty.bottom() - _MARGIN) // pitch + 1, first)

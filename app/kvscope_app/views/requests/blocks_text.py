@@ -1,4 +1,4 @@
-"""Text on the blocks that a request holds, read from a mirror. Imports no Qt."""
+"""Texts about the blocks that a request holds, read from a mirror. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MAX_NAMED: Final = 6
 
 
 def blocks_sentence(mirror: Mirror, number: int) -> str:
-    """Return one sentence on the blocks that a request holds: number, place, size and fill. For an ended request: the
-    number that is still cached.
+    """Return one sentence on the blocks that a request holds: their number, tier, size and fill. For an ended request,
+    it has the number of its blocks that are still cached.
     """
     assert mirror.hello is not None, "a request is shown only once there is an engine"
     cache, rows = mirror.hello.cache, mirror.requests.blocks(number).astype(np.int64)
@@ -52,8 +52,8 @@ def batch_sentence(mirror: Mirror, numbers: Sequence[int]) -> str:
 
 
 def _cached_sentence(mirror: Mirror, cache: CacheInfo, number: int) -> str:
-    """Return a sentence on the blocks of an ended request, including its reused prefix, that are still cached; "" if
-    none.
+    """Return a sentence on the blocks of an ended request, including its reused prefix, that are still cached, or "" if
+    none is.
     """
     rows = blocks_of_request(mirror, number)
     rows = rows[rows < cache.first_state]
@@ -65,7 +65,7 @@ def _cached_sentence(mirror: Mirror, cache: CacheInfo, number: int) -> str:
 
 
 def _states_text(cache: CacheInfo, rows: npt.NDArray[np.int64]) -> str:
-    """Return text such as `, 1 recurrent state of 2.3 MiB`, or "" without states."""
+    """Return text such as `, 1 recurrent state of 2.3 MiB`, or "" if the request has no recurrent states."""
     if not rows.size:
         return ""
     text = f", {plural(rows.size, 'recurrent state')}"

@@ -1,4 +1,4 @@
-"""Page shown instead of the request table for an engine that reports the number of requests but not each one.
+"""Page shown instead of the request table for an engine that reports the number of requests but no individual requests.
 
 Below the counts it shows the engine's other metrics, such as pools, lower tiers, and why requests wait.
 """
@@ -33,7 +33,7 @@ _NUMBERS: Final = (
     ("prompt_tokens", "Prompt tokens computed", "New requests' prompt tokens not in the cache"),
     ("generation_tokens", "Tokens generated", "Since the engine started"),
 )
-"""(field of `Counters`, label, tooltip)."""
+"""Counts shown on the page: (field of `Counters`, label, tooltip)."""
 
 
 class RequestNumbers(QScrollArea):
@@ -103,7 +103,7 @@ class _Figures(QWidget):
         self.hide()
 
     def show_figures(self, figures: tuple[MetricFigure, ...]) -> None:
-        """Show the figures in order, at most `MAX_FIGURES`. Lines are recreated if the names changed."""
+        """Show the first `MAX_FIGURES` figures, in order. Lines are recreated if the names changed."""
         shown = {figure.name: figure for figure in figures[:MAX_FIGURES]}
         if list(shown) != list(self._values):
             self._build_lines(shown)

@@ -24,7 +24,9 @@ FindFirst = Callable[[], int]
 def phases(
     mirror: Mirror, times: RequestTimes, events: Sequence[Event], number: int, find_first: FindFirst = lambda: -1
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) pairs. `events`: events in engine time, oldest first; those of other requests are ignored."""
+    """Yield (name, text) of each phase of request `number`. `events`: events in engine time, oldest first; those of
+    other requests are ignored.
+    """
     row = mirror.requests.row_of(number)
     if row is None:
         return
@@ -54,16 +56,16 @@ def phases(
 
 
 def _started_ns(times: RequestTimes, own_events: list[Event], number: int) -> int:
-    """Return the engine time of the request's admission in ns, -1 if unknown. Without the event, the end of the first
-    observed step is used.
+    """Return the engine time of the request's admission in ns, -1 if unknown. If the admission event is missing, the
+    end of the first observed step is used.
     """
     admitted = next((event.time_ns for event in own_events if event.kind == "admitted"), -1)
     return admitted if admitted >= 0 else int(times.started_ns(np.array([number]))[0])
 
 
 def _preempted_ns(mirror: Mirror, own_events: list[Event], from_ns: int, until_ns: int) -> int:
-    """Return the time between `from_ns` and `until_ns` in which the request was preempted, excluding the engine's
-    stops.
+    """Return the ns between `from_ns` and `until_ns` in which the request was preempted, without the time during which
+    the engine was stopped.
     """
     spans = (
         (max(event.time_ns - event.data.waited_ns, from_ns), min(event.time_ns, until_ns))

@@ -34,7 +34,7 @@ class RequestDetail(QTabWidget):
     """Four tabs: the selected request's blocks, its events, all events, and plots of all requests in the table."""
 
     request_chosen = Signal(object, object)
-    """Emitted with epoch and number of the request of an event or link that the user selected."""
+    """Emitted with epoch and number of a request when the user selects an event or a link that refers to it."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -43,11 +43,11 @@ class RequestDetail(QTabWidget):
         self.summary = label(look="muted", wraps=True)
         self.reuse = label(wraps=True)
         self.missed_goals_of: Callable[[int], list[str]] = lambda number: []
-        """Function number -> text for each goal that the request missed."""
+        """Function from request number to a text for each goal that the request missed."""
         self.delays_of: Callable[[int], tuple[str, ...]] = lambda number: ()
-        """Function number -> the delays of the request as text, oldest first."""
+        """Function from request number to the request's delays as texts, oldest first."""
         self.delay_of: Callable[[int], str] = lambda number: ""
-        """Function number -> the reason for the request's delay, in one line."""
+        """Function from request number to the reason for the request's delay, in one line."""
         self.delays = label(wraps=True)
         """Label with the request's delays and the goals that it missed. Request numbers are links."""
         self._shown_delays: tuple[object, ...] = ()

@@ -1,7 +1,7 @@
-"""Qt model of the request table. Data is kept and sorted in numpy columns; cell texts are formatted when painted.
+"""Qt model of the request table. Data is stored and sorted in numpy columns; cell texts are formatted when painted.
 
-Rows are positions: a refresh changes which request a row shows, so that the scroll position is stable. `key_at` returns
-the request of a row; the view stores its selection by request.
+A refresh may assign another request to a table row instead of moving rows, so that the scroll position is stable.
+`key_at` returns the request of a row; the view stores its selection by request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvscope_telemetry.request_log import Ending, RequestColumns
 from kvscope_telemetry.slo import GoalResults, Goals, missed_goals_text
 
 PROGRESS_ROLE: Final = Qt.ItemDataRole.UserRole + 1
-"""Item role of the share of `max_tokens` generated at the time shown, 0 to 1."""
+"""Item role of the share of `max_tokens` that has been generated at the time shown, 0 to 1."""
 _DISPLAY: Final = int(Qt.ItemDataRole.DisplayRole)
 _ALIGNMENT: Final = int(Qt.ItemDataRole.TextAlignmentRole)
 _FOREGROUND: Final = int(Qt.ItemDataRole.ForegroundRole)
@@ -35,7 +35,7 @@ _DECORATION: Final = int(Qt.ItemDataRole.DecorationRole)
 _PROGRESS: Final = int(PROGRESS_ROLE)
 _TOOL_TIP: Final = int(Qt.ItemDataRole.ToolTipRole)
 _ROLES: Final = frozenset((_DISPLAY, _ALIGNMENT, _FOREGROUND, _DECORATION, _PROGRESS, _TOOL_TIP))
-"""Roles with data, as integers, because comparing Qt's enumerations takes longer than the rest of `data`."""
+"""Item roles with data, as integers, because comparing Qt's enumerations takes longer than the remainder of `data`."""
 _INITIAL_SORT_ORDER: Final = Qt.ItemDataRole.InitialSortOrderRole
 
 _STATE_COLORS: Final = {
@@ -50,7 +50,7 @@ _ENDING_COLORS: Final = {Ending.ABORTED: "warn", Ending.REFUSED: "bad"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestColumn(TableColumn[[RequestColumns, int]]):
-    """Table column. `sort_by`: field of `RequestColumns` by which it sorts."""
+    """Column of the request table. `sort_by`: field of `RequestColumns` by which it sorts."""
 
     sort_by: str
     is_worst_first: bool = False
@@ -220,9 +220,9 @@ _SIDES: Final = tuple(RIGHT if column.is_number else LEFT for column in COLUMNS)
 _COLUMN_INDEX: Final = {column.title: index for index, column in enumerate(COLUMNS)}
 OUTPUT_COLUMN: Final = _COLUMN_INDEX["Output"]
 ADAPTER_COLUMN: Final = _COLUMN_INDEX["Adapter"]
-"""Column of LoRA adapters, hidden if no request has one."""
+"""Index of the column of LoRA adapters, which is hidden if no request has one."""
 CLIENT_COLUMN: Final = _COLUMN_INDEX["Client"]
-"""Column of clients, hidden if there is only one client or the engine does not report clients."""
+"""Index of the column of clients, which is hidden if there is only one client or the engine does not report clients."""
 REASON_COLUMN: Final = _COLUMN_INDEX["Reason for the delay"]
 _STATE_COLUMN: Final = _COLUMN_INDEX["State"]
 
@@ -231,8 +231,8 @@ class RequestModel(TableModel):
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
-    """Emitted before rows change their requests. Until `reordered`, changes of the selection are Qt's and not the
-    user's.
+    """Emitted before rows are assigned to other requests. Until `reordered` is emitted, Qt changes the selection, not
+    the user.
     """
     reordered = Signal()
 
@@ -240,12 +240,14 @@ class RequestModel(TableModel):
         super().__init__(parent)
         self.theme: Theme = DARK
         self.waiting_reason_of: Callable[[int], str] = lambda number: ""
-        """Function number -> why the request waits at the time shown, as a sentence; "" if it does not."""
+        """Function from request number to a sentence on why the request waits at the time shown; "" if it does not
+        wait.
+        """
         self.reason: Callable[[int], str] = lambda key: ""
-        """Function key -> the reason for the request's delay, in one line."""
+        """Function from request key to the reason for the request's delay, in one line."""
         self.query = RequestQuery()
         self.epoch = 0
-        """Epoch of the engine run that is shown, to which request numbers refer."""
+        """Epoch of the engine run that is shown. Request numbers refer to it."""
         self._sort_column = 0
         self._is_descending = True
         self._columns: RequestColumns | None = None
@@ -272,7 +274,7 @@ class RequestModel(TableModel):
         self.reorder()
 
     def set_query(self, query: RequestQuery) -> None:
-        """Show only requests that match `query`, and judge them by its goals."""
+        """Show only requests that match `query`, and evaluate the goals in `query`."""
         if query != self.query:
             self.query = query
             self.reorder()
@@ -283,11 +285,13 @@ class RequestModel(TableModel):
 
     @property
     def judged(self) -> GoalResults | None:
-        """Which requests met and which missed the goals; None without goals or requests."""
+        """Requests that met and that missed the goals; None if there are no goals or no requests."""
         return None if self._columns is None or not self.goals else judge_requests(self._columns, self.goals)
 
     def missed_goals(self, number: int) -> list[str]:
-        """Return text for each goal that a finished request of the engine run shown missed."""
+        """Return a text for each goal that request `number` missed. It must be finished and belong to the engine run
+        shown.
+        """
         columns, row = self._columns, self._index_of(number)
         if columns is None or row is None or not self.goals or not judge_requests(columns, self.goals).missed[row]:
             return []
@@ -332,7 +336,7 @@ class RequestModel(TableModel):
         return self._columns is not None and self._columns.state[self._rows[row]] == RequestState.FINISHED
 
     def is_active(self, row: int) -> bool:
-        """Whether the request in table row `row` waits or runs at the time shown."""
+        """Whether the request in table row `row` is waiting or running at the time shown."""
         ended_states = (RequestState.FINISHED, NOT_YET)
         return self._columns is not None and self._columns.state[self._rows[row]] not in ended_states
 
@@ -442,7 +446,9 @@ class RequestModel(TableModel):
         return float(self._columns.num_output_now[row] / max(self._columns.max_tokens[row], 1))
 
     def _replace(self, rows: npt.NDArray[np.intp]) -> None:
-        """Replace the rows, inserting and removing only at the end. The caller emits dataChanged for the others."""
+        """Replace the table rows, inserting and removing only at the end. The caller emits dataChanged for all other
+        rows.
+        """
         before = len(self._rows)
         if len(rows) > before:
             self.beginInsertRows(QModelIndex(), before, len(rows) - 1)

@@ -28,8 +28,8 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LogHistogram:
-    """Number of values in each bin. `edges` has one more element than `counts`, with a constant ratio between
-    neighbours.
+    """Histogram with the number of values in each bin. `edges` has one more element than `counts`, with a constant
+    ratio between neighbours.
     """
 
     edges: FloatArray
@@ -124,7 +124,6 @@ class _Plot(QWidget):
     def _draw_labels(
         self, painter: QPainter, area: QRect, left_labels: tuple[str, str], bottom_labels: tuple[str, str]
     ) -> None:
-        """Draw the (lowest, highest) value of each axis."""
         align, line = Qt.AlignmentFlag, self._line_height()
         for text, y in zip(left_labels, (area.bottom() - line, area.top()), strict=True):
             painter.drawText(QRect(0, y, area.left() - 5, line), align.AlignRight | align.AlignVCenter, text)
@@ -185,7 +184,7 @@ class ScatterPlot(_Plot):
         return nearest if distance[nearest] <= _HOVER_DISTANCE_PX else None
 
     def _pixels(self, area: QRect) -> tuple[IntArray, IntArray]:
-        """Return the x and y coordinates of the dots, shape (n,) each. Both axes start at 0."""
+        """Return the x and y pixel coordinates of the dots, shape (n,) each. Both axes start at value 0."""
         x = area.left() + self._x * (area.width() - 1) / max(int(self._x.max()), 1)
         y = area.bottom() - self._y * (area.height() - 1) / max(float(self._y.max()), 1e-9)
         return np.rint(x).astype(np.int64), np.rint(y).astype(np.int64)

@@ -57,8 +57,8 @@ _STATES: Final = {
 
 
 def at_moment(columns: RequestColumns, mirror: Mirror, cursor_ns: int) -> RequestColumns:
-    """Return `columns` with the states, blocks and progress at the time shown. `cursor_ns` is that time by the wall
-    clock.
+    """Return `columns` with the states, blocks and progress at the time shown, which `cursor_ns` gives in wall-clock
+    ns.
     """
     if mirror.hello is None or not len(columns):
         return columns
@@ -79,7 +79,7 @@ def at_moment(columns: RequestColumns, mirror: Mirror, cursor_ns: int) -> Reques
 
 
 def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None)) -> RequestColumns:
-    """Return the requests of a mirror as columns, up to the mirror's time. `part` selects rows of the mirror."""
+    """Return the requests of a mirror as columns, up to the mirror's time. `part` selects rows of `mirror.requests`."""
     requests = mirror.requests
     number = requests.number[part].astype(np.int64)
     first, last = times.first_token_ns(number), times.last_token_ns(number)
@@ -125,7 +125,7 @@ def latencies_s(columns: RequestColumns) -> dict[str, FloatArray]:
 
 def judge_requests(columns: RequestColumns, goals: Goals) -> GoalResults:
     """Return which finished requests met the goals and which missed them. Unfinished, aborted and refused requests are
-    neither.
+    in neither group.
     """
     has_finished = columns.has_ended & np.isin(columns.ending, (Ending.UNKNOWN, Ending.FINISHED))
     results = judge(latencies_s(columns), goals)
@@ -134,18 +134,18 @@ def judge_requests(columns: RequestColumns, goals: Goals) -> GoalResults:
 
 @dataclass(frozen=True, slots=True)
 class RequestQuery:
-    """Selection of requests for the table: those of `filter` that match `text`."""
+    """Query that selects the requests shown in the table: those that pass `filter` and match `text`."""
 
     filter: Filter = Filter.ALL
     text: str = ""
     goals: Goals = field(default_factory=dict)
     visible_span: TimeSpan | None = None
-    """Time range for `Filter.IN_RANGE`; None for no restriction."""
+    """Time range to which `Filter.IN_RANGE` restricts requests; None for no restriction."""
 
 
 def order_rows(columns: RequestColumns, query: RequestQuery, sort_by: str, is_descending: bool) -> npt.NDArray[np.intp]:
-    """Return the rows of the matching requests, sorted by column `sort_by`. Equal values are newest first; unknown
-    values are last.
+    """Return the indices in `columns` of the matching requests, sorted by column `sort_by`. Equal values are newest
+    first; unknown values are last.
     """
     matching, text = _matches(columns, query), query.text
     if text:
@@ -177,7 +177,9 @@ def _matches(columns: RequestColumns, query: RequestQuery) -> npt.NDArray[np.boo
 
 
 def _matches_text(columns: RequestColumns, text: str) -> npt.NDArray[np.bool_]:
-    """Match part of the id or of the adapter's name, the number with or without #, or `client 3`."""
+    """Return a mask of the requests that match `text`: a part of the id or of the adapter's name, the number with or
+    without #, or `client 3`.
+    """
     pattern = text.strip().lower()
     if client := _CLIENT.fullmatch(pattern):
         is_from_client: npt.NDArray[np.bool_] = columns.client == int(client.group(1))

@@ -32,21 +32,22 @@ MOMENTS: Final = {
     "first_token_ns": "first token",
     "ended_ns": "end",
 }
-"""Names of the moments in a request's life, by field of `RequestWallTimes`."""
+"""Names of the points in time of a request's life, by field of `RequestWallTimes`."""
 _BAR_HEIGHT = 2
 _MARGIN = 6
 
 
 class RequestTable(RowTable):
-    """Table of requests, sortable by its headers. The context menu moves the cursor to a moment of a request, aborts it
-    or copies it.
+    """Table of requests, sortable by its headers. Its context menu can move the cursor to a point in time of a request,
+    abort the request or copy it.
     """
 
     row_chosen = Signal()
     abort_requested = Signal()
     client_requested = Signal()
     moment_requested = Signal(str)
-    """Emitted with a key of `MOMENTS`, to which the cursor should move for the current row's request."""
+    """Emitted with a key of `MOMENTS` when the user asks to move the cursor to that time of the current row's request.
+    """
 
     def __init__(self, model: RequestModel) -> None:
         super().__init__("Requests", is_multi_select=True)
@@ -146,7 +147,7 @@ class RequestTable(RowTable):
 
 
 class ProgressDelegate(QStyledItemDelegate):
-    """Paints the output column: its text above a bar of the share of `max_tokens` generated so far."""
+    """Paints the output column: its text above a progress bar of the share of `max_tokens` generated so far."""
 
     theme: Theme = DARK
 

@@ -1,7 +1,7 @@
 """View of the requests: a table of all requests of the session, and the details of the selected one.
 
 Owns the filter, and synchronizes the selection between table and session. Latencies in the table cover a request's
-whole life; its state is that at the time shown.
+whole life; its state is shown for the time of the cursor.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _READING_REFRESH_S = 1.0
 """Seconds between updates of the table while a recording is read, because sorting and painting slow down the reading.
 """
 _MAX_REASONS = 5_000
-"""Maximum number of cached reasons. Computing one takes about a millisecond with 100,000 requests."""
+"""Maximum number of cached delay reasons. Computing one takes about a millisecond with 100,000 requests."""
 
 
 class RequestsView(View):
@@ -75,8 +75,8 @@ class RequestsView(View):
         self.model.waiting_reason_of = self._waiting_reason
         self.model.reason = self._delay_reason
         self._reasons: dict[int, tuple[str, int]] = {}
-        """Reason for the delay and the log version it was computed from, by request key. Version -1: the reason is
-        final.
+        """Reason for the delay and the event log version it was computed from, by request key. Version -1 means that
+        the reason is final.
         """
         self.table = RequestTable(self.model)
         self.detail = RequestDetail(session)
@@ -192,8 +192,9 @@ class RequestsView(View):
     def _split(self) -> None:
         """Give three fifths of the space to the table.
 
-        While no details are wanted, they get a quarter of the width beside the table, and only their tabs below a low
-        table.
+        While no details are wanted, their panel gets a quarter of the width if it is next to the table. In a low
+        window, the panel below the table gets half of the height if details are wanted, else only the height of its
+        tabs.
         """
         if self.splitter.orientation() is Qt.Orientation.Horizontal:
             detail = self.width() * 2 // 5 if self._is_detail_wanted else self.width() // 4
@@ -219,7 +220,7 @@ class RequestsView(View):
         self._is_split_by_user = True
 
     def confirm_abort(self) -> None:
-        """Abort the current request after the user confirmed it, unless the request has ended."""
+        """Abort the current request if it has not ended and the user confirms."""
         row = self.table.currentIndex().row()
         if row < 0 or not self.model.is_active(row):
             return
@@ -246,7 +247,9 @@ class RequestsView(View):
         self.session.selection.select_batch(tuple(sorted(numbers)))
 
     def _choose(self, row: int) -> None:
-        """Select a request. If the state shown does not contain it, move the cursor to a time that does."""
+        """Select the request in table row `row`. If the state shown does not contain it, move the cursor to a time that
+        does.
+        """
         number, key = self.model.number_at(row), self.model.key_at(row)
         if number is None or key is None:
             return
@@ -260,7 +263,9 @@ class RequestsView(View):
             self._go_to(key, number, "first_token_ns", "started_ns", "arrival_ns")
 
     def _go_to(self, key: int, number: int, *moments: str) -> None:
-        """Move the cursor to the first known of the request's `moments` (keys of `MOMENTS`), and notify the user."""
+        """Move the cursor to the first of the request's `moments` (keys of `MOMENTS`) whose time is known, and show a
+        message about it.
+        """
         times = self.session.requests.log.times(key)
         known_moments = [name for name in moments if getattr(times, name, None) is not None]
         if known_moments:

@@ -1,6 +1,6 @@
-"""Text on the prompt tokens that a request reused, and why it did not reuse more. Imports no Qt.
+"""Texts on the prompt tokens that a request reused, and why it did not reuse more. Imports no Qt.
 
-All facts are read from the request's events. Events of older engines have no data, so that reasons are missing.
+All facts are read from the request's events. Events of older engines lack the data for reasons, which are then omitted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class PromptReuse:
 
 
 def prompt_of(mirror: Mirror, number: int) -> PromptReuse | None:
-    """Return prompt length and reused tokens of request `number`, or None if the request is unknown."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return None
@@ -80,7 +79,7 @@ def _from_counts(prompt: PromptReuse) -> list[str]:
 
 
 def _reasons(event: Event) -> list[str]:
-    """Return clauses on the source of the reused tokens, and on why no more were reused."""
+    """Return text clauses on where the reused tokens came from, and on why no more were reused."""
     if event.data is None:
         return []
     miss = miss_text(event.data)

@@ -1,6 +1,6 @@
-"""Text on why requests wait and were refused, derived from a mirror and events. Imports no Qt.
+"""Texts on why requests wait or were refused, derived from a mirror and events. Imports no Qt.
 
-Reasons reported by the engine have precedence. The others follow the rules of kvscope's own engine: requests are
+Reasons reported by the engine have precedence. All other reasons follow the rules of kvscope's own engine: requests are
 scheduled by priority, then arrival; 1 % of the pool is reserved unless nothing runs; some allocators allocate runs of a
 power of two. The cached part of a prompt is unknown until the request is admitted.
 """
@@ -28,7 +28,7 @@ _REASONS: dict[int, str] = {
     WaitsFor.INPUT: "waiting for the rest of its prompt",
     WaitsFor.PROMPT: "its prompt is being computed for another completion, whose blocks it will share",
 }
-"""Text of the reasons that the numbers of blocks and running requests do not show, by `WaitsFor`."""
+"""Texts for waiting reasons that do not follow from the numbers of blocks and running requests, by `WaitsFor`."""
 
 
 def why_waits(mirror: Mirror, number: int) -> str:
@@ -92,7 +92,7 @@ def _power_of_two(number: int) -> int:
 
 
 def num_ahead(mirror: Mirror, row: int) -> int:
-    """Return the number of waiting requests that are scheduled before the one in `row`."""
+    """Return the number of waiting requests that are scheduled before the request in row `row` of `mirror.requests`."""
     requests = mirror.requests
     is_waiting = np.isin(requests.state, _WAITING_STATES)
     sort_keys = [-requests.priority.astype(np.int64), requests.arrival_ns, requests.number]
@@ -114,10 +114,10 @@ def first_waiting(mirror: Mirror) -> int | None:
 
 
 def queue_text(mirror: Mirror, log: EventLog, wall_ns: int) -> str:
-    """Return one line on waiting and refused requests, with reasons for the first and the last of them; "" if there are
-    none.
+    """Return one line on waiting and refused requests, with reasons for the first waiting and the last refused one, or
+    "" if there are none.
 
-    `wall_ns`: offset from the log's times to the wall clock.
+    `wall_ns`: offset in ns from the log's times to the wall clock.
     """
     parts = []
     first = first_waiting(mirror)

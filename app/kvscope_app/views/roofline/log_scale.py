@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _MARGIN_FACTOR = 1.6
-"""Factor by which an axis extends beyond the data at each end."""
 _MIN_TICK_SPACING_PX = 60
 
 
@@ -27,7 +26,7 @@ class LogScale:
         return float(self.positions_of(np.array([value]))[0])
 
     def positions_of(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the pixel positions of `values`, which must be above 0, in their shape."""
+        """Return the pixel positions of `values`, in the same shape. All values must be above 0."""
         share = np.log(values / self.low) / math.log(self.high / self.low)
         pixels: npt.NDArray[np.float64] = self.first + share * (self.last - self.first)
         return pixels
@@ -35,7 +34,7 @@ class LogScale:
     def ticks(self) -> list[float]:
         """Return powers of ten, far enough apart for their labels.
 
-        If the range contains fewer than two, multiples by 2 and 5 are included.
+        If the range contains fewer than two powers, the multiples by 2 and 5 are included.
         """
         first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
         powers = [10.0**exponent for exponent in range(first, last + 1)]
@@ -47,14 +46,14 @@ class LogScale:
 
 
 def bounds(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the ends of an axis for `values` with a margin, or 1 to 10 without values."""
+    """Return the ends of an axis for `values` with a margin, or (1, 10) if there are no values."""
     if not values.size:
         return 1.0, 10.0
     return float(values.min()) / _MARGIN_FACTOR, float(values.max()) * _MARGIN_FACTOR
 
 
 def with_prefix(value: float, unit: str) -> str:
-    """Format a value with an SI prefix and about three digits: `12.3 GB/s`."""
+    """Format a value with an SI prefix and about three digits, for example `12.3 GB/s`."""
     if value < 1:
         return f"{value:.2g} {unit}"
     power = min(int(math.log10(value) / 3 + 1e-9), len(_PREFIXES) - 1)
@@ -64,7 +63,7 @@ def with_prefix(value: float, unit: str) -> str:
 
 
 def tick_text(value: float, unit: str) -> str:
-    """Format a value with an SI prefix, without trailing zeros: `100 G`."""
+    """Format a value with an SI prefix, without trailing zeros, for example `100 G`."""
     if value < 1:
         return f"{value:g}"
     power = min(int(math.log10(value) / 3 + 1e-9), len(_PREFIXES) - 1)

@@ -1,4 +1,4 @@
-"""Describes a step in relation to the device's limits. Imports no Qt."""
+"""Texts that describe a step in relation to the device's limits. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 KIND_TEXTS: Final = {PointKind.DECODE: "decode", PointKind.MIXED: "mixed", PointKind.PREFILL: "prefill"}
 KIND_COLORS: Final = {PointKind.DECODE: "good", PointKind.MIXED: "warn", PointKind.PREFILL: "block_active"}
-"""Theme colour of each kind. Prefill and decode have the same colours as on the timeline."""
+"""Theme colour of each kind of step. Prefill and decode have the same colours as on the timeline."""
 _OVERHEAD_BELOW: Final = 0.2
-"""Share of both limits below which launches, copies and Python count as the bottleneck."""
+"""Share of the memory and compute limits: if a step stays below it for both, launches, copies and Python count as the
+bottleneck.
+"""
 
 
 def bytes_text(rate: float, limit: float) -> str:
@@ -27,7 +29,6 @@ def flops_text(rate: float, limit: float) -> str:
 
 
 def point_text(points: RooflinePoints, at: int, device: DeviceInfo) -> str:
-    """Return a line with all values of the point at index `at`."""
     steps, index = points.steps, int(points.step_index[at])
     size = int(steps.starts[index + 1] - steps.starts[index])
     return " · ".join(
@@ -42,9 +43,10 @@ def point_text(points: RooflinePoints, at: int, device: DeviceInfo) -> str:
 
 
 def bound_text(bytes_per_s: float, flops_per_s: float, device: DeviceInfo) -> str:
-    """Return the limit of the device that the step came closer to, or overhead if it used little of both.
+    """Return which limit of the device the step came closer to, or overhead if it used little of both memory bandwidth
+    and compute.
 
-    "" if the limits of the device are unknown.
+    Returns "" if the limits of the device are unknown.
     """
     if not device.read_bytes_per_s or not device.flops_per_s:
         return ""

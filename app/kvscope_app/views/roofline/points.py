@@ -26,7 +26,7 @@ class RooflinePoints:
 
     steps: StepColumns
     step_index: npt.NDArray[np.int64]
-    """Index of the step in `steps`."""
+    """Index of each point's step in `steps`."""
     intensity: FloatArray
     """Arithmetic intensity in FLOP per byte."""
     flops_per_s: FloatArray
@@ -37,7 +37,7 @@ class RooflinePoints:
 
     @property
     def bytes_per_s(self) -> FloatArray:
-        """Bytes per second between the device and its memory, shape (n,)."""
+        """Memory traffic of each step in bytes per second, shape (n,)."""
         rate: FloatArray = self.flops_per_s / self.intensity
         return rate
 

@@ -30,8 +30,8 @@ UNKNOWN: Final = DeviceInfo(kind="")
 class RooflineCanvas(QWidget):
     """Widget of the roofline.
 
-    `chosen` is emitted with the index of a point that was clicked or reached by keyboard, `pointed` with that of the
-    point at the pointer, or -1.
+    `chosen` is emitted with the index of a point that was clicked or reached by keyboard, `pointed` with the index of
+    the point under the mouse pointer, or -1.
     """
 
     chosen = Signal(int)
@@ -63,7 +63,9 @@ class RooflineCanvas(QWidget):
         announce(self, sentence)
 
     def scales(self) -> tuple[LogScale, LogScale]:
-        """Return the scales of intensity and FLOP/s. They cover all points and the ridge, if it is known."""
+        """Return the scales of intensity and FLOP/s. They cover all points and, if it is known, the ridge point of the
+        roofs.
+        """
         points, device = self.points, self.device
         has_roofs = device.read_bytes_per_s > 0 and device.flops_per_s > 0
         ridge = [device.flops_per_s / device.read_bytes_per_s] if has_roofs else []
@@ -78,7 +80,7 @@ class RooflineCanvas(QWidget):
         return QRectF(left, top, self.width() - left - scaled(_RIGHT), self.height() - top - scaled(_BOTTOM))
 
     def point_at(self, position: QPointF) -> int:
-        """Return the index of the point closest to the pointer, or -1 if none is within reach."""
+        """Return the index of the point closest to `position`, or -1 if no point is near enough."""
         if not len(self.points):
             return -1
         across, up = self.scales()

@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo
 _FONT_SCALE: Final = 0.86
 _DOT: Final = 6
 _CELL_PX: Final = 2
-"""Size in pixels of the cells in which points of one kind share a dot."""
+"""Size in pixels of the grid cells in which points of one kind are merged into one dot."""
 
 
 def grid(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, theme: Theme) -> None:

@@ -38,7 +38,7 @@ NO_ENGINE: Final = "Waiting for the engine's first report.\nEach step becomes a 
 NO_STEPS: Final = "No step ran in this range.\nSend a prompt, or go to a time when the engine was busy."
 NOT_KEPT: Final = "This session records no history, so steps cannot be read."
 ROOFLINE_RANGES_S: Final = {"10 s": 10, "30 s": 30, "2 min": 120}
-"""Length in seconds of each range, which ends with the shown step.
+"""Selectable ranges in seconds, by label. Each range ends with the shown step.
 
 They are shorter than those of charts, because each step is a point.
 """
@@ -68,10 +68,12 @@ class RooflineView(View):
         self._range_s = next(iter(ROOFLINE_RANGES_S.values()))
         self._span: TimeSpan | None = None
         self._fixed_span: TimeSpan | None = None
-        """Linked range, at most the longest of `ROOFLINE_RANGES_S`; None: the range ends with the shown step."""
+        """Range linked from other views, at most as long as the longest of `ROOFLINE_RANGES_S`; None if the range ends
+        with the shown step.
+        """
         self._navigator = TimeNavigator(session)
         self._pending_batch: tuple[int, tuple[int, ...]] | None = None
-        """(epoch, requests) of the chosen step, until that epoch is shown."""
+        """(epoch, request numbers) of the chosen step, to be selected once that epoch is shown."""
         self.empty_label = empty_state(NO_ENGINE)
         self._lay_out()
         self._connect()
@@ -125,9 +127,9 @@ class RooflineView(View):
         return UNKNOWN if hello is None else hello.device
 
     def _span_around(self, available: TimeSpan) -> TimeSpan:
-        """Return the linked range, or one that ends with the shown step.
+        """Return the linked range or, without one, a range that ends with the shown step.
 
-        The latter is kept while other steps in it are shown, so that the points stay where they are.
+        A range that ends with a step is retained while other steps in it are shown, so that the points do not move.
         """
         if self._fixed_span is not None:
             return self._fixed_span.inside(available)
@@ -143,7 +145,7 @@ class RooflineView(View):
         return TimeSpan(begin_ns, begin_ns + length_ns)
 
     def _newest_ns(self) -> int:
-        """Return when the shown state was published: long ago if the engine has been idle since."""
+        """Return when the shown state was published, in ns. The time is long ago if the engine has been idle since."""
         mirror, cursor_ns = self.session.mirror, self.session.timeline.cursor_ns
         if mirror.hello is None or not mirror.time_ns:
             return cursor_ns + STEP_MARGIN_NS

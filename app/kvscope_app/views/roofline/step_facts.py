@@ -13,7 +13,7 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Wor
 
 
 def execution_facts(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
-    """Yield facts on graph or eager execution and on waiting; none for an engine that does not report work."""
+    """Yield facts on graph or eager execution and on waiting. Yields none for an engine that does not report work."""
     work = frame.work
     if not work.flops:
         return
@@ -33,7 +33,7 @@ def execution_facts(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
 
 
 def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact]:
-    """Yield the minimum bytes and FLOPs of a step and the rates achieved; none if they are not reported."""
+    """Yield the minimum bytes and FLOPs of a step and the rates achieved. Yields none if they are not reported."""
     total = work.num_bytes
     if not work.flops or not total:
         return

@@ -1,4 +1,4 @@
-"""Throughput panels: their curves in a window of the history, and their headline values at the shown time.
+"""Panels of the throughput view: their curves in a window of the history, and their headline values at the shown time.
 
 Owns the list of panels; `chart.panel` provides the widgets.
 """
@@ -28,7 +28,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 MAX_MARKED_EVENTS: Final = 2000
 _MAX_MARKS: Final = 80
-"""Maximum number of marks across the visible time. Preemptions that are closer share a mark."""
+"""Maximum number of event marks across the visible time. Preemptions that are closer together share a mark."""
 _MAX_NAMED_PER_MARK: Final = 4
 _JOIN_LATENCIES_S: Final = 3.0
 
@@ -43,9 +43,11 @@ class PanelSpec:
     top: float | None = None
     join_gap_s: float = 0.0
     peak_first: str = ""
-    """Name of the curve whose maximum is shown first; "": the first curve."""
+    """Name of the curve whose maximum is shown first, or "" for the first curve."""
     needs: str = ""
-    """Column without which the panel is not shown, because not every source has it; "": always shown."""
+    """History column without which the panel is not shown, because not every source has it, or "" if the panel is
+    always shown.
+    """
     tip: str = ""
 
     def make_panel(self) -> ChartPanel:
@@ -74,7 +76,7 @@ def _blocks(value: float) -> str:
 
 
 def _axis_seconds(value: float) -> str:
-    """Format seconds without `2:30 min`, which would be too wide for an axis."""
+    """Format seconds as decimals, because text such as `2:30 min` would be too wide for an axis."""
     return seconds(value) if value < 60 else f"{value:.0f} s" if value < 1000 else f"{value / 60:.0f} min"
 
 
@@ -239,9 +241,9 @@ _RATES: Final = {
     "evicted": ("evicted_blocks",),
     "copied": ("copied_blocks",),
 }
-"""Columns whose sum, per second, is the panel's curve."""
+"""History columns whose sum, per second, is the curve of a panel, by panel key."""
 _SHARES: Final = {"hits": ("hit_share", HIT_RATE), "drafts": ("draft_share", ACCEPTED)}
-"""Curve name and ratio of the panels that show a ratio."""
+"""Curve name and ratio of each panel that shows a ratio, by panel key."""
 SAMPLE_GAUGES_OF: Final = {"busy": "utilization", "power": "power_watts", "temperature": "temperature_celsius"}
 PEAK_COLUMNS: Final = {
     "num_running": ("peak_running", "peak_running_ns"),
@@ -279,7 +281,9 @@ def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -
 
 
 def is_current(key: str) -> bool:
-    """Whether the headline of panel `key` is the value at the shown time. Others cover the last `RECENT_S` seconds."""
+    """Whether the headline of panel `key` is the value at the shown time. All other headlines cover the last `RECENT_S`
+    seconds.
+    """
     return key in ("requests", "kv", *SAMPLE_GAUGES_OF)
 
 
@@ -326,7 +330,7 @@ def values_at(key: str, drawn: DrawnPanel, x: float) -> dict[str, str]:
 def peaks_of(
     key: str, drawn: DrawnPanel, window: HistoryWindow, span: tuple[float, float], clock_text: Callable[[float], str]
 ) -> list[CurvePeak]:
-    """Return the maximum of each curve in `span`, a range of seconds. That of `PanelSpec.peak_first` is first.
+    """Return the maximum of each curve in `span`, a range of seconds. The curve `PanelSpec.peak_first` comes first.
 
     If the window is from an overview, the maximum of a level within each second is used, not the value at its end.
     """
@@ -343,7 +347,7 @@ def peaks_of(
 
 
 def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> list[PlotMark]:
-    """Return marks with numbers of preemptions, for data that has only counts per second."""
+    """Return marks with the number of preemptions per second, for data without single events."""
     counts = np.nan_to_num(window.columns["preemptions"])
     indices = np.flatnonzero(counts)
     times_s = (window.time_s + window.end_ns / 1e9)[indices]
@@ -356,9 +360,9 @@ def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> l
 
 
 def preemption_marks(events: Iterable[TimedEvent], wall_ns: int, first_s: float, last_s: float) -> list[PlotMark]:
-    """Return marks of single preemptions between two seconds, oldest first, with request and cause.
+    """Return marks of single preemptions between `first_s` and `last_s`, oldest first, with request and cause.
 
-    `wall_ns` is the difference between the events' times and the chart's.
+    `wall_ns` is the offset in ns from the events' times to the chart's wall-clock times.
     """
     # Groups have absolute times, so that marks stay stable as the window moves.
     width_ns = max(int((last_s - first_s) * 1e9) // _MAX_MARKS, 1)
@@ -438,12 +442,12 @@ def _pool_blocks(window: HistoryWindow) -> FloatArray:
 
 
 def _stacked(key: str, name: str, values: dict[str, FloatArray]) -> FloatArray:
-    """Return the values to draw. Cached blocks are stacked on active ones, and painted first."""
+    """Return the values to draw. Cached blocks are drawn on top of active ones, so their curve is the sum of both."""
     return values["cached"] + values["active"] if (key, name) == ("kv", "cached") else values[name]
 
 
 def _range_text(bounds: PercentileBounds) -> str:
-    """Format the lower and upper bound of a percentile: `8.2 ms – 16 ms`."""
+    """Format the lower and upper bound of a percentile, for example as `8.2 ms – 16 ms`."""
     low, high = bounds
     if np.isnan(low):
         return NOTHING

@@ -46,18 +46,22 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 EMPTY_TEXT = "Waiting for the engine's first report."
 _SILENT_REFRESH_S = 3.0
-"""Interval at which the time axis advances without data from the engine."""
+"""Seconds between advances of the time axis while the engine sends no data."""
 _FLAT_REFRESH_S = 9.0
-"""The same interval while all curves are constant, as they look the same after the axis advanced."""
+"""Seconds between advances of the time axis while the engine sends no data and all curves are constant, because
+advancing does not change how they look.
+"""
 _IDLE_INTERVAL_S = 1.0
-"""Refreshes that are at least this far apart are due to heartbeats only.
+"""Minimum seconds between refreshes above which only heartbeats cause them.
 
 All panels are then drawn together, because otherwise each would show another time.
 """
 
 
 _HEADLINE_INTERVAL_S: Final = 0.5
-"""Interval at which headlines over the last seconds are computed. Current values are updated on each refresh."""
+"""Seconds between computations of headlines that cover the last seconds. Headlines with current values are updated on
+each refresh.
+"""
 
 
 class ThroughputView(ChartedView):
@@ -178,7 +182,7 @@ class ThroughputCharts(ChartStack):
         return super().headline_time(name) if is_current(name) else f"last {RECENT_S} s"
 
     def end_s(self) -> float:
-        """Return the end of the last complete bin. The incomplete one would look like a drop."""
+        """Return the end of the last complete bin. An incomplete bin would look like a drop."""
         return (self.session.timeline.shown_until_ns // BIN_NS) * BIN_NS / 1e9
 
     def available_range(self, last_s: float) -> tuple[float, float]:
@@ -202,7 +206,7 @@ class ThroughputCharts(ChartStack):
     def _window_of(self, names: set[str], first_s: float, last_s: float) -> HistoryWindow:
         """Return the data to draw, from the overview for recordings and for ranges beyond the history.
 
-        The history of a recording contains only what was played, so the curves would depend on that.
+        The history of a recording contains only the parts that were played, so curves from it would depend on playback.
         """
         history, shown_ns = self.session.history, self.session.timeline.shown_until_ns
         if self.session.timeline.player is not None or self._reaches_further(first_s, last_s):
@@ -233,7 +237,8 @@ class ThroughputCharts(ChartStack):
         return preemption_marks((overview.events[index] for index in indices), wall_ns, first_s, last_s)
 
     def _known_in_overview(self) -> set[str]:
-        """Return the overview's columns with data, of those that not every source has.
+        """Return those optional columns for which the overview has data. Optional columns are those that only some
+        sources report.
 
         With them, a panel of a recording or of a whole session is present from the start, even if its data starts
         later.

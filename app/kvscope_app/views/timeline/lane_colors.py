@@ -37,8 +37,8 @@ PHASE_LEGEND: Final = {
     RequestPhase.SWAPPED: "swapped out",
     RequestPhase.ABORTED: "aborted",
 }
-"""Legend entries, in the order of a request's life. Refused requests have none; they are drawn as a short mark in the
-colour of preempted ones.
+"""Legend entries, in the order of a request's life. Refused requests have no entry. They are drawn as a short mark in
+the colour of preempted requests.
 """
 QUEUED_PALENESS: Final = 0.35
 """Share of background in the colour of waiting requests, which hold no blocks and are drawn as a thin line."""
@@ -50,12 +50,11 @@ STOPPED_BACKGROUND_PALENESS: Final = 0.83
 
 
 def theme_pixel(name: str, theme: Theme) -> int:
-    """Return a colour of the theme as a pixel, 0xAARRGGBB."""
     return _pixel(str(getattr(theme, name)))
 
 
 def pale_pixel(name: str, theme: Theme, share: float) -> int:
-    """Return a colour of the theme as a pixel, mixed with `share` (0 to 1) of the background."""
+    """Return a theme colour mixed with `share` (0 to 1) of the background, as a pixel 0xAARRGGBB."""
     return _pixel(mix(str(getattr(theme, name)), theme.base, share))
 
 

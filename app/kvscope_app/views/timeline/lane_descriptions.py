@@ -1,4 +1,4 @@
-"""Hit tests on the timeline: describe the item at a point, with its request or event. Imports no widget."""
+"""Hit tests on the timeline: describe the item at a point, with its request or event. Imports no Qt widgets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STEP_COLUMNS: Final = ("num_steps", "prefill_tokens", "decode_tokens")
 
 @dataclass(frozen=True, slots=True)
 class LaneHit:
-    """Item at a point of the lanes, as text, with its request. `number` 0 means no request."""
+    """Result of a hit test: the item at a point of the lanes, as text, and its request. `number` 0 means no request."""
 
     time_ns: int
     text: str = ""
@@ -45,7 +45,9 @@ class LaneHit:
 
 
 def hit_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
-    """Return the item of lane `name` (one above the requests) at `time_ns`, else the nearest within `reach_ns`."""
+    """Return the item of lane `name` (a lane above the requests) at `time_ns` or, if there is none, the nearest item
+    within `reach_ns`.
+    """
     overview = shown.overview
     index = overview.index_at(time_ns)
     is_known = index >= 0 and time_ns - int(overview.time_ns[index]) < SECOND_NS
@@ -87,7 +89,7 @@ def _hit_step_lane(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) 
 
 
 def step_hit(steps: StepColumns, index: int) -> LaneHit:
-    """Return the hit for a step. Its time is the step's end, when the frame was published."""
+    """Return the hit for the step at `index`. Its time is the step's end, when the frame was published."""
     batch, duration_s = steps.batch(index), float(steps.end_ns[index] - steps.begin_ns[index]) / 1e9
     text = (
         f"Step {count(int(steps.step[index]))}: {plural(batch.numbers.size, 'request')}, "
@@ -99,7 +101,9 @@ def step_hit(steps: StepColumns, index: int) -> LaneHit:
 
 
 def hit_row(row: int, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
-    """Return the request phase in `row` at `time_ns`, or the nearest within `reach_ns`."""
+    """Return the hit for the request phase in request row `row` at `time_ns`, or for the nearest phase within
+    `reach_ns`.
+    """
     spans = shown.lanes.spans
     ends = np.where(spans["end"] == OPEN_NS, max(shown.until_ns, time_ns), spans["end"])
     is_near = (spans["begin"] <= time_ns + reach_ns) & (ends >= time_ns - reach_ns)

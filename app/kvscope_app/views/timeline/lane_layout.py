@@ -10,7 +10,7 @@ from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS
 
 GUTTER: Final = 104
-"""Width of the column of lane names, left of the time axis, in pixels at 100 % scale."""
+"""Width of the column of lane names at the left, in pixels at 100 % scale."""
 AXIS_HEIGHT: Final = 20
 _GAP: Final = 2
 ROW_HEIGHT: Final = 15
@@ -36,7 +36,7 @@ def row_height() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Lane above the requests, with its heights in a low and in any other widget, in pixels at 100 % scale."""
+    """Lane above the requests. Its heights, for a low widget and for all higher ones, are in pixels at 100 % scale."""
 
     name: str
     title: str
@@ -46,14 +46,14 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class TickLane:
-    """Lane with ticks for the events of one kind, or for the seconds in which something was counted."""
+    """Lane with ticks for events of one kind, or for the seconds in which something was counted."""
 
     title: str
     color: str
     column: str
-    """Column of the summaries with the count per second; empty if there is none."""
+    """Column of the per-second summaries with the number of items; empty if there is none."""
     noun: str
-    """Noun for one counted item, in the singular."""
+    """Singular noun for a counted item."""
     kind: str = ""
     """Kind of the events shown in this lane, or "" if only per-second counts exist."""
 
@@ -77,7 +77,7 @@ TICK_LANES: Final = _tick_lanes()
 MARKS: Final = "marks"
 """Name of the bookmark lane, which is shown only if there are bookmarks."""
 STEPS: Final = "steps"
-"""Name of the lane of tokens, per second or, when zoomed in, per step."""
+"""Name of the lane that shows tokens per second or, when zoomed in, per step."""
 PAUSED: Final = "paused"
 """Name of the lane that shows when the engine was paused or suspended."""
 LANES: Final = (
@@ -113,7 +113,7 @@ class LaneLayout:
 
     @property
     def num_scrolling(self) -> int:
-        """Number of lanes that are hidden while the first request row is at the top."""
+        """Number of lanes that scroll with the requests. They are hidden while the first request row is at the top."""
         lanes = self._lanes()
         free_height = self.height - axis_height() - 2 * _GAP - self._legend_height - _MIN_ROWS * row_height()
         free_height -= sum(self._height_of(lane) + _GAP for lane in lanes)

@@ -53,19 +53,20 @@ class ShownLanes:
     first_row: int = 0
     is_by_arrival: bool = False
     assigned_version: int = -1
-    """Version of `lanes` for which `rows` was computed; -1: none yet."""
+    """Version of `lanes` for which `rows` was computed; -1 before the first computation."""
     rows: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Row of each request, shape (requests,), -1 if it is outside the span. Computed by `assign_rows`."""
+    """Row in which each request is drawn, shape (requests,), -1 if it is outside the span. Computed by `assign_rows`.
+    """
     num_rows: int = 0
     marks: LaneMarks = field(default_factory=LaneMarks)
     steps: StepColumns | None = None
     """Steps read for the visible span; None if it is too long to show single steps."""
     adapter_of: Callable[[int, int], str] = lambda epoch, number: ""
-    """Function (epoch, number) -> LoRA adapter of the request, "" if none or unknown."""
+    """Function from (epoch, number) to the request's LoRA adapter, "" if it has none or it is unknown."""
 
     def assign_rows(self) -> None:
-        """Assign rows to the requests in the span: packed, or with `is_by_arrival` one row per request, newest at the
-        bottom.
+        """Assign rows to the requests in the span. They are packed or, if `is_by_arrival`, have one row each, newest at
+        the bottom.
         """
         requests = self.lanes.requests
         self.assigned_version = self.lanes.version
@@ -80,7 +81,9 @@ class ShownLanes:
 
 
 def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> Pixels:
-    """Return the pixels of the area right of the lane names, including the axis. `scale`: device pixels per pixel."""
+    """Return the pixels of the area right of the lane names, including the axis. `scale`: device pixels per logical
+    pixel.
+    """
     width, height = (max(1, round(side * scale)) for side in (layout.chart_width, layout.height))
     pixels = np.full((height, width), theme_pixel("base", theme), np.uint32)
     edges = lane_raster.column_edges(shown.span, width)
@@ -114,14 +117,16 @@ def usage_shares(overview: SessionOverview) -> tuple[FloatArray, FloatArray]:
 
 
 def gaps(overview: SessionOverview) -> tuple[IntArray, IntArray]:
-    """Return the starts and ends of stretches without data, shape (n,) each, int64 ns."""
+    """Return the starts and ends of the time ranges without data, shape (n,) each, int64 ns."""
     times = overview.time_ns
     indices = np.flatnonzero(np.diff(times) > SECOND_NS)
     return times[indices] + SECOND_NS, times[indices + 1]
 
 
 def lanes_without_data(overview: SessionOverview) -> frozenset[str]:
-    """Return the names of lanes without data in `overview`, including the bookmark lane, whose data is elsewhere."""
+    """Return the names of lanes without data in `overview`. The bookmark lane is included, because bookmarks are stored
+    elsewhere.
+    """
     names = {name for name in TICK_LANES if not _counts(name, overview).any()}
     names -= {name for name in names if (overview.events.kind_codes == KIND_CODES.get(name, -1)).any()}
     if not np.nan_to_num(overview.column("num_steps")).any():
@@ -133,7 +138,9 @@ def lanes_without_data(overview: SessionOverview) -> frozenset[str]:
 
 
 def event_times(name: str, shown: ShownLanes) -> IntArray:
-    """Return the exact times of a lane's events, ascending, for the events still retained."""
+    """Return the exact times of the events in lane `name`, ascending. Events that the overview has dropped are
+    missing.
+    """
     if name == "swapped":
         spans = shown.lanes.spans
         return np.sort(spans["begin"][spans["phase"] == RequestPhase.SWAPPED])
@@ -239,7 +246,7 @@ def _draw_requests(
 
 
 def _rows_of_step_requests(steps: StepColumns, shown: ShownLanes, num_rows: int) -> IntArray:
-    """Return the row of each entry of `steps.numbers`, -1 if its request is not visible."""
+    """Return the drawn row of each request in `steps.numbers`, -1 if the request is not visible."""
     requests, rows = shown.lanes.requests, shown.rows - shown.first_row
     visible = np.flatnonzero((shown.rows >= 0) & (rows >= 0) & (rows < num_rows))
     epochs = np.repeat(steps.epoch, np.diff(steps.starts))

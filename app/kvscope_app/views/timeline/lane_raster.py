@@ -24,7 +24,9 @@ def column_edges(span: TimeSpan, num_columns: int) -> IntArray:
 
 
 def seconds_in(time_ns: IntArray, edges: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the first index, and one past the last, of the seconds that overlap each column; shape (columns,) each."""
+    """Return, for each column, the first index and one past the last index of the seconds that overlap it; shape
+    (columns,) each.
+    """
     first = np.searchsorted(time_ns, edges[:-1] - SECOND_NS, "right")
     last = np.searchsorted(time_ns, edges[1:], "left")
     return first, np.maximum(last, first)
@@ -51,7 +53,7 @@ def sums(values: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
 
 
 def moments(time_ns: IntArray, edges: IntArray) -> FloatArray:
-    """Return the number of times in each column, shape (columns,). `time_ns` must be ascending."""
+    """Return how many of `time_ns` fall into each column, shape (columns,). `time_ns` must be ascending."""
     indices = np.searchsorted(time_ns, edges, "left")
     return np.diff(indices).astype(np.float64)
 
@@ -74,7 +76,9 @@ def fill_below(pixels: Pixels, heights: FloatArray, color: int) -> None:
 
 
 def draw_ticks(pixels: Pixels, counts: FloatArray, color: int) -> None:
-    """Draw a tick in each column with a count above 0. Heights are logarithmic; the maximum has the full height."""
+    """Draw a tick in each column with a count above 0. Tick heights are logarithmic; the largest count has the full
+    height.
+    """
     max_count = counts.max(initial=0.0)
     if max_count <= 0:
         return

@@ -1,5 +1,5 @@
-"""Text over the picture of the lanes: lane names, axis, legend, request numbers, and the outline of the selected
-request.
+"""Paints the text over the picture of the lanes (lane names, axis, legend, request numbers), and the outline of the
+selected request.
 """
 
 from __future__ import annotations

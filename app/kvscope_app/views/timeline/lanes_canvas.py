@@ -50,9 +50,11 @@ class LanesCanvas(QWidget):
     """Widget of the lanes. Call `show_overview` on each change of the data; signals report the user's actions."""
 
     chosen = Signal(object)
-    """Emitted with the `LaneHit` that the user chose, for moving the cursor to its time and selecting its request."""
+    """Emitted with the `LaneHit` that the user clicked or selected by keyboard. The receiver moves the cursor to its
+    time and selects its request.
+    """
     pointed = Signal(str)
-    """Emitted with a description of the item under the pointer, "" for none."""
+    """Emitted with a description of the item under the mouse pointer, "" if there is none."""
     moved = Signal()
     span_chosen = Signal(object)
     """Emitted with the `TimeSpan` to which the user zoomed or panned; None for the whole timeline."""
@@ -65,7 +67,7 @@ class LanesCanvas(QWidget):
         self.is_following = True
         self.whole = whole_span(0, 0)
         self.length_ns: int | None = None
-        """Length of the visible span; None for the whole timeline."""
+        """Length of the visible span in ns; None for the whole timeline."""
         self.selected: tuple[int, int] | None = None
         self.batch: tuple[int, ...] = ()
         self.batch_epoch = 0
@@ -114,7 +116,7 @@ class LanesCanvas(QWidget):
             self._set_span(self.shown.span)
 
     def show_steps(self, steps: StepColumns | None) -> None:
-        """Show the steps read for the visible span; None if it is too long to show single steps."""
+        """Show `steps`, which were read for the visible span. None if the span is too long to show single steps."""
         if steps is not self.shown.steps:
             self.shown.steps = steps
             self._redraw()
@@ -151,14 +153,16 @@ class LanesCanvas(QWidget):
         self._set_span(shown)
 
     def set_following(self, is_following: bool) -> None:
-        """Set whether the span moves to keep the cursor visible."""
+        """Set whether the visible span moves to contain the cursor."""
         self.is_following = is_following
         if is_following:
             self._set_span(self.shown.span.showing(min(self.cursor_ns, self.whole.end_ns), self.whole))
         self.moved.emit()
 
     def set_first_row(self, row: int) -> None:
-        """Scroll so that request row `row` is the first; if negative, show that many of the scrolling lanes."""
+        """Scroll so that request row `row` is the first visible one. If `row` is negative, show the last `-row` of the
+        scrolling lanes above the requests.
+        """
         row_before = self.first_row
         self._scroll(row)
         if self.first_row != row_before:
@@ -182,8 +186,8 @@ class LanesCanvas(QWidget):
         self._choose_span(self.shown.span.zoomed(factor, at_share, self.whole))
 
     def zoom_by(self, steps: int) -> None:
-        """Zoom in by `steps` (out if negative), around the cursor if it is visible, else the middle. 0 shows
-        everything.
+        """Zoom in by `steps` (out if negative), around the cursor if it is visible, else around the middle. 0 shows the
+        whole timeline.
         """
         if not steps:
             self.fit()
@@ -204,7 +208,7 @@ class LanesCanvas(QWidget):
             self.measuring.emit()
 
     def hit_test(self, point: QPoint) -> LaneHit | None:
-        """Return the item at a point of the widget; None left of the time axis."""
+        """Return the item at a point of the widget, or None left of the time axis."""
         if point.x() < gutter():
             return None
         self._update_rows()
@@ -349,8 +353,8 @@ class LanesCanvas(QWidget):
             self.update()
 
     def _pointed_step(self) -> int | None:
-        """Return the index of the step under the pointer in `shown.steps`, which may have been read again since; None
-        if none.
+        """Return the index in `shown.steps` of the step under the mouse pointer, or None if there is none. The steps
+        may have been read again since the pointer moved.
         """
         steps = self.shown.steps
         if steps is None or self._pointed_step_ns is None:
@@ -463,13 +467,14 @@ class LanesCanvas(QWidget):
 def next_in_rows(
     shown: ShownLanes, selected: tuple[int, int] | None, sign: int, cursor_ns: int, visible_rows: range
 ) -> tuple[int, LaneHit] | None:
-    """Return the row next to the selected request, and a hit for a request in it; None if no request is in the span.
+    """Return the row next to the selected request, and a hit for a request in that row; None if no request is in the
+    span.
 
     Args:
-        selected: (epoch, number) of the selected request, None for none.
+        selected: (epoch, number) of the selected request, None if no request is selected.
         sign: 1 for the row below, -1 for the row above.
-        cursor_ns: if several requests share the row, the one nearest to this time is returned.
-        visible_rows: if the selected request's row is not among these, the search starts at their edge.
+        cursor_ns: If several requests share the row, the one nearest to this time is returned.
+        visible_rows: If the selected request's row is not among these, the search starts at their edge.
     """
     last = shown.num_rows - 1
     if last < 0:

@@ -1,4 +1,6 @@
-"""Lane of bookmarks and alarms, and the loop's markers across all lanes. Must not depend on the session."""
+"""Lane of bookmarks and alarms, and the markers of the playback loop across all lanes. Must not depend on the
+session.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ _MIN_TEXT_PX: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class LaneMarks:
-    """Bookmarks and alarms in order of time, and the loop's (start, end) in ns, each None if not set."""
+    """Bookmarks and alarms in order of time, and the (start, end) of the playback loop in ns, each None if not set."""
 
     bookmarks: Sequence[Bookmark] = ()
     loop: tuple[int | None, int | None] = (None, None)
 
     def nearest(self, time_ns: int, reach_ns: int) -> Bookmark | None:
-        """Return the bookmark nearest to `time_ns`, at most twice `reach_ns` away; else None. An alarm covers its whole
-        duration.
+        """Return the bookmark nearest to `time_ns`, or None if it is further away than twice `reach_ns`. An alarm
+        covers its whole duration.
         """
         best = min(self.bookmarks, key=lambda mark: _distance_ns(mark, time_ns), default=None)
         return best if best is not None and _distance_ns(best, time_ns) <= 2 * reach_ns else None

@@ -1,6 +1,6 @@
-"""Figures of a range of the timeline: its length, activity, and the most delayed requests. Imports no widget.
+"""Statistics of a range of the timeline: its length, activity, and the most delayed requests. Imports no Qt widgets.
 
-`summaries.run_figures` defines the figures.
+`summaries.run_figures` computes the statistics.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ _MAX_DELAYED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class WholeSeconds:
-    """Seconds nearest to a range, at least one, because figures are stored per second."""
+    """Measured range rounded to whole seconds, at least one, because statistics are stored per second."""
 
     from_ns: int
     until_ns: int
 
     @classmethod
     def from_span(cls, span: TimeSpan) -> WholeSeconds:
-        """Return the seconds of `span`, rounded at both ends; for a span within one second, that second."""
+        """Return `span` rounded to whole seconds at both ends. If that leaves nothing, return the second that contains
+        the middle of `span`.
+        """
         first, last = ((at_ns + SECOND_NS // 2) // SECOND_NS for at_ns in (span.begin_ns, span.end_ns))
         if last <= first:
             first = (span.begin_ns + span.end_ns) // 2 // SECOND_NS
@@ -49,9 +51,9 @@ class DelayedRequest(NamedTuple):
     epoch: int
     number: int
     time_ns: int
-    """Start of its first delay in the range."""
+    """Start of the request's first delay in the range."""
     delay_ns: int
-    """Total delay in the range, excluding time in which the engine was paused or suspended."""
+    """Total delay of the request in the range, without time in which the engine was paused or suspended."""
 
     @property
     def text(self) -> str:
@@ -62,7 +64,7 @@ class DelayedRequest(NamedTuple):
 class MeasuredRange:
     title: str
     rows: tuple[tuple[str, str], ...]
-    """(name, value) pairs."""
+    """Statistics as (name, value) pairs."""
     delayed: tuple[DelayedRequest, ...]
     note: str
 
@@ -75,7 +77,7 @@ class MeasuredRange:
 
 
 def measure_range(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> MeasuredRange:
-    """Return the figures of `span`. Open request spans last until `until_ns`."""
+    """Return the statistics of `span`. Spans of unfinished requests are assumed to last until `until_ns`."""
     whole_seconds = WholeSeconds.from_span(span)
     first_second, end_second = _second_text(whole_seconds.from_ns), _second_text(whole_seconds.until_ns + 1)
     rows = rows_in(overview, whole_seconds)

@@ -1,4 +1,6 @@
-"""Updates request lanes from an overview that grows and drops old data, a limited number of events per call. No Qt."""
+"""Updates request lanes from an overview that grows and drops old data, with a limited number of events per call.
+Imports no Qt.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 LaneEvent = TimedEvent | PhaseChange
 _NUM_RECENT_EVENTS: Final = 1024
-"""Number of newest consumed events that are retained, to recognize events that were inserted late, out of order."""
+"""Number of newest consumed events that are remembered, to recognize events that were inserted late, out of order."""
 
 
 class OverviewFollower:

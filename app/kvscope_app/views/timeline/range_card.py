@@ -1,4 +1,4 @@
-"""Card over the timeline with the figures of the measured range."""
+"""Card over the timeline with the statistics of the measured range."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope_app.views.timeline.measured_range import MeasuredRange
 
 _MARGIN: Final = 8
 _MIN_WIDTH_FOR_TWO_COLUMNS: Final = 640
-"""Parent width from which the figures use two columns, to fit low docks."""
+"""Minimum width in pixels of the parent for two columns of statistics, which fit into low docks."""
 
 
 class RangeCard(QFrame):

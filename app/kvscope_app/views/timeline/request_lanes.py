@@ -20,12 +20,12 @@ from kvscope_telemetry.request_phase import RequestPhase, phase_after
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 OPEN_NS: Final = 1 << 62
-"""End time of a span that has not ended."""
+"""End time in ns of a span that has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseChange:
-    """Phase change of a request that no event reports."""
+    """Phase change of a request that no event reports, taken from the per-second summaries."""
 
     time_ns: int
     epoch: int
@@ -36,8 +36,8 @@ class PhaseChange:
 class RequestLanes:
     """Spans of requests. Events must be added in order.
 
-    `requests` has a row per request; `newest` is the index of its last span in `spans`. A span's `before` is the index
-    of the request's previous span, -1 for the first.
+    `requests` has a row per request. Its column `newest` is the index of the request's last span in `spans`. The column
+    `before` of `spans` is the index of the same request's previous span, -1 for the first.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class RequestLanes:
         self._row_ends = np.full(64, -1, np.int64)
 
     def add_events(self, events: Iterable[TimedEvent | PhaseChange], known_since_ns: int = 0) -> None:
-        """Add events and phase changes, in order. A span that began at an unknown time begins at `known_since_ns`."""
+        """Add events and phase changes, in order. A span whose start time is unknown begins at `known_since_ns`."""
         for event in events:
             if isinstance(event, PhaseChange):
                 self._add_phase(event)
@@ -81,7 +81,6 @@ class RequestLanes:
                 self.version += 1
 
     def end_epoch(self, time_ns: int) -> None:
-        """End all open requests, because their engine ended."""
         for number in list(self._open_requests):
             self._close_request(number, time_ns)
         self._epoch = None
@@ -113,11 +112,12 @@ class RequestLanes:
         self.version += 1
 
     def index_of(self, epoch: int, number: int) -> int | None:
-        """Return a request's index in `requests`, or None if it is unknown."""
         return self._index_by_request.get((epoch, number))
 
     def _add_phase(self, phase: PhaseChange) -> None:
-        """Add a phase change. For a known request only the end of its prefill is used; events report the others."""
+        """Add a phase change. For a known request only the end of its prefill is used, because events report all other
+        changes.
+        """
         request = self._index_by_request.get((phase.epoch, phase.number))
         if request is not None:
             if phase.kind is RequestPhase.DECODE:
@@ -130,7 +130,7 @@ class RequestLanes:
             self.version += 1
 
     def _split(self, request: int, time_ns: int) -> None:
-        """Split the span at `time_ns` into prefill and decode. The span may have ended."""
+        """Split the request's span at `time_ns` into prefill and decode. The span may have ended."""
         spans, later_span = self.spans, -1
         index = int(self.requests["newest"][request])
         while index >= 0 and spans["begin"][index] > time_ns:
@@ -172,7 +172,7 @@ class RequestLanes:
         self._close_request(event.number, time_ns)
 
     def _on_aborted(self, event: Event, time_ns: int, _: int) -> None:
-        """Mark the request as aborted. A request that never ran gets only this mark."""
+        """Mark the request as aborted. A request that never ran is shown only by this mark."""
         self._add_mark(event.number, RequestPhase.ABORTED, time_ns)
 
     def _on_refused(self, event: Event, time_ns: int, _: int) -> None:
@@ -212,7 +212,7 @@ class RequestLanes:
         self._row_ends[self.requests["row"][request]] = time_ns
 
     def _close_span(self, span: int, time_ns: int) -> int:
-        """End a span, at its start if the event is late. Returns the end."""
+        """End a span at `time_ns`, but not before its start, in case the event is late. Returns the end time."""
         time_ns = max(time_ns, int(self.spans["begin"][span]))
         self.spans["end"][span] = time_ns
         return time_ns
@@ -241,7 +241,9 @@ _HANDLERS: Final = {
 
 
 class GrowingColumns:
-    """Named numpy columns of equal length n that grow by appending rows. Each is read as an array of shape (n,)."""
+    """Named numpy columns of equal length n that grow by appending rows. Reading a column returns an array of shape
+    (n,).
+    """
 
     def __init__(self, dtypes: Mapping[str, type[np.generic]]) -> None:
         self._size = 0
@@ -254,7 +256,6 @@ class GrowingColumns:
         return self._columns[name][: self._size]
 
     def append(self, *values: int) -> int:
-        """Append a row with values in the order of the columns. Returns its index."""
         index = self._size
         if index == next(iter(self._columns.values())).size:
             self._columns = {name: np.concatenate((c, np.empty_like(c))) for name, c in self._columns.items()}
@@ -264,7 +265,6 @@ class GrowingColumns:
         return index
 
     def filter(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Keep only the rows for which `mask`, shape (n,), is True."""
         self._size = int(np.count_nonzero(mask))
         for name, column in self._columns.items():
             kept_values = column[: mask.size][mask]

@@ -22,7 +22,7 @@ RETRY_DELAY_S: Final = 5.0
 
 
 class StepFeed(QObject):
-    """Reader of steps. Call `request` for each visible span; `changed` is emitted after each read."""
+    """Reads the steps of the visible span. Call `request` for each new span; `changed` is emitted after each read."""
 
     changed = Signal()
 
@@ -32,7 +32,7 @@ class StepFeed(QObject):
         self._session = session
         self._last_request_s = 0.0
         self._requested_frame: tuple[int | None, int] | None = None
-        """Newest frame when the last read began; None if that read did not extend to the live end."""
+        """Newest frame when the last read began; None if that read ended before the newest data."""
         self._reader: RecordingReader[StepColumns] = RecordingReader(session, "kvscope-steps", self)
         self._reader.finished.connect(self._on_read)
 
@@ -45,7 +45,7 @@ class StepFeed(QObject):
         return self._reader.failure
 
     def request(self, span: TimeSpan, whole: TimeSpan) -> None:
-        """Read the steps of `span` within `whole`, unless they are known or a read is running."""
+        """Read the steps of `span` within `whole`, unless they have been read already or a read is running."""
         begin_ns, end_ns = max(span.begin_ns, whole.begin_ns), min(span.end_ns, whole.end_ns)
         if self.is_reading or self.steps.covers(begin_ns, end_ns):
             return
@@ -70,7 +70,7 @@ class StepFeed(QObject):
         return _MIN_INTERVAL_S if has_only_grown else 0.0
 
     def _is_up_to_date(self, begin_ns: int) -> bool:
-        """Whether `steps` lacks nothing after `begin_ns`, because no frame has arrived since it was read."""
+        """Whether `steps` contains all steps after `begin_ns`, because no frame has arrived since it was read."""
         end = self._live_end()
         has_new_frames = end is None or end != self._requested_frame
         return not has_new_frames and not self.failure and self.steps.covers(begin_ns, begin_ns)

@@ -1,7 +1,7 @@
-"""Lane of steps: tokens computed per second or, when zoomed in, each step as a box. Imports no widget.
+"""Lane of steps: tokens computed per second or, when zoomed in, each step as a box. Imports no Qt widgets.
 
-Decides between the two. The lower part is decode tokens, the upper part prefill tokens. Heights are logarithmic,
-because a prefill chunk has hundreds of tokens and a decode one per request.
+Decides between per-second and per-step drawing. The lower part of a bar is decode tokens, the upper part prefill
+tokens. Heights are logarithmic, because a prefill chunk has hundreds of tokens and a decode one per request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _MIN_STEP_WIDTH_PX: Final = 1.5
-"""Minimum average width of steps; narrower ones are drawn per second."""
+"""Minimum average width of steps in pixels. Narrower steps are drawn as tokens per second."""
 _MIN_GAP_WIDTH_PX: Final = 4.0
 _MIN_PART_WIDTH_PX: Final = 5.0
 
@@ -60,7 +60,7 @@ def draw_steps(
 
 
 def steps_are_wide(steps: StepColumns, span: TimeSpan, width: int) -> bool:
-    """Whether steps are wide enough to draw each request's part of them."""
+    """Whether steps are wide enough to draw each request's tokens in them separately."""
     visible = steps.within(span.begin_ns, span.end_ns)
     lengths = (steps.end_ns - steps.begin_ns)[visible]
     return lengths.size > 0 and float(np.median(lengths)) * width / span.length_ns >= _MIN_PART_WIDTH_PX
@@ -69,9 +69,9 @@ def steps_are_wide(steps: StepColumns, span: TimeSpan, width: int) -> bool:
 def draw_request_parts(
     lines: Pixels, steps: StepColumns, span: TimeSpan, rows_of: npt.NDArray[np.int64], theme: Theme, gap: int
 ) -> None:
-    """Draw each request's part of each step into the request's row of `lines`.
+    """Draw each request's tokens in each step into the request's row of `lines`.
 
-    `rows_of`: row of each entry of `steps.numbers`, negative for a request that is not visible.
+    `rows_of`: row of each request in `steps.numbers`, negative for a request that is not visible.
     """
     visible = steps.within(span.begin_ns, span.end_ns)
     offsets = slice(int(steps.starts[visible.start]), int(steps.starts[visible.stop]))
@@ -90,7 +90,9 @@ def draw_request_parts(
 
 
 def _step_columns(steps: StepColumns, edges: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Return the total and the decode tokens of the step at each column, shape (columns,) each; NaN for no step."""
+    """Return the total tokens and the decode tokens of the step at each pixel column, shape (columns,) each; NaN where
+    there is no step.
+    """
     middles = (edges[:-1] + edges[1:]) // 2
     indices = np.minimum(np.searchsorted(steps.end_ns, middles, "left"), len(steps) - 1)
     is_running = (steps.begin_ns[indices] <= middles) & (middles <= steps.end_ns[indices])

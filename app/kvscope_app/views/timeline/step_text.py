@@ -1,4 +1,4 @@
-"""Text and outlines over the lanes: labels of steps, and outlines of the requests in a step."""
+"""Paints text and outlines over the lanes: labels of steps, and outlines of the requests in a step."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def paint(
     pointed: int | None,
     batch: tuple[int, tuple[int, ...]],
 ) -> None:
-    """Paint labels and highlights. `pointed`: index of the step under the pointer, None for none; `batch`: epoch and
-    numbers of the selected requests.
+    """Paint labels and highlights.
+
+    `pointed`: index of the step under the mouse pointer, None if there is none; `batch`: epoch and numbers of the
+    selected requests.
     """
     steps = shown.steps
     painter.save()

@@ -1,4 +1,6 @@
-"""Steps in a stretch of time: when each ran, and its number of tokens per request. Read from a recording; no Qt."""
+"""Steps in a range of time: when each ran, and its number of tokens per request. Read from a recording;
+imports no Qt.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from kvscope_telemetry.recordings.reader import Recording
 
 IntArray = npt.NDArray[np.int64]
 MAX_STEPS: Final = 12_000
-"""Maximum number of steps per read; steps after these are left out."""
+"""Maximum number of steps per read. Later steps in the range are left out."""
 _REPORT_INTERVAL: Final = 64
 _NUM_COLUMNS: Final = 9
 _NO_VALUES: Final = np.empty(0, np.int64)
@@ -39,10 +41,10 @@ class StepColumns:
     epoch: IntArray
     step: IntArray
     prefill: IntArray
-    """Number of prefill tokens in each step; `decode`: of decode tokens."""
+    """Number of prefill tokens in each step. `decode` has the decode tokens."""
     decode: IntArray
     starts: IntArray
-    """Offset of each step's first request in `numbers` and `tokens`, shape (n + 1,)."""
+    """Index in `numbers` and `tokens` of each step's first request, shape (n + 1,)."""
     numbers: IntArray
     tokens: IntArray
     flops: IntArray = field(default_factory=lambda: _NO_VALUES)
@@ -61,7 +63,9 @@ class StepColumns:
         return slice(first, max(first, int(np.searchsorted(self.begin_ns, end_ns, "right"))))
 
     def index_at(self, time_ns: int, reach_ns: int = 0) -> int | None:
-        """Return the index of the step at `time_ns`, else of the nearest one at most `reach_ns` away, else None."""
+        """Return the index of the step at `time_ns` or, if there is none, of the nearest step at most `reach_ns` away.
+        Returns None if there is no such step.
+        """
         index = int(np.searchsorted(self.end_ns, time_ns, "left"))
         candidates = [candidate for candidate in (index - 1, index) if 0 <= candidate < len(self)]
         distances = {
@@ -72,8 +76,8 @@ class StepColumns:
         return nearest if nearest is not None and distances[nearest] <= reach_ns else None
 
     def neighbor_index(self, time_ns: int, sign: int) -> int | None:
-        """Return the index of the next step (`sign` 1) to end after `time_ns`, or of the previous step (-1); None if
-        none.
+        """Return the index of the next step to end after `time_ns` (`sign` 1), or of the previous step (`sign` -1), or
+        None.
 
         With -1, the last step that ended by `time_ns` counts as the current one, so the step before it is returned.
         """
@@ -153,5 +157,5 @@ def _row(frame: Frame, time_ns: int, previous_ns: int) -> tuple[int, ...]:
 
 
 def _fit_length(packed: bytes, size: int) -> bytes:
-    """Pad (with zeros) or cut a packed uint32 column to `size` values."""
+    """Pad a packed uint32 column with zeros, or truncate it, to `size` values."""
     return packed[: 4 * size].ljust(4 * size, b"\0")

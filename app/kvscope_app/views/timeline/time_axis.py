@@ -26,7 +26,9 @@ def axis_times(span: TimeSpan, width: int, min_spacing: int = 90) -> list[tuple[
 
 
 def time_text(time_ns: int, step_ns: int) -> str:
-    """Return `2026-11-29`, `14:03`, `14:03:20` or `14:03:20.125`, depending on `step_ns`, the time between labels."""
+    """Return a label such as `2026-11-29`, `14:03`, `14:03:20` or `14:03:20.125`, depending on `step_ns`, the time
+    between labels.
+    """
     local = time.localtime(time_ns // _SECOND)
     if step_ns >= _DAY:
         return time.strftime("%Y-%m-%d", local)

@@ -51,7 +51,7 @@ _HINTS: Final = (
     "Click to go there",
     "",
 )
-"""Help on mouse input, longest first. The longest that fits is shown."""
+"""Help texts on mouse input, longest first. The longest that fits is shown."""
 EMPTY_TEXT: Final = "No history yet.\nThe whole session is drawn here, second by second."
 
 

@@ -1,1 +1,1 @@
-"""View of how other allocators would place the running requests in the same memory."""
+"""View that compares how other KV block allocators would place the running requests in the same memory."""

@@ -1,4 +1,4 @@
-"""Texts of the cards of allocators, and the colours of their maps."""
+"""Texts of the cards of allocators, and the colours of the small memory maps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MAP_LABELS: Final = {
 
 
 def map_colors(theme: Theme) -> dict[MapKind, str]:
-    """Return the colour of each kind of slot: those of the page map for equal states, red for wasted slots."""
+    """Return the colour of each kind of slot: the page map's colours for equal states, red for wasted slots."""
     return {
         MapKind.USED: theme.block_active,
         MapKind.RESERVED: mix(theme.block_active, theme.block_free, 0.55),
@@ -56,7 +56,9 @@ def legend(theme: Theme, *, has_unread: bool = False) -> list[tuple[str, str]]:
 
 
 def name(use: PolicyUse) -> str:
-    """Return the allocator's name, with the block size of a paged one, or the question."""
+    """Return the allocator's name, with the block size if it is paged. For a card that shows the current allocator
+    under a changed assumption, return the assumption.
+    """
     if use.question:
         return _capitalized(use.question)
     name_text = _NAMES.get(use.allocator, use.allocator)
@@ -77,7 +79,9 @@ def waste_share(use: PolicyUse) -> str:
 
 
 def placed(use: PolicyUse) -> str:
-    """Return how many requests run and how many wait. If none waits, return how many similar ones would fit."""
+    """Return how many requests run and how many wait. If none waits, return how many requests of their average length
+    would fit.
+    """
     if use.refused:
         return "not enough memory"
     if use.num_waiting:
@@ -88,9 +92,10 @@ def placed(use: PolicyUse) -> str:
 
 
 def difference(use: PolicyUse, answer: WhatIfAnswer) -> str:
-    """Return the difference in waste from the current allocator, or in held memory for a question.
+    """Return the difference in waste from the current allocator, or in held memory for a card with a changed
+    assumption.
 
-    "" if the two cannot be compared.
+    Returns `in use now` for the current allocator, and "" if the two cannot be compared.
     """
     if use.is_current:
         return "in use now"
@@ -140,7 +145,7 @@ def _page_size(page_bytes: int) -> str:
 
 
 def not_asked(missing: list[NotAsked]) -> str:
-    """Return a text with the questions that have no card, or "" if all have one."""
+    """Return a text that lists the what-if questions that were not simulated, or "" if all were."""
     names = ", ".join(each.question for each in missing)
     return f"Not known: {names}" if names else ""
 

@@ -1,6 +1,7 @@
 """Runs comparisons of allocators in a child process, `kvscope-engine what-if`, with at most one pending question.
 
-Owns the setup and the question; `LineProcess` owns the child process and its lines.
+Owns the setup and the question that are sent to the child; `LineProcess` owns the child process and its input and
+output lines.
 """
 
 from __future__ import annotations
@@ -18,19 +19,18 @@ NOT_INSTALLED: Final = "Comparing allocators needs the engine, which is not inst
 _MAX_ANSWER_BYTES: Final = 4 << 20
 
 Rows = list[list[int]]
-"""One row per running request, with the fields of `Running` in their order."""
+"""Requests in a question: one list per running request, with the fields of `Running` in their order."""
 
 
 class WhatIfSimulator(QObject):
-    """Child process that is started with the first question. It does not need torch."""
+    """Sends questions to a child process, which is started with the first question. The child does not need torch."""
 
     answered = Signal(object)
-    """Emitted with a `WhatIfAnswer`."""
     failed = Signal(str)
     """Emitted with the reason if a question will not be answered. The next question sends the setup again."""
 
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
-        """Create the simulator. `command` replaces `kvscope-engine what-if`."""
+        """Create the simulator. `command` is started instead of `kvscope-engine what-if`."""
         super().__init__(parent)
         self.child = LineProcess(command or engine_command("what-if"), _MAX_ANSWER_BYTES, self)
         self.child.line_received.connect(self._on_line)
@@ -44,9 +44,9 @@ class WhatIfSimulator(QObject):
         return self.child.is_running
 
     def ask(self, epoch: int | None, memory: Memory, rows: Rows) -> None:
-        """Send the question how these requests would be placed in this memory. Must not be called while `is_busy`.
+        """Ask how the requests in `rows` would be placed in `memory`. Must not be called while `is_busy`.
 
-        Another epoch or memory resets the child's state.
+        If the epoch or the memory differs from the last question, the child's state is reset.
         """
         assert not self.is_busy, "one question at a time"
         if not self.child.is_installed:

@@ -52,7 +52,7 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 MAP_HEIGHT: Final = 54
 MAP_BESIDE_HEIGHT: Final = 72
-"""Height in pixels of a map that is next to its text instead of above it."""
+"""Height in pixels of a memory map that is next to its text instead of above it."""
 MIN_CARD_WIDTH: Final = 152
 _GAP: Final = 8
 NO_ENGINE: Final = (
@@ -63,7 +63,7 @@ NOTHING: Final = "Nothing is running.\nSend a prompt or start the load to compar
 NOTHING_RAN: Final = "Nothing ran at this time of the recording."
 
 Question = tuple[int | None, Memory, Rows]
-"""Epoch, memory, and running requests."""
+"""Question to the simulator: (epoch, memory, running requests)."""
 
 
 class WhatIfView(View):
@@ -74,7 +74,7 @@ class WhatIfView(View):
     def __init__(
         self, session: Session, parent: QWidget | None = None, *, command: Sequence[str] | None = None
     ) -> None:
-        """Create the view. `command` replaces `kvscope-engine what-if`."""
+        """Create the view. `command` is started instead of `kvscope-engine what-if`."""
         super().__init__(session, parent)
         self.process = WhatIfSimulator(self, command)
         self.process.answered.connect(self._on_answer)
@@ -114,7 +114,7 @@ class WhatIfView(View):
         self.became_visible()
 
     def became_visible(self) -> None:
-        """Allow another attempt after a failure."""
+        """Allow another question after a failure."""
         self._failure = ""
 
     @property
@@ -171,7 +171,7 @@ class WhatIfView(View):
 
 # Memory and requests of a mirror for the question, in O(requests); blocks are not read.
 def memory_of(mirror: Mirror) -> Memory | None:
-    """Return the engine's KV memory, or None without an engine or blocks."""
+    """Return the engine's KV memory, or None if there is no engine or it has no blocks."""
     if mirror.hello is None or not mirror.hello.cache.num_blocks:
         return None
     cache, model = mirror.hello.cache, mirror.hello.model
@@ -192,7 +192,7 @@ def memory_of(mirror: Mirror) -> Memory | None:
 def running_rows(mirror: Mirror) -> Rows:
     """Return the requests that hold blocks, oldest first.
 
-    A row has the request's number, computed tokens, maximum tokens (0: unknown), and prompt tokens.
+    Each is a list of the request's number, computed tokens, maximum tokens (0 if unknown), and prompt tokens.
     """
     requests = mirror.requests
     holds_blocks = (
@@ -218,7 +218,7 @@ class CardGrid(QWidget):
         self._grid.setSpacing(_GAP)
 
     def show_answer(self, answer: WhatIfAnswer) -> None:
-        """Show a card per allocator: the current one first, then the others in the answer's order."""
+        """Show a card per allocator: the engine's current allocator first, then all others in the order of `answer`."""
         if len(answer.policies) != len(self.cards):
             self._set_num_cards(len(answer.policies))
         for card, use in zip(self.cards, sorted(answer.policies, key=lambda use: not use.is_current), strict=True):
@@ -258,9 +258,9 @@ class CardGrid(QWidget):
 
 
 def num_columns_of(num_cards: int, max_columns: int) -> int:
-    """Return the smallest number of columns that needs no more rows than `max_columns` columns would need.
+    """Return the smallest number of columns that needs no more card rows than `max_columns` columns would need.
 
-    Rows are then filled evenly.
+    The cards are then distributed evenly.
     """
     num_rows = -(-max(1, num_cards) // max_columns)
     return -(-max(1, num_cards) // num_rows)
@@ -339,7 +339,7 @@ def _large_label() -> QLabel:
 class SmallMap(QWidget):
     """Memory of an allocator as a few thousand cells in the order of addresses, painted as one scaled image.
 
-    Cells are in rows from the top, each from left to right.
+    Cells run from left to right in rows from the top.
     """
 
     def __init__(self) -> None:
@@ -351,7 +351,7 @@ class SmallMap(QWidget):
         self.apply_theme(DARK)
 
     def show_cells(self, cells: bytes) -> None:
-        """Show the cells, one byte (`MapKind`) each. Kinds of a later version are shown as free."""
+        """Show the cells, one byte (`MapKind`) each. Kinds that only a later version defines are shown as free."""
         kinds = np.frombuffer(cells, np.uint8)
         if not np.array_equal(kinds, self._cells):
             self._cells = np.where(kinds < len(MapKind), kinds, np.uint8(MapKind.FREE))
@@ -374,9 +374,10 @@ class SmallMap(QWidget):
         painter.end()
 
     def pixels(self) -> npt.NDArray[np.uint32]:
-        """Return one pixel per cell, shape (rows, columns), so that cells are about square on the widget.
+        """Return one pixel per cell, shape (rows, columns), with a shape for which cells are about square on the
+        widget.
 
-        The rest of the last row has the background colour.
+        Unused cells at the end of the last row have the background colour.
         """
         num_cells = max(1, self._cells.size)
         columns = max(1, round(math.sqrt(num_cells * self.width() / self.height())))

@@ -17,9 +17,11 @@ OWN_ENGINE: Final = "kvscope"
 @dataclass(frozen=True, slots=True)
 class TypedAddress:
     kind: str
-    """One of `engine_kinds()`."""
+    """Kind of engine, one of `engine_kinds()`."""
     address_text: str
-    """Endpoint, or HOST:PORT of another engine's server, optionally with http:// or https://."""
+    """Telemetry endpoint of kvscope's own engine, or HOST:PORT of another engine's server, optionally with http:// or
+    https://.
+    """
     key_file: str = ""
     api_key: str = ""
     tls: bool = False
@@ -49,7 +51,7 @@ class TypedAddress:
         )
 
     def connection(self, address: Address, label: str) -> Connection:
-        """Return the connection to save. It excludes the API key."""
+        """Return the connection to save, without the API key."""
         if self.kind == OWN_ENGINE:
             return Connection(address.text, self.key_file, label)
         return Connection(address.text, "", label, self.kv_events, address.tls, self.ca_file)

@@ -32,7 +32,7 @@ _HOW_TO_ATTACH: Final = (
 
 
 class AttachDialog(Sheet):
-    """Passes a checked address to `attach` and saves the connection.
+    """Dialog that passes a checked address to `attach` and saves the connection.
 
     The API key is saved only if the user asks for it.
     """
@@ -45,7 +45,9 @@ class AttachDialog(Sheet):
         action: str = "Attach",
         address_text: str = "",
     ) -> None:
-        """`address_text` is the initial address; `action` is the text of the button that attaches."""
+        """Create the dialog. `address_text` is the initial address; `action` is the text of the button that
+        attaches.
+        """
         super().__init__(title, parent)
         self._attach, self._action = attach, action
         self._connections: list[Connection] = []
@@ -100,7 +102,7 @@ class AttachDialog(Sheet):
         self._fit_height()
 
     def _follow_typed(self, text: str) -> None:
-        """Switch to the kind of engine that a complete address implies."""
+        """Switch to the kind of engine that the typed address implies, once the address is complete."""
         kind = kind_of(text)
         if kind != OWN_ENGINE and kind != self.fields.kind:
             self._show_kind(kind)
@@ -155,7 +157,6 @@ class AttachDialog(Sheet):
         self._choose(0)
 
     def _rename(self) -> None:
-        """Save the new name of the selected connection immediately."""
         row, label = self.fields.saved_engines.currentIndex(), self.fields.name.text().strip()
         if row < 1 or field_text_of(self._connections[row - 1].endpoint) != self.fields.address_line.text().strip():
             return
@@ -198,7 +199,7 @@ class AttachDialog(Sheet):
         self.close()
 
     def _label_of(self, endpoint: str) -> str:
-        """Return the saved name of an address that was typed rather than selected."""
+        """Return the name under which an address is saved if it was typed rather than selected."""
         is_saved_selected = (
             self.fields.saved_engines.currentIndex() > 0
         )  # then an empty name means that the user removed it
@@ -211,6 +212,5 @@ class AttachDialog(Sheet):
         self._fit_height()
 
     def _fit_height(self) -> None:
-        """Enlarge the dialog if its contents need more height."""
         height = self.column.totalHeightForWidth(self.width())
         self.resize(self.width(), max(self.height(), height))

@@ -1,4 +1,4 @@
-"""Non-modal dialogs about the program and with the engine's log."""
+"""Non-modal dialogs: information about the program, and the engine's log."""
 
 from __future__ import annotations
 

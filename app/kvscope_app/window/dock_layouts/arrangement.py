@@ -1,7 +1,7 @@
 """Converts between the arrangement of a window's docks and a portable layout value. Reads and writes no files.
 
-Qt's packed state is in pixels, for the same window at the next start; this is for other windows and screens. The
-structure is derived from the rectangles of the docks, which straight cuts can always separate.
+Qt's packed state is in pixels and fits only the same window at its next start. The layout value fits other windows and
+screens too. The structure is derived from the rectangles of the docks, which straight cuts can always separate.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def layout_of(window: WindowBody) -> WindowLayout:
 
 
 def show_layout(window: WindowBody, layout: WindowLayout) -> None:
-    """Arrange the docks as in `layout`, scaled to the window's size, and apply its choices.
+    """Arrange the docks as in `layout`, scaled to the window's size, and apply the view settings stored in it.
 
     Raises BadInput for unknown names, before changing anything.
     """
@@ -94,7 +94,9 @@ def _bottom_width(layout: WindowLayout, width: int) -> float:
 
 
 def _split(window: WindowBody, part: LayoutPart) -> None:
-    """Split the area by the first view of each part. Other tabs follow later, because Qt cannot split a tab."""
+    """Split the area by the first view of each part. The views of further tabs are added later, because Qt cannot split
+    a tab.
+    """
     orientation = _HORIZONTAL if part.across else _VERTICAL
     for before, after in zip(part.parts, part.parts[1:], strict=False):
         window.splitDockWidget(window.docks[before.first], window.docks[after.first], orientation)
@@ -115,7 +117,7 @@ def _resize_parts(window: WindowBody, part: LayoutPart, across: float, down: flo
 
 
 def _place_floating_and_closed(window: WindowBody, layout: WindowLayout) -> None:
-    """Place floating views, and closed views, which reopen as a tab of their default area."""
+    """Restore floating docks, and assign closed docks to their default area, in which they reopen as a tab."""
     screen, names = window.screen().availableGeometry(), layout.view_names()
     for spec in DOCKS:
         dock, floating_rect = window.docks[spec.name], layout.floating.get(spec.name)
@@ -153,7 +155,8 @@ def _tab_stacks(window: WindowBody) -> list[_Stack]:
 
 
 def _tab_stack(window: WindowBody, tabs: tuple[str, ...]) -> _Stack:
-    """Return the stack of these docks, which Qt reports as tabs of one group. Only their tab bar has their order.
+    """Return the stack of the docks named `tabs`, which Qt reports as tabs of one group. Only their tab bar has their
+    order.
 
     For a while after docks moved, a window also has the tab bar of the former group, perhaps with the same titles and
     another current tab. The dock in front is therefore the one inside the window: Qt moves the docks of the other tabs

@@ -1,4 +1,5 @@
-"""Restores the widths of docks (below the map: heights) when a window that was made smaller grows again.
+"""Restores the sizes of docks when a window that was made smaller grows again: widths, or heights of docks below the
+page map.
 
 Qt shrinks docks that do not fit into a smaller window, and gives the space of a larger window to the center only. Owns
 the lengths that the user or a layout set. When the user moves an edge, the new lengths replace them.
@@ -18,13 +19,13 @@ from kvscope_app.window.window_body import WindowBody
 
 _MAX_LENGTH: Final = 100_000
 _WINDOW_KEY: Final = "window"
-"""Key of the window's size in the saved lengths. No dock has this name."""
+"""Key under which the window's size is saved with the lengths. No dock has this name."""
 _SIDES: Final = (Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea)
 _HORIZONTAL, _VERTICAL = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
 
 
 class DockLengths(QObject):
-    """Dock lengths of one window, recorded from the first `settled` of `undo` on."""
+    """Dock lengths of one window. They are recorded after `undo` has emitted `settled` for the first time."""
 
     edge_moved = Signal()
 
@@ -33,7 +34,7 @@ class DockLengths(QObject):
         self._window = window
         self._lengths: dict[str, int] = {}
         self._window_size = QSize()
-        """Window size at which all lengths were recorded."""
+        """Window size for which all lengths were recorded."""
         self._lengths_on_press: dict[str, int] = {}
         self._restore_timer = QTimer(self, singleShot=True, interval=0)
         self._restore_timer.timeout.connect(self._restore)
@@ -43,7 +44,7 @@ class DockLengths(QObject):
         window.installEventFilter(self)
 
     def restore(self, settings: QSettings, group: str) -> None:
-        """Load the saved lengths, because a window that was closed while it was small opens small."""
+        """Load the saved lengths. They are needed because a window that was closed while it was small opens small."""
         saved = settings.value(lengths_name(group))
         if isinstance(saved, Mapping):
             size, lengths = saved.get(_WINDOW_KEY), {name: saved.get(name) for name in self._window.docks}

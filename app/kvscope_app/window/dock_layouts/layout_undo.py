@@ -1,4 +1,4 @@
-"""Detects changes of the dock arrangement and makes them undoable. Stores layouts as packed by Qt."""
+"""Detects changes of the dock arrangement and makes them undoable. Stores arrangements in Qt's packed format."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvscope_app.setting_names import LAYOUT_VERSION
 from kvscope_app.window.window_body import WindowBody
 
 _DEBOUNCE_MS: Final = 250
-"""Delay from the last movement of a dock to recording the change. Moving a dock moves others later."""
+"""Delay in ms from the last movement of a dock to recording the change. Moving one dock moves others a little later."""
 
 
 class LayoutUndo(QObject):
-    """Watches one window, from the first `record_state` on."""
+    """Undo of layout changes in one window. It watches the docks after the first `record_state`."""
 
     settled = Signal(bool)
     """Emitted when the docks have stopped moving, with whether the whole layout was replaced."""
@@ -80,7 +80,7 @@ class LayoutUndo(QObject):
             self._window.undo.push_done(text, partial(self._restore, before, undo), partial(self._restore, after, redo))
 
     def _describe_change(self) -> str:
-        """Return the text of the change for Undo.
+        """Return the description of the change that the Undo action shows.
 
         A dock that was opened, closed, floated or docked takes precedence over moved docks.
         """

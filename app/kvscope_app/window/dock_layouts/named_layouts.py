@@ -26,7 +26,7 @@ _NOTICE_MS: Final = 6000
 
 
 class NamedLayouts(QObject):
-    """Keeps an action in `actions` and in `menu` for each named layout."""
+    """Layout actions (save, open, delete, reset) and one action per named layout, in `actions` and in `menu`."""
 
     def __init__(self, window: WindowBody, actions: Actions, layout_undo: LayoutUndo) -> None:
         super().__init__(window)
@@ -52,7 +52,7 @@ class NamedLayouts(QObject):
         self._settings_store.changed.connect(self._on_settings)
 
     def fill(self, menu: QMenu) -> None:
-        """Add the actions to `menu`, and keep it up to date."""
+        """Add all layout actions to `menu`, and update the entries of named layouts when those change."""
         self.menu = menu
         for spec in self._actions.in_group(LAYOUTS):
             menu.addAction(self._actions[spec.name])

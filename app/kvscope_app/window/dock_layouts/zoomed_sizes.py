@@ -17,9 +17,9 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 
 _RETRY_MS: Final = 50
-"""Interval of the size checks. Views are laid out again in later turns of the event loop."""
+"""Milliseconds between size checks. Views are laid out again in later turns of the event loop."""
 _NUM_RETRIES: Final = 6
-"""Number of size checks after a zoom change. On a busy machine, views are laid out late."""
+"""Number of size checks after a zoom change. Several are needed because views are laid out late on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,9 @@ class ZoomedSizes(QObject):
         self._window, self._docks, self._themes = window, docks, themes
         self._target_sizes: _Sizes | None = None
         self._restored_sizes: _Sizes | None = None
-        """Sizes after the last zoom change; None until they were restored."""
+        """Actual sizes of the window and its docks after the last restoration; None between a zoom change and its first
+        restoration.
+        """
         self._was_edge_moved = False
         """Whether the user moved an edge since the last zoom change."""
         self._is_resizing = False
@@ -50,11 +52,11 @@ class ZoomedSizes(QObject):
         return False
 
     def on_edge_moved(self) -> None:
-        """Keep the present sizes, because the user moved the edge of a dock."""
+        """Stop restoring earlier sizes, because the user moved the edge of a dock."""
         self._was_edge_moved = True
 
     def _is_forced(self, before: QSize, size: QSize) -> bool:
-        """Whether the window was only enlarged to the minimum size of its contents."""
+        """Whether the window grew from `before` to `size` only to reach the minimum size of its contents."""
         min_size = self._window.minimumSize()
         width_is_forced = size.width() in (before.width(), min_size.width())
         return width_is_forced and size.height() in (before.height(), min_size.height())

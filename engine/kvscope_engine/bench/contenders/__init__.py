@@ -1,1 +1,3 @@
-"""Programs that the benchmarks compare: our engine and its peers, behind one small interface (`measure.Contender`)."""
+"""Programs that the benchmarks compare: kvscope's engine and its peers, behind one small interface
+(`measure.Contender`).
+"""

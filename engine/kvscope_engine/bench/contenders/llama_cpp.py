@@ -30,7 +30,7 @@ class LlamaCpp:
     def __init__(self, gguf: Path, num_sequences: int, context_tokens: int, *, is_unified: bool = True) -> None:
         """Load the model.
 
-        `context_tokens` is the total of all sequences. Unless `is_unified`, it is split evenly among them.
+        `context_tokens` is the total of all sequences. If `is_unified` is False, it is split evenly among them.
         """
         self._api: Any = importlib.import_module("llama_cpp")
         api = self._api
@@ -79,13 +79,13 @@ class LlamaCpp:
         self._api.llama_memory_clear(self._memory, True)
 
     def copy(self, sequence: int, to: int) -> None:
-        """Copy the KV cache of `sequence` to `to`, which must be empty."""
+        """Copy the KV cache of `sequence` to the empty sequence `to`."""
         self._api.llama_memory_seq_cp(self._memory, sequence, to, -1, -1)
 
     def decode(self, entries: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Decode entries of (token, position, sequence, wants logits).
+        """Decode `entries`, each a (token, position, sequence, whether logits are needed).
 
-        Returns the greedy next token of each entry that wants logits, in order.
+        Returns the greedy next token of each entry that needs logits, in order.
         """
         batch = self._batch
         batch.n_tokens = len(entries)

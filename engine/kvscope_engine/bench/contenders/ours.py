@@ -1,4 +1,4 @@
-"""Our engine as a contender. Prefix caching is off, so that each run computes all of its prompts."""
+"""kvscope's engine as a contender. Prefix caching is off, so that each run computes all of its prompts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def on_one_thread(model: str, dtype: str, quantization: str = "auto") -> EngineC
 
 
 class OurEngine:
-    """Runs workloads with the engine's `step`, and adds up the time spent in each part of a step."""
+    """kvscope's engine as a contender. Runs workloads with `step`, and adds up the time spent in each part of
+    a step.
+    """
 
     name = "kvscope"
 
@@ -40,7 +42,7 @@ class OurEngine:
         self.engine = Engine(config, publish=self._receive)
 
     def publish_to(self, publish: Callable[[TelemetryMessage], None] | None) -> None:
-        """Also publish telemetry messages to `publish` from then on; None stops it."""
+        """Also pass telemetry messages to `publish` from then on; None ends it."""
         self._publish = publish
 
     def run(self, workload: BenchWorkload) -> None:

@@ -60,7 +60,7 @@ class TransformersContinuous:
     def session(self, workload: BenchWorkload) -> Iterator[BatchingSession]:
         """Yield a warmed-up session whose cache is sized for requests like those of `workload`.
 
-        Requests that still run at the end are stopped.
+        Requests that still run when the context exits are stopped.
         """
         from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -84,7 +84,7 @@ class TransformersContinuous:
 
 
 class BatchingSession:
-    """Runs workloads one after the other until stopped."""
+    """Running continuous batching session, which runs workloads one after another until stopped."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
@@ -95,7 +95,7 @@ class BatchingSession:
             "max_batch_tokens": config.max_batch_tokens,
             "num_blocks": config.num_blocks,
         }
-        """Settings that transformers derived from the given configuration."""
+        """Settings that transformers derived from `ContinuousBatchingConfig`."""
 
     def generate(self, workload: BenchWorkload, limit_s: float = math.inf) -> Generated:
         """Run `workload`. After `limit_s` seconds, stop the session and return the tokens generated so far.
@@ -114,7 +114,7 @@ class BatchingSession:
         return Generated([tokens_of_request.get(request_id, []) for request_id in ids], seconds, is_whole)
 
     def stop(self) -> None:
-        """Stop after the current step. Idempotent."""
+        """Stop after the step that is running. Idempotent."""
         if not self._is_stopped:
             self._is_stopped = True
             self._manager.stop(hard_stop=True)

@@ -22,7 +22,7 @@ class TransformersGenerate:
         self._module = module
 
     def run(self, workload: BenchWorkload) -> None:
-        """Run one padded batch. Every sequence generates as many tokens as the longest output requested."""
+        """Run one padded batch. Every sequence generates as many tokens as the longest output in the workload."""
         width = max(len(prompt) for prompt in workload.prompts)
         ids = torch.full((workload.num_requests, width), PAD_ID)
         mask = torch.zeros_like(ids)
@@ -42,7 +42,7 @@ class TransformersGenerate:
 
 
 def plain_default_model(dtype: torch.dtype) -> Any:
-    """Load the default model from our GGUF file into an unmodified transformers model with SDPA."""
+    """Load the GGUF file of kvscope's default model into an unmodified transformers model with SDPA."""
     from transformers import AutoModelForCausalLM
 
     from kvscope_engine.model.loader.download.default_model import default_gguf

@@ -22,7 +22,7 @@ _CYCLE_BYTES: Final = 512 << 20  # several times any L2
 
 
 def pools_of(work: AttentionWorkload, device: str) -> list[Pool]:
-    """Return pools with the same workload, one on a CPU and at least two on a GPU.
+    """Return block pools with the same workload: one on a CPU, at least two on a GPU.
 
     On a GPU there are enough pools that reading all of them evicts the first from L2.
     """
@@ -31,7 +31,7 @@ def pools_of(work: AttentionWorkload, device: str) -> list[Pool]:
 
 
 def copies_of(num_bytes: int, device: str) -> int:
-    """Return the number of copies to make of a weight of `num_bytes` bytes: one on a CPU, at least two on a GPU.
+    """Return how many copies of a weight of `num_bytes` bytes a benchmark needs: one on a CPU, at least two on a GPU.
 
     On a GPU there are enough copies that reading all of them evicts the first from L2.
     """
@@ -39,7 +39,9 @@ def copies_of(num_bytes: int, device: str) -> int:
 
 
 def weight_products(shape: tuple[int, int], device: str) -> dict[str, GroupedProduct]:
-    """Return quantized products with random weights of `shape` (outputs, inputs), by name: int4, int8 and fp8."""
+    """Return quantized linear layers with random weights of `shape` (outputs, inputs), by weight type: int4, int8 and
+    fp8.
+    """
     outputs, inputs = shape
     products: dict[str, GroupedProduct] = {}
     for bits, group in ((4, 32), (8, 64)):
@@ -52,13 +54,13 @@ def weight_products(shape: tuple[int, int], device: str) -> dict[str, GroupedPro
 
 
 def decode_call(ops: Ops, pool: Pool) -> Call:
-    """Return a call of decode attention. The call writes and returns the pool's `out`."""
+    """Return a call of decode attention, which writes and returns `pool.out`."""
     plans = DecodePlans()  # filled by the first call, as by the first layer of a step
     return partial(ops.decode, pool.attention_args(pool.out), plans)
 
 
 def prefill_call(ops: Ops, pool: Pool) -> Call:
-    """Return a call of prefill attention. The call writes and returns the pool's `out`."""
+    """Return a call of prefill attention, which writes and returns `pool.out`."""
     plans = DecodePlans()  # as in decode, if runs are split
     runs = QueryRuns(pool.query_start, pool.max_query_len, plans=plans)
     return partial(ops.prefill, pool.attention_args(pool.out), runs)
@@ -72,7 +74,7 @@ def write_call(ops: Ops, pool: Pool) -> Call:
 
 
 def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, tuple[Call, int]]:
-    """Return calls of a layer's operations other than matrix products and attention, for `count` tokens, by name.
+    """Return calls of a layer's operations other than matmuls and attention, for `count` tokens, by name.
 
     Each is paired with the number of bytes that it must read and write.
     """
@@ -101,7 +103,9 @@ def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bf
 
 
 class ExpertsWorkload(NamedTuple):
-    """Shape of a mixture-of-experts layer and its number of tokens. The defaults are those of Qwen3-30B-A3B."""
+    """Shape of a mixture-of-experts layer, and the number of tokens that it computes. The defaults are those of
+    Qwen3-30B-A3B.
+    """
 
     num_tokens: int
     num_experts: int = 128
@@ -125,7 +129,7 @@ def expert_layer(device: str, work: ExpertsWorkload) -> tuple[tuple[Any, ...], i
 def _rotate_scatter(
     heads: torch.Tensor, rotation: Rotation, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
 ) -> torch.Tensor:
-    """Perform `rotate_write` with torch operations, without support for padding."""
+    """Torch implementation of `rotate_write` (rotary embedding and KV write), without support for padding."""
     query, key, value = rotate_torch(heads, rotation)
     indices = (slots // 16, slots % 16)
     k_cache.index_put_(indices, key)

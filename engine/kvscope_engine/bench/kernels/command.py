@@ -1,6 +1,5 @@
-"""Command line of `bench kernels`: options, and the run (measurement or tuning).
-
-Prints the result. Independent of particular kernels.
+"""Command line of `bench kernels`: parses options, runs a measurement or tuning, and prints the result. Independent of
+particular kernels.
 """
 
 from __future__ import annotations

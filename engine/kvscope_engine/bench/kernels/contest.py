@@ -1,6 +1,7 @@
 """Runs a contest: one operation in one case by several contenders.
 
-Their results are compared with ours, and those that agree are timed in the same rounds.
+Their results are compared with those of kvscope's implementation, and the contenders that agree are timed in the same
+rounds.
 """
 
 import statistics
@@ -17,14 +18,16 @@ OURS: Final = "kvscope"
 REFERENCE: Final = "torch reference"
 READ: Final = "read"
 _TOLERANCE: Final = 0.05
-"""Tolerance relative to the largest value: far above rounding differences, far below a different result."""
+"""Maximum difference between results that counts as agreement, relative to the largest value: far above rounding
+differences, far below a different result.
+"""
 
 Sampler = Callable[[], float]
-"""Runs all calls of a contender once and returns the seconds per call."""
+"""Function that runs all calls of a contender once and returns the seconds per call."""
 
 
 class Absent(Exception):
-    """Raised if a contender cannot take part. The message is the reason in a few words."""
+    """Raised if a contender cannot take part. The message is a short reason."""
 
 
 class BrokenDevice(Exception):
@@ -33,10 +36,10 @@ class BrokenDevice(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallCycle:
-    """One contender: a cycle of the same call on different memory, so that no call finds its data in a cache."""
+    """Contender: a cycle of the same call on different memory, so that no call finds its data in a cache."""
 
     calls: Sequence[Call]
-    """Calls of the cycle. Each returns its result, or None if the result is not compared."""
+    """Calls of the cycle. Each returns its result, or None if the result should not be compared."""
     in_graph: bool = True
     """Whether a CUDA graph can capture the calls. Calls that read lengths on the host cannot be captured."""
 
@@ -48,9 +51,9 @@ class Contest:
     num_bytes: int
     """Minimum number of bytes to read and write per call."""
     flops: int = 0
-    """FLOPs per call; 0 if negligible."""
+    """FLOPs per call; 0 if they are negligible."""
     contenders: dict[str, CallCycle]
-    """Contenders by name; `OURS` must be first."""
+    """Contenders by name. The first must be `OURS`, kvscope's implementation."""
     absent: dict[str, str] = field(default_factory=dict)
 
 
@@ -63,10 +66,10 @@ class ContenderResult:
     num_bytes: int
     gb_per_s: float
     share_of_read: float
-    """`gb_per_s` divided by the rate of a plain read in the same rounds."""
+    """`gb_per_s` divided by the bandwidth of a plain read in the same rounds."""
     tflop_per_s: float | None
     ours_over_it: float
-    """The contender's time divided by ours; above 1, ours is faster."""
+    """The contender's time divided by that of kvscope's implementation, which is faster if this is above 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def measured(
     rounds: int,
     settle: Callable[[], object] = lambda: None,
 ) -> Result:
-    """Time all contenders that compute the same result as ours.
+    """Time all contenders that compute the same result as kvscope's implementation.
 
     Contenders that fail, or compute a different result, are listed as absent with the reason.
 
@@ -96,7 +99,7 @@ def measured(
 
     Raises:
         BrokenDevice: A contender left the device unusable.
-        Exception: Any exception that our own operation raises.
+        Exception: Any exception that kvscope's own operation raises.
     """
     samplers: dict[str, Sampler] = {}
     absent = dict(contest.absent)
@@ -121,7 +124,7 @@ def first_line(error: Exception) -> str:
 def _failure_reason(contest: Contest, name: str, error: Exception, settle: Callable[[], object]) -> str:
     """Return the reason why a contender failed, if the device still works.
 
-    Raises the error itself for our own operation, and BrokenDevice for a broken device.
+    Raises `error` itself if kvscope's own operation failed, and BrokenDevice if the device no longer works.
     """
     try:
         settle()
@@ -135,7 +138,9 @@ def _failure_reason(contest: Contest, name: str, error: Exception, settle: Calla
 def _agreeing_contenders(
     contest: Contest, absent: dict[str, str], settle: Callable[[], object]
 ) -> Iterator[tuple[str, CallCycle]]:
-    """Yield the contenders whose result agrees with ours, and add the reasons for all others to `absent`."""
+    """Yield the contenders whose result agrees with kvscope's, and add the reasons for all other contenders to
+    `absent`.
+    """
     expected: torch.Tensor | None = None
     for name, contender in contest.contenders.items():
         try:

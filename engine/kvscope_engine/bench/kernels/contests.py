@@ -84,7 +84,7 @@ SHORT_RUNS: Final = (
     AttentionWorkload(name="8 x 5 after 8k", seq_lens=(8192,) * 8, query_lens=(5,) * 8),
     AttentionWorkload(name="16 after 32k + 7 after 1k", seq_lens=(32768,) + (1024,) * 7, query_lens=(16,) * 8),
 )
-"""Short runs of new tokens after long contexts: chat turns, and speculative tokens to verify."""
+"""Workloads with a few new tokens after long contexts: chat turns, and speculative tokens to verify."""
 EXPERTS: Final = tuple(ExpertsWorkload(num_tokens) for num_tokens in (1, 4, 16, 64, 256, 8192))
 CPU_EXPERTS: Final = (ExpertsWorkload(1, 16, 4, 768, 256), ExpertsWorkload(16, 16, 4, 768, 256))
 CPU_DECODE: Final = (
@@ -122,7 +122,7 @@ def decode(
 def prefill(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Yield contests of prefill attention: whole prompts, chunks of prompts, and short turns."""
+    """Yield contests of prefill attention: whole prompts, chunks of prompts, and short chat turns."""
     workloads = works or (CPU_PREFILL if device == "cpu" else (*PREFILL, *SHORT_RUNS))
     for work in (replace(each, dtype=dtype) for each in workloads):
         num_bytes = work.kv_bytes + 2 * work.num_queries * work.num_heads * work.head_dim * dtype.itemsize
@@ -148,7 +148,7 @@ def write(
 
 
 def layer(ops: Ops, device: str, dtype: torch.dtype, counts: Sequence[int] | None = None) -> Iterator[Contest]:
-    """Yield contests of the operations between the matrix products of a layer with 4,096 hidden elements.
+    """Yield contests of the operations between the matmuls of a layer with 4,096 hidden elements.
 
     These are normalization, rotary embedding with KV write, and gated activation.
     """
@@ -168,7 +168,7 @@ def layer(ops: Ops, device: str, dtype: torch.dtype, counts: Sequence[int] | Non
 def experts(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[ExpertsWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Yield contests of a mixture-of-experts layer. The bytes are the weights of the active experts."""
+    """Yield contests of a mixture-of-experts layer. The reported bytes are the weights of the active experts."""
     for work in works or (CPU_EXPERTS if device == "cpu" else EXPERTS):
         arguments, num_bytes = expert_layer(device, work)
         contenders = {
@@ -187,7 +187,7 @@ def products(
     counts: Sequence[int] | None = None,
     shape: tuple[int, int] | None = None,
 ) -> Iterator[Contest]:
-    """Yield contests of products with int4, int8 and fp8 weights, compared with torch's unquantized products."""
+    """Yield contests of linear layers with int4, int8 and fp8 weights, compared with torch's unquantized matmuls."""
     outputs, inputs = shape or ((1536, 576) if device == "cpu" else (4096, 14336))
     plain = torch.randn(outputs, inputs, device=device).to(dtype)
     plain_copies = [plain, *(plain.clone() for _ in range(1, copies_of(plain.nbytes, device)))]
@@ -309,7 +309,7 @@ def _attention(
 
 
 def _without_duplicate_reference(contest: Contest, ops: Ops, field: str) -> Contest:
-    """Remove the torch reference from the contest if our implementation is the reference on this device."""
+    """Remove the torch reference from the contest if it is also kvscope's implementation on this device."""
     if getattr(ops, field) is getattr(torch_ops(), field):
         del contest.contenders[REFERENCE]
         contest.absent[REFERENCE] = "is ours on this device"
@@ -317,8 +317,8 @@ def _without_duplicate_reference(contest: Contest, ops: Ops, field: str) -> Cont
 
 
 def _pools(work: AttentionWorkload, device: str) -> list[Pool]:
-    """Return the pools of a contest. On a CPU, small workloads get up to 16, so that together they exceed its
-    caches.
+    """Return the block pools of a contest. On a CPU, small workloads get up to 16 pools, so that together they exceed
+    its caches.
     """
     if device != "cpu":
         return pools_of(work, device)
@@ -340,7 +340,7 @@ def _repeats(device: str, count: int) -> int:
 
 
 def _without_result(call: Call) -> Call:
-    """Return a call that discards the result of `call`, so that results are not compared."""
+    """Return a function that runs `call` and returns None, so that results are not compared."""
 
     def run() -> None:
         call()

@@ -1,8 +1,8 @@
 """Attention of other libraries on the same queries, keys and values, for comparison with kvscope's kernels.
 
 Each function raises `Absent` if its library cannot run here, or an exception of the library. Libraries without paged
-attention get contiguous keys and values per request. These are copied in advance, which is not timed. Results have the
-shapes of kvscope's kernels.
+attention get contiguous keys and values per request, copied before the timing starts. Results have the shapes of
+kvscope's kernels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ _WORKSPACE_BYTES: Final = 256 << 20  # recommended by FlashInfer's documentation
 
 
 def sdpa(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of torch's SDPA on contiguous keys and values."""
     keys, values = (each.transpose(1, 2) for each in contiguous_kv(work, pool))
     if work.query_lens is None:  # query heads of one KV head are rows of one product: nothing is read twice
         rows = pool.query.view(len(work.seq_lens), work.num_kv_heads, -1, work.head_dim)
@@ -42,8 +41,8 @@ def sdpa(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of torch's flex_attention, compiled for the case. GPU only: compilation for a CPU takes too
-    long.
+    """Return a call of torch's flex_attention, compiled for the workload. GPU only, because compilation for a CPU takes
+    too long.
     """
     if pool.query.device.type != "cuda":
         raise Absent("compiled for a GPU only")
@@ -62,7 +61,9 @@ def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of FlashAttention-2 on contiguous keys and values, because its pages have at least 256 tokens."""
+    """Return a call of FlashAttention-2 on contiguous keys and values. Its paged version needs pages of at least 256
+    tokens.
+    """
     library = _import_library("flash_attn")
     keys, values = contiguous_kv(work, pool)
     if work.query_lens is None:
@@ -75,8 +76,8 @@ def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a prefill call of the FlashAttention version that accepts our block layout, as `--attention-backend` uses
-    it.
+    """Return a prefill call of the FlashAttention version that accepts kvscope's block layout, called as
+    `--attention-backend` calls it.
     """
     if work.query_lens is None:
         raise Absent("taken for prefill only")
@@ -96,7 +97,9 @@ def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flashinfer(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of FlashInfer on our block pool. Its planning, which an engine does once per step, is not timed."""
+    """Return a call of FlashInfer on kvscope's block pool. FlashInfer's planning, which an engine does once per step,
+    is not timed.
+    """
     library = _import_library("flashinfer")
     if work.kv_dtype is not None:
         raise Absent("has no scale for each token")
@@ -153,7 +156,9 @@ def contiguous_kv(work: AttentionWorkload, pool: Pool) -> tuple[Tensor, Tensor]:
 
 
 def _whole_prompts(work: AttentionWorkload, pool: Pool) -> Tensor:
-    """Return queries of shape (requests, tokens, num_heads, head_dim). Raises Absent unless all prompts are whole."""
+    """Return queries of shape (requests, tokens, num_heads, head_dim). Raises Absent if some requests compute only a
+    part of their prompt.
+    """
     if work.query_lens != work.seq_lens:
         raise Absent("whole prompts only")
     return pool.query.view(len(work.seq_lens), -1, work.num_heads, work.head_dim)
@@ -169,7 +174,7 @@ def _import_library(name: str) -> Any:
 
 @cache
 def _workspace(device: torch.device) -> Tensor:
-    """Return the workspace of `device`, shared by all calls because they run one after the other."""
+    """Return FlashInfer's workspace of `device`, shared by all calls because they run one after another."""
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 

@@ -49,7 +49,9 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def absences(absent: list[dict[str, str]]) -> Iterator[str]:
-    """Yield one line per absent contender and reason, with the number of cases and the first one."""
+    """Yield one line per absent contender and reason, with the number of cases in which it is absent and the first such
+    case.
+    """
     cases: dict[tuple[str, str], list[str]] = {}
     for each in absent:
         cases.setdefault((each["contender"], each["why"]), []).append(f"{each['kernel']} {each['case']}")

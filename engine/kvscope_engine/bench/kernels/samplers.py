@@ -1,4 +1,4 @@
-"""Times one contender: by replays of a CUDA graph, or by the host's clock."""
+"""Samplers that time one contender, by replays of a CUDA graph or by the host's clock."""
 
 import time
 from functools import partial
@@ -16,7 +16,7 @@ _READ_BYTES: Final = {"cpu": 64 << 20, "cuda": 512 << 20}
 
 
 def sampler_on(device: str, contender: CallCycle) -> Sampler:
-    """Prepare one contender and return its sampler. Raises any exception of the contender."""
+    """Prepare `contender` and return its sampler. Raises any exception of the contender."""
     if device == "cuda" and contender.in_graph:
         return partial(_replayed_s, capture(contender.calls), contender)
     seconds = _host_seconds(contender, device, 1)  # the first call includes compilation and allocation
@@ -25,14 +25,16 @@ def sampler_on(device: str, contender: CallCycle) -> Sampler:
 
 
 def read_sampler(device: str) -> tuple[Sampler, int]:
-    """Return the sampler of a plain read (our kernel on a GPU, torch's sum on a CPU), and the number of bytes read."""
+    """Return the sampler of a plain read (kvscope's kernel on a GPU, torch's sum on a CPU), and the number of bytes
+    read.
+    """
     words = torch.ones(_READ_BYTES[device] // 4, dtype=torch.int32, device=device)
     read = words.view(torch.float32).sum if device == "cpu" else partial(stream_read, words, sums_for(words))
     return sampler_on(device, CallCycle([read])), words.nbytes
 
 
 def _replayed_s(graph: torch.cuda.CUDAGraph, contender: CallCycle) -> float:
-    """Return the seconds per call of the graph.
+    """Return the seconds per call of `graph`.
 
     `contender` is a parameter to keep its tensors alive, because the graph uses their memory.
     """

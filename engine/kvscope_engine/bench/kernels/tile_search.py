@@ -1,6 +1,6 @@
 """Searches tile sizes for attention kernels.
 
-Candidates with a correct result are timed, and the fastest is kept if the gain exceeds timing noise.
+Candidates with a correct result are timed, and the fastest is selected if the gain exceeds timing noise.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +20,12 @@ from kvscope_kernels.launch import DotTiles, compute_capability, decode_tiles, n
 from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, as_entry, forced_tiles, table_key
 
 _MAX_TIME_RATIO: Final = 0.97
-"""Maximum time relative to the default tiles for new tiles to be kept, so that the gain exceeds timing noise."""
+"""Maximum time relative to the default tiles for which new tiles are selected, so that the gain exceeds timing noise.
+"""
 _ROUNDS: Final = 5
 _MAX_REGISTERS_FOR_THREE_PROGRAMS: Final = 168
-"""Register limit per thread at which three programs of four warps fit on a multiprocessor; 64 x 32 tiles compile
-without spills.
+"""Maximum registers per thread with which three programs of four warps fit on a multiprocessor. 64 x 32 tiles compile
+without spills at this limit.
 """
 _NUM_FINALISTS: Final = 3
 """Number of the fastest candidates that are measured again in interleaved rounds, in addition to the default tiles."""
@@ -63,7 +64,7 @@ class TileSearchResult:
         return self.best_us < _MAX_TIME_RATIO * self.default_us
 
     def entry(self) -> dict[str, Any]:
-        """Return the entry of the tile table, with the times that led to the choice."""
+        """Return the entry for the tile table, including the times that led to the choice."""
         times = {"us": round(self.best_us, 2), "reckoned_us": round(self.default_us, 2)}
         return as_entry(self.best) | times
 
@@ -73,12 +74,12 @@ def kernel_of(work: AttentionWorkload) -> str:
 
 
 def is_cut(work: AttentionWorkload) -> bool:
-    """Whether the workload is a short run of tokens after a context, so that its keys are split among programs."""
+    """Whether the workload is a short run of tokens after a context, for which the keys are split among programs."""
     return work.query_lens is not None and max(work.query_lens) < min(work.seq_lens)
 
 
 def default_tiles(work: AttentionWorkload, device: torch.device) -> DotTiles:
-    """Return the default tiles, which launches use without a tile table."""
+    """Return the tiles that a launch uses if there is no tile table."""
     group, is_quantized = work.num_heads // work.num_kv_heads, work.kv_dtype is not None
     shape = work.head_dim, work.head_dim, group, work.dtype.itemsize
     if work.query_lens is None:
@@ -118,8 +119,8 @@ def search(
 ) -> TileSearchResult:
     """Measure every candidate on the pools, and return the fastest that computes the correct result.
 
-    Raises any exception of the default tiles; other failing candidates are skipped. The last argument is a progress
-    callback with (number tried, total).
+    Raises any exception of the default tiles; other failing candidates are skipped. `show_progress` is called with
+    (number tried, total).
     """
     kernel, group = kernel_of(work), work.num_heads // work.num_kv_heads
     default = default_tiles(work, pools[0].query.device)
@@ -164,7 +165,8 @@ def _result(call: Call) -> torch.Tensor:
 def _sample(kernel: str, tiles: DotTiles, sampler: Sampler) -> float:
     """Run a sampler with `tiles` forced.
 
-    Timed by the host's clock, each call selects its tiles again, whereas a CUDA graph contains them.
+    Without a CUDA graph, each call selects its tiles again, so they must be forced while sampling. A CUDA graph
+    contains the tiles selected at its capture.
     """
     with forced_tiles(kernel, tiles):
         return sampler()

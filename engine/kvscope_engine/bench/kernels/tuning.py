@@ -1,4 +1,4 @@
-"""Command `bench kernels --tune`: searches tiles for each shape, and writes the table that engines read."""
+"""Command `bench kernels --tune`: searches tile sizes for each shape, and writes the table that engines read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADER = ("shape", "reckoned us", "best us", "gain", "tile", "warps", "stages", 
 
 
 _MIN_DONE_FOR_ESTIMATE: Final = 0.2
-"""Share of the first shape after which the remaining time is estimated."""
+"""Share of the first shape's search after which the remaining time is estimated."""
 
 
 def tune(
@@ -74,7 +74,7 @@ def tune(
 
 
 def _remaining_time_text(elapsed_s: float, num_done: float, num_shapes: int) -> str:
-    """Return text with the estimated remaining time; empty while too little is done for an estimate."""
+    """Return text with the estimated remaining time, or "" while too little is done for an estimate."""
     return (
         f", about {max(1, round(elapsed_s / num_done * (num_shapes - num_done) / 60))} min left"
         if num_done >= _MIN_DONE_FOR_ESTIMATE
@@ -111,7 +111,7 @@ def text(report: dict[str, Any], results: list[TileSearchResult], *, is_own: boo
 
 
 def own_table_path() -> str:
-    """Return the path from which engines read the table."""
+    """Return the path from which engines read the tile table."""
     from kvscope_kernels.tuning.tile_table import user_table_path
 
     return str(user_table_path())

@@ -27,7 +27,9 @@ CHUNK_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class LayerSample:
-    """Keys and values of a text in one layer, (T, Hkv, D) each, and the queries of its last tokens, (B, H, D)."""
+    """Keys and values of a text in one layer, (T, Hkv, D) each, and the queries of the text's last tokens, (B,
+    H, D).
+    """
 
     query: Tensor
     keys: Tensor
@@ -37,7 +39,7 @@ class LayerSample:
 class DenseContext(AttentionContext):
     """Attention context that stores the keys and values of each layer contiguously, and attends causally.
 
-    Single tokens attend with `method` if it is given.
+    If `method` is given, single tokens attend with it instead of full attention.
     """
 
     def __init__(self, method: Callable[[], AttentionMethod] | None = None) -> None:
@@ -47,7 +49,8 @@ class DenseContext(AttentionContext):
         self.queries: dict[int, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """Append keys and values, and attend: (T, H, D) each -> (T, H, D).
+        """Append `key` and `value` to the layer, and attend with `query`. All have shape (T, heads, D); returns (T, H,
+        D).
 
         Raises BadInput for windows, soft caps and sinks.
         """
@@ -65,7 +68,7 @@ class DenseContext(AttentionContext):
         return _causal(query, key, value, options.scale)
 
     def restored(self, length: int, method: Callable[[], AttentionMethod] | None) -> DenseContext:
-        """Return a context in the state after `length` tokens, to continue with another method."""
+        """Return a context in the state after `length` tokens, from which to continue with another attention method."""
         other = DenseContext(method)
         other.kv_of_layer = {layer: (k[:length], v[:length]) for layer, (k, v) in self.kv_of_layer.items()}
         return other
@@ -90,7 +93,7 @@ def read(loaded: LoadedModel, ids: Sequence[int], show_progress: Callable[[int],
 def samples(context: DenseContext, length: int, batch: int, num_layers: int) -> list[LayerSample]:
     """Return samples of evenly spaced layers, with the keys and values of the first `length` tokens.
 
-    The queries are always those of the last tokens read, whatever `length` is, as if the text continued.
+    The queries are always those of the last tokens read, for any `length`, as if the text continued.
     """
     layers = sorted(context.kv_of_layer)
     selected = {layers[index * (len(layers) - 1) // max(1, num_layers - 1)] for index in range(num_layers)}
@@ -110,7 +113,7 @@ def perplexity_after(
 ) -> float:
     """Return the perplexity of the last `num_scored` tokens of a text, decoded one at a time with `method`.
 
-    The tokens before them were computed with full attention.
+    `context` contains the tokens before them, computed with full attention.
     """
     start = len(ids) - num_scored
     method_context, forward = context.restored(start, method), Forward(loaded.module)

@@ -1,4 +1,6 @@
-"""Measures the cost of `--page-heat` during decode, by comparing measured steps with the steps between them."""
+"""Measures the cost of `--page-heat` during decode, by comparing steps in which attention is measured with the steps
+between them.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,17 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 
 _MEASURING_INTERVAL: Final = 2
-"""Interval of measured steps. With 2, each has an unmeasured neighbor to compare with."""
+"""Number of steps from one step in which attention is measured to the next. With 2, each has an unmeasured neighbor to
+compare with.
+"""
 _SPARE_BLOCKS: Final = 2
 
 
 def heat_cost(config: EngineConfig, ids: list[int], batch: int, num_steps: int, every: int) -> dict[str, Any]:
     """Decode `num_steps` tokens for `batch` requests with the prompt `ids`, and return median step times in ms.
 
-    The times include the encoding of frames. `cost_share` in the result is the share of decode time that measuring one
-    step in `every` costs.
+    The times include the encoding of frames. `cost_share` in the result is the share of decode time that measuring
+    attention in one step out of `every` costs.
     """
     blocks = batch * (-(-(len(ids) + num_steps) // config.block_size) + _SPARE_BLOCKS)
     config = replace(config, page_heat=_MEASURING_INTERVAL, num_gpu_blocks_override=blocks, enable_prefix_caching=False)
@@ -52,7 +56,7 @@ def heat_cost(config: EngineConfig, ids: list[int], batch: int, num_steps: int, 
 
 
 class NewestStep:
-    """Data of the latest frame: the number of decodes, and whether attention was measured in its step."""
+    """Data of the latest frame: the number of decoding requests, and whether attention was measured in its step."""
 
     def __init__(self) -> None:
         self.num_decodes, self.is_measured, self._step = 0, False, 0
@@ -62,7 +66,7 @@ class NewestStep:
         self._step = engine.step_count + 1
 
     def receive(self, message: TelemetryMessage) -> None:
-        """Receive a message, and encode it as a publisher does, so that encoding is included in the time."""
+        """Record a message, and encode it as a publisher does, so that the measured time includes encoding."""
         encode(message)
         if isinstance(message, Frame) and not message.batch.num_prefill_tokens:
             self.num_decodes = message.batch.num_decode_tokens

@@ -1,4 +1,4 @@
-"""Text for the laboratory's results, shared by the table and the HTML report. Imports no torch."""
+"""Texts for the laboratory's results, shared by the table and the HTML report. Imports no torch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from kvscope_engine.bench.laboratory.methods import FULL, METHODS, AttentionMeth
 
 
 class Measurement(TypedDict):
-    """Result of one method at one length. Times and bytes are per layer."""
+    """Result of one method at one context length. Times and bytes are per layer."""
 
     method: str
     length: int
@@ -27,11 +27,11 @@ class Measurement(TypedDict):
     kv_bytes: int
     workspace_bytes: int
     kv_bytes_per_token: float
-    """`kv_bytes` divided by batch size times length."""
+    """`kv_bytes` divided by batch size and context length."""
     workspace_bytes_per_token: float
     error: float
-    """Root mean square of the difference from the output of full attention, relative to the root mean square of that
-    output.
+    """Root mean square of the difference from full attention's output, relative to the root mean square of full
+    attention's output.
     """
     perplexity: float | None
     perplexity_change: float | None
@@ -71,7 +71,7 @@ def measured(samples: Sequence[LayerSample], repeats: int, show_progress: Callab
 
 
 def _make_filled(make: Callable[[], AttentionMethod], sample: LayerSample) -> AttentionMethod:
-    """Create a method that stores a copy of the text's keys and values for each request of the batch."""
+    """Create an attention method that stores a copy of the sample's keys and values for each request of the batch."""
     method, batch = make(), len(sample.query)
     method.store_kv(*(each[None].repeat(batch, 1, 1, 1) for each in (sample.keys, sample.values)))
     return method
@@ -97,7 +97,7 @@ def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def workspace_bytes(run: Callable[[], object]) -> int:
-    """Return the peak bytes of the tensors that `run` creates, its result included, on any device.
+    """Return the peak bytes of the tensors that `run` creates, including its result, on any device.
 
     Memory that an operation uses internally is not counted.
     """

@@ -23,10 +23,10 @@ BLOCK_SIZE: Final = 16
 
 class AttentionMethod(Protocol):
     def store_kv(self, keys: Tensor, values: Tensor) -> None:
-        """Store the parts of keys and values, (B, T, Hkv, D) each, that the method needs."""
+        """Store the parts of keys and values, (B, T, Hkv, D) each, that the attention method needs."""
 
     def attend(self, query: Tensor) -> Tensor:
-        """Attend: (B, H, D) -> (B, H, D), with scores scaled by 1/sqrt(D)."""
+        """Return the attention output for `query`: (B, H, D) -> (B, H, D), with scores scaled by 1/sqrt(D)."""
 
     @property
     def stored_bytes(self) -> int: ...
@@ -47,7 +47,7 @@ class Contiguous:
 
 
 class Paged:
-    """Full attention on a pool of 16-slot blocks with the engine's own operation.
+    """Full attention on a pool of 16-slot blocks with the engine's own attention operation.
 
     Blocks are in order, or shuffled as after hours of use.
     """
@@ -133,8 +133,8 @@ METHODS: Final[dict[str, Callable[[], AttentionMethod]]] = {
     "LSH buckets": HashBuckets,
     "low rank 1/4": lambda: LowRank(0.25),
 }
-"""Factories of the methods by their name in the table."""
+"""Factories of the attention methods, by name in the table."""
 UNTRAINED: Final = frozenset({"low rank 1/4"})
-"""Methods that cannot replace attention without training, so that their perplexity is not measured."""
+"""Names of methods that cannot replace attention without training, so that their perplexity is not measured."""
 EXACT: Final = frozenset({FULL, "paged, in order", "paged, shuffled", "sparse 1"})
-"""Methods that attend to every token."""
+"""Names of methods that attend to every token."""

@@ -1,4 +1,6 @@
-"""HTML report of the laboratory: one file without scripts, with one plot per figure and the complete table."""
+"""HTML report of the laboratory: one file without scripts, with one plot per measured quantity and the
+complete table.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def html(report: dict[str, Any]) -> str:
 
 
 def bars(figure: BarPlot, rows: Sequence[Measurement]) -> str:
-    """Return an SVG with a bar for each row that has a value; empty if none has."""
+    """Return an SVG with a bar for each row that has a value, or "" if no row has one."""
     values = [
         (row["method"], value) for row in rows if (value := figure.value(row)) is not None and math.isfinite(value)
     ]

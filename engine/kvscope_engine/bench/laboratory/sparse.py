@@ -17,10 +17,10 @@ from kvscope_kernels.attention_scores.block_scores import NEAR
 
 BLOCK_SIZE: Final = 16
 MIN_BLOCKS: Final = 3
-"""Minimum number of blocks: the first, the newest, and one that is selected."""
+"""Minimum number of blocks that are read: the first, the newest, and one that is selected."""
 GROUP_BLOCKS: Final = 8
 GROUP_SLACK: Final = 2
-"""Number of candidate blocks in two-level ranking, as a multiple of the blocks to select."""
+"""Number of candidate blocks in two-level ranking, as a multiple of the number of blocks to select."""
 
 
 class Sparse:
@@ -100,7 +100,9 @@ class Hierarchical(Sparse):
 
 # Other rankings of the same blocks, to show how much the ranking matters.
 class LargestBound(Sparse):
-    """Quest's ranking: upper bound of the scores of the block's keys, maximum over the query heads that share them."""
+    """Quest's ranking of a block: the upper bound of the scores of its keys, maximum over the query heads that share
+    them.
+    """
 
     def _select_blocks(self, rows: Tensor) -> Tensor:
         up, down = rows.clamp(min=0), rows.clamp(max=0)
@@ -110,7 +112,7 @@ class LargestBound(Sparse):
 
 
 class Oracle(Sparse):
-    """Ideal ranking by the actual attention on each block, for which it reads every key."""
+    """Ideal ranking by the actual attention on each block, for which every key is read."""
 
     def _select_blocks(self, rows: Tensor) -> Tensor:
         keys = self._blocks[0].flatten(2, 3)[:, :, : self._length]  # (B, Hkv, T, D)

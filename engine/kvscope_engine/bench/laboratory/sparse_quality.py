@@ -1,7 +1,7 @@
 """Effect of `--sparse-decode` on a model: perplexity and time of decode steps at several fractions of the blocks.
 
-Uses the engine's blocks, bounds and operations, with one request. All but the last tokens of a text are prefilled; the
-last ones are decoded one at a time, once per fraction, over the same blocks.
+Uses the engine's blocks, key bounds and operations, with one request. All but the last tokens of a text are prefilled;
+the last ones are decoded one at a time, once per fraction, over the same blocks.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class SparseRow(TypedDict):
     num_attended_blocks: int
     perplexity: float
     perplexity_change: float
-    """Relative change against full attention."""
+    """Relative change of the perplexity compared with full attention."""
     perplexity_error: float | None
     """Standard error of `perplexity_change`, from its variation over the tokens; None for a single token."""
     divergence: float
     """Mean Kullback-Leibler divergence from the predictions of full attention, in nats per token. It distinguishes two
-    selections even if the text is too short for a difference in perplexity.
+    block selections even if the text is too short for a difference in perplexity.
     """
     step_ms: float
 
@@ -53,7 +53,7 @@ def sparse_quality(
     show_progress: Callable[[str], None],
     fractions: Sequence[float] = FRACTIONS,
 ) -> list[SparseRow]:
-    """Measure each fraction. The first of `fractions` is the baseline of the others."""
+    """Measure each fraction. The first of `fractions` is the baseline with which all others are compared."""
     storage = storage_for_model(loaded, -(-len(token_ids) // BLOCK_SIZE), BLOCK_SIZE, sparse_decode=1.0)
     text_run = _TextRun(loaded, storage, torch.tensor(token_ids, device=loaded.device))
     start = len(token_ids) - num_scored
@@ -99,7 +99,7 @@ def _row(fraction: float, num_attended_blocks: int, answers: _Predictions, full:
 
 
 class _TextRun:
-    """A text and its contiguous blocks, in which a token's slot equals its position."""
+    """Text and its contiguous blocks, in which a token's slot equals its position."""
 
     def __init__(self, loaded: LoadedModel, storage: KVStorage, ids: torch.Tensor) -> None:
         self.ops: Ops = ops_for(loaded.device.type)

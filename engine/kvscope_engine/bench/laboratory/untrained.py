@@ -1,4 +1,4 @@
-"""Two attention methods that require a model trained with them, applied to one that was not, to show the effect of
+"""Two attention methods that need a model trained with them, applied to a model that was not, to show the effect of
 training.
 """
 
@@ -37,7 +37,9 @@ class HashBuckets:
         return scaled_dot_product_attention(rows, self._keys, self._values, attn_mask=is_visible).reshape(query.shape)
 
     def _hash(self, vectors: Tensor) -> Tensor:
-        """Return each vector's bucket, (rounds, B, Hkv, n): the nearest of the rotated axes, in either direction."""
+        """Return the bucket of each vector, (rounds, B, Hkv, n): the nearest of the rotated axes, in positive or
+        negative direction.
+        """
         sides = torch.einsum("bhnd,rdk->rbhnk", vectors, self._rotations)
         return torch.cat((sides, -sides), -1).argmax(-1)
 
@@ -47,9 +49,9 @@ class HashBuckets:
 
 
 class LowRank:
-    """Projects keys and values along the tokens to `fraction` of their number (Linformer, arXiv 2006.04768).
+    """Projects keys and values along the token axis to `fraction` of their number (Linformer, arXiv 2006.04768).
 
-    The projection is a random matrix, where a trained model has a learned one.
+    The projection is a random matrix, whereas a trained model has a learned one.
     """
 
     def __init__(self, fraction: float) -> None:

@@ -1,3 +1,3 @@
-"""Decoding after long contexts. Each contender fills its context once; rounds of decoding are then measured
-alternately.
+"""Benchmark of decoding after long contexts. Each contender fills its context once; then rounds of decoding of all
+contenders alternate.
 """

@@ -1,4 +1,4 @@
-"""Our engine, transformers and llama.cpp decoding after long contexts.
+"""kvscope's engine, transformers and llama.cpp as contenders that decode after long contexts.
 
 Each fills its contexts in its fastest way, to keep the benchmark short.
 """
@@ -23,7 +23,7 @@ BLOCK_SIZE = 16
 
 
 def long_contenders(batch: LongBatch, dtype: str, module: Any) -> list[LongContender]:
-    """Return all contenders that are available; `module` is the transformers model."""
+    """Return all contenders that are available. `module` is the transformers model."""
     contenders: list[LongContender] = [OurLongContexts(batch, dtype), TransformersLongContexts(batch, module)]
     if is_installed():
         contenders.append(LlamaCppLongContexts(batch, default_gguf(lambda progress: None)))
@@ -31,7 +31,9 @@ def long_contenders(batch: LongBatch, dtype: str, module: Any) -> list[LongConte
 
 
 class OurLongContexts:
-    """Our engine without prefix caching, so that the context of each request is computed and stored separately."""
+    """kvscope's engine without prefix caching, so that the context of each request is computed and stored
+    separately.
+    """
 
     name = "kvscope"
 
@@ -65,7 +67,9 @@ class OurLongContexts:
 
 
 class TransformersLongContexts:
-    """Calls the model with its own cache, greedily, as `generate` does. One row is prefilled and then repeated."""
+    """transformers with greedy decoding: calls the model with its own cache, as `generate` does. One batch row is
+    prefilled and then repeated.
+    """
 
     name = "transformers"
 
@@ -88,7 +92,7 @@ class TransformersLongContexts:
 
 
 class LlamaCppLongContexts:
-    """llama.cpp with separate memory per sequence. One sequence is prefilled and copied to the others."""
+    """llama.cpp with separate memory per sequence. One sequence is prefilled and copied to all others."""
 
     name = "llama.cpp"
 

@@ -14,7 +14,7 @@ MAX_ROUNDS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class LongBatch:
-    """Size of a batch of requests with equally long contexts that decode together."""
+    """Batch of requests with equally long contexts that decode together: number of requests and tokens."""
 
     num_requests: int = 8
     context_tokens: int = 4096
@@ -27,12 +27,12 @@ class LongBatch:
 
     @property
     def length(self) -> int:
-        """Maximum number of tokens of a request after all rounds, with a margin."""
+        """Upper bound of a request's number of tokens after all rounds, with a margin."""
         return self.context_tokens + self.round_tokens * (MAX_ROUNDS + 2)
 
 
 class LongContender(Protocol):
-    """A contender that decodes after long contexts. Each request has its own copy of the keys and values."""
+    """Contender that decodes after long contexts. Each request has its own copy of the keys and values."""
 
     name: str
 

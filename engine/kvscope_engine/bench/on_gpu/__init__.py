@@ -1,1 +1,1 @@
-"""Measurements of `bench gpu`, and the setting that they share."""
+"""Measurements of `bench gpu`, and the `Setting` (model, options, memory limit) that they share."""

@@ -1,4 +1,4 @@
-"""Measures the memory read rate of a GPU, and reads its clocks."""
+"""Measures the memory read bandwidth of a GPU, and reads its clocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROUNDS: Final = 9
 
 
 def read_gb_per_s(device: str) -> float | None:
-    """Measure the rate of a plain read of the device memory in GB/s; None on a CPU."""
+    """Measure the bandwidth of a plain read of the device memory in GB/s. Returns None on a CPU."""
     if device == "cpu":
         return None
     from kvscope_engine.bench.kernels.samplers import read_sampler
@@ -22,7 +22,7 @@ def read_gb_per_s(device: str) -> float | None:
 
 
 class GpuClocks:
-    """Clocks of the GPU that torch computes on. Unknown on a CPU and if NVML does not report them."""
+    """Clocks of the GPU that torch uses. They are unknown on a CPU, and if NVML does not report them."""
 
     def __init__(self, device: str) -> None:
         self._uuid = "" if device == "cpu" else _uuid()

@@ -1,7 +1,7 @@
-"""Decode steps of a whole batch: with and without CUDA graphs, with other options, and by transformers' `generate`.
+"""Decode steps of a batch: with and without CUDA graphs, with other options, and by transformers' `generate`.
 
 Each is compared with the time of reading the required bytes once (weights, and the batch's keys and values), at the
-speed of a plain read measured in the same run, and at the data sheet's bandwidth.
+bandwidth of a plain read measured in the same run, and at the data sheet's bandwidth.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 WARM_STEPS: Final = 4
 HOST_BOUND_KINDS: Final = ("eager", "transformers")
-"""Kinds of rows in which the host launches each kernel, so that on most machines the host's speed is measured."""
+"""Kinds of table rows in which the host launches each kernel, so that on most machines the host's speed is measured."""
 TAIL_PERCENTILE: Final = 99
-"""Percentile of step times in the report."""
 
 
 def decode_steps(
@@ -40,7 +39,9 @@ def decode_steps(
     show_progress: Callable[[str], None],
     report: dict[str, Any],
 ) -> None:
-    """Add the start time and memory of each engine to `report`, and a row for each of its batches and samplings."""
+    """Add the start time and memory of each engine to `report`, and a table row for each of its batches and sampling
+    modes.
+    """
     report |= {"engines": {}, "steps": []}
     for kind, options in engines.items():
         show_progress(f"{kind}: starts")
@@ -92,8 +93,8 @@ HEADER: Final = (
 
 
 def samplings(args: argparse.Namespace, batch: int, batches: list[int]) -> list[str]:
-    """Return the samplings to measure for a batch: those requested, else greedy, and for the largest batch also
-    top-p.
+    """Return the sampling modes to measure for a batch: those requested or, by default, greedy, and for the largest
+    batch also top-p.
     """
     if args.sampling:
         return list(dict.fromkeys(args.sampling))
@@ -109,7 +110,7 @@ def needed_model_len(args: argparse.Namespace, batches: list[int], num_steps: in
 
 
 def max_tokens_per_step(options: Mapping[str, Any]) -> int:
-    """Return the maximum tokens per step of one request, speculative tokens included."""
+    """Return the maximum number of tokens per step of one request, including speculative tokens."""
     speculative = options.get("speculative_config")
     return 1 if speculative is None else 1 + int(speculative.num_speculative_tokens)
 
@@ -143,7 +144,6 @@ def decoding(
 
 
 def step_ms(engine: Engine) -> float:
-    """Run one step and return its wall-clock time in milliseconds."""
     begin = time.perf_counter()
     engine.step()
     return (time.perf_counter() - begin) * 1e3
@@ -288,10 +288,11 @@ def _row(report: dict[str, Any], step: dict[str, Any]) -> list[str]:
 
 
 def _is_below_batch_size(step: dict[str, Any]) -> bool:
-    """Whether fewer requests than the batch size ran concurrently."""
     return bool(step.get("requests", step["batch"]) < step["batch"])
 
 
 def _share(step: dict[str, Any], gb_per_s: float | None) -> str:
-    """Return the time of a single read at `gb_per_s` as a share of the step time; empty if the speed is unknown."""
+    """Return the time of one read of the required bytes at `gb_per_s` as a share of the step time; "" if the bandwidth
+    is unknown.
+    """
     return "" if gb_per_s is None else f"{step['read_once_bytes'] / gb_per_s / 1e6 / step['step_ms']:.0%}"

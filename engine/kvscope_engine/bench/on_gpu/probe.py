@@ -1,4 +1,4 @@
-"""An engine that a benchmark steps itself, with random prompts that are in no cache, and the engine's own counters."""
+"""Engine that a benchmark steps itself, with random prompts that are in no cache. Uses the engine's own counters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST_ID: Final = 3
 
 
 class Probe:
-    """Engine with a count of computed prompt tokens. Use as a context manager, which closes the engine."""
+    """Engine with a count of computed prompt tokens. Use it as a context manager, which closes the engine."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._num_computed = 0
@@ -33,8 +33,8 @@ class Probe:
     def first_token_s(self, ids: list[int], num_computed: int | None = None) -> float:
         """Return the seconds from the submission of a prompt to its first token, after which the request ends.
 
-        Raises KvscopeError if the request fails, or if the number of prompt tokens computed is not `num_computed`
-        (None: any), because the time would then be that of another case.
+        Raises KvscopeError if the request fails, or if the number of prompt tokens computed is not `num_computed`,
+        because the time would then be that of another case. None accepts any number.
         """
         before, start_s = self._num_computed, time.perf_counter()
         self._num_submitted += 1

@@ -1,8 +1,8 @@
-"""Concurrent requests of mixed lengths, by our engine and by transformers' continuous batching.
+"""Concurrent requests of mixed lengths, by kvscope's engine and by transformers' continuous batching.
 
-They run one after the other, each alone on the device, and after a warm-up with different prompts of the same lengths.
-Ours also warms up each batch size that has a CUDA graph, so that no graph is captured during the measurement. On a GPU,
-transformers chooses its pages, blocks and batches; if that fails, it gets values that fit the workload.
+They run one after another, each alone on the device, and after a warm-up with different prompts of the same lengths.
+kvscope also warms up each batch size that has a CUDA graph, so that no graph is captured during the measurement. On a
+GPU, transformers chooses its pages, blocks and batches; if that fails, it gets values that fit the workload.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_NUM_SEQS: Final = 256
 NUM_RANDOM_IDS: Final = 4096
 SMALLER_BATCH_TOKENS: Final = 2048
 PAGE_SIZE: Final = 256
-"""Default page size of transformers."""
+"""Default page size of transformers, in tokens."""
 WARM_TOKENS: Final = 8
-"""Output tokens per warm-up request: more steps than are needed until a batch's graph is captured."""
+"""Output tokens per warm-up request. They take more steps than are needed until a batch's graph is captured."""
 LATENCIES: Final = {
     "ttft_p50_ms": "first token p50, ms",
     "ttft_p99_ms": "p99",
@@ -51,7 +51,7 @@ def requests(
     limit_s: float,
     show_progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure our engine, our engine with the options of each of `engines`, and transformers, one after the other.
+    """Measure kvscope's engine with its default options and with each of `engines`, then transformers.
 
     transformers is stopped after `limit_s` seconds, and its tokens so far count. If it fails, the report has the
     reason.
@@ -133,7 +133,7 @@ def _measure_ours(
 
 
 def _latencies(frames: list[Frame]) -> dict[str, float]:
-    """Return percentiles in ms under the keys of `LATENCIES`.
+    """Return latency percentiles in ms under the keys of `LATENCIES`.
 
     Inter-token latencies are missing if no request has a second token.
     """

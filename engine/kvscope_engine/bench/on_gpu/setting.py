@@ -22,7 +22,7 @@ from kvscope_telemetry.options import options_of
 
 DEFAULT_SHAPE: Final = "8b"
 FIXED_OPTIONS: Final = ("model", "device", "max_num_seqs", "max_model_len", "enable_prefix_caching", "block_size")
-"""Engine options that the benchmark sets itself and --with must not change."""
+"""Engine options that the benchmark sets itself. `--with` must not change them."""
 BLOCK_SIZE: Final = 16
 GIB: Final = 1 << 30
 
@@ -33,8 +33,8 @@ class Setting:
     device: str
     kv_cache_dtype: str
     share: float
-    """`gpu_memory_utilization` relative to this GPU's memory, which may be larger than that of the GPU simulated by
-    --memory.
+    """`gpu_memory_utilization` relative to this GPU's memory, which may be larger than the memory of the GPU simulated
+    by --memory.
     """
 
     def engine_config(self, **options: Any) -> EngineConfig:
@@ -87,7 +87,9 @@ def setting_of(args: argparse.Namespace, longest: int) -> Iterator[Setting]:
 
 
 def engine_options(text: str) -> dict[str, Any]:
-    """Parse engine options without dashes, such as `quantization=int4 page-heat=16`. Raises BadInput."""
+    """Parse engine options without dashes, such as `quantization=int4 page-heat=16`. Raises BadInput for options with
+    dashes and for those in `FIXED_OPTIONS`.
+    """
     parser = CommandParser(prog="kvscope-engine serve", add_help=False)
     add_engine_options(parser)
     words = text.split()
@@ -102,7 +104,7 @@ def engine_options(text: str) -> dict[str, Any]:
 
 
 def free_unused_memory() -> None:
-    """Free unreferenced memory, so that the next measurement finds the GPU memory free."""
+    """Free unreferenced memory, so that the next measurement has all GPU memory available."""
     import torch
 
     gc.collect()

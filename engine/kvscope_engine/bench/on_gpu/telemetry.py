@@ -1,7 +1,7 @@
-"""Decode steps with frames sent to a subscriber in another process, and with frames discarded.
+"""Measures decode steps with frames sent to a subscriber in another process, and with frames discarded.
 
-Both run on one engine and one running batch, a few steps each in the order with, without, without, with, so that the
-growing context has the same mean length for both. Steps are timed by wall clock.
+Both are measured on one engine and one running batch, a few steps each in the order with, without, without, with, so
+that the growing context has the same mean length for both. Steps are timed by wall clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Publish = Callable[[TelemetryMessage], None]
 def telemetry(
     args: argparse.Namespace, setting: Setting, batches: list[int], show_progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return the median step times of each batch, their ratio, and the ratio of each pair."""
+    """Return each batch's median step times with and without telemetry, their ratio, and the ratio of each pair of
+    steps.
+    """
     max_model_len = needed_model_len(args, batches, PAIRS * len(_order(args.steps)))
     show_progress("kvscope starts")
     ours = OurEngine(setting.engine_config(max_num_seqs=max(batches), max_model_len=max_model_len))
@@ -57,7 +59,9 @@ def telemetry_text(report: dict[str, Any]) -> str:
 
 
 def _order(num_steps: int) -> list[bool]:
-    """Return for each step whether telemetry is on: at least `num_steps` steps with it, and the same number without."""
+    """Return, for each step, whether telemetry is on. It is on for at least `num_steps` steps and off for the same
+    number.
+    """
     num_consecutive = min(CONSECUTIVE_STEPS, -(-num_steps // 2))
     sequence = [is_on for is_on in (True, False, False, True) for _ in range(num_consecutive)]
     return sequence * -(-num_steps // (2 * num_consecutive))

@@ -1,4 +1,5 @@
-"""Time to first token of one request, for several numbers of new tokens after several numbers of cached tokens.
+"""Measures the time to first token of one request, for several numbers of new tokens after several numbers of cached
+tokens.
 
 The cached tokens are computed once by an earlier request, whose blocks stay in the prefix cache. Each measurement has a
 different suffix, and the engine's counters verify that only the suffix is computed. Warm-up runs compile kernels and
@@ -18,7 +19,7 @@ from kvscope_engine.text_table import table
 CACHED: Final = (0, 4096, 32768)
 NEW: Final = (16, 256, 2000)
 LONGEST: Final = CACHED[-1] + NEW[-1] + BLOCK_SIZE
-"""`max_model_len` needed for all measurements."""
+"""Value of `max_model_len` that all measurements need."""
 WARM_UPS: Final = 2
 REPEATS: Final = 5
 
@@ -29,7 +30,7 @@ def ttft(
     read_gb_per_s: float | None,
     show_progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure each engine. Returns the rows, and the lengths that do not fit the model or the cache."""
+    """Measure each engine. Returns the table rows, and the lengths that do not fit the model or the cache."""
     rows: list[dict[str, Any]] = []
     skipped: list[str] = []
     for kind, options in engines.items():
@@ -79,7 +80,6 @@ def ttft_text(report: dict[str, Any]) -> str:
 def _measure_after_prefix(
     probe: Probe, cached: int, lengths: list[int], show_progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Cache a prefix of `cached` tokens, and measure each number of new tokens after it."""
     if not lengths:
         return []
     show_progress(f"first token: {cached:,} tokens are cached")

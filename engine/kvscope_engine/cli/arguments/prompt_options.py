@@ -30,7 +30,8 @@ def read_prompts(
     cache_salt: str = "",
     adapter: str = "",
 ) -> list[Submit]:
-    """Return one submission per prompt: `texts`, then the lines of `file`, whose own options take precedence.
+    """Return one submission per prompt: first `texts`, then the lines of `file`, whose own options take precedence over
+    `sampling`.
 
     Raises BadInput if there is no prompt, and for the first line that cannot be read, with its number.
     """
@@ -45,7 +46,7 @@ def read_prompts(
 
 
 def _validated(submit: Submit) -> Submit:
-    """Validate a submission in the same way as decoding it from the wire. Raises BadInput."""
+    """Validate a submission as decoding from the wire would do. Raises BadInput."""
     try:
         return msgspec.convert(msgspec.to_builtins(submit, str_keys=True), Submit, str_keys=True)
     except (msgspec.ValidationError, UnicodeError) as error:
@@ -77,7 +78,9 @@ def _from_file(path: Path, base: Submit) -> Iterator[Submit]:
 
 
 def _lone_surrogate(line: bytes) -> str:
-    """Return the error text of a line with a lone surrogate, which the decoder would report as truncated; else ""."""
+    """Return the error text if the line has a lone surrogate, which the decoder would report as a truncated line; else
+    "".
+    """
     try:
         value = json.dumps(json.loads(line), ensure_ascii=False)
     except (ValueError, RecursionError):

@@ -18,7 +18,7 @@ DEFAULTS: Final = SamplingParams()
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options as a group. `seed` is not among them, because it is an option of the engine."""
+    """Add the options as a group. `seed` is not included, because it is an engine option."""
     group = parser.add_argument_group(
         "sampling",
         "Defaults of temperature, top-p, top-k, min-p and repetition penalty come from the model's"
@@ -115,6 +115,5 @@ def _token_ids(text: str) -> tuple[int, ...]:
 
 
 def _biases(text: str) -> dict[int, float]:
-    """Parse biases by token id, as in `7:-100,12:1.5`."""
     pairs = [part.partition(":") for part in text.split(",")]
     return {parse_int(token): number(bias) for token, _, bias in pairs}

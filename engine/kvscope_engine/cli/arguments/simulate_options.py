@@ -230,7 +230,7 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
 
 
 def chosen_recording(args: argparse.Namespace) -> Recording | None:
-    """Return the recording that is the workload; None for other workloads.
+    """Return the recording that is used as the workload; None for other workloads.
 
     Raises BadInput for an unknown workload, and for a file that is not a recording.
     """
@@ -244,10 +244,10 @@ def chosen_recording(args: argparse.Namespace) -> Recording | None:
 
 
 def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tuple[str, Preset, str]:
-    """Return the name and preset of the model and device, and a note.
+    """Return the name and preset of the model and device, and a note for the user.
 
-    They are those of the recording unless options override them. The note names what the recording lacks; it is ""
-    without a recording. Raises BadInput for an invalid file of costs.
+    Model and device are those of the recording unless options override them. The note names what the recording lacks;
+    it is "" without a recording. Raises BadInput for an invalid file of costs.
     """
     name = args.model_preset or "opt-13b"
     preset = PRESETS[name]
@@ -290,7 +290,9 @@ def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, 
 
 
 def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording | None) -> SimulatedLimits:
-    """Return the limits: from options, else recorded, else default. Raises BadInput for a value outside its range."""
+    """Return the simulated limits. A limit is taken from the options or else from the recording, or is the default.
+    Raises BadInput for a value outside its range.
+    """
     cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
 
     def size(option: int | None, recorded: int, default: int) -> int:
@@ -325,7 +327,7 @@ def chosen_paging(args: argparse.Namespace, preset: Preset, layout: KVLayout | N
 
 
 def chosen_tiers(args: argparse.Namespace, cache: CacheInfo | None) -> SimulatedTiers:
-    """Return the lower tiers: from options, else recorded.
+    """Return the lower tiers. They are taken from the options, or else from the recording.
 
     Raises BadInput for sizes out of range, and if no selected allocator supports lower tiers.
     """
@@ -450,8 +452,8 @@ def _generator_options(args: argparse.Namespace) -> GeneratorOptions:
 
 
 def recording_paths(args: argparse.Namespace, labels: Sequence[str]) -> list[Path]:
-    """Return the recording path of each run, in order; empty without `--record`. Raises BadInput for a path that is in
-    use.
+    """Return the path of the recording to write for each run, in order; empty without `--record`. Raises BadInput for a
+    path that is in use.
     """
     if args.record is None:
         return []

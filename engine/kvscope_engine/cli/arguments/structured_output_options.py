@@ -1,5 +1,5 @@
 """Options for structured output: a JSON schema, any JSON object, a regex, a grammar, or choices. At most one may be
-used.
+given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
 NAMES: Final = ("json_schema", "json_object", "regex", "grammar", "choice")
-"""Names of the options, which are also fields of a line in a prompts file."""
+"""Names of the structured output options, which are also fields of a line in a prompts file."""
 
 
 def add_structured_output_options(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_structured_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def structured(args: argparse.Namespace) -> Structured | None:
-    """Return the requested structured output; None if there is none.
+    """Return the requested structured output, or None if none is requested.
 
     Raises BadInput for several options, and for a file that cannot be read.
     """
@@ -51,10 +51,10 @@ def structured(args: argparse.Namespace) -> Structured | None:
 
 
 def structured_from_options(options: Mapping[str, Any]) -> Structured | None:
-    """Return the structured output that a line of a prompts file requests; None if there is none. Its schema may be an
-    object.
+    """Return the structured output that a line of a prompts file requests, or None if it requests none. The line's
+    schema may be a JSON object.
 
-    Raises BadInput.
+    Raises BadInput for invalid options.
     """
     requested = {name: options[name] for name in NAMES if options.get(name) not in (None, False, [])}
     if not requested:

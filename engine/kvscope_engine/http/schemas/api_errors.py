@@ -25,7 +25,7 @@ ERROR_TYPES: Final = {
 }
 """OpenAI's error `type` by status; other 4xx are "invalid_request_error", other 5xx "server_error"."""
 BUSY_PHRASES: Final = ("the engine is behind", " already, and ")
-"""Phrases that occur only in temporary refusals."""
+"""Phrases that the engine's reason for a refusal contains only if the refusal is temporary."""
 UNAVAILABLE_REASONS: Final = (
     NO_ENGINE,
     "the engine has ended",

@@ -46,8 +46,8 @@ def conversation_text(
 def template_message(message: MessageBody, *, raw_arguments: bool = True) -> dict[str, Any]:
     """Return one message in the form that templates expect: content as text, and arguments of calls as objects.
 
-    Arguments that are no JSON object (cut, or written by another server) stay text, or become `{"arguments": TEXT}`
-    unless `raw_arguments`.
+    Arguments that are no JSON object, because they were truncated or another server wrote them, are passed as text;
+    without `raw_arguments`, they become `{"arguments": TEXT}`.
     """
     rendered: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
@@ -74,7 +74,6 @@ def template_message(message: MessageBody, *, raw_arguments: bool = True) -> dic
 
 
 def message_text(message: MessageBody) -> str:
-    """Return the text of a message. Raises ApiError for content that is not text."""
     for name in ("function_call", "audio"):
         if getattr(message, name) is not None:
             raise ApiError(400, f"{name} of a message is not accepted: content and tool_calls are", param="messages")

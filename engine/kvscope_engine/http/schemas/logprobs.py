@@ -51,8 +51,8 @@ def concatenate_logprobs(parts: Sequence[CompletionLogprobs]) -> CompletionLogpr
 
 
 def _texts(tokens: Tokens, tokenizer: Tokenizer | None) -> Sequence[Sequence[str]]:
-    """Return, for each position, the text of its token, followed by those of its `top` tokens. The engine's texts are
-    used if present.
+    """Return, for each position, the text of its token, followed by the texts of its `top` tokens. The engine's texts
+    are used if present.
     """
     texts: Sequence[Sequence[str]] = getattr(tokens, "logprob_texts", ())
     if len(texts) == len(tokens.logprobs):

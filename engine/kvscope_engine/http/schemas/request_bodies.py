@@ -110,7 +110,7 @@ class NeutralFields(IgnoredFields, frozen=True, kw_only=True):
     vllm_xargs: Any = None
     prompt_embeds: Any = None
     typical_p: Any = None
-    """Option of llama.cpp, as are the following."""
+    """Option of llama.cpp, as are all fields after this one."""
     mirostat: Any = None
     dry_multiplier: Any = None
     xtc_probability: Any = None
@@ -195,8 +195,6 @@ class SamplingBody(NeutralFields, frozen=True, kw_only=True):
 
 
 class CompletionBody(SamplingBody, frozen=True, kw_only=True):
-    """Body of `POST /v1/completions`."""
-
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Int | None = None
     best_of: Int | None = None
@@ -208,7 +206,9 @@ class CompletionBody(SamplingBody, frozen=True, kw_only=True):
 
 
 class ContentPart(_Body, frozen=True, kw_only=True):
-    """Part of a message. Only text is supported; other kinds are refused by name."""
+    """Part of a message's content. Only text is supported; other types of parts are refused with an error that names
+    the type.
+    """
 
     type: str
     text: Text = None
@@ -225,7 +225,9 @@ class FunctionCall(_Body, frozen=True, kw_only=True):
 
     name: str
     arguments: str = "{}"
-    """A JSON object as text. Other text, such as arguments that were cut, is passed to the chat template as it is."""
+    """A JSON object as text. Text that is no JSON object, such as truncated arguments, is passed to the chat template
+    unchanged.
+    """
 
 
 class ToolCallBody(_Body, frozen=True, kw_only=True):
@@ -263,8 +265,6 @@ class Tool(_Body, frozen=True, kw_only=True):
 
 
 class ChatBody(SamplingBody, frozen=True, kw_only=True):
-    """Body of `POST /v1/chat/completions`."""
-
     messages: Annotated[list[MessageBody], msgspec.Meta(min_length=1, max_length=4096)]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
@@ -281,7 +281,7 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     """Whether the answer contains its reasoning (the default)."""
     add_generation_prompt: Any = None
-    """Accepted with the values in `CHAT_NEUTRAL`, as are the following fields."""
+    """Accepted with the values in `CHAT_NEUTRAL`, as are all fields after this one."""
     continue_final_message: Any = None
     echo: Any = None
     chat_template: Any = None
@@ -323,7 +323,5 @@ class TokenizeBody(_Body, frozen=True, kw_only=True):
 
 
 class DetokenizeBody(_Body, frozen=True, kw_only=True):
-    """Body of `POST /detokenize`."""
-
     tokens: Annotated[list[TokenId], msgspec.Meta(max_length=2 << 20)]
     model: Text = None

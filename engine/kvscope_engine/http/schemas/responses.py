@@ -34,7 +34,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
-    """One completion, or its new part in a stream."""
+    """One completion, or the new part of one in a stream."""
 
     index: int
     text: str
@@ -105,7 +105,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """New part of a message in a stream."""
+    """New part of a chat message in a stream."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -115,7 +115,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
-    """New part of one answer in a stream."""
+    """New part of one of the `n` answers in a stream."""
 
     index: int
     delta: ChatDelta
@@ -124,8 +124,6 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """Response of `/v1/chat/completions`."""
-
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
@@ -151,7 +149,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created: int = 0
     owned_by: str = "kvscope"
     root: str = ""
-    """The engine's name of the model, or the folder of the adapter."""
+    """Name of the model in the engine; for an adapter, its folder."""
     parent: str | None = None
     """Base model of an adapter; None for a model."""
     max_model_len: int | None = None
@@ -165,8 +163,6 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
-    """Response of `/tokenize`."""
-
     count: int
     max_model_len: int
     tokens: list[int]
@@ -174,8 +170,6 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, frozen=True):
-    """Response of `/detokenize`."""
-
     prompt: str
 
 
@@ -186,15 +180,13 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Root(msgspec.Struct, frozen=True):
-    """Response of `/`, which clients request to find out whether a server answers."""
+    """Response of `/`, which some clients request to check that a server is running."""
 
     name: str = "kvscope"
     openapi: str = "/openapi.json"
 
 
 class Version(msgspec.Struct, frozen=True):
-    """Response of `/version`."""
-
     version: str
     engine_version: str
 

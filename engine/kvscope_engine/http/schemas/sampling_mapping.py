@@ -25,8 +25,8 @@ from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS: Final = 16
-"""Default `max_tokens` of `/v1/completions`, as in OpenAI's API. The default of a chat is all that the model's limit
-leaves.
+"""Default `max_tokens` of `/v1/completions`, as in OpenAI's API. For a chat, the default is all tokens that the model's
+limit leaves.
 """
 UNLIMITED: Final = -1
 """`max_tokens` of clients that want all tokens that the model's limit leaves, as in llama.cpp."""
@@ -44,7 +44,7 @@ SAME_NAME_FIELDS: Final = (
     "ignore_eos",
     "stop_token_ids",
 )
-"""Fields with the same name and meaning on both sides."""
+"""Fields with the same name and meaning in request bodies and in `SamplingParams`."""
 MAX_PRIORITY: Final = 1000
 
 
@@ -108,7 +108,9 @@ def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) 
 
 
 def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None, logprobs_field: str) -> SamplingParams:
-    """`logprobs_field` is the name of the body's field with the number of logprobs, for errors."""
+    """Return the engine's sampling parameters. `logprobs_field` is the name of the body's field for logprobs, for
+    errors.
+    """
     _check_neutral(body, NEUTRAL)
     fields: dict[str, Any] = {"max_tokens": None if max_tokens == UNLIMITED else max_tokens, "logprobs": logprobs}
     for name in SAME_NAME_FIELDS:
@@ -151,7 +153,7 @@ def _logit_bias(logit_bias: dict[str, float]) -> dict[int, float]:
 
 
 def _structured(body: SamplingBody) -> dict[str, str] | None:
-    """Return the structured output that is requested in any of the three ways; None if there is none. Raises ApiError
+    """Return the structured output requested in any of the three formats; None without such a request. Raises ApiError
     for several.
     """
     constraints = [*_response_format(body), *_structured_outputs(body), *_guided(body)]

@@ -27,11 +27,13 @@ WHITESPACE: Final = " \t\r\n"
 SEPARATORS: Final = f"{WHITESPACE},;"
 MAX_PYTHON_CHARACTERS: Final = 1 << 20
 PYTHON_NAMES: Final = {"true": True, "false": False, "null": None}
-"""JSON's constants, which models write in place of Python's."""
+"""Python values of JSON's constants, which models also write in calls in Python syntax."""
 
 
 class ParseResult(NamedTuple):
-    """Calls, and the index at which they end. If `calls` is None, the text up to `end` contains no call."""
+    """Parsed tool calls, and the index in the text at which they end. If `calls` is None, the text up to `end` contains
+    no call.
+    """
 
     calls: list[ParsedCall] | None
     end: int
@@ -41,7 +43,7 @@ CallParser: TypeAlias = Callable[[StreamedText, int, Tools], Search[ParseResult]
 
 
 def read_json(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
-    """Read calls, or lists of calls, as JSON values in succession, up to any other text."""
+    """Read JSON tool calls, or lists of them, in succession until other text follows."""
     calls: list[ParsedCall] = []
     while True:
         start = yield from text.skip(SEPARATORS if calls else WHITESPACE, start)
@@ -55,10 +57,7 @@ def read_json(text: StreamedText, start: int, tools: Tools) -> Search[ParseResul
 
 
 def read_json_value(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
-    """Read one call `{"name": ..., "arguments": {...}}`, or a list of them.
-
-    Llama writes `parameters` instead of `arguments`, Cohere also `tool_name` instead of `name`.
-    """
+    """Read one tool call `{"name": ..., "arguments": {...}}` (Llama: `parameters`), or a list of them."""
     start = yield from text.skip(WHITESPACE, start)
     if text.text[start : start + 1] not in ("{", "["):
         return ParseResult(None, start)
@@ -109,9 +108,9 @@ def _json_call(value: Any) -> ParsedCall | None:
 
 @dataclass(frozen=True, slots=True)
 class NamedJson:
-    """Parser for a head with the function's name, followed by a JSON object.
+    """Parser for tool calls that consist of a head with the function's name and a JSON object with the arguments.
 
-    `head` has the group `name`, and the group `id` if calls have ids.
+    The pattern `head` has the group `name`, and the group `id` if calls have ids.
     """
 
     head: re.Pattern[str]
@@ -169,19 +168,18 @@ _VALUES_HEAD: Final = re.compile(r"\s*call:\s*(?P<name>[\w.-]+)\s*(?=\{)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFields:
-    """Parser for a name and unquoted fields, as in `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
+    """Parser for tool calls with a name and unquoted fields:
+    `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
 
     A value ends at a `close` that is followed by the next field or by `tail`; any other `close` is part of the value.
     These formats cannot distinguish the end of a value from the same text inside it.
     """
 
     head: re.Pattern[str]
-    """Pattern with the group `name`."""
+    """Pattern that matches from the call's beginning through the function's name, with the group `name`."""
     field_begin: str
     field: re.Pattern[str]
-    """Pattern from `field_begin` to the value, with the group `key`, and the group `text` if a field can be marked as
-    text.
-    """
+    """Pattern that matches a field from `field_begin` up to its value, with the group `key`."""
     close: str
     tail: str
     has_value_lines: bool = False
@@ -214,8 +212,8 @@ class NamedFields:
 
 
 def read_python(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
-    """Read Python calls such as `[weather(city="Rome", days=3)]`, in lists or one per line. Only functions in `tools`
-    count.
+    """Read Python calls such as `[weather(city="Rome", days=3)]`, in lists or one per line. Calls of functions that are
+    not in `tools` are ignored.
 
     The calls are parsed as expressions of constants; nothing is ever executed.
     """
@@ -238,7 +236,6 @@ _PYTHON_HEAD: Final = re.compile(r"(?=\[)|[^\W\d][\w.]*(?=\()")
 
 
 def _python_calls(text: str) -> list[ParsedCall]:
-    """Return the calls in an expression; empty if it contains anything else."""
     if len(text) > MAX_PYTHON_CHARACTERS:
         return []
     try:
@@ -252,7 +249,6 @@ def _python_calls(text: str) -> list[ParsedCall]:
 
 
 def _python_call(node: ast.expr) -> ParsedCall:
-    """Return a call with constant keyword arguments. Raises ValueError for any other expression."""
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("not a call with arguments by name")
     arguments: dict[str, Any] = {}

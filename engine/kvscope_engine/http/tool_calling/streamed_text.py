@@ -14,7 +14,7 @@ _Found = TypeVar("_Found")
 Search: TypeAlias = Generator[None, None, _Found]
 
 MAX_HEAD_CHARACTERS: Final = 300
-"""Maximum length of a pattern's match. Names and the marks around them are shorter."""
+"""Maximum length of a match of `StreamedText.match`. Function names with the marks around them are shorter."""
 JSON_TOKENS: Final = re.compile(r'\\.|[\[\]{}]|"', re.DOTALL)
 PYTHON_TOKENS: Final = re.compile(r"""\\.|[\[\](){}]|\"{3}|'{3}|"|'""", re.DOTALL)
 
@@ -41,7 +41,9 @@ class StreamedText:
         return index
 
     def skip(self, characters: str, start: int) -> Search[int]:
-        """Return the index of the next character that is not in `characters`; the text's length if there is none."""
+        """Return the index of the first character from `start` on that is not in `characters`; the text's length if
+        there is none.
+        """
         while True:
             while start < len(self.text) and self.text[start] in characters:
                 start += 1

@@ -22,15 +22,14 @@ from kvscope_engine.http.tool_calling.tool_call_formats import (
 )
 
 MAX_WHITESPACE: Final = 32
-"""Maximum number of white space characters between two parts of arguments, which a model might otherwise emit
-forever.
+"""Maximum number of consecutive white space characters in forced arguments. A model might otherwise emit them forever.
 """
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def forced_format(tool_format: ToolFormat, functions: Sequence[Function], special: Collection[str]) -> ToolFormat:
-    """Return the format in which calls of `functions` are forced. `special`: texts of the tokenizer's special
-    tokens.
+    """Return the format in which the model is forced to call one of `functions`. `special`: texts of the tokenizer's
+    special tokens.
     """
     has_names = all(PLAIN_NAME.fullmatch(function.name) for function in functions)
     if tool_format.can_force and has_names and not any(text and text in tool_format.marks for text in special):

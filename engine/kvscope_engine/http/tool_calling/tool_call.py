@@ -14,8 +14,8 @@ Tools: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A complete call. `arguments` is a JSON object as text; `call_id` is the model's own id, "" if its format has
-    none.
+    """A complete tool call. `arguments` is a JSON object as text; `call_id` is the id that the model wrote, or "" if
+    its format has no ids.
     """
 
     name: str
@@ -36,9 +36,9 @@ def to_json(value: Any) -> str:
 
 
 def arguments_text(value: Any) -> str | None:
-    """Return a call's arguments as the text of a JSON object; None if they are not an object.
+    """Return a tool call's arguments as the text of a JSON object; None if they are not an object.
 
-    `value` is decoded JSON. Models also write missing arguments (None), and an object as a string, as in OpenAI's API.
+    `value` is decoded JSON. Some models write None for missing arguments, or an object as a string, as in OpenAI's API.
     """
     if isinstance(value, str):
         text = value.strip() or "{}"

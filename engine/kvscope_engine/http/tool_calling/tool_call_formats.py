@@ -30,12 +30,14 @@ CLOSE_TAG: Final = "</tool_call>"
 HARMONY_NAME: Final = "openai"
 """vLLM's name for the format of gpt-oss, which `HarmonyReader` reads."""
 NAME_PLACEHOLDER: Final = "NAME"
-"""Placeholder of a function's name in `ForcedFormat`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedFormat:
-    """Text around forced calls: around all of them, around each, and between two."""
+    """Texts that a forced answer has around its tool calls.
+
+    `before` and `after` surround all calls, `begin` and `end` surround each call, and `between` separates two calls.
+    """
 
     before: str = ""
     begin: str
@@ -55,7 +57,7 @@ JSON_LIST: Final = ForcedFormat(
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """Calls between two marks. They are complete at `end`; if `end` is empty, where the body ends."""
+    """Tool calls between the marks `begin` and `end`. If `end` is empty, they end where the parser `body` stops."""
 
     begin: str
     body: CallParser
@@ -67,20 +69,21 @@ class ToolFormat:
     name: str
     spans: tuple[CallSpan, ...] = ()
     starts: tuple[str, ...] = ()
-    """Beginnings of an answer that may consist only of calls to functions in the request."""
+    """Possible beginnings of an answer that may consist only of calls to functions in the request."""
     prefixes: tuple[str, ...] = ()
-    """Like `starts`, but marks that precede the calls and are not part of them."""
+    """Marks at the beginning of an answer that consists only of calls. Unlike `starts`, they are not part of the calls.
+    """
     whole: tuple[CallParser, ...] = ()
     """Parsers for an answer that consists only of calls; the first that succeeds is used."""
     silent: tuple[str, ...] = ()
-    """Marks around spans that are not part of the answer's text."""
+    """Marks around `spans` that are not part of the answer's text."""
     closers: tuple[str, ...] = ()
     """Marks that are not part of the answer's text if they follow a call."""
     forced: ForcedFormat = JSON_LIST
     inner: tuple[str, ...] = ()
-    """Marks within a span."""
+    """Marks within a `CallSpan`."""
     has_short_ids: bool = False
-    """Whether ids are nine letters and digits, which is all that Mistral's templates accept."""
+    """Whether call ids have nine letters and digits, the only ids that Mistral's templates accept."""
 
     @property
     def marks(self) -> str:
@@ -89,7 +92,6 @@ class ToolFormat:
 
     @property
     def can_force(self) -> bool:
-        """Whether calls can be forced in the model's own format."""
         return self.forced is not JSON_LIST
 
 
@@ -117,7 +119,8 @@ _DEEPSEEK_V31_BODY: Final = NamedJson(re.compile(rf"\s*(?P<name>[^\s<]+)\s*{_DEE
 _KIMI_BODY: Final = NamedJson(
     re.compile(rf"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]+):\d+)\s*{re.escape(_KIMI_SEPARATOR)}\s*(?={{)")
 )
-"""The id `functions.NAME:3` contains the name. The model expects the same id in the message with the result."""
+"""Parser for calls with ids such as `functions.NAME:3`. The model expects the same id in the message with the result.
+"""
 _MISTRAL_BODY: Final = NamedJson(
     re.compile(r"\s*(?P<name>[^\W\d][\w.-]*)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)")
 )
@@ -164,7 +167,7 @@ REASONING: Final = {
     "<|channel>thought": "<channel|>",
     "<|START_THINKING|>": "<|END_THINKING|>",
 }
-"""Marks around a model's reasoning, whose text is never read as calls."""
+"""Closing mark by opening mark of a model's reasoning. Text between them is never parsed as tool calls."""
 
 UNKNOWN_FORMAT: Final = ToolFormat(
     name="auto",
@@ -173,7 +176,7 @@ UNKNOWN_FORMAT: Final = ToolFormat(
     prefixes=("<|python_tag|>", "[TOOL_CALLS]"),
     whole=(read_json, read_python),
 )
-"""Format for unknown models: accepts only what can safely be interpreted as a call."""
+"""Format for unknown models. It accepts only text that can safely be interpreted as a call."""
 FORMATS: Final = (
     ToolFormat(name="hermes", spans=(_HERMES_SPAN,), forced=_HERMES),
     ToolFormat(
@@ -295,7 +298,7 @@ FORMATS: Final = (
 )
 FORMATS_BY_NAME: Final = {one.name: one for one in (UNKNOWN_FORMAT, *FORMATS)}
 JSON_LIST_FORMAT: Final = ToolFormat(name="list", starts=("[",), whole=(read_json,))
-"""Format of a bare JSON list, in which calls are forced if the model's own format cannot be."""
+"""Format of a bare JSON list, in which calls are forced if they cannot be forced in the model's own format."""
 
 _TEMPLATE_SIGNS: Final = (
     (("<|channel|>", "<|message|>"), HARMONY_NAME),
@@ -324,8 +327,9 @@ _TEMPLATE_SIGNS: Final = (
     (("<function_calls>",), "olmo3"),
     (("<tool_calls>",), "jamba"),
 )
-"""Strings that occur in the chat templates of each format, in order: later ones also occur in earlier formats'
-templates.
+"""Strings that identify a tool call format if all of them occur in the chat template, with the format's name.
+
+The first match counts, because later strings also occur in templates of earlier formats.
 """
 
 

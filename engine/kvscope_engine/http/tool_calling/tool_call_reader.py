@@ -26,16 +26,16 @@ SHORT_ID_CHARACTERS: Final = string.ascii_letters + string.digits
 
 class _State(Enum):
     START = auto()
-    """At the beginning of an answer (or after its reasoning) that may consist of calls alone."""
+    """At the beginning of an answer, or after its reasoning. The answer may consist only of calls."""
     WHOLE = auto()
-    """In an answer that may consist of calls alone. It is parsed once it is complete."""
+    """In an answer that may consist only of calls. It is parsed once it is complete."""
     TEXT = auto()
     AFTER_CALL = auto()
     """In text, with only white space since the last call."""
 
 
 class ToolCallReader:
-    """Reads one answer in a model's format. At most `max_calls` calls are returned; later ones are dropped.
+    """Parses the tool calls of one streaming answer. At most `max_calls` calls are returned; later ones are dropped.
 
     Args:
         reasoning_end: Mark that ends the reasoning which the prompt began; "" if the prompt began none.
@@ -67,7 +67,7 @@ class ToolCallReader:
         self._ids: set[str] = set()
 
     def add(self, text: str) -> tuple[str, list[CalledTool]]:
-        """Add a piece of the answer. Returns the text and the calls that are complete."""
+        """Append a new piece of the answer. Returns its text outside of calls, and the calls that are now complete."""
         self._text.text += text
         content = []
         while (piece := self._advance()) is not None:
@@ -166,7 +166,7 @@ class ToolCallReader:
         return ""
 
     def _scan(self) -> str | None:
-        """Return the text before the next mark. At a mark, enter the state that it begins."""
+        """Return the text before the next mark. At a mark, enter the state that the mark begins."""
         match = self._mark_pattern.search(self._text.text)
         if match is None:
             return self._pop_before_mark(self._marks)

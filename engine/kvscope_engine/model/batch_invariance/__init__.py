@@ -1,2 +1,3 @@
-"""Deterministic mode: runs steps in tiles of a fixed size, and proves that a row's position in a tile does not
-matter."""
+"""Deterministic mode: runs steps in tiles of a fixed number of tokens, and proves that a token's position in a tile
+does not affect its result.
+"""

@@ -1,13 +1,13 @@
-"""Runs a step in tiles of a fixed number of tokens, so that a token's numbers do not depend on the rest of the batch.
+"""Runs a step in tiles of a fixed number of tokens, so that a token's results do not depend on the rest of the batch.
 
 oneDNN, cuBLAS and torch's own kernels choose their order of summation by the number of rows: the same row has different
-last bits in a product of 64 rows and in one of a single row. If every product has the same number of rows, only a row's
+last bits in a matmul of 64 rows and in one of a single row. If every matmul has the same number of rows, only a row's
 position in its tile varies. `tile_check` proves at load that the bits are the same at every position and, on a CPU,
 which other tile sizes also give the same bits. Decodes run as prefills: attention of prefill.c and, on a GPU, with
 `QueryRuns.is_fixed`, gives a token the same bits wherever its query run was split (decode attention sums in another
 order).
 
-A tile runs through all layers before the next one, so it reads KV that earlier tiles of its own requests have written.
+A tile runs through all layers before the next one, so it reads KV that earlier tiles of the same requests have written.
 Must not depend on policy or sampling.
 """
 
@@ -31,11 +31,11 @@ from kvscope_kernels.host_lengths import HostLengths
 TILE_TOKENS: Final = {torch.float32: 16, torch.bfloat16: 32}
 """Tokens per tile on a CPU, by the dtype of activations.
 
-Measured on one core with a product of (576, 3072): 32 rows of bfloat16 take 1.2 times as long as one, 16 rows of
-float32 1.7 times; a row of a tile takes 1.4 and 1.3 times as long as a row of a product with 64.
+Measured on one core with a weight of (576, 3072): a matmul with 32 rows of bfloat16 takes 1.2 times as long as with one
+row, one with 16 rows of float32 1.7 times; per row, they take 1.4 and 1.3 times as long as a matmul with 64 rows.
 """
 ROUNDED_TILE_TOKENS: Final = 8
-"""Tokens per tile with quantized weights, whose products take time in proportion to the rows.
+"""Tokens per tile with quantized weights, whose matmuls take time in proportion to the rows.
 
 In tiles of 32, a single decode of the default model took 8 times as long; prompts took as long as without tiles.
 """
@@ -43,11 +43,11 @@ GPU_TILE_TOKENS: Final = 128
 """Tokens per tile on a GPU, for any dtype. By GPU specifications, reading 16-bit weights takes as long as multiplying
 them by 75 (RTX 3090) to 300 (H100) rows; not measured."""
 OTHER_TILE_SIZES: Final = (1, 4, 16, 64)
-"""Additional tile sizes on a CPU, used if they are proven to give the same bits. Products with quantized weights and
-many float32 products pass.
+"""Additional tile sizes in tokens on a CPU, used if they are proven to give the same bits. Matmuls with quantized
+weights and many float32 matmuls pass.
 """
 _MAX_PADDED_RATIO: Final = 1.25
-"""Maximum ratio of tile size to remaining tokens for padding a tile instead of filling smaller ones.
+"""Maximum ratio of tile size to remaining tokens up to which a tile is padded; above it, smaller tiles are filled.
 
 Each tile reads all weights, so padding rows are cheap in comparison if weights are not quantized.
 """
@@ -63,22 +63,24 @@ def tile_tokens(device_type: str, dtype: torch.dtype, quantization: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Consecutive tokens of a step, padded with tokens that write to no slot and whose outputs are not read."""
+    """Consecutive tokens of a step in a tile of `size` tokens. Padding tokens write to no slot, and their outputs are
+    not read.
+    """
 
     input_ids: Int64
-    """(size,)."""
+    """Token ids, shape (size,)."""
     positions: Int64
-    """(size,)."""
+    """Shape (size,)."""
     slot_mapping: Int64
-    """(G, size)."""
+    """Shape (G, size) for G KV groups; -1 for padding."""
     block_tables: Int32
-    """(G, S, max_blocks), for the S sequences with tokens in the tile."""
+    """Shape (G, S, max_blocks), for the S sequences with tokens in the tile."""
     seq_lens: Int32
-    """(S,), up to each sequence's last token in the tile."""
+    """Shape (S,): length of each sequence up to its last token in the tile."""
     query_start: Int32
-    """(S + 1,), starting from 0."""
+    """Shape (S + 1,): first row of each sequence in the tile, and the number of rows."""
     sample_rows: Int64
-    """Rows of the tile whose logits are sampled."""
+    """Indices of the tile's rows whose logits are sampled."""
 
 
 def split_into_tiles(inputs: StepInputs, sizes: Sequence[int], spare_rows: int = 0) -> Iterator[Tile]:
@@ -194,7 +196,6 @@ class _TileContext(PagedContext):
 
 
 def _padded(array: Int64, size: int, value: int) -> Int64:
-    """Pad the last axis to `size` with `value`."""
     filled = np.full((*array.shape[:-1], size), value, np.int64)
     filled[..., : array.shape[-1]] = array
     return filled

@@ -1,4 +1,4 @@
-"""Proves at load that deterministic mode works: a token's numbers are the same at every position in a tile.
+"""Proves at load that deterministic mode works: a token's results are the same at every position in a tile.
 
 Runs three trials: a sequence alone, the same sequence after another one that shifts its position in the tiles, and its
 last tokens in steps of one token. Keys and values of all layers and the last logits must be bitwise equal; otherwise
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 BLOCK_SIZE: Final = 8
 _TUNABLE: Final = "PYTORCH_TUNABLEOP_ENABLED"
 NUM_SINGLE_TOKEN_STEPS: Final = 3
-"""Number of last tokens that are computed in steps of one token."""
+"""Number of tokens at a sequence's end that the check computes in steps of one token."""
 NUM_COMPARED: Final = 1_000_000
 """Minimum number of elements of hidden states that another tile size must reproduce, if the model's position limit
 allows.
 
-A small sample is not enough: on an AMD processor with AVX-512 BF16, products of one row differ from those of 32 rows in
+A small sample is not enough: on an AMD processor with AVX-512 BF16, matmuls of one row differ from those of 32 rows in
 one of 8,000 elements, and a trial of two tokens found no difference.
 """
 
@@ -114,8 +114,6 @@ def _layer_refusal_reason(call: LayerCall, *, is_on_cpu: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _TokenRange:
-    """Tokens `start` to `end` of a sequence whose blocks are listed in `table`."""
-
     ids: Int64
     table: list[int]
     start: int
@@ -123,7 +121,9 @@ class _TokenRange:
 
 
 class _Trial:
-    """Two token sequences and the storage of a few blocks in which they are computed."""
+    """Computes two token sequences alone and combined, in a few blocks of KV storage, and compares their keys, values
+    and logits.
+    """
 
     def __init__(self, module: Any, size: int, ops: Ops, length: int) -> None:
         config = module.config.get_text_config(decoder=True)
@@ -164,7 +164,6 @@ class _Trial:
         return self._expected
 
     def first_difference(self) -> str:
-        """Describe the first difference between the trials; empty if there is none."""
         expected = self.expected
         for num_other in (1, self.size // 2 - 1, self.size - NUM_SINGLE_TOKEN_STEPS):
             actual = self._logits_after_other(num_other)

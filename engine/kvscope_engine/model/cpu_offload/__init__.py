@@ -1,1 +1,3 @@
-"""Weights of a GPU's model that stay in host memory: their choice, their handling during load, and their streaming."""
+"""Weights of a GPU's model that stay in host memory: which layers are chosen, how they are loaded, and how they are
+streamed to the GPU.
+"""

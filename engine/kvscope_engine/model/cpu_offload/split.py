@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 
 GIB = 1 << 30
 NUM_STAGES = 2
-"""Number of layers on the device at once: the running one and the next one."""
+"""Number of layers on the device at the same time: the running one and the next one."""
 
 TensorEntry = tuple[dict[str, Any], str, torch.Tensor]
 """The dictionary in which a tensor is registered, its name there, and the tensor."""
@@ -27,7 +27,7 @@ def check_streaming(cpu_offload_gb: float, device: torch.device, free_host_bytes
 
     Raises:
         BadInput: `device` is a CPU.
-        KvscopeError: Host memory is missing.
+        KvscopeError: Less than `cpu_offload_gb` of host memory is free.
     """
     if device.type == "cpu":
         raise BadInput(
@@ -80,7 +80,7 @@ def tensors_of(module: nn.Module) -> Iterator[TensorEntry]:
 
 
 def large_tensors(layer: nn.Module) -> Iterator[TensorEntry]:
-    """Yield the tensors to stream: those with at least two dimensions."""
+    """Yield the layer's tensors to stream: those with at least two dimensions."""
     return (entry for entry in tensors_of(layer) if entry[2].dim() > 1)
 
 

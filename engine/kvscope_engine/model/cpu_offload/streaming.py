@@ -37,9 +37,9 @@ EAGER_NOTE: Final = (
 
 
 class StreamedWeights:
-    """Layers whose weights are in host memory, in execution order. Call `close` when no step is in flight.
+    """Streams layers whose weights are in host memory, in execution order. Call `close` only when no step is in flight.
 
-    Raises KvscopeError if host memory is missing.
+    Raises KvscopeError if too little host memory is free.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StreamedWeights:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of the stages on the device."""
+        """Bytes of both stages on the device."""
         return sum(stage.nbytes for stage in self._stages)
 
     def close(self) -> None:
@@ -126,7 +126,6 @@ class StreamedWeights:
             self._enqueue_copy(following)
 
     def _next_in_stage(self, index: int) -> int:
-        """Return the index of the layer that uses the same stage next, in this pass or the following one."""
         after_next = index + NUM_STAGES
         return after_next if after_next < len(self._slabs) else index % NUM_STAGES
 
@@ -162,7 +161,6 @@ def start_streaming(module: nn.Module) -> None:
 
 
 def streamed_weights(module: nn.Module) -> StreamedWeights | None:
-    """Return the streamed weights of `module`; None if all its weights are on the device."""
     streamed: StreamedWeights | None = getattr(module, "kvscope_streamed", None)
     return streamed
 

@@ -26,8 +26,8 @@ never retried."""
 
 
 class CaptureFailures:
-    """Failed captures by key. `report` is called with one line when a size gets no graph, and when it is captured
-    later.
+    """Failed captures of CUDA graphs by key. `report` is called with one line when a size gets no graph, and when it is
+    captured later.
     """
 
     def __init__(self, report: Callable[[str], object]) -> None:
@@ -52,12 +52,11 @@ class CaptureFailures:
         return not self._is_suspended and time.monotonic() >= self._retry_at_s.get(key, 0.0)
 
     def due_keys(self) -> Iterator[Hashable]:
-        """Return the keys of failed captures that may be tried now."""
         return (key for key in list(self._retry_at_s) if self.may_try(key))
 
     @property
     def is_waiting(self) -> bool:
-        """Whether any capture is to be tried again later."""
+        """Whether any capture will be retried."""
         return not self._is_suspended and any(retry_at_s < math.inf for retry_at_s in self._retry_at_s.values())
 
     def record(self, key: Hashable, error: Exception, *, is_permanent: bool = False) -> None:
@@ -96,8 +95,8 @@ class CaptureFailures:
 
 
 def is_capture_failure(error: Exception) -> bool:
-    """Whether `error` is a lack of memory or an error of a library. Such a failure may affect one size and not the
-    next.
+    """Whether `error` is a lack of memory or an error of a library. Such a failure may affect one graph size and not
+    the next.
     """
     return is_out_of_memory(error) or is_library_error(error)
 

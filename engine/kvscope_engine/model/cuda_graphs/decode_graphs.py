@@ -49,7 +49,9 @@ from kvscope_engine.model.input_batch.step_tensors import StepTensors, stage_dec
 from kvscope_engine.model.layers.attention.attention_scores import AttentionScores
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Batch sizes. Matrix products have tiles of 64 or 128 rows, so padding rows of a large batch cost nothing."""
+"""Batch sizes of captured decode graphs. Matmuls have tiles of 64 or 128 rows, so padding rows of a large batch cost
+nothing.
+"""
 
 DRAFTED_SIZES: Final = (4, 8, 16, 32, 64, 128, 256)
 """Token counts of steps with drafts. There are fewer than `SIZES` because all are captured at the start."""
@@ -69,7 +71,6 @@ block to them.
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Return the batch sizes that get a graph, up to the number of requests that can run together."""
     largest = min(max_num_seqs, SIZES[-1])
     return (*(size for size in SIZES if size < largest), largest)
 
@@ -126,8 +127,10 @@ class _GraphKey(NamedTuple):
 
 
 class DecodeGraphs:
-    """Replays decode steps. For each step, call `size_of`, then the buffer's `begin`, `stage` (before anything else is
-    put into the buffer), the buffer's `send`, and `replay`.
+    """Captures and replays CUDA graphs of decode steps.
+
+    For each step, call `size_of`, then the buffer's `begin`, `stage` (before anything else is put into the buffer), the
+    buffer's `send`, and `replay`.
     """
 
     def __init__(
@@ -215,7 +218,7 @@ class DecodeGraphs:
                 self.failures.record(key, error, is_permanent=is_permanent)
 
     def _drafted_keys(self) -> list[_GraphKey]:
-        """Return the keys of drafted graphs, the largest first, so that the others reuse its memory."""
+        """Return the keys of drafted graphs, the largest first. The other graphs reuse the memory of the largest."""
         request_capacities = (
             (size, capacity) for size in self.drafted_sizes for capacity in {min(size, FEW_REQUESTS), size}
         )
@@ -225,7 +228,6 @@ class DecodeGraphs:
         return sorted(keys, reverse=True)
 
     def _drafted_key(self, inputs: StepInputs) -> _GraphKey | None:
-        """Return the smallest captured drafted graph that fits the step."""
         num_tokens, num_requests = inputs.num_tokens, len(inputs.seq_lens)
         fitting = (key for key in self._graphs if key.size >= num_tokens and key.num_drafted >= num_requests)
         return min(fitting, default=None)
@@ -291,7 +293,6 @@ class DecodeGraphs:
         return None if graph_key is None else graph_key.size
 
     def _decode_key(self, requested: _GraphKey) -> _GraphKey | None:
-        """Return the smallest captured decode graph that fits `requested`."""
         fitting = (
             key
             for key in self._graphs

@@ -26,7 +26,7 @@ _READ_OPERATIONS: Final = frozenset(
         "transformers::grouped_mm_fallback",
     }
 )
-"""Operations whose output shape or value is known only on the device."""
+"""Operations whose output shape or value is known only on the device, so that the host waits for it."""
 _COPY_OPERATIONS: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 _INDEX_OPERATIONS: Final = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
 _GROUPED_MM: Final = "aten::_grouped_mm"

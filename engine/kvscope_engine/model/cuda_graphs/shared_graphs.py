@@ -25,7 +25,7 @@ class RankSync(Protocol):
         no other."""
 
     def all_agree(self, is_well: bool) -> bool:
-        """Return whether `is_well` is true on all ranks; waits for them."""
+        """Return whether `is_well` is true on all ranks, after waiting for all of them."""
 
 
 class SharedGraphs:
@@ -42,14 +42,14 @@ class SharedGraphs:
         return bool(self._refusal)
 
     def refuse(self, reason: str) -> None:
-        """Capture nothing on this rank.
+        """Record the reason why this rank captures no graphs.
 
-        `capture_all` must still be called if other ranks call it, because they wait for this rank's answer.
+        `capture_all` must still be called if other ranks call it, because they wait for this rank.
         """
         self._refusal = reason
 
     def capture_all(self, rank_sync: RankSync) -> list[str]:
-        """Capture all sizes, on all ranks at once, before the first request.
+        """Capture all sizes, concurrently on all ranks, before the first request.
 
         Returns one line of text per size that has no graph, with the reason.
         """
@@ -67,7 +67,6 @@ class SharedGraphs:
         return [f"no CUDA graph for batches of {size}, which run slower: {reason}" for size, reason in failed.items()]
 
     def size_of(self, inputs: StepInputs) -> int | None:
-        """Return the smallest graph size for a step of decodes alone; None if there is none."""
         if inputs.num_single_token != inputs.num_tokens or len(inputs.sample_rows) != inputs.num_tokens:
             return None
         return padded_size(self.sizes, inputs.num_tokens)

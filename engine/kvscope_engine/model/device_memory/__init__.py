@@ -1,2 +1,1 @@
-"""Memory of the device and pinned memory of the host: sizes, plans, the processes that hold it, and buffers for
-copies."""
+"""Device memory and pinned host memory: sizes, plans, the processes that hold memory, and buffers for copies."""

@@ -49,7 +49,7 @@ class DeviceMemory(Protocol):
         """Return the bytes that other engines on the GPU have planned for and not allocated yet."""
 
     def draws_display(self) -> bool:
-        """Whether the GPU draws a display. Windows on it use the GPU's memory and may need more later."""
+        """Whether the GPU draws a display. Windows on the display use the GPU's memory and may need more later."""
 
     @property
     def holders(self) -> GpuHolders:
@@ -57,8 +57,6 @@ class DeviceMemory(Protocol):
 
 
 class CudaMemory:
-    """`DeviceMemory` of a CUDA device, from torch's allocator and the driver."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._uuid = gpu_uuid(device)

@@ -1,4 +1,4 @@
-"""Two in-order streams of a device, called lanes: one computes, the other copies concurrently."""
+"""Two in-order streams of a device, called lanes: one lane computes, the other copies concurrently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StreamMark(Protocol):
 
 
 class Streams(Protocol):
-    """Enqueues work on the lanes. Only `finish` waits."""
+    """Enqueues work on the two lanes. Only `finish` waits for the device."""
 
     def run(self, lane: Lane, work: Callable[[], None]) -> None:
         """Call `work`. The kernels and copies that it starts run on `lane`, after all earlier work there."""
@@ -29,7 +29,7 @@ class Streams(Protocol):
         """Record an event after everything enqueued on `lane`."""
 
     def wait(self, lane: Lane, mark: StreamMark) -> None:
-        """Make work that is enqueued on `lane` from then on wait for `mark`."""
+        """Make work that is enqueued on `lane` after this call wait for `mark`."""
 
     def finish(self, lane: Lane) -> None:
         """Block until `lane` has completed all its work."""

@@ -23,13 +23,11 @@ _ENGINE_PROGRAMS: Final = (b"kvscope-engine", b"kvscope_engine")
 
 
 class GpuHolder(NamedTuple):
-    """A process that holds memory of a GPU."""
-
     pid: int
     name: str
     """Name of the process; empty if neither the driver nor the system reports it."""
     num_bytes: int | None
-    """Bytes of the GPU that the process holds; None if unknown."""
+    """Bytes of GPU memory that the process holds; None if the driver does not report them."""
 
     @property
     def description(self) -> str:
@@ -38,14 +36,15 @@ class GpuHolder(NamedTuple):
 
 
 class GpuHolders:
-    """Other processes on the GPU with the given UUID (with or without prefix). `gpus` replaces the driver in tests."""
+    """Queries other processes on the GPU with the given UUID (with or without prefix). `gpus` replaces the driver in
+    tests.
+    """
 
     def __init__(self, uuid: str, gpus: SampledGpus | None = None) -> None:
         self._uuid = bare_uuid(uuid)
         self._gpus = gpus or Gpus(used=(uuid,))
 
     def draws_display(self) -> bool | None:
-        """Whether the GPU draws a display; None if the driver does not report that."""
         gpu = self._gpu()
         return None if gpu is None else gpu.display_active
 
@@ -77,7 +76,7 @@ class GpuHolders:
 
 
 def is_drawing(display_active: bool | None) -> bool:
-    """Whether a GPU draws a display: as the driver reports it, else whether this is WSL."""
+    """Whether a GPU draws a display, as the driver reports; if it does not report it, whether this is WSL."""
     return is_wsl() if display_active is None else display_active
 
 

@@ -28,7 +28,7 @@ _MAX_ENTRY_CHARS: Final = 32
 
 
 class GpuRegister:
-    """This engine's entries for the GPUs that it computes on. Call `await_turn` first."""
+    """Lock files of this engine for the GPUs that it computes on. Call `await_turn` first."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or default_folder()
@@ -86,7 +86,6 @@ class GpuRegister:
     def _await_turn(
         self, uuid: str, report_waiting: Callable[[str], object], deadline_s: float, sleep: Callable[[float], object]
     ) -> bool:
-        """Wait for the lock of one GPU. Returns False if the deadline passed."""
         path = self._folder / f"{_file_name(uuid)}.turn"
         is_reported = False
         while (turn := _locked(path)) is None:

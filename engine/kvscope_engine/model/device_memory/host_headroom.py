@@ -14,7 +14,9 @@ _CGROUP_FILES: Final = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Names of the limit, the usage, and the reclaimable part of the usage, in cgroup version 2 and version 1."""
+"""Names of the files with a cgroup's limit and usage, and of the reclaimable bytes in its statistics: version 2, then
+version 1.
+"""
 
 
 def free_host_bytes(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:

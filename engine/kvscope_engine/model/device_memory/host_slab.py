@@ -25,8 +25,7 @@ class Pinner(Protocol):
 
     def pin(self, address: int, num_bytes: int) -> str: ...
 
-    def unpin(self, address: int) -> str:
-        """Unlock the memory that was pinned at `address`."""
+    def unpin(self, address: int) -> str: ...
 
 
 class CudaPinner:

@@ -25,16 +25,16 @@ DESKTOP_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReserves:
-    """Bytes that steps need in addition to what a profile run measures."""
+    """Bytes that steps need in addition to those that a profile run measures, by purpose."""
 
     attention_partials: int = 0
-    """Partial results of attention over the splits of long sequences."""
+    """Bytes of the partial results of attention over the splits of long sequences."""
     graphs: int = 0
-    """Captured graphs of decodes, the tensors that they read and write, and the input buffer of a step."""
+    """Bytes of the captured graphs of decodes, the tensors that they read and write, and the input buffer of a step."""
     piecewise_graphs: int = 0
-    """Graphs of steps with prefills and their tensors; 0 without such graphs."""
+    """Bytes of the graphs of steps with prefills and of their tensors; 0 without such graphs."""
     sampling: int = 0
-    """Logits of a full batch and the tensors of sampling with every option."""
+    """Bytes of the logits of a full batch and of the tensors of sampling with every option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class MemoryPlan:
 
     @property
     def sampling(self) -> int:
-        """Bytes of the logits and of sampling: the larger of profile and estimate."""
+        """Bytes of the logits and of sampling: the larger of the profiled and the estimated bytes."""
         return max(self.logits, self.reserves.sampling)
 
     @property
@@ -87,7 +87,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether a KV cache of at least `kv_min` bytes is left."""
+        """Whether at least `kv_min` bytes are left for the KV cache."""
         return self.kv >= self.kv_min
 
     @property
@@ -157,7 +157,6 @@ class MemoryPlan:
         return "free some, or use a smaller --max-num-batched-tokens, --max-num-seqs or model"
 
     def _weights_that_fit(self) -> int:
-        """Return the largest size of weights that fits together with this model's steps."""
         return max(0, self.allowed - self.others - (self.needed - self.weights) - self.kv_min)
 
 

@@ -54,7 +54,6 @@ class StepCosts:
         return tuple(levels)
 
     def needed(self, level: Level) -> int:
-        """Return the bytes that steps and the retained graphs need at a level."""
         step = self.activations * level.max_tokens // self.max_tokens + self.fixed
         return step + level.has_piecewise_graphs * self.piecewise_graphs + level.has_graphs * self.graphs
 
@@ -75,7 +74,9 @@ def step_costs(plan: MemoryPlan | None, max_tokens: int, max_num_seqs: int, *, h
 
 
 class MemoryWatch:
-    """Current level of memory use. `max_others`: bytes that other programs can hold before steps lack memory."""
+    """Decides the current level of memory use. `max_others`: bytes that other programs can hold before steps lack
+    memory.
+    """
 
     def __init__(self, costs: StepCosts, max_others: int) -> None:
         self._costs = costs
@@ -89,11 +90,10 @@ class MemoryWatch:
 
     @property
     def is_lowered(self) -> bool:
-        """Whether steps may use less memory than planned."""
         return self._index > 0
 
     def missing(self, others: int) -> int:
-        """Return the bytes that were planned for steps and that other programs hold, if they hold `others` bytes in
+        """Return the bytes planned for steps that other programs have taken, if those programs hold `others` bytes in
         all.
         """
         return max(0, others - self._max_others)

@@ -14,13 +14,12 @@ from kvscope_engine.model.device_memory.memory_plan import MIB, gib
 SLACK_BYTES: Final = 64 * MIB
 """Bytes by which the counters of driver and allocator may differ."""
 FULL_SHARE: Final = 0.02
-"""Share of the GPU's memory below which free memory means that the GPU is full."""
+"""Share of the GPU's total memory. The GPU counts as full if less than this share is free."""
 SLOW_FACTOR: Final = 5.0
-"""Factor over the usual time of a step of the same shape from which a step counts as slow."""
+"""Factor by which a step must exceed the usual time of steps of the same shape to count as slow."""
 NUM_SLOW_STEPS: Final = 8
 """Number of consecutive slow steps that indicate paging. A single one may have waited for something else."""
 REPORT_INTERVAL_S: Final = 60.0
-"""Minimum seconds between two reports."""
 REMEDY: Final = (
     "set 'CUDA - Sysmem Fallback Policy' to 'Prefer No Sysmem Fallback' in the NVIDIA Control Panel of Windows, end"
     " other programs on the GPU, or give a lower --gpu-memory-utilization"

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from kvscope_engine.model.device_memory import step_buffer
 
 NUM_BUFFERS: Final = 2
-"""Number of buffers for results. A step's results are read before the step after the next is launched, or never."""
+"""Number of host buffers for results. A step's results are read before the step after the next is launched, or never.
+"""
 _NUMBER_BYTES: Final = 8
 _FLOAT_BYTES: Final = 4
 
 Rows = Callable[[], NDArray[np.float32]]
-"""Waits for some of a step's rows and returns them."""
+"""Function that waits until a step's rows have arrived on the host, and returns them."""
 Wait = Callable[[torch.cuda.Event], None]
 """Returns once the device has reached an event."""
 
@@ -67,7 +68,7 @@ class PendingVector:
         self._wait = wait
 
     def wait(self) -> list[Any]:
-        """Wait for the copy and return the numbers as Python objects. This is where a step waits for the device."""
+        """Wait for the copy and return the elements as Python objects. This is where a step waits for the device."""
         if self._event is not None:
             self._wait(self._event)
         numbers: list[Any] = self._numbers.tolist()
@@ -77,7 +78,7 @@ class PendingVector:
 class VectorReadBack:
     """Copies one vector of int64 or float64 per step to pinned host memory, asynchronously.
 
-    Two buffers alternate: the numbers of one step are read while those of the next arrive.
+    Two buffers alternate: the vector of one step is read while that of the next arrives.
     """
 
     def __init__(self, device: torch.device, num_numbers: int, wait: Wait = synchronize) -> None:
@@ -111,7 +112,7 @@ class PinnedBuffer:
         return self._bytes.view("float64" if dtype == torch.float64 else "int64")[:count], _recorded_event()
 
     def start_rows(self, rows: torch.Tensor) -> Rows:
-        """Start copying `rows`, which must be contiguous and are kept alive until they have arrived."""
+        """Start copying `rows`, which must be contiguous. They are kept alive until they have arrived."""
         count = rows.numel()
         if count * _FLOAT_BYTES > self._capacity * _NUMBER_BYTES:
             self._grow(-(-count * _FLOAT_BYTES // _NUMBER_BYTES))

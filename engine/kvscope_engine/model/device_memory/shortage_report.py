@@ -19,7 +19,7 @@ _MIN_TOKENS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """State when memory ran out, in bytes; -1 where unknown."""
+    """Memory use when memory ran out, in bytes; -1 for unknown values."""
 
     memory: MemoryBreakdown
     total: int = -1
@@ -27,7 +27,6 @@ class Shortage:
     others_planned: int = -1
     """Bytes that other programs held when the engine started."""
     num_tokens: int = 0
-    """Number of tokens in the failed step."""
     num_requests: int = 0
     utilization: float = 0.0
     """Value of --gpu-memory-utilization; 0 on a CPU."""

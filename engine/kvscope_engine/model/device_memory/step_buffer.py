@@ -26,8 +26,8 @@ _DTYPES: Final = {
 
 
 class StepBuffer:
-    """Input buffer of a step. Call `begin`, `reserve` or `put` for each array, and `send`; the tensors are valid after
-    that.
+    """Input buffer of a step. Call `begin`, then `reserve` or `put` for each array, then `send`. The tensors are valid
+    after `send`.
     """
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
@@ -96,8 +96,6 @@ class StepBuffer:
 
 
 class _HostBuffer:
-    """Pinned memory, as a tensor and as an array, and the event of its last copy to the device."""
-
     def __init__(self, num_bytes: int) -> None:
         self.host, self.data = pinned_bytes(num_bytes)
         self.sent = UploadEvent()
@@ -110,7 +108,6 @@ class UploadEvent:
         self._event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def record(self) -> None:
-        """Record the event after the copies that are enqueued on the current stream."""
         self._event.record()
 
     def wait(self) -> None:

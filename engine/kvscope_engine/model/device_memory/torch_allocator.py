@@ -19,14 +19,15 @@ from kvscope_telemetry.messages.commands import AllocatorMap
 from kvscope_telemetry.mirror.allocator_map import AllocatorPool, State, TorchSegment, pack_map
 
 _STATES: Final = {"active_allocated": State.ALLOCATED, "inactive": State.CACHED}
-"""Block states by their name in the snapshot. Other blocks wait for a stream; that name differs between torch versions.
+"""Block states by name in torch's snapshot. Blocks in any other state wait for a stream; the name of that state differs
+between torch versions.
 """
 _SHARED_POOL: Final = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorUse:
-    """Bytes of the allocator; -1 where it does not report them."""
+    """Memory of torch's allocator in bytes; -1 for values that it does not report."""
 
     allocated: int = -1
     reserved: int = -1

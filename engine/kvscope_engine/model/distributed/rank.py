@@ -8,14 +8,13 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One of `count` ranks; rank 0 schedules and samples."""
+    """One of `count` tensor-parallel ranks. Rank 0 schedules and samples."""
 
     index: int = 0
     count: int = 1
 
     @property
     def is_alone(self) -> bool:
-        """Whether the model is not sharded."""
         return self.count == 1
 
     def part(self, size: int) -> slice:
@@ -24,8 +23,8 @@ class Rank:
         return slice(self.index * width, (self.index + 1) * width)
 
     def kv_heads(self, num_kv_heads: int) -> slice:
-        """Return the slice of the rank's KV heads. With fewer KV heads than ranks, it is the head that its query heads
-        read.
+        """Return the slice of the rank's KV heads. With fewer KV heads than ranks, it is the single KV head that the
+        rank's query heads read.
         """
         first = self.index * num_kv_heads // self.count
         return slice(first, first + max(1, num_kv_heads // self.count))

@@ -21,16 +21,15 @@ from kvscope_engine.model.distributed.rank import Rank
 from kvscope_telemetry.errors import KvscopeError
 
 CONNECT_TIMEOUT: Final = timedelta(seconds=120)
-"""Maximum time until all ranks have connected and completed the first sum."""
+"""Maximum time until all ranks have connected and completed the first all-reduce."""
 NO_LIMIT: Final = timedelta(days=30)
-"""Timeout of later sums, practically unlimited: rank 0 may be suspended in the middle of a step."""
+"""Timeout of later all-reduces, practically unlimited: rank 0 may be suspended in the middle of a step."""
 _FAILURE_CHECK_INTERVAL: Final = timedelta(seconds=0.2)
-"""Interval at which a waiting host checks whether a rank is lost."""
 STORE_FILE: Final = "store"
 
 
 class GroupBroken(KvscopeError):
-    """Another rank did not respond: it has exited or hangs."""
+    """Raised when another rank does not respond, because it has exited or hangs."""
 
 
 class RankGroup:
@@ -86,7 +85,6 @@ class RankGroup:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Return a context in which sums are skipped unless a CUDA graph is capturing them."""
         self._only_records = True
         try:
             yield
@@ -94,7 +92,6 @@ class RankGroup:
             self._only_records = False
 
     def all_agree(self, is_well: bool) -> bool:
-        """Return whether `is_well` is True on all ranks, after waiting for them."""
         votes = torch.full((1,), float(is_well), device=self._device)
         return self.all_reduce(votes).item() == self._count
 

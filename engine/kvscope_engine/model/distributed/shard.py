@@ -25,19 +25,18 @@ _MLP: Final = ("gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Sharding of a linear layer's weight."""
+    """How a linear layer's weight is sharded among ranks."""
 
     dim: int
     """Sharded dimension of the weight: 0 for rows (outputs), 1 for columns (inputs)."""
     size: int
-    """Unsharded size of that dimension."""
+    """Size of the sharded dimension in the whole model."""
     num_kv_heads: int = 0
-    """Unsharded number of KV heads for projections to keys and values, which several ranks may share; 0 for other
-    layers.
+    """Number of KV heads of the whole model for projections to keys and values, of which several ranks may have the
+    same; 0 for other layers.
     """
 
     def part(self, rank: Rank) -> slice:
-        """Return the rank's slice along `dim`."""
         if not self.num_kv_heads:
             return rank.part(self.size)
         width, heads = self.size // self.num_kv_heads, rank.kv_heads(self.num_kv_heads)
@@ -141,10 +140,10 @@ def _has(part: nn.Module, names: tuple[str, ...]) -> bool:
 
 
 def _has_experts(part: nn.Module) -> bool:
-    """Whether a parameter holds the weights of several experts."""
+    """Whether one parameter holds the weights of several experts."""
     return any(parameter.dim() == 3 for parameter in part.parameters(recurse=False))
 
 
 def _own_tensors(part: nn.Module) -> bool:
-    """Whether the module itself has tensors, such as sinks per head."""
+    """Whether the module has direct tensors (not in submodules), such as attention sinks per head."""
     return any(True for _ in part.parameters(recurse=False)) or any(True for _ in part.buffers(recurse=False))

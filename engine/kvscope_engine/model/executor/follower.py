@@ -61,7 +61,7 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 
 EXIT_GRACE_S: Final = 5.0
-"""Seconds after the end of rank 0 in which the main thread may end the process, before it is exited."""
+"""Seconds that the main thread has to end this process after rank 0 has ended; then the process is exited."""
 HEARTBEAT_INTERVAL_S: Final = 0.5
 
 
@@ -90,7 +90,6 @@ def run_follower(folder: Path, rank: Rank) -> int:
 
 
 def follow_torchrun(index: int, count: int) -> int:
-    """Serve as rank `index` of `count` in a process started by torchrun. Returns the result of `run_follower`."""
     store = torchrun_store()
     return run_follower(Path(store.get(FOLDER_KEY).decode()), Rank(index, count))
 
@@ -193,7 +192,6 @@ def _move_blocks(mover: BlockMover, message: MoveBlocks, channel: Channel) -> No
 
 
 def _send_heartbeats(channel: Channel, group: RankGroup) -> None:
-    """Send heartbeats until the channel closes, even while other threads compute."""
     with contextlib.suppress(ChannelClosed):
         while True:
             channel.send(encode(RankHeartbeat(num_points=group.num_points)))
@@ -226,8 +224,8 @@ def _report_failure(channel: Channel, error: Exception) -> None:
 
 
 def _watch_leader(channel: Channel, folder: Path) -> None:
-    """Wait until rank 0 has ended, then remove the folder where ranks connect and exit, even if the main thread is
-    blocked.
+    """Wait until rank 0 has ended, then remove the folder in which the ranks' sockets are, and exit even if the main
+    thread is blocked.
     """
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLRDHUP)

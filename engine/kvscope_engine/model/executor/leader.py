@@ -67,18 +67,16 @@ CONNECT_TIMEOUT_S: Final = 300.0
 """Maximum seconds for a rank's process to connect, which includes importing torch and transformers on a busy machine.
 """
 LOAD_TIMEOUT_S: Final = 1800.0
-"""Maximum seconds for a rank to load its share of the model."""
 CHECK_INTERVAL_S: Final = 0.25
 MAX_SILENCE_S: Final = 5.0
 """Maximum seconds without a message from a serving rank, unless it is suspended. It sends two heartbeats per second."""
 MAX_SUSPENDED_S: Final = 300.0
 """Maximum seconds for which a rank's process may be suspended (SIGSTOP, a debugger). Meanwhile, silence is ignored."""
 MAX_BEHIND_S: Final = 60.0
-"""Maximum seconds for which a live rank may be behind rank 0's synchronization point, for example to compile a kernel
-that the others have cached.
+"""Maximum seconds for which a live rank may be behind rank 0's synchronization point, for example because it compiles a
+kernel that the other ranks have cached.
 """
 EVENT_POLL_S: Final = 0.000_05
-"""Seconds between two polls of a GPU event."""
 CAUSE_TIMEOUT_S: Final = 3.0
 """Seconds to wait for the cause of a failed collective, which may be reported after the failure itself."""
 
@@ -92,7 +90,7 @@ def lead_ranks(config: EngineConfig) -> Leader | None:
 
 
 def config_of_rank(config: EngineConfig, leader: Leader | None) -> EngineConfig:
-    """Return the configuration that each rank runs with.
+    """Return the configuration with which each rank runs.
 
     CPU threads and the lower cache tiers are divided among ranks, and features that do not support several ranks are
     disabled.
@@ -115,7 +113,9 @@ def rank_of(leader: Leader | None) -> Rank:
 
 
 class Leader:
-    """Rank 0 of `count` ranks. Methods raise BadInput or KvscopeError, naming the rank, for errors of other ranks."""
+    """Rank 0 of `count` ranks: controls the other ranks. Methods raise BadInput or KvscopeError, naming the rank, for
+    errors of other ranks.
+    """
 
     def __init__(self, count: int, device: torch.device) -> None:
         if device.type == "cuda" and torch.cuda.device_count() < count:
@@ -152,7 +152,9 @@ class Leader:
     # Called before the first step, in this order.
 
     def load_model(self, config: EngineConfig, lora_layers: Iterable[str]) -> None:
-        """Order the other ranks to load their shares. Rank 0 must have loaded, so that every file is downloaded."""
+        """Order the other ranks to load their shares of the model. Rank 0 must have loaded first, so that every file is
+        downloaded.
+        """
         self._await_connections()
         config_json = msgspec.json.encode(replace(config, kv_events_config=None))
         message = encode(LoadShare(config=config_json, lora_layers=tuple(lora_layers)))
@@ -169,8 +171,7 @@ class Leader:
         return self._settings.num_blocks
 
     def connect_ranks(self, module: nn.Module, *, captures: bool = False) -> None:
-        """Let all ranks allocate their blocks and connect. From then on, every forward pass of `module` runs on all
-        ranks.
+        """Let all ranks allocate their blocks and connect. All later forward passes of `module` run on all ranks.
 
         `captures`: whether all ranks capture CUDA graphs next.
         """
@@ -187,12 +188,13 @@ class Leader:
         install_all_reduce(module, self.all_reduce)
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which all-reduces are skipped unless a CUDA graph is being captured."""
         assert self._group is not None, "ranks capture once they have joined"
         return self._group.recording()
 
     def all_agree(self, is_well: bool) -> bool:
-        """Return whether `is_well` is true on all ranks; waits for them. Raises KvscopeError when a rank is lost."""
+        """Return whether `is_well` is true on all ranks, after waiting for them. Raises KvscopeError when a rank is
+        lost.
+        """
         assert self._group is not None, "ranks agree once they have joined"
         try:
             agreed = self._group.all_agree(is_well)
@@ -240,14 +242,17 @@ class Leader:
         sources: Sequence[int] = (),
         targets: Sequence[int] = (),
     ) -> None:
-        """Order the other ranks to move their parts of blocks between tiers, after the steps sent before."""
+        """Order the other ranks to move the same blocks between tiers, after the steps sent before. Each rank has other
+        heads of a block.
+        """
         message = encode(move_of(how, sources, targets))
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
 
     def moved_on_all_ranks(self, whole: Sequence[bool]) -> list[bool]:
-        """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks; `whole`
-        is rank 0's own result."""
+        """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks; `whole` is
+        rank 0's result.
+        """
         is_moved = np.array(whole, np.bool_)
         for rank in sorted(self._channels):
             is_moved &= np.frombuffer(self._expect(rank, BlocksMoved, LOAD_TIMEOUT_S).whole, np.bool_)
@@ -302,7 +307,7 @@ class Leader:
             self._group.num_points += 1
 
     def rank_memory(self, first: RankJoined, uuids: Sequence[str]) -> tuple[RankMemory, ...]:
-        """Return the memory held by each rank, in rank order. `first` describes rank 0; `uuids` are those of the ranks'
+        """Return the memory that each rank holds, in rank order. `first` describes rank 0; `uuids` identify the ranks'
         GPUs.
         """
         return tuple(
@@ -406,7 +411,9 @@ class Leader:
         raise self._rank_lost_error(None)
 
     def _rank_lost_error(self, error: Exception | None) -> KvscopeError:
-        """Return the error to raise for a lost rank, after waiting up to `CAUSE_TIMEOUT_S` for the root cause."""
+        """Return the error to raise for a lost rank, after waiting up to `CAUSE_TIMEOUT_S` seconds for the
+        root cause.
+        """
         deadline = time.monotonic() + CAUSE_TIMEOUT_S
         while self._monitor is not None and not self._has_cause() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -428,7 +435,6 @@ class Leader:
     # On the monitoring thread.
 
     def _monitor_ranks(self) -> None:
-        """Receive the messages of all connected ranks until `close`."""
         open_ranks = {channel: rank for rank, channel in self._channels.items()}
         checked_s = time.monotonic()
         while open_ranks and not self._closing.is_set():
@@ -496,7 +502,8 @@ class RankLiveness:
         self._silent_s = 0.0
 
     def advance(self, seconds: float, num_points: int, *, is_suspended: bool = False) -> str:
-        """Add `seconds` in which the process ran or was suspended. Rank 0 is at synchronization point `num_points`.
+        """Add `seconds` in which the rank's process ran or was suspended. Rank 0 is at synchronization point
+        `num_points`.
 
         Returns why the rank is considered lost; empty if it is not.
         """

@@ -1,4 +1,5 @@
-"""Exchanges length-prefixed messages between two processes over a Unix socket. A closed end is detected immediately.
+"""Exchanges length-prefixed messages between two processes over a Unix socket. Detects immediately that the other
+process has closed its end.
 
 Must not depend on message types. The socket is in a folder that only its user can access.
 """
@@ -32,11 +33,12 @@ class Channel:
         self._socket.settimeout(SOCKET_TIMEOUT_S)
 
     def fileno(self) -> int:
-        """File descriptor for `select`. It is readable when a message has arrived or the other end has closed."""
+        """Return the file descriptor for `select`. It is readable when a message has arrived or the other process has
+        closed its end.
+        """
         return self._socket.fileno()
 
     def send(self, message: bytes) -> None:
-        """Send one message. Raises ChannelClosed."""
         try:
             with self._send_lock:
                 self._socket.sendall(_LENGTH.pack(len(message)) + message)

@@ -24,7 +24,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LoadShare(_Message, frozen=True, kw_only=True):
-    """Order to load the rank's share. Rank 0 has loaded already, so every file is on disk."""
+    """Order to load the rank's share of the model. Rank 0 has loaded already, so every file is on disk."""
 
     config: bytes
     """An `EngineConfig` as JSON."""
@@ -55,14 +55,15 @@ class Step(_Message, frozen=True, kw_only=True):
     copies: bytes = b""
     """(source, target) blocks to copy before the step, int64."""
     awaited: bytes = b""
-    """`StepInputs.awaited`: rows of tokens that the previous step samples. These tokens are broadcast before the step.
+    """`StepInputs.awaited` as bytes: the batch rows whose tokens the previous step samples. These tokens are broadcast
+    before the step.
     """
     num_sampled: int = 0
     """Number of tokens that the previous step sampled, if `awaited` is not empty."""
     graph_size: int = 0
     """Size of the CUDA graph that all ranks replay; 0 if none."""
     lora_slots: bytes = b""
-    """Adapter slot of each row, -1 for none; empty if no row has an adapter."""
+    """Adapter slot of each batch row, -1 for no adapter; empty if no row has an adapter."""
 
 
 class DeltaBytes(msgspec.Struct, frozen=True, array_like=True):
@@ -76,8 +77,8 @@ class DeltaBytes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FillLoraSlot(_Message, frozen=True, kw_only=True):
-    """Order to replace the contents of an adapter slot of one stack: a delta, or None, for each linear layer of the
-    stack.
+    """Order to replace the contents of an adapter slot in one stack of LoRA weights: a delta, or None, for each linear
+    layer of the stack.
     """
 
     stack: str
@@ -99,7 +100,7 @@ class Shutdown(_Message, frozen=True, kw_only=True):
 
 
 class RankHello(_Message, frozen=True, kw_only=True):
-    """First message of a rank."""
+    """First message that a rank sends after it has connected."""
 
     rank: int
     pid: int
@@ -128,7 +129,7 @@ class RankHeartbeat(_Message, frozen=True, kw_only=True):
 
 
 class BlocksMoved(_Message, frozen=True, kw_only=True):
-    """Result of an `offload`, `load_from_disk` or `drain`."""
+    """Result of an `offload`, `load_from_disk` or `drain` of `BlockMover` on one rank."""
 
     whole: bytes
     """One byte per block, or a single byte for `drain`: 1 if it succeeded."""
@@ -175,7 +176,9 @@ def step_of(
 
 
 def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]], NDArray[np.int64] | None]:
-    """Convert a message to writable arrays, block copies (source, target), and adapter slots. No row is sampled."""
+    """Convert a message to the step's input arrays (writable, without sampled rows), block copies (source, target), and
+    adapter slots.
+    """
     seq_lens = _array(step.seq_lens, np.int32)
     inputs = StepInputs(
         input_ids=_array(step.input_ids, np.int64),
@@ -199,7 +202,6 @@ def move_of(how: MoveKind, sources: Sequence[int] = (), targets: Sequence[int] =
 
 
 def block_ids_of(move: MoveBlocks) -> tuple[list[int], list[int]]:
-    """Return the source and the target indices of a move."""
     return _array(move.sources, np.int64).tolist(), _array(move.targets, np.int64).tolist()
 
 

@@ -23,10 +23,10 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 FOLLOWER_MODULE: Final = "kvscope_engine.model.executor.follower"
 FOLDER_KEY: Final = "kvscope-ranks"
 RENDEZVOUS_TIMEOUT_S: Final = 120.0
-"""Maximum seconds for torchrun's ranks to find each other."""
+"""Maximum seconds until all ranks that torchrun started have connected to its store."""
 FOLDER_PREFIX: Final = "kvscope-ranks-"
 EXIT_TIMEOUT_S: Final = 3.0
-"""Maximum seconds until all ranks have ended by themselves, and again after SIGTERM.
+"""Seconds that ranks have to end by themselves, and again to end after SIGTERM.
 
 Stopping the engine may take ten seconds in all.
 """
@@ -55,7 +55,9 @@ class RankProcesses:
         self._count = count
 
     def start(self) -> None:
-        """Start the child processes, or publish the folder to ranks that torchrun started."""
+        """Start the child processes. Under torchrun, publish the folder for connections to the ranks that torchrun
+        started.
+        """
         under_torchrun = torchrun_rank()
         if under_torchrun is None:
             for rank in range(1, self._count):
@@ -80,10 +82,9 @@ class RankProcesses:
         return ""
 
     def close(self, reached: Container[int] = ()) -> None:
-        """End all remaining children. Those in `reached` were told to end and get `EXIT_TIMEOUT_S`; others are
-        terminated.
+        """End all remaining children. Idempotent.
 
-        Idempotent.
+        Children in `reached` have been sent a shutdown message and get `EXIT_TIMEOUT_S` seconds; others are terminated.
         """
         deadline_s = time.monotonic() + EXIT_TIMEOUT_S
         for rank, child in self.children.items():

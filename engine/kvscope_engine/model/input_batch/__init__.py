@@ -1,1 +1,1 @@
-"""Inputs of a step: numpy arrays made from the scheduler's plan, and the device tensors they are copied to."""
+"""Inputs of a step: numpy arrays made from the scheduler's plan, and the device tensors to which they are copied."""

@@ -24,28 +24,29 @@ class StepInputs:
     """Flattened batch of a step: T tokens of S sequences in G KV groups, decodes first."""
 
     input_ids: Int64
-    """(T,)."""
+    """Token ids, shape (T,)."""
     positions: Int64
-    """(T,)."""
+    """Shape (T,)."""
     slot_mapping: Int64
-    """(G, T), one row per KV group; -1 for padding."""
+    """Shape (G, T), one row per KV group; -1 for padding."""
     block_tables: Int32
-    """(G, S, max_blocks). Entries after a sequence's last block or before its window are never read."""
+    """Shape (G, S, max_blocks). Entries after a sequence's last block or before its window are never read."""
     seq_lens: Int32
-    """(S,): length of each sequence, including the step's tokens."""
+    """Shape (S,): length of each sequence, including the step's tokens."""
     query_start: Int32
-    """(S + 1,): first row of each sequence in the batch, and the number of rows."""
+    """Shape (S + 1,): first row of each sequence in the batch, and the number of rows."""
     num_single_token: int
-    """Number of sequences, the first ones, that have exactly one token in the step."""
+    """Number of sequences with exactly one token in the step. They come first in the batch."""
     sample_rows: Int64
     """Rows of the batch whose logits are sampled."""
     awaited: Int64 | None = None
-    """(2, n): rows of the batch whose token the step in flight samples, and the rows of these tokens among its samples.
+    """Shape (2, n): batch rows whose token the step in flight samples, and the indices of these tokens among its
+    samples.
 
-    None if there are none. `input_ids` are 0 in these rows.
+    None if no row awaits a token. `input_ids` are 0 in these rows.
     """
     state_slots: Int64 | None = None
-    """(S,): state slot of each sequence; None for models without recurrent layers."""
+    """Shape (S,): state slot of each sequence; None for models without recurrent layers."""
 
     @property
     def num_tokens(self) -> int:
@@ -59,7 +60,7 @@ class StepInputs:
 
 
 class TableRows:
-    """Block ids of recently scheduled requests: one row per request in each KV group."""
+    """Tables of the block ids of recently scheduled requests: one row per request in each KV group."""
 
     def __init__(self, num_rows: int, max_blocks: int, num_groups: int = 1) -> None:
         self.table: Int32 = np.zeros((num_groups, num_rows, max_blocks), np.int32)
@@ -68,7 +69,7 @@ class TableRows:
         self._free = list(range(num_rows - 1, -1, -1))
 
     def rows_of(self, requests: list[Request]) -> Int64:
-        """Update the row of each request and return the row indices."""
+        """Update the table row of each request and return the row indices."""
         self._free_idle_rows(requests)
         return np.fromiter((self._update(request) for request in requests), np.int64, len(requests))
 
@@ -84,7 +85,9 @@ class TableRows:
         return row
 
     def _write(self, group: int, row: int, written: list[int], table: list[int], num_null: int) -> None:
-        """Append new ids. If the ids written before are not a prefix of the block table, rewrite the row."""
+        """Append new block ids to a table row. Rewrite the row if the ids written before are not a prefix of the
+        request's block table.
+        """
         num_kept = len(written)
         if written[num_null:] != table[num_null:num_kept]:
             num_kept = min(num_null, num_kept)
@@ -95,7 +98,7 @@ class TableRows:
         written += table[num_kept:]
 
     def _free_idle_rows(self, requests: list[Request]) -> None:
-        """If too few rows are free, release those of requests that do not run in this step."""
+        """If too few table rows are free, release those of requests that do not run in this step."""
         missing = sum(request.number not in self._rows for request in requests)
         if missing <= len(self._free):
             return
@@ -170,8 +173,8 @@ def _token_ids(
     in_flight: Mapping[int, int],
     awaited: list[tuple[int, int]],
 ) -> Int64:
-    """Return the token ids of all rows. Appends (row, sample row) to `awaited` for each row whose token is still in
-    flight.
+    """Return the token ids of all batch rows. Appends (row, sample row) to `awaited` for each row whose token is still
+    in flight.
     """
     ids: list[int] = []
     for row, item in enumerate(scheduled[:num_single_token]):
@@ -192,7 +195,7 @@ def _token_ids(
 
 
 def sampled_positions(scheduled: Sequence[Scheduled]) -> tuple[list[Request], list[int]]:
-    """Return the request of each sampled row, and the number of output tokens that precede the sampled token."""
+    """Return, for each sampled row, its request and the number of output tokens before the sampled token."""
     requests: list[Request] = []
     num_output_tokens: list[int] = []
     for item in scheduled:
@@ -204,7 +207,7 @@ def sampled_positions(scheduled: Sequence[Scheduled]) -> tuple[list[Request], li
 
 
 def _sample_rows(scheduled: Sequence[Scheduled], ends: Int64, is_sampling: NDArray[np.bool_]) -> Int64:
-    """Return the rows of the last known token and of the drafts after it, for all requests that sample."""
+    """Return the batch rows of the last known token and of the drafts after it, for all requests that sample."""
     last_rows = ends[is_sampling] - 1
     counts = np.fromiter((1 + len(item.drafts) for item in scheduled if item.samples), np.int64, len(last_rows))
     if not len(last_rows) or counts.max() == 1:

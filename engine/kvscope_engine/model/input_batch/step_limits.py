@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """Sizes of the largest step."""
+    """Maximum sizes of a step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -19,7 +19,7 @@ class StepLimits:
     """Maximum number of draft tokens per request. A step with drafts samples at most max(1 + max_drafts, max_num_seqs)
     rows."""
     has_experts: bool = False
-    """Whether the model has a mixture of experts, for which kernels' tiles grow with the number of tokens in a step."""
+    """Whether the model has a mixture of experts. The tiles of its kernels grow with the number of tokens in a step."""
 
     @property
     def max_request_blocks(self) -> int:

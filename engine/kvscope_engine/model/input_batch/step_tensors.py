@@ -1,7 +1,7 @@
 """Converts a step's arrays to the tensors that the model reads, through the step's input buffer.
 
-Determines their order in the buffer. To avoid recompiling kernels, tables are a multiple of 16 columns wide, and
-decodes and prefills have separate arrays, so that each array has the same alignment in every step.
+Determines their order in the buffer. To avoid recompiling kernels, the number of columns of a block table is a multiple
+of 16, and decodes and prefills have separate arrays, so that each array has the same alignment in every step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from kvscope_engine.model.layers.attention.paged_attention import DecodeBatch, P
 from kvscope_kernels.host_lengths import HostLengths
 
 WIDTH_STEP: Final = 16
-"""Divisor of the number of columns of a table. Triton recompiles kernels for row lengths that 16 does not divide."""
+"""The number of columns of a block table is a multiple of this. Triton recompiles kernels for row lengths that 16 does
+not divide.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,11 @@ class StepTensors:
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
     sample_rows: torch.Tensor | None
-    """Rows whose logits are sampled; None if there are none, or if all rows are sampled and there is no padding."""
+    """Batch rows whose logits are sampled; None if no row is sampled, or if all rows are sampled and there is no
+    padding.
+    """
     state_slots: torch.Tensor | None = None
-    """State slot of each decode in a graph, (rows,) int64; None for models without recurrent layers."""
+    """State slot of each decode in a graph, shape (rows,), int64; None for models without recurrent layers."""
 
 
 def stage_inputs(inputs: StepInputs, buffer: StepBuffer, size: int | None = None) -> StepTensors:
@@ -139,7 +143,7 @@ def stage_drafted(
 def stage_padded(
     inputs: StepInputs | None, size: int, buffer: StepBuffer, num_groups: int
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Write ids, positions and, per KV group, slots of a step into the buffer, (size,) each.
+    """Write the token ids, the positions and, per KV group, the slots of a step into the buffer, each of shape (size,).
 
     Padding tokens write to slot -1; without `inputs`, all are padding.
     """
@@ -160,7 +164,6 @@ def stage_padded(
 
 
 def table_width(length: int, block_size: int) -> int:
-    """Return the number of columns of a block table for `length` tokens."""
     return -(-length // (block_size * WIDTH_STEP)) * WIDTH_STEP
 
 

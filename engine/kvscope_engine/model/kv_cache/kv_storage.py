@@ -40,7 +40,7 @@ class TokenPart:
     """One of the tensors that a layer stores per token in a model that runs its own forward code (`own_forward`)."""
 
     name: str
-    """`key`, `value`, or `index` (the key of an indexer)."""
+    """`key`, `value`, or `index` (the key of an indexer, which selects the tokens that attention reads)."""
     shape: tuple[int, ...]
     """Shape for one token: (heads, elements) or (elements,)."""
     dtype: torch.dtype
@@ -63,32 +63,33 @@ class LayerShape:
     num_kv_heads: int
     head_dim: int
     bounds_dtype: torch.dtype | None = None
-    """Dtype of the smallest and largest key per block, that of the activations; None if they are not stored."""
+    """Dtype of the smallest and largest key per block, which is the dtype of activations; None if they are not stored.
+    """
     latent_dim: int = 0
     """Number of a token's `head_dim` elements that are its latent, for a layer with latents (MLA); 0 for other layers.
 
-    The other elements are a rotary key; there are no separate values.
+    The remaining elements are a rotary key; there are no separate values.
     """
     shares_with: int | None = None
-    """Layer whose keys and values this layer reads; None if it stores its own."""
+    """Index of the layer whose keys and values this layer reads; None if it stores its own."""
     parts: tuple[TokenPart, ...] = ()
-    """Tensors that make up a token's `head_dim` elements, concatenated, if the model runs its own forward code; else
-    empty.
+    """Tensors that make up a token's `head_dim` elements, concatenated, if the model runs its own forward code;
+    otherwise empty.
     """
 
     @property
     def vectors(self) -> int:
-        """Vectors per token and head: 2 for key and value, 1 for latents or parts."""
+        """Number of vectors stored per token and head: 2 for key and value, 1 for latents or `parts`."""
         return 1 if self.latent_dim or self.parts else 2
 
     @property
     def num_elements(self) -> int:
-        """Stored elements per token."""
+        """Number of stored elements per token."""
         return self.vectors * self.num_kv_heads * self.head_dim
 
     @property
     def num_multiplied(self) -> int:
-        """Elements of key and value together that attention multiplies, per query head and token."""
+        """Number of key and value elements that attention multiplies, per query head and token."""
         widths = [part.shape[-1] for part in self.parts if part.name != "index"] or [self.head_dim]
         return sum(widths) + (self.latent_dim or (0 if self.parts else self.head_dim))
 
@@ -98,7 +99,8 @@ class LayerShape:
 
 
 class LayerKV(NamedTuple):
-    """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None.
+    """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales (num_blocks, block_size,
+    heads) or None.
 
     For a layer with latents, `k` is all stored data and `v` a view of the latents at its start; `v_scale` belongs to
     the latents, `k_scale` to the rotary keys after them.
@@ -111,7 +113,7 @@ class LayerKV(NamedTuple):
     bounds: torch.Tensor | None = None
     """Smallest and largest key of each block, (num_blocks, 2, heads, dim); None if they are not stored."""
     group: int = 0
-    """KV group whose block tables address this layer."""
+    """Index of the KV group whose block tables address this layer."""
     is_shared: bool = False
     """Whether another layer writes these keys and values, earlier in each step."""
 
@@ -120,8 +122,8 @@ class KVStorage:
     """Keys and values of every block and layer. With `memory` (virtual memory), only mapped blocks are backed by
     memory.
 
-    `groups` lists, per KV group, the layers that store their own KV (None: one group of all). Layers at the same index
-    in their groups share a tensor, whose rows are as long as the largest of them needs.
+    `groups` lists, per KV group, the layers that store their own KV; None for a single group of all layers. Layers at
+    the same index in their groups share a tensor, whose rows are as long as the largest of these layers needs.
 
     Raises KvscopeError with the sizes if the device lacks memory.
     """
@@ -158,7 +160,7 @@ class KVStorage:
         return self.num_blocks * self.block_bytes if self._memory is None else self._memory.num_bytes
 
     def resident_bytes(self) -> int:
-        """Return the bytes of `memory` that currently back blocks; -1 without `memory`, where this is unknown."""
+        """Return the bytes of `memory` that currently back blocks; -1 if the storage was created without `memory`."""
         return -1 if self._memory is None else self._memory.resident_bytes()
 
     @property
@@ -171,7 +173,7 @@ class KVStorage:
 
     @property
     def rows(self) -> RowTensors:
-        """`block_tensors` in the form used by copies inside the pool."""
+        """`block_tensors` in the form that copies inside the pool use."""
         assert self._rows is not None, "the storage is closed, or holds no layers"
         return self._rows
 
@@ -207,7 +209,6 @@ class KVStorage:
         return self._views[layer].k.squeeze(2)
 
     def close(self) -> None:
-        """Free the memory. The storage must not be used afterwards."""
         self._views.clear()
         self._rows = None
         self._packed.clear()

@@ -26,7 +26,7 @@ _BLOCK_SIZE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share block tables."""
+    """KV group: layers that share block tables."""
 
     rule: GroupRule
     layers: tuple[int, ...]
@@ -53,7 +53,7 @@ def group_layers(rules: Sequence[GroupRule], shapes: Sequence[LayerShape], max_t
 
 
 def one_group(shapes: Sequence[LayerShape]) -> tuple[LayerGroup, ...]:
-    """Return a single group of all layers that store KV. It keeps the blocks of all tokens."""
+    """Return a single group of all layers that store KV. Its blocks are retained for all tokens."""
     return (LayerGroup(GroupRule(), tuple(own_layers(shapes))),)
 
 

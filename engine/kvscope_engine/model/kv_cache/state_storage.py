@@ -1,5 +1,5 @@
-"""Stores the states of recurrent layers: on the device, one tensor per layer and part with one row per slot; in host
-memory, slots of whole states.
+"""Stores the states of recurrent layers. On the device, each layer's `StatePart` is a tensor with one row per slot; in
+host memory, a slot holds a whole state.
 
 A request's state is what Mamba, linear attention and short convolutions store instead of keys and values: its size does
 not depend on the number of tokens, and each token overwrites it. Owns the bytes; must not depend on requests or policy.
@@ -22,10 +22,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """One tensor of a layer's state, for a single request."""
+    """Shape and kind of one tensor in a layer's state of a single request."""
 
     kind: str
-    """`conv` (last inputs of a convolution), `recurrent`, or another name that transformers uses."""
+    """`conv` (last inputs of a convolution), `recurrent`, or another name that transformers uses for the state."""
     index: int
     """Index among the parts of the same kind in one layer."""
     shape: tuple[int, ...]
@@ -45,7 +45,8 @@ def state_bytes(layers: Sequence[LayerState]) -> int:
 
 
 class StateSlots:
-    """Rows of a layer's state tensors, ascending. Consecutive slots are read and written as views, others are copied.
+    """Slots of one step, ascending, in a layer's state tensors. Consecutive slots are read and written as views, others
+    are copied.
 
     On a CPU, slots are copied in a loop, which takes half the time of torch's indexing for whole states.
     """
@@ -122,7 +123,7 @@ class StateStorage:
 
     @property
     def pad_slot(self) -> int:
-        """Slot of the sequences that pad a CUDA graph; it belongs to no request."""
+        """Slot of the sequences that pad a CUDA graph. It belongs to no request."""
         assert self._has_pad, "no graphs are captured"
         return self.num_slots
 
@@ -133,7 +134,6 @@ class StateStorage:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of all slots in host memory."""
         return self.num_host_slots * self.slot_bytes
 
     @property
@@ -148,7 +148,7 @@ class StateStorage:
 
     @property
     def rows(self) -> RowTensors:
-        """`slot_tensors` in the form used by copies between slots."""
+        """`slot_tensors` in the form that copies between slots use."""
         assert self._rows is not None, "the storage is closed, or has no slots"
         return self._rows
 
@@ -175,11 +175,10 @@ class StateStorage:
                 self._copy_with_host(source, target)
 
     def layer(self, layer: int) -> Sequence[torch.Tensor]:
-        """Return the parts of a recurrent layer's state, each (num_slots, ...)."""
+        """Return the tensors of a recurrent layer's state, one per `StatePart`, each (num_slots, ...)."""
         return self._tensors[layer]
 
     def close(self) -> None:
-        """Free the memory. The storage must not be used afterwards."""
         self._rows = None
         self._tensors.clear()
         if self._host is not None:
@@ -193,7 +192,6 @@ class StateStorage:
                 tensor[target].copy_(tensor[source])
 
     def _copy_with_host(self, source: int, target: int) -> None:
-        """Copy a slot when either source or target is in host memory."""
         assert self._host is not None, "there are no states in host memory"
         device_slot, host_row = min(source, target), max(source, target) - self.num_slots
         start, row = 0, self._host.rows[host_row]
@@ -207,8 +205,9 @@ class StateStorage:
             start += len(device_part)
 
     def _measure_copy_seconds(self) -> float:
-        """Return the seconds of one copy to host memory or back: the best of three, since the first has one-time
-        costs."""
+        """Return the seconds of one copy to host memory or back. The best of three copies counts, since the first has
+        one-time costs.
+        """
         seconds = []
         for _ in range(3):
             started = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Layers that replace or extend those of transformers' models (attention, fused, recurrent, LoRA), and sampling."""
+"""Layers that replace or extend layers of transformers' models (attention, fused, recurrent, LoRA), and sampling."""

@@ -1,4 +1,4 @@
-"""Detection, by source code, of modules that call transformers' attention interface."""
+"""Detects, from source code, modules that call transformers' attention interface."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def uses_interface(module_class: Any) -> bool:
-    """Whether modules of the class `kind` attend through transformers' attention interface."""
+    """Whether modules of this class call transformers' attention interface."""
     return "ALL_ATTENTION_FUNCTIONS.get_interface(" in forward_source(module_class)
 
 
 def forward_source(kind: Any) -> str:
-    """Return the source code of `kind.forward`, or an empty string if there is none."""
+    """Return the source code of `kind.forward`, or an empty string if it cannot be read."""
     return _forward_source(kind)
 
 

@@ -18,7 +18,7 @@ from kvscope_engine.model.layers.own_forward import own_forward
 
 
 class Forward:
-    """Callable wrapper of a model; its inputs are token ids and positions of shape (T,)."""
+    """Calls a model on a flattened batch. Inputs are token ids and positions of shape (T,)."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module
@@ -77,7 +77,7 @@ class Forward:
 
 @contextmanager
 def _returning(module: Any, result: object) -> Iterator[None]:
-    """Return a context in which calls of `module` return `result`, whatever the arguments."""
+    """Return a context in which calls of `module` return `result` for any arguments."""
     original_forward = module.__dict__.get("forward")
     module.forward = lambda *_, **__: result
     try:

@@ -1,7 +1,7 @@
-"""Runs models whose attention kvscope's cannot replace with transformers' own code, over the paged KV cache.
+"""Runs models with transformers' own attention code over the paged KV cache, if kvscope's attention cannot replace it.
 
-Such a model keeps its attention in transformers (score biases, an indexer that selects tokens, two attentions per
-layer, own masks). Each sequence of the flattened batch is a call of the model. If `own_check` has shown that batches
+Such a model's attention remains transformers' code (score biases, an indexer that selects tokens, two attentions per
+layer, custom masks). Each sequence of the flattened batch is a call of the model. If `own_check` has shown that batches
 give the same results, decodes of several sequences run in one call, padded on the left like prompts in `generate`. The
 model gets a transformers `Cache` whose layers store nothing: they write their inputs to the sequences' KV blocks and
 read their results from there. The data of a token in one layer (key, value, and an indexer's key) is adjacent in one
@@ -44,18 +44,18 @@ from kvscope_telemetry.errors import BadInput
 KEY: Final = "key"
 VALUE: Final = "value"
 INDEX: Final = "index"
-"""Name of the tensor that an indexer stores per token."""
+"""Name of the `TokenPart` that an indexer stores per token."""
 _EXPANDED: Final = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _ORDER: Final = (KEY, VALUE, INDEX)
 MAX_SCORES: Final = 1 << 27
 """Maximum number of attention scores of one call, over all query heads: 512 MiB in float32.
 
-A long prompt with a long context is run in pieces that fit.
+A long prompt with a long context is run in several calls that each stay below this limit.
 """
 MIN_PIECE_TOKENS: Final = 32
-"""Minimum number of tokens per piece of a prompt; see `MAX_SCORES`.
+"""Minimum number of a prompt's tokens per call; see `MAX_SCORES`.
 
-Smaller pieces save little, because each call may expand the context's keys and values.
+Fewer tokens save little, because each call may expand the context's keys and values.
 """
 _ATTRIBUTE: Final = "kvscope_own_forward"
 _SUPPORTED_LAYERS: Final = (
@@ -73,7 +73,7 @@ class SequenceCache(Protocol):
     """Cached keys and values of the sequences of one call, in KV blocks or in a stub."""
 
     past: int
-    """Number of tokens cached before the current call; with several sequences, that of the longest."""
+    """Number of tokens cached before the current call; with several sequences, the number for the longest."""
 
     def write(self, layer: int, name: str, values: torch.Tensor) -> None:
         """Store `values`, (sequences, T, ...), for the tokens of the call. `layer` is transformers' layer index."""
@@ -87,7 +87,7 @@ class SequenceCache(Protocol):
 
 
 class _LayerInBlocks:
-    """Base class mixed into transformers' cache layers: stores data in the `SequenceCache` instead of in tensors."""
+    """Mixin for cache layers of transformers that stores data in the `SequenceCache` instead of in tensors."""
 
     _layer_type = None
     is_sliding: bool
@@ -96,7 +96,9 @@ class _LayerInBlocks:
     tokens: SequenceCache
     num_seen: int
     holders: list[_LayerInBlocks]
-    """List shared by all layers of a cache: the layer that currently holds tensors that it has read, if any."""
+    """List that all layers of a cache share. It contains the layer that currently holds tensors read from the cache, if
+    any.
+    """
 
     def start_call(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
         self.number, self.tokens, self.num_seen = number, tokens, tokens.past
@@ -137,8 +139,6 @@ class _LayerInBlocks:
 
 
 class _IndexedLayerInBlocks(_LayerInBlocks):
-    """`_LayerInBlocks` for a layer with an indexer."""
-
     position_dims = 0
     """Number of position dimensions that the model stores for the indexer; 0 if it stores no positions."""
 
@@ -154,7 +154,7 @@ class _IndexedLayerInBlocks(_LayerInBlocks):
         self.indexer_keys: torch.Tensor | None = None
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
-        """Store the indexer keys (sequences, T, dim) of the call. Returns those of all tokens."""
+        """Store the indexer keys (sequences, T, dim) of the call. Returns the indexer keys of all tokens."""
         self.become_holder()
         self.tokens.write(self.number, INDEX, states)
         self.indexer_keys = self.tokens.read(self.number, INDEX, 0)
@@ -205,18 +205,18 @@ class _ZeroCache(SequenceCache):
 
 @dataclass(slots=True)
 class TokensInBlocks(SequenceCache):
-    """Sequences in the block pool, padded on the left so that all end at the same column."""
+    """Cache of sequences in the block pool, padded on the left so that all sequences end at the same column."""
 
     storage: KVStorage
     numbers: dict[int, int]
-    """Index of the storage layer, by the layer's index in transformers."""
+    """Layer index in the storage, by the layer's index in transformers."""
     block_slots: Sequence[tuple[torch.Tensor, torch.Tensor]]
     """For each KV group, the block of each token and the token's slot in it, both (sequences, tokens) int64."""
     indices: torch.Tensor
-    """Position of each token in its sequence, (sequences, tokens)."""
+    """Position of each token in its sequence, shape (sequences, tokens)."""
     past: int = 0
     end: int = 0
-    """Number of tokens including those of the call."""
+    """Number of tokens, including the tokens of the call."""
 
     def write(self, layer: int, name: str, values: torch.Tensor) -> None:
         part, rows, blocks, slots = self._part_columns(layer, name)
@@ -234,7 +234,7 @@ class TokensInBlocks(SequenceCache):
         return self.indices[:, : self.past]
 
     def _part_columns(self, layer: int, name: str) -> tuple[TokenPart, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the stored part called `name`, its columns in all token rows, and the sequences' blocks and slots."""
+        """Return the `TokenPart` called `name`, its columns in all token rows, and the sequences' blocks and slots."""
         storage_layer = self.numbers[layer]
         start = 0
         for part in self.storage.layers[storage_layer].parts:
@@ -248,10 +248,10 @@ class TokensInBlocks(SequenceCache):
 
 @dataclass(frozen=True, slots=True)
 class OwnBatch:
-    """Sequences of a step, in host memory."""
+    """Sequences of a step, described in host memory, for a model that runs its own forward code."""
 
     query_start: Sequence[int]
-    """Start of each sequence's tokens in the batch, (sequences + 1,)."""
+    """First batch row of each sequence, and the number of rows, (sequences + 1,)."""
     seq_lens: Sequence[int]
     """Length of each sequence including the step's tokens, (sequences,)."""
     rows: Sequence[int]
@@ -260,18 +260,18 @@ class OwnBatch:
 
 @dataclass(frozen=True, slots=True)
 class OwnLayer:
-    """Data that one layer of transformers' cache stores per token."""
+    """Data that one layer of transformers' cache stores per token, as recorded at load."""
 
     number: int
     """Index of the layer in transformers' cache."""
     parts: tuple[TokenPart, ...]
     window: int
-    """Number of tokens that are read back; 0 for all."""
+    """Number of tokens that the layer reads back; 0 for all tokens."""
     module: str
     """Name of the attention module in the model."""
 
     latent_dim: int = 0
-    """Dimension of the latents, if the keys are latents (MLA); else 0."""
+    """Dimension of the latents, if the keys are latents (MLA), or 0."""
 
     def shape(self, dtype: torch.dtype) -> LayerShape:
         num_elements = sum(part.num_elements(dtype) for part in self.parts)
@@ -288,7 +288,7 @@ class OwnForward:
         self.reason = reason
         """Why kvscope's attention cannot be used."""
         self.row_watchers: list[Any] = []
-        """Callbacks that get the batch rows of the next call, one list per sequence."""
+        """Callbacks that are given the batch rows of the next call, one list per sequence."""
         model: Any = module
         self._module = model
         self._use_eager_attention()
@@ -307,7 +307,7 @@ class OwnForward:
         expanded = sum(largest(text, name) for name in _EXPANDED)
         widest = max((sum(map(math.prod, (part.shape for part in layer.parts))) for layer in self.layers), default=1)
         self._elements_per_token = max(widest, self._num_heads * (1 + expanded))
-        """Elements per token that a call reads, or expands from a latent, in its widest layer."""
+        """Elements per token that a call reads, or expands from a latent, in the layer with the most elements."""
 
     def run(self, ids: torch.Tensor, context: Any, rows: torch.Tensor | None) -> torch.Tensor:
         """Return the logits (R, vocabulary) of `rows` of the batch; of all T rows if `rows` is None.
@@ -340,8 +340,8 @@ class OwnForward:
         sampled_rows: Sequence[int],
         row_logits: dict[int, torch.Tensor],
     ) -> None:
-        """Run one sequence of the step, in pieces. Adds the logits of each piece to `row_logits`, under the first of
-        their rows.
+        """Run one sequence of the step in one or several calls. Adds the logits of each call to `row_logits`, under the
+        first of their rows.
         """
         batch: OwnBatch = context.own
         start, end = batch.query_start[number : number + 2]
@@ -398,7 +398,6 @@ class OwnForward:
             states.store_from(cache, self._state_layers, self.states, rows[0] + 1)
 
     def _decode_groups(self, batch: OwnBatch) -> list[list[int]]:
-        """Return groups of decodes of similar length, each to be run in one call."""
         starts, lengths = batch.query_start, batch.seq_lens
         singles = [n for n in range(len(lengths)) if starts[n + 1] - starts[n] == 1 and lengths[n] > 1]
         groups: list[list[int]] = []
@@ -434,7 +433,7 @@ class OwnForward:
             watcher(rows)
 
     def _release_tensors(self) -> None:
-        """Release the tensors that the cache read for the last call."""
+        """Release the tensors that the cache has read for the last call."""
         for layer in self._cache.layers if self._cache is not None else ():
             if isinstance(layer, _LayerInBlocks):
                 layer.release_tensors()
@@ -442,10 +441,10 @@ class OwnForward:
                 _reset_recurrent_layer(layer)
 
     def _run_largest_calls(self, ids: torch.Tensor, num_rows: int, longest: int) -> torch.Tensor:
-        """Run calls as large as any call of a step can be, to measure their memory, without blocks.
+        """Run calls as large as any call of a step can be, without blocks, to measure their memory.
 
-        One call has as many tokens as fit at the end of a sequence of `longest`, one as many of `ids` as fit without
-        context, and one is a batch of decodes.
+        The first call has as many tokens as fit at the end of a sequence of `longest` tokens, the second has as many of
+        `ids` as fit without context, and the third is a batch of decodes.
         """
         max_tokens = self.max_piece_tokens(longest)
         logits = []
@@ -463,14 +462,14 @@ class OwnForward:
 
     @property
     def batching_description(self) -> str:
-        """Description of the requests that run together, for the user."""
+        """Text for the user that describes which requests run together in one call."""
         return (
             "prompts one after the other, decodes together" if self.supports_batches else "one request after the other"
         )
 
     @property
     def has_indexer(self) -> bool:
-        """Whether layers select among the previous tokens with an indexer."""
+        """Whether an indexer selects which previous tokens a layer's attention reads."""
         return any(part.name == INDEX for layer in self.layers for part in layer.parts)
 
     def max_piece_tokens(self, length: int) -> int:
@@ -479,8 +478,9 @@ class OwnForward:
 
     @contextmanager
     def new_cache(self) -> Iterator[None]:
-        """Return a context with a new cache, discarded afterwards, for callers that change the model's config
-        inside."""
+        """Return a context with a new cache that is discarded afterwards. The caller may change the model's config
+        inside.
+        """
         self._cache = None
         yield
         self._cache = None
@@ -531,7 +531,8 @@ class OwnForward:
         """Run a few tokens and record the data that the cache layers store.
 
         Returns:
-            Layers that store data per token, the states of recurrent layers, and the cache indices of the latter.
+            The layers that store data per token, the states of recurrent layers, and the recurrent layers' indices in
+                the cache.
         """
         recorded = _RecordingCache()
         device = next(self._module.parameters()).device
@@ -571,13 +572,14 @@ NUM_TOKENS: Final = 5
 
 
 def own_forward(module: nn.Module) -> OwnForward | None:
-    """Return the `OwnForward` of `module`; None if it runs with kvscope's attention."""
     own: OwnForward | None = getattr(module, _ATTRIBUTE, None)
     return own
 
 
 def install_own_forward(module: nn.Module, reason: str) -> OwnForward:
-    """Switch `module` to its own forward code. `reason`: why kvscope's attention cannot run. Raises as `OwnForward`."""
+    """Switch `module` to its own forward code. `reason`: why kvscope's attention cannot run. Raises the errors of
+    `OwnForward`.
+    """
     own = OwnForward(module, reason)
     setattr(module, _ATTRIBUTE, own)
     return own
@@ -590,7 +592,6 @@ def remove_own_forward(module: nn.Module) -> None:
 
 
 def states_of(module: nn.Module) -> list[LayerState]:
-    """Return the per-request state of each recurrent layer of `module`."""
     own = own_forward(module)
     return recurrent_layers(module).states if own is None else own.states
 
@@ -648,7 +649,7 @@ class CallStates:
 
     @property
     def cuts(self) -> list[int]:
-        """Rows of the batch before which a state is saved, so that calls must end there."""
+        """Batch rows before which a state is saved. Calls must end there."""
         return [row for _, (row, _) in self._saves]
 
     def load_into(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState]) -> None:

@@ -1,4 +1,4 @@
-"""Bytes of a model's weights, in total and by part of the model, recognized by module names."""
+"""Computes the bytes of a model's weights, in total and by part of the model. Parts are recognized by module names."""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""Model loading, from a name to a model on its device: download, configuration, weights, support checks."""
+"""Model loading, from a model name to a model on its device: download, configuration, weights and checks that the model
+is supported.
+"""

@@ -1,4 +1,4 @@
-"""Model folder in Hugging Face's layout: its configuration and weights, checked before use.
+"""Reads and checks the configuration and weights in a model folder with Hugging Face's layout.
 
 Weights must be safetensors: nothing is unpickled, and no code from a model folder is run.
 """
@@ -28,7 +28,7 @@ INDEX_FILE: Final = "model.safetensors.index.json"
 
 
 def check_weights(folder: Path) -> list[Path]:
-    """Return the safetensors files of the folder. Raises BadInput unless all exist and are complete."""
+    """Return the paths of the folder's safetensors files. Raises BadInput unless all exist and are complete."""
     index = folder / INDEX_FILE
     names = _shards(index) if index.is_file() else [WEIGHTS_FILE]
     if names == [WEIGHTS_FILE] and not (folder / WEIGHTS_FILE).is_file():
@@ -53,8 +53,8 @@ def load_weights(
 
     Args:
         detail: Name of the model in progress reports.
-        tensors: Weights by name, if they differ from those in the files: tensors, or stand-ins that return one for
-            `[...]`.
+        tensors: Weights by name, if they differ from those in the files. Values are tensors, or objects whose `[...]`
+            returns a tensor.
 
     Raises:
         BadInput: Weights are missing, or their shapes do not match the configuration.
@@ -92,8 +92,8 @@ def load_weights(
 def separate_weight_segments() -> Iterator[None]:
     """Return a context in which each weight on a GPU is allocated in a separate memory segment.
 
-    transformers first allocates one block as large as the model, which torch's allocator splits. When fusing later
-    frees weights, the holes could not be used for anything larger nor be returned to the driver.
+    Otherwise transformers first allocates one block as large as the model, which torch's allocator splits. When fusing
+    later frees weights, the holes could neither be used for anything larger nor be returned to the driver.
     """
     from transformers import modeling_utils
 
@@ -113,7 +113,7 @@ def _loading_one_by_one(is_enabled: bool) -> Iterator[None]:
 
 
 def _skip_allocator_warmup(*_: Any, **__: Any) -> None:
-    """Replacement of transformers' warm-up of the allocator, without which loading works too."""
+    """Replace transformers' warm-up of the allocator, which loading does not need."""
 
 
 def check_report(source: Path, report: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
-"""Causal language model composed of a decoder and a head, for models that transformers has only inside a multimodal
-one.
+"""Causal language model composed of a decoder and a head, for models that transformers contains only inside a
+multimodal model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOGIT_OPERATIONS: Final[dict[str, Callable[[torch.Tensor, float], torch.Tensor]
 
 
 class DecoderAndHead(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """Decoder with a head. `attributes` are the config attributes by which the head's logits are changed."""
+    """Decoder with a head. `attributes` are the config attributes that change the head's logits, such as a softcap."""
 
     base_model_prefix = "model"
 
@@ -34,8 +34,8 @@ class DecoderAndHead(PreTrainedModel):  # type: ignore[no-untyped-call]
     def forward(
         self, input_ids: torch.Tensor, logits_to_keep: int | torch.Tensor = 0, **options: Any
     ) -> CausalLMOutputWithPast:
-        """Return logits of the rows in `logits_to_keep`, or of that many last rows (0: all), as transformers' classes
-        do.
+        """Return the logits of the rows in `logits_to_keep`, or of that many last rows (0 for all), as transformers'
+        models do.
         """
         hidden = self.model(input_ids=input_ids, **options)[0]
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

@@ -1,4 +1,4 @@
-"""Recommended sampling options of a model, from its `generation_config.json` or the keys of a GGUF file.
+"""Reads a model's recommended sampling options from its `generation_config.json` or the keys of a GGUF file.
 
 Decides which fields are supported. vLLM's `--generation-config auto` uses the same fields and silently ignores others;
 here a field that would change the output is refused by name.
@@ -26,7 +26,7 @@ SUPPORTED_FIELDS: Final = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Names of the sampling options for the supported fields of the file."""
+"""Names of kvscope's sampling options by field of `generation_config.json`."""
 UNSUPPORTED_FIELDS: Final[dict[str, tuple[object, ...]]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
@@ -64,7 +64,7 @@ GGUF_SUPPORTED_KEYS: Final = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-"""Names of the sampling options for the supported keys after `general.sampling.`, as llama.cpp writes them."""
+"""Names of kvscope's sampling options by GGUF key after `general.sampling.`, as llama.cpp writes them."""
 GGUF_UNSUPPORTED_KEYS: Final[dict[str, tuple[object, ...]]] = {
     "sequence": ("",),
     "xtc_probability": (0,),
@@ -112,8 +112,8 @@ def _sampling(
 
 
 def _check_window(fields: dict[str, Any], source: str) -> None:
-    """Check llama.cpp's window for repetition penalties (default 64). kvscope's penalties, as vLLM's, apply to all
-    tokens.
+    """Check llama.cpp's window for repetition penalties (default 64 tokens). kvscope's penalties, as vLLM's, apply to
+    all tokens of a request.
     """
     window = fields.get("penalty_last_n", 64)
     if window == 0:

@@ -33,7 +33,9 @@ class Alignment:
 
     @classmethod
     def of(cls, moment_a_ns: int, moment_b_ns: int) -> Alignment:
-        """Return the alignment in which these two moments coincide. With equal times, both recordings use one clock."""
+        """Return the alignment in which these two moments coincide. If their times are equal, both recordings use the
+        same clock.
+        """
         return cls(moment_b_ns - moment_a_ns)
 
     def to_b(self, time_ns: int) -> int:
@@ -62,7 +64,7 @@ def named_moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] 
 
 
 def shared_moments(a: Sequence[AlignedMoment], b: Sequence[AlignedMoment]) -> list[tuple[AlignedMoment, Alignment]]:
-    """Return the moments of A that B has too, each with the alignment that it defines."""
+    """Return the moments of A whose names B has too, each with the alignment that it defines."""
     times_of_b = {moment.name: moment.time_ns for moment in b}
     return [(each, Alignment.of(each.time_ns, times_of_b[each.name])) for each in a if each.name in times_of_b]
 

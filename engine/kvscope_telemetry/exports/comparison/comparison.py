@@ -1,6 +1,6 @@
 """Compares two runs: their key figures, the differences, and whether these exceed the variation within the runs.
 
-Computed from the overviews alone, without replaying. Must not depend on files; texts are those of the figures.
+Computed from the overviews alone, without replaying the recordings. Must not depend on files.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _POOL: Final = {
 
 
 NUM_PARTS: Final = 60
-"""Maximum number of parts for the spread of a figure. More would add no information, and an open window recomputes
-them repeatedly.
+"""Maximum number of parts of a run in which a figure is measured to show how much it varies. More would add no
+information, and an open window recomputes them repeatedly.
 """
 _RATIO_UNITS: Final = ("s", "tokens/s", "1/min")
 
@@ -60,7 +60,9 @@ class Run:
 
 
 class RunParts(msgspec.Struct, frozen=True):
-    """Quantiles of a figure over up to `NUM_PARTS` parts of a run of equal length, in the figure's unit."""
+    """5 %, 50 % and 95 % quantiles of a figure in up to `NUM_PARTS` equally long parts of one run, in the figure's
+    unit.
+    """
 
     p5: float
     p50: float
@@ -68,7 +70,7 @@ class RunParts(msgspec.Struct, frozen=True):
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of both runs; None if unknown."""
+    """One figure of run A and of run B. A value is None if it is unknown."""
 
     key: str
     label: str
@@ -139,8 +141,9 @@ def _row(figure: Figure, a: Run, b: Run) -> ComparisonRow:
 
 
 def _values(figure: Figure, run: Run, number: int, min_part_s: float) -> FloatArray:
-    """Return the figure in `number` equal parts of the run, NaN where it is unknown; empty if the parts would be
-    shorter than `min_part_s`.
+    """Return the figure in each of `number` equally long parts of the run, NaN where it is unknown.
+
+    Empty if the parts would be shorter than `min_part_s` seconds, or if the figure has no spread.
     """
     if not figure.has_spread or run.span.length_s < number * min_part_s:
         return np.empty(0)

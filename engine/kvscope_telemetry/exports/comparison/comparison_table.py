@@ -1,4 +1,6 @@
-"""Converts a comparison to a table for other tools, with one row per figure."""
+"""Converts a comparison to a table for other tools, with one row per figure. Numbers are in the unit named in their
+row.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,6 @@ _QUANTILES = ("p5", "p50", "p95")
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return a table with one row per figure. Numbers are in the unit of the row."""
     rows = comparison.rows
     texts = [Column(name, "text", [str(getattr(row, name)) for row in rows]) for name in ("key", "label", "unit")]
     numbers = [

@@ -9,7 +9,8 @@ method.
 Times and rates are compared by their logarithms, as ratios (Fleming and Wallace 1986, doi 10.1145/5666.5673): they are
 positive and skewed, and on a linear scale one slow window would increase a run's error so much that no difference is
 significant. Figures that may be 0, and shares, are compared by difference. If the test finds no difference, this does
-not prove that the runs are equal: the interval shows how far apart they may be. Knows no figures and no files.
+not prove that the runs are equal: the interval shows how far apart they may be. Must not depend on the list of figures
+or on files.
 """
 
 from __future__ import annotations
@@ -44,12 +45,15 @@ class Verdict(StrEnum):
 
     EQUAL = "equal"
     OPEN = "not significant"
-    """Two identical runs may differ as much. This does not mean that the runs are equal."""
+    """The difference may be chance: two runs with the same settings can differ as much. This does not prove that the
+    runs are equal.
+    """
     DIFFERENT = "different"
-    """Two identical runs differ this much in at most 1 of 20 cases."""
+    """Two runs with the same settings differ this much in at most 1 of 20 cases."""
     UNKNOWN = "not enough data"
     NONE = ""
-    """Not tested: the figure of a run is unknown, or one run does not show its variation (a length, a count or a peak).
+    """Not tested, because the figure is unknown in one of the runs, or because a run has only one value of it (a
+    length, a count or a peak).
     """
 
 
@@ -61,14 +65,12 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JudgedDifference:
-    """A difference, the test that judged it, and its 95 % interval."""
-
     verdict: Verdict
     test: Method = Method.NONE
     num_a: int = 0
     num_b: int = 0
     low: float | None = None
-    """Lower end of the interval of b / a (ratio test) or b - a; None without a test."""
+    """Lower end of the 95 % interval of b / a (ratio test) or b - a (difference test); None if nothing was tested."""
     high: float | None = None
 
 

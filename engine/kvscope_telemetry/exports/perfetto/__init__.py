@@ -1,1 +1,3 @@
-"""Writes traces for Perfetto. Encodes some twenty fields of its protobuf messages without a protobuf library."""
+"""Writes traces for Perfetto. The twenty or so protobuf fields that are needed are encoded without a protobuf
+library.
+"""

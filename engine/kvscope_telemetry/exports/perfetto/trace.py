@@ -65,7 +65,7 @@ def write_perfetto(
     messages: Iterable[tuple[int, TelemetryMessage]] = (),
     marks: Sequence[Bookmark] = (),
 ) -> None:
-    """Write a trace of `span`. The steps are taken from `messages` (log time, message), and left out without them."""
+    """Write a trace of `span`. Steps are drawn only if `messages` (log time, message) are given."""
     hello = recording.info.hello
     file.write(packets.clock(span.from_ns))
     name = f"{short_name(hello.model.name)} ({hello.device.kind})"
@@ -121,7 +121,7 @@ def _peaks(
 
 
 def _bookmarks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
-    """Yield an instant for each mark, and a slice for its duration.
+    """Yield an instant for each bookmark, and a slice for each alarm with a duration.
 
     Slices on one track nest, but alarms may overlap: overlapping ones go to further tracks with the same name, which
     are shown as one.
@@ -146,7 +146,7 @@ def _bookmarks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
 
 
 def _events(overview: SessionOverview, span: Span) -> Iterator[bytes]:
-    """Yield the events that concern no single request. The others are on the tracks of the requests."""
+    """Yield the events that are not drawn on the track of a request."""
     yield packets.track(_EVENTS, _ENGINE, "Events", rank=len(COUNTERS) + 1)
     for index in overview.events.find(span.from_ns, span.until_ns, kinds=_TRACED).tolist():
         timed = overview.events[index]
@@ -155,7 +155,9 @@ def _events(overview: SessionOverview, span: Span) -> Iterator[bytes]:
 
 
 def _stops(overview: SessionOverview, span: Span) -> Iterator[bytes]:
-    """Yield a slice for each stop of the engine. A stop that starts inside another is drawn from the other's end."""
+    """Yield a slice for each stop of the engine. If two stops overlap, the later one is drawn from the end of the
+    earlier one.
+    """
     last_ns = span.from_ns
     for index, stop in enumerate(sorted(overview.stops.within(span.from_ns, span.until_ns), key=lambda s: s.begin_ns)):
         if not index:

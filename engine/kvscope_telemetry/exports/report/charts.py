@@ -25,7 +25,7 @@ NOTE_INK: Final = "bookmark"
 ALARM_INK: Final = "alarm"
 STOP_INK: Final = "stopped"
 STANDING_INK: Final = "standing"
-"""Colour class of a request while the engine is stopped."""
+"""CSS class of the colour that marks, in a request's bar, the time in which the engine was stopped."""
 _MAX_POINTS: Final = 480
 _NICE: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -176,9 +176,7 @@ def _path(axis: ReportTimeAxis, times_s: FloatArray, line: ChartLine, y: object,
 
 
 def _thinned(axis: ReportTimeAxis, times_s: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return times and values with the maximum of each interval, because peaks matter most. Shape (at most
-    `_MAX_POINTS`,).
-    """
+    """Reduce a curve to at most `_MAX_POINTS` points, each the maximum of an interval, because peaks matter most."""
     if len(times_s) <= _MAX_POINTS:
         return times_s, values
     length_s = max(axis.until_s - axis.from_s, 1e-9)
@@ -192,7 +190,7 @@ def _thinned(axis: ReportTimeAxis, times_s: FloatArray, values: FloatArray) -> t
 
 
 def _runs(times_s: FloatArray, values: FloatArray) -> list[list[tuple[float, float]]]:
-    """Split the points into runs without gaps. NaN and unrecorded time are gaps."""
+    """Split the points into lists of consecutive ones. NaN values and unrecorded time separate the lists."""
     usual_gap_s = max(1.0, float(np.median(np.diff(times_s)))) if len(times_s) > 1 else 1.0
     runs: list[list[tuple[float, float]]] = []
     last_s = -math.inf

@@ -1,6 +1,7 @@
-"""Colours of a report, light and dark: the desktop's colours for the same things, under separate names.
+"""Colours of a report in light and dark style. They equal the desktop's colours, under separate names.
 
-Curves are named by what they show, so that a report looks like the window that it was made from.
+The colours of curves are named after the figures that they show, so that a report looks like the window that it was
+made from.
 """
 
 from __future__ import annotations

@@ -330,7 +330,9 @@ def _second_index(overview: SessionOverview, time_ns: int) -> int:
 
 
 def _merged_bins(shares: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    """Merge bins to at most `_MAX_ROWS` per column, and scale shares to 0 to 1. Shape (columns, rows)."""
+    """Merge address bins to at most `_MAX_ROWS` per time column, and scale shares to 0 to 1. Returns shape (columns,
+    rows).
+    """
     values = shares.astype(np.float64) / 255
     if values.shape[1] <= _MAX_ROWS:
         return values
@@ -347,7 +349,9 @@ def _encoded(pixels: npt.NDArray[np.uint8]) -> str:
 def _pixels(
     active: npt.NDArray[np.float64], cached: npt.NDArray[np.float64], colors: dict[str, str]
 ) -> npt.NDArray[np.uint8]:
-    """Return RGBA pixels: hue by the larger share, opacity by the sum; free blocks show the page's background."""
+    """Return RGBA pixels: hue by the larger of the active and cached shares, opacity by their sum. Free blocks show the
+    page's background.
+    """
     total = np.clip(active + cached, 0, 1)
     part = np.divide(active, active + cached, out=np.zeros_like(active), where=total > 0)[..., None]
     colour = part * np.array(rgb(colors["active"])) + (1 - part) * np.array(rgb(colors["cached"]))

@@ -115,7 +115,8 @@ def _request_cell(history: RequestHistory) -> str:
 def event_rows(overview: SessionOverview, span: Span, count: int) -> tuple[list[list[str]], int]:
     """Return the table cells of the first notable events and gaps, and their total number.
 
-    If there are too many, up to half of the rows are for pauses, because they explain other events.
+    If there are more than `count`, up to half of the rows are for stops of the engine, because they explain other
+    events.
     """
     indices = overview.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
     first = [index for index in indices if overview.events[index].event.kind in STOP_KINDS][: count // 2]

@@ -15,7 +15,7 @@ _SLOW_PREFILL_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class WorstRequest:
-    """A request, and its total wait for a next token (`lost_ns`): in the queue, in a slow prefill, or preempted."""
+    """A request, and the time that it lost (`lost_ns`): in the queue, in a slow prefill, or preempted."""
 
     history: RequestHistory
     lost_ns: int

@@ -29,7 +29,6 @@ def write_parquet(table: Table, file: BinaryIO) -> None:
 
 
 def write_arrow(table: Table, file: BinaryIO) -> None:
-    """Write `table` as an Arrow IPC file (also known as Feather)."""
     pa, arrow_table = _pyarrow(), _as_arrow(table)
     with pa.ipc.new_file(file, arrow_table.schema) as writer:
         writer.write_table(arrow_table, max_chunksize=_ROWS_A_GROUP)

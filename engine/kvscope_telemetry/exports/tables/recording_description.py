@@ -7,7 +7,9 @@ from kvscope_telemetry.recordings.reader import Recording
 
 
 def about(recording: Recording, span: Span) -> dict[str, str]:
-    """Return model, device, pool and range by name. Seconds count from `recording_start_ns`."""
+    """Return the model, device, pool size and time range of an export as texts by name. `from_s` and `until_s` count
+    from `recording_start_ns`.
+    """
     hello = recording.info.hello
     return {
         "model": hello.model.name,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 ColumnType = Literal["int", "float", "text", "time"]
-"""`time`: nanoseconds since 1970, UTC."""
+"""Type of a column's values. A `time` is nanoseconds since 1970, UTC."""
 DTYPES: Final = {"int": np.dtype(np.int64), "float": np.dtype(np.float64), "time": np.dtype(np.int64)}
 
 

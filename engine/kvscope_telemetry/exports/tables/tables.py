@@ -191,8 +191,8 @@ def unit_of(name: str) -> str:
 
 
 def _is_included(name: str, overview: SessionOverview, rows: slice) -> bool:
-    """Whether to include a column. Columns that only some engines need are left out if they are empty; others are
-    kept.
+    """Whether to include a metrics column. A column with one of `_OPTIONAL_SUFFIXES`, which only some engines fill, is
+    left out if it is empty.
     """
     return not name.endswith(_OPTIONAL_SUFFIXES) or bool(np.isfinite(overview.column(name)[rows]).any())
 

@@ -11,7 +11,7 @@ import pytest
 from kvscope_engine.http.schemas.api_errors import ApiError
 from kvscope_engine.http.schemas.request_bodies import ChatBody
 from kvscope_engine.http.schemas.sampling_mapping import chat_sampling
-from kvscope_engine.http.tool_calling.answer_format import check_tool_choice, answer_format
+from kvscope_engine.http.tool_calling.answer_format import answer_format, check_tool_choice
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "time")]
 FORMATS_BY_NAME = {"type": "function", "function": {"name": "time"}}

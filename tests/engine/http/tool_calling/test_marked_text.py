@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvscope_engine.http.schemas.request_bodies import Function
+from kvscope_engine.http.tool_calling.answer_format import AnswerFormat, MarkedText, hidden_tokens
 from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME
 from kvscope_engine.http.tool_calling.tool_call_reader import ToolCallReader
-from kvscope_engine.http.tool_calling.answer_format import MarkedText, AnswerFormat, hidden_tokens
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
 

@@ -1,1 +1,1 @@
-"""Map of the segments and blocks of PyTorch's allocator, requested on demand."""
+"""Dialog with a map of the memory segments of PyTorch's allocator and the blocks in them, requested on demand."""

@@ -54,7 +54,6 @@ class SegmentBars(QWidget):
         return QSize(640, _ROW_HEIGHT * len(self._segments))
 
     def tip_at(self, position: QPoint) -> str:
-        """Return the tooltip at a position in the widget, or "" if there is no segment."""
         row = position.y() // _ROW_HEIGHT
         if not 0 <= row < len(self._segments):
             return ""

@@ -35,7 +35,6 @@ def fragmentation(allocator_map: AllocatorMap) -> float | None:
 
 
 def figure_rows(allocator_map: AllocatorMap) -> list[Row]:
-    """Return rows of (name, value, explanation)."""
     share = fragmentation(allocator_map)
     return [
         ("Segments", count(allocator_map.num_segments), "Device memory segments held by torch"),
@@ -63,7 +62,7 @@ def figure_rows(allocator_map: AllocatorMap) -> list[Row]:
 
 
 def omission_text(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
-    """Return a text that says which segments and blocks the drawing omits or merges, or "" if none."""
+    """Return a text that names the segments and blocks that the drawing omits or merges, or "" if there are none."""
     notes = []
     if len(segments) < allocator_map.num_segments:
         notes.append(f"the largest {count(len(segments))} of {plural(allocator_map.num_segments, 'segment')} are shown")

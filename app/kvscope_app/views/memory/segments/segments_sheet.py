@@ -39,14 +39,16 @@ _tags = itertools.count(_FIRST_TAG)
 
 
 def why_not(session: Session) -> str:
-    """Return why the map cannot be requested, or "" if it can."""
+    """Return why the allocator's map cannot be requested, or "" if it can."""
     if session.provides_allocator_map:
         return ""
     return NOT_IN_RECORDING if session.timeline.is_file else NOT_REPORTED
 
 
 class SegmentsSheet(Sheet):
-    """Non-modal dialog with the state at the time of the engine's answer, whatever the session's cursor."""
+    """Non-modal dialog. It shows the allocator's state at the time of the engine's reply, independent of the session's
+    cursor.
+    """
 
     def __init__(self, parent: QWidget, session: Session, theme: Theme) -> None:
         super().__init__("PyTorch memory segments", parent)

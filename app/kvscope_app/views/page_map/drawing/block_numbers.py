@@ -29,8 +29,8 @@ def gutter_width(grid: Grid, width: int, metrics: QFontMetrics) -> int:
 
 
 def gutter_left(scene: Scene, ratio: float) -> float:
-    """Return the x coordinate of the column with row numbers, in device-independent pixels. It is above 0 if the grid
-    is narrower than the window and therefore centred.
+    """Return the x coordinate of the column with row numbers, in device-independent pixels. It exceeds 0 if the grid is
+    narrower than the window and therefore centred.
     """
     return max(0.0, scene.camera.x / ratio)
 

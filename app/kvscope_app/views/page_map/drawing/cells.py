@@ -37,7 +37,7 @@ def distinct(ids: Ids) -> Ids:
 
 
 class Cells:
-    """Ranks of the cells of `grid`. Cells without a block (ends of sections, headings) have rank 0.
+    """Ranks of all cells of `grid`. Cells without a block (ends of sections, headings) have rank 0.
 
     Reads the ledger without changing it. Call `refresh` for changed blocks, `refresh_all` after any other change.
     """
@@ -61,7 +61,7 @@ class Cells:
 
     @property
     def ranks(self) -> Ranks:
-        """Rank of each cell, shape (rows * columns,)."""
+        """Ranks in cell order, shape (rows * columns,)."""
         return self._ranks
 
     def ranks_of(self, ids: Ids) -> Ranks:
@@ -69,7 +69,7 @@ class Cells:
 
     @property
     def table(self) -> Ranks:
-        """Rank of each cell, shape (rows, columns)."""
+        """Ranks as a grid, shape (rows, columns)."""
         return self._ranks.reshape(self.grid.rows, self.grid.columns)
 
     def refresh(self, ids: Ids) -> None:
@@ -133,12 +133,12 @@ _MIN_PITCH_FOR_CORNERS: Final = 10
 _MIN_PITCH_FOR_MARK: Final = 13
 _MIN_PITCH_FOR_OUTLINE: Final = 7
 _MAX_TILE_PIXELS: Final = 1 << 21
-"""Maximum number of pixels in tiles computed at a time, to limit memory."""
+"""Maximum number of cell pixels computed at a time, to limit memory."""
 _NO_PIXELS: Final = np.empty(0, np.int64)
 
 
 class CellShape:
-    """Indices of the gap, corner, mark and outline pixels in a flattened tile of `pitch` x `pitch` pixels."""
+    """Indices of the gap, corner, mark and outline pixels in the flattened `pitch` x `pitch` pixels of one cell."""
 
     def __init__(self, pitch: int) -> None:
         self.pitch = pitch
@@ -161,7 +161,9 @@ class CellShape:
         return self._glyphs.get(LEVELS[level].kind, _NO_PIXELS)
 
     def _corners(self) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
-        """Return the corner pixels that stay background, and those with two-thirds and one-third coverage."""
+        """Return the corner pixels that show the background, and two lists of those covered by two thirds and by one
+        third.
+        """
         if self.pitch < _MIN_PITCH_FOR_CORNERS:
             return np.empty(0, np.int64), []
         if self.pitch < 20:
@@ -264,7 +266,7 @@ class CellRaster:
         return max(0, first_row * pitch + self._y), min(len(self._pixels), (last_row + 1) * pitch + self._y)
 
     def _tiles(self, ids: Ids, level: int, tables: PixelTables) -> Pixels:
-        """Return the pixels of each block, shape (n, pitch, pitch)."""
+        """Return the pixels of each block's cell, shape (n, pitch, pitch)."""
         shape, ranks = self._shape, self._cells.ranks_of(ids)
         rows = self._row_pattern(ids, ranks, 0, level, tables)
         tiles = np.repeat(rows[:, None, :], shape.pitch, axis=1)

@@ -18,7 +18,7 @@ MIN_PITCH_FOR_GLYPH: Final = 11
 
 
 def glyph(kind: FlashKind, size: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the glyph's pixels, shape (size, size); `CHANGED` has none. `size` must be odd."""
+    """Return a mask of the glyph's pixels, shape (size, size). `size` must be odd. `CHANGED` has no glyph."""
     middle = size // 2
     y, x = np.mgrid[-middle : middle + 1, -middle : middle + 1]
     half = size // 10  # half of the stroke width
@@ -32,9 +32,10 @@ def glyph(kind: FlashKind, size: int) -> npt.NDArray[np.bool_]:
 
 
 def glyph_pixels(kind: FlashKind, pitch: int, low: int, width: int) -> npt.NDArray[np.int64]:
-    """Return the glyph's pixel indices in a flattened tile of `pitch` x `pitch` pixels; empty if the tile is too small.
+    """Return the glyph's indices in the flattened `pitch` x `pitch` pixels of one cell with its gap; empty if these are
+    too few for a glyph.
 
-    The tile's cell starts at pixel `low` and is `width` pixels wide and high.
+    The cell's square starts at pixel `low` and is `width` pixels wide and high.
     """
     if pitch < MIN_PITCH_FOR_GLYPH:
         return np.empty(0, np.int64)

@@ -58,5 +58,5 @@ def top_level(kind: FlashKind) -> int:
 
 
 def level_below(level: int) -> int:
-    """Return the level to which a flash drops from `level`; 0: the flash ends."""
+    """Return the level to which a flash fades from `level`, or 0 if the flash ends."""
     return level - 1 if level % LEVELS_PER_KIND == 0 else 0

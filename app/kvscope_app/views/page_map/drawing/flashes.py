@@ -11,14 +11,14 @@ from kvscope_app.views.page_map.drawing.cells import Ids, distinct
 from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, LEVELS, FlashKind, level_below, top_level
 
 MAX_CHANGED_BLOCKS: Final = 4096
-"""Maximum number of blocks that flash for a change in one frame. If more change, none flashes, because single ones
+"""Maximum number of blocks that flash for changes in one frame. If more change, none flashes, because single blocks
 could not be distinguished.
 """
 MAX_MOVES_AT_ONCE: Final = 1024
 """Maximum number of flashes per kind of move and frame, to limit the drawing time. Only the newest moves flash."""
 
 LitCells = list[tuple[int, Ids]]
-"""(level, block ids) pairs to draw."""
+"""(level, block ids) pairs of flashing cells to draw."""
 
 
 class Flashes:
@@ -53,7 +53,7 @@ class Flashes:
     def fade(self, now_ns: int) -> LitCells:
         """Lower the level of flashes that are old enough at `now_ns`. Returns their blocks with the new levels.
 
-        Blocks that flashed again since are left out.
+        Blocks that have started a newer flash are left out.
         """
         result = []
         for level in reversed(range(1, len(LEVELS))):

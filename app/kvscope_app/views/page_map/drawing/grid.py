@@ -28,7 +28,7 @@ class Section:
     start: int
     size: int
     first_row: int
-    """Row of the first block, below the heading."""
+    """Grid row of the first block, below the heading."""
     first_cell: int
 
     @property
@@ -49,7 +49,7 @@ class Grid:
     gap_rows: int = 0
     sections: tuple[Section, ...] = field(init=False, compare=False)
     _shifts: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)
-    """(first block, cells to skip before it) for each section but the first."""
+    """(first block, number of cells skipped before it) for each section except the first."""
 
     def __post_init__(self) -> None:
         sections: list[Section] = []
@@ -83,7 +83,7 @@ class Grid:
         return cells
 
     def blocks_of(self, cells: Index) -> Index:
-        """Return the block in each cell, -1 for none, in the shape of `cells`."""
+        """Return the block in each cell, -1 for a cell without a block, in the shape of `cells`."""
         blocks = np.full(cells.shape, -1, np.int64)
         for section in self.sections:
             number = cells - section.first_cell

@@ -21,7 +21,7 @@ _TEXT_LIFT = 4.0
 
 
 class Heading(NamedTuple):
-    """Title of a section and its details, most informative first. Details that do not fit are omitted."""
+    """Title of a section and details about it, most informative first. Details that do not fit are omitted."""
 
     title: str
     details: tuple[str, ...]
@@ -101,7 +101,7 @@ def _draw(painter: QPainter, theme: Theme, heading: Heading, box: QRectF) -> Non
 
 
 def _fitting_details(details: tuple[str, ...], metrics: QFontMetricsF, max_width: float) -> tuple[str, float]:
-    """Return as many leading details as fit into `max_width` pixels, joined, and the width of the text."""
+    """Return the leading details that fit into `max_width` pixels, joined, and the width of the resulting text."""
     for number in range(len(details), 0, -1):
         text = "  ·  ".join(details[:number])
         if (width := metrics.horizontalAdvance(text)) <= max_width:

@@ -27,7 +27,7 @@ def draw_pins(painter: QPainter, scene: Scene, pinned: frozenset[int], theme: Th
 
 
 def draw_corner(painter: QPainter, theme: Theme, right: float, top: float, size: float) -> None:
-    """Draw one corner with its upper right point at (right, top)."""
+    """Draw a pin's corner mark with its upper right point at (right, top)."""
     painter.setPen(QPen(theme.color("base"), 1))
     painter.setBrush(theme.color("text"))
     painter.drawPolygon(QPolygonF((QPointF(right - size, top), QPointF(right, top), QPointF(right, top + size))))

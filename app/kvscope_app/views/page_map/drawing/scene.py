@@ -1,4 +1,4 @@
-"""Page map without a window: blocks, camera, and pixels. Uses numpy only.
+"""Drawing of the page map without a window: blocks, camera, and pixels. Uses numpy only.
 
 Owns the user's choices (mode, camera, selection). Every method that changes pixels returns the span of pixel rows
 (first, end) to repaint, or None.
@@ -40,9 +40,13 @@ class Scene:
         self.mode = STATE
         self.is_flashing = True
         self.has_filled = True
-        """Whether the ledger has the number of filled slots. A change takes effect with the next `set_ledger`."""
+        """Whether the ledger contains each block's number of filled slots. A change takes effect with the next
+        `set_ledger`.
+        """
         self.has_addresses = True
-        """Whether rows are memory addresses; otherwise row numbers at the left edge have no meaning and are hidden."""
+        """Whether block numbers are memory addresses. Otherwise they have no meaning, and the row numbers at the left
+        edge are hidden.
+        """
         self.is_fitted = True
         self.grid = Grid(1, 1)
         self.camera = Camera(1.0, 0.0, 0.0)
@@ -66,13 +70,13 @@ class Scene:
 
     @property
     def is_fading(self) -> bool:
-        """Whether some flashes have not ended, so that `fade` must be called."""
+        """Whether flashes are active, so that `fade` must be called."""
         return self._flashes.is_active
 
     def set_ledger(self, ledger: Ledger, block_size: int, step: int, sizes: tuple[int, ...] = ()) -> Span:
         """Switch to `ledger`. The camera stays if the number of blocks and the sections stay the same.
 
-        `sizes`: rows of each tier, () for one section without a heading.
+        `sizes`: number of blocks in each tier, () for one section without a heading.
         """
         selected = self.cells.selected if self.cells is not None and self.cells.has_selection else None
         has_same_size = self.cells is not None and self.grid.num_blocks == ledger.num_blocks and self._sizes == sizes
@@ -164,7 +168,7 @@ class Scene:
         return self._set_camera(camera)
 
     def zoom(self, factor: float, px: float, py: float) -> Span:
-        """Zoom by `factor` around pixel (px, py). Zooming out ends where all blocks are visible."""
+        """Zoom by `factor` around pixel (px, py). Zooming out stops when all blocks are visible."""
         min_pitch = min(self.width / self.grid.columns, self.height / self.grid.rows)
         camera = self.camera.zoomed(factor, px, py, min(min_pitch, self.camera.pitch) if factor > 1 else min_pitch)
         if factor < 1 and camera.pitch <= min_pitch:
@@ -190,9 +194,10 @@ class Scene:
         return fit(num_blocks, self.width, self.height, self._sizes, self._full_heading_height)
 
     def _with_slim_headings(self, camera: Camera, py: float) -> Camera:
-        """Change the rows that headings take to suit the new pitch, keeping the cells at `py` in place.
+        """Set the number of grid rows per heading to suit the pitch of `camera`, and return the camera that keeps the
+        cells at `py` in place.
 
-        Headings keep their height in pixels, so they take fewer rows of larger cells.
+        Headings have a fixed height in pixels, so they cover fewer rows of larger cells.
         """
         gap = gap_rows(self.heading_height, camera.pitch)
         if gap == self.grid.gap_rows:
@@ -287,7 +292,7 @@ class _Shape:
 
     @property
     def widest(self) -> int:
-        """Maximum useful number of columns: more do not reduce the number of rows."""
+        """Maximum useful number of columns, above which the number of rows no longer decreases."""
         return max(self.sizes)
 
     def gap_rows(self, pitch: float) -> int:

@@ -22,8 +22,8 @@ Attend = Callable[[torch.Tensor, LayerKV, AttentionOptions], torch.Tensor]
 
 
 class Crossings:
-    """Tensors at fixed addresses that pass data between CUDA graphs and eager code. Graphs of each size use the first
-    rows.
+    """Tensors at fixed addresses that pass data between CUDA graphs and eager code. A graph for T tokens uses the first
+    T rows.
 
     Layers run in sequence, so all layers share the tensors of the same name and shape. They are allocated outside of
     graphs, when first requested.
@@ -34,7 +34,7 @@ class Crossings:
         self._buffers: dict[tuple[object, ...], torch.Tensor] = {}
 
     def rows(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the shape of `like`, (T, ...), in permanent memory."""
+        """Return a tensor of the shape of `like`, (T, ...), at a fixed address."""
         key = (name, like.shape[1:], like.dtype)
         if key not in self._buffers:
             self._buffers[key] = like.new_zeros(self._num_rows, *like.shape[1:])
@@ -43,7 +43,9 @@ class Crossings:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCut:
-    """Attention between two graphs: the query that the first writes, and the result that the second reads."""
+    """Attention between two graphs: the first graph writes `query`, attention runs eagerly, and the second reads
+    `attended`.
+    """
 
     query: torch.Tensor
     attended: torch.Tensor
@@ -53,7 +55,7 @@ class AttentionCut:
 
 @dataclass(frozen=True, slots=True)
 class GraphSequence:
-    """Graphs and the attention calls between them; there is one graph more than cuts."""
+    """CUDA graphs and the eager attention calls between them. There is one graph more than attention calls."""
 
     graphs: list[Any] = field(default_factory=list)
     cuts: list[AttentionCut] = field(default_factory=list)
@@ -81,8 +83,9 @@ class PieceRecorder:
     """Captures one run of the model. Nothing is computed while capturing; results exist only after a replay."""
 
     def __init__(self, static_buffers: Crossings, pool: Any, stream: Any) -> None:
-        """Create a recorder. All recorders that share `pool` must use one `stream`: libraries keep memory for each
-        stream."""
+        """Create a recorder. All recorders that share `pool` must use the same `stream`, because libraries allocate a
+        workspace per stream.
+        """
         self.sequence = GraphSequence()
         self._crossings = static_buffers
         self._pool = pool
@@ -90,7 +93,9 @@ class PieceRecorder:
         self._is_capturing = False
 
     def record(self, run: Callable[[Attend], None]) -> GraphSequence:
-        """Capture `run`, which must call the model with the given attention. Raises what CUDA or the model raise."""
+        """Capture `run`, which must call the model with the given attention. Exceptions of CUDA or the model
+        propagate.
+        """
         run(self._cut)  # outside the graphs, so that libraries and crossings can allocate permanent memory
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):

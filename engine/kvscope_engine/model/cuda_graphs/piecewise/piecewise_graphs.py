@@ -35,13 +35,12 @@ from kvscope_engine.model.layers.forward import Forward
 from kvscope_kernels import Ops
 
 SIZES: Final = (16, 32, 64, 128, 256, 512)
-"""Token counts, ascending. Steps of fewer tokens than the first are padded to it, as a tile of a matrix product would
-be.
+"""Token counts of captured graphs, ascending. Steps of fewer tokens than the first are padded to it, as a matmul's tile
+would be.
 """
 
 
 def piecewise_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Return the token counts that get graphs, up to the largest step."""
     largest = min(max_num_batched_tokens, SIZES[-1])
     return (*(size for size in SIZES if size < largest), largest)
 
@@ -59,8 +58,10 @@ class _Captured:
 
 
 class PiecewiseGraphs:
-    """Replays steps with prefills. For each step, call `size_of`, then the buffer's `begin`, `stage` (before anything
-    else is put into the buffer), the buffer's `send`, and `replay`.
+    """Captures and replays CUDA graphs of steps with prefills.
+
+    For each step, call `size_of`, then the buffer's `begin`, `stage` (before anything else is put into the buffer), the
+    buffer's `send`, and `replay`.
     """
 
     def __init__(

@@ -18,12 +18,12 @@ from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout
 from kvscope_engine.model.kv_cache.kv_offload.copy_speed import CopySpeed
 
 WordRows: TypeAlias = npt.NDArray[Any]
-"""Array of (num_rows, words per row)."""
+"""Array of machine words, shape (num_rows, words per row)."""
 Ids: TypeAlias = npt.NDArray[np.intp]
 
 
 class BlockCopier(Protocol):
-    """Copies between blocks of the pool and slots in host memory, which are rows of the host tier (`slots`).
+    """Copies between blocks of the pool and slots in host memory. A slot is a row of the host tier.
 
     Copies take effect on the device in call order. The host must call `await_copies` before it accesses a slot itself.
     """
@@ -74,11 +74,9 @@ class HostBlockCopier:
             _copy(host, sources, pool, targets)
         self.loading.record_copy(len(blocks), time.perf_counter() - start_s)
 
-    def await_copies(self, slots: Sequence[int]) -> None:
-        """Do nothing: no copy is ever in progress."""
+    def await_copies(self, slots: Sequence[int]) -> None: ...
 
-    def flush(self) -> None:
-        """Do nothing: no copy is ever pending."""
+    def flush(self) -> None: ...
 
     def measure(self) -> None:
         """Do nothing: each copy was timed as it ran."""
@@ -88,7 +86,7 @@ class HostBlockCopier:
 
 
 def _copy(source: WordRows, sources: Ids, target: WordRows, targets: Ids) -> None:
-    """Copy all rows together through a temporary array, or row by row if memory for that is missing."""
+    """Copy all rows together through a temporary array, or one by one if there is no memory for that array."""
     try:
         target[targets] = source[sources]
     except MemoryError:

@@ -1,5 +1,4 @@
-"""Describes a block's bytes across the tensors of a storage, and the offset of each tensor's bytes in a slot of a lower
-tier.
+"""Describes where a block's bytes are: in which tensors of a storage, and at which offsets in a slot of a lower tier.
 
 A slot holds the concatenation of a block's bytes in every tensor. Tensors are viewed as rows of the widest word type
 that divides all of them, because copying single bytes is several times slower.
@@ -29,7 +28,7 @@ class TensorColumns:
     """A tensor of the storage, and the columns of a slot that hold its bytes."""
 
     blocks: torch.Tensor
-    """View of the tensor as words, (num_blocks, words of a block in this tensor)."""
+    """View of the tensor as words, shape (num_blocks, words of a block in this tensor)."""
     columns: slice
 
 
@@ -50,7 +49,7 @@ class BlockLayout:
             start += words.shape[1]
 
     def slots(self, rows: torch.Tensor) -> torch.Tensor:
-        """View rows of bytes, (num_slots, block_bytes), as words."""
+        """View slots given as bytes, shape (num_slots, block_bytes), as words."""
         return rows.view(self.dtype)
 
 

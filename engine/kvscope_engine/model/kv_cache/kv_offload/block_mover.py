@@ -36,8 +36,7 @@ class OtherMovers(Protocol):
         how: MoveKind,
         sources: Sequence[int] = (),
         targets: Sequence[int] = (),
-    ) -> None:
-        """Start the same move on the other ranks."""
+    ) -> None: ...
 
     def moved_on_all_ranks(self, whole: Sequence[bool]) -> list[bool]:
         """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks.
@@ -49,8 +48,10 @@ class OtherMovers(Protocol):
 class BlockMover:
     """Moves blocks between tiers. Owns the copies, the host memory and the disk tier.
 
-    `salt` is that of the prefixes in a persistent file, None without one. Each move is sent to `others` before it runs
-    on this rank, so that all ranks run it concurrently.
+    Args:
+        salt: Salt with which the prefixes in a persistent file were hashed; None without such a file.
+        others: The block movers of the other ranks. Each move is sent to them before it runs on this rank, so that all
+            ranks run it concurrently.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class BlockMover:
         self._rows = slab.rows.numpy()
         self._closed = False
         self.copy_failure = ""
-        """Why blocks may not be where the ledger says, so that the engine must stop; empty while all copies succeeded.
+        """Why blocks may not be where the ledger records them, so that the engine must stop; empty while all copies
+        have succeeded.
         """
         self.salt = salt
         """Salt with which the prefixes in a persistent file were hashed; None if any salt may be used."""
@@ -95,7 +97,6 @@ class BlockMover:
 
     @property
     def is_persistent(self) -> bool:
-        """Whether the contents of the disk tier persist after this process ends."""
         return self.salt is not None and self.has_disk and not self.copy_failure
 
     def forget_prefixes(self) -> None:
@@ -131,8 +132,9 @@ class BlockMover:
             return is_written if self._others is None else self._others.moved_on_all_ranks(is_written)
 
     def load_from_disk(self, disk_slots: Sequence[int], slots: Sequence[int]) -> list[bool]:
-        """Read disk slots into host slots. Returns, per slot, whether it was intact on all ranks; the others are
-        lost."""
+        """Read disk slots into host slots. Returns, per slot, whether its block was intact on all ranks; blocks that
+        were not are lost.
+        """
         with self._moving():
             if self._disk is None:
                 return [False] * len(slots)
@@ -150,8 +152,8 @@ class BlockMover:
             self._copier.flush()
 
     def drain(self) -> bool:
-        """Wait until all offloaded blocks are on disk. Returns whether they are, on all ranks. Used only for
-        measurements.
+        """Wait until all offloaded blocks are on disk, for measurements. Returns whether writing succeeded on all
+        ranks.
         """
         self._check_open()
         if self._disk is None:
@@ -167,8 +169,9 @@ class BlockMover:
         return num_blocks * (self._copier.saving.seconds_per_block + self._copier.loading.seconds_per_block)
 
     def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
-        """Return the estimated seconds for loading `num_blocks` blocks into the pool, `num_from_disk` of them from
-        disk."""
+        """Return the estimated seconds for loading `num_blocks` blocks into the pool from lower tiers, `num_from_disk`
+        of them from disk.
+        """
         self._copier.measure()
         from_disk = self._disk.read_seconds_per_block if self._disk is not None else 0.0
         return num_blocks * self._copier.loading.seconds_per_block + num_from_disk * from_disk
@@ -219,7 +222,7 @@ class BlockMover:
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
-        """Return a context that records a failure as `copy_failure`.
+        """Return a context in which an exception is recorded as `copy_failure`.
 
         The caller's ledger has recorded the move already or is about to, so a failed move cannot be undone.
         """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 HALF_LIFE_BLOCKS: Final = 256
-"""Number of copied blocks after which an earlier measurement has half its weight."""
+"""Number of copied blocks after which the weight of an earlier measurement is halved."""
 
 
 class CopySpeed:
-    """Seconds per block of one kind of copy, and totals."""
+    """Estimated seconds per block of one kind of copy, and the total blocks and seconds of these copies."""
 
     def __init__(self) -> None:
         self.num_blocks = 0
@@ -19,7 +19,7 @@ class CopySpeed:
 
     @property
     def seconds_per_block(self) -> float:
-        """Weighted average of recent copies; 0 before the first."""
+        """Weighted average over copies, in which recent ones count most; 0 before the first copy."""
         return self._recent_seconds / self._recent_blocks if self._recent_blocks else 0.0
 
     def record_copy(self, num_blocks: int, seconds: float) -> None:
@@ -30,7 +30,7 @@ class CopySpeed:
         self._recent_seconds = self._recent_seconds * retained_share + seconds
 
     def reset_totals(self) -> None:
-        """Reset the totals but keep the estimated speed."""
+        """Reset the totals but not the estimated speed."""
         self.num_blocks, self.seconds = 0, 0.0
 
     def reset(self) -> None:

@@ -54,10 +54,12 @@ def index_path(path: Path) -> Path:
 
 
 def open_disk_file(path: Path | None, num_bytes: int, *, keep: bool) -> OpenFile:
-    """Open and lock the tier's file, with `num_bytes` allocated. Unless `keep`, the file has no name afterwards.
+    """Open and lock the tier's file, with `num_bytes` allocated. Unless `keep` is true, the file is unlinked and
+    disappears with the process.
 
     Raises:
-        BadInput: The drive lacks space, another engine uses the file, or it contains foreign data.
+        BadInput: The drive has too little space, another engine uses the file, or the file has contents that kvscope
+            did not write.
     """
     is_new = path is not None and not os.path.lexists(path)
     with _naming_file(path):
@@ -88,7 +90,7 @@ def _open_temporary() -> int:
 
 
 def _lock_file(fd: int, path: Path) -> None:
-    """Lock the file, after checking that it contains no foreign data."""
+    """Lock the file, after checking that it is empty or was created by kvscope."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise BadInput(f"--kv-disk-path {str(path)!r} is not accepted: it is no regular file")

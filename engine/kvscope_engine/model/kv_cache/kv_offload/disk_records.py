@@ -63,8 +63,9 @@ class DiskRecords:
             raise OSError(f"only {written} of {expected} bytes were taken")
 
     def read(self, slot: int, records: Bytes) -> int:
-        """Read into `records`, (n, size), starting at `slot`. Returns the number of whole records read; 0 on an
-        error."""
+        """Read into `records`, shape (n, size), starting at `slot`. Returns the number of whole records read; 0 on an
+        error.
+        """
         try:
             return os.preadv(self._file.fd, [records.data], slot * self._size) // self._size
         except OSError:

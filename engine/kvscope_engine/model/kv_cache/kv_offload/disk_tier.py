@@ -1,4 +1,4 @@
-"""The disk tier: writes blocks' bytes to slots of a file and reads them back.
+"""Stores blocks on disk: writes their bytes to slots of a file and reads them back.
 
 Methods raise nothing after construction: errors appear in return values, `failure` and the result of `close`.
 """
@@ -28,13 +28,15 @@ from kvscope_engine.policy.prefixes.prefix_index import Prefix
 QUEUE_BYTES: Final = 256 * MIB
 """Maximum bytes of records waiting to be written. A long prompt may evict this many in one step."""
 ASSUMED_READ_RATE: Final = 1e9
-"""Bytes per second assumed before the first read."""
+"""Bytes per second that reads are assumed to reach before the first one is measured."""
 READ_BYTES: Final = 8 * MIB
 """Maximum bytes of adjacent records in one read."""
 
 
 class DiskTier:
-    """`num_slots` blocks of `block_bytes` in `file`, which the tier closes. With `persistent`, the contents persist."""
+    """Disk tier with `num_slots` slots of `block_bytes` in `file`, which `close` closes. With `persistent`, the
+    contents persist after this process ends.
+    """
 
     def __init__(
         self,
@@ -62,19 +64,18 @@ class DiskTier:
 
     @property
     def read_seconds_per_block(self) -> float:
-        """Measured seconds per block read; before the first read, an assumption about a common drive."""
+        """Measured average seconds to read one block; before the first read, computed from `ASSUMED_READ_RATE`."""
         if not self.num_read:
             return self._block_bytes / ASSUMED_READ_RATE
         return self.read_seconds / self.num_read
 
     @property
     def failure(self) -> str:
-        """Why nothing can be written any more; empty if writing works."""
+        """Why blocks can no longer be written; empty while writing works."""
         return self._writer.failure
 
     @property
     def num_offloadable(self) -> int:
-        """Number of blocks that `offload` accepts without waiting."""
         return self._writer.num_free
 
     @property
@@ -86,8 +87,8 @@ class DiskTier:
         return self._writer.seconds
 
     def offload(self, rows: Sequence[Bytes], slots: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
-        """Queue `rows[i]` to be written to `slots[i]`. Returns, per slot, whether it was accepted. Waits only while the
-        queue is full.
+        """Queue `rows[i]` to be written to `slots[i]`. Returns, per slot, whether the block was accepted. Waits only
+        while the queue is full.
         """
         if self._persistent is not None:
             for slot, prefix in zip(slots, prefixes, strict=True):
@@ -95,7 +96,7 @@ class DiskTier:
         return self._writer.enqueue(slots, rows)
 
     def load_from_disk(self, slots: Sequence[int], rows: Sequence[Bytes]) -> list[bool]:
-        """Read `slots[i]` into `rows[i]`. Returns, per slot, whether it was intact."""
+        """Read `slots[i]` into `rows[i]`. Returns, per slot, whether its block was intact."""
         start_s = time.perf_counter()
         is_intact = [self._writer.read_queued(slot, row) for slot, row in zip(slots, rows, strict=True)]
         missing = sorted((slot, index) for index, slot in enumerate(slots) if not is_intact[index])
@@ -112,7 +113,6 @@ class DiskTier:
             self._persistent.clear()
 
     def recovered(self) -> list[tuple[int, Prefix]]:
-        """Return (slot, prefix) for each prefix that an earlier run left in the file."""
         return [] if self._persistent is None else [(block.slot, block.prefix) for block in self._persistent.recovered]
 
     def close(self) -> str:
@@ -125,7 +125,7 @@ class DiskTier:
         return note
 
     def drain(self) -> bool:
-        """Wait until all queued records are written. Returns whether they are."""
+        """Wait until the queue is empty. Returns whether all queued records were written."""
         return self._writer.drain()
 
     def _read(self, missing: list[tuple[int, int]], rows: Sequence[Bytes]) -> list[int]:

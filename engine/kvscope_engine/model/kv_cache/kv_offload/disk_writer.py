@@ -47,11 +47,11 @@ class DiskWriter:
         self._latest: dict[int, _Entry] = {}
         """Newest queued entry of each slot in the queue."""
         self._checksums: dict[int, int] = {}
-        """Checksum of each slot with a valid record in the file."""
+        """Checksum of each slot of the file with a valid record."""
         self._changed = threading.Condition()
         self._closing = False
         self.failure = ""
-        """Why nothing is written any more; empty if writing works."""
+        """Why records are no longer written; empty while writing works."""
         self.num_written = 0
         self.seconds = 0.0
         """Seconds that the thread spent on checksums and writing."""
@@ -65,10 +65,10 @@ class DiskWriter:
             return len(self._free)
 
     def enqueue(self, slots: Sequence[int], payloads: Sequence[Bytes]) -> list[bool]:
-        """Queue blocks' bytes for `slots`. Returns, per slot, whether it was accepted. Waits only while the queue is
-        full.
+        """Queue blocks' bytes for `slots`. Returns, per slot, whether the bytes were accepted. Waits only while the
+        queue is full.
 
-        The previous contents of all `slots` are lost, even if they were not accepted.
+        The previous contents of all `slots` are lost, even if the new bytes were not accepted.
         """
         num_accepted = 0
         while num_accepted < len(slots):
@@ -83,7 +83,7 @@ class DiskWriter:
         return [True] * num_accepted + [False] * (len(slots) - num_accepted)
 
     def read_queued(self, slot: int, target: Bytes) -> bool:
-        """Copy the record queued for `slot` to `target`. Returns False if there is none."""
+        """Copy the record queued for `slot` to `target`. Returns False if no record is queued for it."""
         with self._changed:
             entry = self._latest.get(slot)
             if entry is not None:
@@ -91,12 +91,11 @@ class DiskWriter:
             return entry is not None
 
     def checksum(self, slot: int) -> int | None:
-        """Return the checksum of the record in the file at `slot`; None if there is none."""
+        """Return the checksum of the record in the file at `slot`; None if the slot has no valid record."""
         with self._changed:
             return self._checksums.get(slot)
 
     def checksums(self) -> dict[int, int]:
-        """Return the checksum of each slot with a record in the file."""
         with self._changed:
             return dict(self._checksums)
 
@@ -110,7 +109,7 @@ class DiskWriter:
             self._checksums.pop(slot, None)
 
     def drain(self) -> bool:
-        """Wait until the queue is empty. Returns whether everything was written."""
+        """Wait until the queue is empty. Returns whether all records were written."""
         with self._changed:
             self._changed.wait_for(lambda: not self._latest or self.failure, MAX_WAIT_S)
             return not self._latest and not self.failure
@@ -194,7 +193,6 @@ class DiskWriter:
         self._changed.notify_all()
 
     def _fail(self, reason: str) -> None:
-        """Stop writing permanently; all queued records are lost."""
         self.failure = self.failure or reason
         self._latest.clear()
         self._queue.clear()

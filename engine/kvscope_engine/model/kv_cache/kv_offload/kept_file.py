@@ -1,4 +1,6 @@
-"""Tracks the prefixes in a disk tier file that persists: those of the last run, and those to list at exit."""
+"""Tracks the prefixes in a persistent file of the disk tier: those of the last run, and those to list in the index at
+exit.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from kvscope_telemetry.errors import BadInput
 
 
 class PersistentPrefixes:
-    """Prefixes by slot, from the last run's index and from offloads. Does not verify checksums.
+    """Prefixes in a persistent disk tier file by slot, from the last run's index and from offloads. Does not verify
+    checksums.
 
     Raises BadInput if no index can be written next to the file.
     """
@@ -46,7 +49,7 @@ class PersistentPrefixes:
             self._prefixes[slot] = prefix
 
     def clear(self) -> None:
-        """Exclude the current contents from the index for the next start."""
+        """Exclude the current contents of the file from the index for the next start."""
         self._prefixes.clear()
 
     def finish(self, checksums: dict[int, int]) -> None:

@@ -1,7 +1,7 @@
-"""Reads and writes the index file of a disk tier that persists: the prefix in each slot, and its checksum.
+"""Reads and writes the index of a persistent disk tier file: the prefix in each slot, and its checksum.
 
-`FILE.index` is a line that names the format, the BLAKE2b digest of the rest, and the rest as MessagePack. It is
-replaced atomically. While an engine uses the file, the index lists no slots, so nothing is reused after a crash.
+`FILE.index` is a line that names the format, the BLAKE2b digest of the remaining bytes, and these bytes as MessagePack.
+It is replaced atomically. While an engine uses the file, the index lists no slots, so nothing is reused after a crash.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ MAX_START: Final = 1 << 31
 
 
 class IndexedBlock(msgspec.Struct, frozen=True, array_like=True):
-    """Index entry of a slot with a prefix."""
-
     slot: int
     checksum: int
     digest: bytes
@@ -38,13 +36,11 @@ class IndexedBlock(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def prefix(self) -> Prefix:
-        """The entry's prefix, as the key of the prefix cache."""
+        """Prefix of the block, in the form that the prefix cache uses as key."""
         return Prefix(self.digest, self.start, self.tokens, self.parent, self.salt, self.adapter, self.adapter_key)
 
 
 class DiskIndex(msgspec.Struct, frozen=True):
-    """Index of a disk tier file."""
-
     fingerprint: str
     """Hash of model, dtype and layout. Blocks with another fingerprint cannot be used."""
     salt: bytes
@@ -55,7 +51,7 @@ class DiskIndex(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class IndexRequirements:
-    """Properties that an index must match to be used."""
+    """Properties that a disk tier file's index must match to be used."""
 
     fingerprint: str
     block_size: int

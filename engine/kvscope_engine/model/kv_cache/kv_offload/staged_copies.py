@@ -33,8 +33,6 @@ class _Staging:
 
 @dataclass(frozen=True, slots=True)
 class _TimedCopy:
-    """A copy on the copy lane, and the events before and after it."""
-
     speed: CopySpeed
     num_blocks: int
     started: StreamMark
@@ -119,8 +117,8 @@ class StagedBlockCopier:
         enqueue: Callable[[_Chunk, _Staging], None],
         copy_block: Callable[[int, int], None],
     ) -> None:
-        """Enqueue `pairs` ordered by slot, so that consecutive slots share one copy. Enqueued pairs are removed from
-        the list.
+        """Enqueue `pairs` (slot, block) ordered by slot, so that consecutive slots share one copy. Enqueued pairs are
+        removed from the list.
         """
         pairs.sort()
         size = self._stagings[0].rows.shape[0]
@@ -189,7 +187,7 @@ class StagedBlockCopier:
             part.blocks.index_copy_(0, ids, rows[: len(blocks), part.columns])
 
     def _ids(self, blocks: list[int]) -> torch.Tensor:
-        """Upload block ids from pinned memory. From pageable memory, the host would wait for the compute lane."""
+        """Upload block ids through pinned memory. With pageable memory, the host would wait for the compute lane."""
         return torch.tensor(blocks, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
 
     def _to_host(self, chunk: _Chunk, rows: torch.Tensor) -> None:
@@ -246,5 +244,4 @@ class PendingCopies:
 
     @property
     def slots(self) -> set[int]:
-        """Slots with a pending copy."""
         return self._saved_slots | self._loaded_slots

@@ -28,10 +28,11 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 STAGING_BYTES: Final = 32 * MIB
 """Bytes of each of the two staging buffers on a GPU. Larger buffers do not increase the transfer rate."""
 QUEUE_SHARE: Final = 4
-"""The queue of records waiting to be written takes at most 1/QUEUE_SHARE of the host tier's size, in addition to it."""
-MIN_QUEUE_BYTES: Final = 16 * MIB
-"""Minimum bytes of the queue of records waiting to be written, because drives are fast only with many records at once.
+"""Divisor of the host tier's size: the disk tier's write queue takes at most 1/QUEUE_SHARE of that size, in addition to
+it.
 """
+MIN_QUEUE_BYTES: Final = 16 * MIB
+"""Minimum bytes of the disk tier's write queue. Drives are only fast with many records at a time."""
 MEASURED_BYTES: Final = 4 * MIB
 """Bytes copied to host memory and back at the start, to measure the cost of a swap. Takes a few milliseconds."""
 
@@ -97,7 +98,7 @@ def _staged_copier(layout: BlockLayout, slab: HostSlab) -> StagedBlockCopier:
 
 
 def _measure_copies(copier: BlockCopier, layout: BlockLayout, num_slots: int) -> None:
-    """Copy some blocks to host memory and back, unchanged, to measure the speed."""
+    """Copy some blocks to host memory and back, unchanged, to measure the copy speed."""
     count = max(1, min(MEASURED_BYTES // layout.block_bytes, layout.num_blocks, num_slots))
     ids = range(count)
     for _ in range(2):  # only the second time counts: the first has one-time costs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
-    """Bytes and seconds since the start, per direction.
+    """Bytes and seconds of copies between tiers since the start, per direction.
 
     `saved`: from the pool to host memory; `loaded`: from host memory to the pool; `disk_written` and `disk_read`:
     between host memory and disk.
@@ -32,4 +32,4 @@ class TierStats:
     torch_pinned_bytes: int
     """Bytes that torch's pinned allocator would have taken for the same host memory."""
     disk_is_direct: bool = False
-    """Whether the file is accessed with direct I/O, bypassing the page cache."""
+    """Whether the disk tier's file is accessed with direct I/O, bypassing the page cache."""

@@ -1,1 +1,1 @@
-"""Memory for the allocator `virtual`: addresses are reserved at the start, and pages are mapped as blocks are used."""
+"""Memory for `--allocator virtual`: addresses are reserved at the start, and pages are mapped as blocks are used."""

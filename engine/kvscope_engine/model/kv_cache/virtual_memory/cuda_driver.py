@@ -49,7 +49,7 @@ class CudaDriver:
         self._context = self._call("cuCtxGetCurrent")
 
     def enter(self) -> None:
-        """Make the context current in the calling thread."""
+        """Make the CUDA context current in the calling thread."""
         self._call("cuCtxSetCurrent", self._context)
 
     def granularity(self) -> int:
@@ -66,7 +66,6 @@ class CudaDriver:
         self._call("cuMemAddressFree", address, num_bytes)
 
     def create(self, num_bytes: int) -> Any:
-        """Allocate a page and return its handle."""
         return self._call("cuMemCreate", num_bytes, self._properties, 0)
 
     def release(self, handle: Any) -> None:
@@ -86,7 +85,6 @@ class CudaDriver:
         self._call("cuMemUnmap", address, num_bytes)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call the driver function `name` and return its value, or None if it has none."""
         try:
             result, *values = getattr(self._cuda, name)(*arguments)
         except RuntimeError as error:  # the bindings found no driver

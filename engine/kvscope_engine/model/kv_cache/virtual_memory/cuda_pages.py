@@ -64,15 +64,14 @@ class CudaPages:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all pages, without the floor."""
+        """Bytes of all pages, without the floor page."""
         return self._layout.num_pages * self._layout.page_bytes
 
     def resident_bytes(self) -> int:
-        """Return the bytes of the pages mapped for blocks."""
         return len(self._mapped) * self._layout.page_bytes
 
     def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return the tensor at `index`, which does not own its memory."""
+        """Return the tensor at `index` of `block_bytes`. It does not own its memory."""
         assert self._address is not None, "the memory is closed"
         return tensor_at(self._address + self._layout.offsets[index], shape, dtype, self._device)
 

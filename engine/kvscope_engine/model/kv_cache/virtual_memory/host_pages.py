@@ -21,9 +21,10 @@ from kvscope_engine.policy.allocation.address_space import MIB, AddressSpace
 from kvscope_telemetry.errors import KvscopeError
 
 NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0
-"""Linux's flag MAP_NORESERVE: mapped addresses do not count against the system's memory limit until they are written.
+"""Linux's flag MAP_NORESERVE: mapped addresses do not count against the system's memory limit until they are written. 0
+on other systems.
 
-Python's `mmap` module defines it only from 3.13 on.
+Python's `mmap` module defines the flag only from 3.13 on.
 """
 
 PAGE_MAP: Final = "/proc/self/pagemap"

@@ -35,7 +35,7 @@ class PagedMemory(Protocol):
         """Free the memory behind these blocks in every tensor."""
 
     def close(self) -> None:
-        """Release everything. Idempotent."""
+        """Unmap and free all memory. Idempotent."""
 
 
 def page_bytes(device: torch.device) -> int:

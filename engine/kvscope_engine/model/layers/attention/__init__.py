@@ -1,1 +1,3 @@
-"""Paged attention with the interface of transformers, and its support for positions, biases and attention scores."""
+"""Paged attention with the interface of transformers, with support for positions, biases and measured
+attention scores.
+"""

@@ -19,8 +19,10 @@ class AttentionScores:
     """Scores of the decodes of one step or one CUDA graph, to which every layer's decode attention adds."""
 
     def __init__(self, totals: torch.Tensor | None = None) -> None:
-        """`totals`: zeroed float32 tensor (groups, rows, blocks) to which a CUDA graph adds; None to allocate on
-        demand.
+        """Create without scores.
+
+        Args:
+            totals: Zeroed float32 tensor (groups, rows, blocks) to which a CUDA graph adds; None to allocate on demand.
         """
         self._graph_totals = totals
         self._totals: dict[int, torch.Tensor] = {}
@@ -40,12 +42,12 @@ class AttentionScores:
         self._num_layers[group] += 1
 
     def of_layer(self, block_tables: torch.Tensor, group: int = 0) -> torch.Tensor:
-        """Count a layer and return `total`."""
+        """Count one more measured layer, and return `total` of its KV group."""
         self.count_layer(group)
         return self.total(block_tables, group)
 
     def add_chosen(self, shares: torch.Tensor, chosen: Chosen, block_tables: torch.Tensor) -> None:
-        """Add the scores of a layer whose KV heads chose blocks; skipped blocks get 0.
+        """Add the scores of a layer whose KV heads chose which blocks to read; skipped blocks get 0.
 
         `shares`: (num_single_token * Hkv, blocks chosen), as returned by decode attention over `heads_apart`.
         """
@@ -54,7 +56,7 @@ class AttentionScores:
         total.scatter_add_(1, columns, shares.view(columns.shape).div_(chosen.columns.shape[1]))
 
     def start(self, back: RowReadBack, num_rows: int | None = None, width: int | None = None) -> Rows | None:
-        """Start the copy to the host of the first rows and columns: (groups, num_single_token, blocks).
+        """Start copying the first `num_rows` rows and `width` columns to the host: (groups, num_single_token, blocks).
 
         Each row sums to 1, or is 0 if there was no space to measure the request. Returns None if no layer was measured.
         """
@@ -73,7 +75,9 @@ class AttentionScores:
 
 
 class MeasuredSteps:
-    """Selects the first step with decodes and every `every`-th after it; none if `every` is 0."""
+    """Selects the steps whose attention is measured: the first with decodes and every `every`-th after it; none if
+    `every` is 0.
+    """
 
     def __init__(self, every: int) -> None:
         self._every = every

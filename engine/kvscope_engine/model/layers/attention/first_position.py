@@ -1,7 +1,7 @@
-"""Embeddings whose positions start after the padding's instead of at 0 (RoBERTa), with a table that has more rows.
+"""Supports models whose positions start after the padding's instead of at 0 (RoBERTa), with a table that has more rows.
 
 Called without positions, such a model starts from its first position by itself, as in training; `eager_check` compares
-with that. Positions that are passed are used unchanged by the model, so a hook of this module shifts them.
+with that. The model uses positions that are passed unchanged, so a hook of this module shifts them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def first_position(module: nn.Module) -> int:
 
 
 def count_from_first(module: nn.Module) -> None:
-    """Shift the positions that `module` is called with by its `first_position`."""
+    """Add the model's `first_position` to the positions with which `module` is called."""
     config: Any = module.config
     if getattr(module, _ATTRIBUTE, False) or not first_position(module):
         return

@@ -24,17 +24,17 @@ class PositionCache:
 
     def __init__(self) -> None:
         self.positions: torch.Tensor | None = None
-        """(1, T) positions of the running call; None if the model was called without positions."""
+        """Positions of the running call, shape (1, T); None if the model was called without positions."""
         self.num_queries = 0
         self.attention: nn.Module | None = None
-        """Attention module that is running."""
+        """Attention module that is currently running."""
 
     def get_query_offset(self, _: int = 0) -> torch.Tensor:
         """Return `get_seq_length`, under the name that Inkling's attention uses."""
         return self.get_seq_length()
 
     def get_mask_sizes(self, query_length: int, _: int = 0) -> tuple[int, torch.Tensor]:
-        """Return the number of keys, and the offset from the index to the position of each."""
+        """Return the number of keys, and for each key the offset from its index to its position."""
         return query_length, self.get_seq_length()
 
     def get_conv_state(self, *_: Any, **__: Any) -> None:
@@ -52,7 +52,7 @@ class PositionCache:
         return positions - torch.arange(len(positions), device=positions.device)
 
     def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the arguments, because the block pool stores them."""
+        """Return `key` and `value` unchanged, because the block pool stores them."""
         return key, value
 
 
@@ -71,7 +71,7 @@ def counts_positions(attention: nn.Module) -> bool:
 
 
 def install_position_cache(module: nn.Module) -> None:
-    """Make attention in `module` use the positions that the model is called with."""
+    """Make attention in `module` use the positions with which the model is called."""
     position_cache = PositionCache()
     setattr(module, _ATTRIBUTE, position_cache)
 

@@ -1,4 +1,4 @@
-"""Attention without a KV cache, for runs that only measure or trace the other layers."""
+"""Attention without a KV cache, for runs that only measure or trace a model's other layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class NoAttention(AttentionContext):
 
     def __init__(self, longest: int = 0) -> None:
         self.longest = longest
-        """Tokens of the longest request, which determine the size of calls of a model that runs its own forward code.
+        """Number of tokens of the longest request. It determines the size of calls of a model that runs its own forward
+        code.
         """
         self.scratch: dict[int, tuple[torch.Tensor, ...]] = {}
 

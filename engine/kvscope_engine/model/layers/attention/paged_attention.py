@@ -1,5 +1,4 @@
-"""kvscope's attention with the interface of transformers: writes a layer's keys and values, then attends over the block
-pool.
+"""Attention with the interface of transformers: writes a layer's keys and values, then attends over the block pool.
 
 Owns the name under which it is registered and the per-step `PagedContext`. Must not depend on requests or policy.
 `hook_check` refuses at load any model that needs more than is implemented here. See
@@ -46,13 +45,13 @@ class AttentionOptions:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     latents: Latents | None = None
-    """Set for a layer whose cache stores latents: key and value are then the latents and rotary keys, with one head
+    """Set for a layer whose cache stores latents. Its key and value are then the latents and rotary keys, with one head
     each.
     """
     is_chunked: bool = False
     """Whether `sliding_window` is the length of chunks of the sequence, so that a query reads only its own chunk."""
     bias: QueryBias | None = None
-    """Biases of the queries of the current call."""
+    """Biases of the attention scores in the current call."""
 
     def value_dim(self, value: torch.Tensor) -> int:
         """Return the number of elements of a head's result."""
@@ -93,9 +92,9 @@ class DecodeBatch:
     """Sequences with one query token each: the first tokens of the flattened batch."""
 
     block_tables: tuple[torch.Tensor, ...]
-    """(num_single_token, max_blocks) int32, one per KV group."""
+    """Shape (num_single_token, max_blocks), int32, one tensor per KV group."""
     seq_lens: torch.Tensor
-    """(num_single_token,) int32, including the query token."""
+    """Shape (num_single_token,), int32: length of each sequence, including the query token."""
     max_seq_len: int
 
 
@@ -104,27 +103,29 @@ class PrefillBatch:
     """Sequences with several query tokens, after those of `DecodeBatch` in the flattened batch."""
 
     block_tables: tuple[torch.Tensor, ...]
-    """(num_prefills, max_blocks) int32, one per KV group."""
+    """Shape (num_prefills, max_blocks), int32, one tensor per KV group."""
     seq_lens: torch.Tensor
-    """(num_prefills,) int32, including the query tokens."""
+    """Shape (num_prefills,), int32: length of each sequence, including the query tokens."""
     max_seq_len: int
     query_start: torch.Tensor
-    """(num_prefills + 1,) int32, counted from the first prefill token."""
+    """Shape (num_prefills + 1,), int32: first row of each sequence, counted from the first prefill token, and the
+    number of rows.
+    """
     max_query_len: int
     lengths: HostLengths | None = None
-    """Lengths in host memory; None in steps without requests."""
+    """Sequence lengths in host memory; None in steps without requests."""
     is_fixed: bool = False
-    """`QueryRuns.is_fixed`: whether results must not depend on where query runs were split."""
+    """Whether results must not depend on where query runs were split; see `QueryRuns.is_fixed`."""
 
 
 class OneRequest(NamedTuple):
-    """Queries of one request: rows `start` to `end` of the flattened batch, the last of the request's `num_tokens`
-    tokens.
+    """Queries of one request: rows `start` to `end` of the flattened batch. They are the last of the request's
+    `num_tokens` tokens.
     """
 
     batch: DecodeBatch | PrefillBatch
     row: int
-    """Row in `batch`."""
+    """Row of the request in the tensors of `batch`."""
     start: int
     end: int
     num_tokens: int
@@ -137,25 +138,26 @@ class PagedContext(AttentionContext):
     storage: KVStorage
     ops: Ops
     slot_mapping: tuple[torch.Tensor, ...]
-    """(T,) int64, one per KV group; -1 for padding."""
+    """Shape (T,), int64, one tensor per KV group; -1 for padding."""
     num_single_token: int
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     decode_steps: dict[tuple[int, int], tuple[DecodeStep | None]] = field(default_factory=dict)
-    """Inputs shared by compiled layers, by (id of the cos tensor, KV group); None if their layout is not supported."""
+    """Inputs that compiled layers share, by (id of the cos tensor, KV group); None if the layout of that tensor is not
+    supported.
+    """
     shares: AttentionScores | None = None
-    """Accumulates the attention scores of the decodes, if they are measured in this step."""
+    """Accumulator of the decodes' attention scores; None if they are not measured in this step."""
     plans: DecodePlans = field(default_factory=DecodePlans)
-    """Division of decodes and short query runs among GPU programs, the same for all layers."""
+    """Division of decodes and short query runs among the programs of a GPU kernel, the same for all layers."""
     choice: PageChoice | None = None
     """Choice of blocks for decodes in layers with bounds; None if they read all blocks."""
     skips: BlockSkips | None = None
-    """Counts the skipped blocks, if they are counted in this step."""
+    """Counter of the skipped blocks; None if they are not counted in this step."""
     run_groups: tuple[RunGroup, ...] | None = None
-    """Groups of runs over latents, the same for all layers."""
+    """Groups of query runs over latents, the same for all layers."""
     states: StateStep | None = None
-    """States of recurrent layers; None if the model has no such layers."""
     requests: list[OneRequest] | None = None
     """Requests of the step, for layers that attend per request; read from the device once for all layers."""
     own: OwnBatch | None = None
@@ -266,7 +268,6 @@ class PagedContext(AttentionContext):
         return self.ops.decode(_args(query, kv, batch, options, out, tables), self.plans, shares)
 
     def _choose(self, batch: DecodeBatch, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> Chosen | None:
-        """Choose the blocks to attend to (sparse attention). Returns None for all blocks."""
         if self.choice is None or kv.bounds is None:
             return None
         chosen = self.choice.choose(
@@ -328,15 +329,14 @@ def paged_attention(
     attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function for transformers.
+    """Compute attention as an attention function of transformers.
 
     Args:
         query: (1, Hq, T, D), rotated.
         key: (1, Hkv, T, D), rotated.
         value: (1, Hkv, T, D).
         kwargs: `paged` is the `AttentionContext`, the others are read by `options_of`. At load, `hook_check` refuses
-            models
-            that pass further keywords.
+            models that pass further keywords.
 
     Returns:
         (1, T, Hq, D), and None for the attention weights.
@@ -348,7 +348,7 @@ def paged_attention(
 
 
 def _rows(heads: torch.Tensor) -> torch.Tensor:
-    """Make the last dimension contiguous, which it is not after a convolution before attention."""
+    """Make the last dimension contiguous. After a convolution before attention, it is not."""
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
@@ -376,7 +376,8 @@ def chunk_of(module: Any) -> int | None:
 def options_of(
     query: torch.Tensor, kwargs: dict[str, Any], latents: Latents | None = None, chunk: int | None = None
 ) -> AttentionOptions:
-    """Return the options in the keywords of an attention call, for a layer with chunks of `chunk` tokens.
+    """Return the options in the keywords of an attention call, for a layer with chunks of `chunk` tokens (None if not
+    chunked).
 
     Without `scaling`, the scale is head_dim ** -0.5.
     """
@@ -419,6 +420,6 @@ def _args(
 
 
 def _widen(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """Pad with zeros to the stored head dimension; zeros do not change a product."""
+    """Pad with zeros to the stored head dimension. Zeros do not change a dot product."""
     missing = dim - tensor.shape[-1]
     return tensor if missing == 0 else pad(tensor, (0, missing))

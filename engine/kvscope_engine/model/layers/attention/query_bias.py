@@ -1,8 +1,8 @@
 """Attention with a bias per query for each distance to the key (Inkling).
 
 transformers computes the biases for every pair of tokens of one sequence. Here each query gets its row of biases by
-distance (`use_distance_bias`), which works for any batch, and `attend_with_bias` adds them with torch operations on any
-device, request by request. `eager_check` verifies the rows.
+distance (`use_distance_bias`), which works for any batch, and `attend_with_bias` adds the biases with torch operations
+on any device, request by request. `eager_check` verifies the rows.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _ATTRIBUTE: Final = "kvscope_tells_by_distance"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueryBias:
-    """Additional scores of queries, in any floating-point dtype."""
+    """Biases that are added to the attention scores of queries, in any floating-point dtype."""
 
     by_distance: torch.Tensor
-    """(T, Hq, distances): element d is added to the score of the key d tokens before the query; keys further back get
-    none.
+    """Shape (T, Hq, distances): element d is added to the score of the key d tokens before the query; keys further back
+    get no bias.
     """
     sinks: torch.Tensor | None = None
-    """(T, Hq): score of an additional key whose value is 0."""
+    """Shape (T, Hq): score of an additional key whose value is 0."""
 
     def slice_queries(self, start: int, end: int) -> QueryBias:
         return QueryBias(self.by_distance[start:end], None if self.sinks is None else self.sinks[start:end])
 
 
 def bias_of(kwargs: dict[str, Any]) -> QueryBias | None:
-    """Return the bias in the keywords of an attention call; None if there is none.
+    """Return the bias in the keywords of an attention call; None if the call passes no bias.
 
     Keywords: `position_bias` (1, Hq, T, distances) and, optionally, `sinks` (1, Hq, T, 1).
     """
@@ -49,7 +49,7 @@ def bias_of(kwargs: dict[str, Any]) -> QueryBias | None:
 
 
 def has_distance_bias(attention: nn.Module) -> bool:
-    """Whether `use_distance_bias` changed an attention module, so that its bias is supported."""
+    """Whether `use_distance_bias` changed the module `attention`, so that its bias is supported."""
     return getattr(attention, _ATTRIBUTE, False)
 
 

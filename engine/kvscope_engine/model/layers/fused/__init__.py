@@ -1,1 +1,3 @@
-"""Fused counterparts of model parts: fused and packed projections, fused layers."""
+"""Fused replacements for parts of a model: fused, packed and quantized linear layers, attention, MLP, experts and
+decoder layers.
+"""

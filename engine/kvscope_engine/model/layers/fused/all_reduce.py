@@ -14,7 +14,7 @@ from torch import nn
 from kvscope_engine.model.layers.fused.fused_layer import FusedLayer
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
-"""Sums a rank's partial result over all ranks and returns the sum; may work in place."""
+"""Function that sums a rank's partial result over all ranks and returns the sum. It may work in place."""
 
 
 class ReducedLinear(nn.Module):
@@ -28,7 +28,7 @@ class ReducedLinear(nn.Module):
         self._all_reduce = all_reduce
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features of the shard) -> (..., out_features), the same on all ranks."""
+        """Map (..., in_features of the shard) to (..., out_features). The result is the same on all ranks."""
         return self._all_reduce(self.shard(x))
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Decoder layers on a CPU that run in one C call, for steps that consist of decodes only.
+"""Runs decoder layers on a CPU in one C call, for steps that consist of decodes only.
 
 Decides which layers and steps are compiled. A layer gets a compiled version after weights have been quantized, if
 `cpu.layer` supports all of its parts. Other layers, and steps with prefills or without a plain cache, run part by part
@@ -27,7 +27,7 @@ from kvscope_kernels.rotate_write import CosSin
 
 
 class CompiledFusedLayer:
-    """Compiled version of a fused layer, which runs in place of it in the steps that it supports."""
+    """Compiled version of a fused layer, called instead of it in the steps that it supports."""
 
     def __init__(self, layer: FusedLayer, spec: LayerSpec) -> None:
         self._layer_index, self._head_dim = layer.attention.layer, layer.attention.head_dim
@@ -51,7 +51,7 @@ class CompiledFusedLayer:
             normed: Attention norm of `x`, if the previous layer computed it.
 
         Returns:
-            The result, and the next layer's norm of it.
+            The layer's output, and the next layer's norm of that output.
         """
         if not isinstance(paged, PagedContext) or not self._supports_step(paged):
             return None
@@ -67,9 +67,6 @@ class CompiledFusedLayer:
         return paged.prefill is None and paged.ops is self._ops
 
     def _compiled_for(self, storage: KVStorage) -> CompiledLayer | None:
-        """Return the compiled layer for `storage`, compiling it if the storage has changed; None if it is not
-        supported.
-        """
         if self._storage is None or self._storage() is not storage:
             kv = storage.layer(self._layer_index)
             self._group = kv.group
@@ -124,7 +121,7 @@ def _layer_spec(layer: FusedLayer) -> LayerSpec | None:
 
 
 def _weight(linear: object) -> Weight | None:
-    """Return the quantized weight of `linear`; None if its product cannot be compiled."""
+    """Return the quantized weight of `linear`; None if the matmul with it cannot be compiled."""
     if type(linear) is Int8Linear:
         return linear.weight_of_8_bits
     if type(linear) is GroupedLinear and isinstance(linear.grouped, NativeGrouped):

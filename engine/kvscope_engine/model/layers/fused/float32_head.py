@@ -1,7 +1,8 @@
 """LM head of a 16-bit model with logits in float32: in 16 bits, the logits of the most likely tokens would tie.
 
-Decides how the float32 product is computed. A GPU returns its float32 accumulators. A CPU returns 16-bit products
-rounded, so logits near the largest one are recomputed. Must not depend on sampling or the rest of the model.
+Decides how the float32 logits are computed. A GPU returns the float32 accumulators of the matmul. On a CPU, the
+matmul's result is rounded to 16 bits, so logits near the largest one are recomputed. Must not depend on sampling or the
+rest of the model.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
 NEAR_LOGITS: Final = 8.0
 """Distance from a row's largest logit within which a CPU recomputes logits exactly.
 
-Other tokens keep the rounded product; each is at least e^8 (3,000) times less likely than the best token.
+Logits of other tokens stay rounded to 16 bits; each of these tokens is at least e^8 (3,000) times less likely than the
+best token.
 """
 MAX_NEAR: Final = 2048
-"""Maximum number of tokens of a row whose logits are recomputed individually; if more are near, the whole row is."""
+"""Maximum number of tokens of a row whose logits are recomputed individually. With more tokens near the largest logit,
+the whole row is recomputed.
+"""
 PART_TOKENS: Final = 1024
 """Number of tokens whose weights are converted to float32 at a time, small enough for a core's cache."""
 
 
 class Float32Head(nn.Module):
-    """`x @ weight.T + bias` in float32 from weights and inputs of 16 bits."""
+    """LM head: `x @ weight.T + bias` in float32 from weights and inputs of 16 bits."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -39,14 +43,16 @@ class Float32Head(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self._packed = PackedLinear(weight, None) if can_pack(weight.dtype, weight.device) else None
         self.few_rows: FewRows | None = None
-        """Implementation of products of few rows; see `skinny_linear.linear`."""
+        """Implementation of matmuls with few rows; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
         self.tile_rows = 0
-        """Rows per product on a CPU, so that a row's result does not depend on the other rows; 0 for no tiling."""
+        """Number of rows per matmul on a CPU, so that a row's result does not depend on other rows; 0 to compute all
+        rows together.
+        """
         self._has_float32_product = weight.device.type != "cpu" and has_float32_product(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features) float32."""
+        """Map (..., in_features) to (..., out_features), float32."""
         rows = x.reshape(-1, self.in_features)
         logits = self._on_cpu(rows) if x.device.type == "cpu" else self._on_gpu(rows)
         if self.bias is not None:
@@ -79,7 +85,9 @@ class Float32Head(nn.Module):
         return products[0][:count] if len(products) == 1 else torch.cat(products)[:count]
 
     def _refine(self, row: int, count: int, rows: torch.Tensor, near: torch.Tensor, logits: torch.Tensor) -> bool:
-        """Recompute the logits near the maximum of a row. Returns True, without recomputing, if there are too many."""
+        """Recompute the logits near the maximum of a row. Returns True, without recomputing, if more than `MAX_NEAR`
+        are near.
+        """
         if count > MAX_NEAR:
             return True
         tokens = near[row].nonzero()[:, 0]
@@ -95,9 +103,9 @@ class Float32Head(nn.Module):
 
 
 def use_float32_logits(module: nn.Module) -> bool:
-    """Replace the head of a 16-bit model, in place. Returns whether it had a plain head.
+    """Replace the LM head of a 16-bit model, in place. Returns whether it had a plain linear head.
 
-    Must be called before linear layers are packed, because the head's plain weights are released then.
+    Must be called before linear layers are packed, because packing releases the head's plain weights.
     """
     model: Any = module
     head = model.get_output_embeddings()
@@ -110,7 +118,7 @@ def use_float32_logits(module: nn.Module) -> bool:
 
 
 def has_float32_product(weight: torch.Tensor) -> bool:
-    """Whether this torch can return the float32 accumulators of a 16-bit product, tested on one row."""
+    """Whether this torch version can return the float32 accumulators of a 16-bit matmul, tested on one row."""
     try:
         torch.mm(weight[:1], weight[:1].t(), out_dtype=torch.float32)
     except (RuntimeError, NotImplementedError, TypeError):

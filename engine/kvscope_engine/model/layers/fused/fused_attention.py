@@ -1,4 +1,4 @@
-"""Attention block in few operations: one product for q, k and v, and one rotation for q and k together.
+"""Attention block in few operations: one matmul for q, k and v, and one rotation for q and k together.
 
 Supports variants with or without q and k norms, and with or without rotation; `fuse` determines the variant of a
 module. The `AttentionContext` computes attention itself.
@@ -21,7 +21,7 @@ PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]
 
 
 class FusedAttention(nn.Module):
-    """Replacement of a module with q_proj, k_proj, v_proj and o_proj, called with the same keywords."""
+    """Replaces an attention module that has q_proj, k_proj, v_proj and o_proj. It is called with the same keywords."""
 
     def __init__(
         self,
@@ -32,7 +32,13 @@ class FusedAttention(nn.Module):
         rotates: bool,
         norm: HeadNorm | None,
     ) -> None:
-        """`products`: the fused q, k and v projection, and the output projection."""
+        """Create the replacement of `attention`.
+
+        Args:
+            products: The fused q, k and v projection, and the output projection.
+            rotates: Whether queries and keys are rotated.
+            norm: Norms of queries and keys; None if the module has none.
+        """
         super().__init__()
         projections: list[Any] = [getattr(attention, name) for name in ("q_proj", "k_proj")]
         self.layer = layer_of(attention)
@@ -46,7 +52,7 @@ class FusedAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings, *, paged: AttentionContext, **_: Any
     ) -> tuple[torch.Tensor, None]:
-        """(1, T, hidden) -> (1, T, hidden), as transformers' attention modules return it."""
+        """Map (1, T, hidden) to (1, T, hidden), with the result type of transformers' attention modules."""
         return self.o(self.attend(hidden_states[0], position_embeddings, paged))[None], None
 
     def attend(
@@ -61,7 +67,7 @@ class FusedAttention(nn.Module):
 
 
 def cos_sin_of(position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext) -> CosSin:
-    """Return cos and signed sin, (T, 1, D), computed once per step for each pair that the model passes."""
+    """Return cos and signed sin, (T, 1, D). They are computed once per step for each pair that the model passes."""
     cos, sin = position_embeddings
     cached = paged.scratch.get(id(cos))
     if cached is None:
@@ -74,8 +80,9 @@ def cos_sin_of(position_embeddings: PositionEmbeddings, head_dim: int, paged: At
 
 
 def attention_candidates(attention: nn.Module, options: AttentionOptions, packed: bool) -> Iterator[FusedAttention]:
-    """Yield the variants that `attention` may be, if it has the expected submodules. All share the same fused
-    weights."""
+    """Yield the fused variants that `attention` may correspond to, if it has the expected submodules. All share the
+    same fused weights.
+    """
     projections: list[Any] = [getattr(attention, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     if not all(type(projection) is nn.Linear for projection in projections):
         return
@@ -96,7 +103,9 @@ def _norms(attention: nn.Module) -> Iterator[HeadNorm | None]:
 
 
 def _fused_norms(attention: nn.Module, q_norm: nn.Module, k_norm: nn.Module) -> Iterator[HeadNorm]:
-    """Yield the norms of q and k as one norm with a weight per head; nothing unless each norm works on single heads."""
+    """Yield the norms of q and k as one norm with a weight per head. Yields nothing unless each norm works on single
+    heads.
+    """
     head_dim: Any = attention.head_dim
     eps = norm_eps(q_norm)
     weights = [getattr(norm, "weight", None) for norm in (q_norm, k_norm)]

@@ -1,7 +1,8 @@
-"""The experts of an MoE layer as one device operation without lookups on the host, so that CUDA graphs can capture it.
+"""Computes the experts of an MoE layer as one device operation without lookups on the host, so that CUDA graphs can
+capture it.
 
 Recognizes transformers' expert modules by the attributes that `use_experts_implementation` sets, and their gate
-function by its outputs. Routing and shared experts stay transformers' own.
+function by its outputs. Routing and shared experts remain transformers' code.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LIMITS: Final = ("limit", "swiglu_limit")
 
 
 class FusedExperts(nn.Module):
-    """Expert module with the call signature of transformers' experts."""
+    """Replaces an expert module of transformers, with the same call signature."""
 
     def __init__(self, weights: ExpertWeights) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class FusedExperts(nn.Module):
 
     @property
     def weights(self) -> ExpertWeights:
-        """Weights at their current addresses; not cached, because streamed weights change buffers."""
+        """Weights at their current addresses. They are not cached, because streamed weights change buffers."""
         up, down = self.up, self.down
         if self.up_powers is None or self.down_powers is None:
             return ExpertWeights(up, down, self.up_bias, self.down_bias, self.gate)
@@ -51,14 +52,15 @@ class FusedExperts(nn.Module):
         return ExpertWeights(*packed, self.up_bias, self.down_bias, self.gate)
 
     def in_four_bits(self) -> FusedExperts | None:
-        """Return the same experts in MXFP4, a quarter of the memory; None if that cannot represent each weight
-        exactly."""
+        """Return the same experts in MXFP4, in a quarter of the memory; None if MXFP4 cannot represent each weight
+        exactly.
+        """
         up = to_mxfp4(self.up)
         down = None if up is None else to_mxfp4(self.down)
         return None if up is None or down is None else FusedExperts(self.weights._replace(up=up, down=down))
 
     def forward(self, hidden_states: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        """Mix the outputs of each token's experts.
+        """Return the weighted sum of the outputs of each token's experts.
 
         Args:
             hidden_states: (tokens, hidden).
@@ -102,15 +104,15 @@ def experts_candidate(part: Any) -> FusedExperts | None:
 def is_faster_on(device: torch.device) -> bool:
     """Whether fused experts are faster on `device` than transformers' own.
 
-    On a CPU, torch's grouped product is faster than a loop over experts: mostly 1.0 to 1.5 times, in 15 of 16 pairs of
+    On a CPU, torch's grouped matmul is faster than a loop over experts: mostly 1.0 to 1.5 times, in 15 of 16 pairs of
     runs (1 to 128 tokens, 16 and 32 experts, float32 and bfloat16, one core).
     """
     return device.type == "cuda"
 
 
 def gate_of(part: Any, device: torch.device) -> Gate | None:
-    """Return the gate function with a kernel whose outputs equal those of `part` for small and large inputs; None if
-    unknown.
+    """Return the gate function that has a kernel and whose outputs equal those of `part` for small and large inputs;
+    None if there is no such function.
     """
     small = torch.linspace(-12.0, 12.0, 97, device=device)
     large = torch.tensor([-1e4, -100.0, -20.0, 20.0, 100.0, 1e4], device=device)

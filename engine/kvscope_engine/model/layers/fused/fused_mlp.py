@@ -1,4 +1,4 @@
-"""Gated feed-forward block in few operations, with one product for gate and up. `fuse` checks its results."""
+"""Gated feed-forward block in few operations, with one matmul for gate and up. `fuse` checks its results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_kernels.gated_activation import ACTIVATIONS
 
 
 class FusedMLP(nn.Module):
-    """down(act(gate(x)) * up(x))."""
+    """Gated feed-forward block: down(act(gate(x)) * up(x))."""
 
     def __init__(self, mlp: nn.Module, packed: bool) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class FusedMLP(nn.Module):
         return self.down(self.activate(x))  # type: ignore[no-any-return]
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the intermediate activations (..., intermediate) for (..., hidden), before the down projection."""
+        """Return the intermediate activations (..., intermediate) of x (..., hidden), before the down projection."""
         gate_and_up = self.gate_up(x)
         if self.activation_kind is not None:
             return self._ops.gated_activation(gate_and_up, self.activation_kind)
@@ -48,7 +48,9 @@ def mlp_candidate(mlp: nn.Module, packed: bool) -> FusedMLP | None:
 
 
 def activation_kind_of(act_fn: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> int | None:
-    """Return the activation with a kernel whose outputs equal those of `act_fn`; None if there is none."""
+    """Return the number of the kernels' activation function whose outputs equal those of `act_fn`; None if no function
+    does.
+    """
     probe = torch.linspace(-12.0, 12.0, 481, device=device)
     try:
         outputs = act_fn(probe.clone())

@@ -15,11 +15,11 @@ from kvscope_kernels import ops_for
 
 
 class LinearWithAdd(Protocol):
-    """Linear layer that can add a tensor to its product; implemented by `packed_linear.FastLinear` and others."""
+    """Linear layer that can add a tensor to its result; implemented by `packed_linear.FastLinear` and others."""
 
     @property
     def fuses_add(self) -> bool:
-        """Whether `forward_add` adds inside the kernel that computes the product, at no extra cost."""
+        """Whether `forward_add` adds inside the kernel that computes the matmul, at no extra cost."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -27,7 +27,7 @@ class LinearWithAdd(Protocol):
 
 
 class FastRMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, with a result of dtype `dtype`."""
+    """RMSNorm: x / sqrt(mean(x^2) + eps) * weight over the last axis, with a result of dtype `dtype`."""
 
     def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> None:
         self.weight = weight.detach().float()
@@ -49,7 +49,9 @@ class FastRMSNorm:
 
 
 def norm_candidates(module: nn.Module) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    """Return the norms that `module` may be if it is an RMSNorm: scaled by its weight, or by 1 + weight (Gemma)."""
+    """Return the norms to which `module` may be equal if it is an RMSNorm: scaled by its weight, or by 1 + weight
+    (Gemma).
+    """
     weight, eps = getattr(module, "weight", None), norm_eps(module)
     only_weight = [name for name, _ in module.named_parameters()] == ["weight"]
     if not only_weight or eps is None or not isinstance(weight, torch.Tensor) or weight.dim() != 1:

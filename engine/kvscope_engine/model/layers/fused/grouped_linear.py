@@ -1,4 +1,5 @@
-"""Linear layers on weights of 4 or 8 bits, in groups or FP8: those of the checkpoint, or else weights rounded at load.
+"""Linear layers on weights of 4 or 8 bits, in groups or FP8. The weights are those of the checkpoint, or else rounded
+at load.
 
 `fuse` does not check these layers, as with `int8_linear`, because rounding changes their results.
 """
@@ -19,7 +20,7 @@ from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight
 
 
 class GroupedLinear(nn.Module):
-    """`x @ weight.T + bias` with a group-quantized or FP8 weight. Inference only."""
+    """Linear layer `x @ weight.T + bias` with a group-quantized or FP8 weight. Inference only."""
 
     fuses_add: Final = True
 
@@ -35,11 +36,10 @@ class GroupedLinear(nn.Module):
         """Create the replacement of the layer `plain`.
 
         Args:
-            dtype: Dtype of the result; None for that of the input.
+            dtype: Dtype of the result; None for the dtype of the input.
             buffer: Memory for the weights of a model on a CPU.
-            rounds_activations: Whether activations are rounded to 8 bits; applies to FP8 and, for other weights, on a
-                CPU
-                only.
+            rounds_activations: Whether activations are rounded to 8 bits. For FP8, it applies on any device; for other
+                weights, on a CPU only.
         """
         super().__init__()
         self.out_features, self.in_features = plain.weight.shape
@@ -64,6 +64,6 @@ class GroupedLinear(nn.Module):
         return self.grouped.product(x, other)
 
     def on_failure(self, report: Callable[[str], object]) -> None:
-        """Register a callback for failed FP8 products; see `GpuFp8.on_failure`."""
+        """Register a callback for failed FP8 matmuls; see `GpuFp8.on_failure`."""
         if isinstance(self.grouped, GpuFp8):
             self.grouped.on_failure(report)

@@ -1,4 +1,4 @@
-"""Linear layers on weights rounded to 8 bits, for CPUs, and the test whether a CPU supports them."""
+"""Linear layers on weights rounded to 8 bits, for CPUs, and a test whether a CPU supports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 
 
 class Int8Linear(nn.Module):
-    """`x @ weight.T + bias` with the weight rounded to 8 bits and activations rounded on the fly. Inference only."""
+    """Linear layer `x @ weight.T + bias` with the weight rounded to 8 bits and activations rounded on the fly.
+    Inference only.
+    """
 
     fuses_add: Final = True
     bits: Final = 8
@@ -27,7 +29,12 @@ class Int8Linear(nn.Module):
         dtype: torch.dtype | None = None,
         buffer: WeightBuffer | None = None,
     ) -> None:
-        """`dtype`: that of the result, None for that of the input. `buffer`: memory for the model's weights."""
+        """Round the weight.
+
+        Args:
+            dtype: Dtype of the result; None for the dtype of the input.
+            buffer: Memory for the weights of the model.
+        """
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = ReleasedWeight(weight)
@@ -47,7 +54,7 @@ class Int8Linear(nn.Module):
 
 @cache
 def can_round() -> bool:
-    """Whether this machine can multiply 8-bit weights, tested by comparing a small product with the exact one."""
+    """Whether this machine can multiply 8-bit weights, tested by comparing a small matmul with the exact result."""
     if library() is None:
         return False
     generator = torch.Generator().manual_seed(0)

@@ -25,7 +25,7 @@ _CPU_CAPABILITIES: Final = ("AVX2", "AVX512", "AMX")
 
 
 class PackedLinear(nn.Module):
-    """`x @ weight.T + bias` with the weight in oneDNN's layout. Inference only."""
+    """Linear layer `x @ weight.T + bias` with the weight in oneDNN's layout. Inference only."""
 
     fuses_add: Final = True
 
@@ -59,7 +59,7 @@ class FusedLinear(nn.Module):
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.few_rows: FewRows | None = None
-        """Implementation of products of few rows; see `skinny_linear.linear`."""
+        """Implementation of matmuls with few rows; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def packing_refusal(dtype: torch.dtype, device: torch.device) -> str:
-    """Return why weights of `dtype` are not packed for oneDNN on `device`; empty if they are."""
+    """Return why weights of `dtype` are not packed for oneDNN on `device`; empty if they are packed."""
     if device.type != "cpu":
         return "oneDNN runs on CPUs only"
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -102,7 +102,7 @@ def fast_linear(linears: Sequence[nn.Linear], packed: bool) -> FastLinear:
 def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:
     """Replace every plain `nn.Linear` in `called` by a packed one.
 
-    A layer that was never called stays, because its weight may be read directly.
+    A layer that was never called is not replaced, because other code may read its weight.
     """
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
@@ -111,12 +111,12 @@ def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:
 
 
 def is_plain(child: nn.Module, called: Container[nn.Module]) -> bool:
-    """Whether a linear layer was called and has no hooks, which a packed layer would not run."""
+    """Whether a linear layer was called and has no hooks. A packed layer would not run hooks."""
     return child in called and not child._forward_hooks and not child._forward_pre_hooks
 
 
 def pack_fused(module: nn.Module) -> None:
-    """Pack every remaining `FusedLinear`: those that were to be quantized and could not be."""
+    """Pack every remaining `FusedLinear`: the layers that were meant to be quantized and could not be."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, FusedLinear):
@@ -146,7 +146,9 @@ def _supports_dtype(dtype: torch.dtype) -> bool:
 
 
 def _is_product_correct(dtype: torch.dtype) -> bool:
-    """Whether `PackedLinear` gives the right result for `dtype`, tested because it uses internal torch operations."""
+    """Whether `PackedLinear` gives the right result for `dtype`. This is tested because it uses internal torch
+    operations.
+    """
     generator = torch.Generator().manual_seed(0)
     x, other = torch.rand(3, 32, generator=generator).to(dtype), torch.rand(3, 48, generator=generator).to(dtype)
     weight, bias = torch.rand(48, 32, generator=generator).to(dtype), torch.rand(48, generator=generator).to(dtype)

@@ -8,7 +8,7 @@ import torch
 
 
 class WeightReleased(RuntimeError):
-    """Code read a weight whose data was released."""
+    """Raised when code reads a weight whose data was released."""
 
 
 class ReleasedWeight(torch.Tensor):

@@ -1,7 +1,7 @@
 """Replaces a model's linear layers by quantized ones, after all other checks. Decides how each layer is replaced.
 
-Rounding changes the model's output slightly, so `fuse` does not check these layers. The option `quantization`, chosen
-by the user, decides what replaces the exact weights.
+Rounding changes the model's output slightly, so `fuse` does not check these layers. The user's option `quantization`
+decides what replaces the exact weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from kvscope_kernels.quantized_linear.fp8 import Fp8Weight, rounded_fp8
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, rounded
 
 _MAX_EXACT_OUTPUTS: Final = 128
-"""Layers with at most this many outputs stay exact: they are routers or gates, sensitive to rounding and cheap."""
+"""Maximum number of outputs of a layer that is not quantized. Such layers are routers or gates, sensitive to rounding
+and cheap.
+"""
 _GROUP_OF_8_BITS: Final = 64
 _DTYPES: Final = {"cpu": (torch.bfloat16, torch.float32), "cuda": (torch.bfloat16, torch.float32, torch.float16)}
 
@@ -33,17 +35,17 @@ Rounded = GroupedLinear | Int8Linear
 def round_linears(module: nn.Module, called: Container[nn.Module], quantization: str) -> Counter[int]:
     """Replace the linear layers of `module` by quantized ones. Returns the number of replaced layers by bits.
 
-    Replaced are fused layers, layers in `called`, and the head; the result of a `Float32Head` stays float32. The new
-    format depends on `quantization`:
+    Replaces fused layers, layers in `called`, and the head; the result of a `Float32Head` stays float32. The new format
+    depends on `quantization`:
 
     - "int8": 8 bits.
     - "int4": 4 bits; the head has 4 or 8 bits if the checkpoint has such weights, else 8 where that is possible.
     - "filed": the quantized weights of the checkpoint, for layers that have readable ones. Activations are not rounded.
     - "a8": as "filed", and 8 bits for the other layers.
-    - "fp8": e4m3 weights and activations; the head stays as it is.
+    - "fp8": e4m3 weights and activations; the head is not replaced.
 
-    On a CPU, activations are rounded too, except with "filed". A layer that does not support the format stays as it is.
-    See docs/internals/decisions/0017-activations-keep-their-precision.md.
+    On a CPU, activations are rounded too, except with "filed". A layer that does not support the format is not
+    replaced. See docs/internals/decisions/0017-activations-keep-their-precision.md.
     """
     model: Any = module
     head = model.get_output_embeddings()
@@ -59,7 +61,8 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
 
 
 def watch_fp8_failures(module: nn.Module, report: Callable[[str], object]) -> None:
-    """Call `report` with a line for each FP8 product that failed and was replaced, now or later.
+    """Call `report` with a line for each FP8 matmul that has failed or will fail and is replaced by another
+    implementation.
 
     Equal lines, such as those for layers of one shape, are reported once.
     """
@@ -93,7 +96,7 @@ def _replacement(
 
 
 def _weight(child: Any, quantization: str, *, is_head: bool) -> GroupedWeight | Fp8Weight | None:
-    """Return the grouped or FP8 weight for the replacement of `child`; None if it gets neither."""
+    """Return the grouped or FP8 weight for the replacement of `child`; None if the layer gets neither."""
     on_gpu = child.weight.device.type != "cpu"  # GPUs use groups for 8 bits too; CPUs have an own int8 product
     filed = filed_weight(child)
     if quantization == "fp8":

@@ -45,7 +45,7 @@ class LoraBroadcaster(Protocol):
 
 
 class LoraAdapters:
-    """LoRA adapters of one model. Creation adds slots to the model's layers and loads the adapters `configured`.
+    """LoRA adapters of one model. The constructor adds slots to the model's layers and loads the adapters `configured`.
 
     Without `allow_runtime_lora_updating`, only the layers of these adapters get slots.
 
@@ -104,7 +104,6 @@ class LoraAdapters:
         self._add_adapter(name, path, read_adapter(name, path, self._max_rank, self._dtype))
 
     def unload(self, name: str) -> None:
-        """Stop accepting requests for an adapter. Raises BadInput if it is not loaded."""
         self._check_can_update()
         self.find(name)
         del self._names[name]
@@ -152,8 +151,9 @@ class LoraAdapters:
                 self._others.fill_lora_slot(stack, slot, shard)
 
     def _shard(self, names: Sequence[str], weights: AdapterWeights, rank: Rank) -> list[Delta | None]:
-        """Return a rank's shard of the deltas of the layers `names`: rows of B, or columns of A, as the rank has of
-        W."""
+        """Return a rank's shard of the deltas of the layers `names`: rows of B if the rank has rows of the layer's
+        weight, columns of A if it has columns.
+        """
         deltas: list[Delta | None] = []
         for name in names:
             delta, cut = weights.deltas.get(name), self._cuts.get(name)
@@ -207,7 +207,7 @@ def read_configured_adapters(config: EngineConfig) -> list[tuple[LoraModule, Ada
     """Read the adapters of `config`, in the dtype that its model will have.
 
     Raises:
-        BadInput: As `read_adapter`, or two adapters have the same name.
+        BadInput: `read_adapter` refuses an adapter, or two adapters have the same name.
     """
     if not config.lora_modules:
         return []

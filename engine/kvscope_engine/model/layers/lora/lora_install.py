@@ -1,7 +1,8 @@
-"""Installation of LoRA stacks on a model's linear layers, after all checks of the model.
+"""Installs LoRA stacks on a model's linear layers, after all checks of the model.
 
-Finds each linear layer of the original model in the loaded one: unchanged, or as a part of a fused product. A run of a
-few tokens determines whether each layer is called. A layer whose weights are read directly instead cannot have a delta.
+Finds each linear layer of the original model in the loaded one, where it is unchanged or part of a fused layer. A run
+of a few tokens determines whether each layer is called. A layer whose weights are read directly instead cannot have a
+delta.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ _FUSED: Final = "kvscope_fused"
 
 
 class DeltaTarget(NamedTuple):
-    """Location of a linear layer's delta: a stack, and the index of a part in it."""
+    """Location of a linear layer's delta: a stack, and the index of the layer in `LoraStack.parts`."""
 
     stack: LoraStack
     part: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(outputs, inputs)."""
+        """Number of outputs and of inputs of the linear layer."""
         return self.stack.parts[self.part].size, int(self.stack.a.shape[-1])
 
 
 class _Site(NamedTuple):
-    """A linear layer that the model calls, and the original layers that are its parts."""
+    """A possibly fused linear layer that the model calls, and the layers of the original model that it contains."""
 
     parent: nn.Module
     attribute: str
@@ -66,7 +67,7 @@ class _SkippedWithLora:
 
 
 def layer_names(module: nn.Module) -> frozenset[str]:
-    """Return the names, in the original model, of the linear layers that can have deltas."""
+    """Return the names of the linear layers that can have deltas, as in the original model."""
     return frozenset(part.name for site in _sites(module) for part in site.parts)
 
 

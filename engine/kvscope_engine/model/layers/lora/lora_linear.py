@@ -1,11 +1,11 @@
-"""Linear layer with the deltas of LoRA adapters: y = W x + B A x, for the rows that use an adapter.
+"""Linear layer with the deltas of LoRA adapters: y = W x + B A x, for the batch rows that use an adapter.
 
 Owns the stacks of A and B, with a slot per adapter, and computes the sum. `lora_adapters` assigns slots to adapters and
-rows. A fused layer (q, k and v, or gate and up, in one product) has a delta for each of its parts, added to the columns
-of that part. In steps without adapters, the only cost is reading one attribute.
+rows. A fused layer (q, k and v, or gate and up, in one matmul) has a delta for each of its original layers, added to
+the output columns of that layer. In steps without adapters, the only cost is reading one attribute.
 
-All slots of a step are computed in one product, in which the results of other rows' slots are set to zero: the number
-of operations does not depend on the adapters, and A and B are not copied per row. Source of the batching: Chen et al.,
+All slots of a step are computed in one matmul, in which the results of other rows' slots are set to zero: the number of
+operations does not depend on the adapters, and A and B are not copied per row. Source of the batching: Chen et al.,
 Punica: Multi-tenant LoRA serving, 2023.
 """
 
@@ -29,13 +29,13 @@ class StepSlots:
     first: int
     stop: int
     others: torch.Tensor | None
-    """(T, stop - first) bool: True for slots that the row does not use, so that their results are set to zero.
+    """Shape (T, stop - first), bool: True for slots that the row does not use, so that their results are set to zero.
 
     None if there is a single slot, which all rows use.
     """
 
     def of_rows(self, rows: slice | torch.Tensor | None) -> StepSlots:
-        """Return the slots of the given rows of the step, in that order; of all rows if `rows` is None."""
+        """Return the slots of the given batch rows, in that order; of all rows if `rows` is None."""
         if rows is None or self.others is None:
             return self
         return StepSlots(self.first, self.stop, self.others[rows])
@@ -63,10 +63,12 @@ class OutputSlice:
 
 
 class LoraStack(nn.Module):
-    """Matrices A and B of one layer for all adapter slots; zeros if an adapter has no delta."""
+    """Matrices A and B of one (possibly fused) layer for all adapter slots. They are zero if an adapter has no
+    delta.
+    """
 
     a: torch.Tensor
-    """(slots, parts, rank, inputs)."""
+    """Shape (slots, parts, rank, inputs)."""
 
     def __init__(
         self, parts: Sequence[OutputSlice], num_inputs: int, num_slots: int, max_rank: int, like: torch.Tensor
@@ -82,11 +84,11 @@ class LoraStack(nn.Module):
             self.register_buffer(f"b{number}", like.new_zeros(num_slots, max_rank, part.size), persistent=False)
 
     def b(self, number: int) -> torch.Tensor:
-        """Return B of a part, transposed: (slots, rank, outputs)."""
+        """Return B of the original layer at index `number` of `parts`, transposed: (slots, rank, outputs)."""
         return self._buffers[f"b{number}"]  # type: ignore[return-value]
 
     def fill(self, slot: int, deltas: Sequence[Delta | None]) -> None:
-        """Replace the contents of a slot with an adapter's deltas, one per part."""
+        """Replace the contents of a slot with an adapter's deltas, one per original layer in `parts`."""
         is_filled = any(delta is not None for delta in deltas)
         if not (is_filled or self.filled[slot]):
             return
@@ -115,7 +117,7 @@ class LoraStack(nn.Module):
 
 
 class LoraLinear(nn.Module):
-    """Wraps a linear layer of any class, with the same call signature."""
+    """Wraps a linear layer of any class, with the same call signature, and adds the deltas of adapters."""
 
     def __init__(self, linear: Any, stack: LoraStack, step_state: LoraStepState) -> None:
         super().__init__()

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class StepRows:
-    """Slots that the rows of a step use. At least one row must have a slot."""
+    """Adapter slots that the batch rows of a step use. At least one row must have a slot."""
 
     def __init__(self, slots: NDArray[np.int64]) -> None:
         self.slots = slots
-        """(T,), -1 for rows without adapter."""
+        """Slot of each row, shape (T,); -1 for rows without adapter."""
         used = slots[slots >= 0]
         self.first, self.stop = int(used.min()), int(used.max()) + 1
         self.is_of_one = self.stop - self.first == 1 and len(used) == len(slots)
@@ -59,7 +59,6 @@ class LoraSlots:
         return self._stacks[stack].filled[slot]
 
     def fill(self, stack: str, slot: int, deltas: Sequence[Delta | None]) -> None:
-        """Replace the contents of a slot with an adapter's deltas, one for each layer of the stack."""
         self._stacks[stack].fill(slot, deltas)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Reader of LoRA adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
+"""Reads LoRA adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
 Decides which adapters are accepted: one that does more than add B A to linear layers is refused, naming the feature.
 Must not depend on the model; `lora_adapters` checks that the layers exist. Sources: Hu et al., LoRA: Low-rank
@@ -25,17 +25,17 @@ MAX_WEIGHTS_BYTES: Final = 8 << 30
 _PREFIX: Final = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _BASE_CHANGING_INITS: Final = ("pissa", "olora", "loftq", "corda", "lora_ga")
-"""Prefixes of initializations that also change the base weights."""
+"""Prefixes of PEFT's `init_lora_weights` whose initialization also changes the base weights."""
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Delta(NamedTuple):
-    """Term added to a linear layer: x @ a.T @ b.T."""
+    """An adapter's update of a linear layer, which adds x @ a.T @ b.T to the result."""
 
     a: torch.Tensor
-    """(rank, inputs)."""
+    """Shape (rank, inputs)."""
     b: torch.Tensor
-    """(outputs, rank), multiplied by the adapter's scale."""
+    """Shape (outputs, rank), multiplied by the adapter's scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class AdapterWeights:
 
     deltas: dict[str, Delta]
     rank: int
-    """Largest rank of its layers."""
+    """Largest rank over the adapter's layers."""
     key: bytes
-    """Hash of name, scale and weights, as in `Adapter`."""
+    """Hash of the adapter's name, scale and weights, as in `Adapter`."""
 
     @property
     def num_bytes(self) -> int:
@@ -96,7 +96,6 @@ class _Config(msgspec.Struct, frozen=True):
         return ""
 
     def scale(self, rank: int) -> float:
-        """Return the factor by which B is multiplied in a layer of rank `rank`."""
         return self.lora_alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import silu, softplus
 
 NO_LIMITS: Final = (0.0, float("inf"))
 UPDATE_FUNCTION: Final = "mamba2_selective_state_update"
-"""Name of the update function in transformers."""
+"""Name in transformers of the function that updates a Mamba 2 state with one token."""
 
 
 def forward_calling(module: nn.Module, name: str, other: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -38,7 +38,7 @@ def forward_calling(module: nn.Module, name: str, other: Callable[..., Any]) -> 
 
 
 def limits_steps(module: nn.Module) -> bool:
-    """Whether a Mamba 2 layer limits its time steps, which transformers does only in its chunked form."""
+    """Whether a Mamba 2 layer limits its time steps. transformers applies these limits only in its chunked form."""
     return tuple(getattr(module, "time_step_limit", NO_LIMITS)) != NO_LIMITS
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers of a model, run on a flattened batch of several sequences, each with its own state.
+"""Runs a model's recurrent layers on a flattened batch of several sequences, each with a separate state.
 
 transformers runs such a layer on whole sequences, with the state in a cache object. Here the layer's own `forward` is
 called for each sequence's tokens, with that sequence's rows of the `StateStorage` as the cache. Decodes run in one call
@@ -27,24 +27,24 @@ from kvscope_engine.model.layers.recurrent.mamba_update import forward_calling, 
 MAX_STATES: Final = 8
 """Maximum number of states of one kind per layer in transformers' cache."""
 LOWEST: Final = -1e30
-"""Initial value of RWKV's running maximum in transformers."""
+"""Initial value of the running maximum in RWKV's state, as in transformers."""
 SCAN_FUNCTION: Final = "mamba_selective_scan"
-"""Name of Mamba 1's scan function in transformers."""
+"""Name in transformers of Mamba 1's scan function."""
 _MASKS: Final = ("attention_mask", "mask")
 
 
 class StateStep(Protocol):
-    """Runs recurrent layers in a step with the states of its sequences, or a stub."""
+    """Runs recurrent layers in a step with the states of the step's sequences. May be a stub."""
 
-    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
-        """Run the layer with the arguments that the model passed."""
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any: ...
 
 
 @dataclass(slots=True)
 class CallRows:
     """Rows of the flattened batch for which a recurrent layer is being called, in the order of the call.
 
-    Read by modules inside the layer whose results depend on the row (LoRA). None for all rows, in batch order.
+    `rows` is None for all rows, in batch order. Read by modules inside the layer whose results depend on the row
+    (LoRA).
     """
 
     rows: slice | torch.Tensor | None = None
@@ -54,23 +54,22 @@ class CallRows:
 
 @dataclass(slots=True)
 class RecurrentLayer:
-    """A module with a recurrent state, called through its own `forward`."""
+    """A module with a recurrent state, called through its unchanged `forward`."""
 
     number: int
     """Index among the model's recurrent layers, in the order of its modules."""
     name: str
-    """Name of the module in the model."""
     module: nn.Module
     forward: Callable[..., Any]
     caller: StateCaller
     names: tuple[str, ...]
     """Names of the arguments of `forward`."""
     call_rows: CallRows
-    """Shared by all layers of a model."""
+    """Rows of the running call. All layers of a model share this object."""
     state: LayerState = ()
-    """Parts of the state, determined by a trial run."""
+    """Tensors of the state, determined by a trial run."""
     scan: ContinuedScan | None = None
-    """Runs several tokens from an existing state if transformers' own `forward` cannot; else None."""
+    """Runs several tokens from an existing state; None if transformers' own `forward` can do that."""
     supports_pieces: bool = False
     """Whether several tokens can continue from a state in one call; otherwise each token is a call."""
     supports_batches: bool = False
@@ -152,7 +151,7 @@ class RecurrentLayers:
 
     @property
     def states(self) -> list[LayerState]:
-        """State of one request in each layer."""
+        """State of one request in each recurrent layer."""
         return [layer.state for layer in self.layers]
 
     def _replace_forward(self, name: str, submodule: nn.Module, caller: StateCaller) -> None:
@@ -215,7 +214,7 @@ def is_recurrent_layer(module_class: Any) -> bool:
 
 @dataclass(slots=True)
 class StateBatch(StateStep):
-    """States of a step's sequences."""
+    """Runs recurrent layers on a step's sequences, with their states in slots."""
 
     storage: StateStorage
     slots: Sequence[int]
@@ -223,15 +222,14 @@ class StateBatch(StateStep):
     has_initial_state: Sequence[bool]
     """Whether each sequence's slot has the state after its previous tokens; False if the step has its first tokens."""
     query_start: Sequence[int]
-    """Start of each sequence's tokens in the batch, (sequences + 1,)."""
+    """First batch row of each sequence, and the number of rows, (sequences + 1,)."""
     saves: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    """(row of the batch, slot) pairs by sequence: the state before the row is copied to the slot."""
+    """Pairs (batch row, slot) by sequence: the state before the row is copied to the slot."""
     in_prompt: Sequence[bool] = ()
     """Whether each sequence's tokens are part of its prompt; empty if none are."""
     decodes: list[int] = field(default_factory=list)
-    """Sequences that can run in one call, in the order of their slots; empty if there is at most one."""
+    """Indices of the sequences that can run in one call, in the order of their slots; empty if there is at most one."""
     decode_slots: StateSlots | None = None
-    """Slots of `decodes`."""
     decode_rows: slice | torch.Tensor | None = None
     """Batch rows of `decodes`, in the same order; int64 on the device unless they are consecutive."""
 
@@ -294,7 +292,8 @@ class StateBatch(StateStep):
         return concatenate_outputs([outputs[start] for start in sorted(outputs)])
 
     def _pieces(self, layer: RecurrentLayer, number: int, start: int, end: int) -> list[tuple[int, int]]:
-        """Split the tokens of a sequence into calls, which end at each row before which a state is saved.
+        """Split the tokens of a sequence into calls as (start, end), which end at each row before which a state is
+        saved.
 
         A first call may have any length.
         """
@@ -317,12 +316,13 @@ class StateBatch(StateStep):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateDecodes(StateStep):
-    """States of a batch of decodes for CUDA graphs: slots are read from a tensor, so they can change between
-    replays."""
+    """Runs recurrent layers on a batch of decodes in a CUDA graph. Slots are read from a tensor, so they can change
+    between replays.
+    """
 
     storage: StateStorage
     slots: torch.Tensor
-    """(sequences,) int64, on the device."""
+    """Slot of each sequence, shape (sequences,), int64, on the device."""
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         tensors, count = self.storage.layer(layer.number), len(self.slots)
@@ -369,7 +369,7 @@ def concatenate_outputs(outputs: Sequence[Any]) -> Any:
 def _sequences_first(arguments: dict[str, Any], num_tokens: int, rows: slice | torch.Tensor) -> dict[str, Any]:
     """Return `rows` of the batch, (1, T, ...), as sequences of one token, (rows, 1, ...).
 
-    The strides are those of a tensor created with that shape: for a transposed tensor, torch's products copy their
+    The strides are those of a tensor created with that shape: for a transposed tensor, torch's matmuls copy their
     weights for each sequence.
     """
     return _map_token_rows(arguments, num_tokens, lambda values: values[0, rows].unsqueeze(1))
@@ -443,7 +443,9 @@ class _CacheCaller(StateCaller):
 
 
 class _LayerCache:
-    """The methods of a transformers `Cache` that recurrent layers call, for a single layer with any index."""
+    """Stub with the methods of a transformers `Cache` that recurrent layers call. It holds a single layer, for any
+    layer index.
+    """
 
     def __init__(self, layer: LinearAttentionLayer) -> None:
         self._layer = layer
@@ -477,7 +479,8 @@ class ContinuedScan:
     """Runs several tokens of a Mamba 1 layer from an existing state; transformers' scan always starts from zero.
 
     A scan is linear in its initial state, so the contribution of that state is added to each output and to the final
-    state. It decays by exp(A * elapsed time). The layer's `forward` runs unchanged, except that it calls this scan.
+    state. The contribution decays by exp(A * elapsed time). The layer's `forward` runs unchanged, except that it calls
+    this scan.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -487,12 +490,14 @@ class ContinuedScan:
 
     @classmethod
     def of(cls, module: nn.Module) -> ContinuedScan | None:
-        """Return an instance for the layer `module`; None if the layer does not call this scan."""
+        """Return an instance for the layer `module`; None if the layer does not call `SCAN_FUNCTION`."""
         scan = cls(module)
         return None if scan._forward is None else scan
 
     def forward(self, state: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """Run (1, T, hidden) from `state`: (1, inner, N), or (1, heads, inner of a head, N) for a scan per head."""
+        """Run tokens (1, T, hidden) from `state`: (1, inner, N), or (1, heads, inner of a head, N) for a scan
+        per head.
+        """
         self._states = [state.clone()] if state.dim() == 3 else list(state.clone().unbind(1))
         return self._forward(**arguments)
 
@@ -508,8 +513,9 @@ class ContinuedScan:
         delta_bias: torch.Tensor | None = None,
         **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replacement of the scan. hidden_states, dt and z are (1, inner, T), A is (inner, N), B and C are (1, N,
-        T)."""
+        """Compute the scan in place of transformers' function. hidden_states, dt and z are (1, inner, T), A is (inner,
+        N), B and C are (1, N, T).
+        """
         output, last = self._scan(hidden_states, dt, A, B, C, z=z, delta_bias=delta_bias, **options)
         time = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
         elapsed = (softplus(time) if options.get("delta_softplus") else time).float().cumsum(-1)
@@ -540,7 +546,7 @@ class _MiniMaxCacheCaller(StateCaller):
 
 
 class _LinearCache:
-    """The methods of MiniMax's cache that its lightning attention calls, for a single layer."""
+    """Stub with the methods of MiniMax's cache that its lightning attention calls. It holds a single layer."""
 
     def __init__(self, state: torch.Tensor | None) -> None:
         self.state = state
@@ -620,7 +626,6 @@ _CALLERS_BY_CLASS: Final[dict[str, StateCaller]] = {
 
 
 def _caller_of(module_class: Any) -> StateCaller | None:
-    """Return the `StateCaller` for modules of `module_class`; None if they have no known state."""
     if module_class.__name__ in _CALLERS_BY_CLASS:
         return _CALLERS_BY_CLASS[module_class.__name__]
     source = forward_source(module_class)

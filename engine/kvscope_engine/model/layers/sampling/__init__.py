@@ -1,1 +1,1 @@
-"""Sampling: from logits to tokens, for a whole batch at a time."""
+"""Sampling: converts logits to tokens, for a whole batch at a time."""

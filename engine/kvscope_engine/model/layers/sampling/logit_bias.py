@@ -1,4 +1,4 @@
-"""Logit biases of requests, for a batch.
+"""Adds requests' logit biases to the logits of a batch.
 
 Owns each request's biases as arrays, cached across steps. They are derived from the request's options, so preemption
 does not invalidate them.
@@ -25,9 +25,9 @@ class BiasInputs:
     """Biased tokens of a batch, as indices into its logits."""
 
     flat_indices: torch.Tensor
-    """(n,) int64 flat indices, row * vocabulary + token, without duplicates."""
+    """Shape (n,), int64: flat indices, row * vocabulary + token, without duplicates."""
     biases: torch.Tensor
-    """(n,) float32."""
+    """Shape (n,), float32."""
 
 
 @dataclass(frozen=True, slots=True)

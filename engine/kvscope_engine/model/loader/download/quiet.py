@@ -33,7 +33,7 @@ def quiet_transformers(callback: ProgressCallback, stage: str, detail: str, unit
 
 @contextmanager
 def quiet_gguf(callback: ProgressCallback, detail: str) -> Iterator[None]:
-    """Return the same context as `quiet_transformers` for the GGUF loader, which has a separate progress bar."""
+    """Return the context of `quiet_transformers` for the GGUF loader, which has a separate progress bar."""
     from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
     with ExitStack() as stack:
@@ -52,7 +52,7 @@ def quiet_kernel_advice() -> None:
 
 
 class _Bar:
-    """The methods of tqdm that transformers uses."""
+    """Stub with the methods of tqdm that transformers uses. Reports progress to a callback."""
 
     def __init__(self, items: Any, meter: Meter) -> None:
         self._items, self._meter = items, meter
@@ -79,8 +79,7 @@ class _Bar:
         return _ignore
 
 
-def _ignore(*_: Any, **__: Any) -> None:
-    """Replacement of all other methods of tqdm."""
+def _ignore(*_: Any, **__: Any) -> None: ...
 
 
 def _bar_hook(callback: ProgressCallback, stage: str, detail: str, unit: str) -> BarHook:

@@ -1,1 +1,1 @@
-"""GGUF files: reading of headers, conversion to safetensors, and the cache of converted files."""
+"""GGUF files: reads headers, converts files to safetensors, and caches converted files."""

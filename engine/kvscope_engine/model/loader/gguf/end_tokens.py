@@ -1,4 +1,5 @@
-"""End tokens of a GGUF model: those named in the file's header, and control tokens recognized by their text.
+"""Determines the end tokens of a GGUF model: those named in the file's header, and control tokens recognized by their
+text.
 
 As in llama.cpp: a file names the end of a text (`eos`), of a turn (`eot`) and of a message (`eom`). Older files name
 only the first, which chat models never generate.
@@ -19,7 +20,7 @@ _HARMONY: Final = frozenset(("<|return|>", "<|call|>"))
 
 
 def end_token_ids(header: GgufHeader, tokenizer: Any) -> list[int]:
-    """Return the token ids, ascending. `tokenizer` is the one that transformers creates from the file."""
+    """Return the ids of the end tokens, ascending. `tokenizer` is the one that transformers creates from the file."""
     ids_in_header = {header.fields.get(f"tokenizer.ggml.{key}_token_id") for key in _KEYS}
     special = set(tokenizer.all_special_tokens)
     special |= {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}

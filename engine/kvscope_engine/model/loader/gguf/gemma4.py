@@ -1,6 +1,7 @@
-"""Configuration of Gemma 4 from the header of a GGUF file, in which lists give the sizes that differ between layers.
+"""Reads the configuration of Gemma 4 from the header of a GGUF file, in which lists give the sizes that differ between
+layers.
 
-transformers' loader would use the values of the largest layers for all.
+transformers' loader would use the values of the largest layers for all layers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ SLIDING: Final = "sliding_attention"
 _ENDS: Final = (1, 50, 106)
 """Ids of the tokens that end an answer, a turn, and a tool call. A file names only one of them."""
 _UNROTATED: Final = 1e29
-"""Minimum divisor of a frequency that counts as not rotated."""
+"""Minimum divisor of a rotary frequency, in the file's tensor of divisors, from which the frequency counts as not
+rotated.
+"""
 _CONFIG_NAMES: Final = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -28,7 +31,7 @@ _CONFIG_NAMES: Final = {
     "attention.key_length_swa": "head_dim",
     "attention.sliding_window": "sliding_window",
 }
-"""Configuration attributes by the keys that each file has."""
+"""Configuration attribute by GGUF key, for the keys that every file has."""
 _OPTIONAL_CONFIG_NAMES: Final = {
     "attention.shared_kv_layers": "num_kv_shared_layers",
     "embedding_length_per_layer_input": "hidden_size_per_layer_input",
@@ -43,14 +46,14 @@ _DUPLICATE_KEYS: Final = {
     "rope.dimension_count": "attention.key_length",
     "rope.dimension_count_swa": "attention.key_length_swa",
 }
-"""Keys that repeat the value of another key."""
+"""GGUF keys that repeat the value of another key, with that other key."""
 
 
 def gemma4_config(
     gguf: Path, header: GgufHeader, metadata: dict[str, Scalar], lists: dict[str, tuple[Scalar, ...]]
 ) -> Any:
-    """Return a transformers configuration. Keys that are read are removed from `metadata`; the caller checks the
-    others.
+    """Return a transformers configuration. Keys that are read are removed from `metadata`, so that the caller can check
+    the remaining ones.
 
     Raises BadInput, naming the key, if one is missing or not supported for this architecture.
     """
@@ -100,7 +103,9 @@ def _heads(
     layer_types: list[str],
     num_own: int,
 ) -> dict[str, Any]:
-    """Return the numbers of KV heads. In some models, full-attention layers use keys as values and have fewer heads."""
+    """Return the configuration's numbers of KV heads. In some models, full-attention layers use keys as values and have
+    fewer heads.
+    """
     key = "attention.head_count_kv"
     heads = lists.pop(key, None) or (_pop(metadata, key),) * len(layer_types)
     by_kind = {
@@ -121,7 +126,7 @@ def _heads(
 def _widths(
     metadata: dict[str, Scalar], lists: dict[str, tuple[Scalar, ...]], count: int, num_own: int
 ) -> dict[str, Any]:
-    """Return the MLP widths. Layers that share keys and values of other layers may be twice as wide."""
+    """Return the configuration's MLP widths. Layers that share keys and values of other layers may be twice as wide."""
     key = "feed_forward_length"
     widths = lists.pop(key, None)
     if widths is None:
@@ -133,7 +138,9 @@ def _widths(
 
 
 def _rotation(gguf: Path, header: GgufHeader, metadata: dict[str, Scalar]) -> dict[str, Any]:
-    """Return the rotary parameters. Full-attention layers rotate a part of each head, given by a tensor of divisors."""
+    """Return the configuration's rotary parameters. Full-attention layers rotate a part of each head, given by a tensor
+    of divisors.
+    """
     full = {"rope_type": "proportional", "rope_theta": float(_pop(metadata, "rope.freq_base"))}
     sliding = {"rope_type": "default", "rope_theta": float(metadata.pop("rope.freq_base_swa", 10000.0))}
     divisors = tensor_values(gguf, FACTORS) if FACTORS in header.shapes else [1.0]

@@ -1,4 +1,4 @@
-"""GGUF blocks with 4 or 8 bits per weight, as grouped weights with exactly the file's values.
+"""Converts GGUF blocks with 4 or 8 bits per weight to grouped weights with exactly the file's values.
 
 Defines the layouts of these blocks (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h), and checks that a
 tensor is a layer's weight: dequantized, with rows in the layer's order, it must equal the layer's weight.
@@ -23,18 +23,20 @@ Q4_0: Final = 2
 Q4_1: Final = 3
 Q8_0: Final = 8
 BITS: Final = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
-"""Bits per weight, by ggml's type number. A block has CHUNK weights of a row."""
+"""Bits per weight, by ggml's type number. A block has `CHUNK` weights of a row."""
 _BLOCK_BYTES: Final = {Q4_0: 18, Q4_1: 20, Q8_0: 34}
 _UNQUANTIZED_TYPES: Final = ("F32", "F16", "BF16", "F64")
 _NUM_SAMPLES: Final = 16
-"""Number of rows that are compared. A tensor is either completely the layer's weight or not at all."""
+"""Number of rows that are compared to decide whether a tensor is a layer's weight. Either all of its rows match or
+none.
+"""
 
 
 def attach_gguf(module: nn.Module, file: GgufFile) -> int:
-    """Attach the file's blocks to the linear layers of `module` whose weights they are. Returns the number of these
-    layers.
+    """Attach each GGUF tensor's blocks to the linear layer of `module` whose weight the tensor contains. Returns the
+    number of these layers.
 
-    Skips layers that the file stores in other types, in pieces, or in an unknown order of rows.
+    Skips layers that the file stores in other types, in several tensors, or in an unknown order of rows.
     """
     header = file.header
     name_format(module, main_format(header))
@@ -55,7 +57,7 @@ def name_gguf(module: nn.Module, file: GgufFile) -> None:
 
 
 def main_bits(header: GgufHeader) -> int:
-    """Return the bits, 4 or 8, of the supported blocks with most of the file's bytes.
+    """Return the bits per weight, 4 or 8, of the supported block type with most of the file's bytes.
 
     Returns 0 if less than half of the bytes are in supported blocks.
     """
@@ -67,7 +69,7 @@ def main_bits(header: GgufHeader) -> int:
 
 
 def main_format(header: GgufHeader) -> str:
-    """Return ggml's name of the type with most of the file's bytes."""
+    """Return ggml's name of the tensor type with most of the file's bytes."""
     import gguf
 
     sizes: Counter[int] = Counter()
@@ -79,7 +81,7 @@ def main_format(header: GgufHeader) -> str:
 def packed_bytes(header: GgufHeader) -> int:
     """Return the bytes of weights that a step reads on a CPU.
 
-    These are supported blocks with scales and offsets, and 8 bits per weight for tensors of other types.
+    Supported blocks count with scales and offsets, tensors of other types with 8 bits per weight.
     """
     is_tied = "output.weight" not in header.locations
     read = [name for name in header.locations if is_tied or name != "token_embd.weight"]
@@ -114,7 +116,7 @@ def _halves(two_bytes: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor_names(header: GgufHeader, module: nn.Module) -> list[tuple[Any, str]]:
-    """Return linear layers, each with the name of the tensor expected to be its weight."""
+    """Return the linear layers, each with the name of the GGUF tensor expected to contain its weight."""
     import gguf
 
     architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -147,8 +149,9 @@ def _matching_blocks(layer: nn.Linear, header: GgufHeader, name: str) -> FiledWe
 
 
 def _orders(header: GgufHeader, outputs: int) -> list[torch.Tensor]:
-    """Return the possible orders of rows: unchanged, and with interleaved halves of heads (Llama's queries and
-    keys)."""
+    """Return the orders in which a file may store a weight's rows: unchanged, or with interleaved halves of heads
+    (Llama's queries and keys).
+    """
     rows = torch.arange(outputs)
     orders = [rows]
     for key in ("attention.head_count", "attention.head_count_kv"):

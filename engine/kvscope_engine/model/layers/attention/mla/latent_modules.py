@@ -1,8 +1,8 @@
-"""MLA attention modules that store latents: found by structure, and changed so that keys and values are not expanded.
+"""Finds MLA attention modules by structure, and changes them to store latents, without expanding keys and values.
 
 In transformers' modules, `expand_kv` converts latents and rotary keys to keys and values; only this method is replaced.
-Projections, norms, rotation and scaling stay the module's own. `hook_check` verifies the result. If it is wrong, or an
-MLA module has another structure, keys and values are stored, and `components` reports the memory that this takes.
+Projections, norms, rotation and scaling of the module stay in use. `hook_check` verifies the result. If it is wrong, or
+an MLA module has another structure, keys and values are stored, and `components` reports the memory that this takes.
 """
 
 from __future__ import annotations

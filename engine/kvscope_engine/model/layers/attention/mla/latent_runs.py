@@ -21,7 +21,7 @@ from kvscope_kernels.latent_blocks import latent_blocks
 EXPANDED_BYTES = 64 << 20
 """Maximum bytes of expanded keys and values at a time; at least one head is expanded."""
 MAX_GROUPED_REQUESTS = 512
-"""Maximum number of queries in a group of absorbed runs (a single run may have more).
+"""Maximum number of query tokens in a group of absorbed runs (a single run may have more).
 
 Each query becomes a vector of `stored_dim` elements.
 """
@@ -32,15 +32,15 @@ MAX_EXPANDED_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Consecutive runs of a step that are computed in the same way."""
+    """Consecutive runs of query tokens in a step that are all computed expanded, or all absorbed."""
 
     is_expanded: bool
     rows: slice
-    """Rows of the queries."""
+    """Batch rows of the group's queries."""
     requests: slice
     seq_lens: torch.Tensor
     start: torch.Tensor
-    """Start of each run, as `QueryRuns.start`."""
+    """First row of each run, in the form of `QueryRuns.start`."""
     max_len: int
     max_seq_len: int
 
@@ -56,7 +56,7 @@ def is_expanded(latents: Latents, num_queries: int, length: int) -> bool:
 
 
 def run_groups(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_seq_len: int) -> tuple[RunGroup, ...]:
-    """Divide the runs of a step into groups. The result is the same for all layers."""
+    """Divide the query runs of a step into groups. The result is the same for all layers."""
     host_lengths = runs.lengths
     if host_lengths is None:
         return (_by_bounds(latents, seq_lens, runs, max_seq_len),)
@@ -67,7 +67,7 @@ def run_groups(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_se
 
 
 def _by_bounds(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_seq_len: int) -> RunGroup:
-    """Return one group with all runs, for steps without lengths on the host, which run only to compile kernels."""
+    """Return one group with all runs, for steps without lengths in host memory, which run only to compile kernels."""
     is_long = is_expanded(latents, runs.max_len, max_seq_len)
     return RunGroup(is_long, slice(None), slice(None), seq_lens, runs.start, runs.max_len, max_seq_len)
 
@@ -177,5 +177,5 @@ def heads_at_once(latents: Latents, num_tokens: int, element_bytes: int) -> int:
 
 
 def _head_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int:
-    """Return the bytes for one head: the product, the keys copied from it, and the values."""
+    """Return the workspace bytes for one head: the matmul's output, the keys copied from it, and the values."""
     return num_tokens * (2 * latents.content_dim + latents.rotary_dim + latents.value_dim) * element_bytes

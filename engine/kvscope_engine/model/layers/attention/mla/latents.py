@@ -1,4 +1,4 @@
-"""Products between latents and an MLA layer's heads: expanded keys and values, or absorbed queries.
+"""Matmuls between latents and an MLA layer's heads: expanded keys and values, or absorbed queries.
 
 With c the latent of a token and W the layer's `kv_b_proj`, of which head h has rows W_K and W_V, a head's key is (W_K
 c, r) with the rotary key r that all heads share, and its value W_V c. So q . key = (W_K^T q_c) . c + q_r . r, and a
@@ -16,7 +16,7 @@ from torch import nn
 
 
 class Latents:
-    """Dimensions of an attention module with `kv_b_proj`, and its products with latents."""
+    """Dimensions of an MLA attention module with `kv_b_proj`, and matmuls of its heads with latents."""
 
     def __init__(self, attention: Any) -> None:
         self._attention = attention
@@ -29,12 +29,12 @@ class Latents:
 
     @property
     def stored_dim(self) -> int:
-        """Elements stored per token: the latent, then the rotary key."""
+        """Number of elements stored per token: the latent, then the rotary key."""
         return self.latent_dim + self.rotary_dim
 
     @property
     def key_dim(self) -> int:
-        """Elements of a head's key after expansion."""
+        """Number of elements of a head's key after expansion."""
         return self.content_dim + self.rotary_dim
 
     @property
@@ -43,7 +43,9 @@ class Latents:
         return max(self.key_dim, self.value_dim)
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
-        """Convert queries (T, H, key_dim) to (T, H, stored_dim), whose product with the stored data is the score."""
+        """Convert queries (T, H, key_dim) to (T, H, stored_dim). Their dot product with the stored data is the
+        attention score.
+        """
         content, rotary = torch.split(query, [self.content_dim, self.rotary_dim], dim=-1)
         absorbed = torch.bmm(content.transpose(0, 1), self._keys())
         out = query.new_empty(query.shape[0], self.num_heads, self.stored_dim)
@@ -63,7 +65,7 @@ class Latents:
 
         Args:
             first: First head to expand.
-            count: Number of heads; None: all.
+            count: Number of heads; None for all heads.
         """
         heads = slice(first, self.num_heads if count is None else first + count)
         latent, rotary = torch.split(stored, [self.latent_dim, self.rotary_dim], dim=-1)
@@ -100,7 +102,7 @@ class Latents:
 class SplitProjection(nn.Module):
     """Key and value rows of `kv_b_proj` as two contiguous tensors.
 
-    On a CPU, the value product in 16 bits then takes a tenth of the time.
+    On a CPU, the 16-bit matmul for values then takes a tenth of the time.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:

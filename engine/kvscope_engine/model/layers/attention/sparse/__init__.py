@@ -1,1 +1,1 @@
-"""Sparse decode attention: choice of the blocks that a layer reads, and statistics of the blocks that it skips."""
+"""Sparse decode attention: chooses the blocks that a layer reads, and counts the blocks that it skips."""

@@ -1,4 +1,4 @@
-"""Share of layers and KV heads whose decodes skip a block, counted in some of the steps.
+"""Counts, in some of the steps, for which share of layers and KV heads the decodes skip a block.
 
 Must not depend on requests or on the readers of the counts.
 """
@@ -22,14 +22,14 @@ On a GPU, counted steps run without a CUDA graph.
 
 
 class BlockSkips:
-    """Counts of the decodes of one step, to which every layer that chooses blocks adds."""
+    """Counts of skipped blocks for the decodes of one step. Every layer that chooses blocks adds to them."""
 
     def __init__(self) -> None:
         self._choice_counts: torch.Tensor | None = None
         self._num_choices = 0
 
     def add_choice(self, chosen: Chosen | None, block_tables: torch.Tensor, num_kv_heads: int) -> None:
-        """Add the choice of a layer; None if it read all blocks."""
+        """Add the blocks that a layer chose; None if it read all blocks."""
         batch, width = block_tables.shape
         if self._choice_counts is None:
             self._choice_counts = torch.zeros(batch, width + 1, device=block_tables.device)
@@ -41,10 +41,10 @@ class BlockSkips:
         self._choice_counts.scatter_add_(1, columns, torch.ones(columns.shape, device=columns.device))
 
     def start(self, back: RowReadBack) -> Rows | None:
-        """Start the copy to the host of (num_single_token, blocks): the share of layers and KV heads that skipped each
-        block.
+        """Start copying to the host the share of layers and KV heads that skipped each block, (num_single_token,
+        blocks).
 
-        Returns None if no layer chose. Values beyond a request's own blocks are meaningless.
+        Returns None if no layer chose blocks. Values beyond a request's last block are meaningless.
         """
         if self._choice_counts is None:
             return None

@@ -1,4 +1,4 @@
-"""Choice of the blocks that a decode attends to: those with most of the attention, estimated from bounds of their keys.
+"""Chooses the blocks to which a decode attends: those with most of the attention, estimated from bounds of their keys.
 
 The method is Quest (arXiv 2406.10774) with another ranking: see `kvscope_kernels.attention_scores.block_scores`.
 
@@ -24,18 +24,18 @@ _UNITS_PER_WHOLE: Final = 1 << 20
 
 
 class Chosen(NamedTuple):
-    """Blocks that the heads of a batch attend to, as arguments of decode attention."""
+    """Blocks to which the heads of a batch attend, as arguments of decode attention."""
 
     columns: torch.Tensor
-    """(batch, num_kv_heads, max_chosen) int64: columns of the requests' block tables, ascending and with the last block
-    last.
+    """Shape (batch, num_kv_heads, max_chosen), int64: columns of the requests' block tables, ascending, so that a
+    request's last block comes last.
 
     Unused entries equal the width of the tables.
     """
     block_tables: torch.Tensor
-    """(batch * num_kv_heads, max_chosen) int32: block numbers in the view that `by_head` returns."""
+    """Shape (batch * num_kv_heads, max_chosen), int32: block numbers in the view that `by_head` returns."""
     seq_lens: torch.Tensor
-    """(batch * num_kv_heads,) int32: all blocks are full except the last."""
+    """Shape (batch * num_kv_heads,), int32: number of tokens in the chosen blocks. All are full except the last."""
     max_seq_len: int
 
 
@@ -43,8 +43,11 @@ class PageChoice:
     """Chooses a `fraction` of each request's blocks, rounded up, always including the first and the last block."""
 
     def __init__(self, fraction: float, block_size: int, ops: Ops, bounds_tokens: float = 1.0) -> None:
-        """`bounds_tokens`: bytes of a block's bounds, expressed as a number of tokens whose keys and values take as
-        much.
+        """Create the choice for a model.
+
+        Args:
+            bounds_tokens: Bytes of a block's bounds, expressed as a number of tokens whose keys and values take as
+                much.
         """
         self._fraction_units = math.floor(fraction * _UNITS_PER_WHOLE)
         self._block_size = block_size
@@ -53,12 +56,13 @@ class PageChoice:
         self.min_blocks = max(MIN_BLOCKS, -(-MIN_TOKENS // block_size))
 
     def num_attended(self, num_blocks: int) -> int:
-        """Return the number of blocks read by a decode of a request with `num_blocks`."""
+        """Return the number of blocks that a decode of a request with `num_blocks` blocks reads."""
         return min(num_blocks, max(self.min_blocks, -(-num_blocks * self._fraction_units // _UNITS_PER_WHOLE)))
 
     def num_tokens_read(self, num_tokens: int) -> int:
-        """Return the data read by a decode of `num_tokens`, in tokens: the chosen blocks and the bounds of all
-        blocks."""
+        """Return how much a decode of a request with `num_tokens` reads, expressed in tokens: the chosen blocks and the
+        bounds of all blocks.
+        """
         num_blocks = -(-num_tokens // self._block_size)
         num_attended = self.num_attended(num_blocks)
         if num_attended == num_blocks:
