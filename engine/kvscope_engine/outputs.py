@@ -29,7 +29,7 @@ class OutputStream:
     eos_token_ids: frozenset[int]
     token_text: Callable[[int], str] | None = None
     running_time: RunningTime = field(default_factory=RunningTime)
-    """Converts spans to engine time without pauses and suspensions."""
+    """Converts time spans to running time, which excludes pauses and suspensions."""
     pending: list[Tokens | Finished] = field(default_factory=list)
 
     def add_token(self, token_id: int, logprobs: TokenLogprobs | None, now_ns: int) -> FinishReason | None:
@@ -126,7 +126,7 @@ def usage(request: Request) -> Usage:
 def timing(request: Request, now_ns: int, running_time: RunningTime) -> RequestTiming:
     """Return the request's times in seconds since its arrival.
 
-    `queue_s` and `ttft_s` exclude pauses and suspensions; `total_s` includes them, and `stopped_s` is their part of it.
+    `queue_s` and `ttft_s` exclude pauses and suspensions. `total_s` includes them; `stopped_s` is their sum.
     """
 
     def since_arrival(end_ns: int | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Replays a recording of a deterministic engine and finds where the two runs diverge.
+"""Replays a recording of a deterministic engine and finds where the recorded and the replayed run diverge.
 
 Checks that the recording contains what a replay needs, configures an engine like the recorded one, and compares. Blocks
 and logits are matched by the token prefix from which they were computed, so the runs may differ in schedule, cache hits
@@ -39,7 +39,7 @@ class RecordedRun:
     """Requests that ended without an error, ordered by number."""
     fingerprints: tuple[Fingerprints, ...]
     failed: frozenset[int] = frozenset()
-    """Numbers of requests that ended in an error of the engine."""
+    """Numbers of requests that ended with an engine error."""
 
 
 def read_run(path: Path) -> RecordedRun:
@@ -63,13 +63,16 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def _fingerprints(recording: Recording) -> tuple[Fingerprints, ...]:
-    """Return the fingerprints in step order. Frames of the recording are not decoded."""
+    """Return the recording's fingerprints in step order, without decoding its telemetry frames."""
     messages = (message for each in recording.segments for _, message in each.messages((MESSAGES,), 0, FOREVER_NS))
     return tuple(message for message in messages if isinstance(message, Fingerprints))
 
 
 def config_of_run(hello: Hello, overrides: Mapping[str, Any]) -> EngineConfig:
-    """Return the configuration of the recorded engine with the fields in `overrides` replaced. Raises BadInput."""
+    """Return the configuration of the recorded engine with the fields in `overrides` replaced.
+
+    Raises BadInput if the configuration is not valid.
+    """
     cache = hello.cache
     recorded: dict[str, Any] = {
         "model": hello.model.name,
@@ -104,8 +107,9 @@ def check_same_engine(recorded: Hello, replayed: Hello) -> None:
 
 
 def _environment(recorded: Hello, replayed: Hello) -> str:
-    """Describe differences of processor, software and kvscope version, which may change the last bits; empty if there
-    are none.
+    """Describe differences of processor, software and kvscope version, which may change the last bits of results.
+
+    Empty if there are none.
     """
     pairs = (
         ("the CPU" if replayed.device.kind == "cpu" else "the GPU", recorded.device.name, replayed.device.name),
@@ -118,13 +122,13 @@ def _environment(recorded: Hello, replayed: Hello) -> str:
 
 
 class Moment(NamedTuple):
-    """When a block or token was computed in a run. Ordered by step, then by layer."""
+    """Point in a run at which a block or a token's logits were computed. Ordered by step, then by layer."""
 
     step: int
     layer: int
     number: int
     position: int
-    """Index of the block in its request; for logits, the number of tokens that the request had generated before."""
+    """Index of the block in its request. For logits, the number of tokens that the request had generated before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +141,11 @@ class ReplayComparison:
     num_logits: int
     num_equal_logits: int
     num_same_tokens: int
-    """Number of requests with equal output tokens."""
+    """Number of requests with the same output tokens in both runs."""
     first: str
     """Description of the earliest difference; empty if there is none."""
     left_out: tuple[str, ...] = ()
-    """Requests, blocks and tokens that could not be compared: counts with reasons."""
+    """Numbers of requests, blocks and tokens that could not be compared, each as a text with the reason."""
     environment: str = ""
 
     @property
@@ -165,12 +169,14 @@ class ReplayComparison:
 
 @dataclass(slots=True)
 class RunDigests:
-    """Digests of a run's KV blocks and logits, by a key of the token prefix from which they were computed."""
+    """Digests of a run's KV blocks and logits, by the key of the token prefix from which they were computed."""
 
     blocks: defaultdict[bytes, dict[bytes, Moment]] = field(default_factory=lambda: defaultdict(dict))
-    """Prefix key -> digests of all layers of a block -> when they were first computed (`Moment.layer` is 0)."""
+    """For each prefix key, the digests of a block (all layers), and when each was first computed
+    (`Moment.layer` is 0).
+    """
     logits: defaultdict[bytes, dict[int, Moment]] = field(default_factory=lambda: defaultdict(dict))
-    """Prefix key -> sum of a token's logits -> when it was first computed."""
+    """For each prefix key, the checksums of a token's logits, and when each was first computed."""
 
     def add(self, message: Fingerprints, texts: dict[int, PrefixKeys], block_size: int) -> None:
         """Add the digests of one step. Requests that are not in `texts` are skipped."""
@@ -201,7 +207,7 @@ class PrefixKeys:
             self._keys.append(digest.digest())
 
     def key(self, num_tokens: int) -> bytes | None:
-        """Return the key of the first `num_tokens` tokens; None for 0, or if the request has fewer tokens."""
+        """Return the key of the first `num_tokens` tokens; None if that is 0 or more than the request has."""
         return self._keys[num_tokens - 1] if 0 < num_tokens <= len(self._keys) else None
 
 
@@ -292,7 +298,9 @@ def _exclusions(run: RecordedRun, recorded: RunDigests, replayed: RunDigests) ->
 
 
 def _described_requests(message: Fingerprints) -> tuple[list[int], list[int]]:
-    """Return the numbers of the requests whose blocks, and of those whose sampled tokens, the message describes."""
+    """Return the numbers of the requests whose blocks the message describes, and those whose sampled tokens it
+    describes.
+    """
     return np.frombuffer(message.number, "<u4").tolist(), np.frombuffer(message.sampled_number, "<u4").tolist()
 
 
@@ -308,8 +316,8 @@ def _digests(
 
 
 def _compare_blocks(recorded: RunDigests, replayed: RunDigests) -> tuple[int, int, list[Moment]]:
-    """Return the number of blocks in both runs, the number of equal ones, and the first difference of each other
-    one.
+    """Return the number of blocks in both runs, the number of equal blocks, and where each unequal block first
+    differs.
     """
     count, differences = 0, list[Moment]()
     for key, computed in recorded.blocks.items():
@@ -374,7 +382,10 @@ def _token_difference_text(different_texts: list[RecordedText], output_ids: dict
 
 
 def _submit(text: RecordedText) -> Submit:
-    """Return the request, limited to its recorded number of tokens, because the reason why it ended may not recur."""
+    """Return the recorded request as a submission limited to its recorded number of tokens.
+
+    The limit is needed because the reason why the request ended may not recur.
+    """
     request = _generation_request(text)
     max_tokens = max(1, _num_output_tokens(text))
     sampling = replace(
@@ -395,7 +406,9 @@ def _submit(text: RecordedText) -> Submit:
 
 
 def _replay_id(text: RecordedText) -> str:
-    """Return a unique request id: clients reuse ids, and completions of one prompt share one."""
+    """Return a unique request id. The recorded ids are not unique: clients reuse them, and completions of one
+    prompt share one.
+    """
     return str(text.number)
 
 

@@ -15,7 +15,7 @@ import torch
 
 @dataclass(slots=True)
 class StoredTensor:
-    """Stand-in for a tensor while transformers loads weights; indexing it with `[...]` reads the data."""
+    """Stand-in for a tensor while transformers loads weights. Indexing it with `[...]` reads the data."""
 
     name: str
     dtype: str
@@ -37,7 +37,7 @@ class StoredTensor:
 
 @dataclass(slots=True)
 class ComputedTensor:
-    """Stand-in like `StoredTensor` whose data is computed from other tensors."""
+    """Stand-in with the interface of `StoredTensor`, whose data is computed from other tensors."""
 
     compute: Callable[[], torch.Tensor]
     was_read: bool = False
@@ -62,7 +62,7 @@ def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
 
 
 def _entries(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the header entry of each tensor by name. A safetensors file begins with the length of its JSON header."""
+    """Return the JSON header's description of each tensor. A safetensors file begins with the length of that header."""
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header: dict[str, Any] = json.loads(file.read(length))

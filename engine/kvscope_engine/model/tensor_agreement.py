@@ -14,21 +14,24 @@ import torch
 TOLERANCE: Final = {torch.float32: 1e-4, torch.float64: 1e-4}
 LOW_PRECISION_TOLERANCE: Final = 2e-2
 ROW_FLOOR = 0.1
-"""Lower limit of a row's size, as a share of the average size of rows. Errors of a row much smaller than the others are
-measured against this limit, because what remains after its terms cancel is rounding."""
+"""Lower limit of the norm by which a row's error is divided, as a fraction of the root mean square of all rows' norms.
+
+A much smaller row is what remains after large terms cancel, so its error is rounding.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Relative differences of two tensors of the same shape, rows first."""
+    """Differences of two tensors of shape (rows, ...), relative to the expected one."""
 
     overall: float
-    """Root mean square of the difference divided by that of the expected result."""
+    """Root mean square of the difference, divided by the root mean square of the expected result."""
     worst_row: float
     """Relative difference of the row that differs most."""
     upper_quartile: float
-    """Upper quartile of the rows' relative differences. Tokens that were routed to another expert, which is not an
-    error, do not affect it if they are few.
+    """Upper quartile of the rows' relative differences.
+
+    A few tokens that were routed to another expert, which is not an error, do not affect it.
     """
 
     @property

@@ -1,9 +1,12 @@
-"""Memory that serving a model takes on each GPU, and how many tokens and requests fit into the rest.
+"""Memory that serving a model takes on each GPU, and how many tokens and requests fit into the remaining memory.
 
-The sum is the engine's own (`model/device_memory/memory_plan.py`), with the same reserves; quantities that the engine
-measures at its start are estimated here. Weights: parameters times their bytes. KV: two vectors per head, layer and
-token, each with a float32 scale if stored in 8 bits; blocks by KV group, as in the engine, where layers with a window
-hold few. Activations: transformers' forward pass of the largest step, run without data.
+Sums as the engine does (`model/device_memory/memory_plan.py`), with the same reserves; quantities that the engine
+measures at its start are estimated here.
+
+- Weights: number of parameters times their bytes.
+- KV: two vectors per head, layer and token, each with a float32 scale if stored in 8 bits. Blocks are counted by KV
+  group, as in the engine; layers with a window hold few.
+- Activations: transformers' forward pass of the largest step, run without data.
 """
 
 from __future__ import annotations
@@ -58,30 +61,31 @@ if TYPE_CHECKING:
     from kvscope_engine.model.kv_cache.kv_storage import LayerShape
 
 CONTEXT_BYTES: Final = 800 << 20
-"""Bytes of the driver, CUDA's context and libraries: 0.8 GiB as measured on H100 and H200."""
+"""Bytes that the driver, the CUDA context and libraries take on a GPU: 0.8 GiB as measured on H100 and H200."""
 ASSUMED_PROCESSORS: Final = Processors(num_multiprocessors=132, capability=90)
-"""Processors of an H100, assumed for the partial results of split attention, which are small."""
+"""Properties of an H100, assumed when sizing the partial results of split attention, which are small."""
 WEIGHTS_PER_SCALE: Final = {"int8": 128, "fp8": 4096, "int4": 128}
 """Number of quantized weights per scale: the size of a group; for FP8, roughly the smallest row."""
 RECURRENT_TOKENS: Final = 256
-"""Maximum number of tokens run without data if some layers process tokens one by one; larger counts are
-extrapolated.
+"""Maximum number of tokens in the run without data if some layers process tokens one by one.
+
+Memory for more tokens is extrapolated.
 """
 SCALE_BYTES: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceQuestion:
-    """Options of a plan, named like the engine's."""
+    """Options of a plan for serving a model, named like the engine's options."""
 
     gpu_memory: int
     gpu_memory_utilization: float = 0.9
     dtype: str = "bfloat16"
-    """Type of the weights. Quantized ones compute in bfloat16."""
+    """Data type of unquantized weights. Models with quantized weights compute in bfloat16."""
     kv_cache_dtype: str = "auto"
     block_size: int = 16
     max_model_len: int | None = None
-    """Maximum number of tokens of a request; None: the model's own limit."""
+    """Maximum number of tokens of a request; None for the model's maximum."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = GPU_BATCHED_TOKENS
     enforce_eager: bool = False
@@ -124,24 +128,24 @@ class StagePlan:
     memory: MemoryPlan
     block_bytes: int
     num_blocks: int
-    """Number of blocks that fit; 0 if none does."""
+    """Number of KV blocks that fit; 0 if not even one fits."""
     num_host_blocks: int
     groups: tuple[LayerGroup, ...]
     needs: BlockNeeds
-    """Number of blocks that a request needs in all groups, once its prompt is computed."""
+    """Computes the number of blocks that a request needs in all KV groups, once its prompt is computed."""
     num_states: int = 0
-    """Number of slots for recurrent states, of running requests and of prefixes."""
+    """Number of slots for recurrent states on the GPU, for running requests and cached prefixes."""
     state_bytes: int = 0
-    """Bytes of all state slots on the GPU."""
     num_host_states: int = 0
-    """Number of state slots in host memory, for swapped-out requests and for prefixes."""
+    """Number of recurrent-state slots in host memory, for swapped-out requests and for cached prefixes."""
     host_state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class InferencePlan:
-    """Result of a plan. `stages` describes one GPU of each pipeline stage; the stage with the fewest blocks limits
-    all.
+    """Result of a plan for serving a model.
+
+    `stages` describes one GPU of each pipeline stage. The stage with the fewest blocks limits all of them.
     """
 
     question: InferenceQuestion
@@ -151,9 +155,9 @@ class InferencePlan:
     expansion_factor: float = 1.0
     """Factor by which the KV of a model with latents (MLA) would grow if keys and values were stored."""
     own_forward_reason: str = ""
-    """Why the engine runs the model with transformers' own code; "" if it does not."""
+    """Why the engine runs the model with transformers' own code; empty if it does not."""
     index_bytes: int = 0
-    """Bytes per token stored by indexers (sparse attention)."""
+    """Bytes per token that indexers (sparse attention) store, in all layers."""
 
     @property
     def tightest(self) -> StagePlan:
@@ -165,8 +169,9 @@ class InferencePlan:
 
     @property
     def num_tokens(self) -> int:
-        """Maximum number of tokens in the KV cache, over all requests. If layers have a window: for requests of the
-        maximum length.
+        """Maximum number of tokens in the KV cache, over all requests.
+
+        If layers have a window, it holds for requests of the maximum length.
         """
         if not self.has_windows:
             return self.num_blocks * self.question.block_size
@@ -174,7 +179,9 @@ class InferencePlan:
 
     @property
     def has_windows(self) -> bool:
-        """Whether some layers have a window that requests outgrow, so that blocks are freed while requests run."""
+        """Whether some layers have a window shorter than the longest request, so that blocks are freed while it
+        runs.
+        """
         return any(group.rule.window for stage in self.stages for group in stage.groups)
 
     def request_bytes(self, length: int) -> int:
@@ -183,13 +190,13 @@ class InferencePlan:
         return rank_bytes * self.question.tensor_parallel
 
     def unfreed_bytes(self, length: int) -> int:
-        """Return the KV bytes of one request of `length` tokens if no blocks were freed, summed over all GPUs."""
+        """Return the KV bytes of one request of `length` tokens if windows freed no blocks, summed over all GPUs."""
         dtype = storage_dtype(self.question.kv_cache_dtype, self.question.activations)
         one_block = sum(block_bytes(stage.stage.kv, self.question.block_size, dtype) for stage in self.stages)
         return num_blocks_for(length, self.question.block_size) * one_block * self.question.tensor_parallel
 
     def num_requests_of(self, request_bytes: float) -> int:
-        """Return how many requests that hold `request_bytes` each, summed over all GPUs, would fit."""
+        """Return how many requests fit that hold `request_bytes` each, summed over all GPUs."""
         available_bytes = (
             sum(stage.num_blocks * stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
         )
@@ -197,9 +204,9 @@ class InferencePlan:
 
     @property
     def kv_bytes_a_token(self) -> float:
-        """KV bytes per token, summed over all GPUs; replicated KV heads count on each.
+        """KV bytes per token, summed over all GPUs. Replicated KV heads count on each GPU.
 
-        If layers have a window, the mean over a request of the maximum length.
+        If layers have a window, this is the mean over the tokens of a request of the maximum length.
         """
         if self.has_windows:
             return self.request_bytes(self.max_model_len) / self.max_model_len
@@ -208,7 +215,7 @@ class InferencePlan:
 
     @property
     def fits(self) -> bool:
-        """Whether weights, a step and at least one block fit."""
+        """Whether the weights, the largest step and at least one block fit in the GPU's memory."""
         return all(stage.memory.fits and stage.num_blocks > 0 for stage in self.stages)
 
     @property
@@ -228,8 +235,8 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     """Plan the memory of each GPU.
 
     Raises:
-        BadInput: for a length that the model does not support, heads or layers that cannot be divided, or a model that
-            the engine does not serve.
+        BadInput: The model does not support the length, its heads or layers cannot be divided among the GPUs, or the
+            engine does not serve the model.
     """
     length = _checked_length(skeleton, question)
     tokens = min(question.max_num_batched_tokens, length * question.max_num_seqs)
@@ -264,8 +271,9 @@ def _check_own_forward(name: str, shape: ForwardShape, question: InferenceQuesti
 
 
 def _expansion(calls: Sequence[LayerCall], num_ranks: int) -> float:
-    """Return the factor by which the KV would grow if keys and values were stored. Latents are replicated; heads are
-    divided among ranks.
+    """Return the factor by which the KV of a model with latents (MLA) would grow if keys and values were stored.
+
+    Latents are replicated on all ranks; heads would be divided among them.
     """
     num_elements = sum(call.shape.num_elements / (1 if call.shape.latent_dim else num_ranks) for call in calls)
     return (
@@ -385,10 +393,10 @@ class ForwardShape:
 
     calls: tuple[LayerCall, ...]
     activations: int
-    """Peak bytes of activations, without the output head."""
+    """Peak bytes of activations, without the LM head."""
     states: tuple[LayerState, ...] = ()
     own_forward_reason: str = ""
-    """Why the model is run by transformers' own code; "" if kvscope's attention is used."""
+    """Why the engine runs the model with transformers' own code; empty if it uses kvscope's attention."""
 
     @property
     def state_bytes(self) -> int:
@@ -401,7 +409,8 @@ class ForwardShape:
 
 @lru_cache(maxsize=16)
 def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int, length: int = 0) -> ForwardShape:
-    """Run `num_tokens` tokens, of requests of up to `length` tokens (0: `num_tokens`), through a model without data.
+    """Run `num_tokens` tokens through a model without data. Their requests have up to `length` tokens (0 for
+    `num_tokens`).
 
     Raises BadInput if the engine would refuse the model.
     """

@@ -19,13 +19,13 @@ GRADIENTS: Final = "gradients"
 OPTIMIZER: Final = "optimizer states"
 ACTIVATIONS: Final = "activations"
 KINDS: Final = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
-"""All kinds. Tensors that were not assigned to another kind are activations."""
+"""All kinds of tensors. Tensors that were not assigned to another kind are activations."""
 
 
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the tensors that operations create while the mode is active.
 
-    `shares`: fraction of each kind that this device stores; default: all.
+    `shares` is the fraction of each kind that this device stores; kinds that are missing are stored whole.
     """
 
     def __init__(self, shares: Mapping[str, float] | None = None) -> None:
@@ -48,7 +48,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = self.live_bytes
 
     def assign(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Assign the storages of `tensors` to a kind. Storages that are not known yet are counted from then on."""
+        """Assign the storages of `tensors` to a kind. Storages created outside the mode are counted from then on."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             previous = self._storages.get(storage._cdata)

@@ -1,5 +1,6 @@
-"""Converts a plan to the answer that is shown: memory by part, numbers of requests by length, and suggested changes.
-Defines their texts.
+"""Converts a plan to the answer that is shown: memory by purpose, numbers of requests by length, and suggested changes.
+
+Defines the texts of the answer.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ def build_answer(
 ) -> PlanAnswer:
     """Return the whole answer.
 
-    Lengths beyond the longest request are left out, and the length of the longest request is added.
+    Lengths beyond the maximum length of a request are left out, and the maximum length is added.
 
     Args:
-        lengths: Tokens of a request for which to compute how many requests fit.
+        lengths: Numbers of tokens of a request, for each of which to compute how many such requests fit.
         is_first: Omit the suggested changes, each of which takes another plan.
     """
     return PlanAnswer(
@@ -289,7 +290,6 @@ def _serving_changes(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[
 
 
 def _larger_gpus(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[str, str, InferenceQuestion]]:
-    """Yield the smallest GPU that holds the longest request, if the current one does not."""
     if plan.holds_longest:
         return
     for size in GPU_SIZES_GIB:

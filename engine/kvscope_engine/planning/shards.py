@@ -15,13 +15,13 @@ from kvscope_telemetry.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """Part of the model on one GPU of a pipeline stage: its parameters, and the KV cache of its layers."""
+    """The parameters, and the KV cache of the layers, on one GPU of a pipeline stage."""
 
     number: int
     first_layer: int
     layers: Parameters
     embedding: Parameters
-    """Parameters of the embedding and the head, which are not quantized when the layers are."""
+    """Parameters of the embedding and the LM head, which stay unquantized when the layers are quantized."""
     kv: tuple[LayerShape, ...]
     has_head: bool
 
@@ -36,7 +36,10 @@ def check_divisible(num_query_heads: int, tensor_parallel: int) -> None:
 def pipeline_stages(
     skeleton: Skeleton, kv: tuple[LayerShape, ...], tensor_parallel: int, pipeline_parallel: int
 ) -> tuple[PipelineStage, ...]:
-    """Return the part on one GPU of each stage, first to last. Raises BadInput for more stages than layers."""
+    """Return the stages, first to last, each with the parameters on one of its GPUs.
+
+    Raises BadInput for more stages than layers.
+    """
     if pipeline_parallel > skeleton.num_layers:
         raise BadInput(
             f"pipeline_parallel={pipeline_parallel} is not accepted: the model has {skeleton.num_layers} layers"
@@ -65,8 +68,9 @@ def pipeline_stages(
 
 
 def _layer_counts(num_layers: int, num_stages: int) -> list[int]:
-    """Return the number of layers of each stage, as even as possible. Extra layers are assigned to stages before the
-    last, which has the head.
+    """Return the number of layers of each stage, as even as possible.
+
+    Extra layers are assigned to stages before the last one, which has the LM head.
     """
     base, num_extra = divmod(num_layers, num_stages)
     counts = [base] * num_stages
@@ -80,9 +84,9 @@ def _divided(parameters: Parameters, parts: int) -> Parameters:
 
 
 def _kv_part(layer: LayerShape, parts: int, first: int) -> LayerShape:
-    """Return one GPU's part of a layer, in a stage that starts with layer `first`.
+    """Return the shape of a layer on one of `parts` GPUs, in a stage that starts with layer `first`.
 
-    A layer that shares the KV of a layer in an earlier stage gets its own KV in this stage.
+    A layer that shares the KV of a layer in an earlier stage stores a copy in this stage.
     """
     source = layer.shares_with
     own = None if source is None or source < first else source - first

@@ -28,8 +28,8 @@ _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Number of parameters of a part of the model: in matrices, which can be divided among devices and quantized, and
-    in vectors (norms, biases), which cannot.
+    """Number of parameters in matrices, which can be divided among devices and quantized, and in vectors
+    (norms, biases), which cannot.
     """
 
     matrices: int = 0
@@ -45,7 +45,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Skeleton:
-    """Properties of a model that a plan needs. Compared by identity."""
+    """Properties of a model that a plan needs, without its weights. Instances are compared by identity."""
 
     name: str
     architecture: str
@@ -55,11 +55,11 @@ class Skeleton:
     """Configuration of the whole model, the argument of `build_model`."""
     layers: tuple[Parameters, ...]
     embedding: Parameters
-    """Parameters of the input embedding. If weights are tied, the head uses them as well."""
+    """Parameters of the input embedding. If weights are tied, the LM head uses them as well."""
     head: Parameters
-    """Parameters of the final projection (0 if weights are tied) and the norm before it."""
+    """Parameters of the LM head (0 if weights are tied) and of the norm before it."""
     by_module: tuple[tuple[str, int], ...]
-    """Parameters by kind of module, such as "self_attn" and "mlp", summed over all layers; largest first."""
+    """Number of parameters by kind of module, such as "self_attn" and "mlp", summed over all layers; largest first."""
 
     @property
     def num_parameters(self) -> int:
@@ -116,7 +116,9 @@ def build_model(config: PretrainedConfig, dtype: torch.dtype, device: torch.devi
 
 
 def _module_kind(name: str, match: re.Match[str] | None) -> str:
-    """Return the first part of a parameter's name within its layer; outside layers, the top-level module."""
+    """Return the first component of a parameter's name within its layer, or the top-level module of other
+    parameters.
+    """
     parts = (name[match.end() :] if match else name.removeprefix("model.")).split(".")
     return parts[0]
 

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 PRECISIONS: Final = ("mixed", "autocast", "bfloat16", "float32")
 OPTIMIZERS: Final = ("adamw", "sgd")
 MASTER_BYTES: Final = 12
-"""Bytes per parameter in `mixed`: a float32 copy and Adam's two moments. Without Adam, only the copy: 4 bytes."""
+"""Bytes per parameter in addition to 16-bit weights and gradients in `mixed`: a float32 copy and Adam's two moments.
+
+Without Adam it is only the copy: 4 bytes.
+"""
 ZERO_STAGES: Final = (0, 1, 2, 3)
 DEFAULT_LENGTH: Final = 2048
 
@@ -46,15 +49,17 @@ class TrainingQuestion:
     batch_size: int = 1
     """Sequences per forward pass on each GPU (micro batch)."""
     length: int | None = None
-    """Tokens per sequence; None: 2,048, or the model's limit if that is less."""
+    """Number of tokens per sequence; None for 2,048, or the model's maximum if that is less."""
     precision: str = "mixed"
-    """Data types. `mixed`: 16-bit weights with float32 master weights; `autocast`: torch's, float32 weights with
-    products in bfloat16; `bfloat16` and `float32`: everything in one type.
+    """Data types: one of `mixed`, `autocast`, `bfloat16` and `float32`.
+
+    `mixed` has 16-bit weights with float32 master weights; `autocast` is torch's, with float32 weights and matmuls in
+    bfloat16; the others use one type for everything.
     """
     optimizer: str = "adamw"
     checkpointing: bool = False
     zero: int = 0
-    """ZeRO stage, 0 to 3; 0: not used."""
+    """ZeRO stage, 1 to 3; 0 for training without ZeRO."""
     data_parallel: int = 1
     """Number of data-parallel ranks, among which ZeRO divides the training state."""
 
@@ -74,7 +79,9 @@ class TrainingQuestion:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Fraction of each kind of memory that one rank stores; kinds that are missing are stored whole."""
+        """Fraction of each kind of memory (weights, gradients, ...) that one rank stores; missing kinds are
+        stored whole.
+        """
         part = 1.0 / self.data_parallel
         return {
             OPTIMIZER: part if self.zero >= 1 else 1.0,
@@ -85,31 +92,31 @@ class TrainingQuestion:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Memory of one GPU in bytes, at the moment of a step when most is used."""
+    """Memory in bytes on one GPU, at the moment of a training step when most is in use."""
 
     question: TrainingQuestion
     weights: int
     gradients: int
     optimizer: int
     activations: int
-    """Bytes at the end of the forward pass: what the backward pass needs, and the loss."""
+    """Bytes that the forward pass retains for the backward pass, and the loss."""
     worst: str
-    """Moment with the most memory in use: "forward", "backward" or "optimizer"."""
+    """Phase of the step in which most memory is in use: "forward", "backward" or "optimizer"."""
     at_worst: Mapping[str, int]
     gathered: int
-    """Bytes of weights that ZeRO stage 3 has gathered at that moment: twice the largest layer."""
+    """Bytes of weights that ZeRO stage 3 has gathered at the moment of peak memory: twice the largest layer."""
     others: int = CONTEXT_BYTES
 
     @property
     def temporary(self) -> int:
-        """Bytes of activations at the worst moment that the forward pass did not retain: results of operations that run
-        then.
+        """Bytes of activations at peak memory that the forward pass did not retain: results of operations that
+        run then.
         """
         return max(0, self.at_worst[ACTIVATIONS] - self.activations)
 
     @property
     def peak(self) -> int:
-        """Bytes of all kinds at the worst moment, including `gathered`."""
+        """Peak bytes of all kinds of memory, including `gathered`."""
         return sum(self.at_worst.values()) + self.gathered
 
     @property
@@ -218,7 +225,7 @@ def _forward(module: Any, question: TrainingQuestion) -> torch.Tensor:
 
 
 def _optimizer(question: TrainingQuestion, module: nn.Module, parameters: list[nn.Parameter]) -> Any:
-    """Return torch's optimizer of the weights; None in `mixed`, where `_master_weights` stands for its states."""
+    """Return torch's optimizer for the weights. Returns None in `mixed`, where `_master_weights` models its memory."""
     if question.precision == "mixed":
         return None
     if question.optimizer == "adamw":
@@ -227,7 +234,7 @@ def _optimizer(question: TrainingQuestion, module: nn.Module, parameters: list[n
 
 
 def _master_weights(question: TrainingQuestion, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    """Return the float32 tensors that the optimizer holds in `mixed`; empty for other precisions."""
+    """Return the float32 tensors that the optimizer stores in `mixed`; empty for other precisions."""
     if question.precision != "mixed":
         return []
     copies = 3 if question.optimizer == "adamw" else 1
@@ -247,7 +254,7 @@ def _create_optimizer_states(optimizer: Any, parameters: list[nn.Parameter], mem
 
 
 def _gathered_bytes(skeleton: Skeleton, question: TrainingQuestion) -> int:
-    """Return the bytes of gathered weights: of the layer in use, and of the next, which is being fetched."""
+    """Return the bytes of gathered weights: those of the layer in use and of the next layer, which is being fetched."""
     if question.zero < 3 or question.data_parallel == 1:
         return 0
     largest = max(*(layer.total for layer in skeleton.layers), skeleton.embedding.total)

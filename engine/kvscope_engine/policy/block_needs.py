@@ -15,9 +15,9 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 class BlockNeeds:
-    """Maximum number of blocks that requests hold, summed over all KV groups.
+    """Computes the maximum number of blocks that requests hold, summed over all KV groups.
 
-    `max_chunk`: maximum number of tokens of one request that run in a step.
+    `max_chunk` is the maximum number of tokens of one request that run in a step.
     """
 
     def __init__(self, groups: Sequence[GroupRule], block_size: int, max_chunk: int) -> None:
@@ -33,7 +33,7 @@ class BlockNeeds:
         return self.max_blocks(_max_length(request))
 
     def max_tokens(self, num_blocks: int, max_tokens: int) -> int:
-        """Return the length, at most `max_tokens`, of the longest request that never holds more than `num_blocks`
+        """Return the length, up to `max_tokens`, of the longest request that never holds more than `num_blocks`
         blocks.
         """
         low, high = 0, max_tokens

@@ -1,4 +1,4 @@
-"""KV groups: sets of layers that read the same earlier tokens, and therefore need the same part of a request's KV.
+"""KV groups: sets of layers that read the same earlier tokens, and therefore need the same blocks of a request's KV.
 
 A request has a block table in each group, all of the same length. In a group whose layers have a limited window, blocks
 that no later token reads are freed: their entries in the table become `NULL_BLOCK`. Independent of layers and tensors.
@@ -14,17 +14,19 @@ from typing import Final, NamedTuple
 from kvscope_telemetry import pins
 
 NULL_BLOCK: Final = 0
-"""Entry of a block table whose block was freed. A pool with windows never allocates this block."""
+"""Block-table entry in place of a block that was freed. A pool with windows never allocates this block."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRule:
-    """Which earlier tokens the layers of a KV group read."""
+    """Determines which earlier tokens the layers of a KV group read."""
 
     window: int = 0
-    """Maximum number of tokens that a query reads, itself included; 0: all tokens up to itself."""
+    """Maximum number of tokens that a query reads, including its own token; 0 for all earlier tokens."""
     is_chunked: bool = False
-    """Whether the text is cut into chunks of `window` tokens, and a query reads only its own chunk (Llama 4)."""
+    """Whether the text is divided into chunks of `window` tokens, and a query reads only tokens of its chunk
+    (Llama 4).
+    """
 
     def first_read(self, position: int) -> int:
         """Return the first position that the token at `position` reads. No later token reads an earlier position."""
@@ -33,7 +35,9 @@ class GroupRule:
         return position // self.window * self.window if self.is_chunked else max(0, position - self.window + 1)
 
     def num_unread(self, num_tokens: int, block_size: int) -> int:
-        """Return the number of leading blocks that no token after the first `num_tokens` tokens reads."""
+        """Return the number of leading blocks that the token after the first `num_tokens` tokens, and all later
+        ones, do not read.
+        """
         return self.first_read(num_tokens) // block_size
 
     def max_held_blocks(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
@@ -60,9 +64,11 @@ class PrefixMatch(NamedTuple):
 
     num_blocks: int
     tables: tuple[list[int], ...] = ()
-    """Blocks of the prefix, one list per group; `NULL_BLOCK` at indices that the next token does not read."""
+    """Blocks of the prefix, one list per KV group, with `NULL_BLOCK` in place of blocks that the next token
+    does not read.
+    """
     num_null_blocks: tuple[int, ...] = ()
-    """Number of leading entries of each group's table that are not needed."""
+    """Number of leading `NULL_BLOCK` entries of each group's table."""
 
 
 NO_PREFIX: Final = PrefixMatch(0)

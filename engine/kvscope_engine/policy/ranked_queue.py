@@ -9,7 +9,7 @@ from kvscope_engine.policy.request import Request
 
 
 def rank(request: Request) -> tuple[int, int, int]:
-    """Sort key of the scheduling order. No two requests have the same key, and it never changes."""
+    """Return the sort key of the scheduling order. No two requests have the same key, and it never changes."""
     return (-request.priority, request.arrival_ns, request.number)
 
 
@@ -25,7 +25,7 @@ class RankedQueue:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate from first to last. The queue must not change during the iteration."""
+        """Iterate from the highest to the lowest rank. The queue must not change during the iteration."""
         return iter(self._requests)
 
     @property
@@ -37,7 +37,6 @@ class RankedQueue:
         insort(self._requests, request, key=rank)
 
     def remove(self, request: Request) -> None:
-        """Remove a request, which must be in the queue."""
         index = bisect_left(self._requests, rank(request), key=rank)
         assert self._requests[index] is request, f"request {request.number} is not where its rank puts it"
         del self._requests[index]

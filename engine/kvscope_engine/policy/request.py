@@ -23,7 +23,7 @@ NO_NULL_BLOCKS: Final = (0,)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One completion of one prompt. `number` counts from 1 within an engine's life.
+    """One completion of one prompt. `number` counts from 1 in each engine process.
 
     Values that do not change are tuples: with very many requests, Python's cyclic garbage collector then scans only the
     lists.
@@ -32,7 +32,7 @@ class Request:
     number: int
     request_id: str
     prompt_token_ids: Sequence[int]
-    """A tuple, except in the simulator where only the length of the prompt is known."""
+    """Token ids of the prompt: a tuple, except in the simulator, where only the length of the prompt is known."""
     sampling: ResolvedSampling
     max_tokens: int
     """Maximum number of output tokens: `sampling.max_tokens`, limited by the model's maximum length less the prompt."""
@@ -46,35 +46,39 @@ class Request:
     num_null_blocks: tuple[int, ...] = NO_NULL_BLOCKS
     """Number of leading entries of each group's table that are `NULL_BLOCK`, because their blocks were freed."""
     num_computed_tokens: int = 0
-    """Number of leading tokens whose KV is in the blocks of the table."""
+    """Number of leading tokens whose KV is in the blocks of `block_tables`."""
     num_cached_tokens: int = 0
     """Number of prompt tokens found in the prefix cache at the first admission."""
     waits_for: WaitsFor = WaitsFor.UNKNOWN
-    """Why the request was not admitted when it was last first in the queue; PROMPT while it waits for its parent's
-    prompt.
+    """Why the request was not admitted when it was last at the head of the queue; PROMPT while it waits for the
+    prompt of `parent`.
     """
     num_preemptions: int = 0
     preempted_ns: int = 0
     """Time of the last preemption in nanoseconds on the engine's clock; 0 if there was none."""
     num_lost_tokens: int = 0
-    """Largest number of leading tokens that were computed at any of the request's preemptions."""
+    """Largest number of computed tokens that the request had at any of its preemptions."""
     num_restarts: int = 0
     """Number of failed steps that invalidated the request's recurrent state since it had `restarted_at` tokens."""
     restarted_at: int = 0
     saved_tables: tuple[list[int], ...] = ()
-    """Rows of the lower tiers that contain the KV of the first tokens of a swapped-out request: one table per KV group,
-    whose first `num_null_blocks` entries are `NULL_BLOCK`. Empty while the request is not swapped out.
+    """Ledger rows of host memory and disk that contain the KV of the first tokens of a swapped-out request.
+
+    One table per KV group, whose first `num_null_blocks` entries are `NULL_BLOCK`. Empty while the request is not
+    swapped out.
     """
     num_saved_tokens: int = 0
-    """Number of tokens whose KV is in `saved_tables`."""
     parent: int = 0
-    """Number of the request from which this one is forked once that request's prompt is computed; 0 for none."""
+    """Number of the request for the same prompt whose blocks this one shares once that prompt is computed; 0
+    for none.
+    """
     expected_tokens: int | None = None
-    """Final number of tokens, prompt and output. None if unknown, which it is except in the simulator."""
+    """Final number of tokens, prompt and output; None if unknown. Only the simulator knows it."""
     num_reserved_tokens: int = 0
     """Number of token slots reserved for the request, used ones included; 0 unless the allocation policy reserves."""
     block_digests: list[bytes] = field(default_factory=list)
-    """Chained digests of the leading full blocks, computed as far as they were needed; empty without a prefix cache.
+    """Chained digests of the leading full blocks, as far as they were needed so far; empty without a prefix cache.
+
     They depend only on the tokens, so they remain valid after a preemption.
     """
     admitted_ns: int | None = None
@@ -84,31 +88,36 @@ class Request:
     cache_salt: str = ""
     """Client's cache salt. Blocks are shared only between requests with the same salt."""
     adapter: Adapter | None = None
-    """LoRA adapter, or None. Blocks are shared only between requests with the same adapter."""
+    """LoRA adapter, or None for the base model. Blocks are shared only between requests with the same adapter."""
     client: str = ""
     """Client that sent the request. Scheduling is fair between clients (`waiting_queue`)."""
     batch: str = ""
-    """Identifier of the requests that the client sent together; empty: the batch consists of the completions of this
-    prompt.
+    """Identifier of the requests that the client sent together; if empty, the completions of this prompt form a
+    batch.
     """
     num_draft_tokens: int = 0
-    """Number of draft tokens that were verified for this request, `num_accepted_tokens` of them with success."""
+    """Number of draft tokens that were verified for this request; `num_accepted_tokens` of them were accepted."""
     num_accepted_tokens: int = 0
     state_slot: int = -1
-    """Slot of the state of the recurrent layers while the request runs, otherwise -1. Set by the state pool."""
+    """Slot of the recurrent layers' state while the request runs, otherwise -1. Set by the state pool."""
     saved_state_slot: int = -1
     """Slot of the recurrent state in host memory while the request is swapped out, otherwise -1."""
     state_tables: tuple[list[int], ...] = ()
-    """One table with the ledger row of `state_slot` or `saved_state_slot`, empty while the request has neither. No
-    table if the model has no recurrent layers.
+    """One table with the ledger row of `state_slot` or `saved_state_slot`, which is empty while the request has
+    neither.
+
+    The tuple is empty if the model has no recurrent layers.
     """
     diverged_at: int = 0
-    """End of the cached blocks, in tokens, if the request could not resume there because no recurrent state was kept; 0
-    if it could. This request keeps a state there, because the texts of prompts diverge at this position.
+    """End of the cached blocks, in tokens, if the request could not resume there because no recurrent state was saved
+    there.
+
+    0 if it could. This request saves its state at that position, because the texts of prompts diverge there.
     """
     matcher: TokenMatcher | None = None
-    """Restricts the output to the requested format; None without structured output. The output handling advances it,
-    the sampler reads its mask.
+    """Restricts the output to the requested format; None without structured output.
+
+    The output handling advances it, and the sampler reads its token mask.
     """
 
     num_prompt_tokens: int = field(init=False)
@@ -122,7 +131,9 @@ class Request:
 
     @property
     def kv_tables(self) -> tuple[list[int], ...]:
-        """Tables of the request's KV, one per KV group: blocks, or rows of lower tiers while it is swapped out."""
+        """Block tables of the request, one per KV group. While it is swapped out, they have ledger rows of
+        lower tiers.
+        """
         return self.saved_tables or self.block_tables
 
     @property
@@ -132,7 +143,7 @@ class Request:
 
     @property
     def held_blocks(self) -> list[int]:
-        """Blocks of all groups, in the order of the text."""
+        """Blocks of the request in all KV groups, in the order of the text."""
         tables = self.block_tables
         if len(tables) == 1 and not self.num_null_blocks[0]:
             return tables[0]
@@ -145,7 +156,7 @@ class Request:
 
     @property
     def saved_rows(self) -> list[int]:
-        """Rows of `saved_tables` of all KV groups, without null blocks."""
+        """Ledger rows in `saved_tables` of all KV groups, without null blocks."""
         return [
             row
             for table, num_null in zip(self.saved_tables, self.num_null_blocks, strict=False)
@@ -162,15 +173,15 @@ class Request:
 
     @property
     def depends_on_tokens(self) -> bool:
-        """Whether sampling the next token depends on the values of the previous ones, by structured output or
-        penalties.
+        """Whether sampling the next token depends on the values of the previous tokens, because of structured
+        output or penalties.
         """
         return self.matcher is not None or self.is_penalized
 
     @property
     def awaits_grammar_mask(self) -> bool:
-        """Whether the mask of allowed next tokens is still being computed. Until it is ready, no token may be
-        sampled.
+        """Whether the token mask of structured output is still being computed. Until it is ready, no token may
+        be sampled.
         """
         return self.matcher is not None and not self.matcher.is_ready
 
@@ -204,18 +215,17 @@ class TokenMatcher(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the set of allowed next tokens is available."""
+        """Whether the mask of allowed next tokens is available."""
 
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
-        """Write the allowed next tokens into `words[row]`: bit token % 32 of word token // 32. Does not advance the
-        matcher.
+        """Write the mask of allowed next tokens to `words[row]`: bit token % 32 of word token // 32. Does not advance
+        the matcher.
 
-        Unless `may_end`, the end-of-sequence token is allowed only if no other token is.
+        If `may_end` is False, the end-of-sequence token is allowed only if no other token is.
         """
 
     def accept(self, token_id: int) -> None:
         """Advance by a sampled token. Raises KvscopeError if the format does not allow it."""
 
     @property
-    def has_ended(self) -> bool:
-        """Whether an end-of-sequence token was accepted."""
+    def has_ended(self) -> bool: ...

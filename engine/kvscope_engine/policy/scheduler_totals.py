@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class SchedulerTotals:
     """Counters that only the scheduler writes.
 
-    Those without a docstring have the meaning of `messages.telemetry.Counters`.
+    Fields without a docstring have the meaning of the same fields in `messages.telemetry.Counters`.
     """
 
     prompt_tokens: int = 0
@@ -18,7 +18,7 @@ class SchedulerTotals:
     recomputed_tokens: int = 0
     preemptions: int = 0
     admitted: int = 0
-    """First admissions; admissions after a preemption are not counted."""
+    """Number of requests admitted for the first time; admissions after a preemption are not counted."""
     finished: int = 0
     aborted: int = 0
     refused: int = 0

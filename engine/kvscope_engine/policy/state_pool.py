@@ -1,7 +1,7 @@
 """Slots for the states of recurrent layers: one for each running request, the others for checkpoints of prefixes.
 
 A recurrent state covers all tokens before it and cannot be split, so a cached prefix can only be used up to a position
-where a state was kept: a *checkpoint*, found by the digest of the prefix's last block. It is copied for a request that
+where a state was saved: a *checkpoint*, found by the digest of the prefix's last block. It is copied for a request that
 resumes from there. Slots in host memory hold the states of swapped-out requests, and checkpoints evicted from the
 device.
 
@@ -27,22 +27,24 @@ from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 
 
 def max_recorded_tokens(max_model_len: int) -> int:
-    """Return the maximum number of tokens that the ledger records for a recurrent state."""
+    """Return the maximum of the number of tokens that the ledger records for a recurrent state."""
     return min(max_model_len, MAX_BLOCK_SIZE)
 
 
 class StatePool:
-    """Allocates the rows of `pool` for recurrent states: first those on the device, then those in host memory.
+    """Allocates the slots of recurrent states, which are ledger rows of `pool`: first on the device, then in host
+    memory.
 
-    With `keeps_checkpoints`, checkpoints are kept at block boundaries:
+    With `keeps_checkpoints`, checkpoints are saved at block boundaries:
 
     - at the last block boundary before the end of a prompt, where the same prompt and the next turn of a conversation
       resume;
     - where the text of a prompt diverged from an earlier one, since a third prompt is likely to diverge there, too;
     - every `interval` tokens, rounded up to whole blocks.
 
-    Each checkpoint costs the copy of one state, and its slot until it is evicted. A row records the number of tokens
-    that its state covers, at most `max_tokens`. `copy_seconds`: time to copy one state to host memory or back.
+    Each checkpoint costs the copy of one state, and its slot until it is evicted. A ledger row records the number of
+    tokens that its state covers, at most `max_tokens`. `copy_seconds` is the time to copy one state to host memory or
+    back.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class StatePool:
         self.block_size = pool.block_size
         self.interval = -(-interval // self.block_size) * self.block_size
         self.group = len(pool.groups)
-        """KV group of the states' rows in the ledger."""
+        """Number of the KV group of the states' ledger rows."""
         self._pool = pool
         self._max_tokens = max_tokens
         self._keeps_checkpoints = keeps_checkpoints
@@ -65,20 +67,18 @@ class StatePool:
         self._free_host = list(range(num_all - 1, self.num_slots - 1, -1))
         self._checkpoints: OrderedDict[bytes, int] = OrderedDict()
         self._host_checkpoints: OrderedDict[bytes, int] = OrderedDict()
-        """Checkpoints in host memory. The same prefix may have another one on the device."""
+        """Slots of checkpoints in host memory, by digest. A checkpoint of the same prefix may be on the device too."""
         self._copies: list[tuple[int, int]] = []
         self._pending_saves: dict[int, StateSave] = {}
         self.num_kept = 0
         self.num_restored = 0
         self.num_evicted = 0
         self.num_offloaded = 0
-        """Checkpoints moved from the device to host memory, a part of `num_evicted`. Like all these counters, a total
-        since the start.
-        """
+        """Number of checkpoints moved from the device to host memory since the start, included in `num_evicted`."""
         self.num_swapped = 0
-        """States of preempted requests moved to host memory."""
+        """Number of states of preempted requests moved to host memory since the start."""
         self.num_loaded = 0
-        """States of requests and checkpoints loaded from host memory."""
+        """Number of states of requests and checkpoints loaded from host memory since the start."""
         self._evicted_for: list[int] = []
 
     @property
@@ -99,9 +99,7 @@ class StatePool:
 
     @property
     def num_available(self) -> int:
-        """Number of slots on the device that could be allocated to requests now, free or by eviction of a
-        checkpoint.
-        """
+        """Number of slots on the device that are free, or become free if checkpoints are evicted."""
         return len(self._free) + len(self._checkpoints)
 
     @property
@@ -109,9 +107,9 @@ class StatePool:
         return bool(self._free_host or self._host_checkpoints)
 
     def checkpoints(self, digests: Sequence[bytes], *, include_host: bool) -> Iterator[int]:
-        """Return the numbers of leading blocks after which a text can resume, largest first.
+        """Yield the numbers of leading blocks after which a text can resume from a checkpoint, largest first.
 
-        `include_host`: include checkpoints in host memory.
+        `digests` are those of the text's full blocks. `include_host` includes checkpoints in host memory.
         """
         counts = range(len(digests), 0, -1)
         return (count for count in counts if self._has_checkpoint(digests[count - 1], include_host=include_host))
@@ -121,10 +119,11 @@ class StatePool:
         return 0.0 if digest in self._checkpoints else self.copy_seconds
 
     def allocate(self, request: Request, digest: bytes | None) -> bool:
-        """Allocate a slot for a request that starts to run: empty (None), or with a copy of the checkpoint of `digest`.
+        """Allocate a slot for a request that starts to run.
 
-        Returns whether the checkpoint was loaded from host memory. A slot must be available (`num_available`); if there
-        is no other, the request takes over the checkpoint's own slot.
+        The slot contains a copy of the checkpoint of `digest`, or is empty if that is None. Returns whether the
+        checkpoint was loaded from host memory. A slot must be available (`num_available`). If the checkpoint has the
+        only one, the request gets the slot of the checkpoint.
         """
         assert request.state_slot < 0, f"request {request.number} has a state"
         if digest is None:
@@ -176,7 +175,6 @@ class StatePool:
         return None if block is None else pool.prefix(block)
 
     def release(self, request: Request) -> None:
-        """Free the request's slots on the device and in host memory."""
         for slot in (request.state_slot, request.saved_state_slot):
             if slot >= 0:
                 self._clear(slot)
@@ -190,7 +188,7 @@ class StatePool:
         return copies, saves
 
     def commit(self, scheduled: Iterable[Scheduled], saves: Iterable[StateSave]) -> None:
-        """Record that the step ran and its blocks are sealed: from then on, its checkpoints can be found."""
+        """Record that the step ran and its blocks are sealed. From then on, the step's checkpoints can be found."""
         running = [item.request for item in scheduled if item.request.state_slot >= 0]
         rows = np.array([self.row(request.state_slot) for request in running], np.int64)
         counts = [min(request.num_computed_tokens, self._max_tokens) for request in running]
@@ -229,7 +227,9 @@ class StatePool:
         self._host_checkpoints.clear()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless each slot is exactly one of: free, a request's, a checkpoint, being saved."""
+        """Raise AssertionError unless each slot is in exactly one state: free, used by a request, a checkpoint,
+        or being saved.
+        """
         slot_of_request = {
             request: slot for request in requests if (slot := max(request.state_slot, request.saved_state_slot)) >= 0
         }
@@ -281,7 +281,7 @@ class StatePool:
             yield save
 
     def _checkpoint_positions(self, item: Scheduled) -> list[int]:
-        """Return the token counts after which to keep the state, the most useful first."""
+        """Return the token counts after which to save the state as a checkpoint, the most useful first."""
         request, size, start = item.request, self.block_size, item.start
         end = start + item.num_tokens
         prompt_end = (request.num_prompt_tokens - 1) // size * size
@@ -294,7 +294,6 @@ class StatePool:
         return request.block_digests[index] if 0 <= index < len(request.block_digests) else None
 
     def _copy(self, source: int, request: Request) -> None:
-        """Assign a new slot with a copy of the state in `source` to the request."""
         slot = self._allocate_slot(request)
         self._copies.append((source, slot))
         self._assign(request, slot)
@@ -367,16 +366,17 @@ class StatePool:
         self._pool.changed_rows.add_one(row)
 
     def _clear(self, slot: int) -> None:
-        """Free a slot. Its next owner writes to it after all copies requested so far."""
+        """Free a slot. The next request that gets it writes to it only after all copies requested so far."""
         self._write(slot, BlockState.FREE, NO_OWNER, 0)
         (self._free if slot < self.num_slots else self._free_host).append(slot)
 
     def _write(
         self, slot: int, state: BlockState, owner: int, num_tokens: int, digest: bytes = b"", before: bytes = b""
     ) -> None:
-        """Write a slot's row of the ledger.
+        """Write a slot's ledger row.
 
-        `digest` and `before`, of the checkpoint's last block and the block before it, are those of the first KV group.
+        `digest` and `before` are the digests, in the first KV group, of the checkpoint's last block and of the block
+        before it.
         """
         ledger, row = self._pool.ledger, self.row(slot)
         ledger.state[row], ledger.ref_count[row] = state, state is BlockState.ACTIVE

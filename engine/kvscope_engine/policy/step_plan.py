@@ -1,4 +1,4 @@
-"""The scheduler's plan for one step, and the runner's result. Values, and functions that select parts of them."""
+"""The scheduler's plan for one step, and the runner's result: values, and functions that filter their entries."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
 class Scheduled(NamedTuple):
-    """A request and the tokens of it that run in this step, at positions `start` to `start + num_tokens`.
+    """A request and its tokens that run in this step, at positions `start` to `start + num_tokens` (exclusive).
 
-    The request's table has blocks for them. A tuple, because a frozen dataclass takes 4 times as long to create.
+    The request's block table has blocks for them. A tuple, because a frozen dataclass takes 4 times as long to create.
     """
 
     request: Request
     start: int
     num_tokens: int
     samples: bool
-    """Whether the last of these tokens is the last known one, so that a new token is sampled after it."""
+    """Whether the last of the scheduled tokens is the request's last known token, after which a new token is
+    sampled.
+    """
     drafts: tuple[int, ...] = ()
-    """Draft tokens after the last known token, counted in `num_tokens`; a token is sampled after each of them. After
-    the step, `num_tokens` counts only the accepted ones.
+    """Draft tokens after the last known token, counted in `num_tokens`. A token is sampled after each of them.
+
+    After the step, `num_tokens` counts only accepted drafts.
     """
 
 
 class StateSave(NamedTuple):
-    """Copy of a request's recurrent state after its first `num_tokens` tokens to a separate slot."""
+    """A copy to make of a request's recurrent state after its first `num_tokens` tokens, to a separate slot."""
 
     request: Request
     num_tokens: int
@@ -40,7 +43,7 @@ class StateSave(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: single-token (decode) requests first, then those with drafts, then prefill chunks."""
+    """Plan of one step: single-token (decode) requests first, then requests with drafts, then prefill chunks."""
 
     scheduled: tuple[Scheduled, ...]
     num_single_token: int
@@ -50,7 +53,6 @@ class StepPlan:
     state_copies: tuple[tuple[int, int], ...] = ()
     """Copies between slots of recurrent states, (from, to), made in this order before the step."""
     state_saves: tuple[StateSave, ...] = ()
-    """Recurrent states to save during the step."""
 
     @property
     def num_tokens(self) -> int:
@@ -71,30 +73,33 @@ class StepResult:
     """Result of a step, one entry for each of `StepPlan.scheduled`."""
 
     token_ids: tuple[tuple[int, ...], ...]
-    """New tokens of each entry in order; empty if its prefill continues. With drafts: the accepted drafts and one more
-    token.
+    """New tokens of each entry in order; empty if the entry's prefill is not complete.
+
+    With drafts, these are the accepted drafts and one more token.
     """
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
-    """Logprobs of each of these tokens where they were requested; empty if no request asked for any."""
+    """Log-probabilities of each of `token_ids` where they were requested; empty if no request asked for any."""
     forward_ns: int = 0
     block_shares: NDArray[np.float32] | None = None
-    """Shape (groups, num_single_token, blocks): share of each decode's attention on each of its blocks, averaged over
-    the layers of each KV group. None if it was not measured.
+    """Fraction of each decode's attention on each of its blocks, shape (groups, num_single_token, blocks).
+
+    It is averaged over the layers of each KV group. None if it was not measured.
     """
     graph_size: int = 0
     """Batch size for which the step's CUDA graph was captured, in requests; 0 if no graph was used."""
     wait_ns: int = 0
     """Time for which the host was blocked waiting for the result, in nanoseconds."""
     block_skips: NDArray[np.float32] | None = None
-    """Shape (num_single_token, blocks): for each block of each decode, the share of the sparse layers' KV heads that
-    skipped it. None if it was not counted.
+    """Fraction of the sparse layers' KV heads that skipped each block of each decode, shape (num_single_token, blocks).
+
+    None if it was not counted.
     """
     launches: int = 0
-    """Number of kernel or graph launches of the forward pass; 0 if not counted."""
+    """Number of kernel or graph launches of the forward pass; 0 if they were not counted."""
     graph_tokens: int = 0
     """Number of tokens for which the piecewise CUDA graphs (between attention) were captured; 0 if none were used."""
     logit_sums: tuple[tuple[int, ...], ...] = ()
-    """Sums of the bits of the logits, one per new token of each entry; empty if not requested."""
+    """Checksums of the logits (sums of their bits), one per new token of each entry; empty if not requested."""
 
 
 def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
@@ -103,7 +108,7 @@ def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepRes
 
 
 def to_run_again(plan: StepPlan) -> StepPlan:
-    """Return a plan that waited, without the requests that must not run now.
+    """Return a plan that failed or was postponed, without the requests that must not run now.
 
     These are requests that ended in the meantime, and requests whose mask of allowed next tokens is not ready.
     """
@@ -115,7 +120,7 @@ def to_run_again(plan: StepPlan) -> StepPlan:
 
 
 def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> tuple[StepPlan, StepResult]:
-    """Return plan and result with only the entries marked in `is_kept`, as if the others had not run."""
+    """Return plan and result with only the entries marked in `is_kept`, as if the other entries had not run."""
     kept = [index for index, is_item_kept in enumerate(is_kept) if is_item_kept]
     if len(kept) == len(plan.scheduled):
         return plan, result
@@ -139,7 +144,7 @@ def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> t
 
 
 def keep_emitted(plan: StepPlan, result: StepResult, num_emitted: Sequence[int]) -> tuple[StepPlan, StepResult]:
-    """Return plan and result cut to the first `num_emitted` tokens of each entry.
+    """Return plan and result with only the first `num_emitted` tokens of each entry.
 
     Rejected drafts, and drafts after the end of the output, count as not run.
     """

@@ -2,10 +2,10 @@
 
 Among requests of one priority, the client whose running requests hold the fewest tokens is next. Among that client's
 batches (requests that it sent together: several prompts, or several completions of one), the batch whose running
-requests hold the fewest tokens is next. Within a batch, and if these are equal, the request that arrived first is next.
-So a client or batch with thousands of requests delays another client's single request by no more than one of its own
-requests. For one client with batches of one request each, this is the order of arrival. A running request counts with
-its number of tokens at its admission.
+requests hold the fewest tokens is next. Within a batch, and between clients or batches with equal tokens, the request
+that arrived first is next. So a client or batch with thousands of requests delays another client's single request by no
+more than one of its own requests. For one client with batches of one request each, this is the order of arrival. A
+running request counts with its number of tokens at its admission.
 
 Owns the totals of the running requests of each client and batch. Adding, removing and finding the next request are
 O(log n) in the number of waiting requests.
@@ -24,7 +24,7 @@ from kvscope_engine.policy.request import Request
 
 _Item = TypeVar("_Item", bound=Hashable)
 _Batch: TypeAlias = tuple[str, str]
-"""Client and the identifier of a batch."""
+"""(client, batch identifier), the key of a batch."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class RunningUsage:
     num_requests: int = 0
     num_tokens: int = 0
     num_preemptible_batches: int = 0
-    """Number of the client's batches with at least two running requests; 0 for a batch."""
+    """Number of the client's batches with at least two running requests; 0 in the totals of a batch."""
 
 
 class WaitingQueue:
@@ -111,7 +111,6 @@ class WaitingQueue:
         self._update_ranks(batch)
 
     def _update_ranks(self, batch: _Batch) -> None:
-        """Update the ranks of a batch and its client after a change of their waiting requests or running totals."""
         client = batch[0]
         batches = self._batches.get(client)
         waiting = self._requests.get(batch)
@@ -142,9 +141,9 @@ def batch_of(request: Request) -> _Batch:
 
 
 class _Ranking(Generic[_Item]):
-    """Priority queue whose keys may change.
+    """Priority queue of items whose sort keys may change.
 
-    Removed and moved items leave stale heap entries, which are compacted in bulk.
+    Removed items, and items whose key changed, leave stale heap entries, which are compacted in bulk.
     """
 
     __slots__ = ("_entries", "_heap", "_numbers")
@@ -162,7 +161,6 @@ class _Ranking(Generic[_Item]):
 
     @property
     def first(self) -> _Item:
-        """Item with the smallest key. The queue must not be empty."""
         return self._heap[0][2]
 
     def set_key(self, item: _Item, key: tuple[int, ...]) -> None:
@@ -177,7 +175,7 @@ class _Ranking(Generic[_Item]):
             self._compact()
 
     def _compact(self) -> None:
-        """Remove stale entries from the top of the heap, or all of them if there are too many."""
+        """Remove stale entries from the top of the heap, or all stale entries if there are too many."""
         if len(self._heap) > 2 * len(self._entries) + 16:
             self._heap = list(self._entries.values())
             heapify(self._heap)

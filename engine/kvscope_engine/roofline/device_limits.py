@@ -1,4 +1,4 @@
-"""Measured limits of a device: memory read bandwidth (bytes/s) and matrix product throughput (FLOP/s).
+"""Measured limits of a device: memory read bandwidth (bytes/s) and matmul throughput (FLOP/s).
 
 A measurement takes about 0.1 s and is cached on disk for a day, by device, number of threads, dtype and torch version.
 The figures are only displayed, so any failure makes them unknown (0) and is not reported.
@@ -21,26 +21,30 @@ from kvscope_telemetry.errors import KvscopeError
 
 _FILE: Final = "device_limits.json"
 _CACHE_TTL_S: Final = 24 * 3600.0
-"""Seconds for which a measurement is reused. It expires because other load may have distorted it."""
+"""Seconds for which a cached measurement is reused. It expires because other load may have distorted it."""
 _BUDGET_S: Final = 0.04
 _MIN_RUNS, _MAX_RUNS = 8, 20
-"""Bounds of the number of runs. The fastest counts, because other processes on the same cores slow down some."""
+"""Minimum and maximum number of runs per measurement.
+
+The fastest run counts, because other processes on the same cores slow down some runs.
+"""
 _CPU_BYTES: Final = 64 << 20
-"""Size of the array that is read on a CPU, larger than the caches."""
+"""Bytes of the array that is read to measure a CPU's bandwidth, larger than the caches."""
 _GPU_BYTES: Final = 256 << 20
 _CPU_SIDE, _GPU_SIDE = 512, 4096
 
 
 class DeviceLimits(NamedTuple):
-    """Limits of a device; 0 means unknown."""
+    """Measured limits of a device. A limit of 0 means unknown."""
 
     read_bytes_per_s: int = 0
     flops_per_s: int = 0
 
 
 def device_limits(device: torch.device, name: str, dtype: torch.dtype) -> DeviceLimits:
-    """Return the limits of `device` for products in `dtype`, from the cache if it has figures of the last 24 hours,
-    else measured. `name` is the device's model name.
+    """Return the limits of `device` for matmuls in `dtype`, measured now or in the last 24 hours.
+
+    `name` is the device's model name.
     """
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     return _limits(str(device), f"{name}|{threads}|{dtype}|{torch.__version__}")
@@ -64,7 +68,7 @@ def _limits(device: str, key: str) -> DeviceLimits:
 def measure_limits(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
     """Measure both limits. Raises torch's error if memory is short.
 
-    On a CPU, products are also measured in float32, and the faster type counts: a CPU without instructions for `dtype`
+    On a CPU, matmuls are also measured in float32, and the faster type counts: a CPU without instructions for `dtype`
     is slower in it, but operations that widen to float32 are not limited by that.
     """
     is_gpu = device.type == "cuda"

@@ -25,8 +25,9 @@ _ACTIVE_EXPERT_COUNTS: Final = ("num_experts_per_tok", "top_k_experts", "moe_top
 
 
 def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | None = None) -> ModelWork:
-    """Return the figures of `loaded` with a KV cache in `kv_dtype`. With `choice` (sparse decode), decodes read only
-    the selected blocks.
+    """Return the `ModelWork` of `loaded` with a KV cache in `kv_dtype`.
+
+    With `choice` (sparse decode), decodes read only the selected blocks.
     """
     config: Any = loaded.hf_config.get_text_config(decoder=True)
     info, calls = loaded.info, check_hook(loaded.module)
@@ -82,7 +83,9 @@ def _num_activations(call: LayerCall, config: Any, hidden: int) -> int:
 
 
 def _experts(config: Any, parts: dict[str, int]) -> tuple[int, float]:
-    """Return the bytes of all experts, and the share of the experts that one token uses; (0, 1.0) for a dense model."""
+    """Return the bytes of all experts, and the fraction of the experts that one token uses; (0, 1.0) for a
+    dense model.
+    """
     num_experts, num_active = (_whole_number(config, names) for names in (EXPERT_COUNTS, _ACTIVE_EXPERT_COUNTS))
     if not num_experts or not num_active or "Experts" not in parts:
         return 0, 1.0
@@ -90,8 +93,8 @@ def _experts(config: Any, parts: dict[str, int]) -> tuple[int, float]:
 
 
 def _whole_number(config: Any, names: tuple[str, ...]) -> int:
-    """Return the value of the first of `names` that is set in `config`; 0 if there is none or the value is not an
-    integer.
+    """Return the value of the first attribute in `names` that is set in `config`; 0 if none is set or it is not
+    an integer.
     """
     value = next((value for name in names if (value := getattr(config, name, None))), 0)
     return value if isinstance(value, int) else 0

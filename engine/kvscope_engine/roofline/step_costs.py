@@ -2,16 +2,16 @@
 
 For a step of T tokens, S of which are sampled from, over sequences that begin at position a and compute n tokens each:
 
-- Weights: all bytes as stored (quantized or not), once. The embedding table is excluded if the output head has weights
-  of its own, and the head if S = 0. With E experts and k used per token, the expected share 1 - (1 - k/E)^T of the
-  experts is read.
+- Weights: all bytes as stored (quantized or not), once. The embedding table is excluded if it is not also the LM head,
+  and the LM head if S = 0. With E experts and k used per token, the expected fraction 1 - (1 - k/E)^T of the experts is
+  read.
 - KV read: a + n tokens per sequence and layer, at most n - 1 + window. A sparse decode reads the tokens of the selected
   blocks, and the bounds of all blocks. KV written: n tokens.
 - Other bytes: inputs and outputs of the linear layers, (4 hidden + 2 query + 2 KV + 3 intermediate) elements per token
   and layer, and S rows of float32 logits, written and read.
 - FLOPs: 2 per weight and token in linear layers (the 2N of Kaplan et al., arXiv 2001.08361, section 2.1), 2 per weight
-  of the head and sampled row, and 4 per element of a query head and attended pair of positions (query-key products, and
-  the weighted sum of values). There are n a + n (n + 1) / 2 pairs, at most the window for each of the n tokens.
+  of the LM head and sampled row, and 4 per element of a query head and attended pair of positions (query-key products,
+  and the weighted sum of values). There are n a + n (n + 1) / 2 pairs, at most the window for each of the n tokens.
 
 The roofline model is that of Williams, Waterman and Patterson (CACM 52-4, 2009). Repeated reads because of small caches
 depend on the implementation and are not counted. Uses plans, no tensors.
@@ -33,31 +33,31 @@ class LayerKind(NamedTuple):
     """Properties of a layer's attention that determine its work."""
 
     window: int
-    """Number of positions that a token attends to, itself included; 0: all positions up to its own."""
+    """Maximum number of positions that a token attends to, including its own; 0 for all positions up to its own."""
     kv_bytes: int
-    """Bytes of the keys and values of one token in this layer."""
+    """Bytes of one token's keys and values in this layer."""
     flops_per_pair: int
     attended: Callable[[int], int] | None = None
-    """With sparse decode: maps a context length to the number of tokens whose KV one decode reads; else None."""
+    """Maps a context length to the number of tokens whose KV one decode reads; None without sparse decode."""
     is_chunked: bool = False
-    """Whether tokens attend only within their own chunk of `window` positions."""
+    """Whether the text is divided into chunks of `window` tokens, and tokens attend only within their chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWork:
-    """Figures of a model from which `work_of_plan` computes the work of a step."""
+    """Sizes and FLOPs of a model from which `work_of_plan` computes the work of a step."""
 
     kinds: Mapping[LayerKind, int]
     weights_bytes: int
-    """Bytes of weights that every step reads, without the output head and the experts."""
+    """Bytes of weights that every step reads, without the LM head and the experts."""
     head_bytes: int = 0
     expert_bytes: int = 0
     expert_share: float = 1.0
-    """Share of the experts that one token uses."""
+    """Fraction of the experts that one token uses."""
     linear_flops: int = 0
-    """FLOPs per token of all linear layers, without attention and output head."""
+    """FLOPs per token of all linear layers, without attention and the LM head."""
     head_flops: int = 0
-    """FLOPs of the output head per sampled row."""
+    """FLOPs of the LM head per sampled row."""
     token_bytes: int = 0
     """Bytes of activations that linear layers read and write per token, over all layers."""
     vocab_size: int = 0
@@ -94,9 +94,10 @@ class ModelWork:
 
 
 def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKind) -> tuple[int, int]:
-    """Return the positions read, and the pairs of positions attended, by one layer.
+    """Return the number of positions that one layer reads, and the number of (query, key) position pairs that it
+    attends to.
 
-    `decodes`: start positions of single-token sequences.
+    `decodes` are the start positions of single-token sequences.
     """
     window, attended = kind.window, kind.attended
     read = sum([attended(start + 1) for start in decodes]) if attended is not None else _positions_read(decodes, kind)
@@ -119,7 +120,9 @@ def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKi
 
 
 def _pairs_in_chunks(num_tokens: int, chunk: int) -> int:
-    """Return the number of attended pairs within chunks, over the first `num_tokens` tokens of a sequence."""
+    """Return the number of (query, key) pairs within attention chunks, over the first `num_tokens` tokens of a
+    sequence.
+    """
     whole, remainder = divmod(num_tokens, chunk)
     return whole * (chunk * (chunk + 1) // 2) + remainder * (remainder + 1) // 2
 

@@ -25,7 +25,9 @@ def weights_line(loaded: LoadedModel, fused: FusedCounts, work: ModelWork | None
 
 
 def file_bits_text(bits: int, name: str) -> str:
-    """Describe weights that keep their file's format. `name`: the file's name for the format; "" if unknown."""
+    """Describe weights that are stored in their file's format. `name` is the format's name in the file, or ""
+    if unknown.
+    """
     return f"the file's own {bits} bits{f' ({name})' if name else ''}"
 
 

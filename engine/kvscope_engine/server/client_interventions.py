@@ -1,8 +1,8 @@
 """Clients' interventions in a running engine: pauses, single steps, pins, evictions, preemptions and limits.
 
-`ClientInterventions` owns the single steps still to run, the pins of each client, and the data that heartbeats publish
-about them. `PausingClients` is owned by `CommandReceiver`, because pauses are renewed on its thread. Imports no
-sockets. Not thread-safe: used on the engine's thread, except where stated.
+`ClientInterventions` owns the queued single steps, the pins of each client, and the data that heartbeats publish about
+them. `PausingClients` is owned by `CommandReceiver`, because pauses are renewed on its thread. Imports no sockets. Not
+thread-safe: used on the engine's thread, except where stated.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from kvscope_telemetry.messages.commands import (
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatFacts:
-    """Data on pins, limits and adapters that `Heartbeat` and `Status` contain."""
+    """Pins, limits and adapters, as `Heartbeat` and `Status` publish them."""
 
     pinned: bytes = b""
     pinned_by: str = ""
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     adapters: tuple[LoadedAdapter, ...] = ()
-    """Loaded LoRA adapters. Published only in `Status`, not in heartbeats; the same holds for `takes_adapters`."""
+    """Loaded LoRA adapters. Like `takes_adapters`, published only in `Status`, not in heartbeats."""
     takes_adapters: bool = False
 
 
@@ -78,7 +78,7 @@ class ClientInterventions:
         return Done(tag=command.tag, what=outcome)
 
     def step(self, client: bytes, command: Control) -> Reply | None:
-        """Queue single steps of a paused engine. Returns None if the reply follows after the steps."""
+        """Queue single steps of a paused engine. Returns None if the reply is sent after the steps."""
         if not self._pauses.is_paused:
             return refuse(command, "the engine is not paused")
         if not self._engine.num_unfinished:
@@ -102,7 +102,7 @@ class ClientInterventions:
             self.steps.cancel_all(self._engine.step_count, "engine resumed")
 
     def reset(self) -> None:
-        """Forget all pins, after the prefix cache was emptied."""
+        """Drop all pins, after the prefix cache was emptied."""
         self._pins.clear()
         self._publish()
 
@@ -239,7 +239,9 @@ class SingleSteps:
                 self._answer(first, step)
 
     def cancel_all(self, step: int, why: str) -> None:
-        """Tell all queued clients that no further step will run; `step` is the number of the last step."""
+        """Reply to all clients with queued steps that no further step will run. `step` is the number of the
+        last step.
+        """
         while self._requests:
             self._answer(self._requests.popleft(), step, why)
 
@@ -258,12 +260,12 @@ class SingleSteps:
 class _Pause:
     name: str
     lease_ns: int
-    """The pause ends if the client sends no message for this long; 0: it ends with the connection."""
+    """Nanoseconds without a message of the client after which its pause ends; 0 if it ends only with the connection."""
     last_message_ns: int
 
 
 class PausingClients:
-    """Clients that paused the engine. It is paused while there is at least one.
+    """Clients that paused the engine. The engine is paused while there is at least one.
 
     `renew` is called on the I/O thread; `names` and `paused_s` can be read on any thread.
     """
@@ -280,7 +282,7 @@ class PausingClients:
 
     @property
     def paused_s(self) -> float:
-        """Seconds since the engine was paused; 0.0 if it is not."""
+        """Seconds since the engine was paused; 0.0 if it is not paused."""
         since_ns = self._since_ns
         return (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
 

@@ -4,8 +4,8 @@ Owns the engine's phase and the queue of tasks for the engine's thread. While th
 are refused with the reason.
 
 The queue is bounded in number and bytes. Clients are served round-robin, so a client that sends thousands of commands
-delays only itself; each client's commands keep their order. A client that acts for several others, such as the HTTP
-API, names them (`OnBehalfOf`): they are served round-robin within its turn, and each has its own bounds.
+delays only itself; each client's commands remain in order. A client that acts for several others, such as the HTTP API,
+names them (`OnBehalfOf`). They are served round-robin within that client's turn, and each has its own bounds.
 """
 
 from __future__ import annotations
@@ -49,18 +49,19 @@ from kvscope_telemetry.messages.telemetry import Hello, Progress
 from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 SMALL_JOIN_BYTES: Final = 64 << 10
-"""Maximum size of an introduction (`ClientJoined`) that is queued regardless of the bounds, if its client has no other
-task.
-"""
+"""Maximum bytes of a `ClientJoined` task that is queued regardless of the bounds, if its client has no other task."""
 SLICE_BLOCKS: Final = 32
-"""Blocks whose contents are read per task, so that a query for thousands of blocks does not delay other clients."""
+"""Number of blocks whose contents are read per task, so that a query for thousands of blocks does not delay
+other clients.
+"""
 
 _Task = TypeVar("_Task")
 
 
 class OnBehalfOf(NamedTuple):
-    """Client for which a command is sent, and the batch of the command. Both are empty if the sender acts for
-    itself.
+    """Client for which another client sends a command, and the batch of the command.
+
+    Both are empty if the sender acts for itself.
     """
 
     client: str = ""
@@ -134,8 +135,9 @@ class CommandReceiver:
         return refuse(command, refusal_text(reason)) if reason else None
 
     def enqueue_join(self, client: bytes, command: GetStatus, owner: str) -> Reply | None:
-        """Queue an introduction in order with the client's commands. Returns a refusal if the queue is full, else
-        None.
+        """Queue the introduction of a client's session, in order with the client's commands.
+
+        Returns a refusal if the queue is full, else None.
         """
         num_bytes = command_bytes(command)
         if num_bytes <= SMALL_JOIN_BYTES and not self.tasks.has(client):
@@ -152,7 +154,9 @@ class CommandReceiver:
     # Called on the engine's thread.
 
     def refuse_lost(self, client: bytes, *, may_return: bool) -> list[Reply]:
-        """Drop the queued commands of a lost client, but only its queries if it may return. Returns their refusals."""
+        """Drop the queued commands of a lost client, or only its queries if it may return. Returns refusals of
+        the dropped commands.
+        """
 
         def is_dropped(task: Task) -> bool:
             return is_query(task) if may_return else command_of(task) is not None
@@ -168,7 +172,7 @@ class CommandReceiver:
         return {task.request_id for task in self.tasks.tasks_of(client) if isinstance(task, Submit)}
 
     def remove_submits(self, client: bytes, request_id: str) -> list[Submit]:
-        """Remove and return the client's queued submissions with this id. For an abort that overtakes them."""
+        """Remove and return the client's queued submissions with this id, for an abort that is served before them."""
         removed = self.tasks.remove_if(client, lambda task: isinstance(task, Submit) and task.request_id == request_id)
         return [task for task in removed if isinstance(task, Submit)]
 
@@ -247,7 +251,7 @@ class Tick:
 class BlockTextQuery:
     """Task: a query for the contents of blocks, with the contents read so far.
 
-    The blocks are read in slices; steps that run in between may change them.
+    The blocks are read `SLICE_BLOCKS` at a time; steps that run in between may change them.
     """
 
     def __init__(self, command: GetBlockText) -> None:
@@ -255,7 +259,7 @@ class BlockTextQuery:
         self._contents: list[BlockContent] = []
 
     def advance(self, engine: ServedEngine) -> BlockText | None:
-        """Read the next slice. Returns the reply after the last slice, else None."""
+        """Read the next `SLICE_BLOCKS` blocks. Returns the reply after the last blocks, else None."""
         start = len(self._contents)
         self._contents += engine.block_text(self.command.blocks[start : start + SLICE_BLOCKS])
         if len(self._contents) < len(self.command.blocks):
@@ -264,7 +268,7 @@ class BlockTextQuery:
 
 
 Task: TypeAlias = Command | Prepared | BlockTextQuery | ClientLost | ClientJoined | Tick
-"""Unit of work for the engine's thread: a command, the rest of a partly served command, or an event."""
+"""Unit of work for the engine's thread: a command, the remainder of a partly served command, or an event."""
 
 
 def command_of(task: Task) -> Command | None:
@@ -275,13 +279,15 @@ def command_of(task: Task) -> Command | None:
 
 
 def is_query(task: Task) -> bool:
-    """Whether the task only reads. Its reply is useless on another connection."""
+    """Whether the task only reads, so that its reply need not be sent if the client reconnects."""
     return isinstance(task, GetSnapshot | GetBlockText | GetAllocatorMap | BlockTextQuery)
 
 
 @dataclass(slots=True)
 class _Waiting(Generic[_Task]):
-    """Queued tasks of one client as (task, on behalf of, bytes). The client's own precede those on behalf of others."""
+    """Queued tasks of one client as (task, on behalf of, bytes). Tasks of the client itself precede those on
+    behalf of others.
+    """
 
     own: deque[tuple[_Task, str, int]] = field(default_factory=deque)
     others: FairQueue[tuple[_Task, str, int]] = field(default_factory=FairQueue)
@@ -301,7 +307,7 @@ class _Waiting(Generic[_Task]):
 
 
 class CommandQueue(Generic[_Task]):
-    """Fair queue of tasks by client. Any thread may append, one thread pops; `stop` ends all waiting."""
+    """Fair queue of tasks by client. Any thread may append and one thread pops. `stop` ends its wait for a task."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.is_stopped = False
@@ -314,8 +320,9 @@ class CommandQueue(Generic[_Task]):
         """
 
     def append(self, client: bytes, task: _Task, num_bytes: int = 0, on_behalf_of: OnBehalfOf = CLIENT_ITSELF) -> str:
-        """Append to the client's queue. Returns the reason if a bound would be exceeded, else "". Tasks of 0 bytes are
-        not bounded.
+        """Append a task to the client's queue. Returns the reason if a bound would be exceeded, else "".
+
+        Tasks of 0 bytes are not bounded.
         """
         with self._lock:
             reason = self._allowance.acquire((client, on_behalf_of.client), num_bytes) if num_bytes else ""
@@ -333,7 +340,7 @@ class CommandQueue(Generic[_Task]):
         return ""
 
     def prepend(self, client: bytes, task: _Task) -> None:
-        """Insert before the client's own tasks, without a bound. Thread-safe."""
+        """Insert a task before the client's own tasks, without a bound. Thread-safe."""
         with self._lock:
             was_empty = not self._clients
             self._clients.setdefault(client, _Waiting()).own.appendleft((task, "", 0))
@@ -341,7 +348,7 @@ class CommandQueue(Generic[_Task]):
             self._wakeups.put(None)
 
     def requeue(self, client: bytes, task: _Task) -> None:
-        """Insert the rest of a task before the client's own tasks, for its next turn.
+        """Insert the remainder of a task before the client's own tasks, for the client's next turn.
 
         Called by the popping thread, which is therefore not woken.
         """
@@ -370,15 +377,13 @@ class CommandQueue(Generic[_Task]):
             return client in self._clients
 
     def tasks_of(self, client: bytes) -> list[_Task]:
-        """Return the client's tasks in order: its own, then those on behalf of others."""
+        """Return the client's tasks in order: the client's own tasks, then those on behalf of others."""
         with self._lock:
             waiting = self._clients.get(client)
             return [] if waiting is None else [task for task, _, _ in waiting.all()]
 
     def remove_if(self, client: bytes, is_wanted: Callable[[_Task], bool]) -> list[_Task]:
-        """Remove and return the client's tasks that match, in the order of `tasks_of`. The others keep their
-        position.
-        """
+        """Remove and return the client's tasks that match, in the order of `tasks_of`. Other tasks remain in order."""
         with self._lock:
             waiting = self._clients.get(client)
             if waiting is None:
@@ -393,7 +398,9 @@ class CommandQueue(Generic[_Task]):
             return [task for task, _, _ in removed]
 
     def move(self, previous: bytes, client: bytes) -> None:
-        """Move all tasks of `previous` to `client`, ahead of its own, together with their usage of the bounds."""
+        """Move all tasks of the connection `previous` to `client`, ahead of its own tasks, together with their
+        usage of the bounds.
+        """
         with self._lock:
             earlier = self._clients.pop(previous, None)
             if earlier is None:

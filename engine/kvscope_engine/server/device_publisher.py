@@ -1,6 +1,6 @@
 """Publishes samples of a machine's devices on engine sockets, for machines whose engine does not (vLLM, SGLang).
 
-Owns the sampling thread. The hello declares neither blocks nor requests, and all commands but status and snapshot
+Owns the sampling thread. The `Hello` declares neither blocks nor requests, and all commands but status and snapshot
 queries are refused. Imports no torch.
 """
 
@@ -139,9 +139,9 @@ class DevicePublisher:
 
 
 def _hello(devices: Devices) -> Hello:
-    """Return the hello for these devices.
+    """Return the `Hello` for these devices.
 
-    The pool has one row, the minimum that a hello allows, although there are no blocks.
+    Its pool has one ledger row, the minimum that a `Hello` allows, although there are no blocks.
     """
     gpu = devices.gpus[0] if devices.gpus else None
     host = devices.host

@@ -117,7 +117,7 @@ class Dispatcher:
     def connect(self, client: bytes, joined: ClientJoined) -> None:
         """Register a client's session.
 
-        If the session was open on another connection, move its requests to this one. Resend the replies that the client
+        If the session was open on another connection, move its requests to `client`. Resend the replies that the client
         missed.
         """
         previous = self._sessions.connect(client, joined.session, joined.owner)
@@ -132,7 +132,7 @@ class Dispatcher:
     def disconnect(self, client: bytes) -> None:
         """Handle a client that disconnected or does not read.
 
-        Its requests are aborted now or, if it may return to its session, once it was away for too long.
+        Its requests are aborted now or, if it may return to its session, after it has been away for too long.
         """
         self._snapshots.remove_client(client)
         self._receiver.pausing_clients.end(client)
@@ -161,8 +161,8 @@ class Dispatcher:
         self._receiver.wants_ticks = self._wants_ticks
 
     def _move(self, previous: bytes, client: bytes) -> None:
-        """Move everything of a previous connection to the client's new one, including queue positions and usage of the
-        limits.
+        """Move everything of a previous connection to the client's new connection, including queue positions
+        and usage of the limits.
         """
         self._snapshots.remove_client(previous)
         self._receiver.move(previous, client)
@@ -176,7 +176,7 @@ class Dispatcher:
     # Shutdown.
 
     def end_all(self, reason: FinishReason, error: str = "") -> None:
-        """Send the last message of every open request and refuse everything that waits, without using the engine."""
+        """Send the last message of every open request and refuse all waiting commands, without using the engine."""
         for client, message in self._open_requests.end_all(reason, error):
             self._send_or_retain(client, message)
         why = f"the engine has ended: {error or 'it was stopped'}"
@@ -185,7 +185,7 @@ class Dispatcher:
         self._snapshots.refuse_all(why)
 
     def abort_all(self) -> bool:
-        """Abort every open request. Its last message comes from the engine if that still runs.
+        """Abort every open request. Clients get the last messages from the engine, or without it if the engine fails.
 
         Returns whether any request was open.
         """
@@ -214,7 +214,7 @@ class Dispatcher:
             self._send_or_retain(client, reply)
 
     def _execute(self, client: bytes, command: Command) -> Reply | None:
-        """Return the reply; None if it was sent already or follows later."""
+        """Carry out a command and return the reply; None if the reply was sent already or is sent later."""
         if isinstance(command, Submit):
             return self._prepare(client, command)
         if isinstance(command, Abort):
@@ -241,7 +241,7 @@ class Dispatcher:
         return answer
 
     def _prepare(self, client: bytes, submit: Submit) -> Reply | None:
-        """Start tokenizing the prompt. `_submit_prepared` continues when that is done."""
+        """Start tokenizing the prompt. `_submit_prepared` continues after that."""
         if submit.request_id in self._open_requests or submit.request_id in self._pending:
             reason = f"request id {submit.request_id!r} is in use: ids are unique while a request lives"
             return Refused(request_id=submit.request_id, reason=reason)
@@ -288,7 +288,6 @@ class Dispatcher:
                 self._send_or_retain(client, message)
 
     def _abort_prepared(self, prepared: Prepared) -> None:
-        """Abort a request whose prompt is not tokenized yet: reply to its client and list it in telemetry."""
         self._engine.record_aborted(prepared.submit)
         self.needs_step = True
         if self._receiver.pausing_clients.is_paused:
@@ -325,7 +324,6 @@ class Dispatcher:
         self._receiver.facts = facts
 
     def _send_or_retain(self, client: bytes, reply: Reply) -> None:
-        """Send a reply to the client, or retain it while the client is away."""
         is_connected = True
         if isinstance(reply, Accepted | Refused | Tokens | Finished):
             is_connected = self._sessions.retain(client, reply)
@@ -359,7 +357,7 @@ class PendingSubmits:
         return request_id in self._pending
 
     def start(self, client: bytes, submit: Submit) -> str:
-        """Start tokenizing. Returns the reason if a limit would be exceeded, else ""."""
+        """Start tokenizing the prompt of a submission. Returns the reason if a limit would be exceeded, else ""."""
         prepared = Prepared(client, submit)
         reason = self._preparation.enqueue(prepared)
         if not reason:
@@ -367,7 +365,7 @@ class PendingSubmits:
         return reason
 
     def pop(self, prepared: Prepared) -> bool:
-        """Remove a tokenized submission. Returns False if it was cancelled."""
+        """Remove a submission whose prompt is tokenized. Returns False if it was cancelled."""
         if self._pending.get(prepared.submit.request_id) is not prepared:
             return False
         del self._pending[prepared.submit.request_id]
@@ -394,7 +392,7 @@ class PendingSubmits:
         return prepared
 
     def close(self) -> list[Prepared]:
-        """Stop the threads. Returns the pending submissions, oldest first."""
+        """Stop the tokenizing threads. Returns the pending submissions, oldest first."""
         self._preparation.close()
         pending, self._pending = list(self._pending.values()), {}
         return pending

@@ -1,6 +1,6 @@
 """Fair queue of work items, with clients and their batches as levels.
 
-Not thread-safe: the owner locks the queue or uses it on one thread. Independent of what the work is.
+Not thread-safe: the owner locks the queue or uses it on one thread. Independent of the kind of work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ _Work = TypeVar("_Work")
 
 
 class FairQueue(Generic[_Work]):
-    """Clients are served round-robin, each client's batches round-robin within its turns, and each batch in order."""
+    """Queue of work items. Clients are served round-robin, each client's batches round-robin within its turns.
+
+    Within a batch, items are served in order.
+    """
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, OrderedDict[str, deque[_Work]]] = OrderedDict()
@@ -53,7 +56,7 @@ class FairQueue(Generic[_Work]):
         return None
 
     def remove_if(self, is_wanted: Callable[[_Work], bool]) -> list[_Work]:
-        """Remove and return all matching work. The rest keeps its position."""
+        """Remove and return all matching work items. Other items keep their position."""
         matching = [work for work in self if is_wanted(work)]
         if matching:
             removed_ids = set(map(id, matching))

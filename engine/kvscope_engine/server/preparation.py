@@ -5,7 +5,7 @@ prepared in order, one at a time, and clients are served round-robin. One thread
 therefore never wait behind a very long one. Submissions whose grammar is not compiled yet wait in a queue per grammar,
 served by four threads: a client uses at most two of them, and the client that was served least recently is next.
 
-Tokenizers of Hugging Face release the interpreter's lock, templates do not: after a long one, its thread sleeps.
+Tokenizers of Hugging Face release the GIL, chat templates do not: after a long one, its thread sleeps.
 """
 
 from __future__ import annotations
@@ -23,24 +23,29 @@ from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit,
 from kvscope_telemetry.messages.structured import Structured
 
 _QueueKey: TypeAlias = tuple[bytes, str, Structured | None]
-"""Client, the client for which it acts ("" for itself), and the grammar of the answers (None without one)."""
+"""Key of a queue of submissions: (client, client for which it acts, grammar).
+
+The second is "" if the client acts for itself; the third is None without structured output.
+"""
 TokenIdsOf: TypeAlias = Callable[[Submit, Callable[[], bool]], list[int]]
-"""Function that tokenizes a submission. Its second argument returns whether the result is still wanted."""
+"""Function that tokenizes the prompt of a submission. Its second argument returns whether the result is still
+wanted.
+"""
 _Client: TypeAlias = tuple[bytes, str]
 _Kind: TypeAlias = Literal["any", "small", "grammar"]
-"""Kind of submissions that a thread serves; "grammar": those whose grammar must be compiled."""
+"""Kind of submissions that a thread serves. "grammar" stands for those whose grammar must be compiled."""
 _THREADS: Final[tuple[_Kind, ...]] = ("any", "small", "grammar", "grammar", "grammar", "grammar")
 MAX_COMPILING_PER_CLIENT: Final = 2
 """Maximum number of grammars compiled concurrently for one client, which leaves threads for other clients."""
 SMALL_BYTES: Final = 64 << 10
 MAX_REMEMBERED_CLIENTS: Final = 4096
 LONG_WORK_S: Final = 0.01
-"""After work of more than this many seconds, the thread sleeps for as long as the work took, up to `MAX_SLEEP_S`."""
+"""Seconds of work after which a thread sleeps for as long as the work took, up to `MAX_SLEEP_S`."""
 MAX_SLEEP_S: Final = 1.0
 
 
 class Prepared:
-    """A submission with a future for the token ids of its prompt, or the error."""
+    """A submission with a future for the token ids of its prompt, or for the error."""
 
     def __init__(self, client: bytes, submit: Submit) -> None:
         self.client = client
@@ -52,7 +57,7 @@ class Prepared:
 
     @property
     def is_small(self) -> bool:
-        """Whether tokenizing takes only milliseconds."""
+        """Whether the prompt is so short that tokenizing takes only milliseconds."""
         return self.num_bytes <= SMALL_BYTES
 
     @property
@@ -61,12 +66,12 @@ class Prepared:
 
     @property
     def limit_key(self) -> tuple[bytes, str]:
-        """Key whose limits the submission counts against: the client, and for whom it acts."""
+        """Key of the limits that apply to the submission: the client, and the client for which it acts."""
         return self.client, self.submit.client
 
     @property
     def num_tokens(self) -> int:
-        """Number of prompt tokens once tokenized; 0 if that failed."""
+        """Number of prompt tokens once they are known; 0 if tokenizing failed."""
         return 0 if self.token_ids.exception() else len(self.token_ids.result())
 
     def abort_messages(self) -> list[Finished]:
@@ -136,7 +141,9 @@ class Preparation:
                 del self._waiting[prepared.queue_key]
 
     def move(self, previous: bytes, client: bytes) -> None:
-        """Move the submissions of `previous`, queued or in progress, to `client`, ahead of its queued ones."""
+        """Move the submissions of the connection `previous`, queued or in progress, to `client`, ahead of its
+        queued ones.
+        """
         with self._changed:
             origins = {prepared.submit.client for prepared in self._busy if prepared.client == previous}
             for queue_key in [queue_key for queue_key in self._waiting if queue_key[0] == previous]:
@@ -153,7 +160,7 @@ class Preparation:
                 self._allowance.move((previous, on_behalf_of), (client, on_behalf_of))
 
     def close(self) -> None:
-        """End the threads. A thread in the middle of a long text is abandoned."""
+        """End the threads. A thread that is tokenizing a long text is abandoned."""
         self._closing.set()
         with self._changed:
             self._waiting.clear()
@@ -168,8 +175,8 @@ class Preparation:
                 self._closing.wait(min(worked_s, MAX_SLEEP_S))
 
     def _next(self, kind: _Kind) -> Prepared | None:
-        """Wait for the first submission of the next queue that a thread of `kind` serves, and start it; None after
-        `close`.
+        """Wait for the first submission of the next queue that a thread of `kind` serves, and start it. Returns
+        None after `close`.
         """
         with self._changed:
             while not self._closing.is_set():

@@ -1,6 +1,6 @@
 """Interface that the server needs of an engine: `kvscope_engine.engine.Engine` in service, a small fake in tests.
 
-Methods without a docstring are described there and in `kvscope_engine.interventions`.
+Methods without a docstring are described in `Engine` and in `kvscope_engine.interventions`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Publish: TypeAlias = Callable[[TelemetryMessage], None]
 class ServedInterventions(Protocol):
     """Interventions between two steps (`kvscope_engine.interventions`).
 
-    Methods return what was done, in one line, and raise BadInput with the reason if nothing was.
+    Methods return a one-line description of what was done, and raise BadInput with the reason if nothing was done.
     """
 
     @property
@@ -39,7 +39,7 @@ class ServedInterventions(Protocol):
 
     @property
     def takes_adapters(self) -> bool:
-        """Whether adapters can be loaded and unloaded at runtime."""
+        """Whether LoRA adapters can be loaded and unloaded at runtime."""
 
     @property
     def pinned(self) -> list[int]: ...
@@ -49,7 +49,7 @@ class ServedInterventions(Protocol):
     def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]: ...
 
     def unpin(self, blocks: Sequence[int], by: str) -> None:
-        """Allow eviction of these blocks again. Blocks that are not pinned are ignored."""
+        """Make blocks evictable again. Blocks that are not pinned are ignored."""
 
     def evict(self, blocks: Sequence[int], by: str) -> str: ...
 
@@ -68,8 +68,9 @@ class ServedPauses(Protocol):
     def single_step(self, by: str) -> AbstractContextManager[None]: ...
 
     def beat(self) -> bool:
-        """Record a heartbeat of the process. Called every half second, on any thread. Returns whether suspensions are
-        pending.
+        """Record that the process runs. Called every half second, on any thread.
+
+        Returns whether suspensions of the process are pending, for `report_suspensions`.
         """
 
     def report_suspensions(self) -> None: ...
@@ -79,7 +80,7 @@ class ServedEngine(Protocol):
     """A loaded engine.
 
     All methods are called on one thread, except `prompt_token_ids`, `has_grammar`, `memory` and the attributes, which
-    are used on any thread.
+    may be used on any thread.
     """
 
     @property
@@ -121,7 +122,7 @@ class ServedEngine(Protocol):
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
         """Queue a request. Raises BadInput, and queues nothing, if it is not accepted.
 
-        `token_ids` returns the earlier result of `prompt_token_ids`, or raises its error.
+        `token_ids` returns the result of an earlier call of `prompt_token_ids`, or raises its error.
         """
 
     def abort(self, request_id: str) -> None: ...
@@ -135,8 +136,8 @@ class ServedEngine(Protocol):
         """
 
     def while_idle(self) -> bool:
-        """Do deferred maintenance. Called only while no request is unfinished. Returns whether to call it again after a
-        while.
+        """Do deferred maintenance. Called only while there is no unfinished request. Returns whether to call it
+        again later.
         """
 
     def finish_in_flight(self) -> list[Tokens | Finished]: ...
@@ -158,4 +159,7 @@ class ServedEngine(Protocol):
 
 MessagesDropped: TypeAlias = Callable[[], int]
 BuildEngine: TypeAlias = Callable[[OnProgress, Publish, MessagesDropped], ServedEngine]
-"""Loads a model and publishes its hello. Called once the sockets are bound; imports torch only then."""
+"""Function that loads a model, publishes its `Hello` and returns the engine.
+
+Called once the sockets are bound; it imports torch only then.
+"""

@@ -13,7 +13,6 @@ from torch import nn
 
 
 def image_layers(text: Any) -> tuple[int, ...]:
-    """Return the indices of the layers in a text configuration that attend only to images."""
     indices = getattr(text, "cross_attention_layers", None) or ()
     return tuple(number for number in indices if number < text.num_hidden_layers)
 

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 KV_VERSION: Final = 2
-"""Version of the meaning of a block's contents; increase it when that changes without a change of layout."""
+"""Version of the meaning of a KV block's contents; increase it when the meaning changes and the layout does not."""
 CPU_CHUNK_WORDS: Final = 1 << 15
-"""Words processed at a time on a CPU, few enough for a core's cache."""
+"""Number of 64-bit words processed at a time on a CPU, few enough for a core's cache."""
 GPU_CHUNK_WORDS: Final = 1 << 22
-"""Words processed at a time on a GPU: enough to occupy it, with temporaries of 32 MiB."""
+"""Number of 64-bit words processed at a time on a GPU: enough to occupy it, with temporaries of 32 MiB."""
 _KEY_MULTIPLIER: Final = -7046029254386353131
 _MIX_MULTIPLIER: Final = -4658895280553007687
 _IGNORED_KEYS: Final = frozenset({"_name_or_path", "architectures", "transformers_version"})

@@ -73,7 +73,8 @@ def load_model(
     rank: Rank = ALONE,
     await_turn: Callable[[torch.device], object] = lambda device: None,
 ) -> LoadedModel:
-    """Find, download, convert and load `config.model`, or the shard of it for `rank`, as far as necessary.
+    """Find, download, convert and load `config.model`, or its shard for `rank`. Steps done by an earlier start are
+    skipped.
 
     Args:
         await_turn: Called when the model's files are local, before memory is checked.
@@ -104,8 +105,7 @@ def load_model(
 
 
 def _compile_operations(progress: ProgressCallback) -> None:
-    """Compile the C operations if necessary, reporting it as progress, which would not be possible at their first
-    use."""
+    """Compile the C operations if necessary. Their first use would compile them too, but without reporting progress."""
     if must_build():
         progress(Progress(stage="compile"))
         library()
@@ -179,9 +179,9 @@ def _module(
     quantization: str,
     load_args: tuple[Path, Any, torch.dtype, torch.device, str, ProgressCallback],
 ) -> tuple[torch.nn.Module, list[str]]:
-    """Load the checkpoint in `files`. `load_args`: arguments of `load_weights`.
+    """Load the checkpoint in `files`. `load_args` are the arguments of `load_weights`.
 
-    Returns the model and notes for the user.
+    Returns the model and messages for the user.
     """
     folder, full_config, dtype = load_args[:3]
     stored = stored_tensors(files)
@@ -199,7 +199,6 @@ def _module(
 
 
 def _unread_note(config: Any, stored: dict[str, StoredTensor]) -> str:
-    """Return a note on the weights and layers of a multimodal model that were not read."""
     num_unread_bytes = sum(tensor.num_bytes for tensor in stored.values() if not tensor.was_read)
     num_bytes = sum(tensor.num_bytes for tensor in stored.values())
     text, num_image_layers = text_config(config), len(image_layers(text_config(config)))
@@ -219,7 +218,10 @@ def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.
 
 
 def _check_shares(hf_config: PretrainedConfig, rank: Rank, name: ModelName) -> None:
-    """Check before weights are read that the model can be sharded. Unknown sizes are checked when the layers exist."""
+    """Raise BadInput, before weights are read, if the model can't be sharded over the ranks.
+
+    Sizes that the configuration does not state are checked when the layers exist.
+    """
     rows = getattr(hf_config, "intermediate_size", None)
     heads = num_query_heads(hf_config), num_kv_heads(hf_config)
     check_divides(rank.count, *heads, rows if isinstance(rows, int) else rank.count, name.text)
@@ -300,7 +302,10 @@ def _info(
     max_model_len: int,
     quantization_and_sampling: tuple[str, str, ModelSampling],
 ) -> ModelInfo:
-    """Describe the model. `chosen`: quantization label, `--quantization` value, and default sampling options."""
+    """Describe the model to clients.
+
+    `quantization_and_sampling`: quantization label, `--quantization` value, and default sampling options.
+    """
     return ModelInfo(
         name=name.text,
         architecture=plan.architecture,
@@ -379,7 +384,7 @@ def _limit(config: Any) -> tuple[int | None, str]:
 
 
 def _rope_parameters(config: Any) -> list[dict[str, Any]]:
-    """Return the parameters of the rotary embedding, one entry per kind of layer if they differ."""
+    """Return the model's `rope_parameters`: one dict, or one per kind of layer if they differ."""
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if "rope_type" in parameters:
         return [parameters]

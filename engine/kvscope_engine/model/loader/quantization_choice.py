@@ -15,9 +15,9 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 FILED: Final = "filed"
-"""Quantization in which each layer keeps its checkpoint's format if kernels support it, and is else dequantized.
+"""Quantization that runs each layer in its checkpoint's format if kernels support it, and dequantizes it otherwise.
 
-Activations are exact.
+Activations are not quantized.
 """
 FILED_A8: Final = "a8"
 """Quantization as FILED, but with activations rounded to 8 bits, and 8-bit weights for layers in unsupported formats.
@@ -47,10 +47,10 @@ def choose_quantization(
 
 
 def shown(quantization: str, device: torch.device, bits: int) -> str:
-    """Return the label for clients: `int4`, `int8` or `fp8`, with `-a8` if activations are rounded too; empty for plain
-    weights.
+    """Return the quantization label for clients; empty for unquantized weights.
 
-    `bits`: those of the checkpoint's weights, 0 if it has no integer weights; FILED with 0 bits is FP8.
+    The label is `int4`, `int8` or `fp8`, followed by `-a8` if activations are rounded too. `bits` is the bit width of
+    the checkpoint's integer weights, or 0 if it has none; FILED with 0 bits means FP8.
     """
     if quantization == "none":
         return ""
@@ -63,12 +63,12 @@ def shown(quantization: str, device: torch.device, bits: int) -> str:
 
 
 def option_of(quantization: str) -> str:
-    """Return the value of `--quantization` that selects `quantization`; empty for plain weights."""
+    """Return the value of `--quantization` that selects `quantization`; empty for unquantized weights."""
     return {"none": "", FILED: "auto"}.get(quantization, quantization)
 
 
 def filed_bits(recipe: Recipe | None, file: GgufFile | None) -> int:
-    """Return the bits of most of the checkpoint's weights, 4 or 8; 0 if none are used in their quantized format."""
+    """Return the bit width of most of the checkpoint's weights, 4 or 8; 0 if all are dequantized."""
     if recipe is not None:
         return recipe.bits
     return 0 if file is None else main_bits(file.header)
@@ -90,9 +90,7 @@ def _check(quantization: str, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def quantization_refusal(quantization: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return why weights cannot be quantized in this way, as the end of a sentence ("... is not accepted"); empty if
-    they can.
-    """
+    """Return why weights cannot be quantized this way, as the end of a sentence; empty if they can be."""
     if device.type != "cpu":
         return " on a GPU: 8-bit activations run only on a CPU" if quantization == FILED_A8 else ""
     if quantization == "fp8":

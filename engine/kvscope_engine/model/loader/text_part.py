@@ -42,25 +42,27 @@ _LOGIT_OPERATIONS: Final = {
     r"torch\.tanh\(logits\)": "",
     r"logits \* self\.(?:config\.text_config\.)?final_logit_softcapping": "",
 }
-"""Operations that a multimodal model may apply to logits, as patterns of source code, with the config attribute of the
-factor (empty if the operation has none).
+"""Configuration attributes that scale logits, by a pattern of the source line that applies them in a multimodal model.
+
+The attribute is empty if the line has none. A model with any other line that changes logits is not supported.
 """
 _COHERE_SCALING: Final = re.compile(r"^ *logits = logits \* self\.logit_scale\b", re.MULTILINE)
-"""Scaling of logits in the source code of Cohere's text-only models."""
+"""Source line of Cohere's text-only models that scales logits."""
 
 
 def text_config(config: Any) -> Any:
-    """Return the configuration of the text part, or `config` itself if there are no other parts."""
+    """Return the configuration of the text part, or `config` itself if the model is text-only."""
     return config.get_text_config(decoder=True)
 
 
 def has_other_parts(config: Any) -> bool:
-    """Whether the model of `config` has parts besides the text part."""
     return text_config(config) is not config
 
 
 def reads_more(config: Any) -> bool:
-    """Whether the model of `config` reads more than text, even if text has no separate configuration."""
+    """Whether the model accepts inputs other than text, even if its configuration has no separate text
+    configuration.
+    """
     return has_other_parts(config) or _flat_class(config) is not None
 
 
@@ -101,7 +103,7 @@ def _widened(model: Any) -> Any:
 
 
 def reading_config(config: Any) -> Any:
-    """Return the configuration of the part that reads, in models that have a separate part for speech output."""
+    """Return the `thinker_config` of a model that also generates speech, or `config` itself for other models."""
     return getattr(config, "thinker_config", None) or config
 
 
@@ -154,7 +156,6 @@ def _subclass(base: type, name: str, **members: Any) -> Any:
 
 
 def _causal_class(text: Any) -> Any:
-    """Return the class of causal language model for a text configuration; None if there is none."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     kind = _first(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None))
@@ -165,8 +166,8 @@ def _causal_class(text: Any) -> Any:
 
 
 def _flat_class(config: Any) -> Any:
-    """Return the class for a multimodal configuration without a separate text configuration (Chameleon); None for
-    others.
+    """Return the class of a multimodal model whose configuration has no text configuration (Chameleon);
+    otherwise None.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -176,7 +177,7 @@ def _flat_class(config: Any) -> Any:
 
 
 def _pruned_class(config: Any) -> Any:
-    """Return the class of causal language model, without modules for other inputs."""
+    """Return the causal language model class, without the modules that read images or sound."""
     model_class = _flat_class(config)
     if model_class is None:
         return _causal_class(config)
@@ -198,7 +199,7 @@ def _without_own_parts(model: Any) -> nn.Module:
 
 
 def _whole_class(config: Any) -> Any:
-    """Return the class for a multimodal configuration; None if transformers has none that generates only text."""
+    """Return the class of a multimodal model; None if transformers has none that generates only text."""
     import transformers
 
     reading, kind = type(reading_config(config)), None
@@ -213,7 +214,9 @@ def _first(kinds: Any) -> Any:
 
 
 def _logit_attributes(kind: Any) -> tuple[str, ...] | None:
-    """Return the config attributes by which logits are changed after the head; None if the code is not understood."""
+    """Return the config attributes that scale logits after the head of class `kind`; None if its source is not
+    understood.
+    """
     lines = _LOGITS_LINE.findall(inspect.getsource(kind.forward))
     attributes = [
         next((name for pattern, name in _LOGIT_OPERATIONS.items() if re.fullmatch(pattern, line)), None)
@@ -223,8 +226,9 @@ def _logit_attributes(kind: Any) -> tuple[str, ...] | None:
 
 
 def _has_own_head(kind: Any, config: Any) -> bool:
-    """Whether the multimodal model omits an operation of `kind` after its head: the scale in Aya Vision and Command A
-    Vision.
+    """Whether the multimodal model does not scale its logits, although the text-only class `kind` does.
+
+    This holds for Aya Vision and Command A Vision.
     """
     whole = _whole_class(config)
     return (
@@ -235,7 +239,7 @@ def _has_own_head(kind: Any, config: Any) -> bool:
 
 
 def _decoder(whole: Any, config: Any) -> Any:
-    """Return the module of the text part, including its head if the module is a causal language model itself."""
+    """Return the text part of a multimodal model: a causal language model with its head, or only the decoder."""
     kind = _causal_class(text_config(config))
     if kind is None:
         return whole.get_decoder()
@@ -267,8 +271,7 @@ def _prune(whole: Any, config: Any) -> None:
 
 @contextmanager
 def _no_other_parts(text: Any) -> Iterator[None]:
-    """Return a context in which transformers creates empty modules for all configurations except that of the text
-    part."""
+    """Return a context in which transformers creates empty modules in place of all parts except the text part."""
     from transformers import AutoModel
 
     original: Any = AutoModel.from_config

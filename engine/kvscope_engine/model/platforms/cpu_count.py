@@ -24,15 +24,17 @@ def usable_cores() -> int:
 
 
 def physical_cores(allowed: Collection[int], system: Path) -> int:
-    """Return the number of cores that the CPUs `allowed` belong to. A CPU without information in `system` counts as a
-    core.
+    """Return the number of physical cores of the CPUs `allowed`.
+
+    A CPU that the sysfs folder `system` does not describe counts as a core.
     """
     return len({_read_text(system / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in allowed})
 
 
 def cpu_quota(own_groups: str, mount: Path) -> float:
-    """Return the CPU seconds per second allowed to the groups in the text of /proc/self/cgroup; infinity without a
-    limit.
+    """Return the CPU seconds per second that the process's control groups allow; infinity without a limit.
+
+    `own_groups` is the text of /proc/self/cgroup.
     """
     return min((_quota(folder) for folder in _folders(own_groups, mount)), default=float("inf"))
 

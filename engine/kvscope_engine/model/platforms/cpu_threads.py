@@ -1,13 +1,13 @@
 """Number of CPU threads of a model, reduced while other programs use the cores.
 
-The threads of a parallel product wait for each other by spinning, some hundred times per token. That is fastest if each
-has its own core. With a busy process in parallel it is slowest: all threads spin for the one that is not running, and
-use up the CPU time that it needs (measured on two cores: a fifth of the speed with two threads, half with one). Not
-spinning at all costs a quarter of the speed on an idle machine, so the number of threads is changed instead: one fewer
-for each thread that was waiting for a core, according to the kernel's accounting.
+The threads of a parallel matmul wait for each other by spinning, some hundred times per token. That is fastest if each
+has its own core. With another busy process it is slowest: all threads spin for the one that is not running, and use up
+the CPU time that it needs (measured on two cores: a fifth of the speed with two threads, half with one). Not spinning
+at all costs a quarter of the speed on an idle machine, so the number of threads is changed instead: one fewer for each
+thread that was waiting for a core, according to the kernel's accounting.
 
-A process of lower priority that yields is not noticed, and need not be. When no thread waits any more, all threads are
-tried again: after a second at first, and after twice as long each time that the attempt was too early.
+A process of lower priority does not make threads wait, so it changes nothing. When no thread waits any more, all
+threads are tried again: after a second at first, and after twice as long each time that the attempt was too early.
 
 Owns torch's number of threads while an engine on a CPU runs. Used on the engine's thread, between steps. See
 docs/internals/decisions/0014-busy-cpus-get-fewer-threads.md.
@@ -28,7 +28,6 @@ import torch
 from kvscope_engine.model.platforms.cpu_count import THREAD_COUNT_VARIABLES, usable_cores
 
 CHECK_INTERVAL_S: Final = 0.25
-"""Seconds between two checks."""
 MIN_MEASURED_S: Final = 0.1
 """Minimum total seconds that threads must have run or waited for the average to be used."""
 MAX_WAITING_THREADS: Final = 0.3
@@ -39,7 +38,7 @@ RETRY_DELAYS_S: Final = (1.0, 16.0)
 """Initial and maximum seconds from a reduction until all threads are tried again."""
 
 TaskTimes = dict[int, tuple[int, int]]
-"""Nanoseconds on a core and nanoseconds waiting for one, by thread id."""
+"""Nanoseconds that a thread ran on a core, and nanoseconds that it waited for one, by thread id."""
 
 
 class CpuThreads:
@@ -53,7 +52,7 @@ class CpuThreads:
         apply: Callable[[int], None] = torch.set_num_threads,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`num_threads`: a fixed number of threads; None to choose and adapt it."""
+        """Set the number of threads to `num_threads`. If that is None, choose the number and adapt it in `refresh`."""
         self._read = read or task_times
         self._apply = apply
         self._clock = clock
@@ -106,8 +105,9 @@ class CpuThreads:
 
 
 def default_num_threads() -> int:
-    """Return the number of usable cores, at most torch's own choice, which is used if a `THREAD_COUNT_VARIABLES` is
-    set.
+    """Return the number of usable cores, at most torch's own default.
+
+    If one of `THREAD_COUNT_VARIABLES` is set, returns torch's default, which respects it.
     """
     if any(os.environ.get(name) for name in THREAD_COUNT_VARIABLES):
         return torch.get_num_threads()
@@ -115,7 +115,7 @@ def default_num_threads() -> int:
 
 
 def task_times(tasks: Path = Path("/proc/self/task")) -> TaskTimes:
-    """Return the times of this process's threads; empty if the kernel does not record them."""
+    """Return the `TaskTimes` of this process's threads; empty if the kernel does not record them."""
     times: TaskTimes = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(tasks):
@@ -126,7 +126,7 @@ def task_times(tasks: Path = Path("/proc/self/task")) -> TaskTimes:
 
 
 def _elapsed_ns(previous: TaskTimes, current: TaskTimes) -> tuple[int, int]:
-    """Return the nanoseconds run and waited between two samples, over the threads in both."""
+    """Return the nanoseconds run and waited between two samples, summed over the threads in both samples."""
     common = previous.keys() & current.keys()
     return (
         sum(current[task][0] - previous[task][0] for task in common),

@@ -15,9 +15,8 @@ from kvscope_telemetry.messages.devices import Gpu
 MIN_CAPABILITY: Final = (8, 0)
 """Minimum compute capability. On older GPUs, prefill's tiles exceed the shared memory of a multiprocessor."""
 _OLDEST_DRIVERS: Final = {11: "450", 12: "525", 13: "580"}
-"""Oldest driver for each major version of CUDA."""
+"""Minimum NVIDIA driver version for each major version of CUDA."""
 _MIG_UUID_CHARS: Final = 40
-"""Number of characters of a complete UUID of a MIG instance."""
 BF16_INSTRUCTIONS = frozenset(("avx512_bf16", "amx_bf16"))
 
 
@@ -67,7 +66,7 @@ def unused_gpu(gpus: SampledGpus | None = None) -> str:
 
 
 def device_notes(requested: str, device: torch.device, gpus: SampledGpus | None = None) -> list[str]:
-    """Return notes for the user if `auto` chose the CPU although there is a GPU."""
+    """Return messages for the user if `auto` chose the CPU although there is a GPU."""
     unused = unused_gpu(gpus) if requested == "auto" and device.type == "cpu" else ""
     return [f"running on the CPU: {unused} (--device cpu if this is intended)"] if unused else []
 
@@ -107,7 +106,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes of `device` that can be allocated now; a very large number if unknown."""
+    """Return the bytes of memory that can be allocated on `device` now; a very large number if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return _available_host_bytes()

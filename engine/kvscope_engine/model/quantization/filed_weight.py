@@ -1,7 +1,7 @@
-"""Keeps a reader of a layer's weight as stored in its file, next to the dequantized weight, until a kernel is chosen.
+"""Attaches to a module functions that read its weight as stored in the checkpoint, until a kernel is chosen.
 
-Defines the attribute of a module that stores the readers, and how they pass from projections to the layer into which
-these are fused. A weight is read on request; until then it takes no memory beyond the mapped file.
+Defines the attribute that stores these readers, and how they pass from projections to the layer into which the
+projections are fused. A weight is read on request; until then it takes no memory beyond the mapped file.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from kvscope_kernels.quantized_linear.fp8 import Fp8Weight, concatenated_fp8
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, concatenated
 
 FiledWeight = Callable[[], GroupedWeight | Fp8Weight]
-"""Reads the stored weight of some consecutive outputs of a layer."""
+"""Function that reads the stored weight of some consecutive outputs of a linear layer."""
 _WEIGHTS_ATTRIBUTE: Final = "kvscope_filed"
 _FORMAT_ATTRIBUTE: Final = "kvscope_filed_format"
 
 
 def keep_filed(module: nn.Module, weights: Sequence[FiledWeight]) -> None:
-    """Set the readers of the stored weight of `module`, for consecutive outputs; empty if the file has unquantized
-    weights.
+    """Set the functions that read the stored weight of `module`, each for some of its outputs, in order.
+
+    `weights` is empty if the checkpoint stores the weight unquantized.
     """
     target: Any = module
     setattr(target, _WEIGHTS_ATTRIBUTE, tuple(weights))
 
 
 def pass_filed(modules: Sequence[nn.Module], target: nn.Module) -> None:
-    """Set the stored weights of `modules` on `target`, which concatenates their outputs; none if any module is
-    unquantized.
-    """
+    """Set the readers of `modules` on `target`, a layer that concatenates their outputs; none if any has no reader."""
     weights_by_module = [_stored_weights(module) for module in modules]
     keep_filed(
         target, [weight for weights in weights_by_module for weight in weights] if all(weights_by_module) else ()
@@ -39,8 +38,10 @@ def pass_filed(modules: Sequence[nn.Module], target: nn.Module) -> None:
 
 
 def filed_weight(module: nn.Module) -> GroupedWeight | Fp8Weight | None:
-    """Read the stored weight. Returns None if the file has unquantized weights, or different formats for the
-    outputs."""
+    """Read the stored weight of `module`.
+
+    Returns None if the checkpoint stores it unquantized, or in different formats for different outputs.
+    """
     parts = _stored_weights(module)
     weights = [part() for part in parts]
     in_fp8 = [weight for weight in weights if isinstance(weight, Fp8Weight)]
@@ -51,13 +52,12 @@ def filed_weight(module: nn.Module) -> GroupedWeight | Fp8Weight | None:
 
 
 def name_format(model: nn.Module, name: str) -> None:
-    """Store the display name of the format of the file's weights on `model`."""
     target: Any = model
     setattr(target, _FORMAT_ATTRIBUTE, name)
 
 
 def filed_format(model: nn.Module) -> str:
-    """Return the name that `name_format` stored; empty if none was stored."""
+    """Return the display name of the checkpoint's weight format that `name_format` stored; empty if none was stored."""
     return str(getattr(model, _FORMAT_ATTRIBUTE, ""))
 
 

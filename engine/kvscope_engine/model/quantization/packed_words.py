@@ -1,4 +1,4 @@
-"""Unpacks the 32-bit words in which GPTQ and AWQ store weights of 4 or 8 bits, to grouped weights."""
+"""Unpacks the 32-bit words in which GPTQ and AWQ store weights of 4 or 8 bits into a `GroupedWeight`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TENSOR_NAMES: Final = ("qweight", "qzeros", "scales", "g_idx")
 
 @dataclass(frozen=True)
 class PackedWords:
-    """A layer's weight as stored in a checkpoint.
+    """A layer's weight in 32-bit words, as stored in a checkpoint.
 
-    GPTQ packs consecutive inputs into a word (https://github.com/AutoGPTQ/AutoGPTQ), AWQ packs outputs in its own order
+    GPTQ packs consecutive inputs into a word (https://github.com/AutoGPTQ/AutoGPTQ), AWQ packs outputs, in `_AWQ_ORDER`
     (https://github.com/casper-hansen/AutoAWQ, version `gemm`). In both, a weight is scale * (code - zero).
     """
 
@@ -39,7 +39,7 @@ class PackedWords:
         return torch.equal(self.g_idx.long(), torch.arange(len(self.g_idx)) // self._group)
 
     def grouped(self) -> GroupedWeight:
-        """Return the weight as a `GroupedWeight`. Inputs must be in order."""
+        """Return the weight as a `GroupedWeight`. Requires `is_in_order`."""
         codes, scale, low = self._dequantization()
         return grouped(codes, scale, low, self.recipe.bits, self._group)
 

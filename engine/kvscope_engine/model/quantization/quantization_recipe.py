@@ -20,7 +20,7 @@ _NAMES: Final = {
     "modelopt": "ModelOpt",
     "mxfp4": "MXFP4",
 }
-"""Display names of methods whose tensors describe themselves (`scaled_weights`)."""
+"""Display names of quantization methods whose tensors reveal the format (`scaled_weights`)."""
 _COMPRESSED_FORMATS: Final = (
     "float-quantized",
     "int-quantized",
@@ -35,7 +35,7 @@ _AUTO_ROUND: Final = {
     "auto_round:auto_gptq": {"quant_method": "gptq", "checkpoint_format": "gptq"},
     "auto_round:auto_awq": {"quant_method": "awq", "version": "gemm"},
 }
-"""Packings of AutoRound that are identical to those of other methods."""
+"""Settings of another method, for each packing format of AutoRound that is identical to that method's."""
 METHODS: Final = "GPTQ, AWQ, FP8, MXFP4, compressed-tensors, ModelOpt, bitsandbytes"
 
 
@@ -45,15 +45,15 @@ class Recipe:
 
     method: str
     bits: int
-    """Bits of integer weights, 4 or 8, that the kernels read; 0 for other weights, which are dequantized."""
+    """Bit width of integer weights that the kernels support, 4 or 8; 0 for all other weights, which are dequantized."""
     group: int = 0
-    """Number of inputs that share a scale; 0 for a whole row."""
+    """Number of inputs of an output that share a scale; 0 if all of them do."""
     zero_offset: int = 0
     """Number added to a stored zero point."""
     tile: tuple[int, int] | None = None
-    """(outputs, inputs) that share a scale; None if the configuration does not specify them."""
+    """Size of the weight's tiles that share a scale, (outputs, inputs); None if the configuration does not state it."""
     form: str = ""
-    """Variant of the method, for display."""
+    """Variant of the quantization method, for display and to detect FP8."""
 
     @property
     def is_in_words(self) -> bool:
@@ -62,7 +62,6 @@ class Recipe:
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the configuration declares FP8 layers."""
         return self.method in ("fp8", "fbgemm_fp8") or self.form in ("float-quantized", "FP8")
 
     @property

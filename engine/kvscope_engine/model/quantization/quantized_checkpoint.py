@@ -33,7 +33,8 @@ def load_quantized(
     *,
     keeps_stored: bool,
 ) -> tuple[nn.Module, str]:
-    """Load the module of `folder`. Returns it, and a line about weights whose format is not used, or an empty string.
+    """Load the module of `folder`. Returns it, and a message about weights whose format is not used, or an empty
+    string.
 
     `build` creates the module from dequantized weights in `dtype`. It receives tensors or stand-ins that are read with
     `[...]`, so that weights are dequantized only as they are read. With `keeps_stored`, each layer's stored weight
@@ -91,8 +92,7 @@ def _attach_stored(module: Any, weights: list[ScaledWeight], tensors: dict[str, 
 
 
 def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the linear layers by the part of their names from `layers.` on, which is the same for multimodal
-    models."""
+    """Return the linear layers by name, without the prefix before `layers.`, which differs in multimodal models."""
     return {
         _below_layers(name): submodule for name, submodule in module.named_modules() if type(submodule) is nn.Linear
     }

@@ -57,22 +57,19 @@ _BITSANDBYTES: Final = ".quant_state.bitsandbytes__"
 
 @dataclass(frozen=True, slots=True)
 class ScaledWeight:
-    """A quantized weight, and functions that read it."""
-
     target: str
     """Name of the dequantized weight."""
     parts: frozenset[str]
     """Names of the stored tensors that form the quantized weight."""
     widened: Callable[[torch.dtype], torch.Tensor]
-    """Reads and dequantizes the weight, in the given dtype."""
+    """Reads the weight and dequantizes it to a dtype."""
     grouped: Callable[[], GroupedWeight | Fp8Weight] | None = None
-    """Reads the weight in the format of the kernels; None if they do not support it."""
+    """Reads the weight in the format of the kernels; None if the kernels do not support the weight."""
     is_in_order: bool = True
     """Whether the inputs of each group are consecutive."""
 
 
 def is_scaled(stored: Stored) -> bool:
-    """Whether any tensor has an FP8 dtype."""
     return any(tensor.dtype in _FLOAT8 for tensor in stored.values())
 
 
@@ -112,7 +109,6 @@ def _weight(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight | None:
 
 
 def _is_metadata(name: str) -> bool:
-    """Whether the tensor is a scale or other metadata of another tensor."""
     part = name.rpartition(".")[2]
     is_table = part in ("absmax", "nested_absmax", "quant_map", "nested_quant_map", "weight_format")
     return is_table or any(substring in part for substring in ("_scale", "_zero_point", "_shape", "_g_idx"))
@@ -163,8 +159,9 @@ def _int8(stored: Stored, name: str) -> ScaledWeight:
 
 
 def _gpt_oss(stored: Stored, name: str) -> ScaledWeight:
-    """Return the weight of experts, stored as (experts, outputs, blocks, 16) and dequantized to (experts, inputs,
-    outputs).
+    """Return a weight of gpt-oss's experts.
+
+    It is stored as (experts, outputs, blocks, 16) and dequantized to (experts, inputs, outputs).
     """
     scales = _first(stored, f"{name.removesuffix('_blocks')}_scales")
 
@@ -203,8 +200,9 @@ def _packed_fp4(stored: Stored, name: str, tensor_scale_name: str) -> ScaledWeig
 
 
 def _words(stored: Stored, name: str) -> ScaledWeight:
-    """Return an integer weight in 32-bit words, with codes relative to the middle. Zero points are packed along the
-    outputs.
+    """Return a 4- or 8-bit integer weight stored in 32-bit words, with codes relative to the middle of their range.
+
+    Zero points are packed along the outputs.
     """
     target = name.removesuffix("_packed")
     scale, shape = _first(stored, f"{target}_scale"), _first(stored, f"{target}_shape")
@@ -220,7 +218,9 @@ def _words(stored: Stored, name: str) -> ScaledWeight:
         )
 
     def codes_and_scales() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return codes, scales, and the code of zero. Codes and zero points are stored with the same offset."""
+        """Return codes, scales, and the code that stands for zero. Codes and zero points are stored with the
+        same offset.
+        """
         codes = unpack_words(stored[name].read(), bits)[:, :inputs]
         middle = torch.tensor(float(2 ** (bits - 1)))
         if zero is not None:

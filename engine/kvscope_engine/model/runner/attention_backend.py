@@ -74,7 +74,9 @@ def attention_choice(
 
 
 def layer_options(loaded: LoadedModel) -> tuple[Options, ...]:
-    """Return the variants of attention that the model's layers may use: (has a window, has a logit softcap)."""
+    """Return the variants of attention that the model's layers may use, as (has a window, has a logit softcap)
+    pairs.
+    """
     text = loaded.hf_config.get_text_config()
     windows = (False, True) if getattr(text, "sliding_window", None) else (False,)
     return tuple(product(windows, (bool(getattr(text, "attn_logit_softcapping", None)),)))

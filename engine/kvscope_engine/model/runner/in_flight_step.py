@@ -21,7 +21,7 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
 class PendingMeasurements(NamedTuple):
-    """Measurements being copied to the host; None for those that were not measured or that no layer recorded."""
+    """Measurements being copied to the host. A field is None if it was not measured or no layer recorded it."""
 
     shares: Rows | None = None
     skips: Rows | None = None
@@ -29,7 +29,7 @@ class PendingMeasurements(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepExecution:
-    """How the device runs a step, and the measurements of it."""
+    """How the device runs a step (launches, CUDA graphs), and the step's measurements."""
 
     timer: StepTimer
     measurements: PendingMeasurements
@@ -44,7 +44,7 @@ class StepExecution:
 
 
 class InFlightStep:
-    """A step enqueued on the device: its sampled tokens there, for the next step, and later its results on the host.
+    """A step enqueued on the device, with its sampled tokens on the device, and later its results on the host.
 
     Created by `ModelRunner.launch`. Only `result` waits. `samples` is None if nothing is sampled, or if the tokens can
     be sampled only by `sample_later`, once the previous step has been committed.
@@ -78,7 +78,7 @@ class InFlightStep:
         """Enqueue the sampling that `launch` deferred, once the previous step has been committed. Returns the remaining
         plan.
 
-        Finished requests, and requests whose grammar mask is not ready, are removed from the plan. Their rows are
+        Finished requests, and requests whose grammar mask is not ready, are removed from the plan. Their tokens are
         sampled anyway and dropped.
         """
         if self._sample_later is not None:
@@ -125,8 +125,6 @@ class InFlightStep:
 
 
 class PendingSamples(NamedTuple):
-    """Tokens sampled on the device, and their transfer to the host."""
-
     output: SamplerOutput
     transfer: PendingVector
 
@@ -170,7 +168,7 @@ def _accepted_tokens(scheduled: Sequence[Scheduled], token_ids: Sequence[int]) -
 
 
 def _accepted_prefix(drafts: tuple[int, ...], tokens: Iterator[int]) -> tuple[int, ...]:
-    """Return an item's sampled tokens up to and including the first that differs from its draft.
+    """Return the sampled tokens of a request up to and including the first that differs from its draft token.
 
     Later tokens were computed from a rejected draft token. Each accepted token equals the one sampled without drafts,
     since each position has its own random number.

@@ -1,7 +1,7 @@
 """Counts the kernels that a forward pass launches, once per kind of pass.
 
-torch operations count one each as torch dispatches them (a few launch two kernels, so the count is a lower bound),
-Triton kernels as they are launched. Counting slows a pass down by some milliseconds, so the result is cached per kind.
+Each torch operation counts as one launch (a few launch two kernels, so the count is a lower bound); Triton kernels are
+counted as they are launched. Counting slows a pass down by some milliseconds, so the result is cached per kind.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvscope_engine.model.input_batch.step_inputs import StepInputs
 START_NOTHING: Final = frozenset(
     ("empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "detach", "alias", "sym_size", "lift_fresh")
 )
-"""Operations that allocate or alias memory and launch no kernel."""
+"""Names of torch operations that allocate or alias memory and launch no kernel."""
 PassKind = tuple[int | bool, ...]
-"""Key of passes that launch the same kernels; see `Launches.pass_kind`."""
+"""Cache key shared by passes that launch the same kernels; see `Launches.pass_kind`."""
 GRAPH: Final[PassKind] = ()
-"""Kind of a pass that is captured in a CUDA graph, and so is a single launch."""
+"""Kind of a pass that replays a whole CUDA graph, which counts as one launch."""
 
 
 class Launches:
@@ -81,8 +81,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _kernels() -> Iterator[list[int]]:
-    """Return a context in which launches of Triton kernels by any thread of this process are counted in a one-element
-    list.
+    """Return a context that counts the launches of Triton kernels by any thread of this process.
+
+    Yields the count as a list with one element.
     """
     from triton.runtime.jit import JITFunction  # type: ignore[import-untyped]
 

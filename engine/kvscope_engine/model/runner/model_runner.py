@@ -90,9 +90,8 @@ class OtherRanks(Protocol):
             inputs: Arrays of the step.
             copies: Blocks to copy before the step, as (source, target) pairs.
             lora_slots: Adapter slot of each row, as in `StepRows`.
-            num_sampled: Number of tokens that the previous step sampled and that `broadcast_tokens` sends first, if
-                this step
-                awaits any.
+            num_sampled: Number of tokens that the previous step sampled, if this step awaits any. `broadcast_tokens`
+                then sends them first.
             graph_size: Size of the CUDA graph that all ranks replay; 0 if none.
         """
 
@@ -100,14 +99,13 @@ class OtherRanks(Protocol):
         """Broadcast the tokens sampled by the previous step, which are on the device."""
 
     def wait_for(self, event: torch.cuda.Event) -> None:
-        """Wait until the device has reached `event`. Raises KvscopeError when a rank is lost."""
+        """Wait until the device has reached `event`. Raises KvscopeError if a rank stopped responding."""
 
-    def report_step_done(self) -> None:
-        """Report that this rank has run the step's layers."""
+    def report_step_done(self) -> None: ...
 
 
 class StepMeasurements(NamedTuple):
-    """Accumulators of a step's measurements; None for those that are not measured."""
+    """Accumulators for a step's measurements. A field is None if it is not measured."""
 
     shares: AttentionScores | None = None
     skips: BlockSkips | None = None
@@ -156,7 +154,7 @@ class ModelRunner:
         self._ops = ops or ops_for(loaded.device.type)
         self._measures_shares = config.page_heat > 0
         self.choice: PageChoice | None = None
-        """Choice of blocks by decodes (sparse attention); None if they attend to all blocks."""
+        """Chooses the blocks that decodes attend to (sparse attention); None if they attend to all blocks."""
         if config.sparse_decode is not None:
             self.choice = PageChoice(config.sparse_decode, storage.block_size, self._ops, storage.bounds_tokens)
         self._measured = MeasuredSteps(config.page_heat or (SKIP_STEPS if self.choice is not None else 0))
@@ -165,7 +163,7 @@ class ModelRunner:
         self.fused = make_ready_to_run(loaded.module, loaded.quantization)
         self.weights_bytes = weights_bytes(loaded.module)
         self.notes: list[str] = [] if notes is None else notes
-        """Lines of text about options that could not be applied as requested, in the order of discovery. Other
+        """Messages about options that could not be applied as requested, in the order of discovery. Other
         components may append to it.
         """
         self._module = loaded.module
@@ -189,10 +187,9 @@ class ModelRunner:
         num_shares = limits.max_num_seqs * table_blocks * storage.num_groups
         self._shares_back, self._skips_back = (RowReadBack(loaded.device, num_shares, self._wait) for _ in range(2))
         self._copies_made: deque[tuple[tuple[int, int], ...]] = deque(maxlen=2)
-        """Block copies of the last two plans.
+        """Block copies of the last two plans, to recognize a failed step that is run again.
 
-        When a failed step is run again, its copies are not repeated: by then, their source blocks may belong to other
-        requests.
+        Its copies are not repeated, because their source blocks may belong to other requests by then.
         """
         self._graphs = self._make_decode_graphs(config)
         self._piecewise_graphs = self._make_piecewise_graphs(config)
@@ -278,7 +275,7 @@ class ModelRunner:
     def launch(self, plan: StepPlan, after: InFlightStep | None = None) -> InFlightStep:
         """Enqueue a step on the device without waiting for anything.
 
-        `after`: the step launched before this one, if its result has not been committed yet.
+        `after` is the step launched before this one, if that step has not been committed yet.
         """
         if self._states is not None:  # first: states of waiting requests must survive a failed step
             self._states.copy(plan.state_copies, self._ops.copy_rows)
@@ -355,7 +352,7 @@ class ModelRunner:
         sampled: torch.Tensor | None = None,
         graph_size: int = 0,
     ) -> None:
-        """Run this rank's part of a step that rank 0 leads: no sampling, and the head only if a graph contains it.
+        """Run this rank's part of a step that rank 0 leads: no sampling, and the LM head only if a graph contains it.
 
         `sampled`: tokens of the previous step, if this step awaits any.
         """
@@ -399,9 +396,9 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
     def release_graphs(self) -> bool:
-        """Free the memory of all CUDA graphs; they are captured again later. Returns whether there were any.
+        """Free the memory of all CUDA graphs, which are captured again later. Returns whether there were any.
 
-        Graphs that several ranks run together are kept.
+        Graphs that several ranks run together are not freed.
         """
         if self._shared_graphs is not None:
             return False
@@ -417,10 +414,10 @@ class ModelRunner:
         return self._graphs is not None and self._shared_graphs is None
 
     def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
-        """Keep only the CUDA graphs of these kinds of steps, to save memory.
+        """Free the CUDA graphs of all other kinds of steps, to save memory.
 
-        The memory of other graphs is freed, and they are not captured again until a call of this method includes them.
-        No step may be in flight. Does nothing with several ranks.
+        They are not captured again until a call of this method includes them. No step may be in flight. Does nothing
+        with several ranks.
         """
         if self._shared_graphs is not None:
             return
@@ -442,14 +439,13 @@ class ModelRunner:
     def _sample_later(
         self, logits: torch.Tensor, requests: list[Request], num_output_tokens: list[int]
     ) -> PendingSamples:
-        """Sample in a step whose sampling inputs were not known at launch, with a separate host-to-device copy."""
+        """Sample in a step whose sampling inputs were not known at launch; they need a separate host-to-device copy."""
         self._buffer.begin()
         options = self._sampler.inputs(requests, self._buffer, self._vocab_size, num_output_tokens)
         self._buffer.send()
         return self._sample(logits, options)
 
     def _lora_applied(self, rows: StepRows | None, slots: torch.Tensor | None) -> AbstractContextManager[None]:
-        """Return a context in which the model applies the LoRA adapters of `rows`, if there are any."""
         if self._lora_slots is None or rows is None or slots is None:
             return nullcontext()
         return self._lora_slots.applied(rows, slots)
@@ -486,7 +482,9 @@ class ModelRunner:
         return None, 0
 
     def _host_reads(self) -> str:
-        """Describe an operation of a decode step that no CUDA graph can contain; empty if there is none."""
+        """Run a warm-up decode and describe an operation in it that no CUDA graph can contain; empty if there
+        is none.
+        """
         self._buffer.begin()
         tensors = idle_decodes(self._limits, self._buffer)
         self._buffer.send()
@@ -518,7 +516,7 @@ class ModelRunner:
     def _start_read_back(
         self, measures: StepMeasurements, graphs: DecodeGraphs | PiecewiseGraphs | None, size: int, inputs: StepInputs
     ) -> PendingMeasurements:
-        """Start copying measurements to the host, before the tokens."""
+        """Start copying measurements to the host. Call it before the copy of the tokens is enqueued."""
         shares, skips = measures
         return PendingMeasurements(
             None
@@ -540,8 +538,8 @@ class ModelRunner:
         return self._model.logits(tensors.input_ids, tensors.positions, context)
 
     def _warm_up_logits(self, tensors: StepTensors) -> torch.Tensor:
-        """Return the logits of all rows of a warm-up step. If service measures such steps, the step also runs with
-        measurement.
+        """Return the logits of all rows of a warm-up step. If such steps are measured in service, run it with
+        measurement too.
 
         A model that runs its own forward code is skipped, since its kernels are unknown. Fixed tiles have one shape,
         whatever the step.
@@ -609,8 +607,9 @@ def own_batch(inputs: StepInputs) -> OwnBatch:
 
 
 def _state_saves(plan: StepPlan) -> NDArray[np.int64]:
-    """Return (source slot, target slot) pairs, (n, 2), of a step of decodes. Each saves the state after the request's
-    token.
+    """Return (source slot, target slot) pairs, shape (n, 2), of the recurrent states that a decode step saves.
+
+    Each pair saves the state after its request's token.
     """
     return np.array([(save.request.state_slot, save.slot) for save in plan.state_saves], np.int64)
 
@@ -630,6 +629,6 @@ def _state_batch(plan: StepPlan, storage: StateStorage) -> StateBatch:
 
 
 def logit_sums(logits: torch.Tensor) -> list[int]:
-    """Return a checksum of each row: the bits of its numbers, summed as integers modulo 2^64."""
+    """Return a checksum of each row of logits: the bits of its numbers, summed as integers modulo 2^64."""
     bits = logits.view(torch.int32 if logits.dtype == torch.float32 else torch.int16)
     return [total % (1 << 64) for total in bits.sum(-1, dtype=torch.int64).tolist()]

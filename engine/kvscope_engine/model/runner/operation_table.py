@@ -34,7 +34,7 @@ TRANSFORMERS: Final = "transformers"
 REFUSED: Final = "refused"
 AT_LOAD: Final = "timed at load"
 HEAD_DIM: Final = 128
-"""Head dimension assumed in the table of a machine: the most common one."""
+"""Head dimension assumed for the table of a machine, which has no model: the most common one."""
 
 
 def machine_table() -> tuple[str, tuple[OperationChoice, ...]]:
@@ -53,7 +53,7 @@ def machine_table() -> tuple[str, tuple[OperationChoice, ...]]:
 
 
 def operation_table(device: torch.device, ops: Ops, operands: Operands) -> tuple[OperationChoice, ...]:
-    """Return a row for each operation of a model with such operands, for a runner that uses `ops`."""
+    """Return a table row for each operation of a model with such operands, for a runner that uses `ops`."""
     rows = explain_ops(ops, operands)
     rows["linear"] = _linear(rows["linear"], device, operands.dtype)
     rows["mix_experts"] = _experts(rows["mix_experts"], device)
@@ -63,7 +63,9 @@ def operation_table(device: torch.device, ops: Ops, operands: Operands) -> tuple
 
 
 def _prefill(row: OperationChoice) -> OperationChoice:
-    """Return the kernels' row, or a row "timed at load" if third-party libraries are timed against the kernels."""
+    """Return the table row of kvscope's prefill kernels, or "timed at load" if other libraries are timed
+    against them.
+    """
     libraries = importable() if row.implementation == TRITON else ()
     if not libraries:
         return row
@@ -73,7 +75,6 @@ def _prefill(row: OperationChoice) -> OperationChoice:
 
 
 def _linear(row: OperationChoice, device: torch.device, dtype: torch.dtype) -> OperationChoice:
-    """Return the row of linear layers with weights of 16 or 32 bits."""
     refusal = packing_refusal(dtype, device)
     if not refusal:
         return OperationChoice(row.operation, ONEDNN, "weights are packed at load")
@@ -103,7 +104,7 @@ def _quantized(quantization: str, device: torch.device, dtype: torch.dtype) -> O
 
 
 def _whole_layer(device: torch.device, operands: Operands) -> OperationChoice:
-    """Return the row of decoder layers run in one call, which only CPUs support."""
+    """Return the table row of decoder layers that run in one call, which only CPUs support."""
     operation = "whole decoder layer"
     refusal = (
         layer_refusal(operands.dtype, operands.dtype, operands.cache_dtype)

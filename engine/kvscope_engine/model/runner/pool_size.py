@@ -1,6 +1,6 @@
 """Computes how many KV blocks fit, from the configuration, the model, and the free memory of the device.
 
-Allocates nothing except in the profile run on a GPU. The model must have its final form, with its layers fused.
+Allocates nothing except in the profile run on a GPU. The model's layers must already be fused.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ class PoolSize(NamedTuple):
 
     num_blocks: int
     plan: MemoryPlan | None = None
-    """Plan of the GPU's memory, if the size of the pool was derived from free memory; else None."""
+    """Plan of the GPU's memory; None if the size of the pool was requested or the device is a CPU."""
     num_states: int = 0
-    """Number of device slots for states of recurrent layers, those of requests and prefixes together."""
+    """Number of device slots for the states of recurrent layers, for running requests and cached prefixes together."""
     num_host_states: int = 0
-    """Number of slots in host memory for states of recurrent layers."""
     has_pad_state: bool = False
     """Whether the device has one additional state slot, for the sequences that pad CUDA graphs."""
     memory: DeviceMemory | None = None
@@ -50,7 +49,7 @@ class PoolSize(NamedTuple):
 
 
 def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> PoolSize:
-    """Return the size of the pool. `memory`: the GPU's memory, queried if None.
+    """Return the size of the pool. The GPU's memory is queried if `memory` is None.
 
     Raises:
         BadInput: The requested size exceeds free memory.
@@ -140,10 +139,9 @@ def _size_with_states(
 def plan_memory(
     config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int, num_groups: int = 1
 ) -> MemoryPlan:
-    """Plan the GPU's memory, after running a full step to measure activations.
+    """Plan the GPU's memory, after running a full step to measure activations. `one_block` is the bytes of a block.
 
-    Graphs of steps with prefills are left out if they would take too much of the KV cache. `one_block`: bytes of a
-    block.
+    CUDA graphs of steps with prefills are left out if they would take too much of the KV cache.
     """
     memory.empty_cache()
     profile = step_profile(config, loaded, memory)

@@ -1,4 +1,4 @@
-"""Chooses between kvscope's kernels and cuBLAS for a model's matrix products with few rows.
+"""Chooses between kvscope's kernels and cuBLAS for a model's matmuls with few rows.
 
 On GPUs for which the kernels have not been measured, each weight shape is timed at the start. The choice is made once,
 before CUDA graphs are captured.
@@ -21,7 +21,7 @@ from kvscope_kernels.linear.skinny_linear import NEVER, default_few_rows, suppor
 
 @torch.inference_mode()
 def choose_products(module: nn.Module, report: Callable[[str], object], clock: Clock = time_by_graphs) -> str:
-    """Time each weight shape and set the chosen implementation on every layer.
+    """Time the matmul of each weight shape with both implementations, and set the faster one on every layer.
 
     `report` is called with a description of each trial. Returns a one-line summary; empty if nothing was timed.
     """
@@ -43,12 +43,11 @@ def choose_products(module: nn.Module, report: Callable[[str], object], clock: C
 
 
 def is_timed_at_load(device: torch.device) -> bool:
-    """Whether products are timed at load, because the kernels have not been measured on GPUs like `device`."""
+    """Whether matmuls are timed at load, because the kernels have not been measured on GPUs like `device`."""
     return device.type == "cuda" and default_few_rows(compute_capability(device)) == NEVER
 
 
 def _needs_timing(weight: torch.Tensor) -> bool:
-    """Whether a kernel can compute this product and may or may not be faster than cuBLAS."""
     return supports_product(weight) and is_timed_at_load(weight.device)
 
 

@@ -1,6 +1,7 @@
-"""Measures the memory of the largest step in addition to weights and KV, by running one before blocks are allocated.
+"""Measures the memory that the largest step needs in addition to weights and KV, by running one before blocks are
+allocated.
 
-The model must have its final form, with its layers fused.
+The model's layers must already be fused.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Peak bytes of a full step, above the bytes held before it."""
+    """Peak bytes of a full step, in addition to the bytes allocated before it."""
 
     activations: int
     logits: int
-    """Bytes of the head and of sampling, in addition to `activations`."""
+    """Bytes of the LM head and of sampling, in addition to `activations`."""
 
 
 def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory) -> StepProfile:
@@ -64,5 +65,5 @@ def _peak(memory: DeviceMemory, run: Callable[[], object]) -> int:
 
 
 def _sample(logits: torch.Tensor) -> None:
-    """Allocate as much as sampling does: float32 copies of the logits."""
+    """Allocate as much memory as sampling does: float32 copies of the logits."""
     logits.float().softmax(-1).cumsum(-1)

@@ -1,4 +1,4 @@
-"""Options of a model runner."""
+"""Options of a model runner, without a dependency on the engine's configuration."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ class RunnerConfig:
     max_drafts: int = 0
     """Maximum number of draft tokens per request."""
     enforce_eager: bool = False
-    """Whether to run without CUDA graphs."""
     piecewise_graphs: bool = False
     """Whether steps with prefills replay CUDA graphs between their attention calls."""
     shares_graphs: bool = False
     """Whether all ranks of tensor parallelism capture and replay the same CUDA graphs together."""
     page_heat: int = 0
-    """Interval, in steps with decodes, at which attention per block is measured; 0 for never."""
+    """Interval, in steps with decodes, at which attention per block is measured; 0 to never measure it."""
     sparse_decode: float | None = None
-    """Share of blocks that decodes attend to (sparse attention); None for all blocks."""
+    """Fraction of its blocks that a decode attends to (sparse attention); None for all blocks."""
     tile_sizes: Sequence[int] = ()
-    """Sizes of fixed tiles, for results that do not depend on the batch: the size of most tiles first. Empty for no
+    """Sizes in tokens of the fixed tiles in which steps run, for results that do not depend on the batch; empty for no
     tiles.
+
+    The size of most tiles comes first.
     """
     fingerprints: bool = False
     """Whether to compute a checksum of the logits of each sampled row."""

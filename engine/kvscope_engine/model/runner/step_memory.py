@@ -41,25 +41,31 @@ SAMPLING_INPUT_BYTES: Final = 1 << 20
 """Bytes reserved in a step's buffer for per-request sampling inputs. Larger inputs are uploaded in separate copies."""
 SAMPLING_ROW_BYTES: Final = 256
 STATE_ROW_BYTES: Final = 64
-"""Bytes reserved in a step's buffer per request for its state slot, and for the slots of state copies and saves."""
+"""Bytes reserved per request in a step's buffer for its recurrent state's slot, and for slots of state copies
+and saves.
+"""
 MAX_MASK_BYTES: Final = 8 << 20
 """Maximum bytes in a step's buffer for the token bitmasks of requests with a grammar, one bit per token."""
 FLOAT32_BYTES: Final = 4
 SMALLEST_TILE_TOKENS: Final = 16
-"""Tokens of the smallest tile of attention on any GPU."""
+"""Number of tokens in the smallest attention tile that is used on any GPU."""
 CHOICE_BYTES_PER_BLOCK: Final = 24
-"""Peak bytes of choosing blocks per block, request and KV head: scores and the results of ranking them."""
+"""Peak bytes that sparse attention needs per block, request and KV head: scores and the results of ranking them."""
 CHOICE_BYTES_PER_CHOSEN_BLOCK: Final = 96
-"""Peak bytes of choosing blocks per chosen block: its score and index, ranked and in order, and the compact tables."""
+"""Peak bytes that sparse attention needs per chosen block: its score and index, ranked and in order, and
+compact tables.
+"""
 SAMPLING_BYTES_PER_LOGIT: Final = 16
-"""Peak bytes of sampling with every option per logit, 4 each for: raw logits if log-probabilities are requested, the
-processed logits, the candidates searched for the largest ones, and a row padded to whole chunks.
+"""Peak bytes per logit when sampling with every option.
+
+4 bytes each for the raw logits if log-probabilities are requested, the processed logits, the candidates for the largest
+logits, and a row padded to whole chunks.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """Attention heads of a model's widest layer."""
+    """Attention heads of the model's layer with the most query heads, and the layout of its KV cache."""
 
     num_heads: int
     num_kv_heads: int
@@ -77,10 +83,9 @@ class HeadShape:
     """
 
     def visible(self, length: int, num_queries: int = 1) -> set[int]:
-        """Return the number of tokens that the last `num_queries` of a request of `length` tokens read together, for
-        each window.
+        """Return, for each window, how many KV tokens the last `num_queries` tokens of a request read in total.
 
-        With latents, all tokens are read.
+        The request has `length` tokens. With latents, all of them are read.
         """
         if self.latents is not None:
             return {length}
@@ -101,7 +106,7 @@ class Processors(NamedTuple):
 
 
 def max_batched_tokens(config: EngineConfig, device_type: str) -> int:
-    """Return the number of tokens of the largest step: the configured number, or the default for the device."""
+    """Return the maximum number of tokens per step: the configured number, or the default for the device."""
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
     return max(GPU_BATCHED_TOKENS if device_type == "cuda" else CPU_BATCHED_TOKENS, config.max_num_seqs)
@@ -216,7 +221,7 @@ def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:
 
 
 def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
-    """Return the bytes of attention's partial results. Layers with the same window share them.
+    """Return the bytes of the partial results of split attention. Layers with the same window share them.
 
     This is the sum for the decode step and for the short query runs that need the most, since one step may have both.
     """
@@ -229,9 +234,10 @@ def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Proce
 def shares_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
     """Return the bytes that measuring attention per block adds to a step.
 
-    There are two parts. Sums per block (or per piece of a block longer than a tile), which the next layer with the same
-    window overwrites, exist in the graphs' memory and in that of eager steps. Tables of requests by blocks are the
-    accumulators of graphs and of eager steps, the concatenation of all groups, and two steps being copied to the host.
+    Two kinds of buffers are counted. One holds sums per block (or per piece of a block longer than a tile), which the
+    next layer with the same window overwrites; it exists for CUDA graphs and for eager steps. The other are tables of
+    requests by blocks: the accumulators of graphs and of eager steps, their concatenation over all groups, and the
+    tables of two steps that are being copied to the host.
     """
     if not config.page_heat:
         return 0
@@ -273,7 +279,6 @@ def logits_width(loaded: LoadedModel) -> int:
 
 
 def _decode_partials(size: int, length: int, heads: HeadShape, processors: Processors) -> int:
-    """Return the bytes of the partial results of a decode of `size` requests, summed over all windows."""
     num_multiprocessors = processors.num_multiprocessors
     if heads.latents is not None:
         return _latent_partials(size, heads.num_heads, length, heads, processors)

@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VirtualCache:
-    """Layout of the address space, and the memory reserved for it."""
+    """Layout of the KV cache's address space, and the memory reserved for it."""
 
     space: AddressSpace
     memory: PagedMemory
 
 
 def virtual_cache(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> VirtualCache | None:
-    """Reserve an address space for a pool with the memory of `num_blocks` blocks; None unless the allocator is
-    `virtual`.
+    """Reserve an address space for a pool with the memory of `num_blocks` blocks. Returns None for other allocators.
 
     Raises:
         BadInput: One request may need more than that.

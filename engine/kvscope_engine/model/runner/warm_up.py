@@ -35,7 +35,7 @@ EVERY_OPTION: Final = (
 )
 
 Run = Callable[[StepTensors], torch.Tensor]
-"""Runs a step and returns the logits of all its rows."""
+"""Function that runs a step and returns the logits of all its rows."""
 
 
 def warm_up(
@@ -107,7 +107,6 @@ def idle_decodes(limits: StepLimits, buffer: StepBuffer) -> StepTensors:
 
 
 def _doublings(number: int, limit: int) -> Iterator[int]:
-    """Yield `number` times 2, 4, 8 and so on, below `most`."""
     while (number := 2 * number) < limit:
         yield number
 
@@ -185,8 +184,6 @@ def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:
 
 
 class _AnyToken:
-    """`TokenMatcher` that accepts every token."""
-
     is_ready = True
     has_ended = False
 

@@ -25,7 +25,7 @@ GPU_BLOCK_SIZE: Final = 16
 """Block size of the checks on a GPU: the default, for which kernels are compiled anyway."""
 NUM_BLOCKS: Final = 8
 TABLES: Final = ((5, 1, 6), (2, 7, 4), (3,))
-"""Blocks of each sequence. Block 0 belongs to no sequence."""
+"""Block table of each sequence. Block 0 belongs to no sequence."""
 SHORT_WINDOW: Final = 6
 """Length of sliding windows in the checks, in tokens, shorter than the sequences."""
 UNWRITTEN: Final = 64.0
@@ -53,7 +53,7 @@ class CheckSequence:
 
 @dataclass(frozen=True, slots=True)
 class ScriptPiece:
-    """Tokens `start` to `end` of a sequence, computed in one step."""
+    """Tokens `start` to `end` (exclusive) of a sequence, computed in one step."""
 
     sequence: CheckSequence
     start: int
@@ -71,7 +71,7 @@ class CheckStep:
         return sum(piece.end - piece.start == 1 for piece in self.pieces)
 
     def gather(self, name: str) -> torch.Tensor:
-        """Return `ids` or `positions` of all pieces, (T,)."""
+        """Return the sequences' attribute `name` (`ids` or `positions`) for the step's tokens, concatenated, (T,)."""
         parts = [getattr(piece.sequence, name)[piece.start : piece.end] for piece in self.pieces]
         return torch.cat(parts)
 
@@ -106,7 +106,7 @@ def check_sequences(config: Any, device: torch.device) -> tuple[CheckSequence, .
 
 
 def check_steps(sequences: tuple[CheckSequence, ...]) -> Iterator[CheckStep]:
-    """Yield two steps: two prefills, then a decode with the rest of a prefill and the whole of another.
+    """Yield two steps: two prefills; then one decode, the rest of the first prefill, and a whole third sequence.
 
     There are only two, since each step reads all weights.
     """
@@ -151,7 +151,7 @@ def check_context(step: CheckStep, storage: KVStorage, ops: Ops, states: StateSt
 
 
 def _check_states(step: CheckStep, states: StateStorage) -> StateBatch:
-    """Return the states of the sequences. A sequence's slot is the number of its first block, which is unique."""
+    """Return the recurrent states of the sequences. A sequence's state slot is the number of its first block."""
     slots = [piece.sequence.table[0] for piece in step.pieces]
     sizes = [piece.end - piece.start for piece in step.pieces]
     starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]

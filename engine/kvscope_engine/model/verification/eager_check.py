@@ -1,8 +1,8 @@
 """Checks at load that paged attention gives the same results as transformers' eager attention, in every layer.
 
-Makes two comparisons over one script (`check_script`): eager with paged attention, and paged attention before the
-model's parts were fused with that after. A model that computes positions, masks or caches itself fails the first; a
-fused or packed part that is not equivalent fails the second.
+Makes two comparisons with the sequences of `check_script`: eager attention with paged attention, and paged attention
+before the model's parts are fused with paged attention after that. A model that computes positions, masks or caches in
+its own code fails the first; a fused or packed part that is not equivalent fails the second.
 """
 
 from __future__ import annotations
@@ -48,31 +48,41 @@ Measured for correct models: 5e-6 in float32, 0.0011 in float16, 0.0086 in bfloa
 trained model has 0.057.
 """
 ROW_SLACK: Final = 7.0
-"""Factor of the bound for a single token."""
+"""Factor by which the bound is larger for a single token than for all tokens together."""
 LAYER_SLACK: Final = 3.0
-"""Factor of the bound for a whole layer, applied to three tokens in four: others may be routed to another expert."""
+"""Factor of the bound for a whole layer's output, applied to the upper quartile of its tokens' differences.
+
+The other quarter may be routed to another expert.
+"""
 RECURRENT_SLACK: Final = 4.0
-"""Factor of the bound for recurrent layers, which sum over all previous tokens, in another order if in chunks: 0.021 in
-bfloat16.
+"""Factor of the bound for recurrent layers. They sum over all previous tokens, in another order if computed in chunks.
+
+Measured: 0.021 in bfloat16.
 """
 FUSED_SLACK: Final = 3.0
 """Factor of the bound for fused layers, which round at other points; attention with sharp scores amplifies that."""
 NUM_NUDGES: Final = 4
 NUDGE_SLACK: Final = 3.0
-"""Factor for one token in four, relative to the differences caused by changing a layer's own input by one bit.
+"""Factor by which a layer may differ more than if one bit of its input changes, if only a quarter of its tokens differ.
 
 With experts, or very sharp scores, one bit of the input can change the expert or the token attended to.
 """
 NUDGE_LIMIT: Final = 0.5
-"""Upper limit of differences caused by one bit, relative to the norm. Another layer's output would differ by 1.4."""
+"""Upper limit of the differences accepted because of one-bit changes, relative to the norm.
+
+The output of a wrong layer would differ by 1.4.
+"""
 
 LENGTHS: Final = ("sliding_window", "attention_chunk_size", "floor_scale")
-"""Config attributes with a number of tokens after which attention changes; `floor_scale` is Llama 4's temperature."""
+"""Config attributes with a number of tokens beyond which attention changes; `floor_scale` is that of Llama 4's
+temperature.
+"""
 
 
 class DiffersError(BadInput):
-    """Attention over blocks gives another result. That is a bug in kvscope, so running the model otherwise is no
-    remedy.
+    """Paged attention gives another result than eager attention. That is a bug in kvscope.
+
+    Running the model with its own forward code is therefore no remedy.
     """
 
 
@@ -100,7 +110,9 @@ def check_equals_eager(
 def paged_trace(
     module: nn.Module, layers: Sequence[LayerShape], locations: Sequence[LayerLocation], forced: Trace | None = None
 ) -> Trace:
-    """Run the script with paged attention and return its trace. Each layer gets its input from `forced`, if given."""
+    """Run the check's sequences with paged attention and return the trace. Each layer gets its input from
+    `forced`, if given.
+    """
     parameter = next(module.parameters())
     device, dtype = parameter.device, parameter.dtype
     sequences = check_sequences(module.config, device)
@@ -131,7 +143,7 @@ def paged_trace(
 def first_fault(actual: Trace, expected: Trace, slack: float = 1.0, nudged_traces: Sequence[Trace] = ()) -> str:
     """Describe the first difference between two traces that is larger than rounding; empty if there is none.
 
-    `nudged_traces`: traces like `actual` with inputs changed by one bit, to measure the effect of that.
+    `nudged_traces` are traces like `actual` with inputs changed by one bit. They measure the effect of such a change.
     """
     bound = slack * BOUNDS.get(next(iter((actual.heads or actual.inputs).values())).dtype, LOW_BOUND)
     parts, expected_parts = _parts(actual), _parts(expected)
@@ -148,8 +160,10 @@ def first_fault(actual: Trace, expected: Trace, slack: float = 1.0, nudged_trace
 
 
 def _parts(trace: Trace) -> dict[str, tuple[Rows, float]]:
-    """Return the compared tensors by name, and each token's factor of the bound; 0 if only whole layers are
-    compared."""
+    """Return the compared tensors by label, each with a factor of the bound.
+
+    The factor is 0 if tensors are compared only as a whole, without a bound for single tokens.
+    """
     assert trace.logits is not None, "a script computes logits"
     return {
         "the attention of layer": (trace.attended, 1.0),
@@ -167,7 +181,9 @@ def _largest(differences: Sequence[Difference]) -> Difference | None:
 
 
 def _is_few_tokens(measured: Difference, bound: float, nudge_difference: Difference | None) -> bool:
-    """Whether only few tokens differ more, and by no more than a one-bit change of the input can cause."""
+    """Whether at most a quarter of the tokens differ more than `bound`, and no more than after a one-bit change
+    of the input.
+    """
     if nudge_difference is None or not (measured.is_number and nudge_difference.is_number):
         return False
     return measured.upper_quartile <= bound and measured.overall <= min(
@@ -176,8 +192,6 @@ def _is_few_tokens(measured: Difference, bound: float, nudge_difference: Differe
 
 
 class _WatchedContext(AttentionContext):
-    """Wrapper of a context that records its results."""
-
     def __init__(self, context: AttentionContext, tap: LayerTap) -> None:
         self._context, self._tap = context, tap
         self.scratch = context.scratch
@@ -246,8 +260,8 @@ def _recurrent_locations(module: nn.Module) -> list[LayerLocation]:
 def _record_logits(tap: LayerTap, logits: torch.Tensor) -> None:
     """Record logits in the trace of `tap`.
 
-    Tokens that a model never generates have the dtype's minimum (Chameleon's images). 0 is recorded for them, because
-    that number would dominate any difference.
+    Chameleon's logits of image tokens, which it never generates, are the dtype's minimum. 0 is recorded for them,
+    because that number would dominate any difference.
     """
     logits = logits.masked_fill(logits <= torch.finfo(logits.dtype).min, 0)
     logits_rows: Rows = {} if tap.trace.logits is None else {0: tap.trace.logits}

@@ -68,8 +68,7 @@ def fuse_model(module: nn.Module, quantization: str = "none") -> FusedCounts:
 
     Raises:
         BadInput: The architecture's attention is not supported (`hook_check`), or the fused model gives other results
-            than
-            before. The message names the architecture.
+            than before. The message names the architecture.
     """
     counts: FusedCounts | None = getattr(module, "kvscope_fused_model", None)
     if counts is None:
@@ -117,7 +116,6 @@ def _fuse(module: nn.Module, quantization: str) -> FusedCounts:
 
 
 def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> FusedCounts:
-    """Quantize the linear layers of a model that runs its own forward code; other parts stay unchanged."""
     bits = Counter[int]() if quantization == "none" else round_linears(module, own.called, quantization)
     if bits:
         try:
@@ -132,7 +130,6 @@ def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> FusedCo
 
 
 def _fuse_each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
-    """Call `fuse` on each module and return the number of True results."""
     # Weak references, so that modules released with their parent are freed, with their weights.
     references, count = [ref(submodule) for submodule in module.modules()], 0
     for reference in references:

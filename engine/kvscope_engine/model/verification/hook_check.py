@@ -40,7 +40,7 @@ from kvscope_telemetry.errors import BadInput
 KEYWORD: Final = "paged"
 NUM_TOKENS: Final = 5
 _FAILURES: Final = (BadInput, RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
-"""Errors that external models may raise. One line of the message is reported."""
+"""Errors that a model's code may raise. One line of the message is reported."""
 _SERVED_KEYWORDS: Final = frozenset({"paged", "scaling", "sliding_window", "softcap", "s_aux"})
 _HARMLESS_KEYWORDS: Final = frozenset(
     {
@@ -73,7 +73,7 @@ class LayerCall:
     """A layer's call of the attention hook."""
 
     layer: int
-    """Index among the layers with attention."""
+    """Index of the layer among the layers with attention."""
     shape: LayerShape
     num_query_heads: int
     options: AttentionOptions
@@ -81,12 +81,13 @@ class LayerCall:
 
 
 class _NotPassedOnError(BadInput):
-    """A layer does not pass the keyword argument `paged` on to its attention."""
+    """A decoder layer does not pass the keyword argument `paged` on to its attention module."""
 
 
 class _CountsTokensError(BadInput):
-    """A layer's attention counts its tokens to compute positions, instead of using the positions passed to the
-    model."""
+    """A layer's attention computes positions by counting its tokens, instead of using the positions passed to
+    the model.
+    """
 
 
 @dataclass(slots=True)
@@ -95,9 +96,8 @@ class _RecordingContext(AttentionContext):
 
     calls: list[LayerCall] = field(default_factory=list)
     caller: str = ""
-    """Name of the attention module that is calling."""
     keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    """Keys of each call, with the index of the layer."""
+    """Key tensor of each attention call, with the layer's index."""
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     states: StateTrial = field(default_factory=StateTrial)
 
@@ -112,7 +112,7 @@ class _RecordingContext(AttentionContext):
         return query.new_zeros(query.shape[0], query.shape[1], options.value_dim(value))
 
     def _source(self) -> int | None:
-        """Return the earlier layer that passed the same key tensor object; None if there is none."""
+        """Return the index of the earlier layer that passed the same key tensor object; None if there is none."""
         key, layer = self.keys[-1]
         return next(
             (
@@ -158,11 +158,10 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
 
 
 def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
-    """Return the layers of a model that kvscope's attention does not support, after switching it to its own forward
-    code.
+    """Switch a model that can't use kvscope's attention to its own forward code, check it, and return its layers.
 
-    If that gives wrong results too, raises BadInput with the reasons for both. `error`: why kvscope's attention cannot
-    be used.
+    Raises BadInput with both reasons if its results are wrong in that way too. `error` is why kvscope's attention
+    cannot be used.
     """
     try:
         calls = own_calls(module, _reason_text(error))
@@ -178,7 +177,7 @@ def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
 
 
 def _refusal(module: nn.Module, reason: str) -> BadInput:
-    """Return an error with the reason why the model is not run: a damaged weight, or its architecture."""
+    """Return an error that refuses the model for `reason`, or because a weight is damaged, if one is."""
     weight = bad_weight(module)
     if weight is not None:
         return BadInput(f"the model is damaged: its weight {weight}")
@@ -186,8 +185,8 @@ def _refusal(module: nn.Module, reason: str) -> BadInput:
 
 
 def own_calls(module: nn.Module, reason: str) -> tuple[LayerCall, ...]:
-    """Switch `module` to its own forward code. Returns the data that each layer stores, recorded in a run of a few
-    tokens.
+    """Switch `module` to its own forward code. Returns a `LayerCall` for each layer, with the shape of the data that
+    the layer stores, recorded in a run of a few tokens.
 
     Raises BadInput, or any error of the model, if that is impossible.
     """
@@ -224,7 +223,7 @@ def pop_plain_trace(module: nn.Module) -> Trace | None:
 
 
 def _checked_with_latents(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
-    """Check the model with latents in the cache, or, if that fails, with keys and values."""
+    """Check the model with latents (MLA) in the cache, or, if that fails, with keys and values."""
     try:
         return _checked(module)
     except torch.OutOfMemoryError:
@@ -245,7 +244,7 @@ def _checked(module: nn.Module, *, with_latents: bool = True) -> tuple[tuple[Lay
 
 
 def record_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCall, ...]:
-    """Return each layer's call of the attention hook in a run of a few tokens; works for tensors without data too.
+    """Return each layer's call of the attention hook in a run of a few tokens. Works for tensors without data too.
 
     Afterwards, layers that can store latents do so, and the states of recurrent layers are recorded
     (`recurrent_layers`).
@@ -314,8 +313,10 @@ def _numbered_calls(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall
 
 
 def _record_with_hooks(module: nn.Module) -> _RecordingContext:
-    """Record the calls. If the model needs it, install hooks that pass keywords on or supply positions, and try
-    again."""
+    """Record each layer's call of the attention hook.
+
+    If that fails, install hooks that pass keywords on or supply positions, as the model needs, and try again.
+    """
     try:
         return _record(module)
     except _NotPassedOnError:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 Rows = dict[int, torch.Tensor]
-"""Tensors (rows of all tokens, ...), by layer index."""
+"""A tensor (all tokens of the script, ...) by layer index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Trace:
     attended: Rows = field(default_factory=dict)
     """Outputs of attention modules, which fused layers do not call."""
     recurrent: Rows = field(default_factory=dict)
-    """Outputs of recurrent layers, by the index among these."""
+    """Outputs of recurrent layers, by the index among the recurrent layers."""
     heads: Rows = field(default_factory=dict)
-    """Outputs of attention over blocks, (rows, heads, dim); empty for eager attention."""
+    """Outputs of paged attention, (rows, heads, dim); empty for eager attention."""
     logits: torch.Tensor | None = None
 
 
@@ -49,7 +49,7 @@ class LayerTap:
     def __init__(self, num_rows: int, forced: Trace | None = None) -> None:
         self.trace = Trace()
         self.rows: list[list[int]] = []
-        """Script rows of each sequence of the batch; further tokens are padding."""
+        """For each sequence of the batch, the script rows of its tokens; further tokens are padding."""
         self._num_rows = num_rows
         self._forced = forced
 

@@ -1,8 +1,8 @@
-"""Checks at load that a model run by its own code gives the same results in pieces over blocks as in a single call.
+"""Checks at load that a model run by its own code gives the same results with the paged cache as in a single call.
 
-Three sequences run in interleaved pieces, over shuffled blocks with nonzero garbage, and are compared with a run of
-each whole sequence without a cache. Each layer gets its input from that run. Windows are shortened to a few tokens.
-With an indexer, the check is repeated with few selected tokens, so that some are skipped.
+Three sequences run in interleaved chunks, over shuffled blocks with nonzero garbage, and are compared with a run of
+each whole sequence without a cache. Each layer gets its input from the run without a cache. Windows are shortened to a
+few tokens. With an indexer, the check is repeated with few selected tokens, so that some are skipped.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ from kvscope_telemetry.errors import BadInput
 CHOICES: Final = ("index_topk",)
 """Names of config attributes with the number of tokens that an indexer selects (sparse attention)."""
 MAX_OVERALL_DIFFERENCE: Final = 0.5
-"""Bound on the difference of all tokens together, if three in four are within the normal bound.
+"""Bound on the difference of all tokens together, if three quarters of them are within the normal bound.
 
-In 16 bits, one bit can change which of several equal scores an indexer selects, or the expert. Another sequence's cache
-would differ by 1.4.
+In 16 bits, one bit can change which of several equal scores an indexer selects, or the expert. The cache of a wrong
+sequence would differ by 1.4.
 """
 
 
 @torch.inference_mode()
 def check_own_forward(module: nn.Module) -> None:
-    """Compare the runs, and set `supports_batches`. Raises BadInput naming the first layer that differs."""
+    """Compare both runs, and set `supports_batches` on the model's `OwnForward`.
+
+    Raises BadInput naming the first layer that differs.
+    """
     own = own_forward(module)
     assert own is not None, "it is run by its own code"
     device = next(module.parameters()).device
@@ -87,13 +90,12 @@ def _supports_batches(
 
 
 def _with_positions_from_zero(sequence: CheckSequence) -> CheckSequence:
-    """Return the sequence with positions from 0, since the model computes positions from its cache."""
+    """Return the sequence with positions from 0, since the model computes positions from the length of its cache."""
     positions = torch.arange(sequence.length, device=sequence.ids.device)
     return CheckSequence(sequence.ids, positions, sequence.first_row, sequence.table)
 
 
 def _steps(sequences: Sequence[CheckSequence]) -> list[CheckStep]:
-    """Return steps with pieces of alternating prompts, followed by single tokens."""
     first, second, third = sequences
     half, pieces_end = first.length // 2, first.length - 3
     steps = [
@@ -111,12 +113,11 @@ def _steps(sequences: Sequence[CheckSequence]) -> list[CheckStep]:
 
 
 def _last(sequence: CheckSequence, number: int) -> ScriptPiece:
-    """Return the `number`-th token from the end."""
     return ScriptPiece(sequence, sequence.length - number, sequence.length - number + 1)
 
 
 def _layer_locations(own: OwnForward) -> list[LayerLocation]:
-    """Return the layers that run once per call, so that their inputs can be replaced."""
+    """Return the locations of layers that run once per call, so that their inputs can be replaced."""
     names = [layer.module for layer in own.layers]
     return [
         LayerLocation(number, decoder_layer_of(name), name)
@@ -181,8 +182,9 @@ def _paged_trace(
 def _fault(paged: Trace, whole: Trace, compares_all_tokens: bool, rows: list[int] | None = None) -> str:
     """Describe the first difference between the traces that is larger than rounding; empty if there is none.
 
-    Compares each token (of `rows`) if `compares_all_tokens`, else three tokens in four. Parts after attention are
-    always compared for three in four if attention was recorded, since one bit can change the expert.
+    `compares_all_tokens` bounds the difference of each token (of `rows`), otherwise only that of three quarters of
+    them. If attention was recorded, the parts after attention are bounded in the second way, since one bit can change
+    the expert.
     """
     assert paged.logits is not None, "a script computes logits"
     assert whole.logits is not None, "a script computes logits"

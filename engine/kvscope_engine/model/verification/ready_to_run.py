@@ -1,8 +1,8 @@
 """Prepares a loaded model to run, in an order in which each change can still be checked.
 
 kvscope's attention is installed and checked first; then parts are fused and the whole model is checked again. Other
-changes of the model, such as the head's, must come between the two, because plain weights are released afterwards. From
-then on, weights in host memory are streamed.
+changes of the model, such as those of the LM head, must come between the two, because unfused weights are released
+afterwards. From then on, weights in host memory are streamed.
 """
 
 from __future__ import annotations

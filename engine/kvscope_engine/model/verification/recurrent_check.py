@@ -2,8 +2,8 @@
 
 A layer must be able to continue from a state with several tokens in a call, and may be able to run single tokens of
 several sequences in a call. Not all of transformers' layers can: RecurrentGemma's ignore the state if a call has
-several tokens, and RWKV's mix the sequences of a batch. Each layer is run from random states, and compared with calls
-for one token of one sequence.
+several tokens, and RWKV's mix the sequences of a batch. Each layer is run from random states, and compared with a run
+that passes one token of one sequence per call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from kvscope_telemetry.errors import BadInput
 
 BOUND: Final = 1e-3
 LOW_BOUND: Final = 5e-2
-"""Bound in 16 bits, where sums are rounded differently. If a state is ignored or another's, the difference is 0.5."""
+"""Bound on the relative difference in 16 bits, where sums are rounded differently.
+
+If a layer ignores the state, or uses that of another sequence, the difference is 0.5.
+"""
 STATE_SIZE: Final = 0.5
 NUM_PIECE_TOKENS: Final = 3
 
@@ -64,7 +67,9 @@ class StateTrial(StateStep):
 
 
 def _supports_pieces(layer: RecurrentLayer, arguments: dict[str, Any]) -> bool:
-    """Whether several prompt tokens from a state give the same result in one call as in calls of one token."""
+    """Whether a call with several prompt tokens gives the same result, from the same state, as calls with one
+    token each.
+    """
     num_tokens = _num_tokens(arguments)
     piece_states, single_states = _random_states(layer, 1), _random_states(layer, 1)
     try:
@@ -118,7 +123,6 @@ def _random_states(layer: RecurrentLayer, num_sequences: int) -> list[torch.Tens
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Batch the arguments or outputs of single sequences, by concatenating tensors along the first dimension."""
     if isinstance(values[0], torch.Tensor) and values[0].dim() > 1:
         return torch.cat(values)
     if isinstance(values[0], tuple):

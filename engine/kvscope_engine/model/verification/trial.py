@@ -2,7 +2,7 @@
 
 Owns the recorded calls and the comparison. A replacement gets the input of the original and must return the same
 output, also for high positions and much larger numbers, so that no list of supported architectures is needed. Modules
-are referenced weakly, so that replaced ones are freed.
+are referenced weakly, so that replaced modules are freed.
 """
 
 from __future__ import annotations
@@ -42,17 +42,15 @@ OPS_WITHOUT_EFFECT: Final = frozenset(
 POSITIONS: Final = (3, 17, 0, 90, 41)
 STRAIN_FACTORS: Final = {torch.float16: 8.0}
 DEFAULT_STRAIN_FACTOR: Final = 1000.0
-"""Factor of the inputs in a second comparison, in which clamps take effect that had none in the first."""
+"""Factor by which inputs are larger in a second comparison, so that clamps take effect that had none in the first."""
 
 
 class ReplacementDiffers(Exception):
-    """A replacement computes something else than the original."""
+    """A replacement of a module gives another output than the original."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """Arguments and output of a module's call."""
-
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
@@ -69,7 +67,9 @@ class ModuleCall:
 
 @dataclass(slots=True)
 class TrialContext(AttentionContext):
-    """Attention context that records the first call of each layer, which later calls must equal."""
+    """Attention context that records the arguments of each layer's first call. Later calls of the layer must
+    equal it.
+    """
 
     layers: dict[int, tuple[tuple[torch.Tensor, ...], AttentionOptions, torch.Tensor]] = field(default_factory=dict)
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)

@@ -26,17 +26,18 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AddressSpace:
-    """`num_slots` slots of `slot_blocks` consecutive rows each, and `num_groups` page groups that can be mapped behind
-    them.
+    """Sizes of an address space with `num_slots` slots of `slot_blocks` consecutive block addresses each.
+
+    `num_groups` page groups of memory can be mapped behind the addresses.
     """
 
     num_slots: int
     slot_blocks: int
     num_groups: int
     group_blocks: Fraction = Fraction(1)
-    """Number of blocks that a group backs, at least 1."""
+    """Number of blocks that a page group backs, at least 1."""
     group_pages: tuple[int, ...] = (1,)
-    """Number of pages of a group in each tensor."""
+    """Number of pages that a page group has in each tensor."""
 
     @property
     def num_rows(self) -> int:
@@ -58,7 +59,7 @@ class AddressSpace:
 def page_group(block_bytes: Sequence[int | Fraction], page_bytes: int) -> tuple[Fraction, tuple[int, ...]]:
     """Return the number of blocks that a page group backs, at least 1, and its number of pages in each tensor.
 
-    `block_bytes`: bytes of a block in each tensor.
+    `block_bytes` is the size of a block in each tensor.
     """
     whole = max(Fraction(page_bytes, min(block_bytes)), Fraction(1))
     pages = tuple(-(-size * whole // page_bytes) for size in block_bytes)
@@ -76,11 +77,11 @@ def address_space(
 ) -> AddressSpace:
     """Return the sizes for a pool whose memory is that of `num_blocks` blocks with `block_bytes` bytes in each tensor.
 
-    A slot has `max_model_len` tokens, rounded up to whole pages of every tensor. There are no more slots than groups,
-    since each request holds at least one group.
+    A slot has `max_model_len` tokens, rounded up to whole pages of every tensor. There are no more slots than page
+    groups, since each request holds at least one group.
 
     Raises:
-        BadInput: If the memory is too small for one group, or there are more than `MAX_ROWS` rows.
+        BadInput: The memory is too small for one group, or there are more than `MAX_ROWS` block addresses.
     """
     group_blocks, pages = page_group(block_bytes, page_bytes)
     group_bytes = sum(pages) * page_bytes
@@ -99,7 +100,7 @@ def address_space(
 
 
 def page_range(first_block: int, num_blocks: int, block_bytes: int, page_bytes: int) -> range:
-    """Return the pages of a tensor to map for these blocks, given that the slot's earlier blocks are backed already.
+    """Return the pages of a tensor to map for `num_blocks` blocks, if the slot's earlier blocks are backed already.
 
     A page shared with the previous block is therefore not included.
     """

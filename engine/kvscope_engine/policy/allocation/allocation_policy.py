@@ -18,11 +18,11 @@ class AllocationPolicy(Protocol):
 
     @property
     def reserves(self) -> bool:
-        """Whether a request may hold blocks that are not in its table yet. Requests then share no blocks."""
+        """Whether a request may hold blocks that are not in its block table yet. Requests then share no blocks."""
 
     @property
     def max_request_tokens(self) -> int:
-        """Maximum length in tokens, prompt and output, of a request that runs alone."""
+        """Maximum number of tokens, prompt and output, of a request that runs alone."""
 
     def check_fits(self, request: Request) -> None:
         """Raise BadInput if the policy could not serve the request even if it ran alone."""
@@ -31,7 +31,7 @@ class AllocationPolicy(Protocol):
         """Return the number of blocks that `allocate` can return for `request` now, after a `move` if one is needed."""
 
     def num_held(self, request: Request) -> int:
-        """Return the number of blocks that the request holds, including those not in its table."""
+        """Return the number of blocks that the request holds, including those not in its block table."""
 
     def num_reserved_tokens(self, request: Request) -> int:
         """Return the number of token slots reserved for the request, used ones included; 0 if the policy does not
@@ -42,8 +42,8 @@ class AllocationPolicy(Protocol):
         """Return the number of blocks reserved for the request when it starts; 0 if the policy does not reserve."""
 
     def move(self, request: Request, count: int) -> list[int] | None:
-        """Return new blocks that replace those of the request's table, so that `count` more can follow; None if no move
-        is needed.
+        """Return new blocks for the request's whole block table, so that `count` more can follow; None if no move is
+        needed.
 
         The step copies from the old blocks, which are therefore not allocated again until `commit`.
         """
@@ -60,7 +60,7 @@ class AllocationPolicy(Protocol):
         """Free the old blocks of moved requests, after the step that copied from them."""
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
-        """Return one list of blocks per holder of references, for the integrity check."""
+        """Return the block lists of all holders of block references, for the integrity check."""
 
 
 class TableAllocation:
@@ -82,7 +82,7 @@ class TableAllocation:
 
 
 class PagedAllocation(TableAllocation):
-    """Allocates any block for any request: free ones first, then the least recently used cached one."""
+    """Allocates any block for any request: free blocks first, then the least recently used cached block."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -110,7 +110,7 @@ class PagedAllocation(TableAllocation):
         return self._pool.allocate(count, request.number, group)
 
     def release(self, request: Request, step: int) -> None:
-        """Return the blocks of the table to the pool; full hashed ones without another reference stay cached."""
+        """Return the request's blocks to the pool. Full hashed blocks without another reference stay cached."""
         self._pool.release(request.held_blocks, step)
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:

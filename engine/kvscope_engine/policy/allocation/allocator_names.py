@@ -5,4 +5,4 @@ from typing import Final
 from kvscope_telemetry.engine_config import ENGINE_ALLOCATORS
 
 ALLOCATORS: Final[tuple[str, ...]] = (*ENGINE_ALLOCATORS, "oracle")
-"""Names of all policies. `oracle` needs the lengths of the answers in advance, which only a simulation has."""
+"""Names of all policies. `oracle` needs the output lengths in advance, which only a simulation has."""

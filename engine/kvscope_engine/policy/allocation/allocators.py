@@ -37,11 +37,11 @@ def make_pool(
 ) -> BlockPool:
     """Create the pool for the policy `name`, with every block free.
 
-    Only `paged` has a prefix cache, slots in lower tiers and KV groups. `virtual` needs a `space`, whose rows are the
-    pool's blocks; `num_blocks` is then ignored. `other_tiers`: as in `BlockPool`.
+    Only `paged` has a prefix cache, slots in lower tiers and KV groups. `virtual` needs a `space`, whose addresses are
+    the pool's blocks; `num_blocks` is then ignored. For `other_tiers` see `BlockPool`.
 
     Raises:
-        BadInput: For an unknown name, and for prefix caching with a policy that shares no blocks.
+        BadInput: The name is unknown, or prefix caching is requested with a policy that shares no blocks.
     """
     if name not in ALLOCATORS:
         raise BadInput(f"allocator={name!r} is not accepted: must be one of {', '.join(ALLOCATORS)}")
@@ -76,7 +76,7 @@ def make_allocation(
     `virtual` needs a `mapper` if the blocks have real memory.
 
     Raises:
-        BadInput: If the pool is too small for `contiguous`, which needs a run of `max_model_len` tokens.
+        BadInput: The pool is too small for `contiguous`, which needs a run of `max_model_len` tokens.
     """
     assert not pool.num_active, f"{pool.num_active} blocks of the pool are in use"
     if isinstance(pool, MappedPool):

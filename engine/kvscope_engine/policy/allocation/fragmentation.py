@@ -43,9 +43,10 @@ class KVUse:
     num_reserved: int
     """Empty slots reserved for future tokens of their request."""
     num_internal: int
-    """Empty slots that are held and will never be used: the unused end of a last block (`paged`) or page (`virtual`),
-    or slots reserved beyond the final length. If the final length (`expected_tokens`) is unknown, the latter count as
-    reserved.
+    """Empty slots that are held and will never be used.
+
+    They are the unused end of a last block (`paged`) or page (`virtual`), or slots reserved beyond the request's final
+    length. If the final length (`expected_tokens`) is unknown, slots of the second kind count as reserved.
     """
     num_rounding: int
     """Empty slots held beyond any reservation, because the allocator rounds up to a power of two of whole blocks."""
@@ -57,12 +58,14 @@ class KVUse:
 
     @property
     def num_external_and_others(self) -> int:
-        """Fourth part of the paper's Figure 2."""
+        """Slots of external fragmentation and rounding, the fourth category of the paper's Figure 2."""
         return self.num_external + self.num_rounding
 
     @property
     def external_fragmentation(self) -> float:
-        """1 - largest free run / free slots, from 0 to 1: 0 if the free slots are contiguous, or there are none."""
+        """1 - largest free run / free slots, from 0 to 1. It is 0 if the free slots are contiguous, or no slot
+        is free.
+        """
         return 1 - self.largest_free_run / self.num_external if self.num_external else 0.0
 
 
@@ -108,8 +111,8 @@ def _page_use(pages: PageSlots, block_size: int, requests: Iterable[Request]) ->
 
 
 def _reservations(requests: Iterable[Request]) -> tuple[int, int, bool]:
-    """Return the empty reserved slots that will be used, those that will not, and whether any request has a
-    reservation.
+    """Return the number of empty reserved slots that will be used, the number of those that will not, and
+    whether any request has a reservation.
     """
     usable = superfluous = 0
     has_any = False

@@ -1,4 +1,4 @@
-"""Block pool of the policy `virtual`: each row is a virtual address, and only some rows are backed by memory.
+"""Block pool of the policy `virtual`: each ledger row is a virtual block address, and only some are backed by memory.
 
 Owns the set of rows that have memory (`mapped_rows`). It has no prefix cache, and callers choose the rows to allocate.
 """
@@ -16,7 +16,7 @@ from kvscope_telemetry.ledger import BlockState, Tier
 
 
 class MappedPool(BlockPool):
-    """Pool with one row per block of `space`. No row has memory before the first `map_rows`."""
+    """Pool with one ledger row per block address of `space`. No row has memory before the first `map_rows`."""
 
     def __init__(self, space: AddressSpace, block_size: int, *, num_states: int = 0) -> None:
         self._rows = MappedRows(space.num_rows)
@@ -27,11 +27,11 @@ class MappedPool(BlockPool):
         self._set_state(0, space.num_rows, BlockState.UNMAPPED)
 
     def map_rows(self, first: int, count: int) -> None:
-        """Mark `count` unmapped rows from `first` on as mapped and free."""
+        """Mark the `count` ledger rows from `first` on, which must be unmapped, as mapped and free."""
         self._rows.add(self._set_state(first, count, BlockState.FREE))
 
     def unmap_rows(self, first: int, count: int) -> None:
-        """Mark `count` free rows from `first` on as unmapped."""
+        """Mark the `count` ledger rows from `first` on, which must be free, as unmapped."""
         self._rows.remove(self._set_state(first, count, BlockState.UNMAPPED))
 
     def allocate_mapped(self, first: int, count: int, owner: int) -> list[int]:
@@ -49,5 +49,5 @@ class MappedPool(BlockPool):
 
 
 def page_slots_of(pool: BlockPool) -> PageSlots | None:
-    """Return the page groups of a `MappedPool`; None for every other pool."""
+    """Return the page-group counts of a `MappedPool`; None for every other pool."""
     return pool.page_slots if isinstance(pool, MappedPool) else None

@@ -14,7 +14,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class MappedRows:
-    """Flags of `num_blocks` rows, all of them initially without memory."""
+    """Flags of `num_blocks` ledger rows, all of them initially without memory."""
 
     __slots__ = ("_is_free", "_is_mapped", "_num_free", "_num_mapped")
 
@@ -40,7 +40,6 @@ class MappedRows:
         return len(self._is_mapped) - self._num_mapped
 
     def add(self, ids: Ids) -> None:
-        """Mark unmapped rows as mapped and free."""
         assert not self._is_mapped[ids].any(), f"rows {ids.tolist()} are mapped in part already"
         self._is_mapped[ids] = True
         self._num_mapped += len(ids)
@@ -64,14 +63,13 @@ class MappedRows:
         self._num_free += len(ids)
 
     def popleft(self) -> NoReturn:
-        """Raise AssertionError: callers choose the rows themselves (`allocate`)."""
+        """Raise AssertionError, because callers choose the ledger rows to allocate (`allocate`)."""
         raise AssertionError("rows of address space are taken by name")
 
     def popleft_n(self, count: int) -> NoReturn:
         raise AssertionError(f"{count} rows of address space are to be taken: they are taken by name")
 
     def check(self) -> None:
-        """Raise AssertionError unless the counts agree with the flags and all free rows have memory."""
         assert self._num_mapped == np.count_nonzero(self._is_mapped), "rows with memory are miscounted"
         assert self._num_free == np.count_nonzero(self._is_free), "free rows are miscounted"
         assert not (self._is_free & ~self._is_mapped).any(), "a row without memory is free"

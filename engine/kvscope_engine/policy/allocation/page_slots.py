@@ -34,7 +34,7 @@ class PageSlots:
 
     @property
     def num_needed(self) -> int:
-        """Number of groups needed by requests, summed over all slots."""
+        """Number of page groups that requests need, summed over all slots."""
         return self._num_needed
 
     @property
@@ -43,21 +43,20 @@ class PageSlots:
 
     @property
     def num_available(self) -> int:
-        """Number of groups that no request needs: free ones, and mapped ones that can be unmapped."""
+        """Number of page groups that no request needs: free groups, and mapped groups that can be unmapped."""
         return self.space.num_groups - self._num_needed
 
     def mapped(self, slot: int) -> int:
-        """Return the number of groups mapped behind the slot's first blocks."""
+        """Return the number of page groups mapped behind the slot's first blocks."""
         return int(self._mapped[slot])
 
     def needed(self, slot: int) -> int:
-        """Return the number of groups that the slot's request needs."""
         return int(self._needed[slot])
 
     def allocate_slot(self, num_groups: int) -> int:
-        """Return a free slot for a request that needs `num_groups` groups. There must be a free slot.
+        """Return a free slot for a request that needs `num_groups` page groups. There must be a free slot.
 
-        Among the slots with enough mapped groups, the one with the fewest is chosen; if none has enough, the one with
+        Chooses the slot with the fewest mapped groups among those with enough, or, if none has enough, the slot with
         the most.
         """
         free = np.flatnonzero(~self._is_used)
@@ -71,18 +70,18 @@ class PageSlots:
         return slot
 
     def set_needed(self, slot: int, num_groups: int) -> None:
-        """Record that the request of the slot needs the first `num_groups` groups, mapped or not."""
+        """Record that the slot's request needs the first `num_groups` page groups, whether they are mapped or not."""
         self._num_needed += num_groups - int(self._needed[slot])
         self._needed[slot] = num_groups
 
     def free_slot(self, slot: int) -> None:
-        """Free a slot. Its groups remain mapped."""
+        """Mark the slot as unused. Its page groups remain mapped."""
         self.set_needed(slot, 0)
         self._is_used[slot] = False
         self._num_used -= 1
 
     def set_mapped(self, slot: int, num_groups: int) -> None:
-        """Record that exactly the first `num_groups` groups of the slot are mapped."""
+        """Record that exactly the first `num_groups` page groups of the slot are mapped."""
         self._num_mapped += num_groups - int(self._mapped[slot])
         self._mapped[slot] = num_groups
 
@@ -103,7 +102,6 @@ class PageSlots:
         assert num_groups <= 0, f"{num_groups} groups more were to be taken away than are mapped and not needed"
 
     def check(self) -> None:
-        """Raise AssertionError unless the counts agree."""
         space = self.space
         assert self._num_mapped == self._mapped.sum() <= space.num_groups, "more groups are mapped than there are"
         assert self._num_needed == self._needed.sum(), "the groups needed are miscounted"

@@ -1,4 +1,4 @@
-"""Rules for the number of tokens reserved for a request; the reserving policies differ only in these."""
+"""Rules for the number of tokens reserved for a request; the policies that reserve differ only in these."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kvscope_telemetry.errors import BadInput
 
 
 class ReservationRule(Protocol):
-    """Computes a reservation from a request alone."""
+    """Computes the size of a reservation from a request alone."""
 
     @property
     def name(self) -> str:
         """Name of the policy as in `--allocator`."""
 
     def num_tokens(self, request: Request) -> int:
-        """Return the number of tokens, prompt and output, to reserve for the request in its present state."""
+        """Return the number of tokens, prompt and output, to reserve for the request in its current state."""
 
     def check(self, request: Request) -> None:
         """Raise BadInput if the request lacks a value that the rule needs."""
@@ -40,7 +40,7 @@ class ReservePowerOfTwo:
     """Reserves the prompt, and the output rounded up to a power of two ("Orca (Pow2)" in the PagedAttention paper).
 
     If the output's length is known (`expected_tokens`), that length is rounded, as in the paper: 25 to 32. Otherwise
-    the present length is rounded, so that the reservation doubles each time the output outgrows it.
+    the current length is rounded, so that the reservation doubles each time the output outgrows it.
     """
 
     name = "buddy"
@@ -51,20 +51,19 @@ class ReservePowerOfTwo:
         return request.num_prompt_tokens + (1 << (output - 1).bit_length())
 
     def check(self, request: Request) -> None:
-        """Raise BadInput if `expected_tokens` is out of range."""
         if request.expected_tokens is not None:
             _check_expected(request, request.expected_tokens)
 
 
 class ReserveExactly:
-    """Reserves the final length of the request ("Orca (Oracle)" in the PagedAttention paper). Only a simulator has
-    it.
+    """Reserves the final length of the request ("Orca (Oracle)" in the PagedAttention paper), which only a
+    simulator knows.
     """
 
     name = "oracle"
 
     def num_tokens(self, request: Request) -> int:
-        """Return the final length, or the present one if the request outgrew its `expected_tokens`."""
+        """Return the final length, or the current length if the request outgrew its `expected_tokens`."""
         return max(request.expected_tokens or 0, request.num_tokens)
 
     def check(self, request: Request) -> None:

@@ -21,7 +21,9 @@ from kvscope_telemetry.errors import BadInput
 
 @dataclass(slots=True)
 class Reservation:
-    """Run of a request, and the number of tokens for which it was reserved (at most the run's capacity)."""
+    """Contiguous run of blocks of a request, and the number of tokens for which it was reserved, at most the
+    run's capacity.
+    """
 
     run: list[int]
     num_tokens: int
@@ -54,7 +56,7 @@ class RunAllocation:
 
     @property
     def max_request_tokens(self) -> int:
-        """Capacity of the longest run of the empty pool, in tokens."""
+        """Number of tokens that fit in the longest run of the empty pool."""
         return self._max_run * self._pool.block_size
 
     def check_fits(self, request: Request) -> None:
@@ -69,8 +71,8 @@ class RunAllocation:
             )
 
     def num_available(self, request: Request) -> int:
-        """Return the number of blocks that the request can get: in its run, or in a longer run that it could extend or
-        move to.
+        """Return the number of blocks that the request can get in its run, or in a longer run to which it can extend or
+        move.
 
         For a request without a run, this is the length of its first run, or 0 if no run of that length is free.
         """
@@ -152,8 +154,9 @@ class RunAllocation:
         reservation.run = self._pool.allocate_run(length, number)
 
     def _num_tokens(self, request: Request) -> int:
-        """Return the number of tokens to reserve: as the rule says, at most the longest possible request, and at least
-        the request's current tokens.
+        """Return the number of tokens to reserve, according to the rule.
+
+        The result is at least the request's current tokens and at most the longest possible request.
         """
         reserved = min(self._rule.num_tokens(request), self._max_model_len, self.max_request_tokens)
         return max(request.num_tokens, reserved)

@@ -37,7 +37,7 @@ class RunPool(BlockPool):
         return self._runs.has_buddy(run[0], len(run))
 
     def extend_run(self, run: Sequence[int], owner: int) -> list[int]:
-        """Double the active `run` by its free buddy before or after it.
+        """Double the allocated `run` by its free buddy before or after it.
 
         Returns the blocks of the doubled run, which belongs to request `owner`.
         """
@@ -72,7 +72,7 @@ class BuddyList(AllMapped):
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
-        """The free ids, shape `(len,)`. O(len): for the integrity check."""
+        """Ids of the free blocks, shape `(len,)`. Takes O(len): for the integrity check."""
         spans = [np.arange(start, start + length, dtype=np.int64) for start, length in self.runs()]
         return np.concatenate(spans) if spans else np.empty(0, np.int64)
 
@@ -100,7 +100,7 @@ class BuddyList(AllMapped):
         return start
 
     def has_buddy(self, start: int, length: int) -> bool:
-        """Whether the run's buddy, the other half of the run of twice this length, is free."""
+        """Whether the run's buddy, the other half of the aligned run of twice its length, is free."""
         return start ^ length in self._starts[length.bit_length() - 1]
 
     def allocate_buddy(self, start: int, length: int) -> int:
@@ -139,7 +139,7 @@ class BuddyList(AllMapped):
         assert sum(length for _, length in self.runs()) == self._count, f"{self._count} blocks are not what is free"
 
     def _free_span(self, start: int, stop: int) -> None:
-        """Free blocks `start` to `stop` (exclusive), cut into the longest aligned runs."""
+        """Free blocks `start` to `stop` (exclusive) as the longest possible aligned runs."""
         self._count += stop - start
         assert self._count <= self._num_blocks, f"{stop - start} blocks given back to a full buddy list"
         while start < stop:
@@ -150,7 +150,6 @@ class BuddyList(AllMapped):
             start += 1 << order
 
     def _merge(self, start: int, order: int) -> None:
-        """Add a free run of 2**order blocks, merged with its buddy as long as that is free."""
         while order < len(self._starts) and (start ^ (1 << order)) in self._starts[order]:
             del self._starts[order][start ^ (1 << order)]
             start &= ~(1 << order)

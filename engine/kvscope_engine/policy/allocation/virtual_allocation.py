@@ -23,7 +23,9 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
 
 SPARE_SHARE: Final = 100
-"""One page group in this many, and at least one, stays available to running requests when another one is admitted."""
+"""One in `SPARE_SHARE` page groups, and at least one, must stay available to running requests when another is
+admitted.
+"""
 
 
 class PageMapper(Protocol):
@@ -35,7 +37,10 @@ class PageMapper(Protocol):
         """Map memory to `num_blocks` blocks from `first_block` on, none of which may have memory."""
 
     def unmap(self, first_block: int, num_blocks: int) -> None:
-        """Unmap the memory of these blocks. Their content is lost, so no running step may use them."""
+        """Unmap the memory of `num_blocks` blocks from `first_block` on.
+
+        Their content is lost, so no running step may use them.
+        """
 
 
 class NoMapper:
@@ -47,7 +52,7 @@ class NoMapper:
 
 
 class VirtualAllocation(TableAllocation):
-    """Allocates slots of addresses in an unused pool; requests share no blocks."""
+    """Allocates slots of virtual addresses in an unused pool. Requests share no blocks."""
 
     def __init__(self, pool: MappedPool, mapper: PageMapper) -> None:
         self._pool = pool
@@ -80,8 +85,8 @@ class VirtualAllocation(TableAllocation):
             )
 
     def num_available(self, request: Request) -> int:
-        """Return the number of blocks left in the request's pages, plus those that free and unneeded groups would
-        add.
+        """Return the number of unused blocks in the request's pages, plus those that free and unneeded page
+        groups would add.
         """
         slot, pages = self._slots.get(request.number), self._pages
         groups = pages.num_available + (pages.needed(slot) if slot is not None else -self._num_spare_groups)
@@ -102,7 +107,7 @@ class VirtualAllocation(TableAllocation):
         return self._pool.allocate_mapped(first, count, request.number)
 
     def release(self, request: Request, step: int) -> None:
-        """Free the slot. Its pages remain mapped until another request needs them."""
+        """Free the request's slot. Its pages remain mapped until another request needs them."""
         self._pages.free_slot(self._slots.pop(request.number))
         self._pool.release(request.block_table, step)
 
@@ -122,14 +127,16 @@ class VirtualAllocation(TableAllocation):
 
     @property
     def _num_spare_groups(self) -> int:
-        """Number of groups that must stay available when a request starts, so that it is not preempted immediately; 0
-        if no request runs.
+        """Number of page groups that must stay available when a request starts; 0 if no request runs.
+
+        Without them, the request could be preempted immediately.
         """
         return max(1, self._space.num_groups // SPARE_SHARE) if self._slots else 0
 
     def _ensure_mapped(self, slot: int, num_groups: int) -> None:
-        """Map memory behind the first `num_groups` groups of the slot, unmapping other slots' surplus if too few groups
-        are free.
+        """Map memory behind the first `num_groups` page groups of the slot.
+
+        If too few groups are free, unneeded groups of other slots are unmapped.
         """
         pages = self._pages
         pages.set_needed(slot, num_groups)
@@ -155,8 +162,8 @@ class VirtualAllocation(TableAllocation):
         self._pages.set_mapped(slot, num_groups)
 
     def _row_span(self, slot: int, start_group: int, stop_group: int) -> tuple[int, int]:
-        """Return the first row, and the number of rows, that the slot's groups from `start_group` to `stop_group`
-        back.
+        """Return the first ledger row, and the number of rows, backed by the slot's groups `start_group` to
+        `stop_group`.
         """
         start, stop = self._num_backed(start_group), self._num_backed(stop_group)
         return slot * self._space.slot_blocks + start, stop - start
@@ -175,7 +182,6 @@ class VirtualAllocation(TableAllocation):
         assert self._pages.needed(slot) == needed, f"slot {slot} needs {needed} groups, not {self._pages.needed(slot)}"
 
     def _check_rows(self) -> None:
-        """Raise AssertionError unless exactly the rows that the mapped groups back have memory."""
         space, state = self._space, self._pool.ledger.state
         backed = np.array([self._num_backed(self._pages.mapped(slot)) for slot in range(space.num_slots)])
         is_mapped = (state != BlockState.UNMAPPED).reshape(space.num_slots, space.slot_blocks)

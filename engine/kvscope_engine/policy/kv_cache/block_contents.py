@@ -13,12 +13,11 @@ from kvscope_telemetry.messages.commands import BlockContent
 def block_content(
     block: int, pool: BlockPool, requests: Mapping[int, Request], prefix_of: Callable[[int], Prefix | None]
 ) -> BlockContent:
-    """Return the token ids in `block`, a row of the ledger, without text; empty if the block is empty or does not
-    exist.
+    """Return the token ids in the ledger row `block`, without text; empty if the block is empty or does not exist.
 
     For the row of a recurrent state, these are the tokens of the last block before the state's position. `requests` are
-    the unfinished ones by number; `prefix_of` returns the prefix in a row of any tier. The cost is linear in the length
-    of the block tables searched.
+    the unfinished requests by number; `prefix_of` returns the prefix in a row of any tier. The cost is linear in the
+    length of the block tables searched.
     """
     if not 0 <= block < pool.ledger.num_blocks or not pool.ledger.filled[block]:
         return BlockContent(block=block)
@@ -43,14 +42,17 @@ def block_content(
 
 
 def _cache_separators(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
-    """Return (name, value) of the adapter and the cache salt, if any, which separate equal texts in the prefix
-    cache.
+    """Return (name, value) of the LoRA adapter and the cache salt, which separate equal texts in the prefix cache.
+
+    Missing ones are left out.
     """
     return tuple((name, text) for name, text in (("LoRA", adapter), ("Cache salt", salt)) if text)
 
 
 def _holder(block: int, owner: int, requests: Mapping[int, Request]) -> Request | None:
-    """Return a request whose tables contain the block: its owner if possible, else another one that shares it."""
+    """Return a request whose block tables contain the block: its owner if possible, else another request that
+    shares it.
+    """
     request = requests.get(owner)
     if request is not None and _tables_contain(request, block):
         return request

@@ -37,12 +37,11 @@ MAX_PREFIX_HITS: Final = np.iinfo(np.uint16).max
 
 
 class LowerTier(Protocol):
-    """Destination of evicted blocks."""
-
     def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
-        """Copy `blocks`, which contain `prefixes` and are about to be reused.
+        """Copy the contents of `blocks`, which are about to be reused, to a lower tier.
 
-        Returns, for each prefix, whether it can still be found in a lower tier.
+        `prefixes` are the cached prefixes in the blocks. Returns, for each prefix, whether it can still be found in a
+        lower tier.
         """
 
 
@@ -88,23 +87,26 @@ class BlockPool:
         self.history = PrefixHistory() if prefix_caching else None
         self.moves = MoveLog()
         self.lower_tier: LowerTier | None = None
-        """Destination of evicted blocks. If None, their contents are lost."""
+        """Destination of evicted blocks. If it is None, their contents are lost."""
         self.cache_log: CacheLog | None = None
         """Log of insertions into the prefix cache and removals from it; None if no KV events are published."""
         self.step = 0
-        """Number of the step in progress, with which changes are dated. Set by the scheduler."""
+        """Number of the step in progress, recorded with each change. Set by the scheduler."""
         self.evicted_blocks = 0
-        """Number of cached blocks that lost their prefix since the start, by reuse or on request."""
+        """Number of cached blocks that lost their prefix since the start, because they were reused or on request."""
         keeps_null = any(group.window for group in groups)
         self._free: FreeBlocks = free if free is not None else FreeList(num_blocks, keeps_null=keeps_null)
         self.num_usable = num_blocks - keeps_null
-        """Number of blocks that can be allocated. Under `virtual`, where rows are addresses, there may be memory for
-        fewer.
+        """Number of blocks that can be allocated.
+
+        Under `virtual`, where ledger rows are addresses, there may be memory for fewer.
         """
         if keeps_null:
             self.ledger.state[NULL_BLOCK] = BlockState.UNMAPPED
         self.changed_rows = ChangedRows(self.ledger.num_blocks)
-        """Rows changed since they were last drained. All code that changes the ledger must mark the rows."""
+        """Ledger rows changed since they were last drained. All code that changes the ledger must mark the rows
+        here.
+        """
         self._eviction_order = EvictionOrder(self.ledger.eviction_order, self.changed_rows)
         self._is_measured = False
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
@@ -117,7 +119,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Number of blocks that no table holds and that contain a cached prefix."""
+        """Number of blocks that contain a cached prefix and that no block table holds."""
         return self._eviction_order.num_cached
 
     @property
@@ -126,7 +128,9 @@ class BlockPool:
 
     @property
     def num_unmapped(self) -> int:
-        """Number of rows that cannot be allocated: the null block, and under `virtual` the rows without memory."""
+        """Number of ledger rows that cannot be allocated: the null block, and under `virtual` the rows without
+        memory.
+        """
         return self._free.num_unmapped
 
     @property
@@ -142,7 +146,9 @@ class BlockPool:
         return self._ref_counts[block]
 
     def is_private(self, block: int) -> bool:
-        """Whether an active block may be written to, because one table holds it and the prefix cache does not."""
+        """Whether an active block may be written to, because only one table holds it and it is not in the
+        prefix cache.
+        """
         return self._ref_counts[block] == 1 and not self._hashes[block]
 
     def prefix(self, block: int) -> Prefix | None:
@@ -150,7 +156,7 @@ class BlockPool:
         return self.index.prefix(block) if self.index is not None else None
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """Return how many of `blocks` are cached and not pinned. A hit on them reduces `num_available`."""
+        """Return how many of `blocks` are cached and not pinned. Reusing those reduces `num_available`."""
         idle = self._eviction_order.idle
         return sum(block in idle for block in blocks)
 
@@ -176,7 +182,7 @@ class BlockPool:
         self.changed_rows.add(ids)
 
     def hit(self, blocks: Sequence[int], step: int) -> None:
-        """Add a reference to distinct `blocks`, active or cached, whose prefixes a prompt reuses."""
+        """Add a reference to distinct active or cached `blocks`, whose prefixes a prompt reuses."""
         ids, ledger = np.array(blocks, np.int64), self.ledger
         for block in ids[ledger.ref_count[ids] == 0].tolist():
             self._eviction_order.remove(block)
@@ -189,7 +195,8 @@ class BlockPool:
     def release(self, blocks: Sequence[int], step: int) -> None:
         """Remove a reference to distinct `blocks`, given in the order of their block table.
 
-        Of two blocks of one text, the later one is evicted first, because it is of no use without the earlier one.
+        Of two blocks of one text, the later block is evicted first, because it can't be reused without the earlier
+        block.
         """
         ids, ledger = np.array(blocks[::-1], np.int64), self.ledger
         counts = ledger.ref_count[ids] - 1
@@ -211,7 +218,9 @@ class BlockPool:
         self.changed_rows.add(ids)
 
     def record_move(self, sources: Sequence[int], targets: Sequence[int], owner: int, step: int) -> None:
-        """Record that request `owner`'s tokens moved from `sources[i]`, which is then empty, to `targets[i]`."""
+        """Record that request `owner`'s tokens were moved from each block `sources[i]`, which is now empty, to
+        `targets[i]`.
+        """
         filled = self.ledger.filled[np.array(sources, np.int64)].tolist()
         owners = [owner] * len(targets)
         self.record_write(sources, [0] * len(sources), owners, step)
@@ -234,7 +243,8 @@ class BlockPool:
         self.changed_rows.add(ids)
 
     def record_skips(self, ids: Ids, skipped: npt.NDArray[np.uint32]) -> None:
-        """Record the share of each active block that decodes skipped with sparse attention (`ledger.attention_units`).
+        """Record the fraction of each active block that decodes skipped with sparse attention
+        (`ledger.attention_units`).
 
         If `ids` contains a block several times, the minimum is recorded.
         """
@@ -246,7 +256,7 @@ class BlockPool:
     def seal(self, block: int, prefix: Prefix) -> None:
         """Insert a full active block into the prefix cache.
 
-        If another block has the same prefix, this one remains unhashed and is freed when it is released.
+        If another block has the same prefix, the new block remains unhashed and is freed when it is released.
         """
         if self.index is not None and self.index.insert(block, prefix):
             assert self.history is not None, "an index without a history"
@@ -292,7 +302,7 @@ class BlockPool:
         self._clear(np.array(blocks, np.int64))
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless all parts of the pool agree with `tables`.
+        """Raise AssertionError unless the pool's data structures agree with each other and with `tables`.
 
         `tables` are the block tables or, if blocks are reserved, the reservations that contain them.
         """
@@ -340,7 +350,7 @@ class BlockPool:
         self.ledger.parent[ids] = 0
 
     def _mark_cached(self, ids: Ids) -> None:
-        """Mark unheld, hashed blocks as cached; the first of `ids` is evicted first."""
+        """Mark hashed blocks without references as cached. The first of `ids` is evicted first."""
         self.ledger.state[ids] = BlockState.CACHED
         self._eviction_order.add(ids)
 

@@ -15,7 +15,7 @@ from kvscope_telemetry.kv_events.encoding import pack_extra_keys
 from kvscope_telemetry.ledger import Tier
 
 MEDIA: Final = {Tier.HBM: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"}
-"""vLLM's names for the tier of a block; the device tier is `GPU` even on a CPU."""
+"""vLLM's names for the tiers of blocks; the device tier is `GPU` even on a CPU."""
 
 
 class CacheLog:
@@ -33,14 +33,12 @@ class CacheLog:
         self._pending_tier = Tier.HBM
 
     def record_stored(self, prefix: Prefix, tier: Tier = Tier.HBM) -> None:
-        """Record that the prefix can be found in `tier` from then on."""
         if self._pending_run and (tier != self._pending_tier or prefix.parent != self._pending_run[-1].digest):
             self._flush_run()
         self._pending_run.append(prefix)
         self._pending_tier = tier
 
     def record_removed(self, prefixes: Iterable[Prefix], tier: Tier = Tier.HBM) -> None:
-        """Record that the prefixes can no longer be found in `tier`."""
         by_group: dict[int, list[Prefix]] = {}
         for prefix in prefixes:
             by_group.setdefault(prefix.group, []).append(prefix)
@@ -80,11 +78,11 @@ class CacheLog:
 
 
 def _block_hash(digest: bytes) -> int:
-    """Return the published hash without the KV group, as in vLLM."""
+    """Return the 64-bit hash that is published for a digest, without the KV group, as in vLLM."""
     return published_hash(digest[:DIGEST_BYTES])
 
 
 def _extra_keys(run: list[Prefix]) -> bytes | None:
-    """Return vLLM's extra keys: an adapter's name for every block, a salt only for a text's first block."""
+    """Return vLLM's `extra_keys`: an adapter's name for every block, a salt only for a text's first block."""
     keys = [tuple(filter(None, (prefix.adapter, prefix.salt))) or None for prefix in run]
     return pack_extra_keys(tuple(keys)) if any(keys) else None

@@ -1,4 +1,4 @@
-"""The set of ledger rows changed since the last frame."""
+"""The set of ledger rows changed since the last telemetry frame."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ChangedRows:
             self._ids.append(row)
 
     def add(self, rows: npt.NDArray[np.int64]) -> None:
-        """Mark rows, shape `(n,)` without duplicates, as changed."""
+        """Mark ledger rows, shape `(n,)` without duplicates, as changed."""
         new_rows = rows[~self._flags_array[rows]]
         self._flags_array[new_rows] = True
         self._ids += new_rows.tolist()
 
     def drain(self) -> npt.NDArray[np.uint32]:
-        """Return the changed rows, sorted, and clear the set."""
+        """Return the changed ledger rows, sorted, and clear the set."""
         rows = np.array(self._ids, np.uint32)
         rows.sort()
         self._flags_array[rows] = False

@@ -1,4 +1,4 @@
-"""The order in which the cached rows of a tier are evicted, and which rows are pinned."""
+"""The order in which the cached ledger rows of a tier are evicted, and which rows are pinned."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ MAX_EVICTION_ORDER: Final = np.iinfo(np.uint32).max
 
 
 class EvictionOrder:
-    """Cached rows of one tier in the order in which they are evicted, and the pinned rows.
+    """Cached ledger rows of one tier in the order in which they are evicted, and the pinned rows.
 
-    Owns the order, the pins and the ledger's column `eviction_order` of its rows: a row gets the next number when it
-    becomes evictable, and 0 when it no longer is. Pinned rows, in use or cached, are not in the order until they are
-    unpinned. Callers mark the rows as changed that they add, remove or pop; `pin`, `unpin` and `refresh` mark theirs.
-    See docs/internals/decisions/0023-eviction-order-is-a-counter.md.
+    Owns the order, the pins and the ledger's column `eviction_order` of the tier's rows: a row gets the next number
+    when it becomes evictable, and 0 when it no longer is. Pinned rows, in use or cached, are not in the order until
+    they are unpinned. Callers mark the rows that they add, remove or pop as changed; `pin`, `unpin` and `refresh` mark
+    the rows themselves. See docs/internals/decisions/0023-eviction-order-is-a-counter.md.
     """
 
     __slots__ = ("_changed", "_column", "_next_number", "_numbers", "_pinned_cached", "idle", "pinned")
 
     def __init__(self, column: npt.NDArray[np.uint32], changed: ChangedRows) -> None:
         self.pinned: set[int] = set()
-        """Rows, in use or cached, that are protected from eviction."""
+        """Ledger rows, in use or cached, that are protected from eviction."""
         self.idle: OrderedDict[int, None] = OrderedDict()
-        """Evictable rows, the next one first. Other classes may read it but must not change it."""
+        """Evictable ledger rows; the first one is evicted next. Other classes may read it but must not change it."""
         self._pinned_cached: dict[int, None] = {}  # cached and pinned
         self._column = column
         self._numbers = column.data  # the same memory, faster for one row
@@ -46,16 +46,16 @@ class EvictionOrder:
 
     @property
     def num_cached(self) -> int:
-        """Number of cached rows, pinned ones included."""
+        """Number of cached ledger rows, including pinned rows."""
         return len(self.idle) + len(self._pinned_cached)
 
     @property
     def cached(self) -> list[int]:
-        """All cached rows, pinned ones last."""
+        """All cached ledger rows, pinned rows last."""
         return list(chain(self.idle, self._pinned_cached))
 
     def add(self, ids: Ids) -> None:
-        """Append rows that became cached. The first of `ids` is evicted first."""
+        """Append ledger rows that became cached. The first of `ids` is evicted first."""
         rows: list[int] = ids.tolist()
         if self.pinned:
             self._pinned_cached.update(dict.fromkeys(row for row in rows if row in self.pinned))
@@ -66,12 +66,12 @@ class EvictionOrder:
         self.idle.update(dict.fromkeys(rows))
 
     def add_one(self, row: int) -> None:
-        """Append one row, which must not be pinned."""
+        """Append one cached ledger row, which must not be pinned."""
         self._numbers[row] = self._reserve_numbers(1)
         self.idle[row] = None
 
     def remove(self, row: int) -> None:
-        """Remove a cached row that is in use again or whose prefix was dropped."""
+        """Remove a cached ledger row that is in use again or whose prefix was dropped."""
         if row in self.idle:
             del self.idle[row]
             self._numbers[row] = 0
@@ -79,13 +79,13 @@ class EvictionOrder:
             del self._pinned_cached[row]
 
     def refresh(self, row: int) -> None:
-        """Make an evictable row the last to be evicted, because it was used."""
+        """Move an evictable ledger row to the end of the order, because it was used."""
         self._numbers[row] = self._reserve_numbers(1)
         self.idle.move_to_end(row)
         self._changed.add_one(row)
 
     def pop(self, count: int) -> list[int]:
-        """Remove and return the next rows to be evicted, at most `len(self)`."""
+        """Remove and return the `count` ledger rows to be evicted next, at most `len(self)`."""
         rows = [self.idle.popitem(last=False)[0] for _ in range(count)]
         for row in rows:
             self._numbers[row] = 0
@@ -101,7 +101,7 @@ class EvictionOrder:
                 self._changed.add_one(row)
 
     def unpin(self, rows: Iterable[int]) -> None:
-        """Make rows evictable again. Cached rows move to the end of the order, as if they had just been used."""
+        """Make ledger rows evictable again. Cached rows move to the end of the order, as if they had just been used."""
         for row in rows:
             self.pinned.discard(row)
             if row in self._pinned_cached:
@@ -110,7 +110,7 @@ class EvictionOrder:
                 self._changed.add_one(row)
 
     def clear(self) -> list[int]:
-        """Remove every cached and pinned row. Returns the cached ones, the last to be evicted first."""
+        """Remove every cached and pinned ledger row. Returns the cached rows, the last to be evicted first."""
         rows = self.cached[::-1]
         self._column[rows] = 0
         self.idle.clear()
@@ -127,7 +127,10 @@ class EvictionOrder:
         assert in_order == list(self.idle), f"the ledger's order of eviction is {in_order}, not {list(self.idle)}"
 
     def _reserve_numbers(self, count: int) -> int:
-        """Return the first of `count` unused numbers. When they run out, evictable rows are numbered from 1 again."""
+        """Return the first of `count` unused values of the column `eviction_order`.
+
+        When the values run out, evictable rows are numbered from 1 again.
+        """
         if self._next_number + count > MAX_EVICTION_ORDER:
             rows = np.fromiter(self.idle, np.int64, len(self.idle))
             self._column[rows] = np.arange(1, len(rows) + 1, dtype=np.uint32)

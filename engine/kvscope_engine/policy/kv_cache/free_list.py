@@ -13,23 +13,20 @@ Ids = npt.NDArray[np.int64]
 
 
 class FreeBlocks(Protocol):
-    """Interface of the free list of a pool."""
-
     def __len__(self) -> int: ...
 
     @property
-    def ids(self) -> Ids:
-        """Free ids, shape `(len,)`."""
+    def ids(self) -> Ids: ...
 
     @property
     def num_unmapped(self) -> int:
-        """Number of blocks that are neither free nor in use, because they have no memory."""
+        """Number of blocks that are neither free nor in use: blocks without memory, and the null block."""
 
     @property
     def unmapped(self) -> Ids: ...
 
     def popleft(self) -> int:
-        """Return a free block. The list must not be empty."""
+        """Remove a block from the list and return it. The list must not be empty."""
 
     def popleft_n(self, count: int) -> list[int]: ...
 
@@ -39,8 +36,6 @@ class FreeBlocks(Protocol):
 
 
 class AllMapped:
-    """Base of free lists whose blocks all have memory."""
-
     __slots__ = ()
 
     @property
@@ -53,10 +48,10 @@ class AllMapped:
 
 
 class FreeList(AllMapped):
-    """Stack of free block ids in one array. Initially the lowest id is allocated first; later, the one that was freed
-    last.
+    """Stack of free block ids in one array.
 
-    The cost of allocating and freeing does not depend on the size of the pool. `keeps_null`: exclude `NULL_BLOCK`.
+    Initially the lowest id is allocated first; later, the block that was freed last. The cost of allocating and freeing
+    does not depend on the size of the pool. With `keeps_null`, `NULL_BLOCK` is excluded.
     """
 
     __slots__ = ("_count", "_excluded", "_stack")
@@ -68,7 +63,7 @@ class FreeList(AllMapped):
 
     @property
     def unmapped(self) -> Ids:
-        """The null block, if it is excluded."""
+        """The null block, if it is excluded; otherwise empty."""
         return self._excluded
 
     def __len__(self) -> int:
@@ -76,7 +71,7 @@ class FreeList(AllMapped):
 
     @property
     def ids(self) -> Ids:
-        """View of the free ids, shape `(len,)`; the last one is allocated next."""
+        """View of the free ids, shape `(len,)`. The last one is allocated next."""
         return self._stack[: self._count]
 
     def popleft(self) -> int:
@@ -99,5 +94,4 @@ class FreeList(AllMapped):
         self._count = high
 
     def check(self) -> None:
-        """Raise AssertionError unless each id is on the stack at most once."""
         assert len(np.unique(self.ids)) == self._count, "a block is on the free list twice"

@@ -1,4 +1,4 @@
-"""Checks that all parts of a block pool agree about each block, with each other and with the block tables.
+"""Checks that the data structures of a block pool agree with each other and with the block tables.
 
 Reads everything, changes nothing. O(pool): for tests, the debug switch and after a failure, not for each step.
 """

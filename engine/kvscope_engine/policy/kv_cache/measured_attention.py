@@ -1,4 +1,4 @@
-"""Writes measured attention of requests to the rows of their blocks in the ledger. Imports no torch."""
+"""Writes the measured attention of requests to the ledger rows of their blocks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kvscope_telemetry.ledger import attention_units
 
 
 def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32], step: int) -> None:
-    """Write `shares` (groups, num_single_token, blocks) of the plan's decodes to the ledger.
+    """Write attention shares, (groups, num_single_token, blocks), of the plan's decodes to the ledger.
 
-    Decodes whose shares are all 0 are ignored: they were not measured, for lack of memory. So are blocks freed since
-    then.
+    Decodes whose shares are all 0 are ignored, since they were not measured for lack of memory. So are blocks that were
+    freed in the meantime.
     """
     ids, values = _values_by_block(pool, plan, shares, np.asarray(shares.any(2)))
     if len(ids):
@@ -22,7 +22,7 @@ def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32]
 
 
 def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
-    """Write `skips` (num_single_token, blocks) to the ledger.
+    """Write the fractions of blocks that decodes skipped, (num_single_token, blocks), to the ledger.
 
     Models with sparse attention have a single KV group.
     """

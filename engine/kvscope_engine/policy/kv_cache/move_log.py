@@ -1,4 +1,4 @@
-"""Log of blocks that were evicted, copied, saved or loaded since the last frame.
+"""Log of blocks that were evicted, copied, saved or loaded since the last telemetry frame.
 
 Bounded; the code that drives a scheduler drains it after each step.
 """
@@ -16,7 +16,7 @@ MAX_IDS: Final = 1 << 16
 
 
 class MoveLog:
-    """Ids of ledger rows, with the meaning of `messages.telemetry.Moves`."""
+    """Ids of moved ledger rows, with the meaning of the fields of `messages.telemetry.Moves`."""
 
     __slots__ = ("_copied", "_evicted", "_loaded", "_saved")
 
@@ -27,19 +27,15 @@ class MoveLog:
         self._loaded: list[int] = []
 
     def record_evicted(self, rows: Sequence[int]) -> None:
-        """Record rows that lost their prefix."""
         _extend(self._evicted, rows)
 
     def record_copied(self, rows: Sequence[int]) -> None:
-        """Record rows that are targets of copy on write."""
         _extend(self._copied, rows)
 
     def record_saved(self, rows: Sequence[int]) -> None:
-        """Record rows that were written from the tier above."""
         _extend(self._saved, rows)
 
     def record_loaded(self, rows: Sequence[int]) -> None:
-        """Record rows that were loaded from a tier below."""
         _extend(self._loaded, rows)
 
     def drain(self) -> Moves:

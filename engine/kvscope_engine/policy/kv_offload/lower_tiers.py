@@ -20,19 +20,20 @@ from kvscope_engine.policy.scheduler_totals import SchedulerTotals
 from kvscope_telemetry.ledger import NO_OWNER, Tier
 
 BOUNCE_SHARE: Final = 64
-"""One host slot in this many is kept free as a bounce buffer for blocks loaded from disk."""
+"""One in `BOUNCE_SHARE` host slots is reserved as a bounce buffer for blocks loaded from disk."""
 MAX_BOUNCE: Final = 256
 SHUTDOWN_BATCH_BLOCKS: Final = 64
 """Number of blocks per write to disk at shutdown."""
 
 
 def num_bounce(num_host: int) -> int:
-    """Return how many of `num_host` host slots are kept free as a bounce buffer if there is a disk tier."""
+    """Return how many of `num_host` host slots are reserved as a bounce buffer if there is a disk tier."""
     return min(MAX_BOUNCE, max(1, num_host // BOUNCE_SHARE))
 
 
 class LowerTiers:
-    """Tiers below the pool: `pool.num_host` slots in host memory, and `pool.num_disk` slots on disk (0: no disk tier).
+    """Tiers below the pool: `pool.num_host` slots in host memory, and `pool.num_disk` slots on disk (0 without a disk
+    tier).
 
     `on_table` is called with each request whose `saved_tables` changed.
     """
@@ -55,7 +56,9 @@ class LowerTiers:
         self._add_recovered(mover.recovered())
 
     def find(self, digest: bytes) -> int | None:
-        """Return the row of the highest tier that holds the prefix with `digest`, or None."""
+        """Return the ledger row of the prefix with `digest` in the highest tier below the pool that holds it,
+        or None.
+        """
         row = self.host.find(digest)
         return self.disk.find(digest) if row is None else row
 
@@ -65,7 +68,7 @@ class LowerTiers:
     def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
         """Copy evicted blocks to host memory, unless it has their prefixes already.
 
-        Returns, for each prefix, whether it can still be found.
+        Returns, for each prefix, whether it can still be found in a lower tier.
         """
         missing = [i for i, prefix in enumerate(prefixes) if not self._refresh_if_on_host(prefix)]
         batch_size = max(1, self.host.count - self._num_bounce)
@@ -80,7 +83,7 @@ class LowerTiers:
     def swap_out(
         self, request: Request, blocks: Sequence[int], prefixes: Sequence[Prefix | None], filled: Sequence[int]
     ) -> list[int] | None:
-        """Copy `blocks`, which contain the request's computed tokens, to host memory. Returns their rows.
+        """Copy `blocks`, which contain the request's computed tokens, to host memory. Returns their new ledger rows.
 
         Returns None, and does nothing, if there is not enough space. `filled` is the number of used token slots of each
         block; `prefixes` has the prefix of each full block, and None for partial ones. For a prefix that is in host
@@ -106,7 +109,7 @@ class LowerTiers:
         return [next(new_rows) if row is None else row for row in host_rows]
 
     def acquire(self, rows: Sequence[int]) -> None:
-        """Add a reference to rows that will be loaded, so that they are not evicted."""
+        """Add a reference to ledger rows that will be loaded, so that they are not evicted."""
         for tier in (self.host, self.disk):
             tier.acquire([row for row in rows if row in tier])
 
@@ -115,14 +118,14 @@ class LowerTiers:
             tier.release([row for row in rows if row in tier])
 
     def release_saved(self, request: Request) -> None:
-        """Release the rows of a swapped-out request that resumed or ended."""
+        """Release the host and disk slots of a swapped-out request that resumed or ended."""
         self.release(request.saved_rows)
         request.saved_tables = ()
         request.num_saved_tokens = 0
         self._swapped.pop(request.number, None)
 
     def load(self, rows: Sequence[int], blocks: Sequence[int]) -> list[bool]:
-        """Load acquired `rows` into `blocks` of the pool.
+        """Copy the contents of the acquired ledger `rows` to `blocks` of the pool.
 
         Returns, for each row, whether it was read. The prefixes of unreadable rows are dropped.
         """
@@ -141,7 +144,7 @@ class LowerTiers:
         return (self.host if row in self.host else self.disk).prefix(row)
 
     def filled(self, row: int) -> int:
-        """Return the number of used token slots of `row`."""
+        """Return the number of used token slots in a ledger row of host memory or disk."""
         return int(self._pool.ledger.filled[row])
 
     def reset(self) -> None:
@@ -175,11 +178,10 @@ class LowerTiers:
 
     @property
     def failure(self) -> str:
-        """Reason why the disk is no longer used; empty while it is."""
+        """Reason why the disk tier is no longer used; empty if there was no failure."""
         return self._mover.failure
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless both tiers agree with `requests`."""
         tables = [request.saved_rows for request in requests]
         self.host.check(tables)
         self.disk.check(tables)
@@ -191,7 +193,7 @@ class LowerTiers:
         return groups
 
     def _refresh_if_on_host(self, prefix: Prefix) -> bool:
-        """Whether host memory holds the prefix; marks it as just used."""
+        """Mark the prefix as just used if host memory holds it. Returns whether it does."""
         row = self.host.find(prefix.digest)
         if row is not None:
             self.host.refresh(row)
@@ -207,9 +209,10 @@ class LowerTiers:
         self._totals.offloaded_blocks += len(rows)
 
     def _free_host_slots(self, count: int, *, demote: bool = False) -> int:
-        """Free host slots until `count` are free in addition to the bounce buffer. Returns how many of these are free.
+        """Free host slots until `count` slots are free in addition to the bounce buffer, if possible.
 
-        With `demote`, rows of swapped-out requests may be moved to disk as well.
+        Returns the number of free slots, at most `count`. With `demote`, rows of swapped-out requests may be moved to
+        disk too.
         """
         missing = count + self._num_bounce - self.host.num_free
         if missing > 0:
@@ -229,7 +232,7 @@ class LowerTiers:
         return len(oldest)
 
     def _drop_prefixes(self, tier: TierSlots, rows: list[int]) -> None:
-        """Drop the prefixes of `rows` from `tier`, and record those that no tier has any more."""
+        """Drop the prefixes of ledger `rows` from `tier`, and record those that no tier has any more."""
         prefixes = [tier.drop_prefix(row) for row in rows]
         lost = [prefix for prefix in prefixes if prefix is not None and self._is_lost(prefix)]
         if self._pool.history is not None:
@@ -240,7 +243,7 @@ class LowerTiers:
         return (index is None or index.get(prefix.digest) is None) and self.find(prefix.digest) is None
 
     def _copy_to_disk(self, rows: list[int]) -> None:
-        """Copy host rows that have a prefix to disk, unless the disk has it already.
+        """Copy those host rows that have a prefix to disk, unless the disk has the prefix already.
 
         If the drive is slow, only as many are copied as it accepts without waiting: cached blocks never wait for the
         disk (docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md).
@@ -252,7 +255,7 @@ class LowerTiers:
         self.disk.release([target for target in targets if target is not None])
 
     def _refresh_if_on_disk(self, row: int) -> bool:
-        """Whether the disk holds the prefix of a host row; marks it as just used."""
+        """Mark the prefix of a host row as just used on disk if the disk holds it. Returns whether it does."""
         prefix = self.host.prefix(row)
         disk_row = None if prefix is None else self.disk.find(prefix.digest)
         if disk_row is not None:
@@ -320,7 +323,7 @@ class LowerTiers:
         self._drop_prefixes(self.disk, rows)
 
     def _add_recovered(self, recovered: Sequence[tuple[int, Prefix]]) -> None:
-        """Add the slots, possibly very many, whose content a disk file kept from a previous run."""
+        """Add the disk slots, possibly very many, that a disk file contains from a previous run."""
         rows, prefixes = [self.disk.first + slot for slot, _ in recovered], [prefix for _, prefix in recovered]
         self.disk.adopt(rows)
         groups = [prefix.group for prefix in prefixes]

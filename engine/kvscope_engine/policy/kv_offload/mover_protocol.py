@@ -2,7 +2,7 @@
 
 The engine's implementation copies real bytes, the simulator's counts them, the tests' checks them. Calls take effect as
 if each were complete when it returns. An implementation may defer copies as long as this cannot be observed, and must
-have made them when `flush` returns. Blocks of the pool are ids of the pool; slots are numbered from 0 in each tier.
+have made them when `flush` returns. Blocks are numbered as in the pool, slots from 0 in each tier.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ class TierMover(Protocol):
 
     @property
     def failure(self) -> str:
-        """Reason why the disk tier is no longer used, one line; empty while it is."""
+        """Reason why the disk tier is no longer used, one line; empty if there was no failure."""
 
     @property
     def has_disk(self) -> bool:
-        """Whether the disk tier can be written. Once it failed (full or removed), this remains False."""
+        """Whether the disk tier can be written. After a failure (disk full or removed) this is False for good."""
 
     @property
     def num_offloadable(self) -> int:
         """Number of slots that `offload` can write now without waiting for the drive."""
 
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy blocks of the pool to slots in host memory."""
+        """Copy blocks of the pool to slots in host memory: `blocks[i]` to `slots[i]`."""
 
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy slots in host memory to blocks of the pool."""
+        """Copy slots in host memory to blocks of the pool: `slots[i]` to `blocks[i]`."""
 
     def offload(self, slots: Sequence[int], disk_slots: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
-        """Copy slots in host memory to slots on disk. Returns, for each, whether it was written.
+        """Copy slots in host memory to slots on disk. Returns, for each slot, whether it was written.
 
-        `prefixes` identify the content at the next start if the disk file is kept; None for blocks that only a
+        `prefixes` identify the content at the next start if the disk file is retained; None for blocks that only a
         swapped-out request needs.
         """
 
     def load_from_disk(self, disk_slots: Sequence[int], slots: Sequence[int]) -> list[bool]:
-        """Copy slots on disk to slots in host memory. Returns, for each, whether it was read intact; otherwise it is
-        lost.
+        """Copy slots on disk to slots in host memory. Returns, for each slot, whether it was read intact.
+
+        The content of other slots is lost.
         """
 
     def flush(self) -> None:

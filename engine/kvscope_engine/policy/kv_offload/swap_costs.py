@@ -10,7 +10,7 @@ from typing import Final
 from kvscope_engine.policy.step_plan import StepPlan
 
 MIN_TOKENS: Final = 16
-"""Minimum number of tokens of a step that is measured: smaller prefills take as long as a decode."""
+"""Minimum number of tokens of a step whose duration is measured, because smaller prefills take as long as a decode."""
 WEIGHT: Final = 0.2
 """Weight of the newest measurement in the exponential mean."""
 
@@ -22,7 +22,7 @@ class PrefillRate:
         self._seconds_per_token: float | None = None
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """Include a step that took `seconds`, if it mostly computed prompts."""
+        """Include a step that took `seconds` in the mean, if more than half of its tokens were prefill."""
         num_tokens = plan.num_tokens
         if num_tokens < MIN_TOKENS or plan.num_single_token * 2 > num_tokens or plan.has_drafts:
             return

@@ -1,8 +1,8 @@
-"""The slots of one lower tier: rows of the ledger after those of the pool's blocks.
+"""The slots of one lower tier (host memory or disk), which are ledger rows after those of the pool's blocks.
 
 Owns these rows, their free list, the index of cached prefixes, and the eviction order. Copies no bytes, and does not
-decide what is stored (`LowerTiers`). A slot is free, cached (not held, its prefix can be found) or active (held by
-`ref_count` swapped-out requests or copies in progress).
+decide what is stored (`LowerTiers`). A slot is free, cached (without references; its prefix can be found) or active
+(held by `ref_count` swapped-out requests or copies in progress).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 
 
 class TierSlots:
-    """Rows of the pool's ledger for `tier`, all free at first, with the ledger's row numbers."""
+    """Ledger rows of the slots of `tier`, all free at first. Methods use the ledger's row numbers."""
 
     def __init__(self, pool: BlockPool, tier: Tier) -> None:
         rows = pool.rows_by_tier[tier]
@@ -44,15 +44,16 @@ class TierSlots:
         return self.first <= row < self.first + self.count
 
     def slots(self, rows: Sequence[int]) -> list[int]:
-        """Return the slot numbers of `rows` within the tier, from 0, as `TierMover` uses them."""
+        """Return the slot numbers within the tier, from 0, of ledger `rows`. `TierMover` uses slot numbers."""
         return [row - self.first for row in rows]
 
     def find(self, digest: bytes) -> int | None:
         return self._row_of.get(digest)
 
     def prefix(self, row: int) -> Prefix | None:
-        """Return the prefix stored in `row`; None if it has none (a swapped-out request's partial block, or a free
-        row).
+        """Return the prefix stored in the ledger row.
+
+        Returns None for a free row, and for a swapped-out request's partial block.
         """
         return self._prefix_of.get(row)
 
@@ -60,11 +61,11 @@ class TierSlots:
         return self._columns.ref_count[row]
 
     def oldest(self, count: int) -> list[int]:
-        """Return up to `count` cached rows, in the order in which they are evicted."""
+        """Return up to `count` cached ledger rows, in the order in which they are evicted."""
         return [row for row, _ in zip(self._eviction_order.idle, range(count), strict=False)]
 
     def allocate(self, count: int, owners: Sequence[int] | int) -> list[int]:
-        """Return `count` free rows, at most `num_free`, with one reference each.
+        """Return `count` free ledger rows, at most `num_free`, with one reference each.
 
         `owners` are the numbers of the requests that wrote the content, one per row or one for all.
         """
@@ -74,7 +75,7 @@ class TierSlots:
         return rows
 
     def adopt(self, rows: Sequence[int]) -> None:
-        """Allocate these free rows, with one reference each."""
+        """Allocate these ledger rows, which must be free, with one reference each."""
         adopted = set(rows)
         self._free = [row for row in self._free if row not in adopted]
         for row in rows:
@@ -83,7 +84,7 @@ class TierSlots:
     def fill(
         self, rows: Sequence[int], filled: Sequence[int], prefixes: Sequence[Prefix | None], groups: Sequence[int]
     ) -> None:
-        """Record the content of newly allocated rows: number of used token slots, prefix and KV group of each.
+        """Record the content of newly allocated ledger rows: number of used token slots, prefix and KV group of each.
 
         Rows with a prefix enter the index, unless it has the prefix already.
         """
@@ -99,7 +100,7 @@ class TierSlots:
                     self._pool.cache_log.record_stored(prefix, self._tier)
 
     def acquire(self, rows: Sequence[int]) -> None:
-        """Add a reference to cached or active rows, which must be distinct."""
+        """Add a reference to cached or active ledger rows, which must be distinct."""
         columns, step = self._columns, self._pool.step
         for row in rows:
             if row in self._eviction_order:
@@ -110,7 +111,7 @@ class TierSlots:
             self._pool.changed_rows.add_one(row)
 
     def release(self, rows: Sequence[int]) -> None:
-        """Remove a reference to distinct rows.
+        """Remove a reference to distinct ledger rows.
 
         A row without references becomes cached if it is in the index, otherwise free.
         """
@@ -128,12 +129,15 @@ class TierSlots:
                 self._clear(row)
 
     def refresh(self, row: int) -> None:
-        """Make a cached row the last to be evicted, because it was used. Has no effect on active rows."""
+        """Make a cached ledger row the last to be evicted, because it was used. Has no effect on active rows."""
         if row in self._eviction_order:
             self._eviction_order.refresh(row)
 
     def drop_prefix(self, row: int) -> Prefix | None:
-        """Remove the row's prefix from the index, and free the row if it is not held. Returns the prefix, or None."""
+        """Remove the prefix of a ledger row from the index, and free the row if it has no references.
+
+        Returns the prefix, or None if the row has none.
+        """
         prefix = self._prefix_of.pop(row, None)
         if prefix is not None:
             del self._row_of[prefix.digest]
@@ -199,8 +203,8 @@ class TierSlots:
 
 
 class _Columns:
-    """Columns of the ledger as memoryviews. Rows are changed one or two at a time, where numpy takes 10 times as
-    long.
+    """Columns of the ledger as memoryviews. Rows are changed one or two at a time, for which numpy is 10 times
+    slower.
     """
 
     __slots__ = ("filled", "group", "hash", "last_used_step", "owner", "parent", "ref_count", "state")

@@ -1,4 +1,4 @@
-"""The prefix index (which block contains which prefix), and the history that explains cache misses.
+"""The prefix index, which finds the block with a cached prefix, and the history that explains cache misses.
 
 Independent of the block pool.
 """

@@ -1,4 +1,4 @@
-"""Explains why a prompt did not find more in the prefix cache: what was evicted, and where known texts differ.
+"""Explains why a prompt found no longer prefix in the cache: what was evicted, and where known texts differ.
 
 Owns a bounded record of evicted digests and, for each cached block, the blocks that follow it in texts. It only
 explains the result of `find_reusable` and does not affect it.
@@ -18,12 +18,13 @@ from typing import Final
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
 MAX_EVICTED_DIGESTS: Final = 1 << 16
-"""Maximum number of evicted digests that are recorded, the newest ones. Each takes about 170 bytes, including the
-dictionary's entry.
+"""Maximum number of evicted digests that are recorded; the oldest are dropped. Each takes about 170 bytes,
+including the dictionary's entry.
 """
 EVICTED_BATCH: Final = MAX_EVICTED_DIGESTS // 8
-"""Number of oldest digests dropped together: finding a dictionary's first entry is slow after many entries before it
-were removed.
+"""Number of oldest digests that are dropped together.
+
+Finding a dictionary's first entry is slow once many entries before it have been removed.
 """
 MAX_SIBLINGS: Final = 8
 """Maximum number of cached texts that a prompt is compared with."""
@@ -31,7 +32,9 @@ MAX_SIBLINGS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why a block is not cached. Fields as `missed`, `missed_token` and `missed_step` of `EventData`."""
+    """Reason why a block is not cached. Fields correspond to `missed`, `missed_token` and `missed_step` of
+    `EventData`.
+    """
 
     kind: str = ""
     token: int = 0
@@ -47,7 +50,6 @@ class PrefixHistory:
         self._first: dict[bytes, dict[bytes, bytes]] = {}  # tokens of a first block -> digests and keys of adapters
 
     def record_cached(self, prefix: Prefix) -> None:
-        """Record that a block with `prefix` entered the cache."""
         self._evicted.pop(prefix.digest, None)
         self._following.setdefault(prefix.predecessor_key, {})[prefix.digest] = prefix.tokens
         if not prefix.parent:
@@ -69,7 +71,6 @@ class PrefixHistory:
         self._first.clear()
 
     def explain(self, prefix: Prefix) -> Miss:
-        """Return why no block with `prefix` is cached."""
         evicted_at = self._evicted.get(prefix.digest)
         if evicted_at is not None:
             return Miss("evicted", prefix.start, evicted_at)
@@ -89,7 +90,6 @@ class PrefixHistory:
 
 
 def _remove_digest(digests_by_key: dict[bytes, dict[bytes, bytes]], key: bytes, digest: bytes) -> None:
-    """Remove a digest under `key`, and the key with its last digest."""
     digests = digests_by_key.get(key)
     if digests is not None:
         digests.pop(digest, None)
@@ -98,7 +98,6 @@ def _remove_digest(digests_by_key: dict[bytes, dict[bytes, bytes]], key: bytes, 
 
 
 def _num_equal_tokens(tokens: bytes, other: bytes) -> int:
-    """Return the number of leading tokens (int32, packed) that are equal."""
     for low in range(0, min(len(tokens), len(other)), 4):
         if tokens[low : low + 4] != other[low : low + 4]:
             return low // 4

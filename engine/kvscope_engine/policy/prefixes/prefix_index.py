@@ -28,7 +28,7 @@ _ADAPTER_KEY_TAG: Final = b"\xff"
 def published_hash(digest: bytes) -> int:
     """Return the low 64 bits of a digest as the ledger publishes them; never 0, which means "not hashed".
 
-    They differ in each KV group.
+    The hashes of equal blocks differ between KV groups.
     """
     return int.from_bytes(digest[-8:], "big") or 1
 
@@ -36,21 +36,23 @@ def published_hash(digest: bytes) -> int:
 class Prefix(msgspec.Struct, frozen=True, gc=False):
     """Contents of a hashed block: `tokens` (little-endian int32) from position `start` of its text.
 
-    There is one per cached block: `gc=False` keeps a million of them out of the garbage collector.
+    There is one per cached block; `gc=False` exempts up to a million of them from garbage collection.
     """
 
     digest: bytes
-    """Digest, followed by the number of the KV group if it is not 0 (`group_digest`); the same holds for `parent`."""
+    """Digest of the text up to the end of the block, followed by the number of the KV group if it is not 0
+    (`group_digest`).
+    """
     start: int
     tokens: bytes
     parent: bytes = b""
-    """Digest of the previous block in the text; empty for the first block."""
+    """Digest of the previous block in the text, with the KV group as in `digest`; empty for the first block."""
     salt: str = ""
-    """Client's cache salt, part of the digest of a first block; empty in later blocks."""
+    """Client's cache salt, part of the digest of a text's first block; empty in later blocks."""
     adapter: str = ""
     """Name of the LoRA adapter that the block was computed with, for display; set in every block."""
     adapter_key: bytes = b""
-    """`Adapter.key`, part of the digest of a first block."""
+    """`Adapter.key`, part of the digest of a text's first block."""
 
     @property
     def group(self) -> int:
@@ -58,8 +60,9 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def predecessor_key(self) -> bytes:
-        """Key under which blocks with the same predecessor are compared: the parent's digest or, for a first block, the
-        extra of its adapter and salt.
+        """Key shared by the blocks that may follow the same text.
+
+        It is the parent's digest or, for a first block, the bytes that its digest contains for adapter and salt.
         """
         return self.parent or first_extra(self.salt, self.adapter_key)
 
@@ -74,7 +77,7 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
 
 
 class PrefixIndex:
-    """Full blocks by the digest of the text up to their end. The mapping is one-to-one."""
+    """One-to-one mapping between full blocks and the digests of the text up to their end."""
 
     def __init__(self, block_size: int, salt: bytes | None = None) -> None:
         self._block_size = block_size
@@ -86,14 +89,16 @@ class PrefixIndex:
         return len(self._block_of)
 
     def block_digest(self, parent: bytes | None, tokens: bytes, extra: bytes = b"") -> bytes:
-        """Return the digest of a block of packed `tokens` after `parent` (None: first block of its text).
+        """Return the digest of a block of packed `tokens`.
 
-        `extra` separates texts that must not share blocks although their tokens are equal.
+        `parent` is the digest of the previous block, or None for the first block of a text. `extra` separates texts
+        that must not share blocks although their tokens are equal.
         """
         return hashlib.sha256((parent or self._root) + tokens + extra).digest()
 
     def extend(self, digests: list[bytes], token_ids: Sequence[int], salt: str = "", adapter_key: bytes = b"") -> None:
-        """Append to `digests` those of the full blocks of `token_ids`, which follow the existing ones.
+        """Append the missing digests of the full blocks of `token_ids` to `digests`, which has those of the first
+        blocks.
 
         `salt` and `adapter_key` become part of the first block's digest, so that texts that differ in them share no
         blocks.
@@ -123,7 +128,6 @@ class PrefixIndex:
         return self._block_of.get(digest)
 
     def clear(self) -> list[int]:
-        """Remove all blocks and return them."""
         blocks = list(self._prefix_of)
         self._prefix_of.clear()
         self._block_of.clear()
@@ -146,7 +150,7 @@ class PrefixIndex:
 
 
 def first_extra(salt: str, adapter_key: bytes) -> bytes:
-    """Return the extra of a text's first block; empty without adapter and salt."""
+    """Return the bytes that adapter and salt add to the digest of a text's first block; empty without both."""
     return (_ADAPTER_KEY_TAG + adapter_key if adapter_key else b"") + salt.encode()
 
 

@@ -24,10 +24,10 @@ from kvscope_telemetry.running_time import RunningTime
 
 
 class Admission:
-    """Admits requests to one pool.
+    """Admits waiting requests to one pool.
 
-    1 % of the blocks, and at least one, is left to the running requests (watermark), unless none runs or the policy
-    reserves.
+    1 % of the blocks, and at least one, is reserved for the running requests (watermark), unless none runs or the
+    allocation policy reserves blocks.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Admission:
         return self.num_missing(request, found) - (self._watermark if is_alone else 0) <= 0
 
     def num_missing(self, request: Request, found: Reusable) -> int:
-        """Return the number of blocks that the request lacks if the watermark stays free; negative if blocks are left
-        over.
+        """Return the number of blocks that the request lacks in addition to the watermark; negative if blocks
+        are left over.
         """
         available = self._tables.num_available(request) - self._pool.num_idle(found.hits)
         return self._num_blocks(request) - len(found.hits) + self._watermark - available
@@ -86,10 +86,10 @@ class Admission:
         return request_events.with_loaded_state(event) if is_state_loaded else event
 
     def _start_state(self, states: StatePool, request: Request, found: Reusable) -> bool:
-        """Allocate a state slot for the request, with the recurrent state after its cached tokens.
+        """Allocate a slot with the recurrent state after the request's cached tokens.
 
         Returns whether the state was loaded from host memory. If not all blocks could be loaded, the request resumes
-        from the last retained state before the missing ones.
+        from the last retained state before the missing blocks.
         """
         size, is_whole = self._pool.block_size, request.num_computed_tokens == found.num_tokens
         request.diverged_at = found.num_tokens + found.num_stateless if found.num_stateless else 0

@@ -1,4 +1,4 @@
-"""Limits of a step: configured ones, and temporary ones below them."""
+"""Limits of a step: configured limits, and temporary limits below them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from __future__ import annotations
 class BatchLimits:
     """Maximum number of tokens and requests per step.
 
-    A temporary limit, by `reduce` or `cap_tokens`, applies in addition to the configured ones: the smallest one counts.
+    A temporary limit, set by `reduce` or `cap_tokens`, applies in addition to the configured limits; the smallest
+    counts.
     """
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -19,13 +20,13 @@ class BatchLimits:
     def set(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         """Configure the limits for the following steps.
 
-        Running requests above the limit continue; no others are admitted meanwhile.
+        If more requests run than the limit allows, they continue, and no others are admitted meanwhile.
         """
         assert min(max_num_seqs, max_num_batched_tokens) > 0, "a batch of nothing"
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
 
     def reduce(self, limits: tuple[int, int] | None) -> None:
-        """Temporarily lower the limits to (tokens, requests); None restores those of `set`."""
+        """Temporarily lower the limits to (tokens, requests). None restores the limits set with `set`."""
         assert limits is None or min(limits) > 0, "a batch of nothing"
         self._reduced = limits
 

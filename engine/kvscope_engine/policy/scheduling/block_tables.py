@@ -25,18 +25,18 @@ class BlockTables:
     ) -> None:
         self._tiers = tiers
         self._forked: set[int] = set()
-        """Numbers of the forks and their parents whose last block may be shared with another table or the prefix cache.
+        """Numbers of forked requests and their parents, whose last block may be shared with another table or
+        the prefix cache.
         """
         self._pool = pool
         self._allocation = allocation
         self._changes = changes
         self.reserves = allocation.reserves
-        """Whether requests may hold blocks that are not in their tables yet."""
+        """Whether requests may hold blocks that are not in their block tables yet."""
         self._no_null_blocks = NO_NULL_BLOCKS * len(pool.groups)
         self._windows = [(group, rule) for group, rule in enumerate(pool.groups) if rule.window]
 
     def init_tables(self, request: Request) -> None:
-        """Create empty tables for a new request, one per KV group."""
         request.block_tables = tuple([] for _ in self._pool.groups)
         request.num_null_blocks = self._no_null_blocks
 
@@ -80,7 +80,7 @@ class BlockTables:
     def start(self, request: Request, found: Reusable, step: int, builder: PlanBuilder) -> int:
         """Start the request with the cached blocks in `found`. Returns the number of tokens in them.
 
-        Rows of lower tiers are loaded into newly allocated blocks, for which `num_available` must suffice. If a row
+        Blocks in lower tiers are loaded into newly allocated blocks, for which `num_available` must suffice. If a block
         cannot be read, the tokens end before it.
         """
         if not found:
@@ -157,7 +157,7 @@ class BlockTables:
         self._changes.record_table(child, 0)
 
     def release(self, request: Request, step: int, *, keep_saved: bool = False) -> None:
-        """Release every block of the request, and its rows in lower tiers unless `keep_saved`."""
+        """Release every block of the request, and its blocks in lower tiers unless `keep_saved`."""
         if self._tiers is not None and request.saved_tables and not keep_saved:
             self._tiers.release_saved(request)
             self._changes.record_table(request, 0)
@@ -187,17 +187,20 @@ class BlockTables:
             self._allocation.commit(step)
 
     def _record_evictions(self, evicted_before: int, request: Request, builder: PlanBuilder) -> None:
-        """Remember `request` as the first one for which cached blocks were evicted in this step, if any were."""
+        """Record `request` as the first for which cached blocks were evicted in this step, if any were and it
+        is the first.
+        """
         if self._pool.evicted_blocks > evicted_before:
             builder.evicted_for = builder.evicted_for or request.number
 
     def _load(
         self, request: Request, found: Reusable, step: int, builder: PlanBuilder
     ) -> tuple[tuple[list[int], ...], int]:
-        """Load rows of lower tiers into new blocks. Returns the resulting tables and the number of tokens in them.
+        """Load blocks in lower tiers into new blocks. Returns the resulting block tables and the number of tokens in
+        them.
 
-        The tables end before the first row that could not be read. If a KV group has a window, they are then empty,
-        because earlier blocks cannot be used without that row.
+        The tables end before the first block that could not be read. If a KV group has a window, they are then empty,
+        because earlier blocks cannot be used without the unreadable block.
         """
         assert self._tiers is not None, "rows of a lower tier without one"
         pool, size = self._pool, self._pool.block_size
@@ -230,7 +233,10 @@ class BlockTables:
         return tables, min(found.num_tokens, end * size)
 
     def _write_loaded(self, request: Request, loaded: list[tuple[int, int]], step: int) -> None:
-        """Record loaded blocks in the ledger and the prefix cache. `loaded`: pairs (row of a lower tier, block)."""
+        """Record loaded blocks in the ledger and the prefix cache.
+
+        `loaded` has pairs (ledger row in a lower tier, block of the pool).
+        """
         assert self._tiers is not None, "rows of a lower tier without one"
         blocks = [block for _, block in loaded]
         self._pool.record_write(
@@ -242,7 +248,7 @@ class BlockTables:
                 self._pool.seal(block, prefix)
 
     def _move(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
-        """Copy all blocks of the request to others if the allocation policy requires it to add `count` blocks.
+        """Copy all blocks of the request to new blocks, if the allocation policy requires that to add `count` blocks.
 
         No target is the source of another copy of this step, because copies run in any order.
         """
@@ -289,11 +295,10 @@ class BlockTables:
         return len(groups)
 
     def _avoid_copy_source(self, block: int, builder: PlanBuilder) -> int:
-        """Return `block`, just allocated as the target of a copy or a load, or another block if this step copies from
-        it.
+        """Return a target for a copy or a load: `block`, just allocated for it, unless this step copies from `block`.
 
-        Copies are unordered, and run after loads. `block` was released in this step, so the request that copies from it
-        can keep it instead, and its copy target becomes available.
+        In that case, `block` was released in this step. Copies are unordered, and run after loads. The request that
+        copies from `block` keeps it instead, and the target of that copy is returned.
         """
         cancelled_copy = builder.undo_copy_from(block)
         if cancelled_copy is None:

@@ -1,4 +1,4 @@
-"""Log of changed requests since the last frame: the scheduler writes it, the step recorder drains it.
+"""Log of changed requests since the last telemetry frame: the scheduler writes it, the step recorder drains it.
 
 Owns only the record of changes; the state itself is the scheduler's. The code that drives a scheduler must drain the
 log after each step, otherwise it grows (events are bounded: the oldest are dropped first).
@@ -19,15 +19,15 @@ MAX_EVENTS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RequestChanges:
-    """Changes since the last `drain`. Requests that only ran are in the plan and not in these changes."""
+    """Changes since the last `drain`. Requests that only ran are not included; they are in the step's plan."""
 
     added: tuple[Request, ...] = ()
     touched: tuple[Request, ...] = ()
     """Requests whose state or block table changed, in order of the first change, including `added`."""
     tables: dict[int, int] = field(default_factory=dict)
-    """Request number -> number of unchanged leading entries of each of its tables."""
+    """Number of unchanged leading entries of all block tables of a request, by request number."""
     groups: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(Request number, KV group) -> number of unchanged leading entries, for tables of a single group that changed."""
+    """Number of unchanged leading entries of a single block table, by (request number, KV group)."""
     events: tuple[Event, ...] = ()
     moves: Moves = NO_MOVES
 
@@ -53,12 +53,12 @@ class ChangeLog:
         self._touched[request.number] = request
 
     def touch(self, request: Request) -> None:
-        """Record that the state of a request changed."""
         self._touched[request.number] = request
 
     def record_table(self, request: Request, unchanged: int, group: int | None = None) -> None:
-        """Record that a block table changed after its first `unchanged` entries: that of a KV group, or all of them if
-        None.
+        """Record that a block table of the request changed after its first `unchanged` entries.
+
+        It is the table of KV group `group`; None means the tables of all groups.
         """
         number = request.number
         self._touched[number] = request
@@ -75,7 +75,7 @@ class ChangeLog:
         self.record_event(Event(kind="note", time_ns=now_ns, cause=text))
 
     def drain_events(self) -> tuple[Event, ...]:
-        """Return and clear only the events, for callers that do not need the other changes."""
+        """Return and clear only the events, for callers that do not need other changes."""
         events = tuple(self._events)
         self._events.clear()
         return events

@@ -1,4 +1,4 @@
-"""Draft tokens in a step: how many each request gets, and which remain after the step.
+"""Draft tokens in a step: how many each request gets, and which are accepted after the step.
 
 Drafts are added to a plan last, so that no other request lacks blocks or budget because of them. Owns the list of
 requests that may hold blocks for drafts until the step is committed; `BlockTables` writes the block tables.
@@ -20,13 +20,13 @@ class Drafting:
         self.drafter = drafter
         self._tables = tables
         self._drafted: list[Request] = []
-        """Requests whose tables may extend past their computed tokens."""
+        """Requests whose block tables may extend past their computed tokens."""
 
     def add_drafts(self, plan: PlanBuilder, step: int, max_sampled: int) -> None:
-        """Add drafts to decodes.
+        """Add drafts to the plan's decodes, so that the step samples at most `max_sampled` tokens.
 
-        The step then samples at most `max_sampled` tokens, but at least as many as one request with all its drafts
-        needs: memory for that many is allocated.
+        If one request with all its drafts needs more than that, its number is the limit: memory for that many is
+        allocated.
         """
         remaining = max(max_sampled, 1 + self.drafter.max_draft_tokens) - plan.num_sampled
 
@@ -64,7 +64,9 @@ class Drafting:
         self.drafter.remove_request(request)
 
     def _allocate_draft_blocks(self, request: Request, stop: int, count: int, step: int, plan: PlanBuilder) -> int:
-        """Allocate blocks for positions from `stop` on, without preemption. Returns how many of `count` drafts fit."""
+        """Allocate blocks for up to `count` drafts from position `stop` on, without preemption. Returns how
+        many drafts fit.
+        """
         available = self._tables.num_available(request)
         while count and self._tables.num_needed(request, stop + count) > available:
             count -= 1

@@ -24,9 +24,10 @@ class FairPreemption:
         self._admission = admission
 
     def victims_for_first(self, max_requests: int) -> list[Request]:
-        """Return the running requests to preempt for the first waiting request, where at most `max_requests` may run.
+        """Return the running requests to preempt for the first waiting request, if at most `max_requests` may run.
 
-        Empty if it fits without preemption, if its client or batch runs already, or if it would not fit even then.
+        The list is empty if that request fits without preemption, if its client or batch runs already, or if it would
+        not fit even after preemption.
         """
         first = self._waiting.first
         candidates = self._candidates(first)

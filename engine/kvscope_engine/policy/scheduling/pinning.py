@@ -1,7 +1,7 @@
 """Checks pinned blocks against requests: every unfinished request must be able to run without evicting them.
 
-Without this rule, a request could block the queue forever. Each unfinished request must fit, alone, into the blocks
-that are not pinned and the pinned ones that its own text starts with. Reads the pool, changes nothing.
+Without this rule, a request could block the queue forever. Each unfinished request must fit, running alone, into the
+unpinned blocks and the pinned blocks with which its text starts. Reads the pool, changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.errors import BadInput
 
 
 def check_fits_with_pins(pool: BlockPool, needs: BlockNeeds, request: Request) -> None:
-    """Raise BadInput, with the numbers and what to do, if pinned blocks leave the request too few."""
+    """Raise BadInput, with the numbers and what to do, if pinned blocks leave too few blocks for the request."""
     missing = _num_missing(pool, needs, request, pool.pinned)
     if missing > 0:
         needed = needs.max_blocks_of_request(request)
@@ -46,8 +46,8 @@ def check_pins(pool: BlockPool, needs: BlockNeeds, requests: Iterable[Request], 
 def _num_missing(pool: BlockPool, needs: BlockNeeds, request: Request, pinned: Set[int]) -> int:
     """Return the number of blocks that the request, running alone, would lack if `pinned` were never evicted.
 
-    In KV groups with a window, no pinned block counts as the request's own: it may be one that the request does not
-    read.
+    Pinned blocks with which its text starts are not missing. In KV groups with a window, such blocks are not counted,
+    since the request may not read them.
     """
     if not pinned:
         return 0

@@ -1,4 +1,4 @@
-"""The plan of a step under construction, for the duration of one `schedule` call."""
+"""The plan of a step under construction. It exists for the duration of one `schedule` call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class PlanBuilder:
         self._copies: list[tuple[Request, int, int]] = []
 
     def add(self, request: Request, start: int, num_tokens: int, samples: bool) -> None:
-        """Schedule the next `num_tokens` tokens of the request, from position `start`."""
         item = Scheduled(request, start, num_tokens, samples)
         (self._singles if num_tokens == 1 else self._chunks).append(item)
         self.budget -= num_tokens
@@ -49,7 +48,9 @@ class PlanBuilder:
         return singles + chunks + sum(item.num_tokens for item in self._drafted)
 
     def draft(self, propose: Callable[[Scheduled, int], tuple[int, ...]]) -> None:
-        """Add drafts to the single-token items. `propose(item, budget)` returns an item's drafts, at most `budget`."""
+        """Add drafts to the scheduled single tokens. `propose(item, budget)` returns an item's drafts, at most
+        `budget`.
+        """
         singles, self._singles = self._singles, []
         for item in singles:
             drafts = propose(item, self.budget) if self.budget else ()
@@ -60,7 +61,7 @@ class PlanBuilder:
                 self._singles.append(item)
 
     def copy(self, request: Request, source: int, target: int) -> None:
-        """Add a copy of block `source` to `target`, made before the step, for the request."""
+        """Add a copy of block `source` to `target` for the request. The runner copies before it runs the step."""
         self._copies.append((request, source, target))
 
     def undo_copy_from(self, source: int) -> tuple[Request, int] | None:
@@ -75,7 +76,7 @@ class PlanBuilder:
         return None
 
     def content_of(self, block: int) -> int:
-        """Return the block that now has the content that `block` will have after this step's copies."""
+        """Return the block that holds, before this step's copies, the content that `block` will hold after them."""
         return next((source for _, source, target in self._copies if target == block), block)
 
     def drop(self, request: Request) -> None:

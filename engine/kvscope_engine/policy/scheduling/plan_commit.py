@@ -1,4 +1,6 @@
-"""Updates the state after a step: counts tokens as computed, records filled slots, and seals full blocks."""
+"""Updates requests and block pool after a step: counts tokens as computed, records filled slots, and seals full
+blocks.
+"""
 
 from __future__ import annotations
 

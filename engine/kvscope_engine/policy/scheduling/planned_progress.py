@@ -1,9 +1,9 @@
 """Async scheduling: progress of the requests after the step in flight, and reasons why planning ahead is impossible.
 
-A request with a token in flight is scheduled for one more before the value of that token is known. Grammars and
+A request with a token in flight is scheduled for another token before the value of the first is known. Grammars and
 penalties that depend on the value are evaluated when the next token is sampled. The step in flight is not committed
-yet, so `Request.num_computed_tokens` and the tokens do not include it; this module only computes the counts that do,
-and changes no request.
+yet, so `Request.num_computed_tokens` and the output tokens do not include it. This module only computes the counts that
+include it, and changes no request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOO_FEW_BLOCKS: Final = "no free block for each request"
 
 
 class PlannedProgress:
-    """Progress of the requests after the step in flight, `plan`; None: no step is in flight."""
+    """Progress of the requests after the step in flight, `plan`, which is None if no step is in flight."""
 
     def __init__(self, plan: StepPlan | None = None) -> None:
         self._items = {item.request.number: item for item in plan.scheduled} if plan is not None else {}
@@ -32,9 +32,10 @@ class PlannedProgress:
         return bool(self._items)
 
     def span(self, request: Request) -> tuple[int, int]:
-        """Return the first position that is neither computed nor in flight, and the number of tokens known by then.
+        """Return the first position that is neither computed nor in flight, and the number of tokens known after the
+        step in flight.
 
-        Tokens sampled by the step in flight count as known.
+        Tokens that it samples count as known.
         """
         item = self._items.get(request.number)
         if item is None:
@@ -42,8 +43,8 @@ class PlannedProgress:
         return item.start + item.num_tokens, request.num_tokens + item.samples
 
     def ends(self, request: Request) -> bool:
-        """Whether the request's token in flight is its last by `max_tokens`, so that nothing may be scheduled after
-        it.
+        """Whether the request's token in flight is its last one allowed by `max_tokens`, so that nothing may be
+        scheduled after it.
         """
         item = self._items.get(request.number)
         return item is not None and item.samples and len(request.output_token_ids) + 1 >= request.max_tokens

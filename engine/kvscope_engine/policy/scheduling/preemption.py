@@ -1,5 +1,4 @@
-"""Preemption: the order of victims (`victim_order`), and how a victim's blocks are freed, by a swap or for
-recomputation.
+"""Preemption: the order of victims (`victim_order`), and how a victim's blocks are freed (swap or recomputation).
 
 The scheduler chooses the victim (`Scheduler._allocate_or_preempt`).
 """
@@ -26,7 +25,7 @@ class PreemptionRecord:
 
     num_blocks: int
     num_tokens: int
-    """Number of computed tokens in these blocks."""
+    """Number of computed tokens in the freed blocks."""
     is_swapped: bool
     has_state: bool
     """Whether the model has recurrent layers, whose state was swapped or dropped together with the blocks."""
@@ -37,14 +36,14 @@ class PreemptionRecord:
 
 
 def victim_order(request: Request, held_tokens: int) -> tuple[int, ...]:
-    """Sort key for preemption: the request with the smallest key is preempted first.
+    """Return the sort key for preemption. The request with the smallest key is preempted first.
 
     Order: lowest priority; then the client (or batch) that holds the most tokens; then the fewest previous preemptions;
     then the latest arrival. `held_tokens`: tokens of all running requests of the same client (or batch), as counted at
     their admission.
 
     Preemption terminates: a request is admitted only if all its known tokens fit, so each preemption is preceded by
-    tokens generated since the admission, and those are kept. No request is preempted twice before every other request
+    tokens generated since the admission, which are not lost. No request is preempted twice before every other request
     of its client was preempted once.
     """
     _, arrival_ns, number = rank(request)
@@ -52,13 +51,13 @@ def victim_order(request: Request, held_tokens: int) -> tuple[int, ...]:
 
 
 _REASONS: Final = ("priority", "share", "spared", "newest", "newest")
-"""Values of `EventData.choice` by the element of `victim_order` that made the difference."""
+"""Value of `EventData.choice` for each element of the `victim_order` key, if that element decided."""
 
 
 def victim_choice(victim: Request, needy: Request, order: Callable[[Request], tuple[int, ...]]) -> tuple[str, int]:
-    """Return why `victim` rather than `needy` is preempted: `EventData.choice` and `choice_number`.
+    """Return why `victim` is preempted rather than `needy`, as `EventData.choice` and `choice_number`.
 
-    `order` is the sort key of `victim_order`. Call this before the victim's blocks are freed.
+    `order` returns the `victim_order` key of a request. Call this before the victim's blocks are freed.
     """
     if victim is needy:
         return "itself", 0
@@ -70,9 +69,9 @@ def victim_choice(victim: Request, needy: Request, order: Callable[[Request], tu
 class Preemption:
     """Frees a victim's blocks by swapping them out or dropping them for recomputation.
 
-    `mode`: `recompute`; `swap`, if the lower tier has space, else recompute; or `auto`, whichever is cheaper by
-    measured rates (swap until recomputation has been measured). The recurrent state of a request is swapped or dropped
-    together with its blocks, since neither is of use alone.
+    `mode` is `recompute`, `swap` (recompute if the lower tier has no space) or `auto` (whichever is cheaper by measured
+    rates; swap until recomputation has been measured). The recurrent state of a request is swapped or dropped together
+    with its blocks, since neither is of use alone.
     """
 
     def __init__(
@@ -103,10 +102,10 @@ class Preemption:
     def free_blocks_by_request(
         self, victim: Request, step: int, builder: PlanBuilder, how: str
     ) -> PreemptionRecord | None:
-        """Free the blocks as `free_blocks`, in the way `how` that a user asked for: `recompute`, `swap`, or "" for the
-        configured mode.
+        """Free the blocks like `free_blocks`, in the way that a user requested.
 
-        Returns None, and does nothing, if a swap was asked for and is not possible.
+        `how` is `recompute`, `swap`, or "" for the configured mode. Returns None, and does nothing, if a swap was
+        requested and is not possible.
         """
         return self._free_blocks(victim, step, builder, how or self._mode, requires_swap=how == "swap")
 

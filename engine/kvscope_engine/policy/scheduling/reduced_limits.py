@@ -1,8 +1,8 @@
 """Temporarily reduced step limits, after a step that failed or for which there was not enough memory.
 
-Another process may have taken the memory: without reduced limits, each following step would fail first and then be
-split. Owns the reduced limits and the time of their next increase; `BatchLimits` applies them in addition to the
-configured ones.
+Another process may be using the memory. Without reduced limits, each following step would fail first and then be split.
+Owns the reduced limits and the time of their next increase; `BatchLimits` applies them in addition to the configured
+limits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ReducedLimits:
         return "" if self._current is not None else f"steps have up to {_limits_text(configured)} again"
 
     def _lower(self, configured: tuple[int, int], fitting_tokens: int, now_ns: int, why: str) -> str:
-        """Reduce the tokens first, down to one per request; then the requests."""
+        """Reduce the token limit first, down to one token per request, and then the limit of requests."""
         self._due_ns = now_ns + RECOVERY_DELAY_NS
         before = (
             configured

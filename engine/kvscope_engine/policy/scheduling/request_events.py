@@ -1,6 +1,6 @@
 """Creates events about requests: what happened to a request, and why.
 
-Decides which data an event carries. `event_kinds` derives the text, which is sent as well, for older readers.
+Decides which data an event carries. `event_kinds` derives a text from it, which is sent too, for older readers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from kvscope_telemetry.running_time import RunningTime
 
 
 class Blocks(NamedTuple):
-    """Number of blocks that a request's tokens need, and of blocks reserved for it (0: only those it needs)."""
+    """Number of blocks that a request's tokens need, and number reserved for the request (0 if the policy does
+    not reserve).
+    """
 
     num_needed: int
     num_reserved: int = 0
@@ -35,9 +37,10 @@ def admitted(
     miss: Miss,
     running_time: RunningTime,
 ) -> Event:
-    """Return the event of an admission, with `blocks` for all known tokens, `num_reused` of which need not be computed.
+    """Return the event of an admission.
 
-    `found` are the cached blocks found before loading; `miss` says why there were no more.
+    `blocks` are those for all known tokens, `num_reused` of which need not be computed. `found` has the cached blocks
+    found before loading; `miss` is the reason why no more were found.
     """
     returns = request.num_preemptions > 0
     since_ns = request.preempted_ns if returns else request.arrival_ns
@@ -89,15 +92,14 @@ def preempted(victim: Request, needy: Request, why: EventData, record: Preemptio
 
 
 def preempted_for_fairness(victim: Request, needy: Request, record: PreemptionRecord, now_ns: int) -> Event:
-    """Return the event of a preemption because the client or batch of `needy` ran nothing and the victim's several
-    requests.
+    """Return the event of a preemption because the client or batch of `needy` ran nothing, and the victim's ran
+    several requests.
     """
     data = EventData(kind="made_way", choice="client" if victim.client != needy.client else "batch")
     return _preemption_event(victim, record, data, now_ns, needy)
 
 
 def preempted_by(victim: Request, by: str, record: PreemptionRecord, now_ns: int) -> Event:
-    """Return the event of a preemption that user `by` asked for."""
     return _preemption_event(victim, record, EventData(kind="asked", by=by), now_ns)
 
 
@@ -109,7 +111,6 @@ def restarted(victim: Request, why: str, record: PreemptionRecord, now_ns: int) 
 def _preemption_event(
     victim: Request, record: PreemptionRecord, why: EventData, now_ns: int, needy: Request | None = None
 ) -> Event:
-    """Return the event of a preemption: `why`, with what became of the victim's blocks added."""
     data = replace(
         why,
         is_swapped=record.is_swapped,
@@ -175,24 +176,24 @@ def refused(number: int, now_ns: int, cause: str) -> Event:
 
 
 def evicted(count: int, num_offloaded: int, needy: int, now_ns: int) -> Event:
-    """Return the event of `count` cached blocks evicted in a step, the first for request `needy`; `num_offloaded` were
-    offloaded.
+    """Return the event of `count` cached blocks evicted in a step, `num_offloaded` of which were copied to host memory.
+
+    The first of them was evicted for request `needy`.
     """
     data = EventData(kind="evicted", num_offloaded=num_offloaded)
     return with_cause(Event(kind="evicted", time_ns=now_ns, other=needy, num_blocks=count, data=data))
 
 
 def with_loaded_state(event: Event) -> Event:
-    """Return an admission event with the addition that the recurrent state was loaded from host memory."""
+    """Return a copy of an admission event that adds that the recurrent state was loaded from host memory."""
     assert event.data is not None, "an admission has data"
     return with_cause(replace(event, data=replace(event.data, num_loaded_states=1)))
 
 
 def states_evicted(needy: Sequence[int], num_offloaded: int, now_ns: int) -> Event:
-    """Return the event of evicted recurrent states, one per entry of `needy`, the numbers of the requests that got
-    their slots.
+    """Return the event of evicted recurrent states, `num_offloaded` of which were copied to host memory.
 
-    `num_offloaded` of the states were copied to host memory.
+    `needy` has, for each evicted state, the number of the request that got its slot.
     """
     data = EventData(kind="states_evicted", num_states=len(needy), num_offloaded=num_offloaded)
     return with_cause(Event(kind="evicted", time_ns=now_ns, other=needy[0], data=data))

@@ -19,10 +19,10 @@ def usable_digests(pool: BlockPool, request: Request) -> list[bytes]:
 
 
 def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
-    """Return why the request found `num_found` cached blocks and not the next one; an empty `Miss` if it found all.
+    """Return why the request found only `num_found` cached blocks; an empty `Miss` if it found all.
 
-    With several KV groups, the first missing block in any group that is needed to continue after the next one is
-    explained.
+    With several KV groups, this explains the first missing block, in any group, of those needed to continue after one
+    more block.
     """
     if pool.history is None or num_found >= (request.num_tokens - 1) // pool.block_size:
         return Miss()
@@ -31,8 +31,8 @@ def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
 
 
 def _first_missing(pool: BlockPool, request: Request, num_blocks: int) -> tuple[int, int]:
-    """Return (KV group, block index) of the first block that is not cached but needed to continue after `num_blocks`
-    blocks.
+    """Return (KV group, block index) of the first block that is not cached although it is needed to continue
+    after `num_blocks` blocks.
     """
     assert pool.index is not None, "a history without an index"
     for group, rule in enumerate(pool.groups):
@@ -43,7 +43,7 @@ def _first_missing(pool: BlockPool, request: Request, num_blocks: int) -> tuple[
 
 
 def prefix_at(pool: BlockPool, request: Request, index: int, group: int) -> Prefix | None:
-    """Return the prefix of a full block of the request, cached or not; None without a prefix cache."""
+    """Return the prefix of the full block at `index`, cached or not; None without a prefix cache."""
     if pool.index is None:
         return None
     _extend_digests(pool.index, pool.block_size, request, index + 1)
@@ -51,7 +51,7 @@ def prefix_at(pool: BlockPool, request: Request, index: int, group: int) -> Pref
 
 
 def seal_blocks(pool: BlockPool, request: Request, first: int, stop: int) -> None:
-    """Insert the full blocks `first` to `stop` (exclusive) of the request's tables into the prefix cache."""
+    """Insert the full blocks `first` to `stop` (exclusive) of the request's block tables into the prefix cache."""
     if pool.index is None:
         return
     _extend_digests(pool.index, pool.block_size, request, stop)

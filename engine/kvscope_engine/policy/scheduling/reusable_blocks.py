@@ -19,17 +19,16 @@ from kvscope_engine.policy.state_pool import StatePool
 
 @dataclass(frozen=True, slots=True)
 class Reusable:
-    """Cached first blocks of a request's text, in each KV group: blocks of the pool, or rows of lower tiers."""
+    """Cached first blocks of a request's text, in each KV group: blocks of the pool, or ledger rows of lower tiers."""
 
     tables: tuple[list[int], ...]
     num_null_blocks: tuple[int, ...]
-    """Number of leading entries of each table that are `NULL_BLOCK`."""
+    """Number of leading `NULL_BLOCK` entries of each table."""
     num_tokens: int
-    """Number of tokens in the tables."""
     hits: list[int]
-    """Entries of the tables that are blocks of the pool, one group after another."""
+    """Table entries that are blocks of the pool, one KV group after another."""
     num_to_load: int
-    """Number of entries that are rows of lower tiers."""
+    """Number of table entries in lower tiers."""
     is_saved: bool = False
     """Whether the tables are those that the request saved when it was swapped out, together with its recurrent state.
     """
@@ -46,9 +45,9 @@ def find_reusable(
 ) -> Reusable:
     """Return the cached first blocks of the request's text, leaving at least one token to compute.
 
-    The rows saved by a swapped-out request are used, unless the pool alone holds more of its text. Evicted prefixes are
-    used if loading them is faster than computing their tokens, by measured rates. With `states`, the result ends at a
-    retained recurrent state.
+    The blocks saved by a swapped-out request are used, unless the pool alone holds more of its text. Evicted prefixes
+    are used if loading them is faster than computing their tokens, by measured rates. With `states`, the result ends at
+    a retained recurrent state.
     """
     digests, index, size = usable_digests(pool, request), pool.index, pool.block_size
     found = in_pool = NO_PREFIX if index is None else find_prefix(pool.groups, digests, size, index.get)
@@ -73,7 +72,7 @@ def _prefixes_with_state(
     *,
     include_host: bool,
 ) -> Iterator[PrefixMatch]:
-    """Yield the fully cached prefixes within `found` that end at a retained recurrent state, longest first."""
+    """Yield the leading parts of `found` that end at a retained recurrent state and are fully cached, longest first."""
     for count in states.checkpoints(digests[: found.num_blocks], include_host=include_host):
         is_whole = count == found.num_blocks
         shorter = found if is_whole else find_prefix(pool.groups, digests[:count], pool.block_size, get)
@@ -82,7 +81,9 @@ def _prefixes_with_state(
 
 
 def _saved_or_pooled(pool: BlockPool, request: Request, digests: list[bytes]) -> Reusable:
-    """Return the request's saved rows, replaced by blocks of the pool with the same content where there are any."""
+    """Return the blocks that the request saved in lower tiers, or blocks of the pool with the same content
+    where they exist.
+    """
     index, num_full = pool.index, request.num_saved_tokens // pool.block_size
     tables = []
     for group, (saved, num_null) in enumerate(zip(request.saved_tables, request.num_null_blocks, strict=True)):
@@ -104,7 +105,9 @@ def _longest_worth_loading(
     digests: list[bytes],
     states: StatePool | None,
 ) -> PrefixMatch:
-    """Return the longest prefix in any tier, or `in_pool` if it is faster to compute the tokens after that."""
+    """Return the longest cached prefix in any tier, or `in_pool` if computing the additional tokens is faster
+    than loading.
+    """
     index = pool.index
     assert index is not None, "looked for prefixes without an index"
 

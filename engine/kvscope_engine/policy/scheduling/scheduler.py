@@ -1,21 +1,21 @@
 """Continuous-batching scheduler: decides which requests run in a step, and with how many tokens.
 
-Owns the waiting queue, the running requests and, of each request, state, block tables and `num_computed_tokens`.
+Owns the waiting queue, the running requests, and each request's state, block tables and `num_computed_tokens`.
 Imports no torch and reads no clock: callers pass the time in.
 
 `schedule()` applies these rules in order:
 
 1. Requests are ordered by rank: higher priority first, then earlier arrival. All rules below use this order, except
-that of the waiting requests, which `waiting_queue` defines. 2. Running requests continue: those with one uncomputed
-token (decodes) first, then prefills, in chunks that fit what is
-   left of `max_num_batched_tokens`. Blocks are allocated as tokens are scheduled.
+   that of the waiting requests, which `waiting_queue` defines.
+2. Running requests continue: those with one uncomputed token (decodes) first, then prefills, in chunks that fit into
+   the remaining `max_num_batched_tokens`. Blocks are allocated as tokens are scheduled.
 3. If a running request needs blocks and too few are available, running requests are preempted in `victim_order` (lowest
    priority; then the client that holds the most tokens; then fewest preemptions; then newest) until there are enough;
    the request itself may be among them. A victim loses all its blocks and returns to the queue, where its rank puts it
    before all requests of its batch and client that were never admitted. It keeps its tokens; its KV is swapped out or
    recomputed, except for blocks that are still in the prefix cache (`preemption`).
-4. If nothing was preempted, waiting requests are admitted in queue order, as long as tokens of the budget are left, the
-   blocks for all their known tokens are available, less a watermark of 1 % of the pool (at least one block; none if
+4. If nothing was preempted, waiting requests are admitted in queue order, as long as the token budget is not used up,
+   the blocks for all their known tokens are available, less a watermark of 1 % of the pool (at least one block; none if
    nothing runs or the policy reserves), and their LoRA adapter, if they have one, runs already or is one of at most
    `max_adapters`. A request that does not fit is not overtaken. A waiting request preempts running ones in one case
    only, whatever its priority: if its client runs nothing, it may preempt requests of clients that run several; if its
@@ -82,22 +82,21 @@ from kvscope_telemetry.messages.telemetry import EventData
 from kvscope_telemetry.running_time import RunningTime
 
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = 8
-"""Maximum number of restarts of a request without progress. Each failure halves the step: after 8, a request out of 256
-runs alone.
+"""Maximum number of restarts of a request after failed steps that generate no token for it.
+
+Each failure halves the step, so that after 8, a request out of 256 runs alone.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits of a scheduler, and its preemption mode."""
-
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     max_adapters: int = 0
     """Maximum number of LoRA adapters per step."""
     preemption: str = "auto"
-    """`recompute`, `swap` or `auto` (`Preemption`)."""
+    """Preemption mode: `recompute`, `swap` or `auto` (`Preemption`)."""
 
 
 class Scheduler:
@@ -136,8 +135,9 @@ class Scheduler:
         self._waiting_forks = WaitingForks()
         self.totals = SchedulerTotals()
         self.running_time = RunningTime()
-        """Converts spans of engine time to running time, without pauses and suspensions. The code that drives the
-        scheduler reports both to it.
+        """Converts spans of engine time to running time, without pauses and suspensions.
+
+        The code that drives the scheduler reports pauses and suspensions to it.
         """
         self.prefill_rate = PrefillRate()
         self.tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._log_saved_rows)
@@ -160,7 +160,9 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Number of queued requests: new ones, preempted ones, and forks that wait for their parent's prompt."""
+        """Number of queued requests: new requests, preempted requests, and forks that wait for their parent's
+        prompt.
+        """
         return len(self._waiting) + len(self._waiting_forks)
 
     @property
@@ -170,8 +172,9 @@ class Scheduler:
 
     @property
     def max_request_tokens(self) -> int:
-        """Maximum length in tokens, prompt and output, of an accepted request whose text does not start with pinned
-        blocks.
+        """Maximum number of tokens, prompt and output, of an accepted request.
+
+        A request whose text starts with pinned blocks may be longer.
         """
         if self._reserves:  # then nothing can be pinned
             return min(self._max_model_len, self._allocation.max_request_tokens)
@@ -226,7 +229,7 @@ class Scheduler:
         self.changes.record_event(request_events.refused(number, now_ns, cause))
 
     def schedule(self, step: int, now_ns: int) -> StepPlan:
-        """Plan a step. When this returns, the tables have blocks for every scheduled token.
+        """Plan a step. When this returns, the block tables have blocks for every scheduled token.
 
         Until the plan is committed, only `schedule_ahead` may be called. The plan is empty if there is no unfinished
         request, or if all of them wait for their structured-output grammar.
@@ -235,7 +238,9 @@ class Scheduler:
         return self._schedule(PlannedProgress(), now_ns)
 
     def overlap_blocker(self, running: StepPlan) -> str:
-        """Return why the next step cannot be scheduled while `running`, the last plan, is in flight; "" if it can."""
+        """Return why the next step cannot be scheduled while `running`, the last plan, is in flight; empty if
+        it can.
+        """
         if self._reserves:
             return planned_progress.RESERVING_ALLOCATOR
         if self.states is not None:
@@ -254,10 +259,10 @@ class Scheduler:
         return "" if self._fits_without_preemption(PlannedProgress(running)) else planned_progress.TOO_FEW_BLOCKS
 
     def schedule_ahead(self, running: StepPlan, now_ns: int) -> StepPlan:
-        """Plan the next step, like `schedule`, while `running` is in flight. `overlap_blocker(running)` must be "".
+        """Plan the next step, like `schedule`, while `running` is in flight. `overlap_blocker(running)` must be empty.
 
-        The new plan must be launched and committed after `running`. Allocations for it are dated with the running step,
-        in whose frame they are published. An empty plan means that no step can be planned before `running` is
+        The new plan must be launched and committed after `running`. Its allocations are recorded with the number of the
+        running step, with which they are published. An empty plan means that no step can be planned before `running` is
         committed.
         """
         return self._schedule(PlannedProgress(running), now_ns)
@@ -291,7 +296,9 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
-        """Record that the plan ran: its tokens are in their blocks. Requests that ended in the meantime are skipped."""
+        """Record that the plan ran, so its tokens are now in their blocks. Requests that ended in the meantime
+        are skipped.
+        """
         self._pool.step = step
         self.totals.recomputed_tokens += commit_plan(plan, self._pool, step)
         self.tables.commit(step)
@@ -327,10 +334,10 @@ class Scheduler:
     def fork(self, parent: Request, child: Request, now_ns: int) -> None:
         """Run `child`, a new request, on the parent's blocks.
 
-        Its tokens must start with the parent's computed ones, with at least one token left to compute. Full blocks stay
-        shared; a partial last block is copied (`StepPlan.copies`) once either request writes to it. If the parent does
-        not run, the limit of running requests is reached, or the policy reserves blocks (and shares none), the child
-        waits in the queue. Raises BadInput like `add_request`.
+        Its tokens must start with the parent's computed tokens, with at least one token left to compute. Full blocks
+        remain shared; a partial last block is copied (`StepPlan.copies`) once either request writes to it. If the
+        parent does not run, the limit of running requests is reached, or the policy reserves blocks (and shares none),
+        the child waits in the queue. Raises BadInput like `add_request`.
         """
         self.add_request(child)
         self._fork(parent, child, now_ns)
@@ -348,7 +355,7 @@ class Scheduler:
     def preempt(self, request: Request, how: str, by: str, now_ns: int) -> PreemptionRecord | None:
         """Preempt a running request on behalf of user `by`. Must not be called during a step.
 
-        `how`: "recompute", "swap", or "" for the configured mode. Returns None, and does nothing, if a swap was
+        `how` is "recompute", "swap", or "" for the configured mode. Returns None, and does nothing, if a swap was
         requested and no lower tier has space.
         """
         builder = PlanBuilder(0, now_ns)
@@ -364,8 +371,8 @@ class Scheduler:
         """Return a running request to the queue for recomputation, because a step failed and may have corrupted its
         recurrent state.
 
-        Returns False, and does nothing, if it has no such state, or was restarted `MAX_RESTARTS_WITHOUT_PROGRESS` times
-        since its last token. Like `abort`, it may be called between schedule and commit.
+        Returns False, and does nothing, if it has no recurrent state, or was restarted `MAX_RESTARTS_WITHOUT_PROGRESS`
+        times since its last token. Like `abort`, it may be called between schedule and commit.
         """
         if request.state_slot < 0:
             return False
@@ -410,7 +417,6 @@ class Scheduler:
             self.tiers.save_prefixes_to_disk(may_continue)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless pool, tiers, states and requests agree."""
         self._pool.check_integrity(self._allocation.holders(self._requests.values()))
         if self.tiers is not None:
             self.tiers.check_integrity(self._requests.values())
@@ -418,7 +424,9 @@ class Scheduler:
             self.states.check_integrity(self._requests.values())
 
     def _schedule_decodes(self, builder: PlanBuilder, progress: PlannedProgress) -> list[Request]:
-        """Schedule running requests with exactly one uncomputed token, within the budget. Returns those with more."""
+        """Schedule running requests with exactly one uncomputed token, within the budget. Returns the requests
+        with more.
+        """
         prefills, is_ahead = [], bool(progress)
         for request in list(self._running):  # copy: scheduling a request may preempt later ones
             if request.state is not RequestState.RUNNING or (is_ahead and progress.ends(request)):
@@ -442,7 +450,8 @@ class Scheduler:
     def _schedule_chunk(self, request: Request, start: int, builder: PlanBuilder) -> None:
         """Schedule as many of the request's known tokens as the budget allows.
 
-        The last one, after which a token is sampled, is held back until the mask of allowed next tokens is ready.
+        The last known token, after which a token is sampled, is held back until the token mask of structured output is
+        ready.
         """
         known = request.num_tokens
         count = min(known - start, builder.budget)
@@ -461,7 +470,6 @@ class Scheduler:
         return needed <= available
 
     def _fairness_victims(self) -> list[Request]:
-        """Return the running requests to preempt for the first waiting request, for fairness (rule 4)."""
         if not self._waiting or self._reserves or not self._running or not self._adapter_fits(self._waiting.first):
             return []
         return self._fair_preemption.victims_for_first(self.limits.max_step_requests)
@@ -501,7 +509,6 @@ class Scheduler:
                 return
 
     def _adapter_fits(self, request: Request) -> bool:
-        """Whether the request's adapter, if it has one, runs already or can be added to the batch."""
         if request.adapter is None:
             return True
         running = {other.adapter for other in self._running if other.adapter is not None}
@@ -530,9 +537,9 @@ class Scheduler:
         self._log_state_row(request)
 
     def _allocate_or_preempt(self, request: Request, stop: int, builder: PlanBuilder) -> bool:
-        """Allocate blocks for the request up to position `stop`, preempting where needed.
+        """Allocate blocks for the request up to position `stop`, preempting running requests if too few are available.
 
-        Returns False if it was preempted itself.
+        Returns False if the request was preempted itself.
         """
         while needed := self.tables.num_needed(request, stop):
             available = self.tables.num_available(request)
@@ -559,7 +566,6 @@ class Scheduler:
         self._requeue(victim, builder.now_ns)
 
     def _requeue(self, victim: Request, now_ns: int) -> None:
-        """Return a preempted request, whose blocks were freed, to the queue."""
         self._running.remove(victim)
         self._waiting.record_stop(victim)
         self._log_state_row(victim)
@@ -571,24 +577,22 @@ class Scheduler:
         self.totals.preemptions += 1
 
     def _log_state_row(self, request: Request) -> None:
-        """Record that the request's recurrent state moved to another slot, or has none any more."""
+        """Record in the change log that the request's recurrent state has another slot, or none any more."""
         if self.states is not None:
             self.changes.record_table(request, 0, self.states.group)
 
     def _waits_for_parent(self, child: Request) -> bool:
-        """Whether the child's parent is unfinished and has not computed its prompt yet."""
         parent = self._requests.get(child.parent)
         return parent is not None and parent.num_computed_tokens < parent.num_prompt_tokens and not self._reserves
 
     def _fork_waiting_children(self, parent: Request, now_ns: int) -> None:
-        """Enqueue and try to fork all requests that waited for the parent's prompt, which is now computed."""
+        """Enqueue all requests that waited for the parent's prompt, which is now computed, and try to fork them."""
         for child in self._waiting_forks.pop_children(parent):
             self._set_waits_for(child, WaitsFor.UNKNOWN)
             self._waiting.add_request(child)
             self._fork(parent, child, now_ns)
 
     def _fork(self, parent: Request, child: Request, now_ns: int) -> None:
-        """Run a queued child on the parent's blocks, if that is possible now."""
         if (
             parent.state is not RequestState.RUNNING
             or len(self._running) >= self.limits.max_step_requests
@@ -607,8 +611,8 @@ class Scheduler:
         self.changes.record_event(request_events.forked(parent, child, now_ns, self.running_time))
 
     def _can_share_state(self, parent: Request, child: Request) -> bool:
-        """Whether the child can continue from the parent's recurrent state, which covers all computed tokens of the
-        parent.
+        """Whether the child can continue from the parent's recurrent state, which includes all tokens that the
+        parent computed.
         """
         return parent.num_computed_tokens <= child.num_tokens - 1
 

@@ -7,7 +7,7 @@ from kvscope_engine.policy.step_plan import Scheduled
 
 
 class WaitingForks:
-    """Requests that wait for another request, their parent, to compute their prompt, whose blocks they will share.
+    """Requests that wait for another request, their parent, to compute the same prompt, whose blocks they will share.
 
     They are stored by the number of the parent, in order of arrival. Independent of blocks.
     """
@@ -26,7 +26,7 @@ class WaitingForks:
         return child in self._children.get(child.parent, ())
 
     def are_released_by(self, item: Scheduled) -> bool:
-        """Whether this item completes a prompt for which other requests wait."""
+        """Whether this scheduled item completes a prompt for which other requests wait."""
         request = item.request
         return request.number in self._children and item.start + item.num_tokens >= request.num_prompt_tokens
 

@@ -1,1 +1,1 @@
-"""Speculative decoding: drafts tokens, several of which the model then verifies in one pass."""
+"""Speculative decoding: drafts several tokens, which the model then verifies in one pass."""

@@ -1,4 +1,4 @@
-"""Drafts tokens of requests, several of which the model verifies in one pass.
+"""Drafts several tokens of a request, which the model verifies in one pass.
 
 Owns a growing array of each request's tokens until the request ends. Independent of blocks and budget. Requests whose
 next token depends on the previous ones (structured output, penalties) get no drafts: the sampling of later draft tokens
@@ -30,7 +30,7 @@ class Drafter:
         return self._config.num_speculative_tokens
 
     def draft(self, request: Request, count: int | None = None) -> tuple[int, ...]:
-        """Return tokens that may follow the known ones, at most `count`, and never beyond `max_tokens`."""
+        """Return tokens that may follow the known tokens, at most `count`, and never beyond `max_tokens`."""
         if request.depends_on_tokens:
             return ()
         limit = min(self.max_draft_tokens, request.max_tokens - len(request.output_token_ids) - 1)
@@ -38,11 +38,10 @@ class Drafter:
         return tuple(self._guess(request, limit)) if limit > 0 else ()
 
     def needs_tokens_of(self, plan: StepPlan) -> bool:
-        """Whether the step after `plan`, which is in flight, should be planned only when the tokens of `plan` are
-        known.
+        """Whether to plan the next step only when the tokens of `plan`, the step in flight, are known.
 
         This is required if `plan` contains drafts. Otherwise it is preferable if the tokens before those in flight had
-        a draft, because then there probably is one now.
+        a draft, because then there probably is a draft now.
         """
         return any(item.drafts or (item.samples and self.draft(item.request)) for item in plan.scheduled)
 
@@ -77,9 +76,9 @@ class _Text:
 def find_draft(tokens: NDArray[np.int32], count: int, shortest: int, longest: int) -> list[int]:
     """Return up to `count` tokens that followed an earlier occurrence of the last tokens of a text.
 
-    The longest match of `shortest` to `longest` tokens wins, then, as in vLLM, the first in the text, which is followed
-    by the most tokens. Empty if the last `shortest` tokens did not occur before. Costs one pass over `tokens`, and one
-    over the remaining matches for each further token of the match.
+    The longest match of `shortest` to `longest` tokens wins. Of several, the first in the text wins, as in vLLM,
+    because the most tokens follow it. The list is empty if the last `shortest` tokens did not occur before. Costs one
+    pass over `tokens`, and one over the remaining matches for each further token of the match.
     """
     size = len(tokens)
     if size <= shortest or count < 1:

@@ -35,7 +35,7 @@ from kvscope_engine.tokenization.tokenizer_files import save_tokenizer
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 _IGNORED_TENSORS: Final = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
-"""Tensors that are ignored: precomputed rotations in files of old writers, which no program reads."""
+"""GGUF tensors that are ignored: precomputed rotary embeddings in files of old converters, which no program reads."""
 
 
 def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -> Path:
@@ -115,7 +115,6 @@ def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: Progres
 def _load_model(
     gguf: Path, header: GgufHeader, dtype: torch.dtype, source: dict[str, Any], progress: ProgressCallback
 ) -> tuple[Any, Any]:
-    """Return the model and its tokenizer, with all of the file's settings applied."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     auto: Any = AutoModelForCausalLM
@@ -164,8 +163,9 @@ def _file_system_reason(text: str) -> str:
 # Owns the instrumentation of that loader, which also gets the processors that it lacks.
 @contextmanager
 def watched_tensors() -> Iterator[set[str]]:
-    """Return a context in which transformers' GGUF loader adds the name of each tensor that it uses to the set
-    yielded."""
+    """Return a context that yields a set, to which transformers' GGUF loader adds the name of each tensor that
+    it uses.
+    """
     from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
     used: set[str] = set()
@@ -175,7 +175,7 @@ def watched_tensors() -> Iterator[set[str]]:
 
 
 def check_used(header: GgufHeader, used: set[str]) -> None:
-    """Raise BadInput, naming one, if the model has no weight for some of the file's tensors."""
+    """Raise BadInput, naming one of them, if the file has tensors for which the model has no weight."""
     unused = sorted(header.shapes.keys() - used - set(ROPE_TENSORS))
     unused = [name for name in unused if not _IGNORED_TENSORS.fullmatch(name) and not is_unused(header, name)]
     if unused:

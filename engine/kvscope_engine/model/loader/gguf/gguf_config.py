@@ -34,7 +34,9 @@ CONFIG_NAMES: Final = {
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
 }
-"""Configuration attributes for each key of an architecture; the first that the configuration has is used."""
+"""Candidate transformers configuration attributes for each GGUF key; the first one that the configuration has
+is set.
+"""
 EXPECTED: Final[dict[str, tuple[Scalar, ...]]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -44,7 +46,7 @@ EXPECTED: Final[dict[str, tuple[Scalar, ...]]] = {
     "nextn_predict_layers": (0,),
     "pooling_type": (0,),
 }
-"""Keys with the only values that are supported."""
+"""GGUF keys that are accepted only with one of these values, because transformers always computes that way."""
 IGNORED_KEYS: Final = frozenset({"tensor_data_layout", "attention.group_norm_groups"})
 _HEAD_KEYS: Final = ("attention.key_length", "attention.value_length")
 _WINDOW: Final = "attention.sliding_window"
@@ -54,8 +56,9 @@ _GATING_KEY: Final = "expert_gating_func"
 _GATING: Final = {"qwen2_moe": 1, "qwen3_moe": 1, "minimax_m2": 2}
 """Supported gating functions by model type: 1 is softmax, 2 sigmoid."""
 _LARGEST_GEMMA: Final = {"gemma2": 46, "gemma3_text": 62}
-"""Number of layers of the one model size that scales attention by hidden_size / num_heads, which the file does not
-state.
+"""Number of layers of the model size whose `query_pre_attn_scalar` is hidden_size / num_heads, by model type.
+
+All other sizes use the head dimension. The file does not state the value.
 """
 _BIASES: Final = (
     (re.compile(r"blk\.\d+\.attn_(q|k|v|qkv|output)\.bias"), ("attention_bias", "use_qkv_bias")),
@@ -91,7 +94,7 @@ def config_of(gguf: Path, header: GgufHeader) -> Any:
 
 
 def _apply(header: GgufHeader, metadata: dict[str, Scalar], config: Any) -> dict[str, Scalar]:
-    """Apply all keys except those of rotary embeddings, which are returned."""
+    """Apply all keys except those of rotary embeddings. Returns the keys that were not applied."""
     for key in [key for key in metadata if key in CONFIG_NAMES]:
         _set_key(header, config, key, metadata.pop(key))
     _apply_head_dim(header, config, metadata)
@@ -127,7 +130,6 @@ def _metadata_of(header: GgufHeader) -> dict[str, Scalar]:
 
 
 def _lists_of(header: GgufHeader, metadata: dict[str, Scalar]) -> dict[str, tuple[Scalar, ...]]:
-    """Return the keys of the architecture with lists as values, except those in `metadata`."""
     prefix = f"{header.architecture}."
     lists = {key.removeprefix(prefix): values for key, values in header.lists.items() if key.startswith(prefix)}
     others = {key.removeprefix(prefix): () for key in header.arrays if key.startswith(prefix)}

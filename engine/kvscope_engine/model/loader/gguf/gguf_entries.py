@@ -22,7 +22,6 @@ NUM_SAMPLES: Final = 64
 
 
 def entry_of(sha256: str, dtype: str) -> Path:
-    """Return the path of the cache entry for a file's checksum and a dtype name."""
     return cache_folder() / "converted" / f"{sha256[:32]}-{dtype}-v{FORMAT_VERSION}"
 
 

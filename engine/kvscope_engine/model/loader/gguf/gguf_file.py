@@ -11,8 +11,6 @@ from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, check_gguf
 
 
 class GgufFile:
-    """An existing GGUF file."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -22,9 +20,9 @@ class GgufFile:
 
 
 def gguf_file(name: ModelName) -> GgufFile | None:
-    """Return the GGUF file of a model; None if there is none.
+    """Return the GGUF file of a model; None if the model is not a GGUF file.
 
-    The file of the default model may be missing, because it is not needed once converted.
+    The result is also None if the default model's source file is missing, which is not needed once it is converted.
     """
     path = default_gguf_path() if name.kind == "default" else name.path
     return GgufFile(path) if name.kind in ("gguf", "default") and path.is_file() else None

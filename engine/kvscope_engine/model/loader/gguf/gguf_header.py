@@ -70,7 +70,7 @@ class GgufHeader:
 
 
 def check_gguf(path: Path) -> GgufHeader:
-    """Read the header of the file, and of all parts if it is the first of several.
+    """Read the header of the GGUF file, and of all parts if `path` is the first part of a split model.
 
     Raises BadInput if it is not a GGUF file, is truncated, or has impossible sizes.
     """
@@ -135,7 +135,7 @@ class _Reader:
         return int(self.scalar(code))
 
     def count(self, min_bytes: int, items: str) -> int:
-        """Read a number of items. Raises BadInput if they cannot fit, at `min_bytes` each."""
+        """Read an item count. Raises BadInput if that many items of at least `min_bytes` bytes each cannot fit."""
         number = self.integer("Q")
         if number * min_bytes > self.num_left:
             raise BadInput(f"it claims {number} {items}, more than its {len(self.data)} bytes can hold")
@@ -267,7 +267,7 @@ def _check_locations(locations: list[tuple[str, int, int]], alignment: Scalar, r
 
 
 def _check_sizes(header: GgufHeader) -> None:
-    """Check that sizes from which a loader creates tensors do not exceed the existing tensors."""
+    """Raise BadInput if a size from which a loader creates tensors is larger than the file's tensors allow."""
     if not header.architecture or not header.shapes:
         raise BadInput("it contains no model")
     largest = max(max(shape) for shape in header.shapes.values())

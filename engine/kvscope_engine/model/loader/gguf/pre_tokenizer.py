@@ -34,7 +34,7 @@ SPLITS: Final[dict[str, tuple[str, ...]]] = {
         ("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "mpt", "olmo", "jais", "trillion", "exaone4"), _LIKE_GPT2
     ),
 }
-"""Patterns by value of the field, applied in sequence, each to the pieces that the previous one produced."""
+"""Split patterns by value of `tokenizer.ggml.pre`, applied in sequence, each to the pieces of the previous one."""
 _ALIASES: Final = {
     "stablelm2": "qwen2",
     "hunyuan": "qwen2",
@@ -43,11 +43,15 @@ _ALIASES: Final = {
     "glm4": "llama-bpe",
     "chatglm-bpe": "llama-bpe",
 }
-"""Values that transformers does not support, and a supported value with the same pattern."""
+"""Values of `tokenizer.ggml.pre` that transformers does not support, each with a supported value of the same
+pattern.
+"""
 _IGNORING_MERGES: Final = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
 )
-"""Vocabularies in which a word that is a token becomes that token even if merges do not lead to it."""
+"""Values of `tokenizer.ggml.pre` for which a word that is a token becomes that token even if merges do not lead
+to it.
+"""
 
 
 def check_pre_tokenizer(header: GgufHeader) -> None:
@@ -58,7 +62,6 @@ def check_pre_tokenizer(header: GgufHeader) -> None:
 
 
 def apply_pre_tokenizer(tokenizer: Any, header: GgufHeader) -> None:
-    """Set the file's pre-tokenizer on transformers' `tokenizer`."""
     from tokenizers import Regex, pre_tokenizers
 
     name = _name(header)
@@ -71,7 +74,7 @@ def apply_pre_tokenizer(tokenizer: Any, header: GgufHeader) -> None:
 
 
 def _name(header: GgufHeader) -> str | None:
-    """Return the value of the field, or llama.cpp's default; None if the vocabulary is not byte-level."""
+    """Return the value of `tokenizer.ggml.pre`, or llama.cpp's default; None if the vocabulary is not byte-level."""
     if header.fields.get("tokenizer.ggml.model") != "gpt2":
         return None
     return str(header.fields.get(_KEY, "") or "default")

@@ -43,7 +43,7 @@ ROPE_KEYS: Final = frozenset(
 )
 _NEUTRAL: Final = {"rope.scaling.yarn_ext_factor": (-1.0, 1.0), "rope.scaling.yarn_attn_factor": (1.0,)}
 _PARTLY_ROTATING_TYPES: Final = frozenset({"phi3", "stablelm", "nemotron", "minimax_m2"})
-"""Model types that can rotate a part of each head."""
+"""Model types that may apply the rotary embedding to only some dimensions of each head."""
 _UNROTATED_TYPES: Final = frozenset({"gpt2", "bloom"})
 
 
@@ -74,7 +74,7 @@ def apply_rope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, conf
 def _parameters(
     header: GgufHeader, metadata: dict[str, Scalar], config: Any, parameters: dict[str, Any], scaling: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the parameters for one kind of layer. The format's default base is 10,000."""
+    """Return the `rope_parameters` for one kind of layer. The format's default base is 10,000."""
     partial = {key: value for key, value in parameters.items() if key == "partial_rotary_factor"}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     count = metadata.get("rope.dimension_count", head_dim)
@@ -86,7 +86,7 @@ def _parameters(
 
 
 def _scaling(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config: Any) -> dict[str, Any]:
-    """Return the type of scaling and its parameters. A factor without a type is linear."""
+    """Return the type of rotary scaling and its parameters. A factor without a type means linear scaling."""
     kind, factor = _scaling_type(header, metadata), float(metadata.get(_FACTOR, metadata.get(_OLD_FACTOR, 1.0)) or 1.0)
     attention = metadata.get(_ATTENTION, 1.0)
     if kind != "longrope" and attention not in (0.0, 1.0):
@@ -131,8 +131,9 @@ def _longrope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, confi
 
 
 def _scaled_frequencies(factors: list[float], config: Any) -> dict[str, Any]:
-    """Return parameters that divide each frequency by a separate factor at every length: `longrope` with two equal
-    lists.
+    """Return parameters that divide each rotary frequency by its factor, whatever the sequence length.
+
+    They use `longrope` with the same list for short and long sequences.
     """
     if all(factor == 1.0 for factor in factors):
         return {"rope_type": "default"}
@@ -147,7 +148,6 @@ def _scaled_frequencies(factors: list[float], config: Any) -> dict[str, Any]:
 
 
 def tensor_values(gguf: Path, name: str) -> list[float]:
-    """Return all values of a small tensor."""
     from gguf import dequantize
 
     tensor = next(tensor for tensor in read_gguf(gguf).tensors if tensor.name == name)

@@ -24,7 +24,9 @@ def processors() -> dict[str, Any]:
     gguf_tensor: Any = gguf_loader.GGUFTensor
 
     class Gemma4(gguf_loader.TensorProcessor):
-        """Renames weights that have no `.weight` suffix in transformers, and two that belong to the router."""
+        """Renames weights that have no `.weight` suffix in transformers, and two weights that belong to the
+        router there.
+        """
 
         def process(self, weights: Any, name: str, **options: Any) -> Any:
             layer, _, suffix = name.removeprefix("blk.").partition(".")
