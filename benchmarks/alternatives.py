@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure_ledger(scale: float) -> None:
-    """Change 1 % of the rows, in numpy columns and in one Python object per block."""
+    """Change 1 % of the ledger rows, stored in numpy columns and in one Python object per block."""
     num_blocks = int(1_000_000 * scale)
     ledger = Ledger(num_blocks)
     ids = np.random.default_rng(0).choice(num_blocks, num_blocks // 100, replace=False)
@@ -186,7 +186,9 @@ def measure_coalescing(scale: float) -> None:
 
 
 def measure_history(scale: float) -> None:
-    """Pack the frames of one second at 5,000 frames/s in chunks, as the recent history of a live session is written."""
+    """Pack the frames of one second at 5,000 frames/s in chunks, in the way the recent history of a live
+    session is written.
+    """
     engine = SimulatedEngine(num_blocks=int(1_000_000 * scale))
     frames = [engine.advance() for _ in range(int(5_000 * scale))]
     num_in_chunk = max(1, CHUNK_BYTES * len(frames) // sum(len(encode(frame)) for frame in frames))
@@ -286,7 +288,9 @@ def measure_page_map(scale: float) -> None:
 
 
 def measure_curves(scale: float) -> None:
-    """Draw ten curves of 100,000 points with pyqtgraph, whole and after kvscope's decimation to the plot's pixels."""
+    """Draw ten curves of 100,000 points with pyqtgraph, complete and after kvscope's decimation to the plot's
+    pixels.
+    """
     import pyqtgraph as pg  # type: ignore[import-untyped]
 
     from kvscope_app.views.chart.curves import decimate
@@ -350,7 +354,7 @@ CASES: Final[dict[str, Callable[[float], None]]] = {
     "page-map": measure_page_map,
     "curves": measure_curves,
 }
-"""Measuring function by the case's name on the command line. Its argument is the scale."""
+"""Measuring function by the name of the case on the command line. The function's argument is the scale."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Command line shared by all benchmarks of this folder: `--help`, and errors as one line."""
+"""Command line shared by all benchmarks of this folder: `--help`, and errors printed as one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def run_benchmark(
     run: Callable[[argparse.Namespace], int],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Parse `arguments` (None: those of the process), run the benchmark and return its exit code.
+    """Parse `arguments` (None for the process's), run the benchmark and return its exit code.
 
     `doc` is the description that `--help` prints.
     """

@@ -1,8 +1,8 @@
 """Measure the CPU's operations separately, in CPU time of one thread, so that other load on the machine matters little.
 
-products: matrix products of the default model's shapes, by number of rows, compared with oneDNN's bfloat16 layers:
-steps of a model with Qwen3-0.6B's shapes, alternating between fused layers and their separate parts heat:     steps
-that measure page heat, compared with those that do not
+products: matmuls with the default model's shapes, by number of rows, compared with oneDNN's bfloat16
+layers: steps of a model with Qwen3-0.6B's shapes, alternating between fused layers and their single operations
+heat: steps that measure page heat, compared with steps that do not
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def products() -> None:
-    """Print the rates of products in billions of multiplications per second."""
+    """Print the speed of matmuls in billions of multiplications per second."""
     for outputs, inputs in SHAPES:
         weight = torch.randn(outputs, inputs).bfloat16()
         implementations: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
@@ -87,7 +87,7 @@ def _min_seconds(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tenso
 
 
 def layers(pairs: int) -> None:
-    """Print milliseconds per step of a model with six random 8-bit layers, fused and in separate parts."""
+    """Print milliseconds per step of a model with six random 8-bit layers, fused and as single operations."""
     with tempfile.TemporaryDirectory() as folder, _qwen3(Path(folder) / "config.json") as engine:
         fused_layers = [item for item in gc.get_objects() if type(item) is FusedLayer]
         wholes = [layer.whole for layer in fused_layers]

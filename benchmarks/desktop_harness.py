@@ -1,4 +1,4 @@
-"""Opens the real desktop for a benchmark, runs Qt's event loop, and reads the processor time of processes."""
+"""Opens the desktop for a benchmark, runs Qt's event loop, and reads the processor time of processes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _POLL_S: Final = 0.1
 
 @contextmanager
 def open_desktop() -> Iterator[Desktop]:
-    """Open a desktop with separate settings, so that the user's layout is neither read nor written. Closes it at the
-    end.
+    """Open a desktop with temporary settings, so that the user's layout is neither read nor written. Closes it
+    at the end.
     """
     require_display(os.environ)
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
@@ -61,7 +61,7 @@ def run_until(signal: object) -> None:
 
 
 def run_while(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Run the event loop while `condition()` holds. Returns False if that lasts longer than `timeout_s`."""
+    """Run the event loop while `condition()` holds. Returns False if it still holds after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while condition():
         if time.monotonic() >= deadline_s:

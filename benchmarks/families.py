@@ -1,8 +1,8 @@
 """Time a decode step of each family of models on a CPU, compared with transformers' `generate`.
 
-Random weights in small but realistic shapes, one thread, contexts of equal length. Both decode the same prompts,
-alternating every few steps. Prints CPU time per step as the median of these turns, and the median ratio within pairs of
-turns.
+The models have random weights in small but realistic shapes, and run on one thread with contexts of equal length. The
+engine and transformers decode the same prompts, alternating every few steps. Prints CPU time per step as the median of
+these turns, and the median of the ratios within pairs of turns.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 LOGITS_SCALE: Final = 8.0
-"""Factor that spreads random logits, which differ by only 0.5. The engine recomputes logits near the largest
-(`float32_head`).
+"""Factor by which random logits, which differ by only 0.5, are spread. Otherwise the engine would recompute
+many of them, because it does so for logits near the largest (`float32_head`).
 """
 TURN_STEPS: Final = 8
 """Number of steps per turn. A block of tokens is completed in every second turn."""
@@ -185,7 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Families that cannot be run are listed with the reason."""
+    """Measure all families and print the results. Families that cannot be run are listed with the reason."""
     counts = args.requests or [1, 8]
     if min(*counts, args.context, args.repeats, args.num_threads) < 1:
         raise BadInput("--requests, --context, --repeats and --num-threads are not accepted: each must be 1 or more")
@@ -240,8 +240,8 @@ def _measure(family: str, counts: Sequence[int], args: argparse.Namespace) -> di
 
 
 def _saved_model(family: str, dtype: Any, folder: str) -> Any:
-    """Return a random model that is also saved in `folder`. Its logits are spread as far as those of a trained
-    model.
+    """Return a random model that is also saved in `folder`. Its logits are spread as widely as those of a
+    trained model.
     """
     import torch
 
@@ -261,8 +261,8 @@ def family_config(family: str) -> Any:
 
 
 def _turns(engine: Any, module: Any, count: int, args: argparse.Namespace) -> list[tuple[float, float]]:
-    """Return (engine, transformers) milliseconds of CPU time per step for each pair of turns. The engine runs between
-    two turns of `generate`.
+    """Measure pairs of turns, and return milliseconds of CPU time per step for (engine, transformers). The
+    engine runs while `generate` is paused.
     """
     import torch
     from transformers import StoppingCriteria
@@ -281,7 +281,7 @@ def _turns(engine: Any, module: Any, count: int, args: argparse.Namespace) -> li
     turns: list[tuple[float, float]] = []
 
     class Clock(StoppingCriteria):
-        """Called after each step of `generate`, the first of which computes the prompts."""
+        """Criterion that `generate` calls after each step, the first of which computes the prompts."""
 
         steps, begun = 0, 0.0
 
@@ -321,7 +321,7 @@ def _engine_step_ms(engine: Any) -> float:
 
 
 def _prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
-    """Return prompts that differ from the first token on, so that they share no prefix."""
+    """Return prompts that differ in the first token, so that they share no prefix."""
     return [
         [3 + (37 * number + 7 * position) % (vocab_size - 3) for position in range(length)] for number in range(count)
     ]

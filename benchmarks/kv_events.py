@@ -59,7 +59,7 @@ class RequestHistory:
 
 
 def measure(blocks_per_event: int) -> tuple[float, float, float, float]:
-    """Return events per second, and nanoseconds per event for decoding, translating and mirroring."""
+    """Return events per second, and nanoseconds per event for decoding, translating and applying to the mirror."""
     history, translator, mirror = RequestHistory(blocks_per_event), RankTranslator(VLLM), Mirror()
     translator.apply_reading(
         EngineReading(num_blocks=NUM_BLOCKS + 64, block_size=BLOCK_SIZE), ServerFacts(), 1, are_events_live=True
@@ -96,12 +96,13 @@ def apply_pending(mirror: Mirror, translator: RankTranslator, now_ns: int) -> No
     mirror.apply(pending_update(translator, now_ns))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: this benchmark has no options."""
+def add_arguments(parser: argparse.ArgumentParser) -> None: ...
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line per case. Returns 1 if events of one block are slower than `MIN_EVENTS_PER_S`, else 0."""
+    """Print a line per case. Returns 1 if fewer than `MIN_EVENTS_PER_S` events of one block are applied per
+    second, else 0.
+    """
     rates = []
     for run in (1, 4):
         rate, decode_ns, translate_ns, mirror_ns = measure(run)

@@ -54,7 +54,9 @@ _COLUMN_TITLES = {
     "requests_info": "requests that came, events",
     "events": "requests that came, events",
 }
-"""Title in the printed table by a column's name. Other columns get the title of their table."""
+"""Title in the printed table by the name of a column. Columns that are missing here are counted under a title
+for their table.
+"""
 Sizes = Mapping[str, Mapping[str, float]]
 
 
@@ -89,8 +91,8 @@ def _record_and_measure(seconds: int, rate: int, args: argparse.Namespace) -> in
 
 
 def write_recording(path: Path, seconds: int, rate: int, args: argparse.Namespace) -> None:
-    """Write a recording of evenly spaced steps, with a memory breakdown and a heartbeat each second, as a real engine
-    publishes.
+    """Write a recording of evenly spaced steps, with a memory breakdown and a heartbeat each second, as a real
+    engine publishes them.
     """
     now_ns, step_ns = 1_000_000_000, round(1e9 / rate)
     engine = SimulatedEngine(num_blocks=args.blocks, num_running=args.running, clock=lambda: now_ns)
@@ -179,7 +181,7 @@ def resident_mib() -> float:
 
 
 def recorded_bytes(recording: Recording) -> Sizes:
-    """Return the bytes in the file by topic, and by column title within it.
+    """Return the number of bytes in the file by topic, and by column title within each topic.
 
     A message of columns is compressed as a whole. Here each column is compressed separately, and the bytes of a message
     are divided among its columns in proportion, as the bytes of a chunk are divided among its messages.

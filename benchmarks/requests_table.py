@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _ScriptedSource:
-    """A source of prepared updates."""
+    """A source of updates that were prepared in advance."""
 
     name = "bench"
     status = SourceStatus(SourceState.LIVE)
@@ -52,8 +52,7 @@ class _ScriptedSource:
     def poll_update(self) -> Update | None:
         return next(self._updates, None)
 
-    def close(self) -> None:
-        """Do nothing: no resource is open."""
+    def close(self) -> None: ...
 
 
 def measure_requests(num_requests: int, size: tuple[int, int]) -> dict[str, object]:
@@ -97,8 +96,8 @@ def _milliseconds(action: Callable[[], object]) -> float:
 
 
 def _updates(num_requests: int) -> Iterator[Update]:
-    """Yield a snapshot, then updates in each of which `_REQUESTS_PER_UPDATE` requests arrive, start, get tokens and
-    finish.
+    """Yield a snapshot, then updates. In each update, `_REQUESTS_PER_UPDATE` requests arrive, start, get tokens
+    and finish.
     """
     engine = SimulatedEngine(num_blocks=256, num_running=1, parked_share=0.0)
     yield Update(snapshot=engine.snapshot())

@@ -45,7 +45,7 @@ PROMPT_BLOCKS: Final = 64
 OUTPUT_BLOCKS: Final = 16
 POOL_BLOCKS, POOL_HISTORIES = 100_000, 2000
 OWNER: Final = (1 << 31) - 1
-"""Number of a request that does not exist, as the owner of cached blocks."""
+"""Request number that no request has, used as the owner of cached blocks."""
 TEXT_BLOCKS: Final = 64
 """Number of blocks per text in the prefix cache."""
 BLOCKS_PER_REQUEST: Final = 100
@@ -54,7 +54,7 @@ KINDS: Final = ("free", "evicting", "offloading")
 PROMPT_TOKENS: Final = (512, 1536)
 OUTPUT_TOKENS: Final = (128, 384)
 SHARED_TOKENS: Final = 256
-"""Length of the eight texts with which every second prompt begins."""
+"""Number of tokens in each of the eight texts with which every second prompt begins."""
 STEP_TOKENS_PER_REQUEST: Final = 8
 WARM_STEPS: Final = 30
 SAMPLING: Final = ResolvedSampling(temperature=0.0, ignore_eos=True)
@@ -177,11 +177,11 @@ def _text(report: dict[str, Any]) -> str:
 def pool_operations_per_s(num_blocks: int, num_histories: int) -> float:
     """Return the block operations per second of the block pool alone, on one core.
 
-    An operation is a block in a call of allocate, write, seal, release or hit. In each history, 64 blocks are allocated
-    and written in one call each and sealed individually (their digests exist: hashing text is not part of the pool), 16
-    blocks are allocated, written and sealed one at a time, all are released in one call, and the prompt's blocks are
-    hit and released again: 64 x 6 + 16 x 4 operations. Once the pool is full of cached blocks, there are evictions in
-    addition.
+    An operation is one block in a call of allocate, write, seal, release or hit. In each history, 64 blocks are
+    allocated and written in one call each and sealed individually (their digests exist: hashing text is not part of the
+    pool), 16 blocks are allocated, written and sealed one at a time, all are released in one call, and the prompt's
+    blocks are hit and released again: 64 x 6 + 16 x 4 operations. Once the pool is full of cached blocks, there are
+    evictions in addition.
     """
     pool = BlockPool(num_blocks, BLOCK_SIZE, salt=b"bench")
     elapsed_ns = 0
@@ -217,7 +217,7 @@ class Cost:
     schedule_ns: int = 0
     commit_ns: int = 0
     finish_ns: int = 0
-    """Time for ending requests and queueing those that replace them."""
+    """Time spent on ending requests and queueing their replacements."""
     num_scheduled: int = 0
     num_steps: int = 0
     num_finished: int = 0
@@ -232,9 +232,10 @@ class Cost:
 
 
 class SteadyLoad:
-    """A load of `num_running` decoding requests on a pool of `100 x num_running` blocks, warmed up on construction.
+    """A constant load of `num_running` decoding requests on a pool of `100 x num_running` blocks, warmed up on
+    construction.
 
-    `kind` is one of `KINDS`. All but `free` need the prefix cache.
+    `kind` is one of `KINDS`. All kinds but `free` need the prefix cache.
     """
 
     def __init__(self, num_running: int, *, prefix_caching: bool = True, kind: str = "free") -> None:
@@ -336,8 +337,8 @@ def num_block_operations(plan: StepPlan) -> int:
 
 
 def _operations(item: Scheduled) -> int:
-    """Return the block operations of one item. A block that is allocated, written and sealed counts three times; hits
-    belong to a request's first step.
+    """Return the number of block operations for one scheduled request. A block that is allocated, written and
+    sealed counts three times; hits belong to a request's first step.
     """
     start, end, size = item.start, item.start + item.num_tokens, BLOCK_SIZE
     request = item.request
@@ -348,7 +349,7 @@ def _operations(item: Scheduled) -> int:
 
 
 def _sample(plan: StepPlan) -> Iterator[Request]:
-    """Append a token to each request of the plan that samples, and yield the requests that are then complete."""
+    """Append a token to each request of the plan that samples one, and yield the requests that are then complete."""
     for item in plan.scheduled:
         if item.samples:
             output = item.request.output_token_ids
@@ -358,7 +359,7 @@ def _sample(plan: StepPlan) -> Iterator[Request]:
 
 
 def fill_pool(pool: BlockPool) -> None:
-    """Fill the pool with cached blocks of texts that no request uses, and host memory as well.
+    """Fill the pool and host memory with cached blocks of texts that no request uses.
 
     Each later allocation then evicts a block, and offloads it if there is a lower tier.
     """
@@ -379,8 +380,8 @@ def _fill_with_cached_blocks(pool: BlockPool, num_blocks: int, names: count[int]
 
 
 def _prefix(name: int, size: int) -> Prefix:
-    """Return the prefix of the block with number `name`. Each follows the block before it, except the first block of a
-    text.
+    """Return the prefix of the block with number `name`. Each block continues the prefix of the previous one,
+    except the first block of a text.
     """
     index = name % TEXT_BLOCKS
     return Prefix(_digest(name), index * size, bytes(4 * size), _digest(name - 1) if index else b"")

@@ -1,7 +1,7 @@
 """Time steps of a model on this device and fit the simulator's cost model to them (`kvscope-engine simulate --costs`).
 
-Decodes with several batch sizes and contexts, and prefill chunks with several sizes and starts. A step is the model and
-the sampler, without scheduler and telemetry; its fastest time counts.
+The steps are decodes with several batch sizes and contexts, and prefill chunks with several sizes and starts. A step is
+the model and the sampler, without scheduler and telemetry. Each step is repeated, and its fastest time is used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAMPLING: Final = ResolvedSampling(temperature=0.0, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A step of equal requests: each has `start` computed tokens and computes `num_tokens` more."""
+    """A step whose requests are all alike: each has `start` computed tokens and computes `num_tokens` more."""
 
     num_requests: int
     start: int

@@ -1,4 +1,4 @@
-"""Measure how much quality weights of fewer bits lose.
+"""Measure how much quality is lost with weights of fewer bits.
 
 For each --quantization: the perplexity of a text (the first 2,500 tokens or so of Edith Wharton's story "The Verdict",
 Scribner's Magazine, June 1908, in the public domain), and the bytes of all weights. On a CPU, `int8` and `int4` round

@@ -35,7 +35,7 @@ from kvscope_telemetry.recordings.sample import sample_recording
 from kvscope_telemetry.source import SourceState
 
 _SETTLE_S: Final = 12.0
-"""Seconds after a change until curves no longer move."""
+"""Seconds after a change after which curves no longer move."""
 _START_TIMEOUT_S: Final = 300.0
 EVERY_VIEW: Final = ("timeline", "heatmap", "memory", "throughput", "events", "inspector", "prefixes")
 
@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _engine_to_measure(endpoint: str | None) -> Iterator[EngineProcess | None]:
-    """Start an engine as the desktop does and yield it. Yields None if `endpoint` is that of another engine."""
+    """Start an engine in the same way as the desktop and yield it. Yields None if the user named an engine's
+    `endpoint` to attach to.
+    """
     if endpoint is not None:
         yield None
         return
@@ -122,7 +124,9 @@ def idle_modes(window: MainWindow) -> list[tuple[str, Callable[[], None], Callab
 
 
 def _open_every_view(window: MainWindow) -> None:
-    """Open every view in a separate window. Docks of a few pixels in one window would draw almost nothing."""
+    """Open every view in a separate window. If all were docks of one window, each would be too small to draw
+    anything.
+    """
     for name in EVERY_VIEW:
         dock = window.docks[name]
         dock.setFloating(True)

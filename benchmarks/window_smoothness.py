@@ -41,7 +41,7 @@ from kvscope_app.session.session import Session
 from kvscope_telemetry.errors import KvscopeError
 
 TIMESTAMP: Final = struct.Struct("<q")
-"""Monotonic time in ns at which another process wrote the timestamp."""
+"""Format of a timestamp: the monotonic time in ns at which another process wrote it."""
 TIMESTAMP_PROGRAM: Final = """
 import os, struct, time
 due_s = time.monotonic()
@@ -53,7 +53,7 @@ try:
 except BrokenPipeError:
     pass
 """
-"""Writes a timestamp 100 times a second until its output is closed.
+"""Program that writes a timestamp 100 times a second until its output is closed.
 
 Like a user's input, timestamps reach the window from outside through a file descriptor, so that stalls of the whole
 process are measured as well.
@@ -62,8 +62,8 @@ _STARTUP_TIMEOUT_S: Final = 60
 _WARM_UP_S: Final = 2.0
 SAMPLE_INTERVAL_MS: Final = 1_000
 _NUM_PARTS: Final = 10
-"""Number of parts of the samples. First and last values are medians of a part, so that momentary buffers do not
-count.
+"""Number of parts into which memory samples are divided. The first and last values are medians of a part, so
+that momentary buffers do not count.
 """
 _READ_BYTES: Final = 512 * TIMESTAMP.size
 _FLUSH_S: Final = 30.0
@@ -127,8 +127,8 @@ def _smoothness(endpoint: str, args: argparse.Namespace) -> dict[str, object]:
 
 
 def _startup(endpoint: str, runs: int) -> dict[str, object]:
-    """Return seconds from the command to the first exposed window, and the heavy modules (torch, the engine) that were
-    imported by then, which should be none.
+    """Return the seconds from the command to the first exposed window, and the heavy modules (torch, the
+    engine) that were imported by then. There should be none.
     """
     starts = [_start_desktop(endpoint) for _ in range(runs)]
     seconds = sorted(seconds for seconds, _ in starts)
@@ -160,20 +160,22 @@ class Smoothness:
     event_latency_p50_ms: float
     event_latency_p99_ms: float
     event_latency_max_ms: float
-    """Latency from another process's write to a file descriptor to its handling on the GUI thread, 100 times a
-    second.
+    """Maximum latency from another process's write to a file descriptor to its handling on the GUI thread,
+    measured 100 times a second.
     """
     cpu_percent: float
     """Percent of one core, over all threads of the desktop."""
     ring_cpu_percent: float
     ring_messages_lost: int
-    """Messages dropped since the window opened because the writing process was too slow."""
+    """Number of messages dropped since the window opened because the process that writes the recent history was
+    too slow.
+    """
     telemetry_frames_per_s: float
     telemetry_frames_lost: int
     resyncs: int
     resident_first_mb: float
-    """Resident memory of the desktop at the beginning: the median of the first tenth of the samples. `ring_…` is the
-    memory of the process that writes the recent history.
+    """Resident memory of the desktop at the beginning: the median of the first tenth of the samples. The
+    `ring_…` fields are about the process that writes the recent history.
     """
     resident_last_mb: float
     resident_max_mb: float
@@ -280,8 +282,8 @@ def _quantile(values: np.ndarray[tuple[int], np.dtype[np.float64]], share: float
 
 
 class ResidentMemory:
-    """Samples the resident memory of processes while the event loop runs, in MB, summed over `pids()`. 0 MB if the
-    system does not report it.
+    """Samples the resident memory of processes while the event loop runs, in MB, summed over the process ids
+    `pids()`. It is 0 MB if the system does not report it.
     """
 
     def __init__(self, pids: Callable[[], Iterable[int]], every_ms: int = SAMPLE_INTERVAL_MS) -> None:
@@ -294,7 +296,7 @@ class ResidentMemory:
         self._sample()
 
     def stop(self) -> tuple[float, float, float]:
-        """Return the first, last and maximum value in MB."""
+        """Stop sampling and return the first, last and maximum value in MB."""
         self._timer.stop()
         self._sample()
         length = max(1, len(self._samples) // _NUM_PARTS)

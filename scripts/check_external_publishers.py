@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def check(wheel: Path) -> bool:
-    """Check one wheel and print the results. Returns whether everything was correct."""
+    """Check one wheel and print the results. Returns whether all checks passed."""
     engine, version = wheel.name.split("-")[:2]
     with tempfile.TemporaryDirectory(prefix="kvscope-publishers-") as name, Metrics(engine) as metrics:
         folder = Path(name)
@@ -125,7 +125,7 @@ def apply_events(blocks: ExpectedBlocks, events: Iterable[KvEvent]) -> None:
 
 def history(media: tuple[str, ...], seed: int) -> Iterator[list[KvEvent]]:
     """Yield the batches to publish. They depend only on the arguments, so that both processes generate the same
-    ones.
+    batches.
     """
     generator = random.Random(seed)
     hashes = [generator.getrandbits(64) | 1 for _ in range(500)]
@@ -183,7 +183,7 @@ def supported_fields(kind: Any, **fields: object) -> dict[str, object]:
 
 
 def supported_media(module: Any, engine: str) -> tuple[str, ...]:
-    """Return the media of the module's events; ("GPU",) for versions whose events have no medium."""
+    """Return the storage media of the module's events, or ("GPU",) for versions whose events have no medium."""
     return MEDIA[engine] if supported_fields(module.BlockRemoved, medium="") else ("GPU",)
 
 
@@ -228,8 +228,8 @@ def register_stub(name: str, **members: object) -> None:
 
 
 def check_decoder(module: Any) -> str:
-    """Check that the external decoder reads our encoding in its version's layout. Returns a description of the
-    result.
+    """Check that the external decoder reads our encoding in the layout of its version. Returns a description of
+    the result.
     """
     is_array = bool(module.BlockStored.__struct_config__.array_like)
     ours = [BlockStored((1, 2), None, (5, 6), 1, medium="GPU"), BlockRemoved((1,), "CPU"), AllBlocksCleared()]
@@ -243,7 +243,7 @@ def check_decoder(module: Any) -> str:
 
 
 class Publisher:
-    """Runs the external publisher in another process. Entering the context waits until it has published everything."""
+    """Runs the external publisher in another process. Entering the context waits until it has published all batches."""
 
     def __init__(self, folder: Path, engine: str, endpoint: str, seed: int) -> None:
         command = [sys.executable, __file__, str(folder), "--publish", engine, endpoint, str(seed)]
@@ -259,7 +259,7 @@ class Publisher:
 
 
 class Metrics:
-    """HTTP server with the minimum metrics page by which the engine is identified."""
+    """HTTP server for the smallest metrics page by which a client can identify the engine."""
 
     def __init__(self, engine: str) -> None:
         body = {

@@ -1,6 +1,6 @@
 """Generates the Grafana dashboard. The output is stored as `resources/kvscope_resources/grafana/kvscope.json`.
 
-The first panels match vLLM's "KV Cache" dashboard, with the same metrics; the others show metrics that only kvscope
+The first panels match vLLM's "KV Cache" dashboard, with the same metrics. Further panels show metrics that only kvscope
 has.
 """
 

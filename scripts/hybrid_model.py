@@ -2,9 +2,9 @@
 
     python scripts/hybrid_model.py FOLDER
 
-The Mamba layers have random weights and zero output projections, so that they pass their input on. The answers are
-those of the default model, while recurrent states are kept, copied and evicted as in a real hybrid. Used for recordings
-and experiments, because there is no small hybrid model with a free license.
+The Mamba layers have random weights and zero output projections, so that they pass their input on. The output is that
+of the default model, while recurrent states are stored, copied and evicted as in a real hybrid. Used for recordings and
+experiments, because there is no small hybrid model with a free license.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _quiet(_: object) -> None: ...
 
 
 def _layers(count: int) -> tuple[list[str], list[int]]:
-    """Return the types of all layers, and the index of each layer of the default model among them."""
+    """Return the types of all layers, and the index in this list of each layer of the default model."""
     types: list[str] = []
     layer_indices = []
     for number in range(count):

@@ -2,8 +2,8 @@
 
     python scripts/list_strings.py [FOLDER ...]
 
-Read the whole list before a release, to check for consistent terms and plain English (CONTRIBUTING.md). Docstrings,
-keys, formats and names are left out; values in f-strings are shown as an ellipsis in braces.
+Read the complete output before a release, to check for consistent terms and plain English (CONTRIBUTING.md).
+Docstrings, keys, formats and names are left out; values in f-strings are shown as an ellipsis in braces.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python scripts/make_pictures.py            # all pictures
     python scripts/make_pictures.py compare    # only the picture with that name
 
-Needs no display: windows are rendered on Qt's offscreen platform, with separate settings. The script starts, loads and
-stops the engine of `window` and `debugger`. Apart from the engine's measurements, the pictures show nothing of the
-machine.
+Needs no display: windows are rendered on Qt's offscreen platform, with temporary settings. For the pictures `window`
+and `debugger`, the script starts, loads and stops an engine. Apart from the engine's measurements, the pictures show
+nothing of the machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WINDOW_VIEWS: Final = {
     "heatmap": (28.0, (960, 420)),
     "prefixes": (20.0, (1120, 394)),
 }
-"""Views of the sample recording with their toolbars: (time in seconds, size in pixels)."""
+"""Views of the sample recording of which pictures are made with their toolbars: (time in seconds, size in pixels)."""
 EXPORT_ARGUMENTS: Final = {
     "tiers.png": ("--view", "page-map", "--at", "24", "--size", "900x440"),
     "what-if.png": ("--view", "what-if", "--at", "24", "--size", "960x450"),
@@ -52,8 +52,8 @@ EVICTION_REQUESTS: Final = (
     (7200, 864, 12, (OTHER, THIRD)),
     (12400, 608, 14, (PREFIX,)),
 )
-"""Requests of the animation: (arrival in ms, prompt tokens, output tokens, ids of the texts at the start of the
-prompt).
+"""Requests in the animation made by `eviction`: (arrival in ms, prompt tokens, output tokens, ids of the texts
+at the start of the prompt).
 """
 CAPTIONS: Final = (
     ("A request fills blocks with its prompt, then answers.", "It is done. What it computed stays in the cache."),
@@ -64,7 +64,7 @@ CAPTIONS: Final = (
     ("A large request needs room: the cached prefix is evicted, block by block.", "Only its first blocks are left."),
     ("The prefix is wanted again: what is left is found, the rest is computed anew.", "Done."),
 )
-"""Captions (during, after) of each request in `EVICTION_REQUESTS`."""
+"""Captions of the animation for each request in `EVICTION_REQUESTS`: (while it runs, after it)."""
 EVICTION_OPTIONS: Final = (
     *("--num-gpu-blocks-override", "60", "--max-num-batched-tokens", "32", "--max-model-len", "1024"),
     *("--step-overhead-ms", "80"),
@@ -254,7 +254,7 @@ def recordings(folder: Path) -> None:
 
 
 def live_window(folder: Path) -> None:
-    """Make pictures of a window under load, and of the same window with the engine paused, in the light theme."""
+    """Make pictures of a window under load, and of the same window in the light theme with the engine paused."""
     socket = folder / "engine"
     socket.mkdir()
     command = [_program("kvscope-engine"), "serve", "--endpoint", f"ipc://{socket}/telemetry", *ENGINE_OPTIONS]
@@ -289,7 +289,7 @@ def live_window(folder: Path) -> None:
 
 
 def prepare(window: MainWindow) -> None:
-    """Wait for all views of a window, set the size of its picture, and open the console."""
+    """Wait for all views of a window, resize it for the picture, and open the console."""
     wait_until(lambda: set(window.docks) <= set(window.views) and window.session.mirror.num_blocks > 0)
     window.resize(*WINDOW_SIZE)
     window.focus_view("requests")
@@ -329,7 +329,7 @@ def simulated_recordings(folder: Path) -> tuple[Path, Path]:
 
 @contextmanager
 def open_desktop(folder: Path, theme: str) -> Iterator[Desktop]:
-    """Yield a desktop with separate settings, and close it at the end."""
+    """Yield a desktop with temporary settings, and close it at the end."""
     from PySide6.QtCore import QCoreApplication, QSettings
 
     from kvscope_app.application import make_application

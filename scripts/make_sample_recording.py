@@ -11,7 +11,7 @@ the recording.
 
     python scripts/make_sample_recording.py --hybrid resources/kvscope_resources/sample-hybrid.mcap
 
-does the same with a hybrid variant of the default model (`hybrid_model.py`): recurrent states are kept for prefixes,
+does the same with a hybrid variant of the default model (`hybrid_model.py`): recurrent states are cached for prefixes,
 copied to requests with the same beginning, and evicted.
 """
 
@@ -64,9 +64,7 @@ QUESTIONS = (
 
 
 def main() -> int:
-    """Create the recording. Returns the exit code: 1 if the recording lacks an event that it should show, or is too
-    large.
-    """
+    """Create the recording. Returns the exit code: 1 if the recording lacks a required event or is too large."""
     parser = argparse.ArgumentParser(description="Make the sample recording.")
     parser.add_argument("out", type=Path, metavar="FILE.mcap")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long new requests come (default: 30)")
@@ -107,7 +105,7 @@ def trim(whole: Path, out: Path) -> None:
 
 
 def send_requests(source: LiveSource, seconds: float) -> None:
-    """Send the `commands` for `seconds` seconds (fewer on a slow machine), then wait up to 25 s for running
+    """Send the `commands` for `seconds` (a slow machine sends fewer of them), then wait up to 25 s for running
     requests.
     """
     began_s = time.monotonic()

@@ -1,12 +1,12 @@
 """`python -m benchmarks.compile_report`: resources of each kernel on each GPU architecture, without a GPU.
 
-A row of the table is a kernel in one configuration. "tile" lists the tile's rows and tokens (for products: rows,
+A row of the table is a kernel in one configuration. "tile" lists the tile's rows and tokens (for linear layers: rows,
 outputs and inputs; for others: elements processed at a time). Tile, warps and pipeline stages are those launched on a
 GPU without an entry in a table of `tuning`. Registers are per thread; spills, stack and shared memory are in bytes.
 "resident" is the number of programs that fit on a multiprocessor, "occupied" the share of its threads that they use.
 The last four columns describe the inner loop in PTX: instructions, loads from global memory of 16 bytes per thread and
-of fewer, matrix instructions. A kernel without a loop is counted whole. Exits with 1 if a kernel spills registers or
-does not fit on a multiprocessor.
+of fewer, matrix instructions. For a kernel without a loop, they describe the whole kernel. Exits with 1 if a kernel
+spills registers or does not fit on a multiprocessor.
 """
 
 import argparse
@@ -31,7 +31,6 @@ _HEADER: Final = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compile, print one line per kernel, configuration and architecture, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_report", description=__doc__)
     parser.add_argument(
         "--cases",
@@ -68,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Case(NamedTuple):
-    """One configuration, identified by its index so that it can be passed to other processes."""
+    """One configuration to compile, identified by its index so that it can be passed to other processes."""
 
     cases: str
     capability: int
@@ -101,8 +100,8 @@ def _compile(case: _Case) -> Resources:
 
 
 def decode_workspace_text(heads: Heads, *, batch: int, length: int, num_multiprocessors: int) -> str:
-    """Describe the programs that a CUDA graph of decodes launches per layer, and its memory for partial results,
-    compared with a graph without a plan.
+    """Describe the programs that a CUDA graph of decodes launches per layer, and the memory for their partial
+    results, compared with a graph without a plan.
     """
     tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, 2)
     bounds = part_bounds(batch, length, heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps)

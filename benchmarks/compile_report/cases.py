@@ -1,4 +1,4 @@
-"""Kernels and configurations that are shipped, which `compile_report` compiles. Independent of the compiler."""
+"""Shipped kernels and their configurations, which `compile_report` compiles. Independent of the compiler."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -61,13 +61,12 @@ _LARGE_TILES_SPILL_BYTES: Final = 256
 nevertheless.
 """
 _HEAT_SPILL_BYTES: Final = 64
-"""Accepted bytes of spills for decodes over 8-bit latents that measure page heat, which takes about 500 sums per
-row.
+"""Accepted bytes of spills for decodes over 8-bit latents that measure page heat. Measuring needs about 500
+sums per row.
 """
 _LONG_QUERY_LEN: Final = 8192
-"""Number of queries of a long prompt."""
 _SHORT_QUERY_LENS: Final = (3, 128)
-"""Number of queries of a speculative draft, and of a short turn of a conversation."""
+"""Number of queries of a speculative draft, and of a short message in a conversation."""
 _MANY_RUNS: Final = 64
 _TYPES: Final = {
     **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges", "sum_offsets"), "*i32"),
@@ -107,7 +106,7 @@ class Heads(NamedTuple):
     num_kv_heads: int
     head_dim: int
     value_dim: int = 0
-    """Dimension of values; 0: `head_dim`."""
+    """Dimension of values; 0 if it equals `head_dim`."""
 
     @property
     def group(self) -> int:
@@ -150,7 +149,7 @@ GPT_OSS_20B: Final = Heads(64, 8, 64)
 DEEPSEEK_V3: Final = Heads(128, 1, 576, 512)
 DEEPSEEK_V2_LITE: Final = Heads(16, 1, 576, 512)
 EXPANDED: Final = Heads(16, 16, 192, 128)
-"""Attention heads of a prefill if DeepSeek-V2-Lite's latents are expanded to keys and values."""
+"""Heads of DeepSeek-V2-Lite in a prefill that expands latents to keys and values."""
 QWEN3_30B_A3B: Final = Experts(128, 8, 2048, 768)
 GPT_OSS_EXPERTS: Final = Experts(32, 4, 2880, 2880, Gate(alpha=1.702, limit=7.0, shift=1.0), has_bias=True)
 PLAIN: Final = AttentionOptions()
@@ -172,9 +171,9 @@ def decode_case(
     *,
     is_measured: bool = False,
 ) -> Launch:
-    """Return decode attention; with `is_measured`, it also measures page heat.
+    """Return the launch of decode attention. With `is_measured`, it also measures page heat.
 
-    A window is not a separate variant, because the kernel takes it as a number.
+    A window is not a separate variant, because the kernel gets its size as an argument.
     """
     is_quantized = kv_format != UNQUANTIZED
     tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, _element_bytes(dtype), is_quantized=is_quantized)
@@ -215,10 +214,10 @@ def prefill_case(
     is_fixed: bool = False,
     tiles: DotTiles | None = None,
 ) -> Launch:
-    """Return prefill attention for sequences of up to `max_query_len` queries.
+    """Return the launch of prefill attention for sequences of up to `max_query_len` queries.
 
-    `is_cut`: short sequences with long contexts, split into parts. `is_fixed`: tiles of one size, whatever the lengths.
-    `tiles`: overrides the tiles of a launch.
+    `is_cut`: few queries after long contexts, split into parts. `is_fixed`: tiles of one size for all lengths. `tiles`:
+    overrides the tiles of a launch.
     """
     dims = heads.head_dim, heads.value_dim or heads.head_dim, heads.group, _element_bytes(dtype)
     if is_fixed:
@@ -254,7 +253,7 @@ def cut_cases(
 
 
 def memory_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
-    """Yield the kernels that do little arithmetic."""
+    """Yield the launches of kernels that do little arithmetic."""
     yield from merge_cases(heads, heads.head_dim, dtype)
     yield merge_case(heads, heads.head_dim, dtype, is_run=True)
     for is_chunked in (False, True):
@@ -289,7 +288,7 @@ def merge_case(heads: Heads, value_dim: int, dtype: str, *, is_run: bool = False
 
 
 def draw_case() -> Launch:
-    """Return the kernel that draws tokens, for a vocabulary whose size is a multiple of 16."""
+    """Return the launch of the kernel that draws tokens, for a vocabulary whose size is a multiple of 16."""
     shapes = draw_constants()
     return _launch("draw_tokens", "every vocabulary", _draw_tokens_kernel, shapes, "fp32", num_warps=_DRAW_WARPS)
 
@@ -330,7 +329,7 @@ def rotate_case(heads: Heads, dtype: str = "bf16", kv_format: int = UNQUANTIZED,
 
 
 def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16", bits: int = 4, *, is_fp8: bool = False) -> Launch:
-    """Return the product with weights of 4 or 8 bits, without a bias and with a residual."""
+    """Return the launch of a linear layer with weights of 4 or 8 bits, without a bias and with a residual."""
     hidden = heads.num_heads * heads.head_dim
     tiles = product_tiles(num_rows, bits, _element_bytes(dtype))
     splits = num_splits(num_rows, hidden, hidden, bits, tiles, 132)
@@ -354,8 +353,8 @@ def fp8_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[La
 
 
 def round_case(heads: Heads, capability: int, dtype: str = "bf16") -> Launch:
-    """Return the rounding of rows to FP8. Codes have the type FP8 if the GPU can convert to it, else the rows' own
-    type.
+    """Return the launch that rounds rows to FP8. Codes have an FP8 dtype if the GPU can convert to it, else the
+    dtype of the rows.
     """
     hidden = heads.num_heads * heads.head_dim
     codes_type = "fp8e4nv" if capability >= 89 else dtype
@@ -365,8 +364,8 @@ def round_case(heads: Heads, capability: int, dtype: str = "bf16") -> Launch:
 
 
 def linear_case(heads: Heads, num_rows: int, capability: int, dtype: str = "bf16", *, times: int = 1) -> Launch:
-    """Return the product of a decode with unquantized weights, without a bias. It has `times` as many outputs as
-    inputs.
+    """Return the launch of an unquantized linear layer in a decode, without a bias. It has `times` as many
+    outputs as inputs.
     """
     hidden = heads.num_heads * heads.head_dim
     tiles = linear_tiles(num_rows, times * hidden, hidden, 132, capability)
@@ -378,7 +377,7 @@ def linear_case(heads: Heads, num_rows: int, capability: int, dtype: str = "bf16
 
 
 def expert_cases(model: Experts, dtype: str = "bf16") -> Iterator[Launch]:
-    """Yield the kernels of a mixture of experts, for every size of tile. The first is that of a single token."""
+    """Yield the launches of a mixture of experts, for every tile size. The first is the one for a single token."""
     hidden, size = model.hidden, model.size
     for tile_m in (1, 16, 32, 64, MAX_ROWS_PER_TILE) if dtype != "fp32" else (1, 16):
         if model.is_packed and tile_m == MAX_ROWS_PER_TILE:
@@ -522,7 +521,9 @@ def _all_cases(capability: int) -> Iterator[Launch]:
 
 
 def few_cases(capability: int) -> Iterator[Launch]:
-    """Yield the configurations nearest to a program's limits, which every run of the tests compiles."""
+    """Yield the configurations that come closest to a program's resource limits. Every run of the tests
+    compiles them.
+    """
     yield decode_case(LLAMA_8B, PLAIN)
     yield prefill_case(LLAMA_8B, PLAIN, capability, kv_format=INT8, max_query_len=_SHORT_QUERY_LENS[-1], is_cut=True)
     yield prefill_case(
@@ -533,8 +534,8 @@ def few_cases(capability: int) -> Iterator[Launch]:
 
 
 def candidate_cases(capability: int) -> Iterator[Launch]:
-    """Yield the tiles that `bench kernels --tune` tries for 64 queries with a long context. Only those that fit are
-    worth measuring.
+    """Yield the tiles that `bench kernels --tune` tries for 64 queries after a long context. Only tiles that
+    fit are worth measuring.
     """
     heads, max_query_len = LLAMA_8B, 64
     dims = heads.head_dim, heads.head_dim, heads.group, 2
@@ -545,7 +546,7 @@ def candidate_cases(capability: int) -> Iterator[Launch]:
 
 
 def core_cases(capability: int) -> Iterator[Launch]:
-    """Yield configurations that together contain every branch of every kernel, which long test runs compile."""
+    """Yield configurations that together contain every branch of every kernel. Long test runs compile them."""
     for heads, options in ((LLAMA_8B, PLAIN), (SMOLLM2_135M, EVERY_OPTION[-1])):
         for is_measured in (False, True):
             yield decode_case(heads, options, is_measured=is_measured)
@@ -571,8 +572,8 @@ def core_cases(capability: int) -> Iterator[Launch]:
 
 
 def _piece_constants(tile_n: int, *, is_measured: bool) -> dict[str, object]:
-    """Return the constants for measuring page heat, as the launcher passes them: without measuring, no sums are
-    stored.
+    """Return the kernel constants for measuring page heat, as the launcher passes them. Without measuring, no
+    sums are stored.
     """
     return {"PIECE": math.gcd(_BLOCK_SIZE, tile_n)} if is_measured else {"PIECE": 0, **dict.fromkeys(_SUMS)}
 
@@ -591,7 +592,9 @@ def _attention_constants(heads: Heads, tiles: DotTiles, options: AttentionOption
 
 
 def _format_constants(kv_format: int) -> dict[str, object]:
-    """Return the constants for the cache's format, as the launcher passes them: an unquantized cache has no scales."""
+    """Return the kernel constants for the cache's format, as the launcher passes them. An unquantized cache has
+    no scales.
+    """
     return {"KV_FORMAT": kv_format, **(dict.fromkeys(_SCALES) if kv_format == UNQUANTIZED else {})}
 
 

@@ -1,5 +1,5 @@
-"""Compiles a kernel for a GPU that need not be present, and reads its resources. Needs Triton, but no GPU and no
-driver.
+"""Compiles a kernel for a GPU that need not be present, and reads the resources it uses. Needs Triton, but no
+GPU and no driver.
 """
 
 import os
@@ -30,11 +30,11 @@ _WIDE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class LoopFigures:
-    """Instructions of one iteration of a loop, per thread."""
+    """Number of instructions by kind in one iteration of a loop, per thread."""
 
     num_instructions: int
     num_wide_loads: int
-    """Loads of 16 bytes or more from global memory. Memory-bound kernels should have only these."""
+    """Number of loads of 16 bytes or more from global memory. Memory-bound kernels should have no narrower loads."""
     num_narrow_loads: int
     num_matrix_ops: int
 
@@ -45,10 +45,10 @@ class Launch:
     variant: str
     kernel: Kernel
     arguments: Mapping[str, str]
-    """Type by name: `*bf16`, `i32`, `fp32`. Parameters that are missing are constants."""
+    """Type of each argument by name: `*bf16`, `i32`, `fp32`. Parameters that are missing here are constants."""
     constants: Mapping[str, object]
     aligned: frozenset[str]
-    """Arguments that the launcher would find divisible by 16."""
+    """Names of arguments that the launcher would find divisible by 16."""
     num_warps: int
     num_stages: int
     max_registers: int | None = None
@@ -69,7 +69,7 @@ class Resources:
     num_warps: int
     capability: int
     loop: LoopFigures
-    """Figures of the loop that takes most of the time."""
+    """Instructions of the loop that takes most of the time."""
     accepted_spill_bytes: int = 0
 
     @property
@@ -103,8 +103,8 @@ def varying_arguments(kernel: Kernel) -> frozenset[str]:
 
 
 def compile_for(launch: Launch, capability: int) -> Resources:
-    """Compile for a capability in `MAX_SHARED_BYTES`. Raises RuntimeError if Triton is missing or runs as an
-    interpreter.
+    """Compile for a compute capability in `MAX_SHARED_BYTES`. Raises RuntimeError if Triton is missing or runs
+    as an interpreter.
     """
     ptx, shared_bytes = assembly(launch, capability)
     return Resources(
@@ -165,8 +165,8 @@ def _number(pattern: str, log: str) -> int:
 
 
 def inner_loop(ptx: str) -> LoopFigures:
-    """Return the figures of the innermost loop with the most matrix instructions, or, without any, the most loads.
-    Without loops, the figures of the whole kernel.
+    """Return the figures of the innermost loop with the most matrix instructions, or, if there are none, the most
+    loads. A kernel without loops is counted as a whole.
 
     Attention kernels have separate loops for tiles without and with masked rows. Among loops that are otherwise equal,
     the shortest is chosen, because it takes most of the time.
@@ -180,7 +180,7 @@ def _weight(loop: LoopFigures) -> tuple[int, int, int]:
 
 
 def _innermost(lines: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the bodies of the loops that contain no other loop, from a label to the last branch back to it."""
+    """Yield the bodies of the loops that contain no other loop, from a label to the last branch back to that label."""
     labels = {match[1]: index for index, line in enumerate(lines) if (match := _LABEL.match(line))}
     ends: dict[int, int] = {}
     for index, line in enumerate(lines):

@@ -6,18 +6,19 @@ is scheduled. With overlap at most one further step is in flight:
     host    schedule n+1, launch | wait for n | commit n, record n, publish | schedule n+2, launch | wait for n+1 ...
     device  ---- n ------------------------->|---- n+1 --------------------------------------------->| ...
 
-- Step n+1 is launched whole and waits for nothing from the host. Tokens sampled by step n stay on the device and are
-  inputs of step n+1 there (`ModelRunner.launch`); the host reads them in one copy.
+- Step n+1 is launched completely and waits for nothing from the host. Tokens sampled by step n stay on the device and
+  are inputs of step n+1 there (`ModelRunner.launch`); the host reads them in one copy.
 - Step n+1 is scheduled without knowing these tokens (`Scheduler.schedule_ahead`). Drafts, forks, a lack of blocks and
-  reserving allocators prevent that (`overlap_blocker`). Ends by length are known and respected.
-- A step that was prevented is launched as soon as the previous one is committed, before that is recorded and published
-  (`launch_next`), so that the device waits only for commit and scheduling. Exceptions: reserving allocators, and
-  requests whose grammar is still computing its next mask.
+  reserving allocators prevent that (`overlap_blocker`). The scheduler knows which requests reach their maximum length
+  in step n, and does not schedule them.
+- A step that could not be launched ahead is launched when the previous one is committed, before the previous one is
+  recorded and published (`launch_next`), so that the device waits only for commit and scheduling. Exceptions: reserving
+  allocators, and requests whose grammar is still computing its next mask.
 - A step in which a grammar or penalties depend on the tokens of step n is launched up to its logits. Its sampling is
   launched once step n is committed (`Launched.sample`), while the device computes the forward pass. A request whose
   mask is not ready by then is removed from the step as if it had not run.
-- If a request ends in step n by its sampled token (end of sequence, stop string) or is aborted, its row in step n+1 is
-  dropped before the commit. A step without other rows is void: its result is not awaited.
+- If a request ends in step n by its sampled token (end of sequence, stop string) or is aborted, its batch row in step
+  n+1 is dropped before the commit. A step without other rows is void: its result is not awaited.
 - Blocks of an ended request may be reallocated immediately. All steps, copies on write and tier transfers run on one
   stream in launch order, so the dropped row's writes precede the new owner's. Memory is unmapped only by allocators
   that never overlap.
@@ -26,8 +27,8 @@ is scheduled. With overlap at most one further step is in flight:
 A step that runs out of memory, or in which a library fails, is retried, then retried without CUDA graphs, then in
 halves down to one token. Rerunning a plan is safe: it writes the same keys and values, and the runner makes a plan's
 copies once. With recurrent layers, whose state each token changes, a step is tried once; its requests are recomputed in
-smaller steps. What did not run is not committed, so its blocks never enter the prefix cache. The engine fails on errors
-that no library raised, on a device that no longer computes (`StepRunner.is_device_usable`), and after
+smaller steps. Tokens that were not computed are not committed, so their blocks never enter the prefix cache. The engine
+fails on errors that no library raised, on a device that no longer computes (`StepRunner.is_device_usable`), and after
 `MAX_CONSECUTIVE_FAILED_STEPS` consecutive steps in which nothing ran.
 
 Owns the step in flight. Commits nothing and knows no tensors.
@@ -57,7 +58,7 @@ Explain = Callable[[StepPlan], str]
 """Function that describes why a plan does not fit in memory and what would help; returns "" if unknown."""
 
 MAX_CONSECUTIVE_FAILED_STEPS: Final = 8
-"""Number of consecutive steps in which library errors kept everything from running, after which the error is raised.
+"""Number of consecutive steps in which library errors kept all requests from running, after which the error is raised.
 
 So many failures cannot be due to single requests. Multiplied by `MAX_RESTARTS_WITHOUT_PROGRESS + 1` for recurrent
 models, whose requests are recomputed.
@@ -73,16 +74,16 @@ class CompletedStep:
     failed: tuple[Request, ...]
     """Requests that were scheduled but did not run."""
     reasons: tuple[str, ...]
-    """Why each of the `failed` requests did not run."""
+    """Reason why each of the `failed` requests did not run, in the same order."""
     schedule_ns: int
-    """Time spent on scheduling in this call, for this step or the next."""
+    """Nanoseconds spent on scheduling (this step or the next one) in the call that completed the step."""
     run_ns: int
-    """Time of the rest of the call: launching steps and waiting for this one."""
+    """Nanoseconds that the call spent on launching steps and waiting for this one."""
     ended_ns: int
     fitting_tokens: int | None = None
     """See `StepOutcome.fitting_tokens`."""
     failure: str = ""
-    """First line of the last library error in this step; empty if there was none."""
+    """First line of the last library error in this step; empty if there was no error."""
 
 
 @dataclass(slots=True)
@@ -91,15 +92,15 @@ class OverlapCounts:
     overlapped: int = 0
     """Steps during which the next one was launched."""
     launched_early: int = 0
-    """Number of times that the next step was launched between the commit and the record of a step
+    """Number of times that the next step was launched after a step was committed and before it was recorded
     (`StepLoop.launch_next`).
     """
     void: int = 0
     """Steps that were dropped because all their requests had ended or no grammar mask was ready in time."""
     overlap_ns: int = 0
-    """Time of host work (schedule, launch, commit, record) while the device had a step to run."""
+    """Nanoseconds of host work (schedule, launch, commit, record) while the device had a step to run."""
     blockers: Counter[str] = field(default_factory=Counter)
-    """Reasons that kept a step from overlapping, with their counts."""
+    """Number of steps that could not overlap, by reason."""
 
     def summary(self) -> str:
         others = "".join(f"; {count} not: {reason}" for reason, count in self.blockers.most_common())
@@ -112,7 +113,7 @@ class OverlapCounts:
 class _InFlight:
     plan: StepPlan
     launched: Launched | None
-    """The launched step; None if the launch failed: it then runs once the previous step is complete."""
+    """The launched step. None if the launch failed; the plan then runs once the previous step is complete."""
     error: Exception | None = None
 
     @property
@@ -138,8 +139,8 @@ class StepLoop:
         self.counts = OverlapCounts()
 
     def launch_next(self, step: int) -> tuple[int, int]:
-        """Launch the next step, if it could not be launched ahead. Call it once step number `step`, the last one
-        returned, is committed.
+        """Launch the next step, if it could not be launched ahead. Call it when step number `step`, which `next`
+        returned last, is committed.
 
         Scheduling changes are attributed to `step`, whose frame reports them. Returns the nanoseconds spent on
         scheduling and on launching.
@@ -162,7 +163,7 @@ class StepLoop:
             self.counts.overlap_ns += time.monotonic_ns() - max(ended_ns, self._launched_ns)
 
     def next(self, step: int, *, ahead: bool) -> CompletedStep | None:
-        """Run step number `step` to its end. Returns None if there is nothing to run.
+        """Run step number `step` until it is complete. Returns None if there is nothing to run.
 
         With `ahead`, the following step may be in flight on return.
         """
@@ -205,9 +206,6 @@ class StepLoop:
         return None
 
     def _launch_ahead(self, running: StepPlan, launched: Launched, clock: _Clock) -> _InFlight | None:
-        """Schedule and launch the step after the running one. Returns None if that is impossible or nothing is
-        scheduled.
-        """
         started_ns = time.monotonic_ns()
         blocker = self._scheduler.overlap_blocker(running)
         if blocker:
@@ -230,8 +228,8 @@ class StepLoop:
             return self._defer(plan, error)
 
     def _launch_sampling(self, plan: StepPlan, launched: Launched) -> _InFlight:
-        """Launch the sampling of a step that needed the previous step's commit. If that fails, the whole step is
-        deferred.
+        """Launch the sampling of a step that was launched up to its logits. If that fails, the whole step is
+        run again later.
         """
         try:
             return _InFlight(launched.sample(), launched)
@@ -275,7 +273,7 @@ class StepLoop:
 
 
 class _Clock:
-    """Splits the time of one call into scheduling and everything else."""
+    """Measures the time that one call spends on scheduling and on all other work."""
 
     def __init__(self) -> None:
         self.started_ns = time.monotonic_ns()
@@ -298,24 +296,27 @@ class Launched(Protocol):
         """Launch the part of the step that needed the previous step's commit. Call it once, before the next step is
         launched.
 
-        Returns the plan without the requests that were removed; `result` corresponds to that plan.
+        Returns the plan without the requests that were removed because their grammar mask is late; `result` corresponds
+        to that plan.
         """
 
     def result(self) -> StepResult: ...
 
 
 class StepRunner(Protocol):
-    """Interface of `model.runner.model_runner.ModelRunner` for running steps."""
+    """Interface of `model.runner.model_runner.ModelRunner` that `StepLoop` uses to run steps."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
     def launch(self, plan: StepPlan, after: Any = None) -> Launched:
-        """Launch one step, to run after the last launched one. `after` is that step, if its sampled tokens are inputs
-        of this one.
+        """Launch a step, to run after the last launched one. `after` is that last step, if its sampled tokens
+        are inputs of this one.
         """
 
     def is_device_usable(self) -> bool:
-        """Run a check on the device. Returns whether it still computes after an error other than a lack of memory."""
+        """Compute a test result on the device, and return whether it still works after an error other than a
+        lack of memory.
+        """
 
     def recover(self) -> None:
         """Clean up after a step that ran out of memory or in which a library failed."""
@@ -331,17 +332,18 @@ class StepOutcome:
     failed: tuple[Request, ...] = ()
     reasons: tuple[str, ...] = ()
     fitting_tokens: int | None = None
-    """Number of tokens per step that fit, if memory was short and smaller steps help; else None.
+    """Number of tokens per step that fit, if memory was short and smaller steps help; otherwise None.
 
-    The size of the largest part that ran. For plans that cannot be run in parts, half of the plan's tokens after any
-    failure, so that a request that makes a library fail finally runs alone. Also None if not even one token fitted.
+    This is the size of the largest part of the plan that ran. For plans that cannot be run in parts, it is half of the
+    plan's tokens after any failure, so that a request that makes a library fail finally runs alone. It is also None if
+    not even one token fitted.
     """
     error: Exception | None = None
-    """Last error that a library raised; None if there was none."""
+    """Last error that a library raised; None if there was no error."""
 
 
 def run_with_retries(runner: StepRunner, plan: StepPlan, explain: Explain = lambda plan: "") -> StepOutcome:
-    """Run a plan, or as much of it as memory and libraries permit. Other errors are raised.
+    """Run a plan, or as many of its tokens as memory and libraries permit. Errors that are not recoverable are raised.
 
     `explain` is called before any memory is freed.
     """
@@ -405,7 +407,7 @@ class _Attempts:
         self._explain = explain
         self.reason = ""
         self.failed_items: dict[int, str] = {}
-        """Items that could not be run: index in the plan -> reason."""
+        """Items of the plan that could not be run: maps the index in the plan to the reason."""
         self._explanation: str | None = None
         self.forward_ns = 0
         self.max_completed_tokens = 0
@@ -477,7 +479,7 @@ class _Attempts:
 
 
 def _halves(part: list[tuple[int, Scheduled]]) -> list[list[tuple[int, Scheduled]]]:
-    """Split the indexed items of a plan in two. A single item is split by its tokens, once its drafts are dropped.
+    """Split the indexed items of a plan in two. A single item loses its drafts and is then split by its tokens.
 
     Returns an empty list for a single token.
     """
@@ -494,7 +496,8 @@ def _halves(part: list[tuple[int, Scheduled]]) -> list[list[tuple[int, Scheduled
 
 
 def is_recoverable(runner: StepRunner, error: Exception) -> bool:
-    """Whether further steps can run after `error`: memory was short, or a library failed and the device still computes.
+    """Return whether further steps can run after `error`: memory was short, or a library failed and the device still
+    computes.
 
     A KvscopeError is never recoverable, even if its text quotes another rank's lack of memory.
     """
@@ -504,7 +507,9 @@ def is_recoverable(runner: StepRunner, error: Exception) -> bool:
 
 
 def _explanation(explain: Explain, plan: StepPlan) -> str:
-    """Return the explanation of a shortage; empty if `explain` fails, so that the shortage itself is still reported."""
+    """Return the explanation of a lack of memory; empty if `explain` fails, so that the original error is still
+    reported.
+    """
     try:
         text = explain(plan)
     except Exception:

@@ -1,8 +1,8 @@
 """Passes the data of each step to the frame builder: requests that ran or changed, their tokens, and counters.
 
 Reads the pool, the scheduler and their requests, and modifies none of them. The engine calls `record` after each step,
-once the sampled tokens are in their requests. It calls `record_idle` when something may have changed without a step, so
-that a mirror equals the ledger once the engine is idle.
+when the sampled tokens have been added to their requests. It calls `record_idle` when something may have changed
+without a step, so that a client's copy equals the ledger when the engine is idle.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from kvscope_telemetry.messages.telemetry import (
 from kvscope_telemetry.producer.frame_builder import FrameBuilder, RequestUpdates, pack_batch
 
 _TOTALS: Final = tuple(total.name for total in fields(SchedulerTotals))
-"""Names of the counters that `SchedulerTotals` and `Counters` share."""
+"""Names of the counters that occur in both `SchedulerTotals` and `Counters`."""
 _MAX_CLIENTS: Final = 10_000
-"""Maximum number of clients that are numbered per engine start; later ones get 0, which means unknown."""
+"""Maximum number of clients that get a number per engine start. Later clients are published as 0, which means
+unknown.
+"""
 
 
 class StepRecorder:
-    """Publishes a frame per step of one epoch.
+    """Publishes a frame for each step of one engine start (epoch).
 
     `publish` receives each frame and must not block; `messages_dropped` returns how many messages the publisher has
     dropped.
@@ -64,7 +66,7 @@ class StepRecorder:
 
     @property
     def seq(self) -> int:
-        """Number of the last frame published; 0 before the first."""
+        """Sequence number of the last frame published; 0 before the first."""
         return self._builder.seq
 
     def record(
@@ -76,7 +78,7 @@ class StepRecorder:
         now_ns: int,
         work: Work = NO_WORK,
     ) -> None:
-        """Publish the frame of a step that was committed and whose tokens are in the requests.
+        """Publish the frame of a committed step, whose tokens have been added to the requests.
 
         `result` is None if the run failed; `plan` is None if nothing was scheduled.
         """
@@ -87,8 +89,8 @@ class StepRecorder:
         self._publish(self._scheduler.changes.drain(), plan, timings, step, now_ns, work)
 
     def record_idle(self, step: int, now_ns: int) -> bool:
-        """Publish a frame of the changes made without a step. Returns False, and publishes nothing, if there were
-        none.
+        """Publish a frame of the changes made without a step. Returns False, and publishes nothing, if there
+        were no changes.
         """
         changes = self._scheduler.changes.drain()
         if not changes and not self._pool.changed_rows:
@@ -156,8 +158,8 @@ class StepRecorder:
 def _changed_requests(changes: RequestChanges, plan: StepPlan | None) -> list[Request]:
     """Return the requests that ran or changed, each once, in order of their first change.
 
-    Ended requests come only from `changes.touched`, so that each is reported once: a client that connects after the end
-    has no such request.
+    Ended requests are taken only from `changes.touched`, so that each is reported once. A client that connects after
+    the end of a request never knew it.
     """
     if plan is None:
         return list(changes.touched)
@@ -168,8 +170,8 @@ def _changed_requests(changes: RequestChanges, plan: StepPlan | None) -> list[Re
 
 
 def _batch_of(plan: StepPlan) -> Batch:
-    """Summarize a plan. Decode tokens are single tokens after the prompt and tokens of items with drafts; all others
-    are prefill.
+    """Summarize a plan. Single tokens after the prompt and tokens of items with drafts count as decode tokens;
+    all others count as prefill.
     """
     scheduled = plan.scheduled
     decodes = sum(item.start >= item.request.num_prompt_tokens for item in scheduled[: plan.num_single_token])

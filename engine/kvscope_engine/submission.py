@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSa
 class SubmissionLimits:
     max_model_len: int
     max_pool_tokens: int
-    """Limit given by the capacity of the whole pool."""
+    """Maximum number of tokens of a request that runs alone, given by the capacity of the whole pool."""
 
 
 def child_requests(
@@ -32,8 +32,9 @@ def child_requests(
 ) -> list[Request]:
     """Return one request per completion, numbered from `first_number`. All but the first are forks of the first.
 
-    Sampling parameters that the submission leaves open are taken from `model`. Without `max_tokens`, a request gets
-    what the model's limit and the whole pool leave. Raises BadInput if the prompt leaves no token for the output.
+    Sampling parameters that the submission leaves unset are taken from `model`. Without `max_tokens`, a request may
+    generate as many tokens as the model's limit and the pool's capacity allow. Raises BadInput if the prompt leaves no
+    token for the output.
     """
     max_new_tokens = limits.max_model_len - len(prompt_ids)
     if max_new_tokens < 1:
@@ -69,7 +70,9 @@ def child_requests(
 
 
 def _seeded(sampling: ResolvedSampling, index: int, first_number: int, engine_seed: int) -> ResolvedSampling:
-    """Set the seed of a sampled request: its own, or one derived from the engine's, plus the completion's index."""
+    """Return `sampling` with a seed for completion `index`: the submission's seed (or one derived from the
+    engine's seed) plus `index`. Greedy sampling is returned unchanged.
+    """
     if sampling.is_greedy:
         return sampling
     seed = sampling.seed if sampling.seed is not None else engine_seed * 1_000_003 + first_number

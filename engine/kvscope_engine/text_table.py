@@ -1,4 +1,4 @@
-"""Plain-text tables for terminals."""
+"""Formats plain-text tables for terminals."""
 
 from __future__ import annotations
 

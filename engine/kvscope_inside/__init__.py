@@ -1,9 +1,9 @@
 """Publishes the KV cache of another engine (vLLM, SGLang, transformers) from inside that engine's process.
 
 Every block, request and step is published to `kvscope --attach`, as by kvscope's own engine. The package never changes
-what the engine computes and costs its steps no more than docs/guide/inside-vllm.md says. An exception in it ends the
-watching and not the engine. Its only dependencies are those of `kvscope_telemetry`; the host engine's modules are
-imported inside functions only.
+what the engine computes, and its costs per step are those stated in docs/guide/inside-vllm.md. An exception in the
+package ends the publishing and not the engine. Its only dependencies are those of `kvscope_telemetry`; the host
+engine's modules are imported inside functions only.
 """
 
 from importlib import import_module
@@ -25,7 +25,7 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import exported names lazily, so that processes of an engine that is not watched do not load them."""
+    """Import exported names on first use, so that processes of an engine that is not watched do not load them."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""Adds a metric with the address of kvscope's plugin to the engine's Prometheus metrics, for tools to discover."""
+"""Adds a Prometheus metric with the endpoint of kvscope's plugin to the engine's metrics, so that tools can find it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _HELP: Final = "Address at which kvscope's plugin publishes this engine's teleme
 
 
 def announce(endpoint: str, registry: Any = None) -> None:
-    """Add a gauge with `endpoint` to the metrics of `registry`, by default those of this process.
+    """Add a gauge with the label `endpoint` to the metrics of `registry`, by default those of this process.
 
     Works with prometheus_client's multiprocess folder. Does nothing without prometheus_client.
     """

@@ -1,4 +1,5 @@
-"""Writes a host's allocations, cache hits and evictions to the ledger rows and block tables of its pool.
+"""Writes the block allocations, cache hits and evictions of a host engine to the ledger rows and block tables of its
+pool.
 
 Decides which columns of a ledger row each kind of change sets. Part of a `Translator`; used on the publishing thread
 only.
@@ -22,16 +23,16 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 @dataclass(slots=True)
 class StepChanges:
-    """Changes that are collected while one frame is built."""
+    """Changes of blocks that are collected while one frame is built."""
 
     number: int = 0
     time_ns: int = 0
     evicted: list[int] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
-    """Rows of blocks that were written, found or released."""
+    """Ledger rows of blocks that were written, found by a prompt, or released."""
 
     def start(self, number: int, time_ns: int) -> None:
-        """Clear the changes of the last frame. `number`: the step; `time_ns`: its time of recording (monotonic)."""
+        """Clear the changes of the last frame and start step `number`, which was recorded at `time_ns` (monotonic)."""
         self.number, self.time_ns, self.evicted, self.used = number, time_ns, [], set()
 
 
@@ -39,7 +40,7 @@ class BlockUpdates:
     """Applies changes of blocks to `state` and collects them in `step`.
 
     Args:
-        texts: Tokens of cached blocks, which are discarded with the blocks.
+        texts: Tokens of cached blocks. They are discarded when a block loses its cached prefix.
         evicted_hashes: Receives the hashes of blocks that lose their cached prefix.
     """
 
@@ -48,7 +49,7 @@ class BlockUpdates:
         self._num_reserved = state.hello.cache.num_reserved_blocks
 
     def allocate(self, request: HostRequest | None, rows: Sequence[int], *, group: int = 0, start: int = 0) -> None:
-        """Publish new blocks of a request, which become the entries of its block table from `start` on.
+        """Publish new blocks of a request. They become the entries of its block table from index `start` on.
 
         `request` is None if the owner of the blocks is unknown.
         """
@@ -74,11 +75,15 @@ class BlockUpdates:
         self._state.set_blocks(rows, prefix_hits=self._state.more_hits(rows), **columns)
 
     def cache(self, row: int, *, hash_value: int, parent: int, filled: int, group: int = 0) -> None:
-        """Publish that prompts can find a block. `parent`: hash of the preceding block, 0 for the first."""
+        """Publish that prompts can find the block in `row`. `parent`: hash of the preceding block, 0 for the
+        first block of a text.
+        """
         self._state.set_blocks([row], hash=hash_value, parent=parent, filled=filled, group=group)
 
     def discard_prefixes(self, rows: Sequence[int]) -> list[int]:
-        """Drop the tokens and record the hashes of blocks that are overwritten or freed. Returns the cached ones."""
+        """Discard the tokens and record the hashes of blocks that are overwritten or freed. Returns the rows
+        that had a cached prefix.
+        """
         hashes = self._state.ledger.hash[np.asarray(rows, np.int64)].tolist()
         cached = [row for row, value in zip(rows, hashes, strict=True) if value]
         for row in cached:
@@ -87,7 +92,7 @@ class BlockUpdates:
         return cached
 
     def evict(self, rows: Sequence[int]) -> list[int]:
-        """Publish that cached blocks of the pool were evicted. Returns those that had a cached prefix."""
+        """Publish that cached blocks of the pool were evicted. Returns the rows that had a cached prefix."""
         evicted = self.discard_prefixes(rows)
         self._step.evicted += evicted
         self._state.count(evicted_blocks=len(evicted))
@@ -98,7 +103,7 @@ class BlockUpdates:
         self._state.touch(request.known)
 
     def release_tables(self, request: HostRequest) -> int:
-        """Clear a request's block tables. Returns the number of blocks it had."""
+        """Clear the block tables of a request. Returns the number of blocks in them, without reserved blocks."""
         num_blocks = self.num_blocks_of(request)
         for group, table in enumerate(request.known.tables):
             self._step.used.update(row for row in table if row >= self._num_reserved)
@@ -107,7 +112,9 @@ class BlockUpdates:
         return num_blocks
 
     def num_blocks_of(self, request: HostRequest) -> int:
-        """Return the number of blocks in a request's tables, summed over all KV groups, without reserved blocks."""
+        """Return the number of blocks in the tables of a request, summed over all KV groups, without reserved
+        blocks.
+        """
         return sum(row >= self._num_reserved for table in request.known.tables for row in table)
 
     def fill(self, filled: Mapping[int, int]) -> None:
@@ -118,7 +125,9 @@ class BlockUpdates:
     def set_ref_counts(
         self, rows: npt.NDArray[np.integer[Any]], ref_counts: npt.ArrayLike, hashes: npt.ArrayLike
     ) -> None:
-        """Set the reference counts and hashes (0: none) of blocks as in the host. Blocks with neither are free."""
+        """Set the reference counts and hashes (0 for no hash) of blocks. A block without references and hash
+        becomes free.
+        """
         refs, hash_values = np.asarray(ref_counts, np.int32), np.asarray(hashes, np.uint64)
         state = np.where(refs > 0, BlockState.ACTIVE, np.where(hash_values != 0, BlockState.CACHED, BlockState.FREE))
         self._state.set_blocks(rows, state=state, ref_count=refs, hash=hash_values)

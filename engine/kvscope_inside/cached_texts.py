@@ -1,7 +1,7 @@
-"""Tokens of cached blocks of all tiers, by ledger row, kept after the request that wrote them has ended.
+"""Stores the tokens of cached blocks of all tiers by ledger row, even after the request that wrote them has ended.
 
-Also finds blocks by the tokens that a text begins with, which distinguishes a prompt that is cached under another
-adapter or cache salt from one that is not cached.
+Also finds a block by the first tokens of a text, which distinguishes a prompt that is cached under another adapter or
+cache salt from one that is not cached.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass
 
 BlockNotes = tuple[tuple[str, str], ...]
-"""Names and values that describe a block in addition to its tokens, such as its adapter."""
+"""Pairs of name and value that describe a block in addition to its tokens, such as its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class CachedText:
     number: int
     """Number of the request for which the block was written; 0 if unknown."""
     start: int
-    """Position of the block's first token in that request's text."""
+    """Position of the block's first token in the text of request `number`."""
     token_ids: array[int]
     key: tuple[str, str] = ("", "")
     """Adapter and cache salt, which are part of the block's hash."""
@@ -26,12 +26,12 @@ class CachedText:
 
 
 class CachedTexts:
-    """Tokens of cached blocks by ledger row. Used on the publishing thread only."""
-
     def __init__(self) -> None:
         self._by_row: dict[int, CachedText] = {}
         self._first_rows: dict[bytes, int] = {}
-        """Tokens of a text's first block -> the first cached block with these tokens."""
+        """Map from the tokens of a first block (as bytes) to the ledger row of the first cached block with
+        these tokens.
+        """
 
     def __len__(self) -> int:
         return len(self._by_row)
@@ -43,7 +43,7 @@ class CachedTexts:
         return self._by_row.get(row)
 
     def set(self, row: int, text: CachedText, *, is_first: bool = False) -> None:
-        """Store the tokens of a block. With `is_first`, `beginning_with` finds it by them."""
+        """Store the tokens of the block in `row`. With `is_first`, `beginning_with` can find the block."""
         self._by_row[row] = text
         if is_first:
             self._first_rows.setdefault(text.token_ids.tobytes(), row)
@@ -58,9 +58,7 @@ class CachedTexts:
         return self._by_row.get(self._first_rows.get(token_ids.tobytes(), -1))
 
     def clear(self, num_rows: int) -> None:
-        """Remove the texts of ledger rows 0 to `num_rows` - 1, which are those of the pool, because its prefix cache
-        was emptied.
-        """
+        """Remove the texts of ledger rows 0 to `num_rows` - 1. Called when the prefix cache of the pool was emptied."""
         for row in [row for row in self._by_row if row < num_rows]:
             del self._by_row[row]
         self._first_rows.clear()

@@ -1,7 +1,7 @@
 """Decodes token ids with the model's tokenizer in a separate process.
 
-Loading a tokenizer in the engine's process would hold its interpreter for about a second. The child process is started
-by the first query, with the lowest priority, and ends with this process.
+Loading a tokenizer in the engine's process would hold its interpreter lock (GIL) for about a second. The child process
+is started by the first query, with the lowest priority, and ends with this process.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final
 
 LOAD_TIMEOUT_S: Final = 60.0
-"""Maximum seconds to load the tokenizer and answer. If exceeded, no texts are returned from then on."""
+"""Maximum seconds to load the tokenizer and answer. If exceeded, only empty texts are returned from then on."""
 
 
 class DetokenizerProcess:
-    """Child process with the tokenizer of a folder or a Hugging Face id. Thread-safe."""
+    """Child process with the tokenizer of a model folder or a Hugging Face id. Thread-safe."""
 
     def __init__(self, tokenizer: str) -> None:
         self._tokenizer = tokenizer
@@ -83,7 +83,9 @@ class DetokenizerProcess:
 
 
 def decoder(tokenizer: str) -> Callable[[Sequence[int]], str]:
-    """Return a decode function, using `tokenizer.json` if present (true of nearly every model), else transformers."""
+    """Return a decode function. It uses `tokenizer.json` if present (true of nearly every model), otherwise
+    transformers.
+    """
     path = Path(tokenizer) / "tokenizer.json"
     if path.is_file():
         from tokenizers import Tokenizer

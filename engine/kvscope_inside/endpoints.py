@@ -1,6 +1,7 @@
-"""Endpoints of an engine that is watched from inside: environment variables, addresses of data-parallel ranks, keys.
+"""Endpoints of an engine that is watched from inside: environment variables, addresses of data-parallel ranks, client
+keys.
 
-Imports nothing else of kvscope at module level, because each of an engine's processes loads this module.
+Imports nothing else of kvscope at module level, because each of the engine's processes loads this module.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ if TYPE_CHECKING:
     from kvscope_telemetry.credentials.key_ring import KeyRing
 
 ENDPOINT: Final = "KVSCOPE_INSIDE"
-"""Variable with the endpoint for telemetry: ipc:///PATH, or tcp://HOST:PORT (keys are needed outside loopback)."""
+"""Environment variable with the telemetry endpoint: ipc:///PATH, or tcp://HOST:PORT (keys are needed outside
+loopback).
+"""
 RECORD: Final = "KVSCOPE_RECORD"
-"""Variable with the path of the recording; without it, nothing is recorded."""
+"""Environment variable with the path of the recording. If it is not set, nothing is recorded."""
 API: Final = "KVSCOPE_API"
-"""Variable with the address of the engine's HTTP API, http://HOST:PORT. The server process sets it for its child
-processes.
+"""Environment variable with the address of the engine's HTTP API, http://HOST:PORT. The server process sets it
+for its child processes.
 """
 _LOOPBACK: Final = ("tcp://127.", "tcp://localhost", "tcp://[::1]")
 
 
 def endpoint_of_rank(endpoint: str, rank: int) -> str:
-    """Return the endpoint of a data-parallel rank: rank 0 uses `endpoint`, rank n PATH-n or PORT + 2 n."""
+    """Return the endpoint of a data-parallel rank: rank 0 uses `endpoint`; rank n uses PATH-n, or PORT + 2 n."""
     if not rank:
         return endpoint
     if endpoint.startswith("tcp://"):
@@ -39,9 +42,10 @@ def endpoint_of_rank(endpoint: str, rank: int) -> str:
 
 
 def hook_api_server() -> None:
-    """Set the variable `API` for child processes from the server's TCP socket, which is bound but not listening yet.
+    """Set the environment variable `API` for child processes, from the server's TCP socket, which is bound but not
+    listening yet.
 
-    An existing value is kept. Nothing is set unless this process has exactly one such socket.
+    An existing value is not changed. Nothing is set unless this process has exactly one such socket.
     """
     if API in os.environ:
         return
@@ -62,7 +66,7 @@ def api_of(engine: str, rank: int = 0, engine_address: str = "") -> str:
 
 
 def file_of_rank(path: Path, rank: int) -> Path:
-    """Return the recording path of a data-parallel rank: rank 0 uses `path`, rank n NAME-n."""
+    """Return the recording path of a data-parallel rank: rank 0 uses `path`, rank n NAME-n.EXTENSION."""
     return path.with_stem(f"{path.stem}-{rank}") if rank else path
 
 
@@ -76,7 +80,7 @@ def free_file(path: Path) -> Path:
 
 
 def keys_for(endpoint: str, warn: Callable[[str], None]) -> KeyRing | None:
-    """Return the keys of clients that may connect; None for an endpoint that only local clients can reach."""
+    """Return the key ring of clients that may connect; None for an endpoint that only local clients can reach."""
     if not endpoint.startswith("tcp") or endpoint.startswith(_LOOPBACK):
         return None
     from kvscope_telemetry.credentials.key_ring import KeyRing, default_keys_folder
@@ -91,7 +95,7 @@ def _file_descriptors() -> list[int]:
 
 
 def _unopened_address(fd: int) -> str:
-    """Return HOST:PORT of a TCP socket that is bound and not listening yet; empty for all others."""
+    """Return HOST:PORT of a TCP socket that is bound and not listening yet; empty for any other file descriptor."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
             with socket.socket(fileno=os.dup(fd)) as sock:

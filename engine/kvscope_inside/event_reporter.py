@@ -17,9 +17,9 @@ class EventReporter:
         self._state, self._step = state, step
 
     def report(self, kind: str, *, time_ns: int = 0, **fields: Any) -> None:
-        """Add an event. `fields` are those of `Event`.
+        """Add an event. `fields` are fields of `Event`; `time_ns` is the time of the step if not given.
 
-        The cause is derived from `data`, if given, and otherwise is the field `cause`.
+        The event's cause is derived from `data` if that is given; otherwise pass it as `cause`.
         """
         self._state.add_event(with_cause(Event(kind=kind, time_ns=time_ns or self._step.time_ns, **fields)))
 
@@ -27,9 +27,10 @@ class EventReporter:
         self.report("engine_paused", data=EventData(kind="engine_paused", by=by))
 
     def report_resume(self, by: str, lasted_ns: int, why: str) -> None:
-        """Report that the host runs again after a pause by user `by`. `why` names who resumed it."""
+        """Report that the engine resumed after user `by` had paused it for `lasted_ns`. `why` says who or what
+        resumed it.
+        """
         self.report("engine_resumed", data=EventData(kind="engine_resumed", by=by, lasted_ns=lasted_ns, why=why))
 
     def report_emptied(self, num_blocks: int, *, num_states: int = 0, where: str = "the prefix cache") -> None:
-        """Report that everything cached in `where` was dropped."""
         self.report("note", num_blocks=num_blocks, cause=emptied_text(where, num_blocks, num_states))

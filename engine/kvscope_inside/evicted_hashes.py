@@ -1,4 +1,6 @@
-"""Steps at which cached blocks were evicted, by block hash, which explains why a prompt missed the cache."""
+"""Records the step in which each cached block was evicted, by block hash. This explains why a prompt missed the
+cache.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,6 @@ class EvictedHashes:
         self._steps: OrderedDict[int, int] = OrderedDict()
 
     def record(self, hashes: Iterable[int], step: int) -> None:
-        """Record evictions, in order, of blocks with these hashes in a step."""
         for value in hashes:
             self._steps[value] = step
             self._steps.move_to_end(value)
@@ -25,7 +26,7 @@ class EvictedHashes:
             self._steps.popitem(last=False)
 
     def step_of(self, value: int) -> int | None:
-        """Return the step in which a block with this hash was evicted last; None if unknown."""
+        """Return the step in which a block with the hash `value` was evicted last; None if unknown."""
         return self._steps.get(value)
 
     def clear(self) -> None:

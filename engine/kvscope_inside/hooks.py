@@ -1,4 +1,4 @@
-"""Wraps methods of an engine with hooks, and removes them again.
+"""Wraps methods of a host engine with hooks, and removes them again.
 
 Enforces the rules of running inside another engine's process: a method's behaviour and result never change; missing
 methods are collected by name; the first exception in a hook removes all hooks and is reported once.
@@ -21,13 +21,14 @@ class Hooks:
 
     def __init__(self, on_failure: Callable[[str, Exception], None]) -> None:
         self.missing: list[str] = []
-        """Names of hooked methods that this version of the engine does not have."""
+        """Names of methods that could not be hooked because this version of the engine does not have them."""
         self._on_failure = on_failure
         self._undo: list[Callable[[], None]] = []
         self.is_enabled = True
         """Whether hooks are called.
 
-        A hook on a method that other code has wrapped since cannot be removed. It only calls the original from then on.
+        If other code has wrapped a hooked method since, the hook cannot be removed. With False, such a hook only calls
+        the original method.
         """
 
     def lookup(self, owner: Any, name: str) -> Callable[..., Any] | None:
@@ -78,7 +79,8 @@ class Hooks:
         return True
 
     def around(self, owner: Any, name: str, before_call: Callable[..., Any], callback: HookCallback) -> bool:
-        """Call `before_call(*args, **kwargs)` before each call, and `callback(seen, result, *args, **kwargs)` after it.
+        """Call `before_call(*args, **kwargs)` before each call of a method, and `callback(seen, result, *args,
+        **kwargs)` after it.
 
         `seen` is the return value of `before_call`. Returns whether the method exists.
         """
@@ -107,9 +109,9 @@ class Hooks:
         return True
 
     def install(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        """Replace a method by `function` until `remove`.
+        """Replace a method by `function` until `remove` is called.
 
-        While `is_enabled` is False, `function` must only call the original.
+        While `is_enabled` is False, `function` must only call the original method.
         """
         own_attribute = vars(owner).get(name)
         setattr(owner, name, function)

@@ -1,4 +1,4 @@
-"""Parts of a `Hello` that are built identically for all hosts that run transformers models."""
+"""Builds the parts of a `Hello` message that are the same for all host engines that run transformers models."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo, ModelInfo
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a torch dtype without "torch.". `dtype` may also be a name."""
+    """Return the name of a torch dtype without the prefix "torch.". `dtype` may also be a name."""
     return str(dtype).removeprefix("torch.")
 
 
 def model_info(config: Any, text_config: Any, **known: Any) -> ModelInfo:
-    """Return the model's properties from its transformers configurations, overridden by `known`."""
+    """Return the model's properties from its transformers configurations. Values in `known` take precedence."""
     heads = int(getattr(text_config, "num_attention_heads", 0) or 0)
     facts: dict[str, Any] = {
         "architecture": str(next(iter(getattr(config, "architectures", None) or ()), "")),

@@ -1,4 +1,4 @@
-"""Request of a host engine, together with what is published about it."""
+"""Request of a host engine, together with its published state."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from kvscope_telemetry.producer.cache_state import KnownRequest
 
 @dataclass(slots=True)
 class HostRequest:
-    """Base class of a host's requests. Host modules derive from it to add fields."""
+    """Base class for requests of a host engine. The modules of each host engine derive from it to add fields."""
 
     host: Any
     known: KnownRequest
     waiting_since_ns: int
     """Monotonic time of the request's arrival or of its last preemption."""
     was_admitted: bool = False
-    """Whether the request ever ran. A request may be preempted after its prefix hit, before its first step."""
+    """Whether the request has run at least once. A request may be preempted before its first step, even after
+    its prefix hit.
+    """
 
     @property
     def is_running(self) -> bool:

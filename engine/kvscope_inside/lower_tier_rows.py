@@ -1,7 +1,7 @@
-"""Ledger rows of blocks that a host engine keeps below its pool, in host memory or on disk.
+"""Ledger rows of blocks that a host engine stores below its KV pool, in host memory or on disk.
 
-A prompt can hit a block only after its copy is complete. Until then its row is ACTIVE without a hash, and its hash,
-parent and number of tokens are stored here. Used on the publishing thread only.
+A prompt can hit a block only after its copy is complete. Until then its row is ACTIVE without a hash; the hash, parent
+and number of tokens are stored here. Used on the publishing thread only.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _NO_ROWS: Final[Rows] = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
-    """Blocks that are copied to a lower tier together. Each column has one value per row, or one for all of them."""
+    """Blocks that are copied to a lower tier together. Each array has one value per row, or one value for all rows."""
 
     rows: Sequence[int] | Rows
     hash: npt.ArrayLike
     parent: npt.ArrayLike
     owner: npt.ArrayLike
     filled: npt.ArrayLike
-    """Tokens in each block. The row of a block with 0 tokens stays free."""
+    """Number of tokens in each block. If it is 0, the block's row stays free."""
     group: int = 0
 
 
 class LowerTierRows:
-    """Ledger rows from `first` on, which are the blocks below the pool."""
+    """Updates the ledger rows of blocks below the pool, which are those from row `first` on."""
 
     def __init__(self, state: CacheState) -> None:
         self.first = state.hello.cache.num_blocks
@@ -42,7 +42,7 @@ class LowerTierRows:
         self._storing: dict[Hashable, StoredBlocks] = {}
 
     def begin_store(self, key: Hashable, blocks: StoredBlocks, step: int) -> None:
-        """Mark the rows of blocks as ACTIVE while they are copied to the tier.
+        """Mark `blocks` as ACTIVE while they are copied to the lower tier.
 
         `end_store` or `cancel_store` must be called later with the same `key`.
         """
@@ -61,7 +61,7 @@ class LowerTierRows:
         )
 
     def end_store(self, key: Hashable, step: int) -> Rows:
-        """Publish that a copy is complete. Returns the rows that prompts can hit from then on."""
+        """Publish that the copy begun with `key` is complete. Returns the rows that prompts can hit from then on."""
         blocks = self._storing.pop(key, None)
         if blocks is None:
             return _NO_ROWS
@@ -89,17 +89,18 @@ class LowerTierRows:
             self._state.free_blocks(blocks.rows)
 
     def begin_load(self, rows: Iterable[int] | Rows, step: int) -> Rows:
-        """Add a reference to blocks that the host begins to copy into the pool. Returns those that are not free."""
+        """Add a reference to blocks that the host engine begins to copy into the pool. Returns those that are
+        not free.
+        """
         non_free = self.non_free(rows)
         self._state.begin_read(non_free, step)
         return non_free
 
     def end_load(self, rows: Iterable[int] | Rows, step: int) -> None:
-        """Drop the reference to blocks whose copy into the pool is complete."""
         self._state.end_read(self.non_free(rows), step)
 
     def evict(self, rows: Iterable[int] | Rows) -> tuple[Rows, list[int]]:
-        """Free blocks. Returns the rows that were not free before, and their hashes (0: none)."""
+        """Free blocks. Returns the rows that were not free before, and their hashes (0 for a block without a hash)."""
         non_free = self.non_free(rows)
         hashes: list[int] = self._state.ledger.hash[non_free].tolist()
         self._state.free_blocks(non_free)

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from typing import Final
 
 METRICS: Final = "KVSCOPE_METRICS"
-"""Variable with the address at which to serve metrics, HOST:PORT."""
+"""Environment variable with the address at which metrics are served, HOST:PORT."""
 
 
 class MetricsProcess:
-    """Process that serves the metrics of `endpoint` at the address in `METRICS`. Nothing is started if that is unset.
+    """Process that serves the metrics of `endpoint` at the address in `METRICS`. Nothing is started if `METRICS` is
+    unset.
 
     Data-parallel rank n uses PORT + n. `on_problem` is called with one line if the process does not start.
     """

@@ -1,4 +1,4 @@
-"""Sockets of another engine: publishes the telemetry of a `CacheState` and answers clients' queries.
+"""Publishes the telemetry of a host engine, given as a `CacheState`, and answers clients' queries on its sockets.
 
     publisher = Publisher("ipc:///tmp/mine", state)
     with publisher.updating():         # after each step
@@ -46,21 +46,21 @@ from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 Answer = Callable[[Reply], None]
-"""Callback for the result of a command. Called once, on any thread."""
+"""Callback that receives the reply to a command. Called once, on any thread."""
 DOES_NOT_SERVE: Final = "this engine accepts requests only through its own API"
 CANNOT: Final = "this engine cannot do that"
 ACTIONS: Final = (Abort, Control, Preempt, Evict)
 
 
 class OperatorActions(Protocol):
-    """Operators' commands that the host engine carries out."""
+    """Executes operators' commands in the host engine."""
 
     @property
     def paused_by(self) -> str:
-        """Name of the user who paused the engine; empty if it is not paused."""
+        """Name of the user who paused the engine; empty if the engine is not paused."""
 
     def record_activity(self, client: bytes) -> None:
-        """Renew the pause of this client, if it has paused the engine. Called for each message from a client."""
+        """Renew the lease of the pause if `client` has paused the engine. Called for each message from a client."""
 
     def submit(self, client: bytes, command: Abort | Control | Preempt | Evict, by: str, answer: Answer) -> None:
         """Queue a command for the engine. Must not block. Like `record_activity`, it is called on the sockets'
@@ -69,12 +69,12 @@ class OperatorActions(Protocol):
 
 
 class Publisher:
-    """Publishes the state of another engine from construction to `close`; also a context manager.
+    """Publishes the state of a host engine from construction to `close`; also a context manager.
 
     Args:
         keyless: Role of clients without a key.
         record: File in which everything published is recorded.
-        actions: Carries out operators' commands; None: they are refused.
+        actions: Executes operators' commands; they are refused if None.
         contents: Returns the contents of blocks.
         texts: Returns the text of lists of token ids. May be slow.
         memory: Returns the memory use of the process `memory_pid`.
@@ -124,7 +124,6 @@ class Publisher:
 
     @property
     def telemetry_endpoint(self) -> str:
-        """Endpoint to which a desktop attaches."""
         return self._sockets.telemetry_endpoint
 
     @property
@@ -134,8 +133,8 @@ class Publisher:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Lock the state. Within the block it may be changed and its frames published, and no client's query reads
-        it.
+        """Context in which the state is locked: the caller may change it and publish frames of it, and no
+        client's query reads it.
         """
         with self._lock:
             yield
@@ -145,7 +144,7 @@ class Publisher:
         self._sockets.publish(message)
 
     def close(self, reason: str = "") -> None:
-        """Publish a goodbye, with a one-line `reason` after an error, and close the sockets. Idempotent."""
+        """Publish a goodbye message, with a one-line `reason` after an error, and close the sockets. Idempotent."""
         if self._closed:
             return
         self._closed = True

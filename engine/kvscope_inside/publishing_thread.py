@@ -1,8 +1,8 @@
-"""Thread that translates the records of an engine's hooks to frames and publishes them.
+"""Thread that translates the records of a host engine's hooks to frames and publishes them.
 
 Owns the hooks and the thread. Both end with `close`, or with the first exception in kvscope's code, which removes all
-hooks, is written to the engine's log and is the reason in the goodbye. The engine continues. The thread polls for
-records every few milliseconds, so that the engine never has to wake it.
+hooks, is written to the engine's log and is the reason in the goodbye message. The engine continues. The thread polls
+for records every few milliseconds, so that the engine never has to wake it.
 
 See docs/internals/decisions/0025-hooks-record-and-a-thread-translates.md.
 """
@@ -24,18 +24,18 @@ from kvscope_telemetry.messages.telemetry import Event, Frame
 
 POLL_INTERVAL_S: Final = 0.004
 MAX_RECORDS: Final = 10_000
-"""Maximum number of unpublished records. More mean that publishing has stalled, so recording is stopped."""
+"""Maximum number of unpublished records. A higher number means that publishing has stalled, so watching ends."""
 
 
 class HostRecorder(Protocol):
-    """Source of the records that a host engine's hooks made of its steps, oldest first."""
+    """Source of the records that hooks in a host engine made of its steps, oldest first."""
 
     records: deque[Any]
     step_started_ns: int
 
 
 class PublishingThread:
-    """Hooks of one engine, and a publishing thread from `start` to `close`.
+    """Hooks of one engine, and a publishing thread that runs from `start` to `close`.
 
     Args:
         engine: Name of the engine in messages.
@@ -54,8 +54,8 @@ class PublishingThread:
 
     @contextlib.contextmanager
     def installing_hooks(self) -> Iterator[None]:
-        """Context in which the caller installs hooks. If it raises, all hooks are removed, because nobody would read
-        their records.
+        """Context in which the caller installs hooks. If an exception is raised in it, all hooks are removed,
+        because their records would not be read.
         """
         try:
             yield
@@ -81,9 +81,9 @@ class PublishingThread:
             address: Address to log, for `kvscope --attach`.
             recorder: Source of the hooks' records.
             apply: Converts a record to a frame.
-            can_publish: Whether a record can be published yet. Later records wait for it.
+            can_publish: Returns whether a record can be published yet. Later records wait for it.
             after_poll: Called after each poll.
-            on_close: Called after the goodbye.
+            on_close: Called after the goodbye message was published.
         """
         if self.hooks.missing:
             missing = ", ".join(self.hooks.missing)
@@ -100,7 +100,7 @@ class PublishingThread:
         self._log.info("kvscope: this engine can be seen by kvscope --attach %s", address)
 
     def close(self, reason: str = "") -> None:
-        """Remove the hooks, publish the remaining records, then a goodbye. Idempotent."""
+        """Remove the hooks, publish the remaining records, then a goodbye message. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()

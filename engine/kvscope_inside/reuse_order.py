@@ -1,4 +1,4 @@
-"""Order in which a host engine would reuse its free blocks, as in the ledger's column `eviction_order`.
+"""Tracks the order in which a host engine would reuse its free blocks, as the ledger's column `eviction_order`.
 
 The value is 0 for blocks in use, and grows from the next block to be reused to the last. Used on the publishing thread
 only.
@@ -14,17 +14,19 @@ import numpy.typing as npt
 from kvscope_telemetry.producer.cache_state import CacheState
 
 MIDDLE: Final = 1 << 31
-"""First order number. Blocks are queued at both ends, so numbering starts in the middle of the range."""
+"""First value of `eviction_order`. Blocks are queued at both ends, so numbering starts in the middle of the
+uint32 range.
+"""
 MAX_ORDER: Final = (1 << 32) - 1
 
 
 class FreeBlockQueue:
-    """Queue of reusable blocks. Initially all but the reserved ones, ordered by id."""
+    """Queue of reusable blocks. Initially it contains all blocks except the reserved ones, ordered by id."""
 
     def __init__(self, state: CacheState) -> None:
         self._state = state
         self._start = self._end = MIDDLE
-        """First of the order numbers in use, which are `_start` to `_end` - 1."""
+        """Order number of the first block in the queue. The numbers in use are `_start` to `_end` - 1."""
         cache = state.hello.cache
         self._renumber(np.arange(cache.num_reserved_blocks, cache.num_blocks))
 

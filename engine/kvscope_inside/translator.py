@@ -33,7 +33,7 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 
 class HostRecord(Protocol):
-    """Record of the host's activity since the previous record, made on the host's thread; usually one step."""
+    """Record of the host engine's activity since the previous record, made on the host's thread; usually one step."""
 
     @property
     def time_ns(self) -> int:
@@ -41,24 +41,24 @@ class HostRecord(Protocol):
 
     @property
     def timings(self) -> Timings | None:
-        """Durations of the step; None if the record was made between two steps."""
+        """Durations of the step; None for a record between two steps."""
 
 
 Request = TypeVar("Request", bound=HostRequest)
 
 
 class StepCounts(NamedTuple):
-    """Numbers of requests and tokens in the host after a record."""
-
     num_running: int
     num_waiting: int
     batch: Mapping[int, int] = {}
-    """Request number -> tokens that the request ran in the step."""
+    """Map from a request number to the number of tokens that the request ran in the step."""
     num_decode_tokens: int = 0
 
 
 class PrefixMiss(NamedTuple):
-    """Reason for the end of a prompt's prefix hit: `EventData.missed`, `missed_token` and `missed_step`."""
+    """Reason and position of the end of a prompt's prefix hit: the values of `EventData.missed`, `missed_token`
+    and `missed_step`.
+    """
 
     kind: str = ""
     token: int = 0
@@ -69,39 +69,38 @@ class MissedBlock(NamedTuple):
     """The first block of a prompt that was not cached."""
 
     hashes: tuple[int, ...]
-    """Hashes of the block as in the ledger, one for each KV group that may have evicted it."""
+    """Hashes of the block in the ledger's format, one for each KV group that may have evicted it."""
     parent: int
-    """Hash of the preceding block; 0 for the first block."""
+    """Hash of the preceding block; 0 for the first block of a prompt."""
     is_cached: bool = False
     """Whether the block is cached, so that another KV group must have missed."""
 
 
 class Translator(ABC, Generic[Request]):
-    """Applies the records of one host to `state`, in order."""
+    """Applies the records of one host engine to `state`, in order."""
 
     def __init__(self, state: CacheState) -> None:
         self.state = state
         self.handlers: Mapping[str, Callable[..., object]] = {}
-        """Event kind -> method that `dispatch` calls; set by the host module."""
+        """Map from an event kind to the method that `dispatch` calls. Set by the host module."""
         self.requests: dict[Any, Request] = {}
         """Requests by a key that the host module chooses."""
         self.texts = CachedTexts()
         self.evicted_hashes = EvictedHashes()
         self.step = StepChanges()
-        """Changes of the frame that is being built."""
         self.blocks = BlockUpdates(state, self.step, self.texts, self.evicted_hashes)
         self.events = EventReporter(state, self.step)
         self.block_size = state.hello.cache.block_size
         self.block_sizes = state.hello.cache.block_sizes
         self.num_reserved = state.hello.cache.num_reserved_blocks
         self._waiting: dict[int, Request] = {}
-        """Requests published with a reason for waiting, by number."""
+        """Requests for which a wait reason is published, by number."""
 
     # Defined by host modules.
 
     @abstractmethod
     def convert(self, record: Any) -> StepCounts:
-        """Publish the changes in `record` with the methods below."""
+        """Apply the changes in `record` to `state`, using the methods of this class, `blocks` and `events`."""
 
     @abstractmethod
     def request_tokens(self, request: Request, start: int, end: int) -> Sequence[int]:
@@ -113,21 +112,23 @@ class Translator(ABC, Generic[Request]):
         return "", ""
 
     def request_notes(self, request: Request, start: int, count: int) -> BlockNotes:
-        """Return names and values that describe `count` tokens of a request from `start` on, such as images."""
+        """Return pairs of name and value that describe `count` tokens of a request from position `start` on,
+        such as images.
+        """
         return ()
 
     def missed_block(self, request: Request, token: int) -> MissedBlock | None:
-        """Return the block of a prompt that begins at `token`; None if its hash is unknown."""
+        """Return the block of a prompt that begins at token position `token`; None if its hash is unknown."""
         return None
 
     def block_span(self, request: Request, group: int, entry: int, row: int) -> tuple[int, int]:
-        """Return the token positions at which a block of a request's table begins and ends."""
+        """Return the token positions at which a block of a request's table begins and ends (exclusive)."""
         start = entry * self.block_sizes[group]
         return start, start + int(self.state.ledger.filled[row])
 
     def blocks_written(self, request: Request, before: int, after: int) -> Iterator[tuple[int, int]]:
-        """Yield (row, tokens in the block) of the blocks that changed when the number of computed tokens went from
-        `before` to `now`.
+        """Yield the ledger row and the number of tokens of each block that changed when the number of computed
+        tokens went from `before` to `after`.
         """
         low, high = sorted((before, after))
         for table, size in zip(request.known.tables, self.block_sizes, strict=True):
@@ -180,10 +181,10 @@ class Translator(ABC, Generic[Request]):
         """Publish that a request was scheduled for the first time, or again after a preemption.
 
         Args:
-            num_cached_tokens: Tokens of its text that need not be computed.
+            num_cached_tokens: Tokens of the request that need not be computed.
             num_pool_blocks: Blocks of the pool with cached tokens.
             num_loaded_blocks: Blocks of cached tokens that are loaded from a lower tier.
-            num_computed_tokens: Cached tokens that are in its block table already; None: all.
+            num_computed_tokens: Cached tokens whose blocks are in its block table already; all of them if None.
         """
         known, num_prompt = request.known, request.known.info.num_prompt_tokens
         num_known = num_prompt + known.num_output_tokens
@@ -217,7 +218,6 @@ class Translator(ABC, Generic[Request]):
         self.state.touch(known)
 
     def count_admission(self, request: Request, num_cached_tokens: int) -> None:
-        """Count a request that was scheduled for the first time."""
         num_prompt = request.known.info.num_prompt_tokens
         request.known.num_cached_tokens = num_cached_tokens
         self.state.count(
@@ -229,7 +229,8 @@ class Translator(ABC, Generic[Request]):
     def update_progress(self, progress: Iterable[tuple[Request, int, int]]) -> None:
         """Publish the progress of running requests.
 
-        `progress`: (request, tokens whose KV is in blocks or will be after the step in flight, output tokens).
+        `progress`: for each request, the number of tokens whose KV is in blocks or will be after the step in flight,
+        and the number of output tokens.
         """
         filled: dict[int, int] = {}
         for request, num_computed, num_outputs in progress:
@@ -243,7 +244,9 @@ class Translator(ABC, Generic[Request]):
         self.blocks.fill(filled)
 
     def count_drafts(self, request: Request, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Set a request's total numbers of draft tokens and of accepted ones, and count the difference."""
+        """Set a request's total numbers of draft tokens and accepted draft tokens, and add the increase to the
+        counters.
+        """
         known = request.known
         self.state.count(
             draft_tokens=max(0, num_draft_tokens - known.num_draft_tokens),
@@ -255,7 +258,7 @@ class Translator(ABC, Generic[Request]):
     def preempt_request(self, request: Request, time_ns: int) -> None:
         """Publish that a request lost its blocks and waits again.
 
-        The caller reports the event once it can determine the reason.
+        The event is not reported here: the caller reports it when it can determine the reason.
         """
         known = request.known
         known.state, known.num_computed_tokens = RequestState.PREEMPTED, 0
@@ -265,7 +268,9 @@ class Translator(ABC, Generic[Request]):
         self.state.touch(known)
 
     def finish_request(self, request: Request, reason: str, num_blocks: int, *, is_aborted: bool = False) -> None:
-        """Publish that a request ended. `reason`: as for `finished_text`, or a clause for an aborted one."""
+        """Publish that a request ended. `reason` is a finish reason for `finished_text` or, with `is_aborted`,
+        a clause for `aborted_text`.
+        """
         known = request.known
         num_tokens = known.num_output_tokens
         if is_aborted:
@@ -281,7 +286,7 @@ class Translator(ABC, Generic[Request]):
     def set_wait_reasons(self, reasons: Iterable[tuple[Request, WaitsFor]]) -> list[tuple[Request, WaitsFor]]:
         """Publish the reasons for which these requests wait, and clear the reasons of all others.
 
-        Returns the other requests that had a reason, with that reason.
+        Returns the requests whose reason was cleared, each with its former reason.
         """
         before, self._waiting = self._waiting, {}
         for request, reason in reasons:
@@ -298,7 +303,7 @@ class Translator(ABC, Generic[Request]):
         return ended
 
     def explain_miss(self, request: Request, num_cached: int, num_known: int) -> PrefixMiss:
-        """Return the reason for which no more than `num_cached` of a request's `num_known` tokens were cached."""
+        """Return why no more than `num_cached` of a request's `num_known` tokens were found in the prefix cache."""
         token = num_cached // self.block_size * self.block_size
         if token + self.block_size >= num_known:
             return PrefixMiss()
@@ -317,7 +322,9 @@ class Translator(ABC, Generic[Request]):
         return PrefixMiss("differs" if is_followed else "unseen", token)
 
     def miss_at_start(self, request: Request) -> str:
-        """Return the reason for which the first block of a prompt was not cached: "adapter", "salt" or "new"."""
+        """Return why the first block of a prompt was not cached: "adapter" or "salt" if it is cached under
+        another adapter or salt, otherwise "new".
+        """
         text = self.texts.beginning_with(array("i", self.request_tokens(request, 0, self.block_size)))
         adapter, salt = self.request_key(request)
         if text is None or text.key == (adapter, salt):
@@ -327,7 +334,7 @@ class Translator(ABC, Generic[Request]):
     # Contents.
 
     def text_of(self, request: Request, start: int, count: int) -> CachedText:
-        """Return `count` tokens of a request from `start` on, to be stored in `texts` once they are cached."""
+        """Return `count` tokens of a request from position `start` on, to be stored in `texts` when they are cached."""
         tokens = array("i", self.request_tokens(request, start, start + count))
         notes = self.request_notes(request, start, count)
         return CachedText(request.known.number, start, tokens, self.request_key(request), notes)

@@ -16,11 +16,13 @@ _PARTS: Final = (
     ("feed_forward", "MLP"),
     ("norm", "norms"),
 )
-"""Substring of a parameter's name -> part of the weights; the first match counts."""
+"""Pairs of a substring of a parameter's name and the part of the model to which it belongs. The first match counts."""
 
 
 def bytes_by_part(model: Any) -> dict[str, int]:
-    """Return bytes of a torch module's parameters and buffers by part. Tied tensors, which share memory, count once."""
+    """Return the bytes of a torch module's parameters and buffers by part of the model. Tied tensors, which
+    share memory, count once.
+    """
     parts: dict[str, int] = {}
     seen: set[int] = set()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -38,7 +38,7 @@ _MODULES: Final = {
 def __getattr__(name: str) -> Any:
     """Import a public name on first access, so that commands load only the modules that they use.
 
-    `with connect("ipc:///.../telemetry") as source:` watches the engine at that address; `vllm://HOST:PORT` works too.
+    Example: `with connect("ipc:///.../telemetry") as source:` watches the engine at that address.
     """
     if name == "connect":
         return import_module("kvscope_telemetry.addresses").open_source

@@ -1,10 +1,11 @@
 """Maps an address to the source that watches the engine there. No other module distinguishes kinds of addresses.
 
     ipc:///DIR/telemetry, tcp://HOST:PORT       kvscope's own engine
-    ssh://[USER@]HOST[:PORT][/ENDPOINT]         the same on another machine, through OpenSSH
+    ssh://[USER@]HOST[:PORT][/ENDPOINT]         kvscope's own engine on another machine, through OpenSSH
     vllm://HOST:PORT and others' SCHEME://...    other engines (`external_engines.py`), by the port of their HTTP server
 
-Sources of other engines are imported when one is opened. Secrets appear in no repr and in no name.
+The module of an external engine's source is imported when such a source is opened. Secrets appear in no repr and in no
+name.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
 OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
-"""Environment variable with the API key, used if no file is given.
+"""Environment variable with the API key, used if no key file is given.
 
-There is no command-line option for the key, because other users could read it.
+There is no command-line option for the key itself, because other users of the machine could read it.
 """
 
 
@@ -43,21 +44,21 @@ def accepted_addresses() -> str:
 
 
 class WatchedSource(Source, Protocol):
-    """A live source with its own mirror, which can be recorded."""
+    """A live source with a mirror of the engine's state. Its messages can be recorded."""
 
     mirror: Mirror
 
     def update_mirror(self) -> Update | None:
         """Apply the messages received since the last call to `mirror`.
 
-        Returns the applied update; None without new messages.
+        Returns the applied update; None if there are no new messages.
         """
 
     def resync(self) -> None:
         """Request a snapshot of the complete state, because an update could not be applied."""
 
     def set_sink(self, sink: Sink | None) -> None:
-        """Pass all messages received from then on to `sink`; None: to no sink."""
+        """Pass all messages received from then on to `sink`, or to no sink if None."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -67,19 +68,18 @@ class WatchedSource(Source, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of an engine, with the credentials to access the engine."""
-
     text: str
     key: Path | None = None
-    """Key file for kvscope's own engine; None for the stored key of the engine, or else the user's own."""
+    """Key file for kvscope's own engine. None for the key stored for this engine or, if there is none, the
+    user's default key.
+    """
     kv_events: str = ""
-    """Endpoint of another engine's KV events; empty for the endpoint that the engine announces."""
+    """Endpoint of an external engine's KV events; empty for the endpoint that the engine announces."""
     api_key: str = field(default="", repr=False)
-    """API key for another engine's HTTP server at this address. It is never sent to an address that an engine
-    announces.
+    """API key for an external engine's HTTP server at this address. It is never sent to an address that an
+    engine announces.
     """
     tls: bool = False
-    """Whether the HTTP server uses TLS."""
     ca_file: Path | None = None
     """PEM file of additional trusted certificate authorities."""
     api_key_over_http: bool = False
@@ -97,7 +97,7 @@ class Address:
     def check(self) -> None:
         """Raise BadInput if the address cannot be opened. Makes no connection.
 
-        The error names the value and the accepted ones.
+        The error names the invalid value and the accepted ones.
         """
         if self.is_external:
             self._check_options_of_external()
@@ -113,7 +113,7 @@ class Address:
             raise BadInput(f"address {self.text!r} is not accepted: {hint or accepted_addresses()}")
 
     def open(self, sink: Sink | None = None) -> WatchedSource:
-        """Return a source that watches the engine, which may start later. Raises BadInput like `check`."""
+        """Return a source that watches the engine. The engine may start later. Raises BadInput like `check`."""
         self.check()
         if not self.is_external:
             return LiveSource(self.text, key=self.key, sink=sink, make_api=self._own_api)
@@ -171,7 +171,8 @@ def open_source(
     api_key_over_http: bool = False,
     sink: Sink | None = None,
 ) -> WatchedSource:
-    """Watch the engine at `address`: `with connect("vllm://HOST:PORT") as source:`.
+    """Watch the engine at `address`: `with open_source("vllm://HOST:PORT") as source:`. Exported as
+    `kvscope_telemetry.connect`.
 
     Args:
         sink: Receives all messages, for recording.
@@ -179,7 +180,7 @@ def open_source(
     The other arguments are the fields of `Address`.
 
     Raises:
-        BadInput: A value is not accepted.
+        BadInput: if an argument is invalid.
     """
     return Address(address, key, kv_events, api_key, tls, ca_file, api_key_over_http).open(sink)
 
@@ -199,7 +200,9 @@ def each_rank(text: str) -> list[str]:
 
 
 def read_api_key(path: Path | None) -> str:
-    """Return the API key from the file, or from the environment if `path` is None; "" for none. Raises BadInput."""
+    """Return the API key in the file at `path`, or in the environment if `path` is None; "" if there is none.
+    Raises BadInput.
+    """
     if path is None:
         return os.environ.get(API_KEY_VARIABLE, "").strip()
     try:

@@ -1,8 +1,8 @@
 """Explains what delayed a request: why it waited, for which request it was preempted, and what was recomputed.
 
-Owns the order of delays and their text, derived from the events of one engine start and a request's `Moments`. Requests
-are named `#7`. The explanation lists what was observed at that time: the requests that ran while another waited are not
-necessarily the cause.
+Decides in which order the delays are listed and how they are worded, from the events of one engine start and a
+request's `Moments`. The text refers to a request by its number, such as `#7`. The explanation lists what was observed
+at that time: the requests that ran while another waited are not necessarily the cause.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ _STARTS: Final = ("admitted", "resumed")
 _STOPS: Final = ("preempted", "finished", "aborted", "refused")
 KINDS: Final = (*_STARTS, *_STOPS)
 _RAN_UNTIL: Final = ("preempted", "finished")
-"""Events that imply that the request ran before, even if its start was not observed."""
+"""Kinds of events that imply that the request ran before, even if its start was not observed."""
 _UNBOUNDED: Final = 1 << 62
 _MAX_NAMED: Final = 3
 _NOTABLE_NS: Final = 10_000_000
-"""Minimum wait to explain. Shorter waits are for the current step to end, not for another request."""
+"""Minimum duration in nanoseconds of a delay to explain. Shorter waits are for the current step to end, not for
+another request.
+"""
 _WAITED_FOR: Final[dict[int, str]] = {
     WaitsFor.GRAMMAR: "the grammar of its answer",
     WaitsFor.REMOTE_KV: "its KV to be loaded",
@@ -37,13 +39,13 @@ _WAITED_FOR: Final[dict[int, str]] = {
     WaitsFor.INPUT: "more of its prompt",
     WaitsFor.PROMPT: "its prompt to be computed for another completion",
 }
-"""Reported reasons for waiting that are independent of other requests."""
+"""Text for each reported reason for waiting that is independent of other requests."""
 
 
 class RequestDelays:
     """Explains the delays of the requests of one engine start.
 
-    `batch_limit`: maximum number of running requests; 0: unknown.
+    `batch_limit`: maximum number of running requests, or 0 if it is unknown.
     """
 
     def __init__(self, events: Iterable[Event] = (), batch_limit: int = 0) -> None:
@@ -52,11 +54,11 @@ class RequestDelays:
         self._ended_runs = _Rows(3)
         """Request number, start and end of each completed run."""
         self._run_starts: dict[int, int | None] = {}
-        """Request number -> start of its current run; None if it does not run. Without requests that were never seen to
-        start or stop.
+        """Maps a request number to the start of its current run, or to None if the request does not run.
+        Requests that were never seen to start or stop are missing.
         """
         self._block_preemptions = _Rows(2)
-        """Requests that were preempted for blocks, and when."""
+        """Request number and time of each preemption that was needed to free blocks."""
         self._runs: IntArray | None = None
         for event in events:
             self.add(event)
@@ -82,7 +84,8 @@ class RequestDelays:
     def chain(
         self, number: int, moments: Moments, num_output_tokens: int, waits_for: int = WaitsFor.UNKNOWN
     ) -> tuple[str, ...]:
-        """Return the delays of a request from its arrival to its end, oldest first, without the engine's stops.
+        """Return a text for each delay of a request from its arrival to its end, oldest first. Times exclude the
+        engine's stops.
 
         `waits_for`: the last reason for waiting that the engine reported.
         """
@@ -207,7 +210,9 @@ class RequestDelays:
         return limit if is_full else None
 
     def _short_of_blocks(self, from_ns: int, until_ns: int, waits_for: int) -> int | None:
-        """Return a request that was preempted for blocks in this time (0: none) if blocks were short, else None."""
+        """Return the number of the first request preempted for blocks in this time (0: no such request) if the
+        request waited for blocks, else None.
+        """
         rows = self._block_preemptions.rows
         short = rows[(rows[:, 1] >= from_ns) & (rows[:, 1] <= until_ns)]
         if len(short):
@@ -227,7 +232,7 @@ class RequestDelays:
         return f"wrote {num_output_tokens:,} tokens, {per_token} each on average{others}"
 
     def _runs_in(self, number: int, from_ns: int, until_ns: int) -> IntArray:
-        """Return rows (number, start, end) of the other requests that ran in this time."""
+        """Return the runs of other requests that overlap this time range, as rows of (request number, start, end)."""
         if self._runs is None:
             ongoing = [(each, begin, _UNBOUNDED) for each, begin in self._run_starts.items() if begin is not None]
             self._runs = np.concatenate((self._ended_runs.rows, np.array(ongoing, np.int64).reshape(-1, 3)))
@@ -255,13 +260,15 @@ class _Rows:
 
 
 def _running_ns(spans: Iterable[tuple[int, int]], moments: Moments, from_ns: int, until_ns: int) -> int:
-    """Return the time of `spans` between `from_ns` and `until_ns`, without the engine's stops."""
+    """Return the total length of `spans`, clipped to `from_ns` and `until_ns`, without the engine's stops."""
     clipped = ((max(start, from_ns), min(end, until_ns)) for start, end in spans)
     return sum(moments.running.running_ns(start, end) for start, end in clipped if start < end)
 
 
 def _num_running_over_time(runs: IntArray, from_ns: int, until_ns: int) -> tuple[IntArray, IntArray]:
-    """Return times in the range, ascending, and the number of running requests from each time on."""
+    """Return the times at which the number of running requests may change, ascending, and the number from each
+    time on.
+    """
     begins, ends = np.maximum(runs[:, 1], from_ns), np.minimum(runs[:, 2], until_ns)
     times, indices = np.unique(np.concatenate(([from_ns], begins, ends)), return_inverse=True)
     steps = np.concatenate(([0], np.ones(len(begins), np.int64), -np.ones(len(ends), np.int64)))

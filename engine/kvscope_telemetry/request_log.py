@@ -1,7 +1,7 @@
 """All requests of a session as numpy columns: arrival, latencies, end, and the reason for each delay.
 
-Must be fed with telemetry in order, live or from a recording. Keeps finished requests and those of earlier engine
-starts. Latencies are those of `latencies`, so they equal those of the exports. Thread-safe. Must not depend on Qt or
+Must be fed with telemetry in order, live or from a recording. Includes finished requests and those of earlier engine
+starts. Latencies are computed by `latencies`, so they equal those of the exports. Thread-safe. Must not depend on Qt or
 files.
 """
 
@@ -34,9 +34,13 @@ FloatArray = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 IntArray = npt.NDArray[np.int64]
 MAX_REQUESTS: Final = 250_000
-"""Maximum number of requests. Above it, the oldest engine starts and then the oldest requests are dropped."""
+"""Maximum number of requests in the log. Above it, the oldest engine starts and then the oldest requests are
+dropped.
+"""
 _UNSEEN: Final = -2
-"""Marks a moment that passed before telemetry was received. A later observation is then not taken for the first one."""
+"""Time of an event that happened before telemetry was received. A later observation is then not mistaken for
+the first one.
+"""
 _UNKNOWN: Final = -1
 _COLUMNS: Final = (
     *("number", "arrival_ns", "num_prompt_tokens", "max_tokens", "client"),
@@ -44,11 +48,11 @@ _COLUMNS: Final = (
     *("num_draft_tokens", "num_accepted_tokens", "waits_for"),
     *("started_ns", "first_token_ns", "last_token_ns", "ended_ns", "ending", "preempted_ns", "preempted_since_ns"),
 )
-"""Columns of an engine start. Times are on its clock; `_UNKNOWN` or `_UNSEEN` if not known."""
+"""Names of the columns for one engine start. Times are on the engine's clock; `_UNKNOWN` or `_UNSEEN` if not known."""
 _MOMENTS: Final = ("started_ns", "first_token_ns", "last_token_ns", "ended_ns", "preempted_since_ns")
 _KEY_SHIFT: Final = 40
 _FRAMES_AT_ONCE: Final = 128
-"""Frames per update of the log. More would hold the lock for longer than a display frame."""
+"""Number of frames per update of the log. A larger number would hold the lock for longer than a display frame."""
 _Read = TypeVar("_Read")
 
 
@@ -65,23 +69,23 @@ ENDINGS: Final = {"finished": Ending.FINISHED, "aborted": Ending.ABORTED, "refus
 
 @dataclass(frozen=True, slots=True)
 class RequestColumns:
-    """Copied columns of requests, oldest first, each of shape (n,). Durations of unfinished requests last until the
-    newest telemetry.
+    """Copied columns of the request log, oldest request first, each of shape (n,). Durations of unfinished
+    requests are measured up to the newest telemetry.
     """
 
     request_ids: list[str]
     adapters: list[str]
     key: IntArray
-    """Identifier of a request among all engine starts; ascending."""
+    """Identifier of a request, unique across engine starts; ascending."""
     epoch: IntArray
     number: IntArray
     client: IntArray
-    """Number of the client that sent the request; 0: unknown."""
+    """Number of the client that sent the request, or 0 if it is unknown."""
     arrival_ns: IntArray
     """Arrival on the timeline's wall clock."""
     end_ns: IntArray
-    """End on the timeline's wall clock: the newest time for an unfinished request, the arrival if the end was not
-    observed.
+    """End on the timeline's wall clock. For an unfinished request this is the newest time; for a request whose
+    end was not observed, the arrival.
     """
     state: IntArray
     has_ended: npt.NDArray[np.bool_]
@@ -114,7 +118,7 @@ class RequestColumns:
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Mean time per output token after the first; NaN like `tokens_per_s`."""
+        """Mean time per output token after the first; NaN where `tokens_per_s` is."""
         known = self.tokens_per_s > 0
         return np.where(known, 1 / np.where(known, self.tokens_per_s, 1.0), np.nan)
 
@@ -125,7 +129,7 @@ class RequestColumns:
 
 @dataclass(frozen=True, slots=True)
 class RequestWallTimes:
-    """Moments of a request on the timeline's wall clock; None if unknown."""
+    """Arrival, start, first token and end of a request on the timeline's wall clock; None if unknown."""
 
     arrival_ns: int
     started_ns: int | None
@@ -147,14 +151,14 @@ class RequestLog:
 
     @property
     def epoch(self) -> int | None:
-        """The newest engine start; None before the first snapshot."""
+        """Epoch of the newest engine start; None before the first snapshot."""
         with self._lock:
             return self._starts[-1].epoch if self._starts else None
 
     def restate(self, snapshot: Snapshot, offset_ns: int) -> None:
-        """Add a snapshot: a new engine start, or the state after a gap.
+        """Apply a snapshot, which is the state of a new engine start or the state after a gap.
 
-        `offset_ns` converts its clock to the timeline's wall clock.
+        `offset_ns` converts the snapshot's clock to the timeline's wall clock.
         """
         with self._lock:
             if not self._starts or self._starts[-1].epoch != snapshot.hello.epoch:
@@ -177,9 +181,9 @@ class RequestLog:
 
         Args:
             infos: New requests.
-            rows: Changes of requests, oldest first, with the engine's time of each row.
+            rows: Changes of requests, oldest first, each with the engine time of every changed request.
             events: Events since the last call.
-            time_ns: Newest time.
+            time_ns: Engine time of the newest telemetry.
             offset_ns: As in `restate`.
         """
         with self._lock:
@@ -216,7 +220,7 @@ class RequestLog:
             return -1 if start is None or row is None else start.first_token_ns(row)
 
     def chain(self, key: int) -> tuple[str, ...]:
-        """Return what delayed a request, oldest first (`RequestDelays.chain`); empty for an unknown one."""
+        """Return what delayed a request, oldest delay first (`RequestDelays.chain`); empty for an unknown request."""
         nothing: tuple[str, ...] = ()
         return self._lookup(key, lambda start, row: start.chain(row), nothing)
 
@@ -290,7 +294,7 @@ class _EngineStart:
             self._select_rows(np.argsort(self._column["number"], kind="stable"))
 
     def restate(self, snapshot: Snapshot) -> None:
-        """Apply the state of a snapshot. Moments that passed unobserved before it stay unknown."""
+        """Apply the state of a snapshot. Times of events before the snapshot that were not observed stay unknown."""
         self.time_ns = max(self.time_ns, snapshot.time_ns)
         self.running.catch_up(snapshot.stops, snapshot.time_ns)
         listed = [info.number for info in snapshot.requests_info]
@@ -311,7 +315,7 @@ class _EngineStart:
             column[name][unseen] = _UNSEEN
 
     def change(self, rows: RequestRows, times_ns: IntArray) -> None:
-        """Apply changes of requests, oldest first, with the time of each. A request may have several."""
+        """Apply changes of requests, oldest first, with the time of each. A request may occur several times."""
         column = self._column
         at, matches = self._rows_in(rows)
         if not at.size:
@@ -334,7 +338,6 @@ class _EngineStart:
         column["last_token_ns"][at[is_newest][::-1]] = times[is_newest][::-1]
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Apply events: starts, preemptions and ends of requests, and stops of the engine."""
         column = self._column
         for event in events:
             self.running.record(event)
@@ -357,7 +360,9 @@ class _EngineStart:
                 column["ended_ns"][row], column["ending"][row] = event.time_ns, ENDINGS[event.kind]
 
     def columns(self, part: slice = slice(None)) -> RequestColumns:
-        """Return copies of some rows of the columns, and the values derived from them."""
+        """Return copies of the columns, limited to the requests in the slice `part`, and the values derived
+        from them.
+        """
         column, running = {name: values[part] for name, values in self._column.items()}, self.running
         arrival, first, ended = column["arrival_ns"], column["first_token_ns"], column["ended_ns"]
         has_ended = column["state"] == RequestState.FINISHED
@@ -436,8 +441,8 @@ class _EngineStart:
         )
 
     def _rows_in(self, rows: RequestRows) -> tuple[Indices, Indices]:
-        """Return the row indices that `rows` change, and the indices of the matching entries of `rows`. Unknown
-        requests are left out.
+        """Return the indices of the known requests in this log, and their indices in `rows`. Unknown requests
+        are left out.
         """
         numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
         if not len(self) or numbers.size != len(rows.state):
@@ -447,8 +452,8 @@ class _EngineStart:
         return at[matches], matches
 
     def _write(self, rows: RequestRows, at: Indices, matches: Indices) -> None:
-        """Write the counts and states of entries `matches` of `rows` to the rows `at`. The last entry of a request
-        wins.
+        """Copy the counts and states at the indices `matches` of `rows` to the indices `at` of the columns. If
+        a request occurs several times, its last values win.
         """
         if not at.size:
             return

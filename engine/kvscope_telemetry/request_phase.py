@@ -1,7 +1,7 @@
 """Phases of a request, derived from its events and its state.
 
-The timeline's lanes, the summaries of recordings and the exports share this definition. Of the messages, only events
-are used.
+The timeline's lanes, the summaries of recordings and the exports share this definition. The only telemetry messages it
+needs are events.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from kvscope_telemetry.messages.telemetry import Event
 
 
 class RequestPhase(IntEnum):
-    """Phase of a request, or how it ended. If several are on one pixel, the greatest value is drawn."""
+    """Phase of a request, or how it ended. If several fall on one pixel, the greatest value is drawn."""
 
     RUNNING = 0
-    """In a batch, if prefill and decode are not distinguished."""
+    """The request is in a batch, and prefill and decode are not distinguished."""
     DECODE = 1
     PREFILL = 2
-    """The prompt, or KV lost by a preemption, is being computed."""
+    """The engine computes the KV of the prompt, or KV lost by a preemption."""
     QUEUED = 3
     PREEMPTED = 4
-    """Preempted, so that the KV will be recomputed."""
+    """The request was preempted, and its KV will be recomputed."""
     SWAPPED = 5
-    """Preempted, with its blocks in a lower tier."""
+    """The request was preempted, and its blocks were moved to a lower tier."""
     ABORTED = 6
-    """A moment, not a span, like `REFUSED`."""
+    """The request was aborted. Like `REFUSED`, this is a point in time without a duration."""
     REFUSED = 7
 
     @property
@@ -38,9 +38,8 @@ class RequestPhase(IntEnum):
 
 PREEMPTED_PHASES: Final = (RequestPhase.PREEMPTED, RequestPhase.SWAPPED)
 WAITING_PHASES: Final = (RequestPhase.QUEUED, *PREEMPTED_PHASES)
-"""Phases in which a request is in no batch."""
+"""Phases in which a request is not in a batch."""
 ENDS: Final = ("finished", "aborted", "refused")
-"""Kinds of the events that end a request."""
 _WAITING_STATES: Final = {
     int(RequestState.WAITING): RequestPhase.QUEUED,
     int(RequestState.PREEMPTED): RequestPhase.PREEMPTED,
@@ -48,7 +47,6 @@ _WAITING_STATES: Final = {
 
 
 def phase_after(event: Event) -> RequestPhase | None:
-    """Return the phase that starts with an event of the request, or None."""
     data = event.data
     if event.kind == "preempted":
         return RequestPhase.SWAPPED if data is not None and data.is_swapped else RequestPhase.PREEMPTED

@@ -1,7 +1,7 @@
 """Running time: the time between two moments without stops of the engine (paused by a user, or its process suspended).
 
-All latencies are defined by it: queue time, time to first token, time between tokens, time preempted. Owns the stops on
-one clock (an engine's or a recording's). Independent of files, views, and texts of events.
+All latencies are measured in running time: queue time, time to first token, time between tokens, time preempted. Owns
+the stops on one clock (an engine's or a recording's). Independent of files, views, and texts of events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from kvscope_telemetry.messages.telemetry import PAUSED, SUSPENDED, Event, Stop
 
 IntArray = npt.NDArray[np.int64]
 MAX_STOPS: Final = 4096
-"""Maximum number of stops; the oldest are dropped. An hour of single-stepping by a user makes some hundreds."""
+"""Maximum number of stops in a `RunningTime`; the oldest are dropped. A user who single-steps for an hour
+causes some hundreds.
+"""
 _OPEN_NS: Final = (1 << 63) - 1
 
 
@@ -26,7 +28,6 @@ class RunningTime:
 
     def __init__(self, stops: Iterable[Stop] = ()) -> None:
         self.version = 0
-        """Number that increases with each change."""
         self._stops: list[Stop] = []
         self._begins = self._ends = self._stopped_before = np.empty(0, np.int64)
         self._last_ns = -_OPEN_NS
@@ -47,12 +48,14 @@ class RunningTime:
 
     @property
     def stretches(self) -> tuple[IntArray, IntArray]:
-        """Start and end of each disjoint interval of stopped time, ascending, shape (n,) each."""
+        """Start and end of each interval in which the engine was stopped: ascending, without overlaps, shape
+        (n,) each.
+        """
         self._count()
         return self._begins, self._ends
 
     def since(self, time_ns: int) -> tuple[Stop, ...]:
-        """Return the stops that have not ended, or ended after `time_ns`."""
+        """Return the stops that still last or ended after `time_ns`."""
         return tuple(stop for stop in self._stops if not stop.end_ns or stop.end_ns > time_ns)
 
     def within(self, first_ns: int, last_ns: int) -> list[Stop]:
@@ -65,7 +68,7 @@ class RunningTime:
         return clipped
 
     def add(self, stop: Stop) -> None:
-        """Add a stop. It is merged with overlapping ones of the same kind and user."""
+        """Add a stop. It is merged with overlapping stops of the same kind and user."""
         overlapping = [
             other
             for other in self._stops
@@ -84,7 +87,6 @@ class RunningTime:
         self._record_change()
 
     def begin(self, time_ns: int, by: str) -> None:
-        """Start a pause by the user `by`."""
         self.end(time_ns)
         self.add(Stop(begin_ns=time_ns, by=by))
 
@@ -98,7 +100,7 @@ class RunningTime:
         self._record_change()
 
     def record(self, event: Event) -> None:
-        """Apply an event about stops. Other events are ignored."""
+        """Apply an event that starts or ends a stop. Other events are ignored."""
         data, time_ns = event.data, event.time_ns
         if event.kind == "engine_paused":
             self.begin(time_ns, data.by if data is not None else "")
@@ -120,14 +122,14 @@ class RunningTime:
             self.add(stop)
 
     def shifted(self, offset_ns: int) -> RunningTime:
-        """Return the same stops on a clock that is `offset_ns` ahead."""
+        """Return a copy with all times moved by `offset_ns`, for a clock that is ahead by as much."""
         return RunningTime(
             replace(stop, begin_ns=stop.begin_ns + offset_ns, end_ns=stop.end_ns and stop.end_ns + offset_ns)
             for stop in self._stops
         )
 
     def forget_before(self, time_ns: int) -> None:
-        """Drop the stops that ended by `time_ns`."""
+        """Drop the stops that ended at or before `time_ns`."""
         remaining = list(self.since(time_ns))
         if len(remaining) < len(self._stops):
             self._stops = remaining
@@ -149,7 +151,7 @@ class RunningTime:
         return max(0, until_ns - from_ns - self.stopped_ns(from_ns, until_ns))
 
     def running_between(self, from_ns: IntArray, until_ns: IntArray) -> IntArray:
-        """Return `running_ns` for arrays of moments, shape (n,)."""
+        """Return `running_ns` for arrays of start and end times, shape (n,)."""
         length: IntArray = np.maximum(until_ns - from_ns, 0)
         if not self._stops:
             return length
@@ -158,7 +160,6 @@ class RunningTime:
         return length.clip(0)
 
     def _stopped_until(self, times_ns: IntArray) -> IntArray:
-        """Return the total stopped time before each moment, shape (n,)."""
         self._count()
         index = np.searchsorted(self._begins, times_ns, "right") - 1
         stopped_in_interval = np.minimum(times_ns, self._ends[index]) - self._begins[index]
@@ -166,7 +167,7 @@ class RunningTime:
         return stopped
 
     def _count(self) -> None:
-        """Compute disjoint, ascending intervals from the stops, with the total stopped time before each."""
+        """Compute disjoint, ascending intervals from the stops, and the total stopped time before each interval."""
         if self._is_counted:
             return
         stretches: list[list[int]] = []

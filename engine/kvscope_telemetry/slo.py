@@ -1,8 +1,8 @@
 """Latency goals for requests, named as in vLLM's `--goodput`, and which requests met or missed them.
 
-Owns the names, the syntax of goals (`ttft:200 tpot:50`, in milliseconds), and the definition of goodput: the share of
-finished requests that met every goal. Latencies are those of `latencies`, so no request misses its goal because the
-engine was stopped.
+Defines the names of goals, their syntax (`ttft:200 tpot:50`, in milliseconds), and goodput: the share of finished
+requests that met every goal. Latencies are those of `latencies`, so no request misses its goal because the engine was
+stopped.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ GOAL_NAMES: Final = {
     "e2el": "end-to-end latency",
 }
 Goals = Mapping[str, float]
-"""Limit in milliseconds by name from `GOAL_NAMES`. Latencies without a goal are not judged."""
+"""Maps a name from `GOAL_NAMES` to a limit in milliseconds. Latencies without a goal are not judged."""
 
 
 def read_goals(texts: Iterable[str], option: str = "--goodput") -> dict[str, float]:
-    """Parse texts such as `ttft:200`. The last value of a name applies. Raises BadInput, which names `option`."""
+    """Parse texts such as `ttft:200`. If a name is repeated, its last value applies. Raises BadInput, which
+    names `option`.
+    """
     return dict(_read_goal(text, option) for text in texts)
 
 
@@ -53,7 +55,7 @@ def _read_goal(text: str, option: str) -> tuple[str, float]:
 
 
 def took_s(moments: Moments, num_output_tokens: int) -> dict[str, float]:
-    """Return the latencies of one request in seconds by goal name; NaN if unknown so far.
+    """Return the latencies of one request in seconds by goal name; NaN if not known yet.
 
     A request with at most one output token has a `tpot` of 0, so that it meets that goal.
     """
@@ -71,14 +73,16 @@ def _seconds(duration_ns: int | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GoalResults:
-    """Results for many finished requests, shape (n,) each. If both are False, a latency of the request is unknown."""
+    """Whether each of n finished requests met all of its goals (`kept`) or missed one (`missed`), shape (n,)
+    each. Both are False if no goal is known to be missed, but a latency of the request is unknown.
+    """
 
     kept: BoolArray
     missed: BoolArray
 
     @property
     def goodput(self) -> float | None:
-        """Share of the judged requests that met every goal, 0 to 1; None without judged requests."""
+        """Share of the judged requests that met every goal, 0 to 1; None if no request was judged."""
         num_judged = self.num_judged
         return float(np.count_nonzero(self.kept)) / num_judged if num_judged else None
 

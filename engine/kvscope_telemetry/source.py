@@ -1,7 +1,7 @@
-"""Source of frames: the common interface of live engines, other engines and recordings.
+"""Source of telemetry: the common interface of live engines, other engines and recordings.
 
 A source reads and decodes in its own thread, and coalesces received messages into at most one `Update`. The desktop
-polls it once per display frame and applies it to its `Mirror`. Draws nothing, and never blocks.
+polls it once per display frame and applies the update to its `Mirror`. A source draws nothing and never blocks.
 """
 
 from __future__ import annotations
@@ -40,23 +40,21 @@ class SourceState(StrEnum):
     """The engine responds, but its model is not ready."""
     LIVE = "live"
     PAUSED = "paused"
-    """A user, named in the reason, paused the engine."""
+    """A user paused the engine. The reason contains the user's name."""
     REFUSED = "refused"
-    """The engine refuses the connection, for the reason given."""
+    """The engine refuses the connection. The reason says why."""
     STUCK = "stuck"
     """Heartbeats arrive and there are unfinished requests, but the step number does not change."""
     STALE = "stale"
-    """No heartbeat for 1.5 s."""
+    """No heartbeat arrived for 1.5 s."""
     ENDED = "ended"
-    """The engine said goodbye, or its process has ended, for the reason given."""
+    """The engine sent a goodbye, or its process has ended. The reason says why."""
     PLAYBACK = "playback"
-    """A recording is played. If playback does not advance, the reason is given."""
+    """A recording is played. If playback does not advance, the reason says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """State of a source, and counters of received messages."""
-
     state: SourceState
     reason: str = ""
     frames_received: int = 0
@@ -67,14 +65,14 @@ class SourceStatus:
     num_skipped: int = 0
     """Number of messages and events of unknown kinds (from a later version), which are not shown."""
     num_unknown: int = 0
-    """Number of states, tiers and words from a later version, which are shown as unknown."""
+    """Number of enumerated values, such as states and tiers, that a later version added. They are shown as unknown."""
     latency_ns: int = -1
     """Time from the newest frame's `time_ns` to its receipt; -1 if the engine is on another machine."""
     last_message_ns: int = 0
     role: str = ""
     """Role of this client at the engine: "viewer" or "operator"; empty before the engine has reported it."""
     intervenes: bool = False
-    """Whether the engine supports the commands step, preempt, pin and evict, and changing its limits."""
+    """Whether the engine supports the commands to step, preempt, pin and evict, and to change its limits."""
     adapters: tuple[LoadedAdapter, ...] | None = None
     """LoRA adapters that prompts may use; None before the engine has reported them."""
     takes_adapters: bool = False
@@ -102,43 +100,43 @@ SERIES_FIELDS = (
     "prompt_tokens",
     "cached_tokens",
 )
-"""Columns of `Update.series`, int64, with one entry per frame. The last four are totals of the epoch."""
+"""Columns of `Update.series`, int64, with one value per frame. The last four are totals since the engine start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """All messages received since the last `poll_update()`, coalesced.
 
-    `snapshot` must be applied first (if not None, it replaces all state: a new epoch or a resync), then the other
-    fields.
+    If `snapshot` is not None, apply it first: it replaces all state, after an engine start or a resync. Then apply all
+    remaining fields.
     """
 
     snapshot: Snapshot | None = None
     blocks: WholeBlocks | None = None
     """Blocks of the snapshot, if the reading thread has already unpacked them."""
     block_ids: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    """Ids of changed blocks, shape (n,). If an id occurs twice, its later row is used."""
+    """Ids of changed blocks, shape (n,). If an id occurs several times, the values at its last occurrence apply."""
     block_columns: Mapping[str, Column] = field(default_factory=dict)
-    """Each ledger column of the changed rows, shape (n,)."""
+    """New values of the changed blocks by ledger column, shape (n,) each."""
     new_requests: tuple[RequestInfo, ...] = ()
     requests: tuple[RequestRows, ...] = ()
     """Changes of requests, oldest first."""
     request_time_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """Engine time of each row in `requests`, concatenated; empty if not recorded."""
+    """Engine time of each changed request in `requests`, concatenated; empty if not recorded."""
     series: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
-    """`SERIES_FIELDS` of the frames, shape (num_frames,) each."""
+    """Values of `SERIES_FIELDS` per frame, shape (num_frames,) each."""
     first_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     inter_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     evicted: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    """Block ids as in `messages.telemetry.Moves`, over all frames. Like in the next three fields, an id may occur
-    several times.
+    """Ids of evicted blocks as in `messages.telemetry.Moves`, over all frames. In this field and the next
+    three, an id may occur several times.
     """
     copied: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     saved: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     loaded: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     events: tuple[Event, ...] = ()
     counters: Counters | None = None
-    """Totals as of the newest frame; None if no frame was received."""
+    """Counter totals as of the newest frame; None if no frame was received."""
     samples: tuple[DeviceSample, ...] = ()
     memory: MemoryBreakdown | None = None
     progress: Progress | None = None
@@ -151,7 +149,7 @@ class Update:
     def is_sign_of_life(self) -> bool:
         """Whether the update only shows that the engine is alive.
 
-        Such updates have heartbeats, samples of device and memory, and the progress "ready" that an engine repeats
+        Such updates contain heartbeats, samples of devices and memory, and the progress "ready" that an engine repeats
         every few seconds.
         """
         is_loading = self.progress is not None and self.progress.stage != "ready"
@@ -162,7 +160,7 @@ class Update:
 class Source(Protocol):
     """A source of updates. `poll_update` and `status` never block; `close` is idempotent.
 
-    The hello in its snapshots lists the data and commands that it supports (`Capabilities`).
+    The `Hello` in a source's snapshots lists the data and commands that the source supports (`Capabilities`).
     """
 
     @property
@@ -173,7 +171,7 @@ class Source(Protocol):
     def status(self) -> SourceStatus: ...
 
     def poll_update(self) -> Update | None:
-        """Return an update with all messages since the last call; None without messages."""
+        """Return an update with all messages since the last call, or None if none arrived."""
 
     def close(self) -> None:
         """Stop the thread and close the sockets within a second."""

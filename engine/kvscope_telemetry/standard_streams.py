@@ -1,4 +1,6 @@
-"""Handles standard streams of a command: closed streams, closed pipes, and terminals that cannot show a character."""
+"""Prepares a command's standard streams: handles closed streams, closed pipes, and terminals that cannot show a
+character.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ BROKEN_PIPE: Final = 1
 
 @contextmanager
 def ready_streams() -> Iterator[None]:
-    """Make the standard streams safe to print to, and end the process quietly when the reader of its output is gone.
+    """Make the standard streams safe to print to, and end the process quietly when the process that reads its output
+    has ended.
 
     A stream that the caller closed (`>&-`) becomes /dev/null, and a character that the terminal cannot show is printed
     as its code. Raises SystemExit for a broken pipe.
@@ -35,7 +38,9 @@ def ready_streams() -> Iterator[None]:
 
 
 def _open_closed() -> None:
-    """Open closed standard streams as /dev/null. Otherwise, the next opened file would become the standard stream."""
+    """Open closed standard streams as /dev/null. Otherwise, the next file to be opened would become the
+    standard stream.
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -45,7 +50,7 @@ def _open_closed() -> None:
 
 
 def _discard_output() -> None:
-    """Redirect output to /dev/null, because Python flushes both streams again at exit and would report an error."""
+    """Redirect stdout and stderr to /dev/null, because Python flushes them again at exit and would report an error."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

@@ -1,7 +1,7 @@
-"""Signals that end a program in an orderly way: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (its terminal was closed).
+"""Signals that end a program in an orderly way: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (the terminal was closed).
 
-Every command handles them through this module, so that recordings are completed, sockets removed and layouts saved
-however the program is ended. Imports no other kvscope module, because it also covers the time while they are imported.
+Every command handles them through this module, so that recordings are completed, sockets removed and layouts saved in
+each case. Imports no other kvscope module, because it also handles signals while these are imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NoReturn
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
-"""Exit code after SIGINT. After another signal it is 128 plus the signal's number, as in a shell."""
+"""Exit code after SIGINT. After another signal, the exit code is 128 plus the signal's number, as in a shell."""
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -50,7 +50,7 @@ def exiting_on_signals() -> Iterator[None]:
 
 @contextmanager
 def leaving_while_importing(program: str, first: Callable[[], object] | None = None) -> Iterator[None]:
-    """End the process at a signal with one line, after a call of `first`. A second signal kills it immediately.
+    """At a signal, print one line, call `first` and end the process. A second signal kills the process immediately.
 
     Raises nothing: imports turn an exception from a signal handler into other errors, or lose it. Signals with a
     handler other than Python's or this module's are left alone.
@@ -73,7 +73,7 @@ def leaving_while_importing(program: str, first: Callable[[], object] | None = N
 
 
 class _Installed:
-    """A signal handler of this module, recognizable by `leaving_while_importing`."""
+    """Signal handler of this module. `leaving_while_importing` recognizes it by its type."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler

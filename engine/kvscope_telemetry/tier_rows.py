@@ -1,7 +1,7 @@
-"""Maps rows of a ledger to tiers: the only definition of where the rows of each tier are.
+"""Maps the rows of a ledger to tiers: the only definition of where the rows of each tier are.
 
-The block pool and the mirror lay out their ledgers by it, and views use it to identify rows. Knows neither the contents
-of the rows nor the names of the tiers.
+The block pool and the mirror lay out their ledgers by it, and views use it to identify rows. Does not use the contents
+of the rows or the names of the tiers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import numpy.typing as npt
 from kvscope_telemetry.ledger import STATE_TIERS, Ledger, Tier
 
 TIER_ORDER: Final[tuple[Tier, ...]] = (Tier.HBM, Tier.HOST, Tier.DISK, Tier.UNKNOWN, Tier.STATES, Tier.HOST_STATES)
-"""Order of the tiers in a ledger. `CacheInfo` counts rows of an unknown tier among those on disk, which they follow."""
+"""Order of the tiers in a ledger. Rows of an unknown tier follow the disk rows, and `CacheInfo` counts them as
+disk rows.
+"""
 BLOCK_TIERS: Final[tuple[Tier, ...]] = tuple(tier for tier in TIER_ORDER if tier not in STATE_TIERS)
-"""Tiers whose rows are blocks of tokens, nearest first; unknown ones last."""
+"""Tiers whose rows are blocks of tokens, nearest tier first and the unknown tier last."""
 
 
 class TierRows:
-    """Ranges of rows of each tier of a ledger. The rows of a tier are contiguous, in the order of `TIER_ORDER`.
+    """Maps each tier to its range of ledger rows. The rows of a tier are contiguous, in the order of `TIER_ORDER`.
 
     Args:
         sizes: Number of rows by tier; missing tiers have none.
@@ -37,15 +39,15 @@ class TierRows:
             self._ranges[tier] = range(start, end)
         self.num_rows = end
         self.present = {tier: rows for tier, rows in self._ranges.items() if rows or tier is Tier.HBM}
-        """The pool and each tier that has rows, in the order of the ledger."""
+        """Row ranges of `Tier.HBM` and of every other tier that has rows, in ledger order."""
 
     def __getitem__(self, tier: Tier) -> range:
-        """Return the rows of `tier`; if there are none, an empty range at the position where they would be."""
+        """Return the rows of `tier`. A tier without rows has an empty range at the position where its rows would be."""
         return self._ranges[tier]
 
     @property
     def first_state(self) -> int:
-        """The first row of recurrent states; the number of rows before them, if there are none."""
+        """Index of the first row of recurrent states. If there are none, the number of rows before them."""
         return self._ranges[Tier.STATES].start
 
     def tier_of(self, row: int) -> Tier:
@@ -53,7 +55,7 @@ class TierRows:
         return next((tier for tier, rows in self.present.items() if row < rows.stop), Tier.UNKNOWN)
 
     def tiers_of(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
-        """Return the tier of each of `rows`, shape (n,), as `tier_of`."""
+        """Return the tier of each of `rows`, shape (n,), as `tier_of` does."""
         ends = [part.stop for part in self.present.values()]
         tiers: npt.NDArray[np.uint8] = np.array([*self.present, Tier.UNKNOWN], np.uint8)
         return tiers[np.searchsorted(ends, rows, "right")]

@@ -1,4 +1,4 @@
-"""Saves a file completely or not at all, replacing an earlier one, but never anything that is not a regular file.
+"""Writes a file completely or not at all, replacing an earlier one, but never anything that is not a regular file.
 
 As root, replacing `/dev/full` would remove the device for the whole machine. For files that must not replace anything,
 see `exports.new_file`.
@@ -24,7 +24,9 @@ _KINDS: Final = (
 
 
 def kind_of(mode: int) -> str:
-    """Return a text for the file type in `mode` (`st_mode`): "a folder", "a device", ... Not for regular files."""
+    """Return a text for the file type in `mode` (`st_mode`), such as "a folder" or "a device". Not for regular
+    files.
+    """
     return next((text for is_kind, text in _KINDS if is_kind(mode)), "no plain file")
 
 
@@ -47,8 +49,8 @@ def replace_file(part: Path, path: Path) -> None:
 def write_whole(path: Path, data: bytes, *, private: bool = False, sync: bool = False) -> None:
     """Write `data` to `path`. Readers see the earlier file or the new one, never a partial one.
 
-    Only the user may read a `private` file. With `sync`, the data is on disk before it replaces the earlier file. If it
-    raises OSError, `path` is unchanged.
+    Only the user may read a `private` file. With `sync`, the data is on disk before the file replaces the earlier one.
+    If OSError is raised, `path` is unchanged.
     """
     require_regular(path)
     part = path.with_name(f".kvscope-{secrets.token_hex(8)}.part")

@@ -1,7 +1,7 @@
-"""Inner loop of decode and prefill: attention of one query tile to a range of cached tokens.
+"""Inner loop of decode and prefill: attention of one tile of queries to a range of cached tokens.
 
 Online softmax in base 2 (FlashAttention, arXiv 2205.14135). The block table is looked up per token, so that the tile
-does not depend on the block size (arXiv 2511.11581).
+size does not depend on the block size (arXiv 2511.11581).
 """
 
 from kvscope_kernels.kv_formats import widen
@@ -12,7 +12,7 @@ CAUSAL = tl.constexpr(1)
 SLIDING_WINDOW = tl.constexpr(2)
 CHUNKED_WINDOW = tl.constexpr(3)
 VALUE_LIFT = tl.constexpr(128.0)
-"""Factor by which `weighted` is scaled up with a quantized cache.
+"""Factor by which `weighted` in `attend_tiles` is scaled up with a quantized cache.
 
 The values' scales, about max|value| / 127, would otherwise be in float16's subnormal range, where products of weights
 and scales lose precision.
@@ -21,7 +21,9 @@ and scales lose precision.
 
 @jit
 def first_seen(position: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr) -> tl.tensor:
-    """Return the first position that a query at `position` sees; may be negative. See `AttentionArgs.is_chunked`."""
+    """Return the first position that a query at `position` attends to; may be negative. See
+    `AttentionArgs.is_chunked`.
+    """
     return position // window * window if IS_CHUNKED else position + 1 - window
 
 
@@ -76,17 +78,18 @@ def attend_tiles(
         top: (TILE_M,) float32, the largest score so far, times log2(e); -inf initially.
         total: (TILE_M,) float32, sum of 2^(score - top).
         weighted: (TILE_M, TILE_V) float32, sum of 2^(score - top) * value; times VALUE_LIFT with a quantized cache.
-        k_head: The head's first key in block 0; v_head likewise; k_scale and v_scale are its scales, or None.
+        k_head: Pointer to the head's first key in block 0; v_head likewise; k_scale and v_scale point to the head's
+            scales, or are None.
         table: The request's block table.
         row_position: (TILE_M,) position of each query row; read with MASK_ROWS only. CAUSAL masks tokens after a row;
             SLIDING_WINDOW also those at least `window` before it; CHUNKED_WINDOW also those before its chunk of
-            `window` tokens. With CAUSAL, each row must see a token of the first tile, or have seen one. Rows at or past
-            `end` are absent.
-        scale: Factor of the scores, above 0.
+            `window` tokens. With CAUSAL, each row must attend to a token of the first tile, or of an earlier call. Rows
+            at or past `end` are absent.
+        scale: Factor by which scores are multiplied, above 0.
         SAME_STRIDES: Whether keys and values have the same strides, so that offsets are computed once.
-        sums: Output for log2 of the sum of 2^score over each piece, for the first `num_kept` rows. Points to the piece
-            of `begin`; the next piece follows after SUMS_STRIDE numbers.
-        PIECE: Tokens per piece, which divides TILE_N; tiles then start at pieces. 0: no sums are stored.
+        sums: Output for log2 of the sum of 2^score over each piece of tokens, for the first `num_kept` rows. Points to
+            the piece that contains `begin`; the next piece follows after SUMS_STRIDE numbers.
+        PIECE: Number of tokens per piece, which divides TILE_N; tiles then start at pieces. If 0, no sums are stored.
         ALIGNED: Whether tiles start at multiples of TILE_N, whatever `begin` is.
 
     Returns:

@@ -23,7 +23,9 @@ class AttentionArgs(NamedTuple):
     """
 
     query: Tensor
-    """(num_tokens, num_heads, head_dim), any strides with a contiguous last axis. Decode: one token per request."""
+    """(num_tokens, num_heads, head_dim), any strides with a contiguous last axis. In decode, there is one token
+    per request.
+    """
     k_cache: Tensor
     """(num_blocks, block_size, num_kv_heads, head_dim), any block size, any strides with a contiguous last axis.
 
@@ -42,23 +44,23 @@ class AttentionArgs(NamedTuple):
     scale: float
     """Factor by which attention scores are multiplied, above 0."""
     sliding_window: int | None = None
-    """Number of tokens that a query attends to, including its own; None: all."""
+    """Number of tokens that a query attends to, including its own; None if it attends to all earlier tokens."""
     softcap: float | None = None
     sinks: Tensor | None = None
-    """(num_heads,) logits added to the denominator of the softmax, floating-point; None: no sinks."""
+    """(num_heads,) logits added to the denominator of the softmax, floating-point; None for a model without sinks."""
     k_scale: Tensor | None = None
     """(num_blocks, block_size, num_kv_heads) float32, any strides; for 8-bit caches."""
     v_scale: Tensor | None = None
-    """Same as `k_scale`, with the same strides."""
+    """Scales of `v_cache`, with the shape, dtype and strides of `k_scale`."""
     max_seq_len: int | None = None
-    """Upper bound of `seq_lens` on the host; None: the capacity of `block_tables`."""
+    """Upper bound of `seq_lens`, known on the host; None if it is the capacity of `block_tables`."""
     out: Tensor | None = None
     """(num_tokens, num_heads, value_dim) of query's dtype, written and returned; allocated if None."""
     is_chunked: bool = False
-    """Whether sequences are divided into chunks of w = `sliding_window` tokens, and a query sees only its own chunk
-    (Llama 4).
+    """Whether sequences are divided into chunks of w = `sliding_window` tokens, and a query attends only to its own
+    chunk (Llama 4).
 
-    A query at position p then sees tokens from p // w * w on instead of p + 1 - w.
+    A query at position p then attends to tokens from p // w * w on instead of p + 1 - w.
     """
 
     @property
@@ -66,13 +68,12 @@ class AttentionArgs(NamedTuple):
         return Cache(self.k_cache, self.v_cache, self.k_scale, self.v_scale)
 
     def out_or_new(self) -> Tensor:
-        """Return `out`, or a new tensor if it is None."""
         if self.out is not None:
             return self.out
         return self.query.new_empty(*self.query.shape[:2], self.v_cache.shape[3])
 
     def first_seen(self, position: Lengths) -> Lengths:
-        """Return the first position that a query at each `position` sees.
+        """Return the first position that a query at each `position` attends to.
 
         Same as `attend_tiles.first_seen`, and as first_seen in numbers.h.
         """
@@ -83,17 +84,21 @@ class AttentionArgs(NamedTuple):
 
 
 class QueryRuns(NamedTuple):
-    """Runs of consecutive queries in a prefill, one run per request."""
+    """Consecutive new tokens (queries) of each request in a prefill."""
 
     start: Tensor
-    """(batch + 1,) int32, ascending from 0 to num_tokens: request b has rows start[b] .. start[b + 1] - 1, which are
-    the last ones of its tokens.
+    """(batch + 1,) int32, ascending from 0 to num_tokens. Request b has query rows start[b] .. start[b + 1] -
+    1, which are the last of its tokens.
     """
     max_len: int
-    """Upper bound of the number of queries per request, on the host."""
+    """Upper bound of the number of queries per request, known on the host."""
     lengths: HostLengths | None = None
-    """Lengths on the host, with which `third_party_attention` plans; None in steps without requests."""
+    """Lengths of the requests on the host, which `third_party_attention` needs for planning; None in steps
+    without requests.
+    """
     plans: DecodePlans | None = None
-    """Plans of the step. Layers that get the same object share the split of runs, as in decode; created if None."""
+    """Plans of the step. Layers that get the same object share the split of query runs, as in decode; created
+    if None.
+    """
     is_fixed: bool = False
-    """Whether results must be bitwise independent of how runs are chunked and batched, which is slower."""
+    """Whether results must be bitwise independent of how prompts are chunked and batched, which is slower."""

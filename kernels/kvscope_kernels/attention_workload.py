@@ -1,4 +1,4 @@
-"""Paged caches with random content for benchmarks. Several of them exceed the GPU's caches."""
+"""Paged caches with random content for benchmarks. Together, several of them exceed the GPU's caches."""
 
 import math
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ class AttentionWorkload:
     name: str
     seq_lens: tuple[int, ...]
     query_lens: tuple[int, ...] | None = None
-    """Number of new tokens of each request; None: decode, with one each."""
+    """Number of new tokens of each request; None for decode, with one token each."""
     num_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
     block_size: int = 16
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype | None = None
-    """Dtype of the cache; None: `dtype`."""
+    """Dtype of the cache; None if it is `dtype`."""
 
     @property
     def kv_bytes(self) -> int:
@@ -40,7 +40,9 @@ class AttentionWorkload:
 
     @property
     def flops(self) -> int:
-        """FLOPs of causal prefill: two products of 2 * head_dim for each head and visible pair."""
+        """FLOPs of causal prefill: two matmuls with 2 * head_dim FLOPs each for every head and visible pair of
+        tokens.
+        """
         pairs = sum(n * (length - n) + n * (n + 1) // 2 for n, length in self._lengths())
         return 4 * self.num_heads * self.head_dim * pairs
 
@@ -50,12 +52,12 @@ class AttentionWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """One layer's cache, and a batch of requests whose blocks are in it."""
+    """One layer's cache, and a batch of requests whose blocks are in the cache."""
 
     storage: Tensor
-    """(num_blocks, 2, num_kv_heads, block_size, head_dim)"""
+    """Keys and values, (num_blocks, 2, num_kv_heads, block_size, head_dim)."""
     scales: Tensor | None
-    """(num_blocks, 2, num_kv_heads, block_size), for a quantized cache."""
+    """Scales of keys and values, (num_blocks, 2, num_kv_heads, block_size); None unless the cache is quantized."""
     query: Tensor
     block_tables: Tensor
     seq_lens: Tensor
@@ -109,7 +111,7 @@ class Pool:
         )
 
     def last_slots(self) -> Tensor:
-        """Return the slots of the new tokens, which are each request's last ones: (num_queries,) int64."""
+        """Return the slots of the new tokens, which are the last tokens of each request: (num_queries,) int64."""
         num_queries = self.query_start.diff().to(torch.int64)
         request = torch.arange(len(self.seq_lens), device=self.query.device).repeat_interleave(num_queries)
         row = torch.arange(len(self.query), device=self.query.device)

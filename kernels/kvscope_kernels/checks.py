@@ -1,4 +1,4 @@
-"""Checks of the operations' tensors. They raise ValueError with the tensor's name, its shape, and the requirement."""
+"""Argument checks for the operations. They raise ValueError with the tensor's name, its shape, and the requirement."""
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ def require(is_accepted: bool, name: str, value: object, requirement: str) -> No
 
 
 def check_caches(cache: Cache, like: Tensor, name: str) -> None:
-    """Check that caches are (num_blocks, block_size, num_kv_heads, head_dim) of the dtype and device of `like`, or
-    8-bit.
+    """Check that caches are (num_blocks, block_size, num_kv_heads, head_dim) on the device of `like`, and 8-bit
+    or of its dtype.
     """
     k_cache, v_cache, _, _ = cache
     dtype = k_cache.dtype if k_cache.dtype in LARGEST else like.dtype
@@ -44,7 +44,7 @@ def _check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | Non
 
 
 def check_scale(name: str, scale: Tensor | None, cache: Tensor) -> None:
-    """Check that there is a scale per token and KV head of the 8-bit `cache`."""
+    """Check that the 8-bit `cache` has a scale per token and KV head."""
     if scale is None or scale.shape != cache.shape[:3] or scale.dtype != torch.float32:
         require(False, name, scale, f"{tuple(cache.shape[:3])} float32, for a cache of 8 bits,")
     elif scale.device != cache.device:

@@ -1,4 +1,4 @@
-"""Copies of whole blocks within the pool (copy-on-write of shared blocks), in one launch per step."""
+"""Copies whole blocks within the pool (copy-on-write of shared blocks), in one launch per step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,9 @@ _TILE_WORDS = 1024
 
 
 class RowTensors(NamedTuple):
-    """Tensors whose row b belongs to block b, and their addresses for the kernel. Their memory must not move."""
+    """Tensors whose row b belongs to block b, and their addresses for the kernel. The memory of the tensors
+    must not move.
+    """
 
     tensors: tuple[Tensor, ...]
     """Contiguous tensors (num_blocks, ...)."""
@@ -24,11 +26,11 @@ class RowTensors(NamedTuple):
     """(num_tensors,) int64, number of 8-byte words per row."""
     max_row_words: int
     is_whole: bool
-    """Whether all row sizes are multiples of a word."""
+    """Whether the rows of all tensors are multiples of 8 bytes."""
 
 
 def row_tensors(tensors: Sequence[Tensor]) -> RowTensors:
-    """Copy the addresses of tensors to their device. Call it once for tensors that stay at their addresses."""
+    """Copy the addresses of tensors to the tensors' device. Call it once for tensors that stay at their addresses."""
     words = [tensor[:1].nbytes // WORD_BYTES for tensor in tensors]
     columns = ([tensor.data_ptr() for tensor in tensors], words)
     addresses, row_words = (torch.tensor(each, dtype=torch.int64).to(tensors[0].device) for each in columns)
@@ -40,7 +42,7 @@ def copy_rows(rows: RowTensors, pairs: Tensor) -> None:
     """For each (source, target) of `pairs` and each tensor, set tensor[target] = tensor[source], in place, in one
     launch.
 
-    Rows whose size is not a multiple of 8 bytes are copied by the reference.
+    If a row size is not a multiple of 8 bytes, the torch reference copies the rows.
 
     Args:
         rows: Tensors from `row_tensors`.
@@ -64,7 +66,7 @@ def copy_rows(rows: RowTensors, pairs: Tensor) -> None:
 
 @jit_varying(pointers=("pairs",))
 def _copy_rows_kernel(addresses: tl.tensor, row_words: tl.tensor, pairs: tl.tensor, TILE: tl.constexpr) -> None:
-    """One program: one pair, one tensor, TILE words of its row."""
+    """One program: one pair, one tensor, TILE 8-byte words of the tensor's row."""
     pair = tl.program_id(0)
     source = tl.load(pairs + 2 * pair)
     target = tl.load(pairs + 2 * pair + 1)

@@ -8,7 +8,9 @@ _MAX_SCORES = 1 << 24  # maximum per call of `_attend_explicitly`: 64 MiB in flo
 
 
 def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where visible and -inf where `hidden`, which torch's fused CPU kernel uses without conversion."""
+    """Return 0 for visible tokens and -inf for `hidden` ones. Torch's fused CPU kernel uses such a mask without
+    conversion.
+    """
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
@@ -23,17 +25,18 @@ def attend(
     sinks: Tensor | None,
     is_causal: bool = False,
 ) -> Tensor:
-    """Return softmax(scale * query keys^T) values, with softcap, mask and sinks; by torch's fused kernel if possible.
+    """Return softmax(scale * query keys^T) values, with softcap, mask and sinks, by torch's fused kernel if possible.
 
     Args:
         query: (n, num_kv_heads, group, num_queries, head_dim).
         keys: (n, num_tokens, num_kv_heads, head_dim).
         values: (n, num_tokens, num_kv_heads, value_dim).
-        hidden: (n or 1, num_queries or 1, num_tokens) bool, or None; no row may be hidden completely.
-        scale: Factor of the scores.
-        softcap: Scores are limited to softcap * tanh(score / softcap); None: not limited.
-        sinks: (num_kv_heads * group,) or None.
-        is_causal: Whether query i sees tokens 0..i; requires hidden=None, and neither softcap nor sinks.
+        hidden: (n or 1, num_queries or 1, num_tokens) bool, or None if all are visible; no row may be hidden
+            completely.
+        scale: Factor by which scores are multiplied.
+        softcap: Scores are limited to softcap * tanh(score / softcap); None for no limit.
+        sinks: (num_kv_heads * group,), or None for a model without sinks.
+        is_causal: Whether query i attends to tokens 0..i; requires hidden=None, and neither softcap nor sinks.
 
     Returns:
         (n, num_kv_heads, group, num_queries, value_dim).
@@ -78,7 +81,9 @@ def _attend_explicitly(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attend in float32 for any input dtype, because rounded scores would lose more accuracy than bfloat16 inputs."""
+    """Compute `attend` in float32 for any input dtype, because rounded scores would lose more accuracy than
+    bfloat16 inputs.
+    """
     n, num_kv_heads, group, num_queries, _ = query.shape
     rows = query.reshape(n, num_kv_heads, group * num_queries, -1).float() * scale
     scores = torch.matmul(rows, keys.permute(0, 2, 3, 1).float())

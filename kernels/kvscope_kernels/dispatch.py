@@ -1,13 +1,13 @@
 """Registry of operations: which implementation is used on a device (`ops_for`), and why (`explain_ops`).
 
-On `cpu`, these are the operations compiled from C if the machine can compile them (`cpu`), and for the rest the torch
+On `cpu`, these are the operations compiled from C if the machine can compile them (`cpu`), and otherwise the torch
 references, which support everything. On `cuda`, they are the Triton kernels, except where the engine measured at load
 that an attention library or torch is faster (`attention_backend.py` and `product_choice.py` in
 `kvscope_engine/model/runner`). The choice by device is made at load (`ops_for`), and callers pass the result on. A C
 operation also checks at each call whether it supports its arguments, because callers may pass other dtypes than the
 model's; `explain_ops` makes the same checks, so that it names the implementation that actually runs.
 
-The engine decides which parts of a model use these operations. A norm that was not fused is transformers' own
+The engine decides which layers of a model use these operations. A norm that was not fused is transformers' module
 (`kvscope_engine/model/verification/fuse.py`). In steps of decodes only, a whole layer on a CPU may be one C call
 (`kvscope_engine/model/layers/fused/compiled_layer.py`).
 
@@ -175,7 +175,7 @@ class DrawTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """Operations of one device type. Each field is a function, whose type names the function that documents it."""
+    """Operations of one device type. The type of each field names the function that documents it."""
 
     kv_write: KvWrite
     decode: DecodeAttention
@@ -236,7 +236,8 @@ _C_REFUSALS: Final[Mapping[str, Callable[[Operands], str]]] = {
     "latent_decode": lambda given: decode_refusal(given.dtype, given.dtype, given.head_dim, given.value_dim),
     "latent_prefill": lambda given: prefill_refusal(given.dtype, given.dtype, given.head_dim),
 }
-"""For each operation that exists in C, the check that it makes at each call: returns the reason for a refusal, or "".
+"""For each operation that exists in C, the check that it makes at each call. A check returns the reason for a
+refusal, or "".
 """
 _SINGLE_THREADED: Final = ("rotate_write", "rms_norm", "add_rms_norm", "gated_activation")
 _LABELS: Final[Mapping[str, str]] = {
@@ -255,7 +256,7 @@ _LABELS: Final[Mapping[str, str]] = {
     "latent_decode": "MLA decode attention",
     "latent_prefill": "MLA prefill attention",
 }
-"""User-visible names; an operation without one is shown by its field name in `Ops`."""
+"""User-visible names of operations. An operation without one is shown by its field name in `Ops`."""
 _CUDA: Final = Ops(
     kv_write,
     paged_decode_attention,
@@ -298,12 +299,12 @@ def torch_ops() -> Ops:
 
 @cache
 def cpu_ops() -> Ops:
-    """Return the operations of a CPU. The first call on a machine compiles the C library, which takes seconds."""
+    """Return the operations for a CPU. The first call on a machine compiles the C library, which takes seconds."""
     return _TORCH if library() is None else _C
 
 
 def explain_ops(ops: Ops, operands: Operands) -> dict[str, OperationChoice]:
-    """Return the implementation that each operation of `ops` uses for such operands, by field name."""
+    """Return the implementation that each operation of `ops` uses for operands like these, by field name."""
     return {field.name: _explain(ops, field.name, operands) for field in fields(Ops)}
 
 

@@ -1,4 +1,6 @@
-"""Gated activation of a feed-forward block: act(gate) * up, for the two halves of one product, in one launch."""
+"""Gated activation of a feed-forward block, act(gate) * up, in one launch. Gate and up are the two halves of
+one linear layer's output.
+"""
 
 from collections.abc import Callable
 from typing import Final
@@ -16,7 +18,7 @@ ACTIVATIONS: Final[dict[int, Callable[[Tensor], Tensor]]] = {
     SILU: silu,
     GELU_TANH: lambda x: gelu(x, approximate="tanh"),
 }
-"""Torch function of each kind."""
+"""Torch function of each kind of activation."""
 
 _SILU = tl.constexpr(SILU)
 _GELU_SLOPE = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi): tanh(y) is 2 * sigmoid(2 * y) - 1
@@ -58,7 +60,6 @@ def gate_constants(size: int, kind: int) -> dict[str, int]:
 def _gated_activation_kernel(
     both: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, TILE: tl.constexpr, KIND: tl.constexpr
 ) -> None:
-    """One program: TILE columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < SIZE

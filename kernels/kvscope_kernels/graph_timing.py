@@ -1,4 +1,4 @@
-"""Timing of device work by replaying a CUDA graph of it."""
+"""Measures the time of device work by replaying it as a CUDA graph."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ Call = Callable[[], object]
 
 
 def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """Capture all calls, in sequence. Raises CUDA's error if one of them synchronizes with the device."""
+    """Capture all calls, in sequence. Raises CUDA's error if a call synchronizes with the device."""
     stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # compile and load kernels before the capture
@@ -25,7 +25,9 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 
 def replay_s(graph: torch.cuda.CUDAGraph) -> float:
-    """Replay twice and return the seconds of the second replay, when clocks are up and L2 has the end of the cycle."""
+    """Replay twice and return the seconds of the second replay, when clocks are up and the L2 cache has the end
+    of the work.
+    """
     start, end = _event(), _event()
     graph.replay()
     start.record()

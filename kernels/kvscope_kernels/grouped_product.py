@@ -1,4 +1,6 @@
-"""Products with grouped weights of 4 and 8 bits: choice of the implementation by device, and the torch reference."""
+"""Linear layers with grouped weights of 4 and 8 bits: choice of the implementation by device, and the torch
+reference.
+"""
 
 from typing import Protocol
 
@@ -15,13 +17,15 @@ from kvscope_kernels.quantized_linear.triton_product import TritonGrouped, check
 
 
 class GroupedProduct(Protocol):
-    """A weight in the layout of one device, and the product with it."""
+    """A grouped weight in the memory layout of one device, with its matmul."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]: ...
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x."""
+        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype`, else the
+        dtype of `add`, else of x.
+        """
 
 
 def grouped_product(
@@ -32,7 +36,8 @@ def grouped_product(
     *,
     rounds_activations: bool = False,
 ) -> GroupedProduct:
-    """Create the product of a weight: Triton on a GPU, C on a CPU (with memory from `buffer`), or torch without C.
+    """Prepare a weight for matmuls: by Triton on a GPU, by C on a CPU (with memory from `buffer`), or by torch without
+    C.
 
     Only the C implementation can round activations to 8 bits.
     """
@@ -45,14 +50,14 @@ def grouped_product(
 
 
 def grouped_implementation(device_type: str) -> str:
-    """Return the implementation of products with grouped weights on a device: `TRITON`, `C` or `TORCH`."""
+    """Return the implementation of matmuls with grouped weights on a device: `TRITON`, `C` or `TORCH`."""
     if device_type == "cuda":
         return TRITON
     return TORCH if library() is None else C
 
 
 class TorchGrouped:
-    """Reference of `TritonGrouped` for any device. Slow, because it dequantizes the weight for each product."""
+    """Reference of `TritonGrouped` for any device. Slow, because it dequantizes the weight for each matmul."""
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None) -> None:
         self._weight = weight
@@ -64,7 +69,8 @@ class TorchGrouped:
         return weight_tensors if self._bias is None else (*weight_tensors, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.
+        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype`, else the dtype
+        of `add`, else of x.
 
         Raises ValueError for unsupported arguments.
         """

@@ -11,19 +11,21 @@ Rows = NDArray[np.intp]
 
 
 class HostLengths(NamedTuple):
-    """Lengths of a step's prefills on the host, known without reading the device. Each has at least one new token."""
+    """Lengths of a step's prefills, known on the host without reading the device. Each request has at least one
+    new token.
+    """
 
     query_start: NDArray[np.int32]
-    """(batch + 1,), ascending from 0: index of each request's first new token, then their total."""
+    """(batch + 1,), ascending from 0: index of each request's first new token, followed by the total number."""
     seq_lens: NDArray[np.int32]
-    """(batch,)"""
+    """(batch,): number of tokens of each request, including the new ones."""
 
 
 def similar_groups(costs: Lengths, worth: int) -> Iterator[Rows]:
-    """Yield groups of rows of `costs`; each group is to be run padded to its largest member.
+    """Yield groups of indices into `costs`. Each group is to be run padded to its largest member.
 
-    A group of n rows costs n * max(costs). Sorted rows are split recursively at the best position, while a split saves
-    more than `worth`, the cost of one more call. Equal costs stay in one group.
+    A group of n members costs n * max(costs). The sorted costs are split recursively at the best position, as long as a
+    split saves more than `worth`, the cost of one more call. Equal costs stay in one group.
     """
     order = np.argsort(costs, kind="stable")
     pending = [order]

@@ -1,12 +1,12 @@
 """Formats of keys and values in the cache: unchanged, or 8-bit with one scale per token and KV head.
 
-Owns the two 8-bit formats and their arithmetic, in torch and for the kernels. With x one head's vector of a token:
+Defines the two 8-bit formats and their arithmetic, in torch and for the kernels. With x one head's vector of a token:
 
     scale = max|x| / LARGEST[dtype],  data = round(x / scale),  and x is read back as data * scale
 
 int8 rounds to the nearest of -127..127, float8_e4m3fn (OCP 8-bit floating point, 2023) to the nearest e4m3 number of at
-most 448; a zero vector has scale 0. Both formats are exact in bfloat16 and float16, so products with data are exact,
-and a scale multiplies their sum. Independent of blocks.
+most 448; a zero vector has scale 0. Both formats are exact in bfloat16 and float16, so dot products with data are
+exact, and a scale multiplies their sum. Independent of blocks.
 """
 
 from typing import Final, NamedTuple
@@ -23,12 +23,14 @@ LARGEST: Final = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 UNQUANTIZED: Final = 0
 INT8: Final = 1
 E4M3: Final = 2
-"""e4m3 converted by GPU instructions: compute capability 8.9 and up."""
+"""Cache format: e4m3 converted by GPU instructions, on compute capability 8.9 and up."""
 E4M3_BITS: Final = 3
-"""e4m3 viewed as uint8 and converted by shifts, for devices without that type."""
+"""Cache format: e4m3 viewed as uint8 and converted by shifts, for devices without that type."""
 
 E4M3_HALF: Final = 256.0
-"""Factor for e4m3 bits shifted into a float16's exponent and mantissa: 2^8, because the biases are 7 and 15."""
+"""Factor by which a float16 whose exponent and mantissa are shifted e4m3 bits is too small: 2^8, because the
+biases are 7 and 15.
+"""
 
 _INT8 = tl.constexpr(INT8)
 _E4M3 = tl.constexpr(E4M3)
@@ -50,19 +52,19 @@ class Cache(NamedTuple):
 
 
 def kv_format(cache: Tensor) -> int:
-    """Return the format of a cache for kernels, one of the constants above."""
+    """Return the format of a cache for kernels: `UNQUANTIZED`, `INT8`, `E4M3` or `E4M3_BITS`."""
     if cache.dtype == torch.float8_e4m3fn:
         return fp8_format(compute_capability(cache.device))
     return INT8 if cache.dtype == torch.int8 else UNQUANTIZED
 
 
 def fp8_format(capability: int) -> int:
-    """Return how kernels read e4m3 on a GPU of this compute capability. Triton lacks the type below 8.9."""
+    """Return the format constant for e4m3 on a GPU of this compute capability. Triton lacks the type below 8.9."""
     return E4M3_BITS if capability < 89 or is_interpreting() else E4M3
 
 
 def scale_strides(k_scale: Tensor | None) -> tuple[int | None, ...]:
-    """Return the strides of the scales, equal for keys and values; (None, None, None) without scales."""
+    """Return the strides of the scales, which are equal for keys and values; (None, None, None) without scales."""
     return k_scale.stride() if k_scale is not None else (None, None, None)
 
 
@@ -88,7 +90,7 @@ def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Dequantize (..., dim) 8-bit and (...) float32 -> (..., dim) of `dtype`: the product in float32, rounded once.
+    """Dequantize (..., dim) 8-bit and (...) float32 -> (..., dim) of `dtype`: multiplied in float32, rounded once.
 
     e4m3 is converted by its bits, 7 times as fast on a CPU as torch's conversion. The cache never contains NaN.
     """
@@ -101,8 +103,8 @@ def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 @jit
 def quantize_rows(rows: tl.tensor, KV_FORMAT: tl.constexpr) -> tl.tensor:
-    """Quantize (n, dim), zero where masked -> data in the cache's format, scale (n,) float32; same bits as
-    `quantize`.
+    """Quantize (n, dim), zero where masked, in a kernel -> data in the cache's format, scale (n,) float32.
+    Bit-identical to `quantize`.
     """
     largest: tl.constexpr = 127.0 if KV_FORMAT == _INT8 else 448.0
     exact = rows.to(tl.float32)

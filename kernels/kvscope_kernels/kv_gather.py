@@ -1,4 +1,4 @@
-"""Gathering of many requests' blocks into dense keys and values, for the torch references.
+"""Gathers many requests' blocks into dense keys and values, for the torch references.
 
 Guarantees that nothing outside a request's tokens affects results: slots past its length, freed blocks and stale table
 entries may contain anything, NaN included.
@@ -15,21 +15,21 @@ from kvscope_kernels.kv_formats import Cache, dequantize
 
 
 class GatheredKV(NamedTuple):
-    """Keys (n, num_tokens, num_kv_heads, head_dim), values likewise, and their positions."""
+    """Gathered keys (n, num_tokens, num_kv_heads, head_dim), values likewise, and their positions."""
 
     keys: Tensor
     values: Tensor
     base: Lengths
-    """(n,) position, within its request, of each row's first gathered token."""
+    """(n,) position of the first gathered token within its request."""
     padding: Tensor | None
-    """(n, num_tokens) bool: tokens outside [first, end), which are zeroed; None if there are none."""
+    """(n, num_tokens) bool: whether a token is outside [first, end) and zeroed; None if no token is."""
 
 
 def gather_kv(cache: Cache, block_tables: Tensor, first: Lengths, end: Lengths, dtype: torch.dtype) -> GatheredKV:
     """Gather the keys and values of tokens [first[i], end[i]) of each of n requests, at least one token in total.
 
-    A request's result starts with the first token of the block that contains token first[i]. `dtype`: dtype of the
-    result, which must be that of the cache unless the cache has 8 bits.
+    The result for a request starts with the first token of the block that contains token first[i]. `dtype`: dtype of
+    the result, which must be that of the cache unless the cache has 8 bits.
     """
     if len(end) == 1 or bool(((first == first[0]) & (end == end[0])).all()):
         return _gather_equal(cache, block_tables, int(first[0]), int(end[0]), dtype)
@@ -65,7 +65,9 @@ def _gather_equal(cache: Cache, block_tables: Tensor, first: int, end: int, dtyp
 
 
 def _table_columns(block_tables: Tensor, first_block: Lengths, width: int) -> Tensor:
-    """Return each row's table entries from its first block on, (n, width); past the table's end, its last column."""
+    """Return each request's table entries from `first_block` on, (n, width). Past the table's end, its last
+    column is repeated.
+    """
     if not first_block.any():
         return block_tables[:, :width]
     columns = first_block[:, None] + np.arange(width)
@@ -82,13 +84,15 @@ def _dense_kv(cache: Cache, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 
 
 def _dense(cache: Tensor, blocks: Tensor) -> Tensor:
-    """Return (n, width * block_size, num_kv_heads, ...). Each block is contiguous and copied as a whole."""
+    """Return the cache entries of `blocks`, (n, width * block_size, num_kv_heads, ...). Each block is
+    contiguous and copied as a whole.
+    """
     n, width = blocks.shape
     return cache.index_select(0, blocks.reshape(-1)).view(n, width * cache.shape[1], *cache.shape[2:])
 
 
 def _zero_outside(keys: Tensor, values: Tensor, start: Lengths, stop: Lengths) -> Tensor:
-    """Zero the tokens outside [start, stop) of each row, in place, and return their mask."""
+    """Zero the tokens outside [start, stop) of each request, in place, and return their mask."""
     token = np.arange(keys.shape[1])
     padding = (token < start[:, None]) | (token >= stop[:, None])
     outside = torch.from_numpy(np.flatnonzero(padding))

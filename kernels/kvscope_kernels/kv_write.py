@@ -1,4 +1,4 @@
-"""Write of a step's new keys and values to their slots in the paged cache."""
+"""Writes a step's new keys and values to their slots in the paged cache."""
 
 import torch
 from torch import Tensor
@@ -120,7 +120,7 @@ def _kv_write_kernel(
     TILE_D: tl.constexpr,
     KV_FORMAT: tl.constexpr,
 ) -> None:
-    """One program: one token, TILE_H heads."""
+    """Each program writes TILE_H heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     if slot < 0:

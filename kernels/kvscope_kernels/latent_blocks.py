@@ -1,7 +1,7 @@
 """Dequantization of 8-bit latents, for the torch references and for operations that need the query's dtype.
 
 A token's latent and its rotary key have separate scales, since they differ in magnitude: `v_scale` is the scale of the
-latent, which is the value, and `k_scale` that of the rotary key, which is the rest of the key.
+latent, which is the value, and `k_scale` is the scale of the rotary key, which follows the latent in the key.
 """
 
 import torch
@@ -12,17 +12,17 @@ from kvscope_kernels.kv_formats import as_bytes, dequantize
 from kvscope_kernels.triton_language import cdiv
 
 _TOKENS_PER_PART = 4096
-"""Number of tokens dequantized at a time via float32, which takes five times the memory of the result."""
+"""Number of tokens dequantized at a time. The conversion via float32 takes five times the memory of the result."""
 
 
 def are_latents(args: AttentionArgs) -> bool:
-    """Whether the values are a prefix of the keys, as in a cache of latents."""
+    """Whether the values are a prefix of the keys, as in a cache of MLA latents."""
     return args.v_cache.data_ptr() == args.k_cache.data_ptr()
 
 
 def latent_blocks(args: AttentionArgs, blocks: Tensor) -> Tensor:
-    """Return `blocks` (n,) of the cache, (n, block_size, 1, head_dim), in the query's dtype. Unwritten slots are
-    arbitrary.
+    """Return `blocks` (n,) of the cache in the query's dtype, (n, block_size, 1, head_dim). Unwritten slots
+    have arbitrary contents.
     """
     k_cache, k_scale, v_scale, latent_dim = args.k_cache, args.k_scale, args.v_scale, args.v_cache.shape[3]
     if k_scale is None or v_scale is None:
@@ -38,7 +38,7 @@ def latent_blocks(args: AttentionArgs, blocks: Tensor) -> Tensor:
 
 
 def plain_latents(args: AttentionArgs) -> AttentionArgs:
-    """Return arguments without quantization: an 8-bit cache is replaced by a temporary one of the query's dtype.
+    """Return arguments without quantization: an 8-bit cache is replaced by a temporary cache in the query's dtype.
 
     The temporary cache has only the requests' blocks.
     """

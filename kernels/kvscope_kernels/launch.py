@@ -7,7 +7,7 @@ import torch
 from kvscope_kernels.triton_language import cdiv, next_power_of_2
 
 UNBOUNDED: Final = 2**31 - 1
-"""Sliding window of a layer without one."""
+"""Value of the sliding window for a layer without one."""
 
 
 _FIXED_ROWS: Final = 64
@@ -26,8 +26,8 @@ class DotTiles(NamedTuple):
     num_warps: int
     num_stages: int
     max_registers: int | None = None
-    """Maximum registers per thread; None: no limit. Setting it also keeps the assembler from spilling a few bytes to
-    fit one more program.
+    """Maximum number of registers per thread; None for no limit. Setting it also keeps the assembler from
+    spilling a few bytes to fit one more program.
     """
     query_in_registers: bool = False
     """Whether prefill multiplies query rows from registers on compute capability 9, which halves the reads of shared
@@ -40,8 +40,8 @@ class DotTiles(NamedTuple):
 def decode_tiles(
     head_dim: int, value_dim: int, group: int, element_bytes: int, *, is_quantized: bool = False
 ) -> DotTiles:
-    """Return the tiles of decode, which is memory-bound: few rows, those of one KV head, and small tiles in a deep
-    pipeline.
+    """Return the tiles of decode, which is memory-bound: few rows (the query heads of one KV head), and small tiles in
+    a deep pipeline.
 
     Two of the five stages are for the block table's lookup, so that two tiles are in flight after the current one.
     Heads above 256 in float32 have four stages, which fit into 99 KiB. 8-bit keys and values are dequantized in
@@ -71,8 +71,8 @@ def prefill_tiles(
 ) -> DotTiles:
     """Return the tiles of prefill.
 
-    Rows are query tokens times heads of a KV head: 16 for few queries, 64 to 256 for prompts. `num_runs` is requests
-    times KV heads, each with at most as many rows.
+    Rows are query tokens times heads of a KV head: 16 for few queries, 64 to 256 for prompts. `num_runs` is the number
+    of requests times the number of KV heads; each has at most as many rows.
 
     The tile size is limited by registers: for the query tile before compute capability 9.0 and on 12.0, whose matrix
     units are similar, for scores on 10.0, and for everything in float32, whose dot products are exact but do not use
@@ -109,14 +109,16 @@ def prefill_tiles(
 def fixed_prefill_tiles(
     head_dim: int, value_dim: int, group: int, element_bytes: int, capability: int, *, is_quantized: bool = False
 ) -> DotTiles:
-    """Return tiles that do not depend on the runs (`QueryRuns.is_fixed`). A single token does not fill them."""
+    """Return tiles that do not depend on the number and length of prompts (`QueryRuns.is_fixed`). A single
+    token does not fill such a tile.
+    """
     max_queries = max(1, _FIXED_ROWS // group)
     tiles = prefill_tiles(head_dim, value_dim, group, element_bytes, max_queries, capability, is_quantized=is_quantized)
     return tiles._replace(max_registers=tiles.max_registers or 255)
 
 
 def _hopper_tiles_of_128(num_rows: int, min_rows: int, tile_d: int, tile_v: int, *, is_large: bool) -> DotTiles:
-    """Return the tiles for head dim 128, as measured on an H100.
+    """Return the prefill tiles for head dim 128, as measured on an H100.
 
     Large tiles are 1.1 to 1.2 times as fast if there are enough programs for all multiprocessors, although each thread
     spills some bytes. Two programs with small tiles fit a multiprocessor.
@@ -127,7 +129,8 @@ def _hopper_tiles_of_128(num_rows: int, min_rows: int, tile_d: int, tile_v: int,
 
 
 def _hopper_prefill_tiles(tile_m: int, tile_d: int, tile_v: int, element_bytes: int, *, is_quantized: bool) -> DotTiles:
-    """Return the tiles for other head dims, as measured on an H100: close to the best of ten shapes that do not spill.
+    """Return the prefill tiles for head dims other than 128, as measured on an H100: close to the best of ten shapes
+    that do not spill.
 
     8-bit caches need few stages, because they are dequantized in registers. Heads of 64 are 1.5 times as fast with two
     stages as with three, and heads of 256 with four warps as with eight.
@@ -142,7 +145,7 @@ def _hopper_prefill_tiles(tile_m: int, tile_d: int, tile_v: int, element_bytes: 
 
 
 class LatentTiles(NamedTuple):
-    """Tile of one program over latents: TILE_M rows, each a query and a head, by TILE_N tokens."""
+    """Tile of one program over latents: TILE_M rows by TILE_N tokens. A row is a query and a head."""
 
     tile_m: int
     tile_n: int
@@ -151,7 +154,8 @@ class LatentTiles(NamedTuple):
 
 
 def latent_tiles(num_rows: int, element_bytes: int, capability: int, *, is_quantized: bool = False) -> LatentTiles:
-    """Return the tiles for latent attention (MLA) of a request with `num_rows` rows, its queries times its heads.
+    """Return the tiles for latent attention (MLA) of a request with `num_rows` rows, the number of its queries times
+    its heads.
 
     A row has as many accumulators as the latent has dimensions, up to 512, which limits the tile: 16 rows and the query
     fit into a warp's registers. If query tiles are in shared memory, 64 rows fit, and each token is read a quarter as
@@ -209,7 +213,9 @@ def padded_dim(head_dim: int) -> int:
 
 
 def _tile_tokens(head_dim: int, value_dim: int, element_bytes: int, max_bytes: int) -> int:
-    """Return the tokens per tile, a power of two from 16 to 64, such that keys and values take at most `max_bytes`."""
+    """Return the tokens per tile, a power of two from 16 to 64, such that their keys and values take at most
+    `max_bytes`.
+    """
     token_bytes = (padded_dim(head_dim) + padded_dim(value_dim)) * element_bytes
     max_fitting = next_power_of_2(max_bytes // token_bytes + 1) // 2
     return min(64, max(16, max_fitting))

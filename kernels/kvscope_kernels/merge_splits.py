@@ -1,4 +1,6 @@
-"""Merge of the partial results of split attention: the last launch of decode, and of prefill with short runs."""
+"""Merges the partial results of split attention: the last launch of decode, and of prefill with few queries per
+request.
+"""
 
 import math
 from typing import NamedTuple
@@ -20,17 +22,19 @@ _FIELDS = tl.constexpr(PART_FIELDS)
 
 
 class BlockSumSpec(NamedTuple):
-    """Size of the block sums that a plan stores; all 0: it stores none."""
+    """Size of the block sums that a plan stores. All fields are 0 if it stores none."""
 
     block_size: int = 0
     block_sum_capacity: int = 0
-    """Capacity in blocks of all requests together."""
+    """Maximum number of blocks of all requests together whose sums are stored."""
     piece: int = 0
-    """Tokens per sum: a block, or its largest part that divides a tile."""
+    """Number of tokens per sum: a block, or the largest part of a block that divides a tile."""
 
 
 def block_sum_spec(args: AttentionArgs, shares: Tensor | None, max_visible: int, tile_n: int) -> BlockSumSpec:
-    """Return the block sums needed to compute `shares` for decodes. Raises ValueError for an invalid `shares`."""
+    """Return the size of the block sums needed to compute `shares` for decodes. Raises ValueError for an
+    invalid `shares`.
+    """
     if shares is None:
         return BlockSumSpec()
     block_size = args.k_cache.shape[1]
@@ -78,15 +82,16 @@ def merge_splits(
     Requests with one part are skipped, because their result is in `out` already. Unused parts are not read.
 
     Args:
-        partial: (num_parts, max_queries * num_heads, value_dim) float32, contiguous; each part's own softmax.
+        partial: (num_parts, max_queries * num_heads, value_dim) float32, contiguous; the softmax-weighted sum of each
+            part's values.
         partial_lse: (num_parts, max_queries * num_heads) float32, contiguous; log2 of each part's sum of exp, -inf if a
-            part has nothing that the query sees.
+            part has no token that the query attends to.
         ranges: (batch, 2) int32, contiguous: each request's first part, and number of parts.
         out: (num_tokens, num_heads, value_dim), contiguous last axis.
-        query_start: (batch + 1,) int32: see `QueryRuns.start`; None for one query each.
+        query_start: (batch + 1,) int32, see `QueryRuns.start`; None if each request has one query.
         measured: For decodes: the share of each block is added to its `shares`, in the order of heads. With m_i the sum
             of 2^(piece_sums[p, h]) over the pieces p of block i, and n as above: shares[b, i] += mean over h of m_i /
-            sum_{f <= s < f + n} 2^(lse[s, h]). None: shares are not measured.
+            sum_{f <= s < f + n} 2^(lse[s, h]). None if shares are not measured.
     """
     num_heads, value_dim = out.shape[1:]
     max_queries = partial.shape[1] // num_heads
@@ -147,7 +152,7 @@ def _merge_splits_kernel(
     TILE_H: tl.constexpr,
     TILE_P: tl.constexpr,
 ) -> None:
-    """One program: one head of one query of a request.
+    """Each program merges one head of one query of a request.
 
     Further programs compute the attention shares of one part each.
     """
@@ -221,7 +226,9 @@ def _add_block_shares(
     TILE_H: tl.constexpr,
     TILE_P: tl.constexpr,
 ) -> None:
-    """Add the attention shares of one part's blocks. Parts have no block in common, so the sums are deterministic."""
+    """Add the attention shares of the blocks in one part. Parts have no block in common, so the sums are
+    deterministic.
+    """
     request = tl.load(parts + part * _FIELDS).to(tl.int64)
     if request < 0:  # unused part
         return

@@ -1,4 +1,4 @@
-"""Implementation of an operation, and the reason for it: a row of the table printed by `kvscope-engine doctor`."""
+"""Implementation of an operation, and the reason for it, as shown in the table of `kvscope-engine doctor`."""
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, runtime_checkable
@@ -19,20 +19,18 @@ class OperationChoice:
 
 
 class Operands(NamedTuple):
-    """Properties of a model's operands that determine the implementation."""
+    """Dtypes and head sizes of a model that determine the implementation of an operation."""
 
     dtype: torch.dtype
-    """Dtype of activations."""
     cache_dtype: torch.dtype
     head_dim: int
-    """Key dimension of one head."""
+    """Dimension of a key vector of one head."""
     value_dim: int
-    """Value dimension of one head."""
 
 
 @runtime_checkable
 class NamedImplementation(Protocol):
-    """An operation in `dispatch.Ops`, chosen at load, with the name of its implementation."""
+    """An operation in `dispatch.Ops` that is implemented by a library chosen at load, and knows the library's name."""
 
     @property
     def implementation(self) -> str:

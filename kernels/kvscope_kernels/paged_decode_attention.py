@@ -168,7 +168,7 @@ def _paged_decode_attention_kernel(
     HAS_SINKS: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
-    """One program: the query heads of one KV head of a request, over one part of its visible tokens.
+    """Each program computes the query heads of one KV head of a request, over one part of its visible tokens.
 
     The rows of the tile are these heads. A request with one part is written directly to `out`.
     """
@@ -291,7 +291,9 @@ def paged_decode_attention_torch(
 
 
 def _attend_rows(args: AttentionArgs, first: Lengths, end: Lengths) -> Tensor:
-    """Attend with one padded group: query (n, num_heads, head_dim) over positions [first, end) of each request."""
+    """Compute attention for one padded group: query (n, num_heads, head_dim) over positions [first, end) of
+    each request.
+    """
     n, num_heads, head_dim = args.query.shape
     num_kv_heads, value_dim = args.v_cache.shape[2:]
     if not end.any():

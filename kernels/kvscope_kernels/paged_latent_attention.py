@@ -1,6 +1,4 @@
-"""Paged attention over latents (MLA): all query heads share one key per token, and its first dimensions are the
-value.
-"""
+"""Paged attention over latents (MLA): all query heads share one key per token, whose first dimensions are the value."""
 
 from typing import NamedTuple
 
@@ -32,13 +30,15 @@ _FIELDS = tl.constexpr(PART_FIELDS)
 
 
 def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None) -> Tensor:
-    """Run `paged_decode_attention` for one KV head whose values are the first dimensions of its keys, each loaded once.
+    """Run `paged_decode_attention` for one KV head whose values are the first dimensions of its keys. Each key is
+    loaded once.
 
     Query heads are the rows of one or more tiles. No device data is read on the host.
 
     Args:
         args: As for `paged_decode_attention`, without window, softcap and sinks; v_cache is k_cache[..., :value_dim].
-            For an 8-bit cache, v_scale is that of latents, and k_scale that of the rest of keys.
+            For an 8-bit cache, v_scale is the scale of latents, and k_scale the scale of the remaining dimensions of
+            keys.
         plans: As for `paged_decode_attention`.
         shares: As for `paged_decode_attention`.
 
@@ -75,10 +75,10 @@ def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares:
 
 
 def latent_prefill(args: AttentionArgs, runs: QueryRuns) -> Tensor:
-    """Run `paged_prefill_attention` for latents: runs of queries, each with all heads.
+    """Run `paged_prefill_attention` for latents.
 
-    Row m of a run's tiles is query m // num_heads, head m % num_heads. Meant for short runs: for long ones, attention
-    over expanded keys takes fewer multiplications.
+    Row m of a request's tiles is query m // num_heads, head m % num_heads. Meant for few queries per request: for many,
+    attention over expanded keys takes fewer multiplications.
     """
     check_prefill(args, runs)
     _check_latents(args)
@@ -225,8 +225,8 @@ def _paged_latent_attention_kernel(
     KV_FORMAT: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
-    """One program: TILE_M rows of one request, each a query and a head, over all tokens that they see, or over one
-    part.
+    """Each program computes TILE_M rows of one request, each a query and a head, over all tokens that they attend to,
+    or over one part of them.
 
     Without `query_start`, a request has one query. Other tiles of a request read the same tokens, which are then in the
     device's cache.
@@ -346,5 +346,4 @@ def latent_decode_torch(args: AttentionArgs, plans: DecodePlans | None = None, s
 
 
 def latent_prefill_torch(args: AttentionArgs, runs: QueryRuns) -> Tensor:
-    """Reference of `latent_prefill`."""
     return paged_prefill_attention_torch(plain_latents(args), runs)

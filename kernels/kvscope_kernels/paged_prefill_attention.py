@@ -1,4 +1,4 @@
-"""Paged attention for prefill: runs of new tokens of several requests, which also attend to cached tokens."""
+"""Paged attention for prefill: the new tokens of each request attend to its cached tokens and to each other."""
 
 from typing import NamedTuple
 
@@ -47,8 +47,8 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     """Compute causal attention of each request's new tokens over its cached tokens and themselves.
 
     Request b's queries are rows runs.start[b] .. runs.start[b + 1] - 1, the last n tokens of its L = seq_lens[b]. Their
-    keys and values must be in the cache already (`kv_write`). Row i of them has position p = L - n + i. With the names
-    of `AttentionArgs`, h' = h // (num_heads / num_kv_heads), and k_j, v_j at position j, which is in block
+    keys and values must be in the cache already (`kv_write`). Query i of the request has position p = L - n + i. With
+    the names of `AttentionArgs`, h' = h // (num_heads / num_kv_heads), and k_j, v_j at position j, which is in block
     block_tables[b, j // block_size] at offset j % block_size:
 
         s_j = scale * query[i, h] . k_j[h'],             first <= j <= p
@@ -57,12 +57,13 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
 
     first is 0; max(0, p + 1 - w) with w = sliding_window; p // w * w with is_chunked.
 
-    A program handles a tile of queries and all keys that they see. The keys of short runs after long contexts are split
-    over several programs, as in decode (`max_cut_runs`). Launch parameters depend on bounds, not on runs.lengths. Sums
-    are float32. No device data is read on the host. Raises ValueError for unsupported arguments.
+    A program handles a tile of queries and all keys that they attend to. For few queries after a long context, the keys
+    are split over several programs, as in decode (`max_cut_runs`). Launch parameters depend on bounds, not on
+    runs.lengths. Sums are float32. No device data is read on the host. Raises ValueError for unsupported arguments.
 
     With `runs.is_fixed`, tiles have one size, key tiles start at the same positions for every query and all are masked,
-    so that a row is summed in one order. Keys are not split then, and long contexts of few requests are slow.
+    so that a row is always summed in the same order. Keys are not split then, and long contexts of few requests are
+    slow.
 
     Sources: PagedAttention arXiv 2309.06180; FlashAttention-2 arXiv 2307.08691; query tokens times the heads of one KV
     head as rows of one tile, arXiv 2511.11581; split KV of Flash-Decoding.
@@ -148,7 +149,7 @@ class _SplitPlan(NamedTuple):
 
 
 def _split_bounds(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> PartBounds | None:
-    """Return the bounds of the split of keys, for sizing buffers, or None if keys are not split."""
+    """Return the bounds for splitting keys over programs, for sizing buffers, or None if keys are not split."""
     visible, _, programs_each, _ = _extent(args, runs, tiles)
     processors, num_requests = num_multiprocessors(args.query.device), len(args.seq_lens)
     if num_requests > max_cut_runs(runs.max_len, visible, programs_each, processors, tiles.num_warps):
@@ -157,7 +158,6 @@ def _split_bounds(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> Part
 
 
 def _plan_split(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles, bounds: PartBounds) -> _SplitPlan:
-    """Plan the split of keys over programs with these tiles."""
     plans = DecodePlans() if runs.plans is None else runs.plans
     visible, window, programs_each, reads_again = _extent(args, runs, tiles)
     split_arguments = visible, window, programs_each, tiles.tile_n, tiles.num_warps
@@ -166,11 +166,11 @@ def _plan_split(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles, bounds: P
 
 
 def _extent(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> tuple[int, int, int, bool]:
-    """Return the extent of a prefill's runs.
+    """Return the sizes that determine how a prefill is split.
 
     Returns:
-        Maximum number of visible tokens per request, window of all queries of a run, programs per part, and whether
-            several programs read each key.
+        Maximum number of visible tokens per request, window of all queries of a request together, programs per part,
+            and whether several programs read each key.
     """
     num_heads, (block_size, num_kv_heads, _) = args.query.shape[1], args.v_cache.shape[1:]
     bound = args.block_tables.shape[1] * block_size if args.max_seq_len is None else args.max_seq_len
@@ -231,12 +231,13 @@ def _paged_prefill_attention_kernel(
     IS_FIXED: tl.constexpr,
     QUERY_IN_REGISTERS: tl.constexpr,
 ) -> None:
-    """One program: TILE_M // GROUP queries of one request with the heads of one KV head, over all tokens that they see.
+    """Each program computes TILE_M // GROUP queries of one request with the heads of one KV head, over all tokens that
+    they attend to.
 
     With IS_CUT, a program handles one part of the request's tokens; a request with a single part is written directly to
     `out`. With IS_FIXED, every tile is masked and starts at a multiple of TILE_N.
 
-    Row m of the tile is query m // GROUP, head m % GROUP. The last tiles, which see most tokens, start first.
+    Row m of the tile is query m // GROUP, head m % GROUP. The last tiles, which attend to most tokens, start first.
     """
     tile_queries: tl.constexpr = TILE_M // GROUP
     tile_index = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -352,8 +353,8 @@ def _paged_prefill_attention_kernel(
 def paged_prefill_attention_torch(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     """Reference of `paged_prefill_attention`, and the implementation on a CPU for arguments that C does not support.
 
-    Reads lengths on the host and ignores the bounds. Requests of similar work are padded and run together; there is no
-    loop over requests, blocks or tokens.
+    Reads lengths on the host and ignores the bounds. Requests with a similar amount of work are padded and run
+    together; there is no loop over requests, blocks or tokens.
     """
     check_prefill(args, runs)
     query, block_tables = args.query, args.block_tables
@@ -380,7 +381,9 @@ def paged_prefill_attention_torch(args: AttentionArgs, runs: QueryRuns) -> Tenso
 
 
 def _attend_rows(args: AttentionArgs, num_queries: Lengths, first: Lengths, end: Lengths) -> Tensor:
-    """Attend with one padded group: query (n, max_queries, num_heads, head_dim) over each request's [first, end)."""
+    """Compute attention for one padded group: query (n, max_queries, num_heads, head_dim) over positions
+    [first, end) of each request.
+    """
     query, window = args.query, args.sliding_window
     n, max_queries, num_heads, head_dim = query.shape
     num_kv_heads, value_dim = args.v_cache.shape[2:]

@@ -1,4 +1,4 @@
-"""RMSNorm in float32 for any input dtype, optionally of a sum that is returned too: one launch instead of six."""
+"""RMSNorm in float32 for any input dtype, optionally of a sum that is returned too. One launch replaces six."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.triton_language import jit, next_power_of_2, require_triton, tl
 
 _MAX_SIZE = 65536
-"""Maximum size of the last axis: one program processes a row, in registers."""
+"""Maximum size of the last axis, because one program processes a row in registers."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:
@@ -74,7 +74,7 @@ def _rms_norm_kernel(
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program: one row. `delta` and `total`, both or neither, are contiguous, as is `out`."""
+    """Each program processes one row. `delta` and `total`, both or neither, are contiguous, as is `out`."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
     inside = column < SIZE

@@ -20,7 +20,7 @@ class HeadNorm(NamedTuple):
     weight: Tensor
     """(num_heads + num_kv_heads, head_dim) float32, contiguous"""
     eps: Tensor
-    """() float32"""
+    """Scalar tensor, float32."""
 
 
 class CosSin(NamedTuple):
@@ -33,7 +33,7 @@ class CosSin(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """Norm and rotation of queries and keys before attention."""
+    """Normalization and rotation of queries and keys before attention."""
 
     num_heads: int
     """Number of query heads, which come first in each token."""
@@ -50,13 +50,14 @@ def rotate_write(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Norm and rotate queries and keys, as requested, and scatter keys and values into the cache, in place.
+    """Normalize and rotate queries and keys, as `rotation` requires, and scatter keys and values into the cache, in
+    place.
 
     Computed in float32 and rounded to the dtype of `heads` once, before an 8-bit cache rounds again.
 
     Args:
         heads: (num_tokens, num_heads + 2 * num_kv_heads, head_dim), floating-point, with a contiguous last axis:
-            queries, keys and values of each token, as from one fused product.
+            queries, keys and values of each token, as from one fused linear layer.
         rotation: Norm and rotation to apply.
         k_cache: As for `kv_write`; keys and values must have equal dimensions.
         v_cache: As for `kv_write`.
@@ -154,7 +155,9 @@ def _rotate_write_kernel(
     TILE_D: tl.constexpr,
     KV_FORMAT: tl.constexpr,
 ) -> None:
-    """One program: one token and TILE_H query heads. The last programs process TILE_H heads of keys and values."""
+    """Each program processes TILE_H query heads of one token. The last programs process TILE_H heads of keys
+    and values.
+    """
     token = tl.program_id(0).to(tl.int64)
     num_query_tiles: tl.constexpr = (NUM_HEADS + TILE_H - 1) // TILE_H
     part = tl.program_id(1)
@@ -224,7 +227,7 @@ def rotate_write_torch(
 
 
 def rotate_torch(heads: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values without writing: (T, Hq, D), (T, Hkv, D), (T, Hkv, D)."""
+    """Return queries, keys and values without writing to the cache: (T, Hq, D), (T, Hkv, D), (T, Hkv, D)."""
     num_heads, norm, cos_sin = rotation
     num_rotated = (heads.shape[1] + num_heads) // 2
     rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]

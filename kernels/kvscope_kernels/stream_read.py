@@ -1,4 +1,4 @@
-"""Pure memory read, which is the upper limit for the bandwidth of any kernel."""
+"""Pure memory read, to measure the upper limit for the bandwidth of any kernel."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def stream_read(data: Tensor, sums: Tensor) -> None:
 
 
 def sums_for(data: Tensor) -> Tensor:
-    """Return an uninitialized tensor with as many sums as programs that fill the device."""
+    """Return an uninitialized tensor with one sum for each program of a launch that fills the device."""
     return data.new_empty(num_multiprocessors(data.device) * _PROGRAMS_PER_MULTIPROCESSOR)
 
 
@@ -33,7 +33,7 @@ def sums_for(data: Tensor) -> Tensor:
 def _stream_read_kernel(
     data: tl.tensor, sums: tl.tensor, num_words: tl.tensor, per_program: tl.tensor, TILE: tl.constexpr
 ) -> None:
-    """One program: one contiguous range of words."""
+    """Each program sums one contiguous range of words."""
     program = tl.program_id(0).to(tl.int64)
     total = tl.zeros([TILE], tl.int32)
     for start in range(0, per_program, TILE):
@@ -43,7 +43,7 @@ def _stream_read_kernel(
 
 
 def stream_read_torch(data: Tensor, sums: Tensor) -> None:
-    """Reference of `stream_read`. It writes the whole sum to the first element, and 0 to the others."""
+    """Reference of `stream_read`. It writes the total to the first element of `sums`, and 0 to all others."""
     _check(data, sums)
     sums.zero_()
     sums[0] = data.sum(dtype=torch.int64).to(torch.int32)

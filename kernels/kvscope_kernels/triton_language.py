@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Kernel(Protocol):
-    """A kernel: launched as `kernel[grid](...)`, or called from another kernel."""
+    """A Triton kernel, launched as `kernel[grid](...)` or called from another kernel."""
 
     arg_names: list[str]
 
@@ -47,15 +47,15 @@ def require_triton() -> None:
 
 
 def jit(function: Callable[..., Any]) -> Kernel:
-    """Typed `triton.jit`; without Triton, returns a kernel that raises RuntimeError at launch."""
+    """Typed version of `triton.jit`. Without Triton, returns a kernel that raises RuntimeError at launch."""
     return jit_varying()(function)
 
 
 def jit_varying(*, numbers: tuple[str, ...] = (), pointers: tuple[str, ...] = ()) -> Callable[..., Kernel]:
     """Return a decorator like `jit`, for a kernel some of whose arguments vary between launches.
 
-    Triton compiles a variant per kind of value: 1, multiples of 16, and others. It does not do so for `numbers`, nor
-    for the alignment of `pointers`, which must be read element by element.
+    Triton compiles a variant for each kind of integer argument (1, multiples of 16, and others). It does not do so for
+    `numbers`, nor for the alignment of `pointers`, which must be read element by element.
     """
 
     def make(function: Callable[..., Any]) -> Kernel:
@@ -74,7 +74,6 @@ def is_interpreting() -> bool:
 
 
 def cdiv(numerator: int, denominator: int) -> int:
-    """Return the quotient of non-negative integers, rounded up."""
     return -(-numerator // denominator)
 
 
@@ -98,7 +97,9 @@ class _AbsentKernel:
 def add_product(
     weights: "tl.tensor", numbers: "tl.tensor", sums: "tl.tensor", UPCAST_DOT: "tl.constexpr"
 ) -> "tl.tensor":
-    """Return `sums` (N, M) float32 plus weights (N, K) times numbers (M, K); with `UPCAST_DOT` computed in float32."""
+    """Return `sums` (N, M) float32 plus the matmul of weights (N, K) and numbers (M, K). With `UPCAST_DOT`,
+    computed in float32.
+    """
     if UPCAST_DOT:
         weights = weights.to(tl.float32)
         numbers = numbers.to(tl.float32)
@@ -107,7 +108,7 @@ def add_product(
 
 @jit
 def fast_log2(x: "tl.tensor", IS_INTERPRETED: "tl.constexpr") -> "tl.tensor":
-    """Return log2 with a single instruction, within 2^-22; `tl.log2` takes about fifteen."""
+    """Return log2 by a single instruction, within 2^-22; `tl.log2` takes about fifteen."""
     if IS_INTERPRETED:
         return tl.log2(x)
     else:  # noqa: RET505

@@ -1,7 +1,7 @@
-"""The engine's process: binds the sockets, loads the model, then serves commands, steps and token streams until the
-end.
+"""The engine's process: binds the sockets, loads the model, then serves commands, steps and token streams until
+shutdown.
 
-Owns the phases of the process, and the engine thread, which is the thread that calls `run`.
+Owns the phases of the process. The thread that calls `run` is the engine thread.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
 TASK_TIME_BOUNDS_S: Final = (0.000_5, 0.004)
-"""Minimum and maximum seconds for commands between two steps, which otherwise get half of the last step's time.
+"""Lower and upper bound in seconds of the time spent on commands between two steps, which is otherwise half of the last
+step's duration.
 
 This limits a flood of commands, however costly each is, to about a third of the engine's time.
 """
 FAILED_GRACE_S: Final = 1.0
 """Seconds for which a failed engine still answers `GetStatus` with the reason, if any client had sent a command."""
 CLOSE_DELAY_S: Final = 0.2
-"""Seconds for which connections stay open after the last messages, because closing one may discard unread messages."""
+"""Seconds for which connections stay open after the last messages, because closing a connection may discard
+messages that the client has not read yet.
+"""
 
 
 class Interrupted(BaseException):
@@ -54,7 +57,7 @@ class EngineService:
         interrupt: Called when a client requests a shutdown while the model loads.
         recorder: Records all published messages.
         sample_s: Seconds between two samples of the devices.
-        on_ready: Called with the hello once the engine is loaded.
+        on_ready: Called with the `Hello` message once the engine is loaded.
     """
 
     def __init__(
@@ -90,8 +93,8 @@ class EngineService:
         )
         self.receiver.serve(self.sockets)
         self.is_loading = True
-        """Whether the model is loading, so that only an `Interrupted` on the engine's thread can stop the process
-        immediately.
+        """Whether the model is loading. Only then may an `Interrupted` be raised on the engine's thread to stop
+        the process immediately.
         """
 
     @property
@@ -99,7 +102,7 @@ class EngineService:
         return self.sockets.telemetry_endpoint
 
     def stop(self) -> None:
-        """Request an orderly end, from any thread or a signal handler.
+        """Request an orderly shutdown, from any thread or a signal handler.
 
         While a model loads, the request takes effect after loading. Queued commands are refused; the last messages are
         sent after the step or command in progress.
@@ -123,7 +126,6 @@ class EngineService:
     # Phases, in order.
 
     def _load(self) -> Dispatcher | None:
-        """Load the engine and return its dispatcher; None if loading was interrupted."""
         try:
             engine = self._build(self._progress, self.sockets.publish, lambda: self.sockets.messages_dropped)
             self.is_loading = False
@@ -164,7 +166,7 @@ class EngineService:
             sampling.close()
 
     def _serve_tasks(self, dispatcher: Dispatcher, step_s: float) -> bool:
-        """Serve queued tasks, and sleep while no step can run. Returns False when it is time to end."""
+        """Serve queued tasks, and sleep while no step can run. Returns False when the service must shut down."""
         deadline_s = time.monotonic() + min(max(step_s / 2, TASK_TIME_BOUNDS_S[0]), TASK_TIME_BOUNDS_S[1])
         self._record_state()
         while not self.receiver.tasks.is_stopped:

@@ -10,27 +10,27 @@ from typing import Final
 
 MIB = 1 << 20
 PERMANENT_REFUSAL: Final = "this can never be served: "
-"""Prefix of refusals for which waiting does not help."""
+"""Prefix of the refusal text of requests that can never be accepted, even if the client waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Maximum number of items, and maximum of their total bytes."""
-
     count: int
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Limits of what the engine's process stores for its clients. Bytes are measured by `command_bytes`."""
+    """Limits on the commands, prompts and requests that the engine's process stores for its clients. Bytes are
+    measured by `command_bytes`.
+    """
 
     client_commands: Bound = Bound(4_096, 32 * MIB)
     all_commands: Bound = Bound(16_384, 128 * MIB)
     client_prompts: Bound = Bound(2_048, 64 * MIB)
     all_prompts: Bound = Bound(8_192, 256 * MIB)
     client_requests: Bound = Bound(8_192, 256 * MIB)
-    """Waiting and running completions of one client, including their prompts' tokens."""
+    """Waiting and running completions of one client. Their bytes include the tokens of the prompts."""
     all_requests: Bound = Bound(32_768, 1024 * MIB)
     client_snapshots: int = 64
     """Maximum number of snapshots that one client may wait for."""
@@ -52,8 +52,9 @@ class Allowance:
         self._total = (0, 0)
 
     def acquire(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
-        """Count a resource. Returns "", or the reason if a bound would be exceeded, in which case nothing is
-        counted.
+        """Count `count` items of `num_bytes` bytes in total for `client`.
+
+        Returns "", or the reason if a bound would be exceeded; then nothing is counted.
         """
         reason = self.refusal(client, num_bytes, count)
         if not reason:
@@ -61,7 +62,7 @@ class Allowance:
         return reason
 
     def refusal(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
-        """Return the reason for which `acquire` would refuse; "" if it would not."""
+        """Return the reason why `acquire` would refuse; "" if it would not."""
         reason = self._excess_text(self.usage(client), self._client_bound, count, num_bytes, "a client")
         return reason or self._excess_text(self._total, self._total_bound, count, num_bytes, "all clients")
 
@@ -79,7 +80,7 @@ class Allowance:
 
     @property
     def total(self) -> tuple[int, int]:
-        """Count and bytes of all clients."""
+        """Count and bytes of all items of all clients."""
         return self._total
 
     def _change_usage(self, client: Hashable, usage: tuple[int, int], count: int, num_bytes: int) -> None:
@@ -109,5 +110,7 @@ class Allowance:
 
 
 def refusal_text(reason: str) -> str:
-    """Return the text of an allowance's refusal. A temporary one is preceded by "the engine is behind"."""
+    """Return the text sent to a client whose request `Allowance` refused. It starts with "the engine is behind"
+    if the refusal is temporary.
+    """
     return reason if reason.startswith(PERMANENT_REFUSAL) else f"the engine is behind: {reason}"

@@ -34,10 +34,10 @@ from kvscope_telemetry.messages.commands import (
 AWAY_S: Final = 30.0
 """Seconds for which the requests of a disconnected client continue."""
 SESSION_TTL_S: Final = 600.0
-"""Seconds for which a session without a connection is remembered."""
+"""Seconds after which a session without a connection is deleted."""
 MAX_SESSIONS: Final = 1024
 MAX_RETAINED_BYTES: Final = 2 << 20
-"""Maximum bytes of retained replies per session: some 10,000 tokens."""
+"""Maximum bytes of retained replies per session, enough for about 10,000 tokens."""
 MAX_TOTAL_RETAINED_BYTES: Final = 64 << 20
 DROPPED: Final = "the connection was lost for too long: the engine dropped this request"
 NEVER_RECEIVED: Final = "the connection was lost before the engine received this request"
@@ -66,7 +66,7 @@ class ClientSession:
     """Number of `Tokens` replies so far of each unfinished completion (request id, index)."""
     away_since_s: float | None = None
     is_expired: bool = False
-    """Whether the client was away for too long, so that its requests are being aborted."""
+    """Whether the client was disconnected for longer than `AWAY_S`, so that its requests are being aborted."""
 
 
 class ClientSessions:
@@ -114,7 +114,9 @@ class ClientSessions:
         return session.away_since_s is None
 
     def mark_away(self, client: bytes) -> bool:
-        """Record that a connection was closed. Returns whether its client may return."""
+        """Record that a client's connection was closed. Returns whether the client has a session to which it
+        may reconnect.
+        """
         session = self._by_client.get(client)
         if session is None:
             return False
@@ -123,7 +125,9 @@ class ClientSessions:
         return True
 
     def expired(self) -> list[bytes]:
-        """Return the connections of clients that have been away for longer than `AWAY_S`, each once."""
+        """Return the connections of clients that have been disconnected for longer than `AWAY_S`. Each
+        connection is returned only once.
+        """
         now_s = time.monotonic()
         expired = [
             session
@@ -167,7 +171,7 @@ class ClientSessions:
             self._remove(session)
 
     def _drop_received(self) -> None:
-        """Drop the retained replies of sessions without open requests, which were received or matter least."""
+        """Drop the retained replies of sessions without open requests, which have been received or matter least."""
         for session in self._by_token.values():
             if not session.counts:
                 session.replies.clear()
@@ -244,17 +248,17 @@ def _away_s(session: ClientSession, now_s: float) -> float:
 class OpenRequest:
     client: bytes
     on_behalf_of: str
-    """For whom the client acts, as in `Submit.client`; "" for itself."""
+    """Name of the user for whom the client acts, as in `Submit.client`; "" if the client acts for itself."""
     request_id: str
     num_prompt_tokens: int
     num_tokens: dict[int, int]
-    """Number of tokens so far of each unfinished completion, by the completion's index."""
+    """Number of tokens sent so far for each unfinished completion, by the completion's index."""
     num_bytes: int = 0
     count: int = 1
     arrival_ns: int = field(default_factory=time.monotonic_ns)
 
     def final_messages(self, reason: FinishReason, error: str) -> list[Finished]:
-        """Return the last message of each completion, for when the engine cannot send them."""
+        """Return a `Finished` message for each unfinished completion, for use when the engine cannot send them."""
         total_s = (time.monotonic_ns() - self.arrival_ns) / 1e9
         return [
             Finished(
@@ -270,7 +274,9 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """All open requests by id, and their counts by client. An id is free again once its last completion has ended."""
+    """All open requests by id, and their counts by client. An id can be used again once its last completion has
+    finished.
+    """
 
     def __init__(self, limits: ServiceLimits | None = None) -> None:
         limits = limits or ServiceLimits()
@@ -285,7 +291,7 @@ class OpenRequests:
         return len(self._requests)
 
     def refusal(self, client: bytes, submit: Submit, num_prompt_tokens: int) -> str:
-        """Return the reason why the client may not open this request as well; "" if it may."""
+        """Return the reason why the client may not open another request with `submit`; "" if it may."""
         return self._allowance.refusal(
             (client, submit.client), _num_bytes(submit, num_prompt_tokens), submit.sampling.n
         )
@@ -307,7 +313,9 @@ class OpenRequests:
         self._ids_by_client.setdefault(client, {})[submit.request_id] = None
 
     def client_of(self, output: Tokens | Finished) -> bytes | None:
-        """Return the client of an output; None if its request is not open. `Finished` removes its completion."""
+        """Return the client whose request produced `output`; None if the request is not open. A `Finished`
+        output removes its completion.
+        """
         request = self._requests.get(output.request_id)
         if request is None or output.index not in request.num_tokens:
             return None
@@ -339,7 +347,7 @@ class OpenRequests:
         return list(self._requests)
 
     def end_one(self, request_id: str, reason: FinishReason) -> list[tuple[bytes, Finished]]:
-        """Close a request. Returns its last messages, each with the client; empty if the request is not open."""
+        """Close a request. Returns its `Finished` messages, each with the client; empty if the request is not open."""
         request = self._requests.get(request_id)
         if request is None:
             return []
@@ -347,7 +355,6 @@ class OpenRequests:
         return [(request.client, message) for message in request.final_messages(reason, "")]
 
     def end_all(self, reason: FinishReason, error: str = "") -> list[tuple[bytes, Finished]]:
-        """Close all requests. Returns their last messages, each with its client."""
         requests = list(self._requests.values())
         for request in requests:
             self._remove(request)

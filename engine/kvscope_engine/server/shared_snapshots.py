@@ -1,8 +1,8 @@
-"""Packs snapshots for all clients: one packed snapshot answers all that wait, and packing takes a bounded share of
-time.
+"""Packs snapshots for all clients: one packed snapshot is sent to all clients that wait, and packing takes a bounded
+share of the engine's time.
 
-A snapshot stays valid until the next frame, which contains all later changes. Packing a million rows takes tens of
-milliseconds. While requests run, clients that ask soon after a packing therefore wait for the next one and share it.
+A snapshot stays valid until the next frame, which contains all later changes. Packing a million block rows takes tens
+of milliseconds. While requests run, clients that ask soon after a packing therefore wait for the next one and share it.
 Independent of sockets.
 """
 
@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.commands import Failed, Reply
 from kvscope_telemetry.messages.telemetry import Snapshot
 
 MIN_INTERVAL_FACTOR: Final = 4
-"""Minimum time between two packings while steps run, as a multiple of the time that the last one took."""
+"""Minimum time between two packings while steps run, as a multiple of the duration of the last packing."""
 
 
 class SharedSnapshots:
@@ -31,7 +31,9 @@ class SharedSnapshots:
         is_stepping: Callable[[], bool],
     ) -> None:
         self.is_stale = False
-        """Set by callers after a change that only a snapshot reports, because no step runs."""
+        """Whether the state has changed since the last packing in a way that no frame reports, because no step
+        runs. Set by callers.
+        """
         self._engine = engine
         self._reply = reply
         self._max_waiting = max_waiting
@@ -52,7 +54,9 @@ class SharedSnapshots:
         self._reply(client, Failed(reason=reason, tag=tag))
 
     def tick(self) -> None:
-        """Answer the waiting clients if packing is due. Call it after each step, and when no further step will run."""
+        """Send a snapshot to the waiting clients if packing is due. Call it after each step, and when no
+        further step will run.
+        """
         if self._waiting and (self._is_fresh or self._may_pack):
             snapshot, waiting, self._waiting = self._current_snapshot(), self._waiting, {}
             for client, tags in waiting.items():
@@ -69,7 +73,8 @@ class SharedSnapshots:
                 self._reply(client, Failed(reason=reason, tag=tag))
 
     def _send(self, client: bytes, snapshot: Snapshot, tag: int) -> None:
-        """Send `snapshot` with the current time, because its state holds until the next frame.
+        """Send `snapshot` with the current time instead of the time of packing, because its state holds until the next
+        frame.
 
         An idle engine may have packed it minutes ago, and a recording begins at the time of its first snapshot.
         """

@@ -1,4 +1,4 @@
 """Simulator: runs the scheduler and the block pool on a simulated clock, with workloads, a cost model, and a report.
 
-No tensors.
+Uses no tensors.
 """

@@ -1,4 +1,4 @@
-"""Number of blocks that each KV group held in a run: sums and result."""
+"""Counts the blocks that each KV group held during a simulation, and reports mean and maximum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_telemetry.ledger import BlockState
 class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     window: int
-    """Window in tokens; 0: no window."""
+    """Attention window in tokens; 0 if the group has no window."""
     num_layers: int
     token_bytes: float
     mean_blocks: float

@@ -1,4 +1,4 @@
-"""Memory that a simulated model takes per request, as in an engine: KV groups, and recurrent states."""
+"""Layout of the KV memory of a simulated model: KV groups, and recurrent states per request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_GROUPS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class SimulatedGroup:
-    """Layers that share a block table."""
+    """KV group: layers that share a block table."""
 
     kind: str
     """A value of `KVGroup.kind`."""
@@ -26,7 +26,9 @@ class SimulatedGroup:
     token_bytes: float
     """Bytes per token, summed over the group's layers."""
     expanded_bytes: float = 0.0
-    """Bytes per token if keys and values were stored instead of latents (MLA); 0: no latents, or unknown."""
+    """Bytes per token if keys and values were stored instead of latents (MLA); 0 if the group stores no latents
+    or the size is unknown.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class KVLayout:
 
     groups: tuple[SimulatedGroup, ...]
     state_bytes: int = 0
-    """Bytes of recurrent states per request, over all layers; 0: the model has none."""
+    """Bytes of recurrent states per request, over all layers; 0 if the model has none."""
 
     @property
     def token_bytes(self) -> float:
@@ -58,7 +60,7 @@ class KVLayout:
 
     @property
     def why_not_expanded(self) -> str:
-        """Why keys and values instead of latents cannot be simulated; "" if they can."""
+        """Reason why storing keys and values instead of latents cannot be simulated; "" if it can."""
         latents = [group for group in self.groups if group.kind == "latent"]
         if not latents:
             return "no layer holds latents"
@@ -82,7 +84,7 @@ class KVLayout:
     def read_bytes(self, scheduled: Iterable[Scheduled]) -> float:
         """Return the bytes that attention reads in a step, limited by each group's window.
 
-        Recurrent states count twice, because they are read and written.
+        The bytes of recurrent states count twice, because they are read and written.
         """
         total = 0.0
         for item in scheduled:
@@ -92,7 +94,9 @@ class KVLayout:
         return total
 
     def mean_pairs(self, scheduled: Iterable[Scheduled]) -> float:
-        """Return the number of pairs of a token and one that it attends to, as the mean over layers."""
+        """Return the number of pairs of a scheduled token and a position that it attends to, as the mean over
+        layers.
+        """
         shares = [(group.rule, group.num_layers / max(1, self.num_layers)) for group in self.groups]
         return sum(
             share * (_num_pairs(rule, item.start + item.num_tokens) - _num_pairs(rule, item.start))
@@ -104,7 +108,7 @@ class KVLayout:
 def recorded_layout(cache: CacheInfo) -> KVLayout | None:
     """Return the layout of a recorded engine; None if the recording names no KV groups or not their sizes.
 
-    Groups with separate pools are split into groups of equally many layers (the greatest common divisor).
+    If the groups have separate pools, each is split into groups of equally many layers (the greatest common divisor).
     """
     block_groups = [group for group in cache.groups if group.kind not in _SEPARATE_KINDS]
     states = [group.block_bytes for group in cache.groups if group.kind == "state"]
@@ -117,23 +121,25 @@ def recorded_layout(cache: CacheInfo) -> KVLayout | None:
 
 
 def recorded_token_bytes(cache: CacheInfo) -> float:
-    """Return the KV bytes per token, over all layers, of an engine whose blocks hold all layers; 0: unknown."""
+    """Return the KV bytes per token, over all layers, of an engine whose blocks hold all layers; 0 if unknown."""
     return cache.block_bytes / cache.block_size if cache.block_size else 0.0
 
 
 def recorded_slots(cache: CacheInfo) -> int:
-    """Return the capacity of a recorded pool in tokens; 0: unknown."""
+    """Return the capacity of a recorded pool in tokens; 0 if unknown."""
     return cache.pool_tokens or (cache.num_physical_blocks or cache.num_blocks) * cache.block_size
 
 
 def recorded_pool_bytes(cache: CacheInfo) -> float:
-    """Return the bytes of a recorded pool and its recurrent states; 0: unknown."""
+    """Return the bytes of a recorded pool, including its recurrent states; 0 if unknown."""
     blocks = (cache.num_physical_blocks or cache.num_blocks) * cache.block_bytes
     return float(blocks + cache.num_states * cache.state_bytes)
 
 
 def recorded_tiers(cache: CacheInfo) -> tuple[int, int]:
-    """Return the bytes of host memory and of disk below a recorded pool; 0: no such tier, or unknown."""
+    """Return the bytes of host memory and of disk below a recorded pool, each 0 if the tier does not exist or
+    its size is unknown.
+    """
     return cache.host_tier_bytes, cache.num_disk_blocks * cache.block_bytes
 
 
@@ -159,8 +165,8 @@ def _split_equally(groups: Sequence[SimulatedGroup]) -> list[SimulatedGroup]:
 
 
 def _num_pairs(rule: GroupRule, num_tokens: int) -> int:
-    """Return the number of pairs of a token and one that it attends to, over the first `num_tokens` tokens of a
-    text.
+    """Return the number of pairs of a token and a position that it attends to, over the first `num_tokens`
+    tokens of a sequence.
     """
     window = rule.window or num_tokens
     if rule.is_chunked:

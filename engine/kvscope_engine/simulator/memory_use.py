@@ -6,11 +6,11 @@ requests leave. It assigns each slot of the pool to one class, as `policy.alloca
 - states: contains the KV of a token of a running request (counted once if several requests share it);
 - reserved: reserved for a token that its request will still compute;
 - internal: reserved for a request that will never use it, or the unused part of a last block;
-- external and others: free, or allocated only because an allocator has only powers of two;
-- cached: kept for a later prompt, used by no request. The paper's cache has none.
+- external and others: free, or allocated only because an allocator rounds up to powers of two;
+- cached: holds a cached prefix that no running request uses. The paper's cache has none.
 
-A share is the mean over these samples, equally weighted, of slots divided by all slots of the pool; the five shares add
-up to 1. Without a sample they are unknown.
+Each reported share is the mean, over these samples, of the class's slots divided by all slots of the pool. The five
+shares add up to 1. Without a sample they are unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvscope_engine.policy.allocation.fragmentation import KVUse
 
 
 class MemoryShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of all KV slots under load, from 0 to 1."""
+    """Mean fractions of all KV slots, from 0 to 1, over the steps that left requests waiting."""
 
     states: float
     reserved: float
@@ -29,7 +29,9 @@ class MemoryShares(msgspec.Struct, frozen=True, kw_only=True):
     external_and_others: float
     cached: float
     external_fragmentation: float
-    """Mean of 1 - (slots in the longest free run) / (free slots). Not a share of the pool, so not part of the sum."""
+    """Mean of 1 - (slots in the longest free run) / (free slots). It is not a fraction of the pool, so not part
+    of the sum.
+    """
 
 
 class MemoryUse:

@@ -1,10 +1,10 @@
-"""A block mover that copies nothing: it counts blocks and computes how long the run waits for them
+"""Simulated block mover: copies nothing, counts blocks and computes how long the run waits for their transfers
 (`policy.kv_offload`).
 
 The timing is that of the engine's mover on a GPU. Copies to and from host memory share one link, one after another. The
 forward pass overlaps with saves, except those that exceed the staging buffers, and waits for loads. Writes to disk
-happen in the background while the queue has capacity. Reads from disk are waited for, and do not slow down writes. Owns
-the transfers in progress; the run sets the clock (`start_step`).
+happen in the background while the queue has capacity. The step waits for reads from disk, which do not slow down
+writes. Owns the transfers in progress; the run sets the clock (`start_step`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_telemetry.ledger import Tier
 
 STAGING_BYTES: Final = 64 << 20
-"""Maximum size of saves that overlap with the forward pass: that of the engine's two staging buffers."""
+"""Maximum bytes of saves that overlap with the forward pass: the size of the engine's two staging buffers."""
 QUEUE_BYTES: Final = 256 << 20
-"""Capacity of the queue of blocks to be written to disk, as in the engine."""
+"""Capacity in bytes of the queue of blocks to be written to disk, as in the engine."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class MoveTotals:
     offloaded_blocks: int = 0
     """Blocks copied from host memory to disk."""
     loaded_disk_blocks: int = 0
-    """Blocks read from disk to host memory, in order to be loaded."""
+    """Blocks read from disk to host memory on the way to the pool."""
     save_ns: int = 0
     load_ns: int = 0
     offload_ns: int = 0
@@ -47,7 +47,7 @@ class SimulatedMover:
         self.now_ns = 0
         self.moved = MoveTotals()
         self.origins: dict[int, Tier] = {}
-        """Tiers from which blocks of the pool were loaded in this step, by block."""
+        """Tier from which each block of the pool was loaded in this step, by block number."""
         self._link = _Lane(cost.host_bandwidth / block_bytes)
         self._reading = _Lane(cost.disk_bandwidth / block_bytes)
         self._writing = _Lane(cost.disk_write_bandwidth / block_bytes)
@@ -92,7 +92,9 @@ class SimulatedMover:
         return [True] * len(slots)
 
     def flush(self) -> None:
-        """Start all requested copies on the link, and wait for those that the step needs."""
+        """Start all requested copies between pool and host memory, and advance the clock by the time for which
+        the step waits for them.
+        """
         saves, loads = self._num_to_save, self._num_to_load
         self._num_to_save = self._num_to_load = 0
         moved = self.moved
@@ -118,7 +120,9 @@ class SimulatedMover:
         return []
 
     def _wait(self, lane: _Lane, max_left: float = 0.0) -> int:
-        """Advance the clock until the lane has at most `max_left` blocks left. Returns the time waited, in ns."""
+        """Advance the clock until at most `max_left` blocks of `lane` remain to be transferred. Returns the
+        time waited, in ns.
+        """
         waited_ns = max(0, lane.free_ns - round(max_left / lane.blocks_per_s * 1e9) - self.now_ns)
         self.now_ns += waited_ns
         return waited_ns

@@ -1,4 +1,4 @@
-"""Division of a simulated cache into physical pages, for the allocator `virtual`."""
+"""Divides a simulated cache into physical pages, for the allocator `virtual`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SimulatedPaging:
 
     num_layers: int = 1
     page_bytes: int = 2 * MIB
-    """Default: the smallest page that CUDA's driver maps."""
+    """Bytes per physical page. Default: the smallest page that CUDA's driver maps."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_layers <= MAX_LAYERS:

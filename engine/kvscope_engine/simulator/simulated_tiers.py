@@ -14,15 +14,15 @@ MAX_TIER_BLOCKS: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedTiers:
-    """Sizes of the lower tiers.
+    """Sizes of the tiers below the KV pool (host memory, disk), and the preemption mode.
 
     Raises BadInput for a value out of range, and for a disk or swapping without host memory.
     """
 
     kv_host_memory: int = 0
-    """Bytes of host memory below the pool; 0: no lower tier."""
+    """Bytes of host memory below the pool; 0 if there is no lower tier."""
     kv_disk: int = 0
-    """Bytes of disk below host memory; 0: none."""
+    """Bytes of disk below host memory; 0 if there is no disk tier."""
     preemption: str = "auto"
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class SimulatedTiers:
     def num_tier_blocks(self, block_bytes: int) -> tuple[int, int]:
         """Return the number of blocks that fit in host memory and on disk.
 
-        Raises BadInput for a tier that would hold none or too many.
+        Raises BadInput if a tier is smaller than one block or has more than `MAX_TIER_BLOCKS` blocks.
         """
         return (
             _num_blocks("kv_host_memory", self.kv_host_memory, block_bytes),

@@ -1,7 +1,7 @@
 """Runs a workload through the scheduler with one allocator, on a clock that the cost model advances.
 
-Owns the clock, and takes the engine's part: adds requests when they arrive, makes up the sampled tokens and ends
-requests at their length. Scheduling and block allocation are the engine's own code.
+Owns the clock, and replaces the engine: adds requests when they arrive, makes up the sampled tokens and ends requests
+at their length. Scheduling and block allocation are the engine's own code.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class SimulationSetup:
     cost: CostModel
     allocator: str
     paging: SimulatedPaging = field(default_factory=SimulatedPaging)
-    """Sizes of physical pages. Used only by the allocator `virtual`."""
+    """Sizes of physical pages; used only by the allocator `virtual`."""
     tiers: SimulatedTiers = field(default_factory=SimulatedTiers)
-    """Lower tiers. Used only by the allocator `paged`; the others support none."""
+    """Tiers below the KV pool. Used only by the allocator `paged`; the others support none."""
     layout: KVLayout | None = None
-    """KV groups and recurrent states of the model; None: a single group with the cost model's bytes per token."""
+    """KV groups and recurrent states of the model; None for a single group with the cost model's bytes per token."""
     question: str = ""
-    """Scenario that differs from the engine: `NOT_FREED`, `EXPANDED`, or "" for none."""
+    """Scenario of a what-if comparison in which the engine is changed: `NOT_FREED`, `EXPANDED`, or "" for none."""
     num_states: int = 0
-    """Number of slots for recurrent states, which a layout with states needs."""
+    """Number of slots for recurrent states. Must be set if `layout` has states."""
     state_interval: int = 512
     """Tokens between two checkpoints of a recurrent state."""
 
@@ -62,7 +62,7 @@ class SimulationSetup:
 
     @property
     def block_layout(self) -> KVLayout | None:
-        """Layout for which blocks are allocated; None: a single KV group with full attention.
+        """Layout for which blocks are allocated; None for a single KV group with full attention.
 
         Allocators other than `paged` have a single group, and free no block while its request runs.
         """
@@ -73,7 +73,9 @@ class SimulationSetup:
 
     @property
     def attention_layout(self) -> KVLayout | None:
-        """Layout that attention reads: the model's (with keys and values for `EXPANDED`), even if blocks hold more."""
+        """Layout that decides what attention reads: that of the model (with keys and values instead of latents
+        for `EXPANDED`), even if the allocated blocks hold more. None for full attention in all layers.
+        """
         return self.layout.expanded() if self.layout is not None and self.question == EXPANDED else self.layout
 
     @property
@@ -89,11 +91,11 @@ class SimulationSetup:
     def sized(
         self, kv_bytes: float, state_checkpoints: int | None = None, *, for_blocks: bool = False
     ) -> SimulationSetup:
-        """Return a setup with the blocks and state slots that fit into `kv_bytes`, divided as by the engine.
+        """Return a setup with the blocks and state slots that fit into `kv_bytes`, divided as in the engine.
 
-        There are state slots for requests and for `state_checkpoints` prefixes (default: as many as requests). With
-        `for_blocks`, `kv_bytes` is for blocks alone, and states need memory in addition. Raises BadInput if not one
-        block fits.
+        There are state slots for `max_num_seqs` requests and for `state_checkpoints` prefixes (default: as many as
+        requests). With `for_blocks`, `kv_bytes` is for blocks alone, and states need memory in addition. Raises
+        BadInput if not even one block fits.
         """
         limits = self.limits
         if self.layout is None or not self.layout.state_bytes:
@@ -137,10 +139,12 @@ class SimulationSetup:
 
 
 class StepObserver(Protocol):
-    """Observer of each step. It must drain the scheduler's changes, which the simulation does otherwise."""
+    """Receives each step of a simulation. It must drain the scheduler's changes, which the simulation does if
+    there is no observer.
+    """
 
     def step(self, plan: StepPlan, result: StepResult, waited_ns: int) -> None:
-        """Called after a step: its tokens are in the requests, and finished requests have ended.
+        """Called after a step, when its tokens have been added to the requests and finished requests have ended.
 
         `waited_ns`: time that the step waited for lower tiers before its forward pass.
         """
@@ -183,7 +187,6 @@ class Simulation:
             groups=ONE_GROUP if block_layout is None else block_layout.rules,
         )
         self.states = None
-        """Slots for recurrent states; None if the model has none."""
         if setup.num_states:
             self.states = StatePool(
                 self.pool,
@@ -228,7 +231,7 @@ class Simulation:
             pass
 
     def advance(self) -> bool:
-        """Run one step, or jump to the next arrival if nothing can run. Returns False at the end."""
+        """Run one step, or jump to the next arrival if nothing can run. Returns False once all requests have ended."""
         self._add_arrivals()
         started_ns = self.now_ns
         plan = self._schedule()
@@ -272,7 +275,7 @@ class Simulation:
             self._observer.step(plan, StepResult(tokens, forward_ns=elapsed_ns), waited_ns)
 
     def _sample(self, request: Request) -> None:
-        """Append the token `-number` to request `number`. No other request's text contains this token."""
+        """Append the token id `-number` to request `number`, so that no other request's text contains this token."""
         output = request.output_token_ids
         output.append(-request.number)
         if request.first_token_ns is None:

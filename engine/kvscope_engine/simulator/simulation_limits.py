@@ -16,7 +16,6 @@ class SimulatedLimits:
 
     num_blocks: int
     block_size: int = 16
-    """Token slots per block."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int = 2048
@@ -24,8 +23,8 @@ class SimulatedLimits:
     """Whether prefixes are cached under the allocator `paged`; no other allocator shares blocks."""
 
     def with_num_blocks(self, num_blocks: int) -> SimulatedLimits:
-        """Return the limits with a pool of another size, at most `MAX_BLOCKS`. Raises BadInput if `num_blocks` is less
-        than 1.
+        """Return these limits with `num_blocks` blocks in the pool, at most `MAX_BLOCKS`. Raises BadInput if
+        `num_blocks` is less than 1.
         """
         return replace(self, num_blocks=min(num_blocks, MAX_BLOCKS))
 

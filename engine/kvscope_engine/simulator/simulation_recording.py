@@ -35,10 +35,10 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 
 
 class SimulationRecording:
-    """Records `simulation`, created from `setup` and not started yet. `model` is the name of what the cost model
-    represents.
+    """Records `simulation`, which was created from `setup` and has not started yet.
 
-    Raises BadInput for an unsuitable path, and KvscopeError on exit if the file could not be written.
+    `model` is the name of the model that the cost model describes. Raises BadInput for an unsuitable path, and
+    KvscopeError on exit if the file could not be written.
     """
 
     def __init__(self, simulation: Simulation, setup: SimulationSetup, path: Path, model: str) -> None:
@@ -68,7 +68,7 @@ class SimulationRecording:
         self._step_recorder.record(plan, result, timings, simulation.step_count, simulation.now_ns)
 
     def end(self) -> None:
-        """Record the changes after the last step, and the goodbye."""
+        """Record the changes after the last step, and the goodbye message."""
         self._step_recorder.record_idle(self._simulation.step_count, self._simulation.now_ns)
         self._writer.write(Goodbye(epoch=self._hello.epoch), wait=True)
 

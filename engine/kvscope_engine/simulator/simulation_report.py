@@ -15,7 +15,7 @@ from kvscope_engine.simulator.tier_use import TierUse, tier_use
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Percentiles over finished requests in seconds, interpolated linearly as by numpy."""
+    """Percentiles over finished requests in seconds, interpolated linearly as by `numpy.percentile`."""
 
     p50: float
     p90: float
@@ -25,13 +25,13 @@ class Percentiles(msgspec.Struct, frozen=True):
 class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result for one allocator. Rates are over `simulated_s`, from the first arrival to the end of the last request.
 
-    Values that need a finished request are None without one. Values that need a step under load (one that left requests
-    waiting) are None without one.
+    Values that need a finished request are None without one. Values that need a step under load (a step that left
+    requests waiting) are None without one.
     """
 
     allocator: str
     question: str
-    """Scenario that differs from the engine, apart from the allocator; "" if there is none."""
+    """Scenario in which the engine is changed (apart from the allocator): `NOT_FREED`, `EXPANDED`, or "" for none."""
     num_blocks: int
     block_bytes: int
     num_finished: int
@@ -48,26 +48,24 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float | None
     output_tokens_per_s: float | None
     tokens_per_page_group: float | None
-    """Number of tokens in one page of each layer, which is more than a request can waste. None for allocators other
-    than `virtual`.
+    """Number of tokens in one page group (one page for each layer); a request wastes less than that. None for
+    allocators other than `virtual`.
     """
     num_preemptions: int
     num_preempted_requests: int
     num_recomputed_tokens: int
     num_evicted_blocks: int
     prefix_hit_rate: float | None
-    """Share of the prompts' tokens found in the prefix cache at the first admission, 0 to 1."""
+    """Fraction of the prompt tokens that were found in the prefix cache at the first admission, 0 to 1."""
     groups: tuple[GroupUse, ...]
-    """Blocks held in each KV group; empty if the groups are unknown."""
     num_states: int
-    """Number of slots for recurrent states. The following three count prefix checkpoints that were kept, restored,
-    evicted.
+    """Number of slots for recurrent states. The next three fields count prefix checkpoints of states that were
+    stored, restored and evicted.
     """
     num_states_kept: int
     num_states_restored: int
     num_states_evicted: int
     tiers: TierUse | None
-    """Use of lower tiers; None without lower tiers, which only `paged` supports."""
     ttft_s: Percentiles | None
     latency_s: Percentiles | None
     normalized_latency_s: Percentiles | None

@@ -1,4 +1,4 @@
-"""Formats reports as tables for a terminal."""
+"""Formats simulation reports as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ MIB = 1 << 20
 def report_text(
     workload: Workload, limits: SimulatedLimits, reports: Sequence[SimulationReport], notes: Sequence[str] = ()
 ) -> str:
-    """Describe the run, with `notes`, and append tables of memory, throughput and latency with a row per allocator."""
+    """Return a description of the run with `notes`, and tables of memory, throughput and latency with a row per
+    allocator.
+    """
     sections = [
         "\n".join([_setup(workload, limits), *notes]),
         "KV slots under load (mean over steps with waiting requests), % of all\n" + _memory(reports),
@@ -165,7 +167,9 @@ def _percentiles(percentiles: Percentiles | None) -> str:
 
 
 def tier_tables(reports: Sequence[SimulationReport]) -> Iterator[str]:
-    """Yield two tables on the lower tiers, and the allocators without any; nothing if no allocator has lower tiers."""
+    """Yield two tables on the lower tiers, and then a line that names the allocators without any; nothing if no
+    allocator has lower tiers.
+    """
     uses = [(policy_label(report), report.tiers) for report in reports if report.tiers is not None]
     if not uses:
         return

@@ -1,4 +1,4 @@
-"""Counters of a simulated run, from which `simulation_report.py` computes its figures."""
+"""Counters of a simulated run, from which `simulation_report.py` computes the report."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from kvscope_telemetry.ledger import Tier
 
 
 class SimulationTally:
-    """Sums over steps, and values of finished requests in the order in which they ended. Times are in ns on the run's
-    clock.
+    """Sums over the steps of a run, and values of finished requests in the order in which they ended.
+
+    Times are in ns on the run's clock.
     """
 
     def __init__(self, groups: GroupTally | None = None) -> None:
         self.groups = groups
-        """Use of KV groups; None if the groups are unknown."""
         self.num_steps = 0
         self.num_scheduled = 0
         self.num_scheduled_under_load = 0
-        """Number of scheduled requests, summed over the steps that left requests waiting, which are those that `memory`
-        samples.
+        """Number of scheduled requests, summed over the steps that left requests waiting. `memory` samples the
+        same steps.
         """
         self.memory = MemoryUse()
         self.num_refused = 0
         self.first_refusal = ""
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
-        """Number of `num_prompt_tokens` found in the prefix cache at the first admission."""
+        """Prompt tokens found in the prefix cache at the first admission of their request."""
         self.num_loaded_tokens = {Tier.HOST: 0, Tier.DISK: 0}
-        """Number of `num_cached_tokens` that were loaded from each lower tier."""
+        """Cached prompt tokens (included in `num_cached_tokens`) that were loaded from each lower tier."""
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
         """Tokens computed in all steps, including those of unfinished requests."""
@@ -61,7 +61,7 @@ class SimulationTally:
         return self.num_finished + self.num_refused
 
     def step(self, plan: StepPlan, scheduler: Scheduler, pool: BlockPool) -> None:
-        """Count a step that was committed, before its finished requests are ended."""
+        """Count a committed step. Call it before the step's finished requests are ended."""
         batch = len(plan.scheduled)
         self.num_steps += 1
         self.num_scheduled += batch
@@ -75,8 +75,8 @@ class SimulationTally:
     def record_loaded(self, plan: StepPlan, block_size: int, origins: MutableMapping[int, Tier]) -> None:
         """Count and remove the blocks in `origins`, which maps blocks loaded in this step to their tiers.
 
-        If several requests of the plan share a block, it counts as a pool hit for all but the first. Blocks loaded for
-        preempted requests do not count, because they are no hits of the prefix cache.
+        If several requests of the plan share a loaded block, it counts as a pool hit for all but the first. Blocks
+        loaded for preempted requests do not count, because they are no hits of the prefix cache.
         """
         for item in plan.scheduled:
             request = item.request
@@ -109,10 +109,8 @@ class SimulationTally:
 
 
 def _holders(plan: StepPlan, scheduler: Scheduler) -> Iterable[Request]:
-    """Return a superset of the requests that hold blocks.
-
-    If the plan contains all running requests, they are those of the plan; otherwise all unfinished requests, which are
-    more.
+    """Return a superset of the requests that hold blocks: the requests of the plan if it contains all running
+    ones, otherwise all unfinished requests.
     """
     if len(plan.scheduled) == scheduler.num_running:
         return [item.request for item in plan.scheduled]

@@ -10,22 +10,24 @@ from kvscope_telemetry.ledger import Tier
 
 
 class TierUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of blocks, and times for which the run waited. Hit rates are shares of the prompts' tokens."""
+    """Counts of blocks, and times for which the run waited. Hit rates are fractions of all prompt tokens, 0 to 1."""
 
     num_host_blocks: int
-    """Capacity of host memory. `num_disk_blocks` is that of the disk."""
+    """Capacity of host memory in blocks. `num_disk_blocks` is the capacity of the disk."""
     num_disk_blocks: int
     swapped_blocks: int
-    """Blocks of preempted requests, copied to host memory."""
+    """Blocks of preempted requests that were copied to host memory."""
     offloaded_blocks: int
-    """Blocks evicted from the pool, copied to host memory."""
+    """Evicted blocks of the pool that were copied to host memory."""
     disk_blocks: int
     loaded_blocks: int
     """Swapped or offloaded blocks that were loaded to the pool."""
     loaded_from_disk_blocks: int
-    """Number of `loaded_blocks` that were read from disk."""
+    """Blocks in `loaded_blocks` that were read from disk."""
     pool_hit_rate: float | None
-    """Share found in the pool. This and the following two rates add up to the prefix hit rate."""
+    """Fraction of prompt tokens found in the pool. The sum of this, `host_hit_rate` and `disk_hit_rate` is the
+    prefix hit rate.
+    """
     host_hit_rate: float | None
     disk_hit_rate: float | None
     load_s: float
@@ -39,7 +41,6 @@ class TierUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tier_use(simulation: Simulation) -> TierUse | None:
-    """Return the use of lower tiers in a run that has ended; None if it had none."""
     mover, pool, totals = simulation.mover, simulation.pool, simulation.scheduler.totals
     if mover is None:
         return None

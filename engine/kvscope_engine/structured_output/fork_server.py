@@ -1,7 +1,7 @@
-"""The process that grammar processes are forked from: it has loaded XGrammar and the vocabulary, and no torch.
+"""Process from which grammar processes are forked. It has loaded XGrammar and the vocabulary, and no torch.
 
-It only waits for requests of the engine and forks. It ends with the engine, and its children end with it, whatever they
-compute. See docs/internals/decisions/0024-grammars-run-in-their-own-processes.md.
+It only waits for requests of the engine and forks. It ends with the engine, and its children end with it, even in the
+middle of a computation. See docs/internals/decisions/0024-grammars-run-in-their-own-processes.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
-    """Run the fork server. The only command-line argument is the descriptor of its socket."""
+    """Run the fork server. The only command-line argument is the file descriptor of its socket."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # signals of a terminal are for the engine, with which this ends
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -55,7 +55,9 @@ def main() -> None:
 
 
 def _next_connection(connection: socket.socket) -> int:
-    """Return the descriptor of the next grammar's socket; 0 if the engine has ended."""
+    """Wait for a request and return the file descriptor of the new grammar process's socket; 0 if the engine
+    has ended.
+    """
     while True:
         try:
             data, ancillary, _, _ = connection.recvmsg(len(FORK), socket.CMSG_SPACE(array.array("i").itemsize))
@@ -69,7 +71,9 @@ def _next_connection(connection: socket.socket) -> int:
 
 
 class _StubClass(type):
-    """Metaclass of stand-ins for the classes, and their attributes, of a library that is not loaded."""
+    """Metaclass of classes that stand in for those of a library that is not imported. Any attribute of such a
+    class is the class itself.
+    """
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

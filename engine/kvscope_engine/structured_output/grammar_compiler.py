@@ -1,6 +1,6 @@
 """Compiles a request for structured output to an XGrammar grammar, with one-line errors.
 
-Runs only in the process of a grammar, because XGrammar may run forever or crash the process.
+Runs only in the grammar's own process, because XGrammar may run forever or crash the process.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ from kvscope_telemetry.printable import valid_text
 OUT_OF_MEMORY: Final = "std::bad_alloc"
 """Text in XGrammar's exceptions if memory is exhausted."""
 MAX_WHITESPACE: Final = 32
-"""Maximum number of whitespace characters between two parts of JSON, enough for a line break and indentation. Without a
-limit, a model may generate whitespace forever.
+"""Maximum number of whitespace characters between two tokens of JSON syntax, enough for a line break and
+indentation. Without a limit, a model may generate whitespace forever.
 """
 _SOURCE_LOCATION: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: .*? is false: )?")
 _TRAILING_JSON: Final = re.compile(r"\s*The JSON string is.*$", re.DOTALL)
 _WARNING: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: Warning: (.*)$", re.MULTILINE)
 _MAX_WARNING_BYTES: Final = 1 << 20
 _IGNORED_WARNINGS: Final = ("oneOf with overlapping",)
-"""Beginnings of warnings about cases that `json_schema_check` checks more precisely."""
+"""First words of XGrammar warnings that are ignored, because `json_schema_check` checks the same cases more
+precisely.
+"""
 
 
 def compile_grammar(compiler: Any, spec: Structured) -> Any:
-    """Return XGrammar's compiled grammar; may take long. Raises BadInput with the reason, and MemoryError.
+    """Return XGrammar's compiled grammar for `spec`; may take long. Raises BadInput with the reason, or MemoryError.
 
-    A grammar is refused if XGrammar warns on standard error that it would not enforce a part. No other code writes to
-    standard error in this process.
+    A grammar is refused if XGrammar warns on standard error that it would not enforce a part of it. No other code
+    writes to standard error in this process.
     """
     _check(spec)
     warnings: list[str] = []
@@ -56,7 +58,6 @@ def compile_grammar(compiler: Any, spec: Structured) -> Any:
 
 @contextmanager
 def _capturing_warnings(warnings: list[str]) -> Iterator[None]:
-    """Capture standard error, and append the warnings in it to `warnings`."""
     before, captured = os.dup(2), os.memfd_create("warnings")
     os.dup2(captured, 2)
     try:
@@ -84,7 +85,7 @@ def _compile(compiler: Any, spec: Structured) -> Any:
 
 
 def _check(spec: Structured) -> None:
-    """Raise BadInput for errors that XGrammar would report at length."""
+    """Raise BadInput with a short text for errors that XGrammar would report at length."""
     valid_text(spec.text, name=spec.kind)
     if spec.kind not in ("json_schema", "structural_tag"):
         return
@@ -100,7 +101,9 @@ def _check(spec: Structured) -> None:
 
 
 def _literal(text: str) -> str:
-    """Return a string literal of XGrammar's grammars: escaped as in JSON, with eight digits above U+FFFF."""
+    """Return `text` as a string literal in XGrammar's grammar syntax: escaped as in JSON, but with eight
+    hexadecimal digits above U+FFFF.
+    """
     plain = json.dumps(text, ensure_ascii=False)
     return "".join(c if c.isprintable() or c in '"\\' else _escaped(c) for c in plain)
 

@@ -1,4 +1,4 @@
-"""A compiled grammar, and the state of each completion in it, as received from the grammar's process."""
+"""A compiled grammar, and the matching state of each completion, as received from the grammar's process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kvscope_telemetry.errors import KvscopeError
 
 
 class Grammar:
-    """An accepted grammar. Its process ends when the last reference to this object is dropped."""
+    """A grammar that was compiled and accepted. Its process ends when the last reference to this object is dropped."""
 
     def __init__(self, process: GrammarProcess, trial_result: TrialResult, ends: Collection[int]) -> None:
         self.process = process
         self.ends = ends
         self.first_mask = np.frombuffer(trial_result.mask, np.int32)
         self.num_bytes = process.own_bytes
-        """Memory of the process in bytes, when it was last measured."""
+        """Memory of the grammar's process in bytes, when it was last measured."""
         weakref.finalize(self, process.kill)
 
     def matcher(self) -> GrammarMatcher:
@@ -31,14 +31,16 @@ class Grammar:
 
 
 class GrammarMatcher:
-    """`TokenMatcher` of one completion. `StructuredOutputManager.request_masks` requests the mask after each token."""
+    """Implements `TokenMatcher` for one completion. `StructuredOutputManager.request_masks` requests the mask
+    after each token.
+    """
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._mask: NDArray[np.int32] | None = grammar.first_mask
         """Mask of the allowed next tokens; None while it is being computed."""
         self._is_stuck = False
-        """Whether no token can continue the text, so that the mask is meaningless."""
+        """Whether no token can continue the text. The mask is then meaningless."""
         self._has_ended = False
         self._number = grammar.process.add_completion(self)
 
@@ -63,7 +65,9 @@ class GrammarMatcher:
             self._disallow_end(words[row])
 
     def accept(self, token_id: int) -> None:
-        """Advance by a sampled token. Raises KvscopeError if the grammar does not allow it, or its process failed."""
+        """Advance by a sampled token. Raises KvscopeError if the grammar does not allow it, or if the grammar's
+        process failed.
+        """
         mask = self._await_mask()
         if mask is None:
             raise KvscopeError(self._grammar.process.failure or "its structured output has ended")

@@ -1,8 +1,8 @@
-"""The protocol between an engine, the fork server, and the grammar processes. Imports neither torch nor XGrammar.
+"""Protocol between the engine, the fork server, and the grammar processes. Imports neither torch nor XGrammar.
 
 Messages are packets on socket pairs. A message that may exceed a packet is sent in several packets, after its length.
-Masks are in memory shared by the engine and a grammar's process, with a row per completion; packets only say which rows
-are new.
+Token masks are in memory shared by the engine and a grammar's process, with a row per completion; packets only say
+which rows were updated.
 """
 
 from __future__ import annotations
@@ -19,51 +19,56 @@ from numpy.typing import NDArray
 
 PACKET_BYTES: Final = 64 << 10
 FORK: Final = b"f"
-"""Message to the fork server, with the socket of a new process."""
+"""Message that asks the fork server for a new process. The process's socket is sent along with it."""
 REQUEST: Final = struct.Struct("<cxHIi")
-"""Request to a grammar's process, several per packet: ACCEPT or DROP, row of the mask, number of the completion, token
-id.
+"""Format of a request to a grammar's process: ACCEPT or DROP, mask row, number of the completion, token id. A
+packet contains several.
 """
 MAX_REQUEST_BYTES: Final = PACKET_BYTES // REQUEST.size * REQUEST.size
 ACCEPT: Final = b"a"
 DROP: Final = b"d"
 ANSWERS_HEADER: Final = struct.Struct("<Q")
-"""Header of a packet of answers: the CPU time of the slowest of them, in nanoseconds."""
+"""Format of the header of a packet of answers: the CPU time of the slowest of them, in nanoseconds."""
 ANSWER: Final = struct.Struct("<IBxxx")
-"""Answer: number of the completion and its state, one of the constants below. A packet has at most MAX_ROWS answers."""
+"""Format of an answer: number of the completion, and its state (CONTINUES, ENDED, REFUSED or STUCK). A packet
+has at most MAX_ROWS answers.
+"""
 CONTINUES: Final = 0
-"""State: the completion's row contains the mask."""
+"""State of a completion whose mask row contains the allowed next tokens."""
 ENDED: Final = 1
 REFUSED: Final = 2
 STUCK: Final = 3
-"""State: no token of the model can continue the text."""
+"""State of a completion whose text no token of the model can continue."""
 MAX_ROWS: Final = 4096
-"""Number of mask rows in a grammar's shared memory. Rows that were never written take no memory."""
+"""Number of mask rows in a grammar's shared memory. Rows that are never written occupy no physical memory."""
 WORD_BITS: Final = 32
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The tokens of a model in the form that XGrammar needs."""
+    """Token texts of a model, as needed to construct XGrammar's tokenizer info."""
 
     kind: str
-    """Encoding of the tokens: a name in XGrammar's `VocabType`."""
+    """Encoding of the token texts: a name in XGrammar's `VocabType`."""
     tokens: list[str]
-    """Tokens by id, as many as the width of the logits; "" for ids that have no text."""
+    """Token texts by id, one for each column of the logits; "" for ids that have no text."""
     ends: list[int]
-    """Token ids that may follow a complete text."""
+    """Token ids that may follow a complete text (end of sequence)."""
 
 
 class TrialResult(msgspec.Struct, frozen=True):
-    """Result of the trial of a grammar: the reason why it is refused, or its first mask (int32 words)."""
+    """Result of compiling and testing a grammar: the reason why it is refused, or the mask for its first token
+    (int32 words).
+    """
 
     reason: str = ""
     mask: bytes = b""
 
 
 def map_masks(memory: int, num_logits: int = 0) -> NDArray[np.int32]:
-    """Map the rows of masks in the shared memory with descriptor `memory`; with `num_logits`, set its size first.
+    """Map the mask rows in the shared memory with file descriptor `memory`. With `num_logits`, the memory is resized
+    for that many logits first.
 
-    Returns int32 of shape (MAX_ROWS, words per row).
+    Returns int32 of shape (MAX_ROWS, 32-bit words per row).
     """
     if num_logits:
         os.ftruncate(memory, MAX_ROWS * -(-num_logits // WORD_BITS) * np.dtype(np.int32).itemsize)
@@ -81,7 +86,9 @@ def send_long(line: socket.socket, data: bytes) -> None:
 
 
 def receive_long(line: socket.socket) -> bytes:
-    """Wait for a message of `send_long` and return it. Raises EOFError if the other side closed the connection."""
+    """Wait for a message sent with `send_long` and return it. Raises EOFError if the other side closed the
+    connection.
+    """
     num_bytes = int.from_bytes(_receive_packet(line), "little")
     parts: list[bytes] = []
     while num_bytes > 0:

@@ -1,4 +1,4 @@
-"""The engine's side of the grammar processes: the fork server that they are forked from, and each of them.
+"""The engine's side of the grammar processes: handles for the fork server and for each process forked from it.
 
 Owns their sockets and their termination. A process can be killed at any time, even within C++ code.
 """
@@ -28,31 +28,29 @@ from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.structured import Structured
 
 START_S: Final = 120.0
-"""Timeout for the fork server to import its libraries and process the vocabulary on a busy machine, in seconds."""
+"""Timeout in seconds for the fork server to import its libraries and process the vocabulary on a busy machine."""
 MAX_STEP_WAIT_S: Final = 0.005
-"""Maximum time that a step waits for a grammar's mask, in seconds. Requests whose masks are late run in a later step.
-"""
+"""Maximum seconds that a step waits for a grammar's mask. Requests whose masks are late run in a later step."""
 MAX_TOKEN_S: Final = 0.25
-"""Maximum CPU time for one token, in seconds. A process that takes longer is killed, and the requests of its grammar
-end.
+"""Maximum CPU seconds for one token. A process that takes longer is killed, and the requests that use its
+grammar end.
 """
 MAX_SILENCE_S: Final = 60.0
-"""Maximum time without an answer of a process that uses no CPU time, because it was stopped or is starved, in seconds.
+"""Maximum seconds without an answer from a process that uses no CPU time, because it was stopped or is starved.
+It is then killed.
 """
 LOW_PRIORITY_NICE: Final = 19
-"""`nice` value for a process that is slow."""
+"""`nice` value that a process gets when it needs more than `MAX_STEP_WAIT_S` of CPU time for an answer."""
 POLL_S: Final = 0.1
 
 
 class MaskReceiver(Protocol):
-    """Receiver of the masks of one completion."""
-
     def receive_mask(self, state: int, mask: NDArray[np.int32]) -> None:
         """Receive the mask after the last token. It is meaningless unless `state` is `grammar_messages.CONTINUES`."""
 
 
 class ForkServerProcess:
-    """The process that grammar processes are forked from. It can fork after `send_vocabulary`.
+    """Handle of the fork server, from which grammar processes are forked. Call `send_vocabulary` before `fork`.
 
     Raises KvscopeError with the reason if it cannot be started.
     """
@@ -73,8 +71,8 @@ class ForkServerProcess:
                 raise KvscopeError(f"its process does not start: {error}") from error
 
     def send_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """Send the vocabulary, and wait until the process is ready. Raises KvscopeError on failure, also after
-        `kill`.
+        """Send the vocabulary, and wait until the fork server is ready. Raises KvscopeError on failure, also
+        after `kill`.
         """
         try:
             self._line.settimeout(START_S)
@@ -91,9 +89,9 @@ class ForkServerProcess:
         return self._process.poll() is None
 
     def fork(self, busy: set[GrammarProcess]) -> GrammarProcess:
-        """Return a new process without a grammar. Raises KvscopeError if it cannot be started.
+        """Fork a new process that has no grammar yet. Raises KvscopeError if it cannot be started.
 
-        The process is in the set `busy` while an answer is pending or dropped completions must be sent to it.
+        The process adds itself to `busy` while an answer is pending or dropped completions must be sent to it.
         """
         own_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with child_socket:
@@ -130,22 +128,23 @@ class ForkServerProcess:
 
 
 class GrammarProcess:
-    """Process of one grammar. After the trial of the grammar, methods other than `kill` are for the engine's thread
-    only.
+    """Handle of the process of one grammar. Once the grammar has been tested, methods other than `kill` may be
+    called only on the engine's thread.
     """
 
     def __init__(
         self, line: socket.socket, pid: int, descriptor: int, masks: NDArray[np.int32], busy: set[GrammarProcess]
     ) -> None:
         self.failure = ""
-        """Reason why the process no longer answers; empty while it does."""
         self._line = line
         self._pid = pid
         self._descriptor = descriptor
         self._masks = masks
         self._busy = busy
         self._rows: dict[int, int] = {}
-        """Row of `masks` by the number of the completion, assigned at the completion's first token."""
+        """Map from the number of a completion to its row in `masks`, which is assigned at the completion's
+        first token.
+        """
         self._free_rows: list[int] = []
         self._awaiting: weakref.WeakValueDictionary[int, MaskReceiver] = weakref.WeakValueDictionary()
         self._dropped: deque[int] = deque()
@@ -164,7 +163,7 @@ class GrammarProcess:
             grammar_messages.send_long(self._line, msgspec.msgpack.encode(spec))
 
     def poll_result(self) -> TrialResult | None:
-        """Return the result of the trial, or None if there is none after `POLL_S` seconds.
+        """Wait up to `POLL_S` seconds for the result of compiling and testing the grammar; None if there is none yet.
 
         Raises EOFError if the process has ended.
         """
@@ -177,7 +176,7 @@ class GrammarProcess:
 
     @property
     def own_bytes(self) -> int:
-        """Memory of the process that it shares with no other process, in bytes; 0 if the process has ended."""
+        """Private memory of the process (not shared with any other process) in bytes; 0 if the process has ended."""
         try:
             with open(f"/proc/{self._pid}/smaps_rollup", encoding="ascii") as file:
                 lines = [line.split() for line in file]
@@ -192,14 +191,14 @@ class GrammarProcess:
     # Methods for completions, on the engine's thread.
 
     def add_completion(self, completion: MaskReceiver) -> int:
-        """Register a new completion at the beginning of the grammar. Returns its number."""
+        """Register a completion that starts at the beginning of the grammar. Returns its number."""
         self._last_number += 1
         self._awaiting[self._last_number] = completion
         weakref.finalize(completion, self._drop, self._last_number).atexit = False
         return self._last_number
 
     def accept(self, number: int, token: int) -> None:
-        """Queue a request for the mask after one more token of completion `number`. The next `send` sends it.
+        """Queue a request to accept `token` for completion `number` and compute the next mask. `send` sends it.
 
         Raises KvscopeError if there are too many completions.
         """
@@ -214,11 +213,11 @@ class GrammarProcess:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether an answer is pending and expected soon, judging by the time that the last answers took."""
+        """Whether an answer is pending and the process is not slow, so that it is worth waiting for."""
         return bool(self._num_unanswered) and not self._is_slow and not self.failure
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when an answer arrives."""
+        """Return the file descriptor that becomes readable when an answer arrives."""
         return self._line.fileno()
 
     def receive(self) -> bool:
@@ -279,7 +278,7 @@ class GrammarProcess:
                 completion.receive_mask(state, self._masks[self._rows[number]])
 
     def _drop(self, number: int) -> None:
-        """Record that a completion ended. Called on any thread."""
+        """Queue completion `number` for removal, because it has ended. Called on any thread."""
         self._dropped.append(number)
         self._busy.add(self)
 
@@ -300,7 +299,9 @@ class GrammarProcess:
         return len(self._rows)
 
     def _check_progress(self) -> None:
-        """Check for how long the pending answer takes, and lower the priority of the process or kill it."""
+        """If the pending answer takes long, lower the priority of the process; kill it if the answer exceeds
+        `MAX_TOKEN_S` or `MAX_SILENCE_S`.
+        """
         silent_s = (time.monotonic_ns() - self._since_ns) / 1e9
         if silent_s <= MAX_STEP_WAIT_S:
             return
@@ -329,7 +330,6 @@ class GrammarProcess:
 
 
 def wait_for_any(processes: list[GrammarProcess], max_s: float) -> None:
-    """Wait until an answer of one of the processes can be read, at most `max_s` seconds."""
     poll = select.poll()
     for process in processes:
         if process.fileno() >= 0:

@@ -1,8 +1,9 @@
-"""The process of one grammar: compiles and tries it, and then computes the allowed next tokens of its completions.
+"""Process of one grammar: compiles and tests it, and then computes the allowed next tokens of its completions.
 
-All costs of a grammar arise in this process, which the engine kills if they are too high. Compiling and trying run on a
-thread with low priority. Computing a token's mask does not, because the engine waits for it. The requests of a step
-arrive in one packet and are answered in one, unless that takes long: then the masks that are ready are sent first.
+All costs of a grammar arise in this process, which the engine kills if they are too high. Compiling and testing run on
+a thread with low priority. Computing a token's mask does not, because the engine waits for it. The requests of a step
+arrive in one packet and are answered in one packet, unless that takes long; then the masks that are ready are sent
+first.
 """
 
 from __future__ import annotations
@@ -28,21 +29,23 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
 JSON_KINDS: Final = ("json_schema", "json_object", "structural_tag")
-"""Kinds of grammars whose texts are JSON or contain it."""
+"""Values of `Structured.kind` whose texts are JSON or contain it."""
 MAX_MASK_S: Final = 0.02
-"""Maximum CPU time per token while a grammar is tried, in seconds; slower grammars are refused. On a busy machine,
-single tokens may take longer, so a slow walk is repeated before it counts.
+"""Maximum CPU seconds per token while a grammar is tested; slower grammars are refused. On a busy machine,
+single tokens may take longer, so a slow test is repeated before the grammar is refused.
 """
 TOO_SLOW_FACTOR: Final = 5
-"""Factor of `MAX_MASK_S` above which a walk is not repeated, because chance cannot explain it."""
+"""Multiple of `MAX_MASK_S` above which a slow test is not repeated, because the load of the machine cannot
+explain it.
+"""
 NUM_WALKS: Final = 6
 MAX_WALK_TOKENS: Final = 24
-"""Maximum number of tokens of each trial walk through a grammar."""
+"""Maximum number of tokens of each random walk that tests a grammar."""
 MAX_TRIAL_S: Final = 0.25
 MAX_ADDED_BYTES: Final = 256 << 20
-"""Maximum address space in addition to that of the fork server, in bytes."""
+"""Maximum bytes of address space that a grammar process may use in addition to that of the fork server."""
 MAX_UNSENT_NS: Final = 1_000_000
-"""CPU time after which the masks that are ready are sent, in nanoseconds."""
+"""CPU time in nanoseconds after which the masks that are ready are sent without waiting for the other masks."""
 LOW_PRIORITY_NICE: Final = 19
 MIB: Final = 1 << 20
 
@@ -50,7 +53,7 @@ MIB: Final = 1 << 20
 def run_worker(
     line: socket.socket, info: Any, num_logits: int, ends: Collection[int], json_mask: NDArray[np.int32]
 ) -> None:
-    """Serve one grammar until the engine closes `line`: receive and try it, then compute masks for its completions."""
+    """Serve one grammar until the engine closes `line`: receive and test it, then compute masks for its completions."""
     descriptors = [os.pidfd_open(os.getpid()), os.memfd_create("masks")]
     masks = grammar_messages.map_masks(descriptors[1], num_logits)
     socket.send_fds(line, [os.getpid().to_bytes(4, "little")], descriptors)
@@ -75,8 +78,8 @@ class _WorkerGrammar:
     def __init__(
         self, compiled: Any, masks: NDArray[np.int32], ends: Collection[int], allowed_tokens: NDArray[np.int32] | None
     ) -> None:
-        """Masks are written to the rows of `masks`. `allowed_tokens` is a mask of the tokens that are ever allowed;
-        None: all.
+        """`masks` is the array to whose rows masks are written. `allowed_tokens` is a mask of the tokens that
+        may ever be allowed; None if all may.
         """
         self._compiled = compiled
         self._ends = ends
@@ -89,7 +92,6 @@ class _WorkerGrammar:
         return xgrammar.GrammarMatcher(self._compiled, terminate_without_stop_token=not self._ends)
 
     def mask(self, matcher: Any, row: int = 0) -> NDArray[np.int32]:
-        """Write the mask of the allowed next tokens to the row and return it."""
         mask: NDArray[np.int32] = self._masks[row]
         mask.fill(-1)  # XGrammar writes nothing if all tokens are allowed
         matcher.fill_next_token_bitmask(self._masks, row)
@@ -99,7 +101,7 @@ class _WorkerGrammar:
 
 
 class _Trial:
-    """Compiles and tries a grammar. Sets `trial_result`, and `grammar` if the grammar is accepted."""
+    """Compiles and tests a grammar. Sets `trial_result`, and `grammar` if the grammar is accepted."""
 
     def __init__(
         self,
@@ -143,7 +145,7 @@ class _Trial:
         self.grammar = grammar
 
     def _walk(self, grammar: _WorkerGrammar) -> None:
-        """Try the grammar on several walks, whose tokens are drawn from the allowed ones.
+        """Test the grammar on several random walks, whose tokens are drawn from the allowed ones.
 
         Raises BadInput if a token takes too long.
         """
@@ -162,7 +164,7 @@ class _Trial:
 
 
 def _longest_token_s(grammar: _WorkerGrammar, seed: int) -> float:
-    """Return the longest CPU time for a token on a random walk through the grammar, in seconds.
+    """Return the longest CPU time in seconds for a token on a random walk through the grammar.
 
     The walk ends if a token is too slow.
     """
@@ -204,7 +206,6 @@ def _serve(line: socket.socket, grammar: _WorkerGrammar) -> None:
 
 
 def _next_mask(grammar: _WorkerGrammar, matcher: Any, row: int, token: int) -> int:
-    """Accept the token and write the next mask to `row`. Returns the state of the completion (`grammar_messages`)."""
     if not matcher.accept_token(token):
         return grammar_messages.REFUSED
     if matcher.is_terminated():
@@ -213,7 +214,6 @@ def _next_mask(grammar: _WorkerGrammar, matcher: Any, row: int, token: int) -> i
 
 
 def _release_memory() -> None:
-    """Return memory that compiling or answering no longer needs to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)

@@ -1,7 +1,8 @@
-"""Finds parts of a JSON schema that XGrammar (0.2.8) ignores silently.
+"""Finds keywords in a JSON schema that XGrammar (0.2.8) ignores silently.
 
-They are refused by name, so that an answer always satisfies its whole schema. Parts about which XGrammar warns are
-refused with its own message (`grammar_compiler`); docs/reference/structured-output.md lists what is enforced.
+Schemas with such keywords are refused with the keyword's name, so that an answer always satisfies its whole schema.
+Keywords about which XGrammar warns are refused with its own message (`grammar_compiler`);
+docs/reference/structured-output.md lists what is enforced.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ NEVER_ENFORCED: Final = frozenset(
     }
 )
 EXCLUSIVE_KEYWORDS: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-"""Keywords of which XGrammar enforces the first one present, and no other keyword of the same schema."""
+"""Keywords in the order in which XGrammar looks for them. It enforces the first one present, and no other
+keyword of the same schema.
+"""
 NUMBER_KEYWORDS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 STRING_KEYWORDS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
 ARRAY_KEYWORDS: Final = frozenset({"items", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"})
@@ -32,9 +35,13 @@ OBJECT_KEYWORDS: Final = frozenset(
 ASSERTIONS: Final = NUMBER_KEYWORDS | STRING_KEYWORDS | ARRAY_KEYWORDS | OBJECT_KEYWORDS
 ARRAY_INDICATORS: Final = frozenset({"items", "prefixItems"})
 OBJECT_INDICATORS: Final = frozenset({"properties", "additionalProperties", "unevaluatedProperties"})
-"""Keywords from which XGrammar infers `object` for a schema without `type` (`array` from `ARRAY_INDICATORS`)."""
+"""Keywords from which XGrammar infers `"type": "object"` for a schema without `type`. It infers `array` from
+`ARRAY_INDICATORS`.
+"""
 UNKNOWN_FORMATS: Final = frozenset({"regex", "idn-email", "idn-hostname", "iri", "iri-reference"})
-"""Formats of JSON Schema that XGrammar does not support. Names outside JSON Schema are only annotations there, too."""
+"""Values of `format` in the JSON Schema standard that XGrammar does not enforce. Names outside the standard are
+mere annotations by the standard itself.
+"""
 SINGLE_SUBSCHEMA: Final = (
     "additionalProperties",
     "unevaluatedProperties",
@@ -45,11 +52,13 @@ SINGLE_SUBSCHEMA: Final = (
 SUBSCHEMA_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 SUBSCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 MAX_HOPS: Final = 32
-"""Maximum length of a chain of references."""
+"""Maximum length of a chain of `$ref` references that is followed."""
 
 
 def unenforced(schema: Schema) -> str:
-    """Return the first part of a schema that would not be enforced, and why; "" if all parts are enforced."""
+    """Return a text that names the first part of a schema that would not be enforced, and why; "" if all parts
+    are enforced.
+    """
     pending: list[Any] = [schema]
     while pending:
         part = pending.pop()
@@ -96,7 +105,9 @@ def _unenforced_keyword(schema: dict[str, Any], root: Schema) -> str:
 
 
 def _unenforced_next_to_whole(whole: str, schema: dict[str, Any], root: Schema) -> str:
-    """Return the first keyword next to `whole` that would not be enforced, and why; "" if there is none."""
+    """Return a text that names the first keyword that would not be enforced next to the exclusive keyword
+    `whole`; "" if there is none.
+    """
     for name in schema:
         if name in ASSERTIONS or (
             name in EXCLUSIVE_KEYWORDS and name != whole and not _is_in_enum(schema, whole, name)
@@ -144,7 +155,7 @@ def _type_names(types: object) -> set[str]:
 
 
 def _types(schema: Any, root: Schema, hops: int = MAX_HOPS) -> set[str]:
-    """Return the types that a value of the schema may have; "any" if they cannot be determined."""
+    """Return the JSON types that a value of the schema may have; "any" if they cannot be determined."""
     if not isinstance(schema, dict) or not hops:
         return {"any"}
     if isinstance(schema.get("$ref"), str):
@@ -174,8 +185,8 @@ def _referenced_schema(reference: str, root: Schema) -> Any:
 
 
 def _are_exclusive(branches: Any, root: Schema) -> bool:
-    """Whether no value satisfies two of the schemas, by their types or by the values of a property that all objects
-    require.
+    """Return whether no value satisfies two of the schemas, judging by their types or by the values of a
+    property that all objects require.
     """
     if not isinstance(branches, list):
         return True  # the compiler says what is wrong

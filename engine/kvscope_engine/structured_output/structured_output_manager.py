@@ -1,11 +1,11 @@
-"""Manages the grammars of structured output. Each is compiled and tried in a separate process before it is accepted.
+"""Manages the grammars of structured output. Each is compiled and tested in a separate process before it is accepted.
 
 C++ code cannot be interrupted, and a regex of twenty characters can keep it busy forever, during compilation or at its
 hundredth token. So the engine's process computes nothing of a grammar: a grammar process that takes too long is killed
 without affecting other requests (docs/internals/decisions/0024-grammars-run-in-their-own-processes.md).
 
 Owns the fork server, which is started for the first grammar, and the cache of grammars. `get` may be called on any
-thread, `request_masks` and `await_masks` only on the engine's.
+thread, `request_masks` and `await_masks` only on the engine's thread.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ from kvscope_telemetry.messages.structured import Structured
 from kvscope_telemetry.printable import valid_text
 
 MAX_COMPILE_S: Final = 5.0
-"""Maximum CPU time to compile and try a grammar, in seconds."""
+"""Maximum CPU seconds to compile and test a grammar."""
 MAX_WAIT_S: Final = 60.0
-"""Maximum time to wait for a grammar on a machine that is busy with other work, in seconds."""
+"""Maximum seconds (wall-clock time) to wait for a grammar on a machine that is busy with other work."""
 MAX_GRAMMARS: Final = 64
 """Maximum number of grammars, each with a process: in use, being compiled, and cached."""
 MAX_BYTES: Final = 1 << 30
-"""Memory of all grammar processes above which no further grammar is accepted, in bytes."""
+"""Total bytes of memory of all grammar processes above which no further grammar is accepted."""
 MAX_CACHED: Final = 32
 MAX_CACHED_BYTES: Final = 64 << 20
-"""Maximum memory of the cached grammars, in bytes. A larger grammar exists only while it is in use."""
+"""Maximum bytes of memory of all cached grammars. A larger grammar exists only while it is in use."""
 MAX_DEPTH: Final = 128
-"""Maximum nesting depth of objects and arrays in a JSON schema. XGrammar's time grows with the cube of the depth: 0.2 s
-at 128, 8 s and more at 500, for which other grammars of the same client wait.
+"""Maximum nesting depth of objects and arrays in a JSON schema.
+
+XGrammar's time grows with the cube of the depth: 0.2 s at 128, 8 s and more at 500. Other grammars of the same client
+wait during that time.
 """
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET: Final = re.compile(r"[][{}]")
@@ -61,7 +63,9 @@ def always_wanted() -> bool:
 
 
 class _Compilation:
-    """A grammar that is being compiled. `is_wanted_callbacks` are those of all callers that wait for it."""
+    """A grammar that is being compiled. `is_wanted_callbacks` has the `is_wanted` callback of each caller that
+    waits for it.
+    """
 
     def __init__(self) -> None:
         self.is_wanted_callbacks: list[IsWanted] = []
@@ -75,7 +79,7 @@ class StructuredOutputManager:
         tokenizer: Tokenizer of the model.
         num_logits: Width of the model's logits.
         ends: Token ids that may end a text.
-        max_s: Maximum CPU time to compile and try a grammar, in seconds.
+        max_s: Maximum CPU seconds to compile and test a grammar.
     """
 
     def __init__(
@@ -98,13 +102,12 @@ class StructuredOutputManager:
         self._is_closed = False
 
     def is_compiled(self, spec: Structured) -> bool:
-        """Whether the grammar is compiled already, so that `get` returns immediately."""
         with self._lock:
             grammar = self._in_use.get(spec)
             return grammar is not None and not grammar.process.failure
 
     def get(self, spec: Structured, is_wanted: IsWanted = always_wanted) -> Grammar:
-        """Return the grammar of `spec`, which is compiled and tried first if it is new.
+        """Return the grammar of `spec`. A new grammar is compiled and tested first.
 
         Compilation is cancelled when `is_wanted` returns False for all callers that wait for it.
 
@@ -136,7 +139,7 @@ class StructuredOutputManager:
                     raise BadInput(UNWANTED) from None
 
     def request_masks(self) -> None:
-        """Request the masks after all accepted tokens, with one packet per process."""
+        """Send the accepted tokens to the grammar processes to request the next masks, with one packet per process."""
         for process in list(self._busy):
             process.send()
 
@@ -237,7 +240,7 @@ class StructuredOutputManager:
             return self._fork_server
 
     def _evict_cached(self, spec: Structured) -> None:
-        """Evict cached grammars until there is capacity for another one. Must be called with the lock held.
+        """Evict cached grammars until another one can be added. Must be called with the lock held.
 
         Raises BadInput if the remaining grammars are all in use.
         """
@@ -253,7 +256,6 @@ class StructuredOutputManager:
             raise BadInput(f"the engine is behind: {reason}")
 
     def _measure_memory(self) -> None:
-        """Measure the memory of all grammar processes, which grows with use."""
         with self._lock:
             grammars = list(self._in_use.values())
         for grammar in grammars:
@@ -303,7 +305,7 @@ def prepare_prompt(
 
 
 def matcher_for(token_ids: list[int]) -> GrammarMatcher | None:
-    """Return a matcher for one completion of a prompt; None if no structured output is requested."""
+    """Return a matcher for one completion of a prompt; None if the prompt is no `PreparedPrompt`."""
     return token_ids.grammar.matcher() if isinstance(token_ids, PreparedPrompt) else None
 
 

@@ -1,7 +1,7 @@
-"""A model's vocabulary for XGrammar: the bytes of each token, without special tokens.
+"""Converts a model's vocabulary for XGrammar: the bytes of each token, without special tokens.
 
 Special tokens are excluded from every grammar. They do not appear in an answer's text, so a string with one would be
-shorter than the string that the grammar counted. Ids from the end of the vocabulary to the width of the logits are
+shorter than the string that the grammar counted. Ids between the end of the vocabulary and the width of the logits are
 never sampled.
 """
 
@@ -17,7 +17,9 @@ from kvscope_engine.structured_output.grammar_messages import Vocabulary
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 
 BYTE_PIECES = 128
-"""Minimum number of tokens such as <0x0A> that identify a vocabulary with byte fallback; complete ones have 256."""
+"""Minimum number of tokens such as <0x0A> from which a vocabulary is taken to have byte fallback. A complete
+one has 256.
+"""
 
 
 def vocabulary_of(tokenizer: Tokenizer, num_logits: int, ends: Collection[int]) -> Vocabulary:
@@ -43,7 +45,7 @@ def json_token_mask(info: Any, num_logits: int) -> NDArray[np.int32]:
     """Return a mask of the tokens without control characters other than line breaks.
 
     JSON strings have no control characters, but XGrammar (0.2.8) allows them in strings of bounded length. The mask
-    also excludes tabs between the parts of JSON.
+    also excludes tabs between tokens of JSON syntax.
     """
     allowed = np.ones(-(-num_logits // 32) * 32, np.bool_)
     for token_id, text in enumerate(info.decoded_vocab):
@@ -52,8 +54,8 @@ def json_token_mask(info: Any, num_logits: int) -> NDArray[np.int32]:
 
 
 def _vocab_type(tokenizer: Tokenizer) -> str:
-    """Return the name of the tokens' encoding in XGrammar's `VocabType`. The encodings write " a" as "Ġa", "▁a", or "
-    a".
+    """Return the encoding of the token texts, as a name in XGrammar's `VocabType`. The encodings write " a" as
+    "Ġa", "▁a", or " a".
     """
     if tokenizer.is_byte_level:
         return "BYTE_LEVEL"

@@ -1,8 +1,8 @@
 """Renders chat templates with a time limit.
 
-A template is a program that is part of the model, and its input is a client's: nested loops over all turns, loops over
-a large `range`, or recursive macros can take minutes. Jinja cannot interrupt them, so a trace function checks the time
-at each line that the compiled template executes and at each function that it calls. The limit is CPU time of the
+A template is a program that is part of the model, and its input comes from a client: nested loops over all turns, loops
+over a large `range`, or recursive macros can take minutes. Jinja cannot interrupt them, so a trace function checks the
+time at each line that the compiled template executes and at each function that it calls. The limit is CPU time of the
 thread, so that load on the machine never causes a refusal.
 """
 
@@ -19,7 +19,7 @@ from kvscope_telemetry.errors import BadInput
 
 MAX_TEMPLATE_S: Final = 2.0
 _TEMPLATE_FILE_NAME: Final = "<template>"
-"""File name that Jinja assigns to the compiled code of a template."""
+"""File name that Jinja gives to the compiled code of a template. The trace function recognizes template code by it."""
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""Lower bound of the number of tokens in a text, computed from its bytes.
+"""Computes a lower bound of the number of tokens in a text from its bytes.
 
-With it, prompts that are too long are refused before they are tokenized.
+Prompts that are too long are thus refused before they are tokenized.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import numpy as np
 import tokenizers
 
 SPACE: Final = "\u2581"
-"""Character that SentencePiece writes for a space."""
+"""Character by which SentencePiece represents a space."""
 PIECE_BYTES: Final = 1 << 18
 _LOSSLESS_PRE_TOKENIZERS: Final = frozenset(
     ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts")
 )
-"""Types of pre-tokenizers that split a text without dropping any of it, unless their `behavior` is "Removed"."""
+"""Types of pre-tokenizers that split a text without dropping any of its characters, unless their `behavior` is
+"Removed".
+"""
 
 
 class FewestTokens:
@@ -59,7 +61,7 @@ class FewestTokens:
         self._shares = _shares(backend, is_byte_level=is_byte_level) if is_bounded else np.zeros(256)
 
     def __call__(self, text: str, enough: int) -> int:
-        """Return a lower bound of the number of tokens in `text`. Counting stops once the bound exceeds `enough`."""
+        """Return a lower bound of the number of tokens in `text`. Counting stops when the bound exceeds `enough`."""
         if self._composes and not text.isascii() and not unicodedata.is_normalized("NFC", text):
             text = unicodedata.normalize("NFC", text)
         if self._writes_spaces:
@@ -76,7 +78,9 @@ class FewestTokens:
 
 
 def _shares(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return 1 / longest(byte) for each byte, shape (256,) float64; 0 for bytes without a token of their own."""
+    """Return 1 / longest(byte) for each byte, shape (256,) float64; 0 for bytes that no single-byte token
+    represents.
+    """
     longest = np.zeros(256, np.int64)
     has_own = np.zeros(256, bool)
     for token in _token_bytes(backend, is_byte_level=is_byte_level):
@@ -102,7 +106,7 @@ def _token_bytes(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> Itera
 
 
 def _letters() -> dict[str, bytes]:
-    """Return the byte of each character of GPT-2's byte-level alphabet.
+    """Return a map from each character of GPT-2's byte-level alphabet to the byte that it represents.
 
     Printable bytes are represented by themselves, the others by the characters from 256 on.
     """

@@ -1,8 +1,8 @@
-"""Tokenizer: encodes text and conversations (with the model's chat template), and decodes token ids, at once or
-streaming.
+"""Tokenizer: encodes text and conversations (with the model's chat template), and decodes complete sequences or streams
+of token ids.
 
 Token ids are identical to those of transformers' tokenizer from the same files. Owns the text of a streaming answer
-that is held back. Stop strings are found regardless of token boundaries. Independent of the model.
+that is not released yet. Stop strings are found regardless of token boundaries. Independent of the model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kvscope_telemetry.printable import valid_text
 
 REPLACEMENT: Final = "�"
 WINDOW: Final = 16
-"""Number of trailing tokens that are decoded again for each new one. The first of them are context, which determines
-leading spaces.
+"""Number of trailing tokens that are decoded again for each new one. The first of them only provide context,
+which determines leading spaces.
 """
 MAX_WINDOW: Final = 256
 """Number of consecutive tokens without a complete character after which their text is flushed, with replacement
@@ -32,30 +32,28 @@ characters.
 """
 
 _PROBE: Final = "kvscope"
-"""Text that no chat template contains, to test what a template writes."""
+"""Text that no chat template contains. It is rendered as a message to test which content format a template supports."""
 
 Decode = Callable[[Sequence[int]], str]
 
 
 class Codec(Protocol):
-    """Interface of the tokenizer implementations."""
-
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
 
     def vocabulary(self) -> Mapping[str, int]:
-        """Return the ids by token text, added tokens included."""
+        """Return a map from token text to id, including added tokens."""
 
     def special_ids(self) -> frozenset[int]:
         """Return the ids of the tokens that `decode` omits with `skip_special_tokens`."""
 
     def is_byte_level(self) -> bool:
-        """Whether the vocabulary is written in GPT-2's byte-level alphabet."""
+        """Return whether the vocabulary is written in GPT-2's byte-level alphabet."""
 
     def fewest_tokens(self, text: str, enough: int) -> int:
-        """Return a lower bound of the number of tokens in `text`, without tokenizing. Counting may stop above
-        `enough`.
+        """Return a lower bound of the number of tokens in `text`, without tokenizing. Counting may stop when
+        the bound exceeds `enough`.
         """
 
 
@@ -68,10 +66,7 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         chat_template: str | None = None,
     ) -> None:
-        """Create a tokenizer.
-
-        `special_tokens` maps roles such as `eos_token` to token texts, for use in chat templates.
-        """
+        """`special_tokens` maps roles such as `eos_token` to token texts, for use in chat templates."""
         self._codec = codec
         self._special = dict(special_tokens)
         self.chat_template = chat_template
@@ -90,7 +85,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation, by default with the beginning of the answer's turn.
+        """Return the token ids of a conversation, by default followed by the tokens that begin the assistant's turn.
 
         Raises BadInput if the model has no chat template, if the template refuses the conversation, or if rendering
         takes longer than `chat_template.MAX_TEMPLATE_S`.
@@ -126,9 +121,9 @@ class Tokenizer:
             raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
 
     def to_template_content(self, turns: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-        """Convert turns to the content format that the template reads.
+        """Convert the content of turns to the format that the chat template reads.
 
-        Templates of some vision models read only lists of parts.
+        Templates of some vision models read only lists of parts such as `{"type": "text", "text": ...}`.
         """
         return map(_as_parts, turns) if self._reads_only_parts else turns
 
@@ -145,7 +140,6 @@ class Tokenizer:
             return False
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of `ids`, with or without special tokens."""
         return self._codec.decode(ids, skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
@@ -155,7 +149,7 @@ class Tokenizer:
     def detokenizer(self, stop: Sequence[str] = (), context: Sequence[int] = ()) -> Detokenizer:
         """Return a detokenizer for one streaming answer, which skips special tokens and ends at `stop` strings.
 
-        `context` are the tokens before the answer: with them, the first word keeps its leading space.
+        `context` contains the tokens before the answer. With them, the first word keeps its leading space.
         """
         return Detokenizer(partial(self._codec.decode, skip_special_tokens=True), stop, context)
 
@@ -169,7 +163,7 @@ class Tokenizer:
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
-        """Ids of the tokens that do not appear in an answer's text."""
+        """Ids of the tokens that are omitted from an answer's text."""
         return self._codec.special_ids()
 
     @cached_property
@@ -195,7 +189,7 @@ class Tokenizer:
         return self._special_id("eos_token")
 
     def refuse_too_long(self, text: str, max_len: int) -> None:
-        """Raise BadInput, without tokenizing, if a prompt is certain to have `max_len` tokens or more."""
+        """Raise BadInput if `text` is certain to have `max_len` tokens or more. Does not tokenize."""
         if len(text) > MAX_PROMPT_CHARACTERS:
             raise BadInput(f"the prompt has {len(text)} characters: send at most {MAX_PROMPT_CHARACTERS}")
         fewest = self._codec.fewest_tokens(text, max_len)
@@ -248,7 +242,7 @@ def _as_tool_call(call: ToolCall) -> dict[str, Any]:
 class IncrementalDecoder:
     """Decodes tokens one at a time, and returns the text that each one completes.
 
-    The concatenated pieces equal the text of `context` and all tokens decoded together, without that of the context. A
+    The concatenated pieces equal the text of `context` and all tokens decoded together, minus the text of `context`. A
     character whose bytes are spread over several tokens is returned with the last of them.
     """
 
@@ -259,12 +253,11 @@ class IncrementalDecoder:
         self._num_returned = len(text.rstrip(REPLACEMENT))
         """Number of characters of the window's text that have been returned."""
         self._cut_index = len(self._ids) if self._num_returned == len(text) else 0
-        """Index in the window from which its tokens start at a whole character, so that the tokens before it can be
-        dropped; 0 if no index is known.
+        """Index in the window at which a token starts at a character boundary, so that the tokens before it can
+        be dropped; 0 if no index is known.
         """
 
     def add_token(self, token_id: int) -> str:
-        """Add a token and return the text that it completes, possibly empty."""
         self._ids.append(token_id)
         text = self._decode(self._ids)
         if not text.endswith(REPLACEMENT):
@@ -280,8 +273,8 @@ class IncrementalDecoder:
         return piece
 
     def _slide(self) -> None:
-        """Move the window after a whole character: remember its end as the next cut, or drop the tokens before the last
-        cut.
+        """Move the window after a complete character: store the window's end as the next cut, or drop the
+        tokens before the last cut.
         """
         if not self._cut_index:
             if len(self._ids) >= WINDOW // 2:
@@ -298,7 +291,7 @@ class IncrementalDecoder:
 class Detokenizer:
     """Streams the text of one answer up to the first of its stop strings.
 
-    Text that may be the beginning of a stop string is held back until later tokens decide.
+    Text that may be the beginning of a stop string is not returned until later tokens decide.
     """
 
     def __init__(self, decode: Decode, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
@@ -306,10 +299,10 @@ class Detokenizer:
         self._stop = tuple(stop)
         self._held = ""
         self.stopped = False
-        """Whether a stop string was found. The text ends before it, and further tokens return no text."""
 
     def add_token(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Add a token and return the text that can be shown now.
+        """Add a token and return the text that can be shown now; "" once a stop string was found, before which the text
+        ends.
 
         With `may_stop=False` (below `min_tokens`), stop strings are ignored.
         """
@@ -389,7 +382,7 @@ class FastCodec:
         return "ByteLevel" in str(self._backend.decoder)
 
     def has_any_character(self) -> bool:
-        """Whether every character can be encoded without the unknown token (byte-level or byte fallback)."""
+        """Return whether every character can be encoded without the unknown token (byte-level or byte fallback)."""
         parts = f"{self._backend.pre_tokenizer} {self._backend.decoder}"
         return "ByteLevel" in parts or "ByteFallback" in parts
 

@@ -12,9 +12,11 @@ from kvscope_telemetry.errors import BadInput
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 EXTRAS_FILE: Final = "kvscope_tokenizer.json"
-"""File with the special tokens by role and the chat template, next to a complete `tokenizer.json`."""
+"""File with the special tokens by role and the chat template, stored in the same folder as a complete
+`tokenizer.json`.
+"""
 PROCESSOR_TEMPLATE_FILE: Final = "chat_template.json"
-"""File in which older vision models store the chat template."""
+"""File in which older vision models store the chat template, instead of in the tokenizer's configuration."""
 _ANY_OF: Final = (TOKENIZER_FILE, "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
 
 
@@ -50,7 +52,7 @@ def from_transformers(source: Any) -> Tokenizer:
 def save_tokenizer(source: Any, folder: Path) -> None:
     """Save a transformers tokenizer to `folder`, so that `load_tokenizer` does not have to import transformers.
 
-    A tokenizer without a fast form is saved as it is.
+    A slow (Python) tokenizer is saved in its own format, and still needs transformers.
     """
     source.save_pretrained(folder)
     if not source.is_fast:

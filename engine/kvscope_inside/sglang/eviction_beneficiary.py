@@ -1,7 +1,8 @@
-"""Finds the request for which SGLang evicts: one of the batch being allocated, or the one being matched.
+"""Finds the request for which SGLang evicts cached pages: one of the batch being allocated, or the one being matched.
 
-SGLang frees space for a whole batch in one eviction. Its allocator assigns free pages in the order of the batch, so the
-eviction is attributed to the first request that the previously free pages do not cover. Runs on the scheduler's thread.
+SGLang frees memory for a whole batch in one eviction. Its allocator assigns free pages in the order of the batch, so
+the eviction is attributed to the first request that the previously free pages do not cover. Runs on the scheduler's
+thread.
 """
 
 from __future__ import annotations
@@ -14,19 +15,17 @@ from kvscope_inside.sglang.pools import full_allocator
 
 
 class EvictedCounts(NamedTuple):
-    """Numbers of tokens and states that one eviction freed."""
-
     num_tokens: int
     num_window_tokens: int
     num_states: int
     request: Any
-    """The request for which space was freed; None if unknown."""
+    """SGLang's request for which memory was freed; None if unknown."""
 
 
 class EvictionBeneficiary:
     """Hooks on a scheduler's radix tree and batches that find the request for which SGLang evicts.
 
-    `on_eviction` is called after each eviction that freed something.
+    `on_eviction` is called after each eviction that freed tokens or states.
     """
 
     def __init__(self, scheduler: Any, hooks: Hooks, on_eviction: Callable[[EvictedCounts], None]) -> None:
@@ -35,12 +34,12 @@ class EvictionBeneficiary:
         self._on_eviction = on_eviction
         self._requests: Sequence[Any] = ()
         self._num_needed: Callable[[Any], int] = self._next_page
-        """Function that returns the number of tokens for which a request needs space."""
+        """Function that returns for how many tokens a request needs new memory."""
         self._install_hooks(scheduler, hooks)
 
     def clear(self) -> None:
-        """Forget the current requests. Evictions from then on are attributed to no request, until the next hook is
-        called.
+        """Drop the current requests. Evictions are then attributed to no request, until a hook on a batch or
+        request is called again.
         """
         self._requests = ()
 

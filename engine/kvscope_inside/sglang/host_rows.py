@@ -1,7 +1,7 @@
 """Publishes the pages that HiCache stores in host memory, as ledger rows after those of all pools.
 
-Determines which contents were copied from the pool; these are known only after the requests' pages were read. Used on
-the publishing thread only.
+Determines which contents were copied from the pool; these are known only after the requests' page tables were read.
+Used on the publishing thread only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 
 class PageContent(NamedTuple):
-    """Ledger columns of pages of the pool; all arrays have one value per page."""
+    """Ledger columns of pages of the pool. All arrays have one value per page."""
 
     hash: npt.NDArray[np.uint64]
     parent: npt.NDArray[np.uint64]
@@ -36,28 +36,29 @@ def _select(is_first: npt.NDArray[np.bool_], first: PageContent, second: PageCon
 
 
 class HostRows:
-    """Ledger rows of host pages. `positions`: index of each ledger row's page in its owner's text."""
+    """Updates the ledger rows of host pages. `positions`: for each ledger row, the index of its page in the
+    text of the owner.
+    """
 
     def __init__(self, state: CacheState, positions: npt.NDArray[np.int32]) -> None:
         self._state, self._positions, self._size = state, positions, state.hello.cache.block_size
         self._tier = LowerTierRows(state)
         self._loading: dict[int, Ids] = {}
-        """Node of the radix tree -> rows that are being copied into the pool."""
+        """Map from a node of the radix tree to the ledger rows that are being copied into the pool for it."""
 
     def content(self, pages: Ids) -> PageContent:
-        """Return the contents of pages of the pool as in the ledger now."""
         ledger = self._state.ledger
         return PageContent(ledger.hash[pages], ledger.parent[pages], ledger.owner[pages], self._positions[pages])
 
     def apply_event(
         self, step: int, event: HostPageEvent, pool_pages: Ids, before: PageContent, between: PageContent
     ) -> Ids:
-        """Publish an event of host pages. Returns the rows that were not free and that the caller must free.
+        """Publish an event of host pages. Returns the rows that the caller must free, none of which is free yet.
 
         Args:
             pool_pages: Pages of the pool that the host pages were copied from or to.
-            before: Their contents before tables were read.
-            between: Their contents after the tables of requests that released their row were read.
+            before: Contents of `pool_pages` before the copied page tables were read.
+            between: Contents of `pool_pages` after the tables of requests that released their table row were read.
         """
         rows = event.pages + self._tier.first
         if event.kind == "saves":
@@ -84,9 +85,10 @@ class HostRows:
     def _copied_content(
         self, event: HostPageEvent, pages: Ids, before: PageContent, between: PageContent
     ) -> PageContent:
-        """Return which of the three contents (`before`, `between`, current) was copied.
+        """Return the contents of `pages` at the time of the copy, chosen for each page from `before`, `between` and the
+        current contents.
 
-        A request that released its pages wrote them before, and other requests may use them now.
+        A request that released its pages wrote them before its release, and other requests may use these pages now.
         """
         if not pages.size:  # too many at once
             count = event.pages.size

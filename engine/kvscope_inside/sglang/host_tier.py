@@ -1,7 +1,7 @@
-"""Finds the pages that SGLang's HiCache stores in host memory, and reports events of them.
+"""Finds the pages that SGLang's HiCache stores in host memory, and reports their events.
 
-Ids of host pages are available on the host. The pages of the pool that they are copied from or to are on the device,
-and arrive with the next copy of page tables (`pages`).
+Ids of host pages are available on the host. The ids of the pool's pages that they are copied from or to are on the
+device, and arrive with the next copy of page tables (`pages`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _METHODS: Final = ("write", "load")
 
 
 class HostTier(NamedTuple):
-    """HiCache's host memory of one scheduler, for pages of full attention."""
+    """HiCache's host memory of one scheduler, for the pages of full attention."""
 
     cache: Any
     controller: Any
@@ -38,25 +38,27 @@ class HostPageEvent(NamedTuple):
     "saves" and "loads" mark the start of a copy, "saved" and "was read" its end. "nothing" marks a dropped event.
     """
     node: int
-    """Id of the radix tree's node whose pages are copied together; -1 if there is none."""
+    """Id of the radix tree's node whose pages are copied together; -1 if the event has no node."""
     pages: Ids
     num_entries: int = 0
-    """Number of page ids in the copy of page tables: the source or destination of these host pages."""
+    """Number of page ids that this event has in the next copy of page tables. They are the source or
+    destination of `pages`.
+    """
     is_unchanged: bool = False
-    """Whether the contents last published for the source pages are the copied ones.
+    """Whether the source pages still had their last published contents when they were copied.
 
-    They are if no page was evicted since they were published, or if the event itself evicts these pages.
+    This holds if no page was evicted since they were published, or if the event itself evicts these pages.
     """
 
     def dropped(self) -> HostPageEvent:
-        """Return an event of kind "nothing" with the same number of ids, which are ignored because the cache was
-        emptied.
+        """Return the event with kind "nothing" and the same number of page ids. They are ignored, because the
+        cache was emptied.
         """
         return self._replace(kind="nothing")
 
 
 def host_tier_of(scheduler: Any) -> HostTier | None:
-    """Return the scheduler's host tier; None without one, or if it only passes pages on to a lower tier."""
+    """Return the scheduler's host tier; None if it has none, or if host memory is only a buffer for a lower tier."""
     cache = scheduler.tree_cache
     controller = getattr(cache, "cache_controller", None)
     pool = getattr(getattr(getattr(controller, "mem_pool_host", None), "anchor_entry", None), "host_pool", None)
@@ -70,10 +72,10 @@ def host_tier_of(scheduler: Any) -> HostTier | None:
 
 
 def hook_host_tier(hooks: Hooks, tier: HostTier, on_event: Callable[[HostPageEvent, Any], None]) -> None:
-    """Install hooks on the tier.
+    """Install hooks on the host tier.
 
-    `on_event` is called with an event and the tensor of the pool's slots that are copied; None if the event copies
-    none.
+    `on_event` is called with each event and, if it copies pages, the tensor of the pool's slots that are copied
+    (otherwise None).
     """
 
     def after_write(result: Any, device_indices: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
@@ -115,7 +117,7 @@ _NO_PAGES: Final[Ids] = np.empty(0, np.int64)
 
 
 def _pages(slots: Any, page_size: int) -> Ids:
-    """Return the pages of slots in the host's pool. Raises TypeError if the slots' numbers are on a device."""
+    """Return the page numbers of slots in the host's pool. Raises TypeError if `slots` is not a CPU tensor."""
     if str(slots.device) != "cpu":
         raise TypeError(f"numbers of host pages are on {slots.device}")
     pages: Ids = slots.numpy()[::page_size] // page_size

@@ -1,4 +1,5 @@
-"""Ledger rows of pages of sliding windows and of recurrent states, which exist in addition to full attention's pages.
+"""Ledger rows of pages of sliding windows and of recurrent states, which SGLang stores in addition to the pages of full
+attention.
 
 All are recomputed from each copy of page tables, and only differences are written. Used on the publishing thread only.
 """
@@ -17,35 +18,37 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.producer.cache_state import CacheState, KnownRequest
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
-"""Value that makes the hashes of the same text differ between KV groups."""
+"""XORed with hashes, so that the hashes of the same text differ between KV groups."""
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 
 class Holder(NamedTuple):
-    """A request with a page table, as of the last copy."""
+    """A request that has a page table, as of the last copy of page tables."""
 
     known: KnownRequest
     pages: Ids
     num_published: int
-    """Number of leading pages that are in the radix tree."""
+    """Number of leading pages of the request that are in the radix tree."""
     num_tokens: int
 
 
 class LostPrefixes(NamedTuple):
-    """Rows that lost a cached prefix, and their former hashes."""
+    """Ledger rows that lost a cached prefix, and their former hashes."""
 
     rows: Ids
     hashes: Hashes
 
 
 def hashes_of_windows(hashes: Hashes) -> Hashes:
-    """Return the hashes of window pages, given the hashes of the same texts' pages of full attention (0: none)."""
+    """Return the hashes of window pages, computed from the hashes of the full-attention pages with the same
+    text. 0 (no hash) stays 0.
+    """
     return np.where(hashes != 0, (hashes ^ _MIX) | np.uint64(1), np.uint64(0))
 
 
 class WindowRows:
-    """Ledger rows of window pages.
+    """Updates the ledger rows of window pages.
 
     A page is referenced by each request whose window still reaches it, or whose page is not in the radix tree yet. It
     remains cached as long as the tree refers to it, which may be shorter than for the corresponding page of full
@@ -59,22 +62,23 @@ class WindowRows:
         self._state, self._size, self._window = state, pools.page_size, pools.windows.num_tokens
         self._first, self._num_pages = pools.first_window, pools.windows.num_pages
         self._used = np.zeros(self._num_pages + 1, bool)
-        """Whether each window page was in use in the last copy, by page id."""
+        """Whether each window page was in use in the last copy of page tables, by page id."""
         self._tables: dict[int, tuple[int, Ids]] = {}
-        """Request number -> (page at which its window begins, its table from that page on)."""
+        """Map from a request number to the index of the page at which the request's window begins, and the
+        ledger rows of its pages from there on.
+        """
         self._mapping = np.empty(0, np.int64)
         self.reset()
 
     def reset(self) -> None:
-        """Reset to an empty cache without requests."""
         rows = np.arange(self._first + 1, self._first + self._num_pages + 1)
         self._state.ledger.group[rows] = self.GROUP
         self._used[:], self._tables = False, {}
 
     def read(self, step: int, mapping: Ids, holders: Iterable[Holder]) -> LostPrefixes:
-        """Publish the window pages. Returns the rows that lost a cached prefix.
+        """Publish the window pages as of a copy of page tables. Returns the rows that lost a cached prefix.
 
-        `mapping`: window page of each page of full attention.
+        `mapping`: for each page of full attention, the window page with the same tokens, or 0.
         """
         self._mapping = mapping
         ledger, rows_of = self._state.ledger, np.where(mapping > 0, mapping + self._first, 0)
@@ -112,7 +116,9 @@ class WindowRows:
         return int(found[0]) if found.size else None
 
     def _update_table(self, known: KnownRequest, first: int, entries: Ids) -> None:
-        """Publish a request's table from the first changed entry on. Entries before the window are 0."""
+        """Publish a request's window table from the first changed entry on. `entries` start at page `first`;
+        earlier entries are 0.
+        """
         old_first, old_entries = self._tables.get(known.number, (0, entries[:0]))
         table = known.tables[self.GROUP]
         self._tables[known.number] = first, entries
@@ -144,7 +150,7 @@ class WindowRows:
 
 
 class StateRows:
-    """Ledger rows of recurrent states.
+    """Updates the ledger rows of recurrent states.
 
     A state in use is active if a request has it, and otherwise cached by the radix tree. The text of a cached state is
     unknown, because only the tree maps states to texts.
@@ -154,14 +160,13 @@ class StateRows:
         assert pools.states is not None, "there are states"
         self._state, self._num_states = state, pools.states.num_states
         self._before = state.hello.cache.first_state - 1
-        """Difference between a state's ledger row and its id. State 0, to which padding is written, has no row."""
+        """Difference between the ledger row and the id of a state. State 0, to which padding is written, has no row."""
         self._group = 1 + (pools.windows is not None)
         self._size = state.hello.cache.block_sizes[self._group]
         self._owners = np.full(self._num_states + 1, NO_OWNER)
         self.reset()
 
     def reset(self) -> None:
-        """Reset to an empty cache without requests."""
         rows = np.arange(1, self._num_states + 1) + self._before
         self._state.ledger.group[rows] = self._group
         self._owners[:] = NO_OWNER
@@ -173,12 +178,12 @@ class StateRows:
         columns: Sequence[Ids],
         holders: Iterable[tuple[Holder, int]],
     ) -> Ids:
-        """Publish the states. Returns the rows that were cached and are free now.
+        """Publish the states as of a copy of page tables. Returns the rows that were cached and are free now.
 
         Args:
             free: Whether each state is free, by id.
             columns: Arrays of shape (table rows, columns) with the states of each table row's request.
-            holders: Requests with their table row.
+            holders: Requests, each with the index of its table row.
         """
         ref_counts, filled = np.zeros(self._num_states + 1, np.int32), np.zeros(self._num_states + 1, np.int64)
         for holder, row in holders:

@@ -30,23 +30,23 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class SglangRequest(HostRequest):
-    """A request of SGLang, with its last copied page table."""
-
     key: TextKey = field(default_factory=TextKey)
     num_retractions: int = 0
     has_ended: bool = False
     num_hits: int = 0
-    """Number of leading pages that were found cached. Of these, `num_hits_counted` were counted as hits."""
+    """Number of leading pages that were found in the prefix cache. The first `num_hits_counted` of them have
+    been counted as hits.
+    """
     num_hits_counted: int = 0
     num_filled: int = 0
-    """Number of tokens in the request's pages, as of the last copy."""
+    """Number of tokens in the request's pages, as of the last copy of page tables."""
     num_published: int = 0
-    """Number of leading pages in the radix tree, as of the last copy."""
+    """Number of leading pages in the radix tree, as of the last copy of page tables."""
     table: Ids = field(default_factory=lambda: np.empty(64, np.int64))
     """Buffer of page ids, of which the first `num_pages` are in use."""
     num_pages: int = 0
     sums: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
-    """`text_sums` at the end of each page."""
+    """Values of `text_sums` at the end of each full page."""
 
     @property
     def pages(self) -> Ids:
@@ -54,11 +54,10 @@ class SglangRequest(HostRequest):
 
     @property
     def holder(self) -> Holder:
-        """The request in the form that `WindowRows` and `StateRows` need."""
         return Holder(self.known, self.pages, self.num_published, self.num_filled)
 
     def set_pages(self, first: int, ids: Ids) -> None:
-        """Replace the table from entry `first` on by `ids`. Does nothing if entries before `first` are unknown."""
+        """Replace the page table from entry `first` on by `ids`. Does nothing if entries before `first` are unknown."""
         if first > self.num_pages:
             return
         self.num_pages = first + ids.size
@@ -71,7 +70,7 @@ class SglangRequest(HostRequest):
         self.num_pages = self.num_filled = self.num_published = 0
 
     def hashes(self, num_pages: int, page_size: int) -> Hashes:
-        """Return the hashes of the first pages of the request's text; 0 for pages that are not full yet."""
+        """Return the hashes of the first `num_pages` pages of the request's text; 0 for pages that are not full yet."""
         num_known = self.sums.size
         if num_known < num_pages:
             start, end = num_known * page_size, num_pages * page_size
@@ -87,9 +86,9 @@ class SglangRequest(HostRequest):
 
 
 class PageRows:
-    """Ledger rows of all pools.
+    """Updates the ledger rows of all pools from copies of SGLang's page tables.
 
-    `find` returns the request for SGLang's object, or None. `ended` is called when an ended request has released its
+    `find` returns the request for SGLang's object, or None. `on_ended` is called when an ended request has released its
     last table row.
     """
 
@@ -104,28 +103,27 @@ class PageRows:
         self._translator, self._state, self._size = translator, state, translator.block_size
         self._find, self._on_ended = find, on_ended
         self.num_rows = pools.num_pages + 1
-        """Number of ledger rows of full attention, including row 0, to which padding is written."""
+        """Number of ledger rows for pages of full attention, including row 0, to which padding is written."""
         self.windows = WindowRows(state, pools) if pools.windows is not None else None
         self.recurrent_states = StateRows(state, pools) if pools.states is not None else None
         self.positions = np.zeros(state.hello.cache.num_rows, np.int32)
-        """Index of each row's page in its owner's text."""
+        """For each ledger row, the index of its page in the text of the owner."""
         self.evicted_at = 0
-        """Step of the last eviction since pages were read; 0 if there was none."""
+        """Step of the last eviction since the last complete copy of page tables; 0 if there was none."""
         self._host = HostRows(state, self.positions)
         self._refs = np.zeros(self.num_rows, np.int32)
-        """Number of tables that contain each page."""
+        """Number of page tables that contain each page, by page id."""
         self._free = np.ones(self.num_rows, bool)
-        """Whether each page was free in the last copy."""
+        """Whether each page was free in the last copy, by page id."""
         self._undecided: Ids = np.empty(0, np.int64)
-        """Pages that are neither free nor in a table that was read so far."""
+        """Ids of pages that are neither free nor in a page table read so far. Their table is in a later copy."""
         self._changed_pages: list[Ids] = []
-        """Pages of tables that changed in the current copy."""
+        """Ids of pages in the tables that changed in the current copy, before and after the change."""
 
     def release(self, request: SglangRequest) -> None:
         self._refs[request.pages] -= 1
 
     def clear(self) -> None:
-        """Free all pages, because the cache was emptied."""
         state = self._state
         self._refs[:] = 0
         state.free_blocks(np.flatnonzero(state.ledger.state[1:] != BlockState.FREE) + 1)
@@ -170,7 +168,8 @@ class PageRows:
             self.evicted_at = 0
 
     def _add_entries(self, held: Sequence[tuple[SglangRequest, Row]], entries: Ids) -> None:
-        """Publish table entries from `first` of each row on, with the hashes of those in the radix tree.
+        """Publish the table entries of each row from its `first` page on, with hashes for pages that are in the radix
+        tree.
 
         `entries` has the page ids of all rows, concatenated.
         """
@@ -228,7 +227,7 @@ class PageRows:
             request.forget_pages()
 
     def _fill(self, held: Sequence[tuple[SglangRequest, Row]]) -> None:
-        """Publish the number of tokens in pages. Pages in the radix tree are all full."""
+        """Publish the number of tokens in the pages of these requests. Pages in the radix tree are all full."""
         size = self._size
         ids: list[Ids] = []
         starts_at: list[int] = []
@@ -245,7 +244,9 @@ class PageRows:
         self._state.set_blocks(np.concatenate(ids), filled=np.clip(lengths - positions * size, 0, size))
 
     def _write_states(self, free: npt.NDArray[np.bool_] | None, is_whole: bool) -> None:
-        """Set the states of pages that were freed or allocated since the last copy, and of those in changed tables."""
+        """Set the block state of pages that were freed or allocated since the last copy, and of pages in
+        changed tables.
+        """
         ledger = self._state.ledger
         changed = [*self._changed_pages, self._undecided]
         if free is None:
@@ -284,7 +285,7 @@ class PageRows:
             step.evicted += self.recurrent_states.read(step.number, *states, holders_of_rows).tolist()
 
     def _discard_cached(self, rows: Ids) -> None:
-        """Record that cached prefixes in these rows are lost. Rows without a cached prefix are skipped."""
+        """Record that cached prefixes in these rows were evicted. Rows without a cached prefix are skipped."""
         self._discard_prefixes(rows[self._state.ledger.hash[rows] != 0])
 
     def _discard_prefixes(self, rows: Ids) -> None:

@@ -1,9 +1,9 @@
-"""Reads page tables of SGLang without waiting for a device.
+"""Reads SGLang's page tables without waiting for the device.
 
-Reads entries of the table of requests' tokens, the list of free pages and, with other pools, the window page of each
-page and the recurrent states of each request. On a device, entries are gathered in the order of the scheduler's own
-stream and copied on a separate stream to pinned memory; another thread reads them once they have arrived. On a CPU,
-they can be read immediately.
+Reads entries of SGLang's table `req_to_token`, the list of free pages and, with other pools, the window page of each
+page and the recurrent states of each request. On a device, entries are gathered in the order of the scheduler's stream
+and copied on a separate stream to pinned memory; another thread reads them when they have arrived. On a CPU, they can
+be read immediately.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy.typing as npt
 from kvscope_inside.sglang.pools import Pools, has_free_list
 
 MAX_ENTRIES: Final = 1 << 20
-"""Maximum number of table entries per copy. Further entries wait for the next copy."""
+"""Maximum number of table entries in one copy. Further entries wait for the next copy."""
 Ids = npt.NDArray[np.int64]
 
 
 class PageSpan(NamedTuple):
-    """Entries of one table row: pages `first` to `end` (exclusive)."""
+    """Range of entries in one table row: pages `first` to `end` (exclusive)."""
 
     row: int
     first: int
@@ -30,63 +30,64 @@ class PageSpan(NamedTuple):
 
 
 class Copy(Protocol):
-    """A copy of page tables on its way to the host."""
+    """A copy of parts of the page tables on its way to the host."""
 
     def has_arrived(self) -> bool:
-        """Whether the copy is complete. Does not block."""
+        """Return whether the copy is complete. Does not block."""
 
     def entries(self) -> Ids:
-        """Return the page ids of all gathered spans, concatenated.
+        """Return the page ids of all gathered ranges, concatenated.
 
-        This method and those below may be called only once the copy has arrived.
+        This method and `free`, `windows`, `states` and `done` may be called only when `has_arrived` returns True.
         """
 
     def free(self) -> npt.NDArray[np.bool_] | None:
         """Return a mask of free pages, by page id; None if the allocator has no list of free pages."""
 
     def windows(self) -> Ids | None:
-        """Return for each page of full attention the window page of the same tokens (0: none); None without sliding
-        windows.
+        """Return, for each page of full attention, the window page with the same tokens (0 if there is none);
+        None for a model without sliding windows.
         """
 
     def states(self) -> tuple[npt.NDArray[np.bool_], list[Ids]] | None:
         """Return a mask of free states, and arrays of shape (table rows, columns) with the states of each row's
         request.
 
-        None without recurrent states.
+        Returns None for a model without recurrent states.
         """
 
     def done(self) -> None:
-        """Release the copy's memory for the next copy."""
+        """Release the memory of this copy, so that the next copy can use it."""
 
 
 class Reader(Protocol):
     """Reads the pools of one scheduler, on the scheduler's thread."""
 
     def gather(self, spans: Sequence[PageSpan]) -> None:
-        """Gather table entries as they are now, for the next copy."""
+        """Gather the current table entries of `spans` for the next copy."""
 
     def gather_slots(self, slots: Any) -> None:
-        """Gather the pages of a tensor of slots, in order, for the next copy."""
+        """Gather the page ids of `slots` (a tensor of slot numbers, in order) for the next copy."""
 
     def num_entries_left(self) -> int:
         """Return the number of entries that can still be gathered for the next copy."""
 
     def can_copy(self) -> bool:
-        """Whether a copy can be started: none is in progress, and the list of free pages is complete."""
+        """Return whether a copy can be started: none is in progress, and the list of free pages is complete."""
 
     def copy(self) -> Copy:
-        """Start a copy of everything gathered, and of the current free pages."""
+        """Start a copy of all gathered entries, and of the current free pages."""
 
 
 def reader_of(table: Any, pools: Pools) -> Reader:
-    """Return a reader for SGLang's table `req_to_token` and its pools."""
     kind = HostPoolReader if str(table.device).startswith("cpu") else DeviceReader
     return kind(table, pools)
 
 
 def _free_lists(allocator: Any) -> list[Any]:
-    """Return the tensors of free pages' ids. Allocators replace them and never modify them, so no copy is needed."""
+    """Return the allocator's tensors with the ids of free pages. Allocators replace them and never modify them,
+    so no copy is needed.
+    """
     if not has_free_list(allocator):
         return []
     staged = getattr(allocator, "staged_pages", None)
@@ -96,7 +97,7 @@ def _free_lists(allocator: Any) -> list[Any]:
 
 
 def _slots(spans: Sequence[PageSpan], num_columns: int, page_size: int) -> Ids:
-    """Return the index of each page's first token in the flat table."""
+    """Return the index in the flattened table of each page's first token."""
     spans_of = np.array(spans, np.int64).reshape(-1, 3)
     counts = spans_of[:, 2] - spans_of[:, 1]
     ends = np.cumsum(counts)
@@ -150,8 +151,6 @@ def _mask(lists: list[Any], num_rows: int) -> npt.NDArray[np.bool_]:
 
 
 class HostPoolReader:
-    """Reader for a pool in host memory."""
-
     def __init__(self, table: Any, pools: Pools) -> None:
         self._table, self._num_columns = table.numpy().reshape(-1), int(table.shape[1])
         self._pools, self._allocator, self._page_size = pools, pools.full, pools.page_size
@@ -191,12 +190,11 @@ class HostPoolReader:
 
 
 def _pages_of(slots: Ids, page_size: int) -> Ids:
-    """Return the pages of slots, as a copy. The division is skipped for pages of one token."""
+    """Return the page ids of slots as a new array. The division is skipped if a page has one token."""
     return slots.copy() if page_size == 1 else slots // page_size
 
 
 def _columns(states: npt.NDArray[Any]) -> Ids:
-    """Return a copy of shape (rows, columns)."""
     return states.astype(np.int64).reshape(states.shape[0], -1)
 
 
@@ -232,7 +230,7 @@ class _DeviceCopy:
 
 
 class DeviceReader:
-    """Reader for a pool on a torch device. One copy is in progress at a time."""
+    """Reads pools on a torch device. One copy is in progress at a time."""
 
     def __init__(self, table: Any, pools: Pools) -> None:
         import torch
@@ -326,9 +324,9 @@ class DeviceReader:
         return _DeviceCopy(self, num_entries, [*gathered, *free, *others], bool(free))
 
     def _copy_other_pools(self) -> list[tuple[Any, Any]]:
-        """Return (destination, source) tensors of the other pools.
+        """Return pairs of destination and source tensors for the pools of sliding windows and recurrent states.
 
-        SGLang modifies the sources in place, so they are copied in the order of its own stream.
+        SGLang modifies the sources in place, so they are copied in the order of the scheduler's stream.
         """
         windows, states, size = self._pools.windows, self._pools.states, self.page_size
         others: list[tuple[Any, Any]] = []

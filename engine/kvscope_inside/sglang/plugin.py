@@ -1,6 +1,6 @@
 """Plugin that SGLang loads in each of its processes (entry point `sglang.srt.plugins`).
 
-Acts only in a scheduler, and only if `KVSCOPE_INSIDE` is set. The remaining modules of kvscope are imported only then.
+Acts only in a scheduler process, and only if `KVSCOPE_INSIDE` is set. Other modules of kvscope are imported only then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SCHEDULER: Final = "sglang.srt.managers.scheduler.Scheduler.__init__"
 
 
 def load() -> None:
-    """Register a hook, so that each scheduler created in this process is watched."""
+    """Register a hook on the creation of schedulers, so that each scheduler in this process is watched."""
     if not os.environ.get(ENDPOINT):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType

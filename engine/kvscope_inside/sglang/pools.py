@@ -1,7 +1,7 @@
 """Finds SGLang's KV pools: pages of full attention, pages of sliding windows, and recurrent states.
 
-Owns the ledger's row numbers: row 0 is the page to which padding is written, followed by the pages of full attention,
-then those of windows. States are rows of a separate tier.
+Defines the ledger's row numbers: row 0 is the page to which padding is written, followed by the pages of full
+attention, then those of windows. States are rows of a separate tier.
 """
 
 from __future__ import annotations
@@ -12,27 +12,25 @@ from kvscope_inside.sglang.host_tier import host_tier_of
 
 
 class Windows(NamedTuple):
-    """Pool of the layers with sliding windows."""
-
     mapping: Any
-    """Tensor of the window slot for each slot of full attention; 0 for none."""
+    """Tensor with the window slot for each slot of full attention; 0 if there is none."""
     allocator: Any
     num_pages: int
     num_tokens: int
-    """Number of tokens in the window for which SGLang retains KV."""
+    """Window size: number of last tokens for which SGLang retains KV."""
 
 
 class States(NamedTuple):
     table: Any
-    """SGLang's `req_to_token_pool`, with two tensors of the states of each row."""
+    """SGLang's `req_to_token_pool`, which has two tensors with the states of each table row."""
     allocator: Any
     num_states: int
-    """Number of states without state 0, which is padding."""
+    """Number of states, excluding state 0, to which padding is written."""
 
     @property
     def row_tensors(self) -> list[Any]:
-        """Tensors with one row per request: the state that the request writes, and those retained for the radix
-        tree.
+        """Tensors with one row per request: first the state that the request writes, then (if SGLang has it)
+        the states retained for the radix tree.
         """
         tracked = getattr(self.table, "req_index_to_mamba_ping_pong_track_buffer_mapping", None)
         own = self.table.req_index_to_mamba_index_mapping
@@ -41,7 +39,7 @@ class States(NamedTuple):
 
 class Pools(NamedTuple):
     full: Any
-    """Allocator of full attention's pages."""
+    """Allocator of the pages of full attention."""
     page_size: int
     num_pages: int
     windows: Windows | None
@@ -50,12 +48,12 @@ class Pools(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """Number of ledger rows of pages, including row 0."""
+        """Number of ledger rows for pages of full attention and of windows, including row 0."""
         return 1 + self.num_pages + (self.windows.num_pages if self.windows is not None else 0)
 
     @property
     def first_window(self) -> int:
-        """Difference between a window page's ledger row and its id."""
+        """Ledger row of a window page minus its page id."""
         return self.num_pages
 
 
@@ -79,7 +77,7 @@ def full_allocator(scheduler: Any) -> Any:
 
 
 def num_pages_of(allocator: Any) -> int:
-    """Return the number of pages without page 0, which is padding."""
+    """Return the number of pages, excluding page 0, to which padding is written."""
     return int(getattr(allocator, "num_pages", 0) or int(allocator.size) // int(allocator.page_size))
 
 

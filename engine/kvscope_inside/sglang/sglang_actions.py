@@ -1,4 +1,4 @@
-"""Executes operators' commands to SGLang on its scheduler's own thread, before the scheduler polls for requests.
+"""Executes operators' commands for SGLang on its scheduler's own thread, before the scheduler polls for requests.
 
 Owns the queue of commands. SGLang itself notifies the clients of aborted requests.
 """
@@ -16,7 +16,9 @@ CANNOT_ALONE = "the ranks of this model must all do the same: SGLang is asked by
 
 
 class SglangActions:
-    """Executes commands on one scheduler. Refuses all if the model has several ranks, which must stay synchronous."""
+    """Executes commands on one scheduler. Refuses all commands if the model has several ranks, which must stay
+    synchronous.
+    """
 
     def __init__(self, scheduler: Any, num_ranks: int) -> None:
         self.paused_by = ""
@@ -29,7 +31,6 @@ class SglangActions:
         """Do nothing: pauses of SGLang have no lease that a client's activity could renew."""
 
     def submit(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
-        """Queue a command, to be executed in the scheduler's loop."""
         self._commands.append((command, answer))
 
     # Called on the scheduler's thread.

@@ -1,4 +1,4 @@
-"""Builds the `Hello` of an SGLang scheduler from its configuration: model, pools, device, rank.
+"""Builds the `Hello` message of an SGLang scheduler from its configuration: model, pools, device, rank.
 
 Only reads SGLang's objects.
 """
@@ -24,11 +24,9 @@ from kvscope_telemetry.transport.host_id import host_id
 
 
 class SchedulerRank(NamedTuple):
-    """Position of a scheduler process among SGLang's ranks."""
-
     data_parallel: int
     is_first: bool
-    """Whether it is the first of the ranks that run parts of the same model in lockstep."""
+    """Whether this is the first of the ranks that run parts of the same model in lockstep."""
     num_ranks: int
     """Number of processes among which the model is partitioned."""
 
@@ -43,7 +41,7 @@ def drafts_per_step(scheduler: Any) -> int:
 
 
 def adapter_names(scheduler: Any) -> Callable[[str], str | None]:
-    """Return a function from SGLang's adapter id to the adapter's name, or None if unknown."""
+    """Return a function that maps SGLang's adapter id to the adapter's name, or to None if unknown."""
     resolve = getattr(getattr(scheduler, "kv_event_lora_names", None), "resolve", None)
     names = {each.lora_id: each.lora_name for each in getattr(scheduler.server_args, "lora_paths", None) or ()}
     return lambda adapter: names.get(adapter) or (resolve(adapter) if resolve is not None else None)
@@ -60,7 +58,7 @@ def rank_of(scheduler: Any) -> SchedulerRank:
 
 
 def _number(parallel: Any, name: str) -> int:
-    """Return a rank by its attribute name; 0 if the run has no such ranks."""
+    """Return the rank in the attribute `name`; 0 if the run has no such parallelism."""
     try:
         return int(getattr(parallel, name) or 0)
     except Exception:  # SGLang raises various errors for names that this run lacks
@@ -68,7 +66,9 @@ def _number(parallel: Any, name: str) -> int:
 
 
 def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, has_free_list: bool = True) -> Hello:
-    """Return the hello for the scheduler's pools. The first ledger row is the page to which padding is written."""
+    """Return the `Hello` message for the scheduler's pools. The first ledger row is the page to which padding
+    is written.
+    """
     pools = pools_of(scheduler)
     groups = _groups(scheduler, pools)
     api = api_of("sglang", engine_address=_api_description(scheduler.server_args))
@@ -110,27 +110,25 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, has_free_list: b
 
 
 def kv_bytes(pools: Pools) -> int:
-    """Return the bytes of all pages and states, summed over all layers; 0 if unknown."""
+    """Return the bytes of all pages and recurrent states, summed over all layers; 0 if unknown."""
     num_bytes = _page_bytes(pools)
     return num_bytes + _state_bytes(pools) if num_bytes else 0
 
 
 def _page_bytes(pools: Pools) -> int:
-    """Return the bytes of all pages, summed over all layers; 0 if unknown."""
     parts = [_bytes_of(pools.full)]
     parts += [_bytes_of(pools.windows.allocator)] if pools.windows is not None else []
     return sum(parts) if all(parts) else 0
 
 
 def _api_description(args: Any) -> str:
-    """Return http://HOST:PORT of SGLang's server; empty if it has none."""
+    """Return the address http://HOST:PORT of SGLang's server; empty if it has none."""
     host, port = getattr(args, "host", ""), getattr(args, "port", 0)
     scheme = "https" if getattr(args, "ssl_keyfile", None) else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" if host and port else ""
 
 
 def _bytes_of(allocator: Any) -> int:
-    """Return the bytes of an allocator's pages, keys and values; 0 if unknown."""
     get_bytes = getattr(_pool_of(allocator), "get_kv_size_bytes", None)
     if get_bytes is None:
         return 0
@@ -139,19 +137,18 @@ def _bytes_of(allocator: Any) -> int:
 
 
 def _pool_of(allocator: Any) -> Any:
-    """Return the pool of pages. In hybrid models, it is a part of the KV cache that `get_kvcache` returns."""
+    """Return the KV pool of an allocator. In hybrid models, it is a part of the KV cache that `get_kvcache` returns."""
     pool = allocator.get_kvcache()
     return getattr(pool, "full_kv_pool", pool)
 
 
 def _state_bytes(pools: Pools) -> int:
-    """Return the bytes of all states, summed over their layers; 0 if unknown or without states."""
     get_bytes = getattr(getattr(pools.states and pools.states.table, "mamba_pool", None), "get_kv_size_bytes", None)
     return int(get_bytes()) if get_bytes is not None else 0
 
 
 def _groups(scheduler: Any, pools: Pools) -> tuple[KVGroup, ...]:
-    """Return the KV groups; empty if there is only full attention."""
+    """Return the KV groups; empty if the model has only full attention."""
     is_latent = "MLA" in type(_pool_of(pools.full)).__name__
     if pools.windows is None and pools.states is None and not is_latent:
         return ()

@@ -1,4 +1,5 @@
-"""Memory use of SGLang's scheduler process, which also runs the model: weights by part, pools, and torch's allocator.
+"""Measures the memory of SGLang's scheduler process, which also runs the model: weights by part, pools, and torch's
+allocator.
 
 Reads the allocator's statistics on the host, never a device. Weights and pools are measured once.
 """
@@ -18,7 +19,7 @@ GIB = 1 << 30
 
 
 class SchedulerMemory:
-    """Memory of one scheduler's process. Weights, pools and graphs are measured on construction."""
+    """Memory use of one scheduler process. Weights, pools and graphs are measured on construction."""
 
     def __init__(self, scheduler: Any, hello: Hello) -> None:
         self._hello = hello

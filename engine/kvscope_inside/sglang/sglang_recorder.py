@@ -1,8 +1,9 @@
 """Records what SGLang's scheduler does, on the scheduler's thread.
 
-A record contains a tuple for each event, host-side numbers of each step and, a bounded number of times per second, a
-copy of page tables (`pages`). Owns the hooks, and decides what is read of SGLang's objects and which table rows are
-read again. It reads no device and does not block; the publishing thread (`sglang_translator`) does everything else.
+A record contains a tuple for each event, host-side numbers of each step and, at most `COPIES_PER_S` times per second, a
+copy of page tables (`pages`). Owns the hooks, and decides which attributes of SGLang's objects are read and which table
+rows are read again. It reads no device and does not block; the publishing thread (`sglang_translator`) does everything
+else.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ HostEvent = tuple[Any, ...]
 
 
 class LaunchedBatch(NamedTuple):
-    """A batch that was launched on the model."""
-
     requests: list[Any]
     num_tokens: list[int]
     is_prefill: bool
@@ -36,7 +35,7 @@ class LaunchedBatch(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A request's table row. The copy contains the ids of its pages `first` to `end` (exclusive)."""
+    """Table row of a request. The copy contains the ids of the request's pages `first` to `end` (exclusive)."""
 
     request: Any
     first: int
@@ -44,27 +43,23 @@ class Row(NamedTuple):
     published: int
     """Number of the request's leading pages that are in the radix tree."""
     num_tokens: int
-    """Number of tokens whose KV is in pages, or will be after the steps in flight."""
+    """Number of tokens whose KV is in the request's pages, or will be after the steps in flight."""
     is_last: bool = False
-    """Whether the request has ended and gets no further table row."""
+    """Whether the request has ended and will not get another table row."""
 
     @property
     def num_entries(self) -> int:
-        """Number of the row's page ids in the copy."""
         return self.end - self.first
 
     def dropped(self) -> Row:
-        """Return the row without its request. Its page ids are ignored then, because the cache was emptied."""
+        """Return the row without its request. Its page ids are then ignored, because the cache was emptied."""
         return self._replace(request=None)
 
 
 class Pages(NamedTuple):
-    """State of pages after the preceding records."""
-
     released: list[Row | HostPageEvent]
-    """Rows of requests that released their table row, and events of host pages, in order."""
+    """Table rows that requests released, and events of host pages, in order."""
     rows: list[Row]
-    """Table rows that changed."""
     copy: Copy
     is_whole: bool
     """Whether the copy contains all changes, so that none is left for the next copy."""
@@ -73,41 +68,42 @@ class Pages(NamedTuple):
 
 
 class SglangRecord(NamedTuple):
-    """Events since the previous record, in order, and the state after them."""
+    """Events since the previous record, in order, and the state of the scheduler after them."""
 
     time_ns: int
     events: list[HostEvent]
     ran: LaunchedBatch | None
-    """The batch with the results that arrived; None between two steps."""
+    """The batch whose results arrived; None for a record between two steps."""
     computed: list[int]
-    """Computed tokens of each request in the batch."""
+    """Number of computed tokens of each request in the batch."""
     num_outputs: list[int]
     draft_counts: list[tuple[int, int]]
-    """For each request of the batch, its total numbers of speculative steps and of accepted tokens; empty without
-    speculative decoding.
+    """For each request of the batch, its total number of speculative steps and of accepted draft tokens; empty
+    without speculative decoding.
     """
     ended: list[tuple[Any, Any]]
-    """Requests that ended in the step, with the reason."""
+    """Requests that ended in the step, each with SGLang's finish reason."""
     pages: Pages | None
     timings: Timings | None
-    """Durations of the step and of making the previous record; None between two steps."""
+    """Durations of the step and of making the previous record; None for a record between two steps."""
 
 
 class _Holder:
-    """Values of a request with a table row, as of the last record."""
-
     __slots__ = ("num_read", "num_tokens", "published", "request")
 
     def __init__(self, request: Any) -> None:
         self.request = request
         self.num_read = self.published = self.num_tokens = 0
-        """Number of pages that were read; `published`: of those then in the radix tree; `num_tokens`: of tokens."""
+        """Number of the request's pages that were read. `published` is the number of its pages in the radix
+        tree, `num_tokens` the number of tokens in its pages.
+        """
 
 
 class SglangRecorder:
-    """Hooks on one scheduler, installed on construction. The publishing thread pops from `records`.
+    """Hooks on one scheduler, installed on construction. They append to `records`, from which the publishing thread
+    pops.
 
-    `between_steps` is called on the scheduler's thread before it polls for requests.
+    `between_steps` is called on the scheduler's thread before the scheduler polls for requests.
     """
 
     def __init__(self, scheduler: Any, hooks: Hooks, reader: Reader, between_steps: Callable[[], None]) -> None:
@@ -115,8 +111,8 @@ class SglangRecorder:
         self.scheduler = scheduler
         self.step_started_ns = 0
         self.no_copy_before_ns = 0
-        """Earliest monotonic time of the next copy. The publishing thread sets it, to limit the time in which it holds
-        the interpreter lock that the scheduler needs.
+        """Earliest monotonic time of the next copy. The publishing thread sets it, to limit the time in which
+        it holds the interpreter lock (GIL) that the scheduler needs.
         """
         self._reader, self._between_steps = reader, between_steps
         pools = pools_of(scheduler)
@@ -126,14 +122,15 @@ class SglangRecorder:
         self._events: list[HostEvent] = []
         self._holders: dict[int, _Holder] = {}
         self._releasing: list[tuple[Row, int]] = []
-        """Released table rows with their index in SGLang's table, where they remain until another request gets the row.
+        """Released table rows, each with its index in SGLang's table. The table's entries remain until another
+        request gets the row.
         """
         self._released: list[Row | HostPageEvent] = []
         self._launched: deque[LaunchedBatch] = deque()
         self._has_changed = True
         """Whether pages may have changed since the last copy."""
         self._has_evicted = False
-        """Whether something was evicted since the last copy."""
+        """Whether a cached page was evicted since the last copy."""
         self._copied_ns = self._schedule_ns = self._schedule_started_ns = self._commit_started_ns = (
             self._recording_ns
         ) = 0
@@ -252,7 +249,9 @@ class SglangRecorder:
                     self._holders[id(request)] = _Holder(request)
 
     def _before_free_row(self, request: Any, *_: Any, **__: Any) -> None:
-        """Record the pages that the radix tree retains. They must be read before another request gets the row."""
+        """Record the released table row of `request`. The pages that the radix tree retains must be read before
+        another request gets the row.
+        """
         holder = self._holders.pop(id(request), None)
         if holder is None:
             return

@@ -1,4 +1,4 @@
-"""Translates the records of SGLang's hooks.
+"""Translates the records of SGLang's hooks to ledger rows, requests and events.
 
 Owns the texts of ended requests that still have pages, and attributes evictions to requests. `page_rows` publishes the
 pages. Runs on the publishing thread, so it reads only SGLang objects that are immutable or append-only.
@@ -28,9 +28,9 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.producer.cache_state import CacheState
 
 MAX_ENDED_REQUESTS: Final = 1_000
-"""Maximum number of ended requests with pages that were not read yet."""
+"""Maximum number of ended requests whose last pages were not read yet."""
 TEXT_CLEANUP_INTERVAL: Final = 256
-"""Number of requests that end between two cleanups of texts without pages."""
+"""Number of ended requests after which texts without pages are removed."""
 _ABORTED: Final = "FINISH_ABORT"
 _REASONS: Final = {
     "FINISH_MATCHED_TOKEN": "stop",
@@ -39,14 +39,15 @@ _REASONS: Final = {
     "FINISH_LENGTH": "length",
     _ABORTED: "aborted",
 }
-"""SGLang's finish reason -> finish reason as in `finished_text`."""
+"""Map from SGLang's finish reason to a finish reason of `finished_text`."""
 
 
 class SglangTranslator(Translator[SglangRequest]):
     """Translator for one scheduler with `pools`.
 
     Args:
-        by_priority: Whether SGLang retracts requests by priority; otherwise those with the fewest generated tokens.
+        by_priority: Whether SGLang retracts requests by priority; otherwise it retracts those with the fewest generated
+            tokens.
         policy: Eviction policy of cached pages.
         drafts_per_step: Number of draft tokens per request and step; 0 if it varies.
         name_of: Returns an adapter's name for SGLang's id.
@@ -75,13 +76,13 @@ class SglangTranslator(Translator[SglangRequest]):
         self._drafts_per_step, self._name_of = drafts_per_step, name_of
         self._beginnings = TextBeginnings()
         self._ended: OrderedDict[int, SglangRequest] = OrderedDict()
-        """Ended requests that still have their table row, by the same key as in `requests`."""
+        """Ended requests that still have their table row, by the same keys as in `requests`."""
         self._ended_texts: dict[int, tuple[Any, TextKey, list[tuple[str, int, int]]]] = {}
-        """Request number -> (tokens, key, media) of ended requests that still have pages."""
+        """Map from the number of an ended request that still has pages to its tokens, text key and media."""
         self._num_ended = 0
         self._evictions: dict[int, list[int]] = {}
-        """Evictions in the current step: number of the request that needed the space (0: unknown) -> numbers of blocks
-        of full attention, of window blocks and of states.
+        """Evictions in the current step. Map from the number of the request that needed the memory (0 if
+        unknown) to the numbers of evicted full-attention blocks, window blocks and states.
         """
 
     def convert(self, record: SglangRecord) -> StepCounts:
@@ -104,7 +105,9 @@ class SglangTranslator(Translator[SglangRequest]):
         return tokens
 
     def missed_block(self, request: SglangRequest, token: int) -> MissedBlock | None:
-        """Return a page by kvscope's hash of its text, because SGLang has no hashes without KV events."""
+        """Return the page that begins at `token`, with kvscope's hash of its text, because SGLang has no hashes
+        without KV events.
+        """
         index = token // self.block_size
         hashes = request.hashes(index + 1, self.block_size)
         hash_values = [int(hashes[index])]
@@ -114,7 +117,9 @@ class SglangTranslator(Translator[SglangRequest]):
         return MissedBlock(tuple(hash_values), int(hashes[index - 1]) if index else 0, is_cached)
 
     def miss_at_start(self, request: SglangRequest) -> str:
-        """Return why the first page missed, by searching for texts that begin with the same tokens under other keys."""
+        """Return why the first page missed: search for cached texts that begin with the same tokens under other
+        keys.
+        """
         plain = int(hashes_of(text_sums(tokens_of(request.host, 0, self.block_size), 0, 0)[-1:])[0])
         hashes = self.state.ledger.hash
         missed = self._beginnings.explain_miss(plain, request.key, lambda value: bool((hashes == value).any()))
@@ -122,7 +127,6 @@ class SglangTranslator(Translator[SglangRequest]):
         return missed
 
     def block_content(self, block: int) -> BlockContent:
-        """Return the contents of a page, from the text of the request that wrote it."""
         ledger, cache, windows = self.state.ledger, self.state.hello.cache, self.pages.windows
         number = int(ledger.owner[block]) if block < cache.first_state else NO_OWNER
         is_of_windows = self.pages.num_rows <= block < cache.num_blocks
@@ -147,7 +151,6 @@ class SglangTranslator(Translator[SglangRequest]):
         return request if request is not None and request.host is host else None
 
     def _number(self, host: Any) -> int:
-        """Return a request's number; 0 if unknown."""
         request = self._find(host)
         return request.known.number if request is not None else 0
 
@@ -272,7 +275,6 @@ class SglangTranslator(Translator[SglangRequest]):
         self._ended_texts = {number: text for number, text in self._ended_texts.items() if number in needed}
 
     def _drop(self, request: SglangRequest) -> None:
-        """Drop an ended request that has released its table row."""
         key = id(request.host)
         self._ended.pop(key, None)
         if self.requests.pop(key, None) is not None:
@@ -281,7 +283,6 @@ class SglangTranslator(Translator[SglangRequest]):
     # State after the step.
 
     def _decoding_numbers(self, record: SglangRecord) -> list[int]:
-        """Return the numbers of requests that decode in the step."""
         if record.ran is None:
             return []
         requests = [self._find(host) for host in record.ran.requests]
@@ -292,7 +293,9 @@ class SglangTranslator(Translator[SglangRequest]):
         ]
 
     def _update_progress(self, record: SglangRecord) -> dict[int, int]:
-        """Publish the progress of each request that ran. Returns request number -> tokens run in the step."""
+        """Publish the progress of each request that ran. Returns a map from request number to the number of
+        tokens run in the step.
+        """
         batch: dict[int, int] = {}
         if record.ran is None:
             return batch
@@ -312,6 +315,8 @@ class SglangTranslator(Translator[SglangRequest]):
 
 
 def _block_notes(key: TextKey, media: Sequence[tuple[str, int, int]], start: int, count: int) -> BlockNotes:
-    """Return the key and media, as names and values, of `count` tokens of a text from `start` on."""
+    """Return the text key and the media of `count` tokens of a text from position `start` on, as pairs of name
+    and value.
+    """
     overlapping = [item for item in media if item[1] < start + count and start <= item[2]]
     return (*key.notes(), *((kind, f"tokens {first} to {last} of the prompt") for kind, first, last in overlapping))

@@ -1,4 +1,4 @@
-"""Watches one SGLang scheduler: composes hooks, publishing thread and sockets, and limits how often pages are copied.
+"""Watches one SGLang scheduler: connects hooks, publishing thread and sockets, and limits how often pages are copied.
 
 `PublishingThread` manages their lifetime.
 """
@@ -27,12 +27,14 @@ from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.producer.cache_state import CacheState
 
 MIN_COPY_PAUSE_FACTOR: Final = 9
-"""Minimum time between the end of publishing a copy and the next copy, as a multiple of the time that publishing took.
+"""Minimum time between the end of publishing a copy and the next copy, as a multiple of the time that
+publishing the copy took.
 """
 
 
 def watch(scheduler: Any, endpoint: str, record: str | None = None) -> SglangWatch | None:
-    """Publish what a scheduler does on `endpoint`, or on the endpoint of its data-parallel rank derived from it.
+    """Publish what a scheduler does on `endpoint`, or on the endpoint derived from it for the scheduler's data-parallel
+    rank.
 
     Returns None for a rank that runs the same schedule as the first rank of its model.
     """
@@ -89,7 +91,7 @@ class SglangWatch:
         )
 
     def close(self, reason: str = "") -> None:
-        """Remove the hooks and publish a goodbye. Idempotent."""
+        """Remove the hooks and publish a goodbye message. Idempotent."""
         self._thread.close(reason)
 
     def _publish(self, record: SglangRecord) -> Frame:
@@ -102,5 +104,4 @@ class SglangWatch:
 
 
 def _has_arrived(record: SglangRecord) -> bool:
-    """Whether the copy of page tables in this record, if any, has arrived on the host."""
     return record.pages is None or record.pages.copy.has_arrived()

@@ -1,4 +1,4 @@
-"""Computes hashes of block texts, because SGLang computes its own only while KV events are enabled."""
+"""Computes hashes of block texts, because SGLang computes hashes only while KV events are enabled."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def mixed(values: Hashes) -> Hashes:
-    """Return values with all bits mixed, by the finalizer of SplitMix64: each output bit depends on all bits of the
-    input.
+    """Return `values` with all bits mixed by the finalizer of SplitMix64, so that each output bit depends on
+    all input bits.
     """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -21,7 +21,9 @@ def mixed(values: Hashes) -> Hashes:
 
 
 def text_sums(tokens: Tokens, start: int, initial_sum: int) -> Hashes:
-    """Return a number for the text up to each token: a running sum that starts with `initial_sum` at token `start`."""
+    """Return, for each token, a number that identifies the text up to it: a running sum that starts with
+    `initial_sum` at token position `start`.
+    """
     positions = np.arange(start + 1, start + 1 + tokens.size, dtype=np.uint64)
     mixed_tokens = mixed(tokens.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + mixed(positions))
     sums: Hashes = np.cumsum(mixed_tokens, dtype=np.uint64) + np.uint64(initial_sum)
@@ -29,7 +31,7 @@ def text_sums(tokens: Tokens, start: int, initial_sum: int) -> Hashes:
 
 
 def hashes_of(sums: Hashes) -> Hashes:
-    """Return the hashes of pages, never 0, from the running sums at the pages' ends."""
+    """Return the hashes of pages, never 0, from the values of `text_sums` at the pages' ends."""
     return mixed(sums) | np.uint64(1)
 
 

@@ -1,5 +1,5 @@
-"""Keys that distinguish texts of SGLang with equal tokens (adapter, cache salt, extra key of the radix tree), and
-media.
+"""Keys that distinguish texts of SGLang with equal tokens (adapter, cache salt, extra key of the radix tree), and media
+in prompts.
 
 Reads only attributes of SGLang's requests that are immutable.
 """
@@ -14,13 +14,15 @@ from typing import Any, Final, NamedTuple
 from kvscope_inside.cached_texts import BlockNotes
 
 MAX_BEGINNINGS: Final = 10_000
-"""Maximum number of recorded text beginnings; the oldest are dropped first."""
+"""Maximum number of recorded first pages of texts; the oldest are dropped first."""
 NameOf = Callable[[str], str | None]
 """Function that returns an adapter's name for SGLang's adapter id; None if unknown."""
 
 
 class TextKey(NamedTuple):
-    """Part of a text's hashes in addition to its tokens. Equal tokens with different keys share no pages."""
+    """Adapter, cache salt and extra key of a text, on which its hashes depend in addition to its tokens. Equal
+    tokens with different keys share no pages.
+    """
 
     adapter: str = ""
     salt: str = ""
@@ -28,7 +30,7 @@ class TextKey(NamedTuple):
 
     @property
     def seed(self) -> int:
-        """Initial value of the running sums of a text (`text_sums`); 0 without a key."""
+        """Initial value of the running sums of a text (`text_sums`); 0 for an empty key."""
         if not any(self):
             return 0
         return int.from_bytes(hashlib.blake2b(repr(tuple(self)).encode(), digest_size=8).digest(), "little")
@@ -39,14 +41,14 @@ class TextKey(NamedTuple):
 
 
 def key_of(request: Any, name_of: NameOf = lambda _: None) -> TextKey:
-    """Return the key of a request. The adapter's id, which SGLang appends to the extra key, is removed from it."""
+    """Return the text key of a request. The adapter's id, which SGLang appends to the extra key, is removed from it."""
     adapter, extra = str(getattr(request, "lora_id", None) or ""), str(getattr(request, "extra_key", None) or "")
     salt = str(getattr(request, "cache_salt", None) or "")
     return TextKey((name_of(adapter) or adapter) if adapter else "", salt, extra.removesuffix(adapter))
 
 
 def media_of(request: Any) -> list[tuple[str, int, int]]:
-    """Return (kind, first token, last token) of each image or audio in the prompt."""
+    """Return the kind and the positions of the first and last token of each image or audio clip in the prompt."""
     items = getattr(getattr(request, "multimodal_inputs", None), "mm_items", None) or ()
     media = []
     for item in items:
@@ -56,20 +58,24 @@ def media_of(request: Any) -> list[tuple[str, int, int]]:
 
 
 class TextBeginnings:
-    """Keys under which texts with equal first pages are cached. Used on the publishing thread only."""
+    """Records under which text keys equal first pages are cached. Used on the publishing thread only."""
 
     def __init__(self) -> None:
         self._hashes_by_key: OrderedDict[int, dict[TextKey, int]] = OrderedDict()
 
     def record(self, plain: int, key: TextKey, own: int) -> None:
-        """Record a text with the hash `plain` of its first page without the key, and `own` with it."""
+        """Record a text under `key`. `plain` is the hash of its first page without the key, `own` the hash with
+        the key.
+        """
         self._hashes_by_key.setdefault(plain, {})[key] = own
         self._hashes_by_key.move_to_end(plain)
         while len(self._hashes_by_key) > MAX_BEGINNINGS:
             self._hashes_by_key.popitem(last=False)
 
     def explain_miss(self, plain: int, key: TextKey, is_cached: Callable[[int], bool]) -> str:
-        """Return why a text's first page is not cached: "adapter", "salt", or "new"."""
+        """Return why a text's first page is not cached: "adapter" or "salt" if it is cached under another
+        adapter or salt, otherwise "new".
+        """
         others = self._hashes_by_key.get(plain, {})
         for other, own in others.items():
             if other != key and is_cached(own):

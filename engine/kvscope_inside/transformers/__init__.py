@@ -1,1 +1,3 @@
-"""Watches transformers' continuous batching in its own process: call `watch` with a manager."""
+"""Watches transformers' continuous batching in the process that runs it: call `watch` with a
+`ContinuousBatchingManager`.
+"""

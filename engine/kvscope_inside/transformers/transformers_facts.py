@@ -1,5 +1,5 @@
-"""Builds the `Hello` of transformers' continuous batching (model, pool, KV groups, device), and maps blocks to ledger
-rows.
+"""Builds the `Hello` message of transformers' continuous batching (model, pool, KV groups, device), and maps blocks to
+ledger rows.
 
 Only reads transformers' objects.
 """
@@ -31,20 +31,21 @@ from kvscope_telemetry.transport.host_id import host_id
 
 _KINDS: Final = {"full_attention": "full", "sliding_attention": "window"}
 RESERVED_SECTORS: Final = 2
-"""Number of sectors at the start that are reserved, because padding is read from and written to them."""
+"""Number of reserved sectors at the start of the memory. Padding is read from and written to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRows:
     """Maps blocks of each KV group to rows of the ledger.
 
-    transformers divides its memory into sectors and assigns each to one group while needed. Of each group, as many
-    blocks as fit are in a sector. A sector has `per_sector` rows, in memory order: the number of blocks of the group
-    with the most. A group with larger blocks uses the first rows of its sectors; no block corresponds to the others.
+    transformers divides its memory into sectors and assigns each sector to one group while needed. A sector contains as
+    many blocks of its group as fit. In the ledger each sector has `per_sector` rows, in memory order, which is the
+    number of blocks of the group with the smallest blocks. A group with larger blocks uses the first rows of its
+    sectors; no block corresponds to the remaining rows.
     """
 
     blocks_per_sector: tuple[int, ...]
-    """Number of blocks per sector, by group."""
+    """Number of blocks per sector, by KV group."""
     per_sector: int
     num_sectors: int
     """Number of sectors, including the reserved ones."""
@@ -56,7 +57,7 @@ class LedgerRows:
         return cls(blocks, max(blocks), int(cache.num_sectors) + RESERVED_SECTORS)
 
     def of_blocks(self, group: int, blocks: Sequence[int]) -> list[int]:
-        """Return the ledger rows of blocks, given transformers' block ids."""
+        """Return the ledger rows of a KV group's blocks, given transformers' block ids."""
         count = self.blocks_per_sector[group]
         if count == self.per_sector:
             return list(blocks)
@@ -69,7 +70,7 @@ class LedgerRows:
 
 
 def hello_of(manager: Any, processor: Any, epoch: int) -> Hello:
-    """Return the hello of a ContinuousBatchingManager and its batch processor."""
+    """Return the `Hello` message of a ContinuousBatchingManager and its batch processor."""
     cache, config = processor.cache, manager.continuous_batching_config
     rows = LedgerRows.of(cache)
     allocators = list(cache.cache_allocators.values())
@@ -102,7 +103,7 @@ def hello_of(manager: Any, processor: Any, epoch: int) -> Hello:
 
 
 def memory_of(model: Any, processor: Any, epoch: int) -> MemoryBreakdown:
-    """Return the current memory use by purpose."""
+    """Return the current memory use of the process by purpose, in bytes."""
     tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
     tensor = processor.cache.cache_tensor
     stats = import_module("torch").cuda.memory_stats(tensor.device) if tensor.device.type == "cuda" else {}
@@ -144,7 +145,9 @@ def _model(model: Any) -> ModelInfo:
 
 
 def _name(name: str, architecture: str) -> str:
-    """Return the model's name: the folder's name if it is an absolute path, or the architecture if it is empty."""
+    """Return the model's name: only the folder's name if `name` is an absolute path, and the architecture if it
+    is empty.
+    """
     return Path(name).name if Path(name).is_absolute() else name or architecture
 
 

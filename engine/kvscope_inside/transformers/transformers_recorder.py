@@ -1,9 +1,9 @@
 """Records what transformers' continuous batching does, on the generating thread.
 
 A record contains a tuple for each event of a step and, at its end, the state of the blocks that were touched. Owns the
-hooks, and decides what is read of transformers' objects. It copies a block table only where transformers itself
-iterates over one, reads no device and does not block; the publishing thread (`transformers_translator`) does everything
-else.
+hooks, and decides which attributes of transformers' objects are read. It copies a block table only where transformers
+itself iterates over one, reads no device and does not block; the publishing thread (`transformers_translator`) does
+everything else.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ class BatchEntry(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """State of the blocks of a group that were touched.
+    """State of the touched blocks of one KV group.
 
-    A block may occur several times, with the last entry valid, and may have been freed since.
+    A block may occur several times; then its last entry is valid. It may have been freed since.
     """
 
     blocks: list[int]
     ref_counts: list[int]
     hashes: list[int]
-    """0 for blocks without a hash."""
+    """Block hashes; 0 for blocks without a hash."""
 
 
 class TransformersRecord(NamedTuple):
-    """Events since the previous record, in order, and the state after them."""
+    """Events since the previous record, in order, and the state of the batch processor after them."""
 
     time_ns: int
     began_ns: int
-    """Monotonic time at which the step started, or the first event between two steps occurred."""
+    """Monotonic time at which the step started or, for a record between two steps, at which the first event
+    occurred.
+    """
     events: list[HostEvent]
     batch: list[BatchEntry] | None
-    """None between two steps."""
+    """Requests in the step's batch; None for a record between two steps."""
     active: list[Any]
-    """transformers' RequestState of each running request."""
+    """RequestState (of transformers) of each running request."""
     computed: list[int]
     """Number of tokens of each running request whose KV is in blocks, or with asynchronous batching will be after the
     step in flight.
@@ -55,13 +57,14 @@ class TransformersRecord(NamedTuple):
     num_generated: list[int]
     num_waiting: int
     touched: list[Touched]
-    """Touched blocks, by group."""
+    """Touched blocks, one entry per KV group."""
     timings: Timings | None
-    """Durations of the step and of making the previous record; None between two steps."""
+    """Durations of the step and of making the previous record; None for a record between two steps."""
 
 
 class TransformersRecorder:
-    """Hooks on one batch processor, installed on construction. The publishing thread pops from `records`.
+    """Hooks on one batch processor, installed on construction. They append to `records`, from which the publishing
+    thread pops.
 
     The first record describes the state before the hooks were installed.
     """
@@ -179,7 +182,7 @@ class TransformersRecorder:
         self.flush()
 
     def _before_offload(self, *_: Any, **__: Any) -> int:
-        """Return the number of free blocks before requests are preempted."""
+        """Called before requests are preempted. Returns the number of free blocks."""
         self._is_offloading = True
         starved = self._scheduler.starved_requests
         self._events.append(("starved", starved[0][0].request_id if starved else ""))
@@ -211,14 +214,14 @@ class TransformersRecorder:
             self._events.append(("freed", index, block_ids))
 
     def touch(self, group: int, blocks: list[int], *events: Any) -> None:
-        """Record an event, and the blocks that it concerns."""
+        """Append `events` to the record as one event, and mark the blocks of a KV group as touched."""
         self._touched[group] += blocks
         self._events.append(events)
 
     def complete(self, group: int, request_id: str, first: int, before: list[int]) -> None:
-        """Record the hashes of blocks in a table from entry `first` on.
+        """Record the hashes of the blocks in a request's table from entry `first` on.
 
-        `before`: the table's previous blocks from that entry on.
+        `before`: the blocks that the table had from that entry on before the hashes were computed.
         """
         table = self._allocators[group].block_table[request_id]
         self._touched[group] += before
@@ -226,7 +229,7 @@ class TransformersRecorder:
         self._events.append(self._hashes_of(group, request_id, first, table[: first + len(before)]))
 
     def evict(self, group: int, blocks: list[int]) -> None:
-        """Record that the cache evicted all blocks that no request uses."""
+        """Record that the cache evicted all blocks that no request uses, which are `blocks`."""
         self.touch(group, blocks, "evicted", group, blocks, self._is_offloading)
 
     def _hashes_of(self, group: int, request_id: str, first: int, table: list[int]) -> HostEvent:
@@ -270,8 +273,6 @@ class TransformersRecorder:
 
 
 class _GroupRecorder:
-    """Hooks on the allocator of one group."""
-
     def __init__(self, recorder: TransformersRecorder, group: int, allocator: Any, hooks: Hooks) -> None:
         self._recorder, self._group = recorder, group
         self._tables: dict[str, list[int]] = allocator.block_table
@@ -321,7 +322,7 @@ class _GroupRecorder:
 
 
 def _rows(ledger: Any, blocks: list[int]) -> Touched:
-    """Return the state of blocks. transformers counts references only for blocks with at least two."""
+    """Return the state of blocks in transformers' ledger, which counts references only for blocks with at least two."""
     cached, shared, hash_of = ledger.cached_blocks, ledger.shared_ref_counts.get, ledger.block_to_hash.get
     ref_counts = [0 if block in cached else shared(block, 1) for block in blocks]
     return Touched(blocks, ref_counts, [hash_of(block, 0) for block in blocks])

@@ -26,7 +26,7 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 @dataclass(slots=True)
 class TransformersRequest(HostRequest):
-    """A request of transformers.
+    """A request of transformers' continuous batching.
 
     `host` is its RequestState, which is replaced after a soft reset; None for a fork before its first step.
     """
@@ -34,9 +34,9 @@ class TransformersRequest(HostRequest):
     has_started: bool = False
     """Whether the request was scheduled since its arrival or last preemption."""
     num_hit_tokens: int = 0
-    """Tokens found in the prefix cache since its arrival or last preemption."""
+    """Tokens found in the prefix cache since the request's arrival or last preemption."""
     num_released: int = 0
-    """Number of blocks that the request released last."""
+    """Number of blocks in the tables that the request released last."""
 
     @property
     def num_earlier_tokens(self) -> int:
@@ -48,10 +48,10 @@ class TransformersRequest(HostRequest):
 
 
 class TransformersTranslator(Translator[TransformersRequest]):
-    """Translator for one paged cache.
+    """Translator for one paged cache of transformers.
 
-    `rows` maps blocks to ledger rows. `hash_of` computes a block's hash from the preceding block's hash and its tokens,
-    as transformers does.
+    `rows` maps blocks to ledger rows. `hash_of` computes a block's hash as transformers does, from the preceding
+    block's hash and the block's tokens.
     """
 
     def __init__(self, state: CacheState, rows: LedgerRows, hash_of: Callable[[int | None, list[int]], int]) -> None:
@@ -83,9 +83,13 @@ class TransformersTranslator(Translator[TransformersRequest]):
         # State of the step that is being translated:
         self._began_ns = 0
         self._preemptions: list[tuple[TransformersRequest, int, bool]] = []
-        """Preempted requests, with their number of tokens and whether their blocks were swapped to host memory."""
+        """Preempted requests of the current step, each with its number of tokens and whether its blocks were
+        swapped to host memory.
+        """
         self._starved = ""
-        """Id of the request that got no block and for which others are preempted; empty if there is none."""
+        """Id of the request that could get no block, so that other requests are preempted for it; empty if
+        there is none.
+        """
         self._ended_numbers: dict[str, int] = {}
 
     def convert(self, record: TransformersRecord) -> StepCounts:
@@ -109,14 +113,17 @@ class TransformersTranslator(Translator[TransformersRequest]):
         return list(prompt[start:end]) + list(generated[max(0, start - size) : max(0, end - size)])
 
     def request_by_number(self, number: int) -> TransformersRequest | None:
-        """Return a request; None if it has ended, or is a fork before its first step, whose tokens are unknown."""
+        """Return the request with this number in the ledger; None if it has ended, or is a fork before its
+        first step, whose tokens are unknown.
+        """
         request = super().request_by_number(number)
         return request if request is not None and request.host is not None else None
 
     def block_span(self, request: TransformersRequest, group: int, entry: int, row: int) -> tuple[int, int]:
-        """Return the token positions at which a block begins and ends.
+        """Return the token positions at which a block begins and ends (exclusive).
 
-        Returns (0, 0) for a block of a sliding window that is being overwritten, because it has tokens of two spans.
+        Returns (0, 0) for a block of a sliding window that is being overwritten, because its tokens come from two
+        ranges.
         """
         window, start, num_computed = self._windows[group], entry * self.block_size, request.known.num_computed_tokens
         if not window or num_computed <= window:
@@ -127,7 +134,9 @@ class TransformersTranslator(Translator[TransformersRequest]):
         return (lap_start - window + start, lap_start - window + end) if lap_start + start >= num_computed else (0, 0)
 
     def blocks_written(self, request: TransformersRequest, before: int, after: int) -> Iterator[tuple[int, int]]:
-        """Yield written blocks; a window's table is a ring buffer."""
+        """Yield the ledger row and the number of tokens of each written block. The table of a window is a ring
+        buffer.
+        """
         size, (low, high) = self.block_size, sorted((before, after))
         for table, window in zip(request.known.tables, self._windows, strict=True):
             if window:
@@ -140,7 +149,9 @@ class TransformersTranslator(Translator[TransformersRequest]):
                     yield table[entry], min(max(num_tokens - entry * size, 0), size)
 
     def missed_block(self, request: TransformersRequest, token: int) -> MissedBlock | None:
-        """Return the block by transformers' hash of its tokens and the preceding block's hash."""
+        """Return the block that begins at `token`, with transformers' hash of its tokens and the preceding
+        block's hash; None if it is unknown.
+        """
         if not self.state.hello.cache.prefix_caching or request.host is None:
             return None
         table, entry = request.known.tables[0], token // self.block_size
@@ -169,12 +180,12 @@ class TransformersTranslator(Translator[TransformersRequest]):
         self.state.set_earlier_tokens(known, num_outputs, self.step.time_ns)
 
     def _ran_before(self, request_id: str) -> None:
-        """Mark a request that was running before the hooks were installed."""
+        """Mark a request as started, because it was running before the hooks were installed."""
         request = self.requests[request_id]
         request.has_started = request.was_admitted = True
 
     def _sectors(self, group: int, sectors: list[int]) -> None:
-        """Publish sectors that were assigned to a group."""
+        """Publish that sectors were assigned to a KV group: rows that correspond to no block become UNMAPPED."""
         self.state.set_blocks(self._rows.unused(group, sectors), state=BlockState.UNMAPPED)
 
     def _sectors_freed(self, sectors: list[int]) -> None:
@@ -223,7 +234,9 @@ class TransformersTranslator(Translator[TransformersRequest]):
         request.has_started = True
 
     def _fork_table(self, group: int, request_id: str, blocks: list[int], copied: list[int]) -> None:
-        """Publish the table of a fork. The blocks `copied` at its end are the fork's own."""
+        """Publish the block table of a fork. The blocks in `copied`, at the end of the table, belong to the
+        fork alone.
+        """
         request = self._fork(request_id)
         rows, own_rows = self._rows.of_blocks(group, blocks), self._rows.of_blocks(group, copied)
         self.blocks.allocate(request, own_rows, group=group)
@@ -233,8 +246,8 @@ class TransformersTranslator(Translator[TransformersRequest]):
         self.state.count(copied_blocks=len(own_rows))
 
     def _fork(self, request_id: str) -> TransformersRequest:
-        """Return the fork with this id. It is added if necessary, because its blocks are recorded before the fork
-        itself.
+        """Return the fork with this id. The fork is added if it is unknown, because its blocks are recorded
+        before the fork itself.
         """
         request = self.requests.get(request_id)
         if request is None:
@@ -267,10 +280,10 @@ class TransformersTranslator(Translator[TransformersRequest]):
     def _hashed(
         self, group: int, request_id: str, first: int, blocks: list[int], hashes: list[int], parent: int
     ) -> None:
-        """Publish table entries from `first` on after full blocks got their hashes.
+        """Publish the entries of a request's table from `first` on, after full blocks got their hashes.
 
-        A block with contents that were cached already was replaced by the cached block. `parent`: hash of the block
-        before entry `first`.
+        A block whose contents were cached already was replaced by the cached block. `parent`: hash of the block before
+        entry `first`.
         """
         request, rows = self.requests.get(request_id), self._rows.of_blocks(group, blocks)
         for entry, (row, own, parent_hash) in enumerate(zip(rows, hashes, [parent, *hashes][:-1], strict=True), first):
@@ -320,8 +333,8 @@ class TransformersTranslator(Translator[TransformersRequest]):
         self.state.count(swapped_blocks=request.num_released if is_swapped else 0)
 
     def _offloaded(self, request_id: str, num_free: int) -> None:
-        """Report the recorded preemptions. `request_id`: the request that caused them, the first that still gets no
-        block.
+        """Report the preemptions of this step, which were made for `request_id`, the first request that still
+        gets no block.
         """
         other = self.requests.get(request_id)
         for request, num_tokens, is_swapped in self._preemptions:

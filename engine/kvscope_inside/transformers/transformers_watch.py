@@ -4,8 +4,8 @@
         manager.start()
         ...
 
-Owns their lifetime. A manager creates a cache when its loop starts and drops it when stopped. Each cache is published
-as a separate engine, from its creation on, or from its current state if it exists when watching begins.
+Owns the lifetime of these parts. A manager creates a cache when its loop starts and drops it when stopped. Each cache
+is published as a separate engine, from its creation on, or from its current state if it exists when watching begins.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def watch(manager: Any, endpoint: str = "", record: str | os.PathLike[str] | Non
     """Publish the telemetry of a transformers `ContinuousBatchingManager` until `close`.
 
     Args:
-        manager: The manager; running or not.
-        endpoint: Endpoint to serve. Default: that in the variable KVSCOPE_INSIDE, or else the one to which a desktop
-            attaches by default.
-        record: File to record in addition.
+        manager: The manager, which may be running already.
+        endpoint: Endpoint to serve. Default: the environment variable KVSCOPE_INSIDE or, if it is not set, the endpoint
+            to which a desktop attaches by default.
+        record: Path of a recording to write in addition.
 
     Returns:
         The watch, which is also a context manager.
 
     Raises:
-        BadInput: for another object, or an endpoint that cannot be used.
+        BadInput: for an object that is no supported manager, or an endpoint that cannot be used.
         EndpointInUse: if the manager has a cache already and the endpoint is in use.
     """
     address = endpoint or os.environ.get(ENDPOINT) or default_endpoint()
@@ -61,7 +61,6 @@ class TransformersWatch:
 
     def __init__(self, manager: Any, endpoint: str, record: Path | None) -> None:
         self.endpoint = endpoint
-        """Endpoint to which a desktop attaches."""
         self._manager, self._record = manager, record
         self._hooks = Hooks(self._fail)
         self._cache: _CacheWatcher | None = None
@@ -87,7 +86,7 @@ class TransformersWatch:
             raise
 
     def close(self, reason: str = "") -> None:
-        """Remove the hooks and publish a goodbye. Idempotent."""
+        """Remove the hooks and publish a goodbye message. Idempotent."""
         self._is_closed = True
         self._hooks.remove()
         cache, self._cache = self._cache, None
@@ -103,7 +102,7 @@ class TransformersWatch:
     # Called on the manager's threads.
 
     def _created_processor(self, processor: Any) -> None:
-        """Begin to watch the processor's cache, unless it is being watched."""
+        """Begin to watch the cache of `processor`, unless it is being watched already."""
         if self._cache is None or not self._cache.watches(processor):
             self._start(processor)
 
@@ -117,15 +116,15 @@ class TransformersWatch:
         self._is_cache_reused = bool(self._stop_signature.bind(*args, **kwargs).arguments.get("keep_for_next_session"))
 
     def _release_cache(self) -> None:
-        """Drop references to a stopped manager's cache, so that its memory is freed. A cache kept for the next session
-        remains.
+        """Drop references to a stopped manager's cache, so that its memory is freed. A cache that the manager
+        keeps for its next session is still watched.
         """
         if self._cache is not None and not self._is_cache_reused and not self._manager.is_running():
             self._cache.close()
             self._cache = None
 
     def _fail(self, name: str, error: Exception) -> None:
-        """Log the failure and close. Called on the thread that failed, which may be the generating thread."""
+        """Log the error and close. Called on the thread on which a hook failed, which may be the generating thread."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -133,8 +132,6 @@ class TransformersWatch:
 
 
 class _CacheWatcher:
-    """Publishes one batch processor and its cache."""
-
     def __init__(self, manager: Any, processor: Any, endpoint: str, record: Path | None, fail: Any) -> None:
         self._processor = processor
         self._thread = PublishingThread("transformers", engine_log("transformers"), on_failure=fail)
@@ -163,5 +160,4 @@ class _CacheWatcher:
         return self._processor is processor
 
     def close(self, reason: str = "") -> None:
-        """Publish the remaining records, then a goodbye. Idempotent."""
         self._thread.close(reason)

@@ -1,4 +1,5 @@
-"""Block hashes of vLLM in the ledger's format, and the adapter, cache salt and media that they depend on.
+"""Converts block hashes of vLLM to the ledger's format, and reads the adapter, cache salt and media that they depend
+on.
 
 Reads only attributes of vLLM's requests that are immutable or append-only.
 """
@@ -11,7 +12,9 @@ from kvscope_inside.cached_texts import BlockNotes
 
 _U8: Final = (1 << 64) - 1
 _GROUP_MIX: Final = 0x9E3779B97F4A7C15
-"""Factor that makes the hashes of the same text differ between KV groups."""
+"""Multiplied by the KV group's number and XORed with hashes, so that the hashes of the same text differ between
+KV groups.
+"""
 
 
 def key_of(request: Any) -> tuple[str, str]:
@@ -20,8 +23,8 @@ def key_of(request: Any) -> tuple[str, str]:
 
 
 def notes_of(request: Any, start: int, count: int) -> BlockNotes:
-    """Return names and values that describe `count` tokens from `start` on: adapter, cache salt, and images or
-    audio.
+    """Return pairs of name and value that describe `count` tokens from position `start` on: adapter, cache
+    salt, and images or audio.
     """
     adapter, salt = key_of(request)
     notes = [(name, value) for name, value in (("LoRA", adapter), ("Cache salt", salt)) if value]
@@ -40,5 +43,5 @@ def low_bits(value: Any, group: int) -> int:
 
 
 def hash_of_row(value: Any) -> int:
-    """Return the ledger's hash for a block hash of vLLM's pool, which ends with the group in four bytes; 0 for None."""
+    """Return the ledger's hash for a block hash of vLLM's pool, whose last four bytes are the KV group; 0 for None."""
     return 0 if value is None else low_bits(value[:-4], int.from_bytes(value[-4:], "big"))

@@ -1,8 +1,8 @@
 """Publishes the blocks that vLLM offloads to host memory, as ledger rows below the pool.
 
-A slot is vLLM's unit of offloading, a chunk of one or more blocks, which have consecutive rows. Owns the contents of
-each slot, and the list of recently ended requests, because vLLM may still offload their last blocks. Used on the
-publishing thread only.
+A slot is vLLM's unit of offloading: a chunk of one or more blocks, which have consecutive ledger rows. Owns the
+contents of each slot, and the list of recently ended requests, because vLLM may still offload their last blocks. Used
+on the publishing thread only.
 """
 
 from __future__ import annotations
@@ -22,23 +22,27 @@ from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.event_kinds import displaced_text
 
 MAX_TEXTS: Final = 500_000
-"""Maximum number of blocks in all tiers for which tokens are stored, with about 400 bytes each.
+"""Maximum number of blocks in all tiers for which tokens are stored. Each takes about 400 bytes.
 
 Tokens of further offloaded blocks are unknown.
 """
 _OFFLOADED_WITHIN: Final = 16
-"""Number of steps after the end of a request in which vLLM may still offload its last blocks."""
+"""Number of steps after the end of a request for which it is remembered, because vLLM may still offload its
+last blocks.
+"""
 
 
 @dataclass(slots=True)
 class VllmRequest(HostRequest):
     num_loaded_tokens: int = 0
-    """Number of tokens that are or were loaded from outside the pool when the request last started."""
+    """Number of tokens whose KV was or is being loaded from outside the pool when the request last started."""
     indices: dict[bytes, int] = field(default_factory=dict)
-    """Block hash -> index in the request, for the hashes that `index_of` has searched."""
+    """Map from a block hash to its index in the request's `block_hashes`, for the hashes that `index_of` has
+    read so far.
+    """
 
     def index_of(self, value: bytes) -> int | None:
-        """Return the index of a block hash; None if it is not a hash of this request."""
+        """Return the index of `value` in the request's block hashes; None if it is not one of them."""
         hashes = self.host.block_hashes
         for index in range(len(self.indices), len(hashes)):
             self.indices.setdefault(hashes[index], index)
@@ -47,7 +51,7 @@ class VllmRequest(HostRequest):
 
 @dataclass(slots=True)
 class _Copy:
-    """A slot that is being written. The lists have one value per row, in order."""
+    """Contents of a slot that is being written. The lists have one value per ledger row, in order."""
 
     rows: range
     group: int
@@ -59,7 +63,7 @@ class _Copy:
 
 
 class OffloadedBlocks:
-    """Blocks in host memory, by the events of vLLM's offloading manager.
+    """Publishes the blocks in host memory from the events of vLLM's offloading manager.
 
     `blocks_per_slot`: number of blocks that are stored and evicted together.
     """
@@ -69,18 +73,18 @@ class OffloadedBlocks:
         self._tier = LowerTierRows(translator.state)
         self._hash_block_size, self._per_slot = hash_block_size, blocks_per_slot
         self._slots: dict[bytes, int] = {}
-        """Key -> slot that contains its blocks, or is being written."""
+        """Map from vLLM's offloading key to the slot that contains its blocks or is being written."""
         self._copies: dict[bytes, _Copy] = {}
         self._ended: deque[tuple[int, VllmRequest]] = deque()
-        """Ended requests, with the step in which they ended."""
+        """Recently ended requests, each with the step in which it ended."""
         self._last_lookup: VllmRequest | None = None
-        """Request whose block was offloaded last. It is searched early, because a request's blocks are usually
+        """Request whose block was offloaded last. It is searched first, because a request's blocks are usually
         offloaded together.
         """
 
     @property
     def handlers(self) -> Mapping[str, Callable[..., None]]:
-        """Event kind -> handler, for the events of the offloading manager."""
+        """Methods that handle the offloading manager's events, by event kind."""
         return {
             "stores": self._store,
             "stored": self._stored,
@@ -101,7 +105,9 @@ class OffloadedBlocks:
     def _store(
         self, keys: Sequence[bytes], slots: Iterable[int], evicted: Sequence[bytes], request_id: str = ""
     ) -> None:
-        """Publish that slots are being written, after the blocks under the keys `evicted` were evicted."""
+        """Publish that slots are being written with the blocks of `keys`, after the blocks under the keys
+        `evicted` were evicted.
+        """
         translator = self._translator
         dropped = self._evict(evicted)
         owner = 0
@@ -119,7 +125,7 @@ class OffloadedBlocks:
             translator.events.report("evicted", other=owner, num_blocks=len(dropped), cause=cause)
 
     def _skip(self, slots: Iterable[int], starts: Sequence[int]) -> None:
-        """For each group, mark the blocks before `starts` in its first slot as not written."""
+        """For each KV group, mark the blocks before index `starts[group]` in its first slot as not written."""
         by_row = {copy.rows.start: copy for copy in self._copies.values()}
         seen: set[int] = set()
         for slot in map(int, slots):
@@ -129,7 +135,7 @@ class OffloadedBlocks:
                 copy.filled[: starts[copy.group]] = [0] * starts[copy.group]
 
     def _stored(self, keys: Iterable[bytes], is_whole: bool) -> None:
-        """Publish that prompts can hit slots, or (`is_whole` False) that writing them failed."""
+        """Publish that prompts can hit the slots of these keys or, if `is_whole` is False, that writing them failed."""
         texts = self._translator.texts
         for key in keys:
             copy = self._copies.pop(key, None)
@@ -164,7 +170,7 @@ class OffloadedBlocks:
         self._translator.events.report_emptied(len(rows), where="host memory")
 
     def _evict(self, keys: Iterable[bytes]) -> list[int]:
-        """Free the rows of these keys. Returns the rows that were not free."""
+        """Free the ledger rows of these keys. Returns the rows that were not free."""
         slots = [slot for key in keys if (slot := self._slots.pop(key, None)) is not None]
         non_free, hashes = self._tier.evict([row for slot in slots for row in self._rows_of(slot)])
         rows: list[int] = non_free.tolist()
@@ -178,9 +184,9 @@ class OffloadedBlocks:
         return range(start, start + self._per_slot)
 
     def _slot_contents(self, key: bytes, rows: range, request_id: str) -> _Copy:
-        """Return the contents of a slot that is being written.
+        """Return the contents of a slot that is being written to ledger rows `rows`.
 
-        `key`: the hash of the slot's last block, followed by the group (4 bytes).
+        `key`: the hash of the slot's last block, followed by the KV group (4 bytes).
         """
         group = int.from_bytes(key[-4:], "big")
         copy, size = _Copy(rows, group), self._translator.block_sizes[group]
@@ -204,9 +210,9 @@ class OffloadedBlocks:
         return copy
 
     def _find(self, value: bytes, request_id: str) -> tuple[VllmRequest, int] | None:
-        """Return the request that a block hash belongs to, and the hash's index; None if unknown.
+        """Return the request that the block hash `value` belongs to, and the index of the hash in it; None if unknown.
 
-        `request_id`: the likely request, or "".
+        `request_id`: the request to search first, or "".
         """
         requests = self._translator.requests
         likely_requests = (requests.get(request_id), self._last_lookup)

@@ -1,7 +1,7 @@
-"""Finds vLLM's OffloadingConnector on the scheduler's side, and records the blocks that it keeps in host memory.
+"""Finds vLLM's OffloadingConnector on the scheduler's side, and records the blocks that it stores in host memory.
 
 Supports the objects of several versions of vLLM. A slot is the unit that vLLM's manager allocates: one block of the
-pool, or a chunk of several.
+pool, or a chunk of several blocks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ _METHODS: Final = ("prepare_store", "complete_store", "prepare_load", "complete_
 
 
 class Offloading(NamedTuple):
-    """vLLM's tier in host memory."""
-
     side: Any
-    """The connector's part in the scheduler (`connector_scheduler`)."""
+    """The connector's scheduler-side object (`connector_scheduler`)."""
     manager: Any
     num_slots: int
     blocks_per_slot: int
@@ -31,7 +29,7 @@ class Offloading(NamedTuple):
 
 
 def offloading_of(scheduler: Any) -> Offloading | None:
-    """Return the scheduler's tier in host memory; None without one, or if its structure is unknown."""
+    """Return the scheduler's offloading tier in host memory; None if it has none, or if its structure is unknown."""
     for connector in _connectors(getattr(scheduler, "connector", None)):
         side = getattr(connector, "connector_scheduler", None)
         manager = _host_memory_manager(getattr(side, "manager", None))
@@ -42,8 +40,8 @@ def offloading_of(scheduler: Any) -> Offloading | None:
 
 
 def second_pool(scheduler: Any) -> SecondPool | None:
-    """Return the second pool of the scheduler's connectors; None without one, or if the offloading tier is
-    published.
+    """Return the second pool of the scheduler's connectors; None if they have none, or if the offloading tier
+    is published instead.
     """
     if offloading_of(scheduler) is not None:
         return None
@@ -65,8 +63,8 @@ def unpublished_connectors(scheduler: Any) -> str:
 
 
 def hook_offloading(hooks: Hooks, offloading: Offloading, record_event: Callable[..., None]) -> None:
-    """Install hooks on the tier. They call `record_event` with an event's kind and arguments, on the engine core's
-    thread.
+    """Install hooks on the offloading tier. They call `record_event` with an event's kind and arguments, on the
+    engine core's thread.
     """
 
     def on_store(result: Any, keys: Any, context: Any = None, *_: Any, **kwargs: Any) -> None:
@@ -121,7 +119,7 @@ def _connectors(connector: Any) -> Iterator[Any]:
 
 
 def _host_memory_manager(manager: Any) -> Any:
-    """Return the manager of host memory, behind wrappers that filter stores or add tiers below it."""
+    """Return the manager of host memory, unwrapped from managers that filter stores or add tiers below it."""
     for name in ("_backing", "primary_tier"):
         manager = getattr(manager, name, manager)
     return manager

@@ -1,7 +1,6 @@
 """Plugin that vLLM loads in each of its processes (entry point `vllm.general_plugins`).
 
-Acts only in an engine core, and only if `KVSCOPE_INSIDE` is set. The remaining modules of kvscope are imported only
-then.
+Acts only in an engine core, and only if `KVSCOPE_INSIDE` is set. Other modules of kvscope are imported only then.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def load() -> None:
 
 
 def _hook_engine_config() -> None:
-    """Record the API's address when vLLM creates its configuration.
+    """Hook the creation of vLLM's configuration, in order to record the address of the HTTP API.
 
     At that time the server has bound its port, and no engine core has been started.
     """

@@ -1,7 +1,7 @@
-"""The second pool of vLLM's SimpleCPUOffloadConnector, in host memory or on disk, published as rows below the first
-pool.
+"""Publishes the second pool of vLLM's SimpleCPUOffloadConnector, in host memory or on disk, as ledger rows below the
+first pool.
 
-Its blocks are of the same kind as the first pool's, from which their contents and hashes were copied.
+Its blocks are of the same kind as those of the first pool, from which their contents and hashes were copied.
 `hook_second_pool` is used on the engine core's thread, `SecondPoolRows` on the publishing thread.
 """
 
@@ -28,12 +28,11 @@ class SecondPool(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks, including the null block."""
+        """Number of blocks in the second pool, including the null block."""
         return len(self.pool.blocks)
 
 
 def second_pool_of(connectors: Iterable[Any]) -> SecondPool | None:
-    """Return the second pool of the first connector that has one, or None."""
     for connector in connectors:
         manager = getattr(connector, "scheduler_manager", None)
         pool = getattr(manager, "cpu_block_pool", None)
@@ -43,9 +42,9 @@ def second_pool_of(connectors: Iterable[Any]) -> SecondPool | None:
 
 
 def hook_second_pool(hooks: Hooks, pool: Any, touched: list[Any], hook_free: Callable[[str], None]) -> None:
-    """Install hooks that append changed blocks to `touched`.
+    """Install hooks that append changed blocks of the second pool to `touched`.
 
-    `free` hooks the method with the given name, whose argument may be an iterator.
+    `hook_free` hooks the method with the given name, whose argument may be an iterator.
     """
     hooks.after(pool, "get_new_blocks", lambda blocks, *_, **__: touched.extend(blocks))
     hooks.after(pool, "touch", lambda _, blocks, *__, **___: touched.extend(blocks))
@@ -56,9 +55,9 @@ def hook_second_pool(hooks: Hooks, pool: Any, touched: list[Any], hook_free: Cal
 
 
 class SecondPoolRows:
-    """Ledger rows of the second pool, which follow those of the first.
+    """Updates the ledger rows of the second pool, which follow those of the first pool.
 
-    `texts`: tokens of the blocks of both pools, at most `max_texts` blocks.
+    `texts`: tokens of the blocks of both pools, stored for at most `max_texts` blocks.
     """
 
     def __init__(self, state: CacheState, texts: CachedTexts, max_texts: int) -> None:
@@ -67,7 +66,8 @@ class SecondPoolRows:
         state.set_blocks([self._first], state=BlockState.UNMAPPED)  # its null block
 
     def update(self, step: int, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> list[int]:
-        """Publish the state of blocks after a step; the last entry for each block is valid.
+        """Publish the state of touched blocks after a step. If a block occurs several times in `ids`, its last entry is
+        valid.
 
         Returns the hashes of evicted blocks.
         """
@@ -98,7 +98,9 @@ class SecondPoolRows:
         self._state.set_blocks(rows, filled=0, parent=0, owner=NO_OWNER, group=0, prefix_hits=0)
 
     def _copy(self, rows: Any, hashes: Any) -> None:
-        """Copy the contents of the first pool's blocks with these hashes, if they are still cached there."""
+        """Copy the published contents of the first pool's blocks with these hashes to `rows`, if they are still
+        cached there.
+        """
         ledger = self._state.ledger
         sources = np.flatnonzero(np.isin(ledger.hash[: self._first], hashes))
         by_hash = dict(zip(ledger.hash[sources].tolist(), sources.tolist(), strict=True))

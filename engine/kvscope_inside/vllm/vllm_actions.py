@@ -1,4 +1,4 @@
-"""Executes operators' commands to vLLM between two steps, on the engine core's own thread.
+"""Executes operators' commands for vLLM between two steps, on the engine core's own thread.
 
 Owns the queue of commands, and a pause with its lease: the pause ends if its client sends no message for the lease's
 duration. vLLM itself notifies the clients of aborted requests.
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 Action = Abort | Control | Preempt | Evict
 MAX_LEASE_S: Final = 30.0
-"""Lease of a pause in seconds, if its client requests none. Each message of the client renews it."""
+"""Default lease of a pause in seconds, used if its client requests none. Each message of the client renews it."""
 
 
 class VllmActions:
-    """Executes commands on one scheduler. `on_serving` is called with the scheduler's engine core when that starts to
-    serve.
+    """Executes commands on one scheduler.
 
-    `submit` and `record_activity` are called on the sockets' thread, `poll` on the publishing thread, and everything
-    else on the engine core's.
+    `on_serving` is called with the scheduler's engine core when the engine core starts to serve. `submit` and
+    `record_activity` are called on the sockets' thread, `poll` on the publishing thread, and all other methods on the
+    engine core's thread.
     """
 
     def __init__(self, hooks: Hooks, on_serving: Callable[[Any], None]) -> None:
@@ -54,12 +54,10 @@ class VllmActions:
     # Called on other threads.
 
     def record_activity(self, client: bytes) -> None:
-        """Renew the lease of a pause by this client."""
         if client == self._pausing_client:
             self._last_activity_s = time.monotonic()
 
     def submit(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
-        """Queue a command, to be executed before the next step."""
         self._commands.append((client, command, by, answer))
         self._wake()
 
@@ -104,7 +102,7 @@ class VllmActions:
             self._recorder.flush()
 
     def before_step(self) -> None:
-        """Execute queued commands, and pause again if the requested single steps have run."""
+        """Execute queued commands, and pause again when the requested number of single steps has run."""
         if self._step_answer is not None:
             self._count_steps()
         self.run()
@@ -212,7 +210,9 @@ class VllmActions:
         return None
 
     def _count_steps(self) -> None:
-        """Count down the requested steps before each one, and pause once the last has run."""
+        """Decrement the number of requested single steps, and pause when the last one has run. Called before
+        each step.
+        """
         self._steps_left -= 1
         if self._steps_left <= 0 or not self._recorder.scheduler.requests:
             self._set_paused(True)

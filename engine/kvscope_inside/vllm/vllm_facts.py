@@ -1,4 +1,4 @@
-"""Builds the `Hello` of a vLLM engine core from its configuration: model, pool, KV groups, device.
+"""Builds the `Hello` message of a vLLM engine core from its configuration: model, pool, KV groups, device.
 
 Only reads vLLM's objects.
 """
@@ -32,7 +32,7 @@ _KINDS: Final = (
     ("Chunked", "chunked"),
     ("Cross", "cross"),
 )
-"""Substring of a KV cache spec's class name -> kind of KV group; the first match counts."""
+"""Pairs of a substring of a KV cache spec's class name and the kind of KV group. The first match counts."""
 
 
 def hello_of(scheduler: Any, epoch: int) -> Hello:
@@ -94,16 +94,16 @@ def max_adapters(scheduler: Any) -> int:
 
 
 def _hit_tokens(scheduler: Any) -> int:
-    """Return the number of tokens of which prefix hits are multiples, if there are several KV groups.
+    """Return the number of tokens that prefix hits are a multiple of, if there are several KV groups.
 
-    At such multiples, blocks of all groups end. The number can be smaller if vLLM keeps recurrent states within a
-    block. 0 for one group, or a version of vLLM without that attribute.
+    At such multiples, blocks of all groups end. The number can be smaller if vLLM stores recurrent states within a
+    block. It is 0 for one group, or for a version of vLLM without the attribute.
     """
     return int(getattr(scheduler.kv_cache_manager.coordinator, "_cache_hit_alignment_tokens", 0))
 
 
 def _group(group: Any, times: float) -> KVGroup:
-    """Return one KV group. `times`: ratio of expanded keys and values to latents in size."""
+    """Convert one KV group. `times`: size of expanded keys and values divided by that of latents (MLA)."""
     spec = group.kv_cache_spec
     name = type(spec).__name__
     layers = len(group.layer_names)
@@ -134,8 +134,8 @@ def _model(config: Any) -> ModelInfo:
 
 
 def _name(model: Any) -> str:
-    """Return the served name. "default" is replaced by the folder's name, because it means kvscope's own default
-    model.
+    """Return the served name of the model. "default" is replaced by the folder's name, because it means
+    kvscope's own default model.
     """
     served = model.served_model_name
     name = str(served[0] if isinstance(served, list | tuple) and served else served or model.model)

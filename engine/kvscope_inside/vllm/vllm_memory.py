@@ -1,4 +1,4 @@
-"""Memory use of vLLM's workers, queried once from each when the engine core begins to serve, by vLLM's own RPC.
+"""Queries the memory use of vLLM's workers by vLLM's own RPC, once when the engine core begins to serve.
 
 Weights and graphs do not change afterwards. `worker_memory` runs in a worker, possibly in another process; it reads the
 model's parameters and torch's allocator on the host, never a device.
@@ -21,7 +21,7 @@ REPLY_TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """Memory of one worker. All sizes are in bytes; -1 if unknown."""
+    """Memory use of one worker. All sizes are in bytes; -1 if unknown."""
 
     pid: int
     device: str
@@ -35,7 +35,7 @@ class WorkerMemory:
 
 
 def worker_memory(worker: Any) -> WorkerMemory:
-    """Return the memory of this process, a worker."""
+    """Return the memory use of `worker`. Must run in the worker's process."""
     runner = worker.model_runner
     parts = bytes_by_part(runner.model)
     device = str(getattr(worker, "device", "cpu"))
@@ -55,8 +55,8 @@ def worker_memory(worker: Any) -> WorkerMemory:
 def _weights(worker: Any, parameter_bytes: int) -> int:
     """Return the bytes of weights, as measured by vLLM on GPUs.
 
-    On other devices, the larger of the parameters and the rank's share of the model's files, because on CPUs some
-    layers store packed weights outside of parameters.
+    On other devices, this is the larger of the parameters and the rank's part of the model's files, because on CPUs
+    some layers store packed weights outside of parameters.
     """
     measured = int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
     if measured:
@@ -77,7 +77,7 @@ def _torch_bytes() -> dict[str, int]:
 
 
 class EngineMemory:
-    """Memory reported by the workers of one engine core. `kv_bytes`: size of one worker's KV cache."""
+    """Memory use reported by the workers of one engine core. `kv_bytes`: size of one worker's KV cache in bytes."""
 
     def __init__(self, hello: Hello, kv_bytes: int) -> None:
         self._hello, self._kv_bytes = hello, kv_bytes
@@ -95,11 +95,10 @@ class EngineMemory:
 
     @property
     def pid(self) -> int:
-        """Process id of the first worker; of this process before the workers answered."""
+        """Process id of the first worker; that of this process before the workers have answered."""
         return self._workers[0].pid if self._workers else os.getpid()
 
     def breakdown(self) -> MemoryBreakdown | None:
-        """Return the workers' memory; None before they answered."""
         if not self._workers:
             return None
         first = self._workers[0]

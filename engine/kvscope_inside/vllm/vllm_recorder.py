@@ -1,8 +1,8 @@
 """Records what vLLM's scheduler and block pool do, on the engine core's thread.
 
 A record contains a tuple for each event of a step and, at its end, the state of the blocks that were touched. Owns the
-hooks, and decides what is read of vLLM's objects. It never copies a whole table or pool, reads no device and does not
-block; the publishing thread (`vllm_translator`) does everything else.
+hooks, and decides which attributes of vLLM's objects are read. It never copies a complete block table or pool, reads no
+device and does not block; the publishing thread (`vllm_translator`) does everything else.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ HostEvent = tuple[Any, ...]
 
 
 class VllmRecord(NamedTuple):
-    """Events since the previous record, in order, and the state after them."""
+    """Events since the previous record, in order, and the state of the scheduler after them."""
 
     time_ns: int
     events: list[HostEvent]
     step: Any
-    """The SchedulerOutput that was executed; None between two steps."""
+    """The SchedulerOutput that was executed; None for a record between two steps."""
     running: list[Any]
     computed: list[int]
     """Number of tokens of each running request whose KV is in blocks, or with async scheduling will be after the step
@@ -41,26 +41,31 @@ class VllmRecord(NamedTuple):
     num_outputs: list[int]
     num_waiting: int
     first_waiting: Any
-    """The next request in the queue; None if it is empty."""
+    """First request in the waiting queue; None if the queue is empty."""
     not_ready: list[tuple[str, str, int]]
-    """Requests that could not run even with free capacity: request id, vLLM's status, and number of computed tokens.
+    """Waiting requests that could not run even with free capacity: request id, vLLM's status, and number of computed
+    tokens.
 
-    For a request whose KV is being loaded, these include the tokens that are being loaded.
+    The computed tokens of a request whose KV is being loaded include those being loaded.
     """
     num_free: int
     blocks: list[int]
-    """Ids of the touched blocks, with repetitions. The last entry of each block is valid, as in the two columns below.
+    """Ids of the touched blocks, parallel to `ref_counts` and `hashes`. If a block occurs several times, its
+    last entry is valid.
     """
     ref_counts: list[int]
     hashes: list[bytes | None]
     state_tables: dict[tuple[str, int], list[int]]
-    """Whole block tables that are not append-only (recurrent states), by request id and group."""
+    """Complete block tables of KV groups with recurrent states, by request id and group. Unlike other tables,
+    they are not append-only.
+    """
     timings: Timings | None
-    """Durations of the step and of making the previous record; None between two steps."""
+    """Durations of the step and of making the previous record; None for a record between two steps."""
 
 
 class VllmRecorder:
-    """Hooks on one scheduler, installed on construction. The publishing thread pops from `records`.
+    """Hooks on one scheduler, installed on construction. They append to `records`, from which the publishing thread
+    pops.
 
     `between_steps` is called on the engine core's thread before each step.
     """
@@ -77,9 +82,8 @@ class VllmRecorder:
         self._events: list[HostEvent] = []
         self._touched: list[Any] = []
         self._touched_second: list[Any] = []
-        """Touched blocks of the second pool."""
         self._freeing_for: tuple[str, int] | None = None
-        """Request id and group while a manager frees blocks of that request's table; None otherwise."""
+        """Request id and KV group while vLLM frees blocks of that request's table; None otherwise."""
         self._is_in_step = False
         self._scheduled_ns = self._schedule_ns = self._commit_started_ns = self._recording_ns = 0
         self._state_groups: list[int] = []
@@ -137,9 +141,9 @@ class VllmRecorder:
                 self._hook_skipped_blocks(hooks, manager, group)
 
     def _hook_free(self, hooks: Hooks, name: str, *, pool: Any, touched: list[Any] | None = None) -> None:
-        """Hook a method whose argument may be an iterator, which can be read only once.
+        """Hook the method `name` of `pool`, whose argument may be an iterator, which can be read only once.
 
-        `touched`: list to which blocks of the second pool are appended; None for the first pool.
+        `touched`: list to which freed blocks of the second pool are appended; None for the first pool.
         """
         original = hooks.lookup(pool, name)
         if original is None:
@@ -161,7 +165,9 @@ class VllmRecorder:
         hooks.install(pool, name, free_blocks)
 
     def _hook_skipped_blocks(self, hooks: Hooks, manager: Any, group: int) -> None:
-        """Hook the method that frees blocks outside a window and replaces their entries by the null block."""
+        """Hook the method that frees a request's blocks outside the window and replaces their table entries by
+        the null block.
+        """
         original = manager.remove_skipped_blocks
 
         def remove_skipped_blocks(request_id: str, *args: Any, **kwargs: Any) -> Any:
@@ -177,8 +183,8 @@ class VllmRecorder:
     def _hook_with_named_arguments(
         owner: Any, name: str, callback: Callable[[dict[str, Any]], None]
     ) -> Callable[..., None] | None:
-        """Return a hook that calls `callback` with a dict of the hooked method's arguments by name; None without such a
-        method.
+        """Return a hook that calls `callback` with a dict of the hooked method's arguments by name; None if the
+        method does not exist.
         """
         method = getattr(owner, name, None)
         names = list(inspect.signature(method).parameters) if method is not None else []
@@ -247,7 +253,7 @@ class VllmRecorder:
             self._events.append(("hit", [block.block_id for block in blocks]))
 
     def _record_queued(self, end: str, blocks: list[Any]) -> None:
-        """Record that blocks were queued for reuse: `where` is "last" (after all others) or "first"."""
+        """Record that blocks were queued for reuse at one `end` of the queue: "last" or "first"."""
         if blocks:
             self._events.append((end, [block.block_id for block in blocks]))
 
@@ -256,7 +262,7 @@ class VllmRecorder:
             self._events.append(("loads", request, blocks.get_block_ids(), num_tokens))
 
     def _before_evict(self, ids: Iterable[int], *_: Any, **__: Any) -> None:
-        """Record explicit evictions. The hash that a block loses when it is allocated needs no hook."""
+        """Record explicit evictions. A block that loses its hash because it is allocated needs no hook here."""
         blocks = [self._pool.blocks[block] for block in ids]
         self._touched += blocks
         self._events.append(("evicted", [block.block_id for block in blocks]))
@@ -335,8 +341,8 @@ class VllmRecorder:
 
 
 def _hash_reader(block: Any) -> Callable[[list[Any]], list[bytes | None]]:
-    """Return a function that reads the hashes of blocks. It reads the field if present, which is faster than the
-    property.
+    """Return a function that reads the hashes of blocks. It reads the private field if it exists, which is
+    faster than the property.
     """
     if hasattr(block, "_block_hash"):
         return lambda blocks: [block._block_hash for block in blocks]

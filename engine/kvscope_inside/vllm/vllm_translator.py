@@ -1,6 +1,6 @@
 """Converts the records of vLLM's hooks to frames.
 
-When vLLM preempts or evicts, it does not say which request needed the space; this is inferred from later allocations.
+When vLLM preempts or evicts, it does not say which request needed the memory; this is inferred from later allocations.
 Runs on the publishing thread, so it reads only vLLM objects that are immutable or append-only.
 """
 
@@ -35,7 +35,7 @@ _REASONS: Final = {
     "FINISHED_ERROR": "error",
     "FINISHED_REPETITION": "repetition",
 }
-"""vLLM's finish status -> finish reason as in `finished_text`."""
+"""Map from vLLM's finish status to a finish reason of `finished_text`."""
 _NOT_READY: Final = {
     "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": WaitsFor.GRAMMAR,
     "WAITING_FOR_REMOTE_KVS": WaitsFor.REMOTE_KV,
@@ -51,15 +51,15 @@ class _Preemption:
     num_free: int
     """Number of free blocks before the preemption."""
     num_allocated: int
-    """Number of blocks allocated in the step before the preemption. The next block is that of the request that caused
-    it.
+    """Number of blocks that the step had allocated before the preemption. The next allocated block belongs to
+    the request that caused the preemption.
     """
     asked_by: str
     time_ns: int
 
 
 class VllmTranslator(Translator[VllmRequest]):
-    """Translator for one scheduler.
+    """Translator for one vLLM scheduler.
 
     Args:
         hash_block_size: Number of tokens per block hash of a request.
@@ -103,12 +103,12 @@ class VllmTranslator(Translator[VllmRequest]):
             **self._offloaded.handlers,
         }
         self._second: SecondPoolRows | None = None
-        """Created once blocks of a second pool are recorded."""
         # State of the step that is being translated:
         self._allocated_blocks: list[int] = []
-        """Blocks allocated in this step, in order."""
         self._allocated_owners: dict[int, int] = {}
-        """Allocated block -> number of its request, even if the block was freed within the step."""
+        """Map from a block allocated in this step to the number of its request, even if the block was freed
+        within the step.
+        """
         self._preemptions: list[_Preemption] = []
         self._ended: list[VllmRequest] = []
 
@@ -147,7 +147,7 @@ class VllmTranslator(Translator[VllmRequest]):
         return notes_of(request.host, start, count)
 
     def missed_block(self, request: VllmRequest, token: int) -> MissedBlock | None:
-        """Return the block by vLLM's hash of it in the first KV group."""
+        """Return the block that begins at `token`, with the hash that vLLM gives it in the first KV group."""
         hashes, per_block = request.host.block_hashes, max(1, self.block_size // self._hash_block_size)
         index = token // self._hash_block_size + per_block - 1
         if index >= len(hashes):
@@ -203,8 +203,8 @@ class VllmTranslator(Translator[VllmRequest]):
         )
 
     def _assign_blocks(self, request: VllmRequest, group: int, ids: Sequence[int], start: int) -> None:
-        """Set table entries from `start` on. The request becomes the owner of blocks without one, which were just
-        allocated.
+        """Set the table entries of a request from `start` on. The request becomes the owner of the blocks that
+        were just allocated and have no owner.
         """
         self.blocks.set_table(request, list(ids), group=group, start=start)
         rows = np.array(ids, np.uint32)
@@ -214,7 +214,7 @@ class VllmTranslator(Translator[VllmRequest]):
         self._allocated_owners |= dict.fromkeys(newly_owned.tolist(), request.known.number)
 
     def _allocated(self, ids: list[int]) -> None:
-        """Publish allocated blocks without an owner, which is determined once the step is scheduled."""
+        """Publish allocated blocks. Their owner is unknown until the step is scheduled."""
         self.blocks.evict(ids)
         self._allocated_blocks += ids
         self.step.used.update(ids)
@@ -234,8 +234,8 @@ class VllmTranslator(Translator[VllmRequest]):
         self.state.count(loaded_blocks=-(-num_tokens // self.block_size))
 
     def _count_drafts(self, draft_counts: list[tuple[str, int, int]]) -> None:
-        """Count draft tokens, given (request id, drafts, sampled tokens). One sampled token more than accepted drafts
-        is expected.
+        """Count draft tokens, given (request id, drafts, sampled tokens). The number of accepted drafts is one
+        less than that of sampled tokens.
         """
         for request_id, num_drafts, num_sampled in draft_counts:
             request = self.requests.get(request_id)
@@ -290,7 +290,7 @@ class VllmTranslator(Translator[VllmRequest]):
             self.blocks.cache(block, hash_value=own, parent=parent, filled=num_filled, group=group)
 
     def _left_window(self, request_id: str, group: int, ids: list[int]) -> None:
-        """Replace the entries of blocks that left the window by the null block."""
+        """Replace the table entries of blocks that left a request's attention window by the null block."""
         request = self.requests.get(request_id)
         if request is None:
             return
@@ -314,7 +314,6 @@ class VllmTranslator(Translator[VllmRequest]):
                 yield request, num_computed, num_outputs
 
     def _update_rows(self, record: VllmRecord) -> None:
-        """Publish vLLM's reference counts and hashes of all touched blocks."""
         last = {block: index for index, block in enumerate(record.blocks) if block >= self.num_reserved}
         if last:
             refs = [record.ref_counts[index] for index in last.values()]
@@ -323,7 +322,7 @@ class VllmTranslator(Translator[VllmRequest]):
         self.blocks.mark_used()
 
     def _report_causes(self) -> None:
-        """Report the step's preemptions and evictions, after the requests that needed the space are determined."""
+        """Report the step's preemptions and evictions, when the requests that needed the memory are known."""
         for preemption in self._preemptions:
             victim, index = preemption.victim.known, preemption.num_allocated
             other = (
@@ -356,8 +355,8 @@ class VllmTranslator(Translator[VllmRequest]):
             self.events.report("evicted", other=other, num_blocks=len(evicted), cause=cause, data=data)
 
     def _set_wait_reasons(self, record: VllmRecord) -> None:
-        """Publish the wait reasons of the first waiting request and of requests that could not run even with free
-        capacity.
+        """Publish the wait reasons of the first waiting request, and of waiting requests that could not run
+        even with free capacity.
         """
         reasons = []
         if (
@@ -375,7 +374,9 @@ class VllmTranslator(Translator[VllmRequest]):
                 self._loaded(request)
 
     def _loaded(self, request: VllmRequest) -> None:
-        """Publish that the KV of a waiting request is loaded. The request remains in the queue until it can run."""
+        """Publish that the KV of a waiting request has been loaded. The request remains in the queue until it
+        can run.
+        """
         before = request.known.num_computed_tokens
         after = before + request.num_loaded_tokens
         self.blocks.fill(dict(self.blocks_written(request, before, after)))
@@ -387,7 +388,7 @@ class VllmTranslator(Translator[VllmRequest]):
             self.state.add_moves("loaded", [block for block, _ in self.blocks_written(request, start, end)])
 
     def _first_wait_reason(self, host: Any, record: VllmRecord) -> WaitsFor:
-        """Return the reason for which a request is still the first in the queue after a step."""
+        """Return the reason why `host`, the first request in the queue after a step, was not scheduled."""
         if record.step is None:
             return WaitsFor.UNKNOWN
         limits = self.state.hello.cache
@@ -403,7 +404,7 @@ class VllmTranslator(Translator[VllmRequest]):
         return WaitsFor.BLOCKS if record.num_free < num_needed else WaitsFor.UNKNOWN
 
     def _decoding_numbers(self, record: VllmRecord) -> Iterator[int]:
-        """Yield the numbers of requests that decode in the step. Called before its changes are applied."""
+        """Yield the numbers of requests that decode in the step. Call it before the record's changes are applied."""
         if record.step is None:
             return
         drafts = record.step.scheduled_spec_decode_tokens

@@ -1,4 +1,4 @@
-"""Watches one vLLM scheduler: composes hooks, publishing thread, sockets, and operators' actions.
+"""Watches one vLLM scheduler: connects hooks, publishing thread, sockets, and operators' actions.
 
 `PublishingThread` manages their lifetime.
 """
@@ -27,10 +27,11 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 
 def watch(scheduler: Any, endpoint: str, record: str | None = None) -> PublishingThread:
-    """Publish what a scheduler does on `endpoint`, or on the endpoint of its data-parallel rank derived from it.
+    """Publish what a scheduler does on `endpoint`, or on the endpoint derived from it for the scheduler's data-parallel
+    rank.
 
-    Ends with the process or with the first exception in kvscope's code. If it raises (the errors of `Publisher`),
-    nothing is watched.
+    Ends with the process or with the first exception in kvscope's code. If this function raises (the errors of
+    `Publisher`), nothing is watched.
     """
     thread = PublishingThread("vLLM", engine_log("vllm"))
     hooks, hello = thread.hooks, hello_of(scheduler, secrets.randbits(48))

@@ -1,3 +1,4 @@
-"""Alarms: rules evaluated on the per-second summaries of a session, identically live and for recordings. Must not
-depend on Qt or files.
+"""Alarms: rules that are evaluated on the per-second summaries of a session, identically live and for recordings.
+
+Must not depend on Qt or files.
 """

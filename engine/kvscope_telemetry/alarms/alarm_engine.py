@@ -1,9 +1,9 @@
 """Evaluates alarm rules over the seconds of a session overview, in order.
 
 Owns the state of each rule: since when its condition has held, and the alarm that it fired. An alarm fires once the
-rule's expression has held for `Rule.seconds`. It is resolved once the expression has clearly not held for `CALM_S`, so
-that a value that fluctuates around a threshold gives one alarm. The rules of an `AlarmEngine` never change. Reads no
-clock: the result is the same live and offline.
+rule's expression has held for `Rule.seconds`. It is resolved once the expression has not held, even with `SLACK`, for
+`CALM_S`, so that a value that fluctuates around a threshold gives one alarm. The rules of an `AlarmEngine` never
+change. Reads no clock: the result is the same live and offline.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 CALM_S: Final = 10.0
-"""Seconds for which the condition must clearly not hold until an alarm is resolved."""
+"""Seconds for which the condition must not hold, even with `SLACK`, until an alarm is resolved."""
 SLACK: Final = 0.05
-"""Relative distance that a value must keep from its threshold to count as clearly not holding."""
+"""Relative distance between a value and its threshold (0.05: 5 %) below which an active alarm's condition still
+counts as holding.
+"""
 _MAX_GAP_NS: Final = 2 * SECOND_NS
-"""Longest gap between seconds over which a condition counts as held without interruption."""
+"""Longest gap in the overview, in ns, over which a condition counts as held without interruption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """An alarm that fired, possibly resolved since. Times are the overview's: nanoseconds since 1970."""
+    """An alarm that fired and may have been resolved since. Times are in nanoseconds since 1970, by the
+    overview's clock.
+    """
 
     rule: Rule
     epoch: int
@@ -41,7 +45,7 @@ class Alarm:
     fired_ns: int
     """Time at which the alarm fired: end of the first second by which the condition had held for `Rule.seconds`."""
     worst: float
-    """Worst value so far, as defined by `Expression.value`."""
+    """Worst value since the condition began to hold, as defined by `Expression.value`."""
     value: float = math.nan
     """Latest value, as defined by `Expression.value`."""
     until_ns: int = 0
@@ -73,9 +77,9 @@ class AlarmEngine:
         """Evaluate the rules on rows `first` to `last` - 1 of the overview, which must follow those of the previous
         call.
 
-        Returns the alarms that fired and those that were resolved (with `until_ns`) in these seconds, in the order of
-        time. A new engine start (epoch) resolves all active alarms; a gap of more than two seconds resets the time for
-        which conditions have held.
+        Returns the alarms that fired and those that were resolved (with `until_ns`) in these seconds, in order of time.
+        A new engine start (epoch) resolves all active alarms; a gap of more than two seconds resets the time for which
+        conditions have held.
         """
         changed: list[Alarm] = []
         rows = slice(first, last)
@@ -92,7 +96,9 @@ class AlarmEngine:
         return changed
 
     def _advance_to(self, time_ns: int, epoch: int) -> list[Alarm]:
-        """Return the alarms that are resolved because the next second belongs to another engine start."""
+        """Advance to the next second. Returns the alarms that are resolved because it belongs to another engine
+        start.
+        """
         ended: list[Alarm] = []
         if epoch != self._epoch:
             ended = [replace(alarm, until_ns=self._last_ns) for alarm in self.active]
@@ -114,9 +120,10 @@ class _RuleState:
         self._worst = math.nan
 
     def columns(self, overview: SessionOverview, rows: slice) -> list[tuple[float, float, float]]:
-        """Return for each second (whether the condition holds, whether it holds with slack, its value).
+        """Return for each second whether the condition holds and whether it holds with slack (1, 0, or NaN if unknown),
+        and its value.
 
-        If no alarm is active and the condition holds in no second, the last two are not evaluated: 0.0 and NaN.
+        If no alarm is active and the condition holds in no second, the last two are not evaluated, but 0.0 and NaN.
         """
         expression = self._expression
         is_true = expression.evaluate(overview, rows)
@@ -126,7 +133,6 @@ class _RuleState:
         return list(zip(*(part.tolist() for part in parts), strict=True))
 
     def reset_times(self) -> None:
-        """Forget since when the condition has held or not held, because seconds are missing."""
         self._since_ns = self._calm_since_ns = None
 
     def feed(self, time_ns: int, epoch: int, second: tuple[float, float, float], *, is_stopped: bool) -> Alarm | None:
@@ -176,7 +182,7 @@ def alarm_text(alarm: Alarm) -> str:
 
 
 def bookmark_of(alarm: Alarm) -> Bookmark:
-    """Return the alarm's bookmark.
+    """Return a bookmark for the alarm.
 
     The id is derived from rule, epoch and start, so the same alarm gets the same bookmark live and offline. The
     bookmark of a resolved alarm has revision 1 and replaces that of the active alarm (revision 0).

@@ -1,4 +1,5 @@
-"""Figures of one second that alarm expressions can name: their names, units, and how to read them from an overview.
+"""Figures (per-second values) that alarm expressions can name: their names, units, and how to read them from an
+overview.
 
 A figure is read for many seconds at once, with the same definition as in views and exports; NaN means unknown. Figures
 that `summaries.run_figures` defines for a range of time are taken from there. A figure added here can be used in every
@@ -34,15 +35,15 @@ from kvscope_telemetry.summaries.unknown_fields import unknown_fields
 
 FloatArray = npt.NDArray[np.float64]
 Read = Callable[[SessionOverview, slice], FloatArray]
-"""Reads the values of the given rows of an overview, shape (n,)."""
+"""Function that returns the values of the given rows of an overview, shape (n,)."""
 _DERIVED_FROM_USAGE: Final = {"active_blocks"}
-"""Columns that can be derived from KV usage alone. They are known for engines that report usage but not the number of
-free blocks.
+"""Overview columns that can be derived from KV usage alone. They are known for engines that report usage but
+not the number of free blocks.
 """
 _STALL_LOOKBACK_NS: Final = 600 * SECOND_NS
 _STALL_FACTOR: Final = 4.0
-"""Factor over the longest recent step up to which the engine does not count as stalled: other load on the machine makes
-an engine slow, not stuck.
+"""An engine counts as stalled if it takes longer than this multiple of the longest recent step. Below that, it
+may just be slowed down by other load on the machine.
 """
 
 
@@ -51,27 +52,28 @@ class SecondFigure:
     name: str
     label: str
     unit: str
-    """Unit: "share" (0 to 1), "blocks", "ms", "/s", ..."""
+    """Unit of the values: "share" (0 to 1), "blocks", "ms", "/s", ..."""
     group: str
     columns: tuple[str, ...]
     """Overview columns that an engine must report for the figure to be known."""
     read: Read
     read_low: Read | None = None
-    """Reads the lower bound of a value that is known only as a histogram bucket; `read` gives the upper bound. None if
-    values are exact.
+    """Function that returns the lower bound of a value that is known only as a histogram bucket; `read` returns
+    the upper bound. None if values are exact.
     """
     is_known_while_stopped: bool = False
-    """Whether the figure has a meaning while the engine is paused; otherwise it is unknown then."""
+    """Whether the figure has a meaning while the engine is paused. If False, it is unknown in such seconds."""
 
     def is_available(self, capabilities: Capabilities) -> bool:
         return (unknown_fields(capabilities) - _DERIVED_FROM_USAGE).isdisjoint(self.columns)
 
 
 def forecast_at(overview: SessionOverview, time_ns: int) -> float | None:
-    """Return the seconds until free and cached blocks run out, forecast from the seconds that ended by `time_ns`.
+    """Return the seconds until free and cached blocks run out, forecast from the overview's seconds that ended by
+    `time_ns`.
 
-    Returns None without a forecast: the newest such second ended more than 5 s before, the engine was stopped within
-    the window, or the number of blocks does not clearly fall.
+    Returns None if there is no forecast: the newest of these seconds ended more than 5 s before, the engine was stopped
+    within the window, or the number of blocks does not clearly fall.
     """
     last = overview.index_at(time_ns + 1 - SECOND_NS) + 1
     if not last or time_ns - int(overview.time_ns[last - 1]) > 5_000_000_000:
@@ -86,7 +88,7 @@ def forecast_at(overview: SessionOverview, time_ns: int) -> float | None:
 
 
 def _run_out_s(overview: SessionOverview, rows: slice) -> FloatArray:
-    """Return the forecast seconds until no free and cached blocks are left, for each row.
+    """Return for each row the forecast seconds until no free and cached blocks are left.
 
     Infinite if no decrease is forecast or if none are left already; NaN if the number of blocks is unknown.
     """
@@ -107,8 +109,8 @@ def _stalled_s(overview: SessionOverview, rows: slice) -> FloatArray:
 
 
 def _longest_recent_step_s(overview: SessionOverview, row: int) -> float:
-    """Return the longest step, in seconds, of the ten minutes before the end of the second at `row`, within its
-    engine start.
+    """Return the duration in seconds of the longest step in the ten minutes before the end of the second at
+    `row`. Steps of earlier engine starts do not count.
     """
     first = int(np.searchsorted(overview.time_ns, int(overview.time_ns[row]) - _STALL_LOOKBACK_NS))
     first += int(np.count_nonzero(overview.epoch[first : row + 1] != overview.epoch[row]))
@@ -125,15 +127,17 @@ def _column(name: str, scale: float, overview: SessionOverview, rows: slice) -> 
 
 
 def _percentile_low(column: str, overview: SessionOverview, rows: slice) -> FloatArray:
-    """Return a percentile in ms: just above the lower edge of its bucket, or the exact value where it is known."""
+    """Return a latency percentile in ms: just above the lower edge of its histogram bucket, or the exact value
+    where it is known.
+    """
     above = overview.column(f"{column}_above_s")[rows]
     exact = overview.column(f"{column}_s")[rows]
     return np.where(np.isnan(above), exact, np.nextafter(above, np.inf)) * 1e3
 
 
 def _percentile(column: str, overview: SessionOverview, rows: slice) -> FloatArray:
-    """Return a percentile in ms: the upper edge of its bucket (infinite for the last bucket), or the exact value where
-    it is known.
+    """Return a latency percentile in ms: the upper edge of its histogram bucket (infinite for the last bucket),
+    or the exact value where it is known.
     """
     above, value = overview.column(f"{column}_above_s")[rows], overview.column(f"{column}_s")[rows]
     return np.where(np.isnan(value) & ~np.isnan(above), np.inf, value) * 1e3
@@ -159,7 +163,9 @@ def _plain(
 
 
 def _of_figures(group: str) -> Iterator[SecondFigure]:
-    """Yield per-second figures for those of `summaries.run_figures` in this group: a share, or a rate per second."""
+    """Yield a per-second figure (a share, or a rate per second) for each figure of `summaries.run_figures` in
+    this group.
+    """
     for figure in FIGURES:
         if figure.uses.alarms == group and figure.share is not None:
             names, read = figure.share.names(), partial(_share, figure.share)

@@ -1,4 +1,4 @@
-"""Alarm expressions over the figures of a second, such as `free_blocks < 0.05 * num_blocks and running > 8`.
+"""Alarm expressions over per-second figures, such as `free_blocks < 0.05 * num_blocks and running > 8`.
 
 Owns the grammar (figures, numbers, comparisons, and, or, not, + - * /, min, max, abs, mean, sum, and nothing else), its
 validation and its evaluation. An expression is parsed with Python's `ast` and never executed. Logic is three-valued: a
@@ -41,8 +41,8 @@ _GRAMMAR: Final = f"figures, numbers, comparisons, and, or, not, + - * / and {',
 
 
 class Expression:
-    """A parsed and validated condition over figures of a second. Raises BadInput for an invalid expression; the message
-    names the wrong token and what is accepted.
+    """A parsed and validated condition over per-second figures. Raises BadInput for an invalid expression; the
+    message names the wrong token and what is accepted.
     """
 
     def __init__(self, text: str) -> None:
@@ -57,11 +57,11 @@ class Expression:
         self._has_bounds = any(figure.read_low is not None for figure in self.figures)
 
     def evaluate(self, overview: SessionOverview, rows: slice, slack: float = 0.0) -> FloatArray:
-        """Evaluate the condition for the seconds `rows`.
+        """Evaluate the condition for the seconds `rows` of the overview.
 
-        With `slack`, thresholds are easier to pass by that share of their absolute value (0.05: 5 %); within `not` they
-        are harder to pass. If a latency percentile is known only as a histogram bucket, the condition is evaluated for
-        both edges of the bucket and is unknown where the results differ.
+        With `slack`, thresholds are moved by that fraction of their absolute value (0.05: 5 %), so that the condition
+        holds more easily, and within `not` less easily. If a latency percentile is known only as a histogram bucket,
+        the condition is evaluated for both edges of the bucket and is unknown where the results differ.
 
         Returns:
             Shape (n,): 1 where the condition holds, 0 where it does not, NaN where this is unknown.
@@ -224,7 +224,9 @@ def _nodes(root: ast.expr) -> Iterator[ast.AST]:
 
 
 def _measured_side(root: ast.expr) -> tuple[ast.expr, bool]:
-    """Return the side of the first comparison that names a figure, and whether larger values of it are worse."""
+    """Return the side of the first comparison that contains a figure, and whether larger values of that side
+    are worse.
+    """
     comparisons = [node for node in _nodes(root) if isinstance(node, ast.Compare)]
     first = min(comparisons, key=lambda node: (not _has_figure(node), node.lineno, node.col_offset))
     rises = isinstance(first.ops[0], ast.Gt | ast.GtE | ast.Eq | ast.NotEq)
@@ -244,7 +246,7 @@ class _EvaluationContext:
     rows: slice
     slack: float = 0.0
     is_low: bool = False
-    """Whether to use the lower edge of the histogram bucket for latencies that are known only as a range."""
+    """Whether to use the lower edge of the histogram bucket for latencies that are known only as a bucket."""
 
     @property
     def stopped(self) -> npt.NDArray[np.bool_]:

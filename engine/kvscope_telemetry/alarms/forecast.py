@@ -1,4 +1,4 @@
-"""Forecast of when free and cached blocks run out: a robust slope over the last seconds, and no forecast from noise.
+"""Forecasts when free and cached blocks run out, by a robust slope over the last seconds. Noise gives no forecast.
 
 Cached blocks count as free because they are evicted when a request needs them. Must not depend on anything but numpy.
 """
@@ -12,22 +12,22 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 WINDOW_S: Final = 15
-"""Maximum number of most recent samples (one per second) that the slope is fitted to."""
+"""Maximum number of latest samples (one per second) to which the slope is fitted."""
 MIN_SAMPLES: Final = 8
 MAX_FORECAST_S: Final = 600.0
 _MIN_FALL_SHARE: Final = 0.02
-"""Minimum fall within the window, as a share of the pool; smaller changes are ignored."""
+"""Minimum fall within the window for a forecast, as a fraction of the pool."""
 _MIN_FALL_TO_NOISE: Final = 3.0
 _MIN_HALF_SLOPE_SHARE: Final = 0.3
-"""Minimum slope of each half of the window, as a share of the slope of the whole window. Excludes a single drop and a
-fall that has ended.
+"""Minimum slope of each half of the window, as a fraction of the slope of the whole window. Excludes a single
+drop and a fall that has ended.
 """
 _MAX_GAP_S: Final = 2.5
 
 
 def seconds_left(time_s: FloatArray, free_blocks: FloatArray, num_blocks: float) -> float | None:
-    """Return the seconds until no block is available, or None if their number does not clearly fall, or only after more
-    than `MAX_FORECAST_S`.
+    """Return the seconds until no free or cached block is left. None if their number does not clearly fall, or if it
+    takes more than `MAX_FORECAST_S`.
 
     The slope is the median of the slopes between all pairs of samples (Theil 1950, Sen 1968), so that a request that
     starts or finishes is an outlier and does not change the trend.

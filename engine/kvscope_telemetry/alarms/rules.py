@@ -32,7 +32,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: str
     expression: str
     seconds: float = 0.0
-    """Seconds for which the expression must hold before the alarm fires; 0: it fires with the first second."""
+    """Seconds for which the expression must hold before the alarm fires; with 0 it fires in the first second."""
     is_on: bool = True
 
 
@@ -65,7 +65,7 @@ def checked(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def rule_error(rule: Rule) -> str:
-    """Return why a rule is invalid, in one line; empty for a valid rule."""
+    """Return the reason why a rule is invalid, in one line; empty for a valid rule."""
     if not rule.name.strip():
         return "a name is needed"
     if rule.name == NOTE or len(rule.name) > MAX_NAME:
@@ -102,8 +102,8 @@ def rule_text(rule: Rule) -> str:
 
 
 def describe_rule(rule: Rule) -> str:
-    """Describe the condition of a valid rule with the figures' labels: `longest wait of a request for its first step >
-    10 s`.
+    """Describe the condition of a valid rule with the labels of its figures, such as `longest wait of a request
+    for its first step > 10 s`.
     """
     expression = expression_of(rule.expression)
     text = _FIGURE.sub(_figure_name, expression.text)

@@ -45,7 +45,7 @@ def checked_url(url: str) -> str:
 
 
 def payload(alarm: Alarm, engine: str, instance: str) -> dict[str, Any]:
-    """Return the JSON object that is posted for an alarm of the engine at the address `instance`."""
+    """Return the JSON object that is posted for an alarm. `instance` is the address of the engine."""
     bookmark = bookmark_of(alarm)
     return {
         "name": alarm.name,
@@ -70,7 +70,7 @@ class Webhook:
     def __init__(self, url: str) -> None:
         self.url = checked_url(url)
         self.failure = ""
-        """Why the last post failed or was dropped; empty after a success."""
+        """Reason why the last post failed or was dropped; empty after a success."""
         self._posts: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED + 1)
         self._closing = threading.Event()
         self._opener = urllib.request.build_opener(_NoRedirects)
@@ -78,8 +78,8 @@ class Webhook:
         self._thread.start()
 
     def post(self, document: Mapping[str, Any]) -> bool:
-        """Queue a post; never blocks. Returns False and drops it if `MAX_QUEUED` posts wait or the webhook is
-        closed.
+        """Queue a document; never blocks. Returns False and drops it if `MAX_QUEUED` documents are queued or
+        the webhook is closed.
         """
         if self._closing.is_set():
             self.failure = f"{self._where}: closed; the alarm is not posted"

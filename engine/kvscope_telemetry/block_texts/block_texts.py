@@ -1,4 +1,5 @@
-"""Texts of KV blocks in a recording, which are recorded only on request because prompts are private.
+"""Schema and index of the texts of KV blocks in a recording. They are recorded only on request, because prompts are
+private.
 
 Owns the JSON schema of a recorded text, and the index that finds the text of a block in a given state. Does no file
 I/O.
@@ -19,16 +20,20 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 MAX_TEXT_BYTES: Final = 1 << 20
 MAX_CACHED_BYTES: Final = 96 << 20
-"""Approximate memory limit of the texts, in bytes. Above it, the oldest texts of each block are dropped."""
+"""Approximate memory limit of the texts in a `TextIndex`, in bytes. Above it, the oldest texts of each block
+are dropped.
+"""
 _OVERHEAD_BYTES: Final = 400
 
 
 class AskedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Parameters of a recorded request: together with its tokens enough to run it again."""
+    """Parameters of a recorded request. Together with the tokens they suffice to run the request again."""
 
     request_id: str
     num_prompt_tokens: int
-    """Number of leading entries of the text's `token_ids` that are the prompt; the rest are output tokens."""
+    """Number of prompt tokens, which are the first entries of `RecordedText.token_ids`; the following ones are
+    output tokens.
+    """
     sampling: SamplingParams
     """Sampling parameters of this completion, with the defaults of the model and the engine filled in."""
     finish_reason: str = ""
@@ -38,31 +43,32 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The tokens that a block held at one time, or all tokens of a finished request. A block is identified by its
-    index, owner and hash: reuse for another request is a different block.
+    """The tokens that a block held at one time, or all tokens of a finished request.
+
+    A block is identified by its index, owner and hash: after reuse for another request it counts as a different block.
     """
 
     time_ns: int = 0
-    """Time in nanoseconds since 1970, by the recording's clock; may be some seconds late."""
+    """Time in nanoseconds since 1970, by the recording's clock; may be some seconds too late."""
     epoch: int
     block: int
-    """Row of the ledger; lower tiers are included. -1 for the text of a request."""
+    """Ledger row of the block, in the pool or a lower tier; -1 for the text of a request."""
     owner: int
     """Number of the request that wrote the block."""
     hash: str = ""
     """Block hash as 16 hexadecimal digits; empty if the block had no hash yet."""
     number: int = 0
-    """Number of the request whose tokens these are."""
+    """Number of the request that `token_ids` belong to."""
     start: int = 0
     token_ids: tuple[int, ...] = ()
     text: str = ""
     notes: tuple[tuple[str, str], ...] = ()
     request: AskedRequest | None = None
-    """Set if this is the text of a finished request (all its tokens) instead of a block's."""
+    """Parameters of the request if this is the text of a finished request (all its tokens); None for a block's text."""
 
     @property
     def content(self) -> BlockContent:
-        """The text as a `BlockContent`, like an engine's reply to `GetBlockText`."""
+        """This text as a `BlockContent`, as in an engine's reply to `GetBlockText`."""
         return BlockContent(
             block=self.block,
             number=self.number,
@@ -105,8 +111,8 @@ def hash_text(block_hash: int) -> str:
 
 
 class TextIndex:
-    """Index of recorded texts, which must be added in the order of time. Finds a text by block and state, or by
-    hash.
+    """Index of recorded texts of blocks. Texts must be added in order of time. Finds a text by block and state,
+    or by hash.
     """
 
     def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
@@ -116,8 +122,8 @@ class TextIndex:
         self._num_bytes = 0
 
     def extend(self, texts: Iterable[RecordedText]) -> int:
-        """Add block texts; texts of requests are skipped. Returns the latest time among those added, or -1 if there was
-        none.
+        """Add block texts; texts of requests are skipped. Returns the latest time among the added texts, or -1
+        if none was added.
         """
         newest_ns = -1
         for text in texts:
@@ -136,8 +142,9 @@ class TextIndex:
         """Return the content of a block at `at_ns`, or None if it is not known.
 
         A block with a hash is found by the hash alone, because moving to another tier does not change its content. For
-        a block that was still being filled, the result is the nearest text with at least `asked.filled` tokens,
-        preferably at or after `at_ns`, and may have a few tokens more; without one, the latest text before `at_ns`.
+        a block that was still being filled, the result is the text nearest in time with at least `lookup.filled`
+        tokens, preferably at or after `at_ns`, and may have a few tokens more. If there is none, it is the latest text
+        before `at_ns`.
         """
         if lookup.hash:
             full_block_text = self._by_hash.get((lookup.epoch, hash_text(lookup.hash)))
@@ -154,8 +161,8 @@ class TextIndex:
         return earlier[-1].content if earlier else None
 
     def search(self, query: str, limit: int) -> list[RecordedText]:
-        """Return the earliest `limit` texts that contain `query` (case-insensitive), without duplicates, in the order
-        of time.
+        """Return the `limit` earliest texts that contain `query` (case-insensitive), without duplicates, in
+        order of time.
         """
         needle = query.casefold()
         found: dict[tuple[int, str, int], RecordedText] = {}

@@ -1,7 +1,7 @@
-"""Records block texts in an engine that writes its own recording: requests a few blocks at a time, between steps.
+"""Collects block texts in an engine that writes its own recording: requests a few blocks at a time, between steps.
 
 Owns a copy of the ledger as published, and the pending requests. Thread-safe: the publishing thread calls
-`add_message`, the engine's thread calls the rest.
+`add_message`, the engine's thread calls the other methods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BLOCKS_PER_REQUEST: Final = 64
 
 
 class PublishedTexts:
-    """Collects the texts of published blocks, and passes those that are confirmed to `write`."""
+    """Collects the texts of published blocks, and passes each text to `write` once the ledger confirms it."""
 
     def __init__(self, write: Callable[[Iterable[RecordedText]], object]) -> None:
         self._write = write
@@ -48,8 +48,8 @@ class PublishedTexts:
             self._collector.mark_changed(ids)
 
     def due(self) -> tuple[int, ...]:
-        """Write the confirmed texts and return the blocks to request now. Returns nothing if the last call was less
-        than `REQUEST_INTERVAL_S` ago.
+        """Write the confirmed texts, and return the blocks whose texts to request now. Returns no blocks if the
+        last call was less than `REQUEST_INTERVAL_S` ago.
         """
         now_s = time.monotonic()
         if now_s < self._next_request_s:

@@ -1,7 +1,7 @@
 """Decides which block texts must be requested for a recording, and which replies can be trusted.
 
 Owns the record of which text of each block was recorded, and the pending requests. A reply describes the moment at
-which it was created: it is accepted only once the ledger shows that the block has not changed since the request. Must
+which it was created: it is accepted only when the ledger shows that the block has not changed since the request. Must
 not depend on the engine or the writer. Not thread-safe.
 """
 
@@ -18,7 +18,7 @@ from kvscope_telemetry.ledger import STATE_TIERS, BlockState, Ledger
 from kvscope_telemetry.messages.commands import BlockContent
 
 PARTIAL_EVERY: Final = 4
-"""Partly filled blocks are requested only by every n-th call of `due`, because they will soon contain more tokens."""
+"""Partly filled blocks are requested only in every n-th call of `due`, because they will soon contain more tokens."""
 _STATES_WITH_TEXT: Final = np.array([BlockState.ACTIVE, BlockState.CACHED], np.uint8)
 
 IdArray = npt.NDArray[np.uint32]
@@ -56,7 +56,7 @@ class TextCollector:
             self._dirty.append(ids)
 
     def forget_written(self) -> None:
-        """Forget what has been recorded, because a new file begins: all texts are due again."""
+        """Reset which texts have been recorded, because a new file begins: all texts are due again."""
         self.num_confirmed = 0
         self._owner.fill(-2)
         self.mark_changed(None)
@@ -68,8 +68,8 @@ class TextCollector:
         self.mark_changed(blocks)
 
     def due(self, ledger: Ledger, epoch: int, max_blocks: int) -> tuple[int, ...]:
-        """Return at most `max_blocks` blocks to request now, and mark them as requested. Returns none while requests
-        are pending.
+        """Return at most `max_blocks` blocks whose text is to be requested now, and mark them as requested.
+        Returns none while requests are pending.
         """
         self._reset_if_replaced(ledger, epoch)
         if self._pending:
@@ -91,12 +91,12 @@ class TextCollector:
         return tuple(requested)
 
     def add_contents(self, contents: Iterable[BlockContent]) -> None:
-        """Add replies; those for blocks that were not requested are ignored."""
+        """Add replies. Those for blocks that were not requested are ignored."""
         self._replies += [content for content in contents if content.block in self._pending]
 
     def confirmed(self, ledger: Ledger, epoch: int) -> list[RecordedText]:
-        """Return and clear the replies whose block still has the owner, and the hash if any, that it had when it was
-        requested.
+        """Return and clear the replies whose block still has the owner (and the hash, if it had one) that it
+        had when it was requested.
         """
         self._reset_if_replaced(ledger, epoch)
         replies, self._replies = self._replies, []

@@ -1,1 +1,1 @@
-"""Sources that watch running engines of other kinds (vLLM, SGLang, llama.cpp) from outside. Uses no Qt."""
+"""Sources that watch external engines (vLLM, SGLang, llama.cpp) from outside. Uses no Qt."""

@@ -1,4 +1,4 @@
-"""Tokens of cached blocks, and their text if the tokenizer is on this machine.
+"""Returns the tokens of cached blocks, and their text if the tokenizer is on this machine.
 
 Downloads nothing and queries no server, because a monitor must not contact other hosts on its own.
 """
@@ -21,7 +21,7 @@ Decode = Callable[[tuple[int, ...]], str]
 class BlockContents:
     """Returns block contents by ledger row. Thread-safe. The tokenizer is loaded on the first call.
 
-    `hash_in` returns the block hash in a row, or 0.
+    `hash_in` returns the hash of the block in a ledger row, or 0.
     """
 
     def __init__(self, tokens: BlockTokens, hash_in: Callable[[int], int], tokenizer: str = "") -> None:
@@ -31,7 +31,7 @@ class BlockContents:
         self._decoders: dict[str, Decode] = {}
 
     def of_rows(self, rows: Iterable[int], model: str) -> tuple[BlockContent, ...]:
-        """Return contents in the order of `rows`, without tokens for an empty row or a block with unknown tokens."""
+        """Return block contents in the order of `rows`. An empty row, or a block with unknown tokens, has no tokens."""
         name = self._tokenizer or model
         decode = self._decoders.get(name)
         if decode is None:
@@ -72,7 +72,7 @@ def _format_ids(token_ids: tuple[int, ...]) -> str:
 
 
 def _paths(name: str) -> Iterator[Path]:
-    """Yield existing paths of the tokenizer's file, most likely first."""
+    """Yield existing paths of the file `tokenizer.json` for `name`, most likely first."""
     if not name or "\0" in name:
         return
     named_path = Path(name).expanduser()
@@ -91,7 +91,7 @@ def _hub_folder() -> Path:
 
 
 def _read(path: Path) -> Any:
-    """Load a tokenizer; None if it cannot be read, is too large, or the `tokenizers` library is not installed."""
+    """Load a tokenizer file; None if it cannot be read, is too large, or the `tokenizers` library is not installed."""
     try:
         from tokenizers import Tokenizer  # an optional dependency, and slow to import
 

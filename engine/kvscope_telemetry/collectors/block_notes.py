@@ -1,7 +1,7 @@
 """Labels of a block from its KV events, for display: adapter, session, cache salt, multimodal parts.
 
-All but the session are part of the block's hash, so equal text with other labels is another block. The session is that
-of the request that stored the block. Number and size are bounded, because publishers are not trusted.
+All except the session are part of the block's hash, so equal text with other labels is another block. The session is
+that of the request that stored the block. Number and size are bounded, because publishers are not trusted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kvscope_telemetry.printable import printable
 MAX_NOTES: Final = 8
 MAX_LETTERS: Final = 80
 Notes = tuple[tuple[str, str], ...]
-"""Pairs of name and value."""
+"""Pairs of name and value that describe a block."""
 _MSGPACK_NIL: Final = b"\xc0"
 _ARRAY_HEAD: Final = 5
-"""Maximum number of bytes of a MessagePack array before its elements."""
+"""Maximum number of bytes of a MessagePack array's header, which precedes its elements."""
 
 
 def notes_of(run: BlockStored) -> list[Notes]:
@@ -49,10 +49,10 @@ def _run_notes(run: BlockStored) -> Notes:
 
 
 def _key_notes(keys: tuple[Any, ...], run: BlockStored) -> Notes:
-    """Return notes from vLLM's extra keys, which have no names.
+    """Return notes from the extra keys of a block in vLLM's KV event, which have no names.
 
     A pair is a multimodal part and its position, and bytes are a hash of prompt embeddings. A string is the adapter's
-    name, already in the notes of the run, or a cache salt.
+    name, which the event contains separately, or a cache salt.
     """
     notes = []
     for key in keys[:MAX_NOTES]:

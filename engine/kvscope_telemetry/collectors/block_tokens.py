@@ -1,4 +1,4 @@
-"""Tokens and notes of cached blocks, as KV events reported them, by block hash.
+"""Stores the tokens and notes of cached blocks by block hash, as KV events reported them.
 
 Memory is bounded; the oldest blocks are dropped first. One thread writes, any thread reads.
 """
@@ -17,7 +17,9 @@ _TOKEN_BYTES: Final = 4
 _ENTRY_BYTES: Final = 200
 """Estimated memory per block, in bytes, in addition to its tokens."""
 _NOTES_BYTES: Final = 500
-"""Estimated memory for notes per block, in bytes. Most blocks need less, because blocks of a run share their notes."""
+"""Estimated memory for the notes of a block, in bytes. Most need less, because the blocks of one event share
+their notes.
+"""
 _MAX_TOKEN: Final = (1 << 32) - 1
 
 
@@ -33,7 +35,7 @@ class BlockTokens:
         return len(self._tokens)
 
     def add(self, run: BlockStored) -> None:
-        """Store the blocks of a run. A run without all of its tokens is ignored."""
+        """Store the blocks of a KV event. An event without the tokens of all its blocks is ignored."""
         size = run.block_size
         if not run.token_ids or len(run.token_ids) != size * len(run.block_hashes):
             return
@@ -60,8 +62,8 @@ class BlockTokens:
                     self._num_bytes -= _NOTES_BYTES
 
     def get(self, block_hash: int) -> tuple[int, tuple[int, ...]] | None:
-        """Return the position of the block's first token in its text (0 if the beginning is unknown) and its tokens, or
-        None.
+        """Return the position of the block's first token in its text (0 if the beginning is unknown) and its
+        tokens; None if the block is unknown.
         """
         with self._lock:
             stored = self._tokens.get(block_hash)

@@ -2,8 +2,8 @@
 
 Owns the map from blocks to rows; the ledger belongs to a `CacheState`. The rows of a tier are contiguous. A block that
 is in several media or KV groups has a row in each. An engine may have several physical copies of a block (vLLM does if
-two requests compute the same text) and reports each copy that is added or removed: they share a row until the last is
-removed. Independent of messages and clocks.
+two requests compute the same text) and reports each copy that is added or removed: the copies share a row until the
+last one is removed. Independent of messages and clocks.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 from kvscope_telemetry.tier_rows import BLOCK_TIERS, TierRows
 
 MAX_ROWS: Final = 4 << 20
-"""Maximum number of rows. The snapshot of a larger ledger would exceed the maximum size of a message."""
+"""Maximum number of ledger rows. The snapshot of a larger ledger would exceed the maximum size of a message."""
 FIRST_ROWS: Final = {Tier.HBM: 4096, Tier.HOST: 1024, Tier.DISK: 1024, Tier.UNKNOWN: 1024}
-"""Initial number of rows if the server does not report its number of blocks; doubled when full."""
+"""Initial number of ledger rows per tier, if the server does not report its number of blocks. Doubled when full."""
 MAX_UNKNOWN_MEDIA: Final = 8
 _Key = tuple[str, int | None]
 
 
 @dataclass(slots=True)
 class _Table:
-    """Rows of the blocks of one medium and KV group, by hash."""
+    """Maps the blocks of one medium and KV group to their rows."""
 
     rows: dict[int, int] = field(default_factory=dict)
-    """Hash -> row within the tier."""
+    """Map from a block hash to its row within the tier."""
     num_more: dict[int, int] = field(default_factory=dict)
-    """Hash -> number of physical copies in addition to the first; absent for a single copy."""
+    """Map from a block hash to its number of physical copies in addition to the first; absent for a single copy."""
     doubted: set[int] = field(default_factory=set)
-    """Hashes with an unknown number of copies, because events were lost. The next reported copy counts as the first."""
+    """Block hashes with an unknown number of copies, because events were lost. The next reported copy counts as
+    the first.
+    """
 
     def doubt(self) -> None:
         self.num_more.clear()
@@ -50,7 +52,9 @@ class _Table:
             self.num_more[block_hash] = self.num_more.get(block_hash, 0) + 1
 
     def remove_copy(self, block_hash: int) -> int | None:
-        """Remove one copy. Returns the row that became empty; None if copies remain or the hash is unknown."""
+        """Remove one copy of a block. Returns its row if that became empty; None if copies remain or the hash
+        is unknown.
+        """
         num_more = self.num_more.pop(block_hash, 0)
         if num_more:
             if num_more > 1:
@@ -61,7 +65,7 @@ class _Table:
 
 
 class CachedRows:
-    """Ledger rows of all cached blocks of a rank.
+    """Ledger rows of all cached blocks of one data-parallel rank.
 
     `num_hbm`, `num_host`: initial numbers of rows for HBM and host memory; 0 if the server does not report them.
     """
@@ -70,12 +74,12 @@ class CachedRows:
         self.num_rows = dict.fromkeys(BLOCK_TIERS, 0) | {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host}
         """Number of rows that the next ledger needs, by tier."""
         self.num_unplaced = 0
-        """Number of blocks without a row, since the last `clear`, because there were too many."""
+        """Number of blocks since the last `clear` that got no row, because there were too many."""
         self.num_stored = dict.fromkeys(BLOCK_TIERS, 0)
         self.num_removed = dict.fromkeys(BLOCK_TIERS, 0)
         """Number of removed blocks since the start, by tier. Blocks removed by `clear` are not counted."""
         self.unknown_media: list[str] = []
-        """Names of media with no known tier, in order of appearance; at most `MAX_UNKNOWN_MEDIA`."""
+        """Names of media whose tier is unknown, in order of appearance; at most `MAX_UNKNOWN_MEDIA`."""
         self.groups = Groups()
         self.ledger = Ledger(0)
         """The ledger passed to the last `lay_out`."""
@@ -91,7 +95,7 @@ class CachedRows:
 
     @property
     def must_change(self) -> bool:
-        """Whether the ledger's size must change: the caller must then call `lay_out` with a new ledger."""
+        """Whether the ledger's size must change. If so, the caller must call `lay_out` with a new ledger."""
         return self.num_rows != self._num_laid_out
 
     def reserve(self, tier: Tier, num_rows: int) -> None:
@@ -100,9 +104,10 @@ class CachedRows:
         self.num_rows[tier] = max(self.num_rows[tier], min(num_rows, max_rows))
 
     def shrink(self, tier: Tier, num_rows: int) -> bool:
-        """Reduce a tier to `num_rows`.
+        """Reduce a tier to `num_rows` rows.
 
-        Returns False, and changes nothing, if that is no reduction or rows beyond it were ever in use.
+        Returns False, and changes nothing, if the tier has no more than `num_rows`, or if rows beyond that were ever in
+        use.
         """
         if not self._rows[tier].num_used <= num_rows < self.num_rows[tier]:
             return False
@@ -110,7 +115,7 @@ class CachedRows:
         return True
 
     def apply(self, event: KvEvent) -> None:
-        """Apply an event. Storing a cached block adds a copy to its row; removing an unknown block has no effect."""
+        """Apply a KV event. Storing a cached block adds a copy to its row; removing an unknown block has no effect."""
         if isinstance(event, BlockStored):
             self._store(event)
         elif isinstance(event, BlockRemoved):
@@ -148,8 +153,8 @@ class CachedRows:
         self.ledger, self._num_laid_out = ledger, dict(self.num_rows)
 
     def drain_changes(self) -> tuple[npt.NDArray[np.uint32], dict[str, Column]]:
-        """Return the rows that changed since the last call, each once and ascending, and the columns to write for
-        them.
+        """Return the ledger rows that changed since the last call (ascending, without duplicates), and the
+        columns to write for them.
         """
         ids, changes = zip(*(rows.drain_changes() for rows in self._rows.values()), strict=True)
         columns = {name: np.concatenate([change[name] for change in changes]) for name in changes[0]}
@@ -186,7 +191,9 @@ class CachedRows:
             parent = block_hash
 
     def _allocate_beyond(self, tier: Tier, block_hash: int, parent: int, group: int) -> int | None:
-        """Allocate a row that exists only after the next `lay_out`; None if `MAX_ROWS` is reached."""
+        """Allocate a row beyond the current ledger, which exists only after the next `lay_out`; None if
+        `MAX_ROWS` is reached.
+        """
         rows = self._rows[tier]
         if rows.size >= self.num_rows[tier]:
             self.reserve(tier, max(2 * self.num_rows[tier], FIRST_ROWS[tier]))

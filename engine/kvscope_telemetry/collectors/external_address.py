@@ -1,4 +1,4 @@
-"""Addresses of other engines with their options, such as vllm://HOST:8000/?rank=1. Uses no sockets."""
+"""Addresses of external engines with their options, such as vllm://HOST:8000/?rank=1. Uses no sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope_telemetry.kv_events.event_endpoints import check_endpoint, of_rank
 
 MAX_RANK: Final = 4095
 MAX_RANKS: Final = 64
-"""Maximum number of ranks that one address may name with `ranks=`."""
+"""Maximum number of ranks that one address may name with the option `ranks`."""
 MAX_KEY_LETTERS: Final = 8192
 EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
 _OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "api_key_over_http", "model", "tokenizer")
@@ -22,8 +22,8 @@ _OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "api_key
 
 @dataclass(frozen=True, slots=True)
 class ExternalAddress:
-    """Address of one data-parallel rank of an engine. `str()` returns text that `parse` accepts, without the API
-    key.
+    """Address of one data-parallel rank of an external engine. `str()` returns text that `parse` accepts,
+    without the API key.
     """
 
     engine: ExternalEngine
@@ -35,23 +35,22 @@ class ExternalAddress:
     ca: str = ""
     """Path of the CA certificate that signed the server's certificate; empty for the system's certificates."""
     kv_events: str = ""
-    """Endpoint of rank 0's KV events; empty for the one that the server reports.
+    """Endpoint of rank 0's KV events; empty for the endpoint that the server reports.
 
     If its host is `*`, kvscope binds it and waits for the publisher to connect.
     """
     replay: str = ""
-    """Endpoint of rank 0's replays; empty for the one that the server reports."""
+    """Endpoint at which rank 0 replays past KV events; empty for the endpoint that the server reports."""
     topic: str = ""
     rank: int = 0
     model: str = ""
-    """Name of the model for which to read metrics; empty for all on the page."""
+    """Name of the model whose metrics are read; empty for the metrics of all models."""
     tokenizer: str = ""
-    """Path of a tokenizer.json or its directory, or a model's name; empty for the served model's name."""
+    """Path of a tokenizer.json or its directory, or the name of a model; empty for the name of the served model."""
     api_key_over_http: bool = False
-    """Whether the API key may be sent to another machine without TLS."""
     is_announced: bool = False
-    """Whether a watched engine announced this address. It never gets an API key then, as an engine could announce any
-    server.
+    """Whether a watched engine announced this address. If so, it never gets an API key, because an engine could
+    announce any server.
     """
     api_key: str = field(default="", repr=False)
     """API key for this scheme, host and port. Never displayed or recorded; only `authorization` may pass it on."""
@@ -117,7 +116,6 @@ class ExternalAddress:
 
     @property
     def bracketed_host(self) -> str:
-        """Host as it is written in a URL, with IPv6 addresses in brackets."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
@@ -145,7 +143,7 @@ class ExternalAddress:
 
     @property
     def refusal(self) -> str:
-        """Meaning and remedy of a 401 or 403 from this server, as the end of a sentence."""
+        """Text for users about a status 401 or 403 from this server and its remedy, as the end of a sentence."""
         if self.is_announced:
             return (
                 "needs an API key, which is not sent to an address that an engine reports: attach to "
@@ -171,12 +169,12 @@ class ExternalAddress:
         return replace(self, rank=rank)
 
     def endpoint(self, base: str) -> str:
-        """Return this rank's endpoint, derived from rank 0's endpoint `base`."""
+        """Return the endpoint of this rank, derived from rank 0's endpoint `base`."""
         return of_rank(base, self.rank)
 
     def on_this_host(self, endpoint: str) -> str:
-        """Return the endpoint to connect to for an endpoint that the server binds: a wildcard host becomes the server's
-        host.
+        """Return the endpoint to connect to for an endpoint that the server binds. A wildcard host is replaced
+        by the server's host.
         """
         scheme, _, host_and_port = endpoint.partition("://")
         host, _, port = host_and_port.rpartition(":")
@@ -213,7 +211,7 @@ def each_rank(text: str) -> list[str]:
 
 
 def waits_for_publisher(endpoint: str) -> bool:
-    """Whether kvscope binds `endpoint` and the publisher connects to it; otherwise kvscope connects."""
+    """Return whether kvscope binds `endpoint` and the publisher connects to it; otherwise kvscope connects."""
     scheme, _, host_and_port = endpoint.partition("://")
     return scheme == "tcp" and host_and_port.rpartition(":")[0] in EVERYWHERE
 

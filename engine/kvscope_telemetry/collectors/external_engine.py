@@ -1,4 +1,4 @@
-"""Describes an engine that is watched from outside. Each engine's module creates one `ExternalEngine`.
+"""Describes an external engine, which is watched from outside. Each engine's module creates one `ExternalEngine`.
 
 Other code must not branch on an engine's name, but use the names, metrics and capabilities in the description.
 `external_engines.py` lists the engines.
@@ -33,38 +33,43 @@ def _model_field(adapter: str) -> Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalEngine:
-    """An engine that kvscope watches through its HTTP server and, if it publishes them, its KV events."""
+    """Description of an engine that kvscope watches through its HTTP server and, if it publishes them, its KV
+    events.
+    """
 
     scheme: str
-    """Scheme of its addresses, SCHEME://HOST:PORT, and its name in `Capabilities.engine`."""
+    """Scheme of the engine's addresses (SCHEME://HOST:PORT), and its name in `Capabilities.engine`."""
     name: str
     port: int
     """Default port of the engine's HTTP server."""
     events_option: str = ""
     """Command-line option, as the user types it, with which the engine's server publishes KV events."""
     from_inside: str = ""
-    """How to start the engine with kvscope's plugin, which publishes more than the engine; empty if there is no plugin.
+    """Help text: how to start the engine with kvscope's plugin, which publishes more than the engine itself;
+    empty if there is no plugin.
     """
     how_to_attach: str
-    """Help for users who attach to such an engine: the address, and how to start the server to see as much as possible.
+    """Help text: the address of such an engine, and how to start the server so that kvscope sees as much as
+    possible.
     """
 
     metrics_prefix: str
     other_prefixes: tuple[str, ...] = ()
-    """Prefixes of metrics of other programs within the engine that `read_metrics` uses."""
+    """Metric name prefixes of other programs within the engine whose metrics `read_metrics` uses."""
     metrics_path: str = "/metrics"
-    """Path of the metrics in Prometheus' format."""
     rank_label: str
     """Metrics label with the data-parallel rank. Metrics without it apply to all ranks together."""
     replica_labels: tuple[str, ...] = ()
-    """Labels that number processes which all report the same values for their rank. The first process is used."""
+    """Metric labels that number processes of one rank, all of which report the same values. The values of the
+    first process are used.
+    """
     read_metrics: Callable[[ScrapedPage], EngineReading]
     without_metrics: str = ""
-    """Advice for users whose server has no metrics."""
+    """Help text for users whose server has no metrics."""
 
     ask_facts: Callable[[Ask], ServerFacts]
-    """Function that queries the server for facts that are not in the metrics. Endpoints are those that the server
-    binds.
+    """Function that queries the server for facts that are not in the metrics. The endpoints in the result are
+    those that the server binds.
     """
     capabilities: Capabilities
     """Telemetry that the engine can report. `hello_of` sets whether aborts are counted, which depends on the metrics.
@@ -74,22 +79,23 @@ class ExternalEngine:
     """Whether the engine reports the contents of its slots (`slot_source`) instead of KV events."""
 
     form_fields: Callable[[Structured], Fields]
-    """Function that converts a structured output to fields of the engine's API, except for JSON, which is the same in
-    OpenAI's API. Raises BadInput for a kind that the API does not support.
+    """Function that converts a structured output request to fields of the engine's API. Not used for JSON,
+    which is the same in OpenAI's API. Raises BadInput for a kind that the API does not support.
     """
     adapter_fields: Callable[[str], Fields] = _model_field
-    """Function that returns the API fields that select a LoRA adapter, given its name in the server's list of models.
+    """Function that returns the API fields that select a LoRA adapter, given the adapter's name in the server's
+    list of models.
     """
     fit_version: Callable[[Fields, Callable[[], Version]], Fields] = _unchanged
-    """Function that adapts the body of a request to the server's version. Calling the version function may wait for the
-    server.
+    """Function that adapts the body of a request to the server's version. The version is returned by a function
+    that may wait for the server.
     """
 
 
 def watched_capabilities(scheme: str) -> Capabilities:
     """Return the capabilities of an engine that reports cached blocks by KV events and everything else by metrics.
 
-    kvscope assigns the ledger rows. Of requests only the number is known, and latencies are histograms.
+    kvscope assigns the ledger rows. Requests are known only by their number, and latencies only as histograms.
     """
     return Capabilities(
         engine=scheme,

@@ -1,4 +1,4 @@
-"""The engines that can be watched from outside, with one module each. All other code finds engines here."""
+"""List of the external engines that can be watched, each of which has a module. All other code finds engines here."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ENGINES: Final[tuple[ExternalEngine, ...]] = (
     SGLANG,
     LLAMA_CPP,
 )
-"""All engines, in the order in which the user interface lists them."""
+"""All external engines, in the order in which the user interface lists them."""
 
 
 def find_engine(scheme: str) -> ExternalEngine | None:
-    """Return the engine with this address scheme, which is also its `Capabilities.engine`; None if there is none."""
+    """Return the engine with this address scheme (its `Capabilities.engine`); None if there is none."""
     return next((engine for engine in ENGINES if engine.scheme == scheme), None)
 
 

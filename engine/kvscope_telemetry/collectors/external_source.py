@@ -1,7 +1,7 @@
 """Presents a running vLLM or SGLang engine as a `Source`: merges its KV events and metrics, across its restarts.
 
-Owns the thread that merges the two. KV events and metrics are received on a separate thread each; `rank_translator`
-interprets them.
+Owns the thread that merges the two. KV events and metrics are received on a separate thread each and interpreted by
+`rank_translator`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ RETRY_S: Final = 5.0
 """Seconds between attempts to open a KV event endpoint."""
 _EventEndpoints = tuple[str, str, str]
 FRAME_S: Final = 0.1
-"""Seconds between passes of the thread; a frame is published only if something changed."""
+"""Seconds between two runs of the merging thread's loop. A frame is published only if something changed."""
 ALIVE_NS: Final = 3_000_000_000
-"""Time for which the engine counts as alive after a scrape or a batch of KV events."""
+"""Time in ns for which the engine counts as alive after a scrape or a batch of KV events."""
 SILENT_NS: Final = 60_000_000_000
-"""Time without a KV event, while tokens are computed, after which events are reported missing."""
+"""Time in ns without a KV event, while tokens are computed, after which events are reported missing."""
 FLOWING_TOKENS: Final = 1_000
-"""Number of tokens computed within `SILENT_NS` that should have filled blocks, and so caused KV events."""
+"""Number of tokens that must be computed within `SILENT_NS` before events are reported missing. So many fill
+blocks, which causes KV events.
+"""
 WAIT_FOR_METRICS_NS: Final = 3_000_000_000
 
 
 class ExternalSource(PromptedSource):
-    """Source for one data-parallel rank of the engine at `address`. A context manager that closes it on exit.
+    """Source for one data-parallel rank of the engine at `address`. As a context manager, it closes itself on exit.
 
     The engine may start later. `sink` receives all messages (`set_sink`). Raises BadInput if the certificate file of
     `address` cannot be used.
@@ -75,7 +77,7 @@ class ExternalSource(PromptedSource):
 
     @property
     def status(self) -> SourceStatus:
-        """Current status: the worse of the status of metrics and of KV events."""
+        """Current status, which is the worse one of the status of the metrics and that of the KV events."""
         events = self._events.status
         state, reason = self._overall_status(events)
         stream = events or StreamStatus()
@@ -132,8 +134,8 @@ class ExternalSource(PromptedSource):
                 self._changed.notify_all()
 
     def _can_apply_events(self, now_ns: int) -> bool:
-        """Whether KV events may be applied. They wait up to `WAIT_FOR_METRICS_NS` for metrics, which give the number of
-        blocks.
+        """Return whether KV events may be applied. They wait up to `WAIT_FOR_METRICS_NS` for metrics, which
+        give the number of blocks.
         """
         return self._translator.has_started or now_ns - self._started_ns >= WAIT_FOR_METRICS_NS
 
@@ -165,21 +167,19 @@ class ExternalSource(PromptedSource):
 
 @dataclass(frozen=True, slots=True)
 class AttachedParts:
-    """State of the two parts of an attached engine, metrics and KV events, at one moment."""
+    """State of an attached engine at one moment: its metrics and its KV events."""
 
     product: str
     metrics_why: str
-    """Reason for missing metrics; empty if there are metrics."""
+    """Reason why there are no metrics; empty if there are."""
     is_refused: bool
     events: StreamStatus | None
-    """None if no endpoint is known."""
+    """Status of the KV event stream; None if no endpoint is known."""
     events_failure: str
-    """Reason for which the KV event endpoint cannot be used; empty if it can."""
+    """Reason why the KV event endpoint cannot be used; empty if it can."""
     has_started: bool
-    """Whether there is a cache state to display."""
     are_restarts_doubtful: bool = False
     events_option: str = ""
-    """Command-line option with which the server publishes KV events."""
     are_events_missing: bool = False
     """Whether tokens are computed but no KV event arrives."""
     inside: str = ""
@@ -187,7 +187,7 @@ class AttachedParts:
 
 
 def status_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
-    """Return the overall state and its reason as text; the reason is empty if nothing is wrong or unknown."""
+    """Return the overall state and its reason as text. The reason is empty if there is no problem."""
     state, why = _state_of_parts(parts)
     inside = f"seen from outside; for the rest: kvscope --attach {parts.inside}" if parts.inside else ""
     return state, _join_reasons(inside, why)
@@ -215,7 +215,6 @@ def _are_events_gone(parts: AttachedParts) -> bool:
 
 
 def _events_why(parts: AttachedParts) -> str:
-    """Return the problem with KV events as text; empty if they are live."""
     events = parts.events
     if parts.events_failure:
         return f"KV events: {parts.events_failure}"
@@ -246,10 +245,10 @@ class MissingEventsDetector:
         self.is_reported = False
         self._num_batches = 0
         self._since: tuple[int, int] | None = None
-        """Monotonic time of the last event in ns, and the engine's token count at that time."""
+        """Monotonic time of the last KV event in ns, and the engine's number of computed tokens at that time."""
 
     def update(self, reading: EngineReading, num_batches: int, now_ns: int) -> None:
-        """Process one reading of the metrics. `num_batches`: batches of KV events received so far."""
+        """Process new metrics. `num_batches`: batches of KV events received so far."""
         known = [each for each in (reading.prompt_tokens, reading.generation_tokens) if each is not None]
         num_tokens = int(sum(known))
         if num_batches != self._num_batches or self._since is None or num_tokens < self._since[1]:
@@ -266,13 +265,12 @@ def _join_reasons(*parts: str) -> str:
 class EventPart:
     """KV event stream of an attached engine. It is reopened if the server reports another endpoint.
 
-    The endpoint in `address` is used if it has one, else the one that the server reports. Not thread-safe, except for
-    `status`.
+    The endpoint in `address` is used if there is one, otherwise the one that the server reports. Not thread-safe,
+    except for `status`.
     """
 
     def __init__(self, address: ExternalAddress) -> None:
         self.failure = ""
-        """Reason for which the endpoint cannot be used; empty if it can."""
         self._address = address
         self._stream: KvEventStream | None = None
         self._endpoints: _EventEndpoints = ("", "", "")
@@ -287,16 +285,18 @@ class EventPart:
 
     @property
     def is_live(self) -> bool:
-        """Whether the received events describe the current cache."""
+        """Whether the received KV events describe the current contents of the cache."""
         return self._stream is not None and self._stream.status.state is StreamState.LIVE
 
     def learn(self, facts: ServerFacts) -> None:
-        """Open the endpoint that the server reports. If it no longer reports any, the stream stays open."""
+        """Open the endpoint that the server reports. The stream stays open if the server no longer reports an
+        endpoint.
+        """
         if not self._address.kv_events and facts.kv_events:
             self._open(facts.kv_events, facts.replay, self._address.topic or facts.topic)
 
     def poll_items(self) -> list[StreamItem]:
-        """Return and clear the items received since the last call, in order."""
+        """Return and clear the items of the KV event stream received since the last call, in order."""
         if self.failure and time.monotonic() >= self._retry_s:
             self._open(*self._endpoints)
         resets, self._resets = self._resets, []

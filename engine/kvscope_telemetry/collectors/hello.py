@@ -1,4 +1,6 @@
-"""Creates the Hello message of another engine from its metrics, facts and capabilities, independent of KV events."""
+"""Creates the `Hello` message of an external engine from its metrics, facts and capabilities, independent of KV
+events.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def hello_of(
     facts: ServerFacts,
     are_counters_known: bool = True,
 ) -> Hello:
-    """Return the current Hello. Its times are of this machine, because the engine does not report its own."""
+    """Return the current `Hello` message. Its times are those of this machine, because the engine does not
+    report any.
+    """
     num_blocks = slots.num_rows[Tier.HBM]
     groups = slots.groups.published(block_size)
     num_block_tokens = (reading.num_blocks or 0) * block_size if len(groups) < 2 else 0

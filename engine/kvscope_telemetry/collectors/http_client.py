@@ -1,7 +1,7 @@
 """HTTP client for an engine's server, based on httpx.
 
 Requests are bounded in time and size and can be cancelled from another thread. Each failure is described in one
-sentence. Each request has its own connection, because cancelling shuts its socket down. Independent of the meaning of
+sentence. Each request has its own connection, because cancelling shuts its socket down. Independent of the content of
 answers. Importing httpx takes 0.25 s, so the thread that sends the first request imports it.
 """
 
@@ -23,22 +23,24 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_BYTES: Final = 16 << 20
-"""Maximum size of an answer in bytes."""
+"""Maximum size of an HTTP response body in bytes."""
 TIMEOUT_S: Final = 10.0
-"""Timeout of a whole `get`; for other requests, of establishing the connection."""
+"""Timeout in seconds of a whole `get`. For other requests, it limits the time to connect."""
 OK: Final = 200
 NOT_FOUND: Final = 404
 REFUSALS: Final = (401, 403)
-"""HTTP statuses of a server that requires credentials or rejects those sent."""
+"""HTTP statuses of a server that requires credentials or rejects the ones sent."""
 _REDIRECTS: Final = range(300, 400)
 _THIS_MACHINE: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
-"""Hosts that are never reached through a proxy, because the proxy would connect to its own machine instead."""
+"""httpx patterns of hosts that are never reached through a proxy, because the proxy would connect to its own
+machine instead.
+"""
 _USER_AGENT: Final = f"kvscope/{program_version()}".replace(" ", "-")
 
 
 class NoAnswer(KvscopeError):
-    """No readable answer was received. The message gives the reason in one sentence; `status` is the HTTP status,
-    or 0.
+    """Raised if no readable answer was received. The message gives the reason in one sentence; `status` is the
+    HTTP status, or 0.
     """
 
     def __init__(self, why: str, status: int = 0) -> None:
@@ -62,7 +64,7 @@ class HttpClient:
         self._is_cancelled = False
 
     def get(self, path: str, body: bytes | None = None) -> tuple[str, bytes]:
-        """Return the content type and body at `path`, by GET, or by POST if there is a JSON `body`. Raises NoAnswer."""
+        """Return the content type and body at `path`. Sends GET, or POST if there is a JSON `body`. Raises NoAnswer."""
         url = self.address.url(path)
         exchange = HttpExchange(self)
         with self._lock:
@@ -92,7 +94,9 @@ class HttpClient:
 
     @cached_property
     def httpx_client(self) -> httpx.Client:
-        """The httpx client. It uses the environment's proxies, and the certificates of the address or of the system."""
+        """Client configured with the environment's proxies, and with the certificates of the address or of the
+        system.
+        """
         import httpx
 
         # Identity: the size limit applies to the bytes received.
@@ -119,7 +123,7 @@ class HttpClient:
 
 
 class HttpExchange:
-    """One request. `send` may be called once; `abort` and `abandon` are thread-safe."""
+    """One HTTP request and its answer. `send` may be called once; `abort` and `abandon` are thread-safe."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
@@ -195,7 +199,7 @@ class HttpExchange:
             raise ConnectionAbortedError("kvscope closed the connection")
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Handle httpx's trace events, which are the only access to the socket before an answer has begun."""
+        """Handle httpx's trace events. They give the only access to the socket before an answer has begun."""
         if event.endswith("connect_tcp.started"):
             self._peer = f"{info['host']}:{info['port']}"
         elif event.endswith(("connect_tcp.complete", "start_tls.complete")):
@@ -211,7 +215,7 @@ class HttpExchange:
 
 
 def content_type(answer: httpx.Response) -> str:
-    """Return the content type without its parameters."""
+    """Return the content type of an answer without parameters such as `charset`."""
     return str(answer.headers.get("Content-Type", "text/plain")).partition(";")[0].strip().lower()
 
 
@@ -227,8 +231,8 @@ def why_refused(url: str, status: int, refusal: str) -> str:
 
 
 def why_no_stream(url: str, status: int, kind: str, message: str, refusal: str) -> str:
-    """Return a sentence that says why an answer is not an event stream: its HTTP status, content type, or the server's
-    message.
+    """Return a sentence that says why an answer is not an event stream: by its HTTP status, its content type,
+    or the server's message.
     """
     if status == OK:
         description = "a web page" if kind == "text/html" else f"{kind:.60}"
@@ -243,8 +247,8 @@ def why_late(url: str, timeout_s: float) -> str:
 
 
 def why_broken(url: str, error: Exception, proxy: str = "") -> str:
-    """Return a sentence about a connection error. The operating system's error is in the chain of causes of the httpx
-    error.
+    """Return a sentence about a connection error. The operating system's error is found in the httpx error's
+    chain of causes.
     """
     import httpx
 

@@ -1,7 +1,7 @@
-"""KV groups of another engine, derived from its KV events: kind, window and block size of each.
+"""KV groups of an external engine, derived from its KV events: kind, window and block size of each.
 
 A group is identified by the events' `group_idx` and the block size. Blocks of another size with the same index (such as
-LMCache's chunks of 256 tokens with an engine's blocks of 16) form a group of their own here, so that each row has a
+LMCache's chunks of 256 tokens with an engine's blocks of 16) form a separate group here, so that each ledger row has a
 block size. Groups are numbered in order of appearance, permanently. Independent of ledger rows.
 """
 
@@ -30,13 +30,13 @@ _KINDS: Final = {
     "cross_attention": "cross",
     "mamba": "state",
 }
-"""vLLM's kind of KV cache specification -> `KVGroup.kind`."""
+"""Map from vLLM's kind of KV cache specification to `KVGroup.kind`."""
 
 
 @dataclass(slots=True)
 class _Group:
     index: int | None
-    """The group's `group_idx` in events."""
+    """`group_idx` of the group in events; None if events have no index."""
     size: int
     kind: str = ""
     window: int = 0
@@ -44,15 +44,15 @@ class _Group:
 
 
 class Groups:
-    """KV groups seen so far. `number_of` must be called for each stored run."""
+    """KV groups seen so far in the events of one engine. `number_of` must be called for each `BlockStored` event."""
 
     def __init__(self) -> None:
         self._groups: list[_Group] = []
         self._numbers: dict[tuple[int | None, int], int] = {}
 
     def number_of(self, run: BlockStored) -> int:
-        """Return the number of the run's group, adding it if it is new. Beyond `MAX_GROUPS` groups, runs count to the
-        last group.
+        """Return the number of the KV group that the event's blocks belong to, adding the group if it is new.
+        Beyond `MAX_GROUPS` groups, blocks count to the last group.
         """
         key = (run.group_idx, run.block_size)
         number = self._numbers.get(key)
@@ -70,9 +70,11 @@ class Groups:
         return number
 
     def _new_number(self, index: int | None, size: int) -> int:
-        """Return the number of a group, adding it. Returns `MAX_GROUPS` if there are too many.
+        """Return the number of the group with this index and block size, adding it if necessary. Returns `MAX_GROUPS`
+        if there are too many.
 
-        Events without a group index, as of an external KV store, belong to the first group with this block size.
+        Events without a group index, such as those of an external KV store, belong to the first group with this block
+        size.
         """
         for number, group in enumerate(self._groups):
             if group.size == size and None in (index, group.index):
@@ -85,13 +87,13 @@ class Groups:
 
     @property
     def sizes(self) -> npt.NDArray[np.uint16]:
-        """Tokens per block, by group number."""
+        """Tokens per block, by group number; [1] if there is no group."""
         return np.array([group.size for group in self._groups] or [1], np.uint16)
 
     @property
     def block_size(self) -> int:
-        """Tokens per block on the device; of full attention if there are several groups; 0 before a block was
-        reported.
+        """Tokens per block on the device, those of full attention if there are several groups; 0 before a block
+        was reported.
         """
         device_groups = [group for group in self._groups if group.is_on_device]
         first = next((group for group in device_groups if group.kind in ("full", "latent", "indexed")), None)

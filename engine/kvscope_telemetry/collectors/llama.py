@@ -1,4 +1,6 @@
-"""llama.cpp's server: its metric names, its server information, and its parameters for structured output."""
+"""Description of llama.cpp's server: its metric names, its server information, and its parameters for
+structured output.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LMCache inside another engine: those of its metrics on the engine's page that kvscope displays.
+"""Metrics of LMCache that kvscope displays, read from the metrics page of the engine in which LMCache runs.
 
 LMCache's own server (`/status`, `lmcache_mp_*` metrics) is not queried, because kvscope does not know its address.
 """

@@ -1,4 +1,5 @@
-"""Sends prompts to vLLM or SGLang with kvscope's plugin, through the OpenAI API whose address their Hello announces.
+"""Sends prompts to vLLM or SGLang with kvscope's plugin, through the OpenAI API whose address their `Hello` message
+announces.
 
 Owns the API's address as seen from this machine, and the prompts in progress. No API key is sent to an announced
 address, because an attacker who controls the telemetry could announce any server. To use a server that requires a key,
@@ -22,7 +23,7 @@ _LOCAL: Final = ("localhost", "127.", "::1")
 
 
 class OwnApi:
-    """Client of the OpenAI API of the engine attached at `endpoint`. Thread-safe and non-blocking."""
+    """Client of the OpenAI API of the engine whose telemetry endpoint is `endpoint`. Thread-safe and non-blocking."""
 
     def __init__(self, endpoint: str, *, ca_file: Path | None = None) -> None:
         self._endpoint, self._ca = endpoint, ca_file
@@ -37,7 +38,7 @@ class OwnApi:
         return None if self._prompter is None else self._prompter.adapters
 
     def send(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
-        """Send a prompt or a status query to the API that the engine's hello announced.
+        """Send a prompt or a status query to the API that the engine's `Hello` message announced.
 
         Replies are returned by `poll_replies`. Raises BadInput for a prompt that is too large.
         """
@@ -51,7 +52,7 @@ class OwnApi:
         prompter.send(command)
 
     def abort(self, abort: Abort) -> bool:
-        """Abort a prompt. Returns False if it is not in progress here."""
+        """Abort a prompt. Returns False if this client is not running it."""
         prompter = self._prompter
         if prompter is None or not prompter.has(abort.request_id):
             return False
@@ -70,7 +71,7 @@ class OwnApi:
                 self._prompter.close()
 
     def _prompter_of(self, announced: str, is_same_machine: bool) -> Prompter:
-        """Return the prompter of the announced address, replacing that of a previously announced address."""
+        """Return a prompter for the announced address. It replaces the prompter of a previously announced address."""
         if self._prompter is None or self._announced_api != (announced, is_same_machine):
             address = reachable_address(announced, self._endpoint, is_same_machine=is_same_machine)
             ca = "" if self._ca is None else str(self._ca.expanduser())

@@ -1,4 +1,4 @@
-"""Base of the sources of other engines: locally created updates, and prompts through an OpenAI API.
+"""Base class of the sources of external engines: locally created updates, and prompts through an OpenAI API.
 
 Owns the update queue and shutdown. The derived source owns the polling thread and creates the messages.
 """
@@ -17,7 +17,7 @@ from kvscope_telemetry.sources.sink import Sink
 
 
 class PromptedSource(MirroredSource):
-    """Source for the engine at `address`. A derived class must start its thread as `_thread`."""
+    """Source for the external engine at `address`. A derived class must start its thread as `_thread`."""
 
     def __init__(self, address: ExternalAddress, sink: Sink | None) -> None:
         super().__init__(threading.Condition())
@@ -37,7 +37,7 @@ class PromptedSource(MirroredSource):
         self._resync_wanted = True
 
     def set_sink(self, sink: Sink | None) -> None:
-        """Pass subsequent messages, beginning with a snapshot, to `sink`; None: to no sink."""
+        """Pass subsequent messages, beginning with a snapshot, to `sink`, or to no sink if None."""
         self._updates.set_sink(sink)
 
     def send(self, command: Command) -> None:

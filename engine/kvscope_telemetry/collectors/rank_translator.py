@@ -1,13 +1,13 @@
-"""Translates KV events and metric readings of another engine to a `CacheState` and its frames.
+"""Translates KV events and metrics of an external engine to a `CacheState` and its frames.
 
 Owns the epoch and its state, and decides when a snapshot is sent. Uses no sockets and no clock: callers pass `now_ns`,
 this machine's monotonic time.
 
 An epoch is the lifetime of the displayed state, not of the engine. A new one starts when the engine restarts, when the
-cache is reported from the start again, when the ledger changes its shape, and when the engine reports another model or
-configuration. Within an epoch a snapshot must not contain anything that the frames did not: a reader that is up to date
-skips it, and would treat a sequence number that only the snapshot had as a lost frame. Shapes grow by doubling, so
-there are few epochs.
+cache is reported from the start again, when the ledger changes its number of rows, and when the engine reports another
+model or configuration. Within an epoch a snapshot must not contain anything that the frames did not: a reader that is
+up to date skips it, and would treat a sequence number that only the snapshot had as a lost frame. Ledgers grow by
+doubling, so there are few epochs.
 """
 
 from __future__ import annotations
@@ -41,33 +41,34 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 MAX_JUMPS: Final = 2
 WITHIN_NS: Final = 60_000_000_000
-"""Time within which counters may jump at most `MAX_JUMPS` times. More jumps indicate several engines behind one
+"""Time in ns within which counters may jump at most `MAX_JUMPS` times. More jumps indicate several engines behind one
 address.
 
 The counters of a single engine fall when it restarts, and do not return to their earlier values.
 """
 MAX_TOKENS_PER_S: Final = 5_000_000
-"""More tokens per second than a single engine computes. A faster increase means that the counters are another engine's.
+"""Tokens per second that a single engine cannot exceed. A faster increase means that the counters are another
+engine's.
 """
 SEVERAL_ENGINES: Final = "its counters go up and down: are several engines behind this address?"
 MAX_NOTES: Final = 32
-"""Maximum number of notes between two frames. One more note gives the number of those omitted."""
+"""Maximum number of data quality events between two frames. One more event gives the number of those omitted."""
 MAX_LETTERS: Final = 500
 HEARTBEAT_NS: Final = 500_000_000
 MANY_ROWS: Final = 400_000
-"""Maximum number of rows in a frame, because the size of a message is limited."""
+"""Maximum number of ledger rows in a frame, because the size of a message is limited."""
 USUAL_BLOCK_SIZE: Final = 16
 """Assumed block size in tokens until a block is reported, if the server does not report a size."""
 _EPOCH_BITS: Final = 62
 
 
 class RankTranslator:
-    """State of one rank of `engine`, updated from its KV events and metric readings."""
+    """State of one data-parallel rank of `engine`, updated from its KV events and metrics."""
 
     def __init__(self, engine: ExternalEngine) -> None:
         self.tokens = BlockTokens()
         self.num_frames = 0
-        """Number of frames over all epochs."""
+        """Number of frames created, over all epochs."""
         self.has_started = False
         """Whether there is a cache state to publish."""
         self.restarts = RestartDetector()
@@ -87,23 +88,21 @@ class RankTranslator:
 
     @property
     def model(self) -> str:
-        """Model name that the server reports; empty if none."""
         return self._facts.model or self._reading.model
 
     def hash_in(self, row: int) -> int:
-        """Return the block hash in a ledger row, or 0. May be called on any thread, where it may return a slightly
-        older state.
+        """Return the hash of the block in a ledger row, or 0. May be called on any thread, where the result may
+        be slightly out of date.
         """
         return self._slots.is_used(row)
 
     def restate(self) -> None:
-        """Send a snapshot with the next messages."""
+        """Request that `messages` begins with a snapshot when it is called next."""
         self._wants_snapshot = True
 
     # Input
 
     def apply_events(self, items: Iterable[StreamItem], now_ns: int) -> None:
-        """Apply items of the KV event stream, in order."""
         for item in items:
             if isinstance(item, Received):
                 self.has_started = True
@@ -178,7 +177,7 @@ class RankTranslator:
 
     @property
     def _block_size(self) -> int:
-        """Block size in tokens. That in KV events takes precedence, because the server may report another unit."""
+        """Block size in tokens. The size in KV events takes precedence, because the server may report another unit."""
         reported = self._slots.groups.block_size or self._reading.block_size or self._facts.block_size
         return min(reported or USUAL_BLOCK_SIZE, MAX_BLOCK_SIZE)
 
@@ -190,7 +189,7 @@ class RankTranslator:
         self._slots.reserve(Tier.HOST, num_host)
 
     def _known_sizes(self) -> tuple[int, int]:
-        """Return the number of blocks in HBM and in host memory; 0 if unknown."""
+        """Return the number of blocks in HBM and in host memory, each 0 if unknown."""
         size = self._block_size
         return self._reading.num_blocks or self._facts.num_tokens // size, (self._reading.host_tokens or 0) // size
 
@@ -198,7 +197,7 @@ class RankTranslator:
 
     def messages(self, now_ns: int, *, is_alive: bool) -> list[TelemetryMessage]:
         """Return the messages to publish, in order. `is_alive`: whether the engine has recently answered or
-        published.
+        published; if not, there is no heartbeat.
         """
         if not self.has_started:
             return []
@@ -218,7 +217,6 @@ class RankTranslator:
         return messages
 
     def _have_blocks_changed(self, state: CacheState) -> bool:
-        """Whether the block size or the KV groups differ from those in the epoch's hello."""
         size, cache = self._block_size, state.hello.cache
         return (cache.block_size, cache.groups) != (size, self._slots.groups.published(size))
 
@@ -261,14 +259,13 @@ class RankTranslator:
             yield state.frame(state.seq + 1, now_ns, num_decode_tokens=num_decode, num_prefill_tokens=num_prefill)
 
     def _set_totals(self, state: CacheState) -> None:
-        """Set the totals that metrics count, and those counted from KV events."""
         stored = self._slots.num_stored
         state.totals |= asdict(self._totals.counters)
         state.totals["evicted_blocks"] = self._slots.num_removed[Tier.HBM]
         state.totals["offloaded_blocks"] = sum(stored[tier] for tier in stored if tier is not Tier.HBM)
 
     def _other_messages(self, now_ns: int) -> Iterable[TelemetryMessage]:
-        """Yield messages with the values of the newest reading that frames do not contain."""
+        """Yield messages with the values of the newest metrics that frames do not contain."""
         totals = self._totals
         yield Reading(
             epoch=self._epoch,
@@ -306,7 +303,6 @@ class DataQualityEvents:
             self._num_omitted += 1
 
     def drain(self, now_ns: int) -> tuple[Event, ...]:
-        """Return and clear the events added since the last call."""
         notes, self._quality_events = self._quality_events, []
         if self._num_omitted:
             notes.append(Event(kind="note", time_ns=now_ns, cause=f"{self._num_omitted} more notes"))
@@ -331,10 +327,11 @@ def unknown_medium_text(medium: str) -> str:
 
 
 class RestartDetector:
-    """Distinguishes restarts of one engine from several engines that answer at one address, as behind a load balancer.
+    """Distinguishes restarts of one engine from several engines that answer at one address, for example behind a load
+    balancer.
 
-    The counters of one engine grow, and fall when it restarts. Those of several engines also jump back up to values
-    counted before, and the start times of their processes recur.
+    The counters of one engine grow, and fall when it restarts. With several engines, counters also jump back up to
+    values counted before, and the start times of their processes recur.
     """
 
     def __init__(self) -> None:
@@ -347,7 +344,9 @@ class RestartDetector:
         self._read_ns = 0
 
     def check(self, before: EngineReading | None, now: EngineReading, now_ns: int) -> tuple[bool, bool]:
-        """Return whether the engine restarted between two readings, and whether they are of different engines."""
+        """Return whether the engine restarted between the readings `before` and `now`, and whether they are of
+        different engines.
+        """
         passed_ns, self._read_ns = now_ns - self._read_ns, now_ns
         if before is None:
             return False, False
@@ -381,6 +380,6 @@ class RestartDetector:
 
 
 def _has_reached(reading: EngineReading, totals_of: EngineReading) -> bool:
-    """Whether each total of `reading` is at least that of `totals_of`."""
+    """Return whether each total of `reading` is at least that of `totals_of`."""
     pairs = zip(reading.totals, totals_of.totals, strict=True)
     return all(now >= then for now, then in pairs if now is not None and then is not None)

@@ -1,4 +1,4 @@
-"""Derives kvscope's counters and latency histograms from another engine's metrics, independent of blocks."""
+"""Derives kvscope's counters and latency histograms from an external engine's metrics, independent of blocks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from kvscope_telemetry.messages.telemetry import Counters, Histogram, MemoryBrea
 
 
 class ReadingTotals:
-    """Counters and latencies as of the newest reading. A value missing in a reading keeps its previous value."""
+    """Counters and latencies as of the newest metrics. A value that is missing in the metrics keeps its
+    previous value.
+    """
 
     def __init__(self) -> None:
         self.counters = Counters()
         self.used_share = -1.0
         self.latencies: tuple[Histogram, ...] = ()
-        """Histograms of the samples added since the previous reading."""
+        """Histograms of the latency samples added since the previous reading."""
         self.has_news = False
         """Whether a counter differs from the last published frame."""
         self._num_prefill = self._num_decode = 0
         self._before: EngineReading | None = None
 
     def restart(self) -> None:
-        """Reset all counters after a restart of the engine."""
         self.counters, self.latencies, self._before = Counters(), (), None
         self._num_prefill = self._num_decode = 0
 
@@ -40,7 +41,7 @@ class ReadingTotals:
         self.latencies = tuple([each for each in latencies if each is not None])
 
     def skip(self) -> None:
-        """Ignore the newest reading and its difference from the next one, because it may be another engine's."""
+        """Do not count the newest reading, nor its difference from the next one, because it may be another engine's."""
         self._before, self.latencies, self.used_share = None, (), -1.0
 
     def drain_tokens(self) -> tuple[int, int]:
@@ -68,7 +69,6 @@ def _counters(reading: EngineReading, old: Counters) -> Counters:
 
 
 def breakdown(reading: EngineReading, epoch: int, time_ns: int) -> MemoryBreakdown | None:
-    """Return the memory by use; None if the engine does not report it."""
     if reading.weights_bytes is None or reading.kv_bytes is None:
         return None
     graphs = -1 if reading.graphs_bytes is None else reading.graphs_bytes

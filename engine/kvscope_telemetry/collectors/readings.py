@@ -1,7 +1,7 @@
 """Values of a metrics page for one data-parallel rank, independent of the engine and version that wrote it.
 
-A value that is not on the page is None, never 0. The engines' modules, which have the metrics' names, read a page with
-the functions here.
+A value that is not on the page is None, never 0. The engines' modules, which define the metrics' names, read a page
+with the functions here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_BOUNDS: Final = 512
 _MAX_BOUND_S: Final = 1e9
 GIB: Final = 1 << 30
 MAX_SIZE: Final = 1 << 40
-"""Maximum size in blocks or tokens. Larger ones count as unknown, because their products would overflow an i64."""
+"""Maximum size in blocks or tokens. Larger sizes count as unknown, because their products would overflow an i64."""
 MAX_OF_LABEL: Final = 12
-"""Maximum number of figures of one metric, which differ in a label."""
+"""Maximum number of displayed figures for one metric with different values of a label."""
 MAX_LABEL_LETTERS: Final = 40
 
 
@@ -35,12 +35,12 @@ class EngineReading:
     num_running: int | None = None
     num_waiting: int | None = None
     used_share: float | None = None
-    """Share of the pool's blocks in use, 0 to 1."""
+    """Fraction of the pool's blocks in use, 0 to 1."""
     num_blocks: int | None = None
     block_size: int | None = None
     """Tokens per block; for vLLM with several KV groups, those of the group with the smallest blocks."""
     pool_tokens: int | None = None
-    """Number of tokens of requests that the pool can hold."""
+    """Capacity of the pool in tokens of requests."""
     cache_dtype: str = ""
     prompt_tokens: int | None = None
     """Number of prompt tokens, including those from the prefix cache, unlike `Counters.prompt_tokens`."""
@@ -48,7 +48,6 @@ class EngineReading:
     generation_tokens: int | None = None
     preemptions: int | None = None
     draft_tokens: int | None = None
-    """Number of speculative tokens proposed; `accepted_tokens` of them were accepted."""
     accepted_tokens: int | None = None
     finished: int | None = None
     aborted: int | None = None
@@ -61,8 +60,8 @@ class EngineReading:
     started_s: float | None = None
     """Start time of the server process, seconds since 1970."""
     inside: str = ""
-    """Address at which kvscope's plugin in this engine publishes telemetry (`kvscope_inside`); empty without the
-    plugin.
+    """Address at which kvscope's plugin in this engine (`kvscope_inside`) publishes telemetry; empty without
+    the plugin.
     """
     latencies: dict[str, Cumulative] = field(default_factory=dict)
     """Latency histograms by `Histogram.kind`."""
@@ -71,13 +70,13 @@ class EngineReading:
 
     @property
     def totals(self) -> tuple[int | None, ...]:
-        """Values that never decrease while an engine runs."""
+        """Counters that never decrease while an engine runs; None for those that it does not report."""
         first_tokens = self.latencies.get("first_token")
         num_latencies = None if first_tokens is None else first_tokens.total
         return self.prompt_tokens, self.generation_tokens, self.preemptions, self.finished, num_latencies
 
     def is_restart_of(self, before: EngineReading) -> bool:
-        """Whether the engine restarted since `before`: its start time differs, or a total is smaller."""
+        """Return whether the engine restarted since `before`: its start time differs, or a total is smaller."""
         if None not in (self.started_s, before.started_s) and self.started_s != before.started_s:
             return True
         pairs = zip(self.totals, before.totals, strict=True)
@@ -88,15 +87,15 @@ class EngineReading:
 class FigureMetric:
     name: str
     metric: str
-    """Name of a gauge, or of a counter including `_total`."""
+    """Name of a gauge, or of a counter including its suffix `_total`."""
     unit: str = ""
     by: str = ""
-    """Label to split by, with one figure for each of its values that is not 0; empty: one figure for all."""
+    """Label by which the metric is split into one figure for each value that is not 0; empty for a single figure."""
     is_mean: bool = False
     """Whether the figure is the mean of a histogram's samples since the engine started."""
     needs: tuple[str, ...] = ()
-    """Metrics that indicate whether the engine has the feature. The figure is omitted while all of them are 0, because
-    engines export metrics of pools that they do not have.
+    """Metrics that show whether the engine has the feature. The figure is omitted while all of them are 0,
+    because engines export metrics of pools that they do not have.
     """
 
 
@@ -124,11 +123,11 @@ def _figures_of(page: ScrapedPage, figure: FigureMetric) -> Iterator[MetricFigur
 
 
 def read_latencies(page: ScrapedPage, *kinds: tuple[str, ...]) -> dict[str, Cumulative]:
-    """Read latency histograms.
+    """Read latency histograms. Returns them by `Histogram.kind`.
 
     Args:
-        kinds: For each histogram its `Histogram.kind`, then its metric names in newer and older versions; the first one
-            that is on the page is read.
+        kinds: For each histogram its `Histogram.kind`, then its metric names in newer and older versions. The first
+            metric that is on the page is read.
     """
     latencies: dict[str, Cumulative] = {}
     for kind, *names in kinds:
@@ -155,7 +154,7 @@ def number(value: float | str | None) -> int | None:
 
 
 def share(value: float | None) -> float | None:
-    """Limit a share to at most 1; None if it is negative."""
+    """Limit a fraction to at most 1. Returns None if it is negative."""
     return None if value is None or value < 0 else min(value, 1.0)
 
 
@@ -176,7 +175,7 @@ class Cumulative:
 
     @classmethod
     def of_buckets(cls, buckets: dict[float, float]) -> Cumulative | None:
-        """Create from {upper bound in seconds: count}; None if they are not a valid histogram."""
+        """Create a histogram from a map of upper bounds in seconds to counts; None if the map is no valid histogram."""
         bounds = sorted(buckets)
         if len(bounds) < 2 or len(bounds) > MAX_BOUNDS or bounds[-1] != math.inf or not bounds[0] > 0:
             return None
@@ -191,7 +190,9 @@ class Cumulative:
         return self.counts[-1]
 
     def since(self, before: Cumulative | None, kind: str) -> Histogram | None:
-        """Return the samples added since `before`, per interval; None if there are none or the bounds differ."""
+        """Return the samples added since `before`, per interval instead of cumulative; None if there are none
+        or the bounds differ.
+        """
         if before is None or before.bounds_s != self.bounds_s:
             return None
         added = np.diff(np.array(self.counts) - np.array(before.counts), prepend=0)

@@ -1,4 +1,4 @@
-"""Allocates the rows of one tier, and stores their new contents until the ledger is written.
+"""Allocates the ledger rows of one tier, and stores their new contents until the ledger is written.
 
 Row numbers count within the tier. The owner of the ledger sets the row at which the tier begins.
 """
@@ -14,9 +14,8 @@ import numpy.typing as npt
 from kvscope_telemetry.ledger import COLUMNS, Column, Tier
 
 _EVENT_COLUMNS: Final = ("hash", "parent", "group")
-"""Ledger columns that events give for each block. Other columns are derived from these."""
+"""Ledger columns that KV events determine for each block. Other columns are derived from these."""
 _DEFAULT_MEDIUM: Final = "gpu"
-"""Medium of events without a medium."""
 _MEDIA_PREFIXES: Final = {
     Tier.HBM: ("gpu", "hbm", "device", "cuda", "npu", "xpu", "tpu"),
     Tier.HOST: ("cpu", "host", "dram", "ram", "pinned", "cxl"),
@@ -25,13 +24,15 @@ _MEDIA_PREFIXES: Final = {
         *("external", "remote", "obj", "s3", "redis", "valkey", "mooncake", "nixl", "infinistore", "p2p"),
     ),
 }
-"""Prefixes of media names by tier: `CPU_TIER1` and `cpu` are host memory, `nvme0` and `STORAGE` are disk. Storage on
-other machines also counts as disk, because it is in neither of this machine's memories.
+"""Map from each tier to the prefixes of its media names: `CPU_TIER1` and `cpu` are host memory, `nvme0` and `STORAGE`
+are disk.
+
+Storage on other machines also counts as disk, because it is in neither of this machine's memories.
 """
 
 
 def medium_name(medium: str | None) -> str:
-    """Return the normalized name of a medium: case-folded, `gpu` if missing."""
+    """Return the case-folded name of a medium, or `gpu` if it is None."""
     return _DEFAULT_MEDIUM if medium is None else medium.casefold()
 
 
@@ -50,13 +51,15 @@ class RowAllocator:
         self.size = self.start = 0
         self.num_held = 0
         self.num_used = 0
-        """Number of rows that are or were in use, which is also the first row never used."""
+        """Number of rows that are or were in use. Row `num_used` and all later rows were never used."""
         self._free: list[int] = []
         self._changed: list[int] = []
         self._values: dict[str, list[int]] = {name: [] for name in _EVENT_COLUMNS}  # of each changed row
 
     def allocate(self, block_hash: int, parent: int, group: int) -> int | None:
-        """Allocate a row for a block: the one freed last, else the next never used. Returns None if all are in use."""
+        """Allocate a row for a block: the one freed last, otherwise the next one that was never used. Returns
+        None if all are in use.
+        """
         if self._free:
             row = self._free.pop()
         elif self.num_used < self.size:
@@ -81,7 +84,9 @@ class RowAllocator:
             values += zeros
 
     def drain_changes(self) -> tuple[npt.NDArray[np.uint32], dict[str, Column]]:
-        """Return the ledger's rows that changed since the last call, each once and ascending, and their columns."""
+        """Return the ledger rows that changed since the last call (ascending, without duplicates), and the
+        columns to write for them.
+        """
         changed = np.array(self._changed, np.int64)
         # Keep the last change of each row: np.unique returns the first occurrence, so the order is reversed.
         rows, index = np.unique(changed[::-1], return_index=True)

@@ -25,12 +25,14 @@ from kvscope_telemetry.kv_events.event_endpoints import check_endpoint
 
 EVERY_S: Final = 1.0
 PAUSES_S: Final = (1.0, 30.0)
-"""Pause in seconds after the first failure, and the maximum. It doubles with each failure."""
+"""Pause in seconds after the first failure, and maximum pause. The pause doubles with each failure."""
 ASK_FACTS_AGAIN_S: Final = 300.0
 _PROCESS_START: Final = "process_start_time_seconds"
-"""Metric of any program with Prometheus' client library."""
+"""Metric with the start time of the process, which Prometheus' client library exports in any program."""
 _PLUGIN_METRIC: Final = "kvscope_inside_info"
-"""Metric with the address at which kvscope's plugin in the engine publishes (`kvscope_inside/announcement.py`)."""
+"""Metric with the address at which kvscope's plugin in the engine publishes telemetry
+(`kvscope_inside/announcement.py`).
+"""
 _PLUGIN_ADDRESS: Final = re.compile(r"(ipc|tcp)://[\w./:\[\]-]{1,200}")
 """Pattern of accepted plugin addresses. It is strict because users see them and may paste them into a shell."""
 _END_S: Final = 1.0
@@ -39,13 +41,13 @@ _END_S: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class Scraped:
     time_ns: int
-    """Time on this machine's monotonic clock."""
+    """Time of the scrape on this machine's monotonic clock."""
     reading: EngineReading
     facts: ServerFacts
 
 
 class Scraper:
-    """Polls one rank's metrics. `poll_result`, `why` and `close` may be used by another thread.
+    """Polls the metrics of one data-parallel rank. `poll_result`, `why` and `close` may be used by another thread.
 
     Raises BadInput if the certificate file of `address` cannot be used.
     """
@@ -66,17 +68,16 @@ class Scraper:
         self._facts_s = 0.0
         self._last_reading: EngineReading | None = None
         self.why = f"{address.url(address.engine.metrics_path)} has not answered yet"
-        """Reason for missing metrics, in one sentence; empty if there are metrics."""
+        """Reason why there are no metrics, in one sentence; empty if there are."""
         self.is_refused = False
         """Whether the server requires credentials or rejects those sent."""
         self.num_failures = 0
-        """Number of consecutive failures."""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvscope-scraper", daemon=True)
         self._thread.start()
 
     def poll_result(self) -> Scraped | None:
-        """Return and clear the newest result; None if there is none since the last call."""
+        """Return and clear the newest result; None if there is no new one since the last call."""
         result, self._result = self._result, None
         return result
 
@@ -103,7 +104,6 @@ class Scraper:
                 pause_s = min(2 * pause_s, self._pauses_s[1])
 
     def _poll(self) -> bool:
-        """Poll once. Returns whether the server answered."""
         try:
             reading = self._read_metrics()
             facts = self._known_facts(reading)
@@ -161,7 +161,9 @@ class Scraper:
         return f"it has no metrics of {self._address.engine.name}{selection}: is it another program's port?"
 
     def _known_facts(self, reading: EngineReading) -> ServerFacts:
-        """Return the server's facts. They are queried again after a failure, a restart, or `ASK_FACTS_AGAIN_S`."""
+        """Return the server's facts. They are queried again after a failure, a restart, or `ASK_FACTS_AGAIN_S`
+        seconds.
+        """
         now_s = time.monotonic()
         has_restarted = self._last_reading is not None and reading.is_restart_of(self._last_reading)
         if self._facts is None or has_restarted or now_s >= self._facts_s:
@@ -170,7 +172,7 @@ class Scraper:
         return self._facts
 
     def _get(self, path: str) -> Any:
-        """Return the JSON at a path; None if there is none. Raises NoAnswer if the server refuses access."""
+        """Return the decoded JSON at a path; None if there is none. Raises NoAnswer if the server refuses access."""
         try:
             return msgspec.json.decode(self._http.get(path)[1])
         except NoAnswer as error:
@@ -182,7 +184,9 @@ class Scraper:
 
 
 def reachable(facts: ServerFacts, address: ExternalAddress) -> ServerFacts:
-    """Convert the endpoints that the server binds to those that kvscope connects to; empty if that is impossible."""
+    """Return `facts` with the endpoints that the server binds replaced by those to which kvscope connects;
+    empty if that is impossible.
+    """
     kv_events = _endpoint(facts.kv_events, address)
     if not kv_events:
         return replace(facts, kv_events="", replay="", topic="")

@@ -1,4 +1,4 @@
-"""Parses a page of Prometheus metrics to samples by name and label, of one data-parallel rank of any engine.
+"""Parses a page of Prometheus metrics of any engine to samples of one data-parallel rank, by name and label.
 
 Prometheus' own parser reads it. Lines of other programs on the same page are removed before that, because a page may be
 large and the parser is slow.
@@ -14,18 +14,20 @@ from kvscope_telemetry.errors import ProtocolError
 
 MAX_SAMPLES: Final = 200_000
 MAX_COUNT: Final = 1 << 53
-"""Maximum value of a count. Larger values count as unknown, because their sums would overflow an i64."""
+"""Maximum value of a counter. Larger values count as unknown, because their sums would overflow an i64."""
 Labels = dict[str, str]
 Samples = dict[str, list[tuple[Labels, float]]]
 
 
 class ScrapedPage:
-    """Samples of a metrics page with names that begin with one of `prefixes`, of one rank and of `model` (empty: all
-    models).
-
-    `rank` is the rank's label and number; samples without the label apply to all ranks. Samples that differ only in a
-    label of `replicas` repeat the same value, and the first is used. Raises ProtocolError if `text` is not a page of
+    """Samples of a metrics page for one data-parallel rank and model. Raises ProtocolError if `text` is not a page of
     metrics.
+
+    Args:
+        prefixes: Only metrics whose names begin with one of these are read.
+        rank: Label and number of the rank. Samples without the label apply to all ranks.
+        replicas: Labels of processes that repeat the same values. Only the samples of the first process are used.
+        model: Name of the model; empty for all models.
     """
 
     def __init__(
@@ -43,15 +45,18 @@ class ScrapedPage:
         return any(name.startswith(prefix) for name in self._samples)
 
     def total(self, *names: str, where: Labels | None = None) -> int | None:
-        """Return a counter's value, summed over all its labels, under the first of `names` that is on the page.
+        """Return the value of a counter, summed over all label values. The first of `names` that is on the page is
+        used.
 
-        Returns None if none of the names is on the page, or if the value is not a count.
+        Returns None if none of the names is on the page, or if the value is not from 0 to `MAX_COUNT`.
         """
         value = self.sum_of(*names, where=where)
         return None if value is None or not 0 <= value <= MAX_COUNT else int(value)
 
     def sum_of(self, *names: str, where: Labels | None = None) -> float | None:
-        """Return the sum over all labels, under the first of `names` that is on the page; None if none is."""
+        """Return the sum of a metric over all label values, using the first of `names` that is on the page;
+        None if none is.
+        """
         for name in names:
             values = [value for labels, value in self._samples.get(name, ()) if _matches(labels, where)]
             if values:
@@ -59,7 +64,7 @@ class ScrapedPage:
         return None
 
     def by_label(self, name: str, label: str) -> list[tuple[str, float]]:
-        """Return (value of `label`, sum of its samples) in the page's order."""
+        """Return each value of `label` with the sum of the metric's samples that have it, in the page's order."""
         sums: dict[str, float] = {}
         for labels, value in self._samples.get(name, ()):
             key = labels.get(label, "")
@@ -67,9 +72,9 @@ class ScrapedPage:
         return list(sums.items())
 
     def gauge(self, *names: str) -> float | None:
-        """Return a gauge's value, under the first of `names` that is on the page; None if none is.
+        """Return the value of a gauge, using the first of `names` that is on the page; None if none is.
 
-        If the gauge also exists by priority, the sample for all priorities is preferred.
+        If the gauge is also exported by priority, the sample for all priorities is preferred.
         """
         for name in names:
             samples = self._samples.get(name, ())
@@ -79,7 +84,9 @@ class ScrapedPage:
         return None
 
     def buckets(self, name: str) -> dict[float, float]:
-        """Return a histogram's counts by upper bound, summed over all labels; empty if it is malformed."""
+        """Return a histogram's cumulative counts by upper bound, summed over all other labels; empty if it is
+        malformed.
+        """
         counts: defaultdict[float, float] = defaultdict(float)
         for labels, value in self._samples.get(f"{name}_bucket", ()):
             try:
@@ -89,12 +96,12 @@ class ScrapedPage:
         return dict(counts)
 
     def labels_of(self, name: str) -> Labels:
-        """Return the labels of the first sample; empty if there is none."""
+        """Return the labels of the first sample of a metric; empty if there is none."""
         samples = self._samples.get(name)
         return samples[0][0] if samples else {}
 
     def label(self, label: str, *names: str) -> str:
-        """Return the first value of `label` among `names`; empty if there is none."""
+        """Return the value of `label` in the first of the metrics `names` that has it; empty if none has."""
         return next((value for name in names if (value := self.labels_of(name).get(label, ""))), "")
 
 

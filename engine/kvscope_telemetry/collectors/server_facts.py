@@ -1,6 +1,6 @@
 """Facts that an engine's HTTP server reports apart from metrics: version, model, and the endpoints of its KV events.
 
-All facts are optional. Each engine's module queries its server; this module has the shared parsing, independent of
+All facts are optional. Each engine's module queries its server; this module contains the shared parsing, independent of
 HTTP.
 """
 
@@ -17,7 +17,7 @@ Ask = Callable[[str], Any]
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Facts about a server; empty or 0 if unknown."""
+    """Facts about an engine's server. A fact that is unknown is empty or 0."""
 
     version: str = ""
     model: str = ""
@@ -33,7 +33,7 @@ class ServerFacts:
 
 
 def model_facts(ask: Ask) -> dict[str, Any]:
-    """Return fields of `ServerFacts` for the first model at OpenAI's /v1/models."""
+    """Return the fields of `ServerFacts` that are known from the first model at OpenAI's /v1/models."""
     models = mapping(ask("/v1/models")).get("data")
     first = mapping(models[0]) if isinstance(models, list) and models else {}
     return {"model": text(first.get("id")), "max_model_len": whole(first.get("max_model_len"))}
@@ -44,10 +44,10 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 
 def text(value: object) -> str:
-    """Return a printable string, truncated to `MAX_NAME_LETTERS`; empty for any other value."""
+    """Return `value` as printable text, truncated to `MAX_NAME_LETTERS`; empty if it is not a string."""
     return value[:MAX_NAME_LETTERS] if isinstance(value, str) and value.isprintable() else ""
 
 
 def whole(value: object) -> int:
-    """Return an integer from 1 to 2**62 - 1; 0 for any other value."""
+    """Return `value` if it is an integer from 1 to 2**62 - 1, otherwise 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 62 else 0

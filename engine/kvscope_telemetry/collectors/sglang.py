@@ -1,4 +1,6 @@
-"""SGLang 0.4 and later: its metric names, its server information, and its parameters for structured output."""
+"""Description of SGLang 0.4 and later: its metric names, its server information, and its parameters for
+structured output.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _NAME: Final = "SGLang"
 
 
 def _pool(label: str, usage: str, prefix: str, unit: str) -> tuple[FigureMetric, ...]:
-    """Return the gauges of one pool. SGLang exports them with the value 0 for pools that a model does not have."""
+    """Return the gauges to display for one pool. SGLang exports them with the value 0 for pools that a model
+    does not have.
+    """
     names = [f"sglang:{prefix}_{part}_tokens" for part in ("used", "evictable", "available")]
     needs = tuple(names)
     return (

@@ -4,7 +4,7 @@ Owns the polling thread. Slots are polled once a second, and metrics once in 10 
 averages in them. A server that sleeps, or a router that only forwards requests, gets one request for `/props` per 10 s.
 Polling `/slots` wakes a sleeping server and keeps an idle one from falling asleep. An idle server is therefore first
 asked by `/props` whether it sleeps. After `MAX_IDLE_POLLS` consecutive idle polls only its metrics are read, which
-neither wake it nor keep it awake, and `/slots` is read again when they change.
+neither wake it nor keep it awake, and `/slots` is read again when the metrics change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_CONTEXT: Final = 1 << 24
 MAX_CELL_TOKENS: Final = 1 << 15
 MAX_COUNT: Final = 1 << 31
 MAX_IDLE_POLLS: Final = 10
-"""Number of consecutive polls of `/slots` without a running task, after which only metrics are polled."""
+"""Number of consecutive polls of `/slots` without a running task after which only metrics are polled."""
 _NOT_ENABLED: Final = (404, 501)
 _SLEEPING: Final = "it sleeps: nothing is asked until a request wakes it"
 _NO_METRICS: Final = "how many requests wait is not known: start llama-server with --metrics"
@@ -60,7 +60,7 @@ class SlotReading:
     task: int
     """Id of the slot's current or last task; -1 if it never had one."""
     num_tokens: int
-    """Number of tokens in the slot's KV cache: prompt and output."""
+    """Number of prompt and output tokens in the slot's KV cache."""
     num_processed: int
     num_cached: int
     num_decoded: int
@@ -110,7 +110,7 @@ def _count(index: int, fields: Mapping[str, Any], name: str, maximum: int) -> in
 
 
 class Total:
-    """Running total of a counter that is sampled from slots and corrected by the server's own counter, if there is one.
+    """Running total of a counter that is sampled from slots and corrected by the server's own counter, if it exists.
 
     Sampling misses tasks that start and end between two polls. The total never decreases.
     """
@@ -121,12 +121,11 @@ class Total:
         self._base: int | None = None
 
     def add(self, number: int) -> None:
-        """Count `number` more, as sampled from slots."""
         self._seen += number
         self.value = max(self.value, self._seen + self._missed)
 
     def correct(self, counter: int | None, num_unfinished: int = 0) -> None:
-        """Adjust the total to the server's `counter`, to which `num_unfinished` sampled tokens are not added yet."""
+        """Correct the total by the server's `counter`, which does not yet include `num_unfinished` sampled tokens."""
         if counter is None:
             return
         if self._base is None:
@@ -136,7 +135,7 @@ class Total:
 
 
 class SlotState:
-    """A server's slots as a `CacheState`, created from the first reading and updated by later ones."""
+    """A server's slots as a `CacheState`, created from the first poll and updated by later ones."""
 
     def __init__(self, slots: list[SlotReading], address: ExternalAddress, model: str, version: str) -> None:
         self.num_ctx = slots[0].num_ctx
@@ -144,7 +143,7 @@ class SlotState:
         while len(slots) * -(-self.num_ctx // self.cell) > MAX_CELLS:
             self.cell *= 2
         self.num_cells = -(-self.num_ctx // self.cell)
-        """Rows per slot. The rows of slot `i` start at `i * num_cells`."""
+        """Ledger rows per slot. The rows of slot `i` start at `i * num_cells`."""
         engine, now_ns = address.engine, time.monotonic_ns()
         hello = Hello(
             epoch=secrets.randbits(48),
@@ -167,18 +166,18 @@ class SlotState:
         self.state = CacheState(hello)
         self._requests: list[KnownRequest | None] = [None] * len(slots)
         self._tasks = [slot.task if not slot.is_processing else -1 for slot in slots]
-        """Per slot, the id of the last task that was reported as a request, or had ended before the first reading."""
+        """For each slot, the id of the last task that was reported as a request, or had ended before the first poll."""
         self._seen = [-1] * len(slots)
-        """Per slot, the task id in the last reading; -1 if none."""
+        """For each slot, the task id in the last poll; -1 if it had none."""
         self._prompt, self._cached, self._output = Total(), Total(), Total()
         self._speculation = Total(), Total()
         self._owners = [NO_OWNER] * len(slots)
-        """Per slot, the number of the last request reported for it."""
+        """For each slot, the number of the last request reported for it."""
         self._last_cells = [(0, False, NO_OWNER)] * len(slots)
 
     def fits(self, slots: list[SlotReading]) -> bool:
-        """Whether `slots` can be of the same server process. In one process, a slot that once had a task always reports
-        one.
+        """Return whether `slots` can be of the same server process. In one process, a slot that once had a task
+        always reports one.
         """
         is_same = len(slots) == len(self._requests) and all(slot.num_ctx == self.num_ctx for slot in slots)
         return is_same and all(slot.task >= 0 or self._seen[slot.slot] < 0 for slot in slots)
@@ -298,7 +297,7 @@ class SlotState:
 
 
 class SlotSource(PromptedSource):
-    """Source that polls a llama.cpp server. A context manager that closes it on exit. The server may start later.
+    """Source that polls a llama.cpp server, which may start later. As a context manager, it closes itself on exit.
 
     Raises BadInput if the certificate file of `address` cannot be used.
     """
@@ -349,7 +348,7 @@ class SlotSource(PromptedSource):
         )
 
     def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:
-        """Return contents without tokens, because `/slots` does not report them."""
+        """Return block contents without tokens, because `/slots` does not report them."""
         return tuple(BlockContent(block=row) for row in rows)
 
     def close(self) -> None:
@@ -406,7 +405,6 @@ class SlotSource(PromptedSource):
             self._publish_frame(now_ns)
 
     def _is_same(self, slots: list[SlotReading], props: Mapping[str, Any]) -> bool:
-        """Whether the answers come from the server process that was polled before."""
         assert self._slots is not None, "nothing was looked at before"
         return self._slots.fits(slots) and text(props.get("media_marker")) in ("", self._process_marker)
 

@@ -1,4 +1,4 @@
-"""Bounded queue that coalesces locally created messages, for the reader of updates and for a sink.
+"""Bounded queue of locally created messages. Coalesces them to updates for a reader, and passes them to a sink.
 
 Has the same behaviour as the queue of a live source, without sockets.
 """
@@ -40,11 +40,11 @@ class UpdateQueue:
         return self._pending.num_frames_discarded
 
     def set_sink(self, sink: Sink | None) -> None:
-        """Pass subsequent messages to `sink`; None: to no sink."""
+        """Pass subsequent messages to `sink`, or to no sink if None."""
         self._feed.set(sink)
 
     def wants_snapshot(self, now_ns: int) -> bool:
-        """Whether a snapshot is needed: pending frames were dropped, or a new sink has not received one."""
+        """Return whether a snapshot is needed: pending frames were dropped, or a new sink has not received one."""
         self._feed.begin_pass()
         return self._pending.pop_overflow() or self._feed.wants_snapshot(now_ns)
 
@@ -63,7 +63,7 @@ class UpdateQueue:
         self._flush()
 
     def poll_update(self) -> Update | None:
-        """Return and clear the update since the last call; None without messages."""
+        """Return and clear the update with all messages since the last call; None if there are none."""
         return self._pending.poll_update()
 
     def discard(self) -> None:

@@ -1,4 +1,6 @@
-"""vLLM 0.8 and later: its metric names, its server information, and its parameters for structured output."""
+"""Description of vLLM 0.8 and later: its metric names, its server information, and its parameters for
+structured output.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 _SCHEME: Final = "vllm"
 _STRUCTURED_OUTPUTS: Final = "structured_outputs"
 _STRUCTURED_OUTPUTS_SINCE: Final = (0, 11)
-"""First version of vLLM to which prompts are sent with the parameter `structured_outputs`. Since 0.12 it is the only
-one.
+"""First version of vLLM (major, minor) for which the parameter `structured_outputs` is used. Since 0.12 it is
+the only one that vLLM accepts.
 """
 _RESIDENCY: Final = "vllm:kv_block_"
 _FIGURES: Final = (
@@ -61,7 +63,9 @@ _FIGURES: Final = (
     FigureMetric(name="Mean time between uses", metric=f"{_RESIDENCY}reuse_gap_seconds", unit="s", is_mean=True),
     *LMCACHE_FIGURES,
 )
-"""Metrics to display. vLLM samples those about the lifetime of blocks only if started with --kv-cache-metrics."""
+"""Metrics to display. vLLM samples those about the lifetime of blocks only if it was started with
+--kv-cache-metrics.
+"""
 
 
 def _read(page: ScrapedPage) -> EngineReading:
@@ -99,7 +103,7 @@ def _read(page: ScrapedPage) -> EngineReading:
 
 
 def _ask_facts(ask: Ask) -> ServerFacts:
-    """Query the server's facts. Its configuration is available only if VLLM_SERVER_DEV_MODE is set."""
+    """Query the server's facts. vLLM reports its configuration only if VLLM_SERVER_DEV_MODE is set."""
     info = mapping(mapping(ask("/server_info?config_format=json")).get("vllm_config"))
     events = mapping(info.get("kv_events_config"))
     if not events.get("enable_kv_cache_events") or events.get("publisher") == "null":
@@ -118,7 +122,9 @@ def _form_fields(form: Structured) -> Fields:
 
 
 def _fit_version(fields: Fields, version: Callable[[], Version]) -> Fields:
-    """Use the older parameters for versions before `_STRUCTURED_OUTPUTS_SINCE`, which ignore unknown ones silently."""
+    """Replace the structured output parameter by its older forms for versions before
+    `_STRUCTURED_OUTPUTS_SINCE`, which silently ignore unknown parameters.
+    """
     if _STRUCTURED_OUTPUTS not in fields or version() >= _STRUCTURED_OUTPUTS_SINCE:
         return fields
     older_names = {"regex": "guided_regex", "grammar": "guided_grammar", "choice": "guided_choice"}

@@ -1,4 +1,4 @@
-"""API keys of other engines' servers that the user asked to save: `~/.config/kvscope/api_keys.toml`, mode 0600.
+"""API keys of external engines' servers that the user asked to save: `~/.config/kvscope/api_keys.toml`, mode 0600.
 
     [keys]
     "vllm://gpu-box:8000" = "sk-..."
@@ -27,7 +27,7 @@ def api_keys_path() -> Path:
 
 
 def read_api_keys() -> dict[str, str]:
-    """Return the keys by address; empty if there is no file. Raises BadInput for an invalid file."""
+    """Return the saved API keys by address; empty if there is no file. Raises BadInput for an invalid file."""
     path = api_keys_path()
     try:
         with path.open("rb") as file:
@@ -42,7 +42,7 @@ def read_api_keys() -> dict[str, str]:
 
 
 def keep_api_key(address: str, key: str) -> None:
-    """Save the key of an address, or delete it if `key` is empty. Raises BadInput if the file cannot be written."""
+    """Save the API key of an address, or delete it if `key` is empty. Raises BadInput if the file cannot be written."""
     before = read_api_keys()
     after = {known: value for known, value in before.items() if known != address} | ({address: key} if key else {})
     if after == before:

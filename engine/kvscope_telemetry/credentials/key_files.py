@@ -1,6 +1,6 @@
-"""Key files: TOML, readable by this user only. Owns their format; must not depend on sockets or on a directory.
+"""Key files in TOML, readable by this user only. Owns their format; must not depend on sockets or on a directory.
 
-A client's file contains the client's name and the key of its engine, so that only this file has to be copied:
+A client's file contains the client's name and the public key of its engine, so that only this file has to be copied:
 
     [key]
     name = "laptop"
@@ -37,7 +37,7 @@ class ClientKey:
     public: str
     secret: str = field(repr=False)
     engine: str
-    """Public key of the engine."""
+    """Public key of the engine to which the client connects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class EngineKey:
 
 
 def read_client_key(path: Path) -> ClientKey:
-    """Read a key file. Raises BadInput with the file's path and the error."""
+    """Read a client's key file. Raises BadInput with the file's path and the error."""
     what = "key file"
     table = _table(path, what)
     public, secret, engine = (checked_key(table.get(name), f"{what} {path}", name) for name in _PARTS)
@@ -86,7 +86,7 @@ def write_engine_key(path: Path, key: EngineKey) -> None:
 
 
 def checked_name(name: object) -> str:
-    """Return `name`. Raises BadInput unless it is valid in file names, tables and sentences."""
+    """Return `name`. Raises BadInput if it has characters that are not allowed in names of keys, or is too long."""
     if not isinstance(name, str) or len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise BadInput(
             f"name {name!r:.80} is not accepted: up to {MAX_NAME} letters, digits and . _ @ -, a letter or digit first"
@@ -102,7 +102,9 @@ def checked_role(role: object) -> Role:
 
 
 def checked_key(text: object, where: str, name: str) -> str:
-    """Return a valid CURVE key in Z85. Raises BadInput for an invalid one, without the value, which may be a secret."""
+    """Return `text` if it is a valid CURVE key in Z85. Otherwise raises BadInput without the value, which may
+    be a secret.
+    """
     try:
         if isinstance(text, str) and len(text) == 40 and len(z85.decode(text.encode("ascii"))) == 32:
             return text

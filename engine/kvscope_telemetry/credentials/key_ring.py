@@ -40,7 +40,6 @@ from kvscope_telemetry.messages.roles import Caller, Role
 LOCAL: Final = "local"
 """Name of the key that is created for the desktop of the engine's user."""
 LOCAL_KEY: Final = f"{LOCAL}.key"
-"""Name of the file with the key `LOCAL`."""
 MAX_CLIENTS: Final = 1000
 RECHECK_INTERVAL_S: Final = 0.2
 _WHAT: Final = "keys folder"
@@ -92,9 +91,10 @@ def read_allow_list(folder: Path) -> list[ClientEntry]:
 
 
 class KeyRing:
-    """The keys in `folder`, created if they do not exist. Raises BadInput if other users can access the directory.
+    """Keys of an engine in `folder`, created if they do not exist. Raises BadInput if other users can access the
+    directory.
 
-    `warn` is called with one line when the allow-list cannot be read, and when it is readable again, from any thread.
+    `warn` is called with one line, on any thread, when the allow-list cannot be read, and when it is readable again.
     """
 
     def __init__(self, folder: Path | None = None, *, warn: Callable[[str], None] | None = None) -> None:
@@ -110,13 +110,13 @@ class KeyRing:
         self.refresh()
 
     def caller(self, public: str) -> Caller | None:
-        """Return the client with this public key (Z85); None if the key is not on the current list."""
+        """Return the client with this public key (Z85); None if the key is not on the current allow-list."""
         if public not in self._callers or time.monotonic() - self._refreshed_s >= RECHECK_INTERVAL_S:
             self.refresh()
         return self._callers.get(public)
 
     def refresh(self) -> None:
-        """Reload the list if the file changed. While it cannot be read, no client is allowed."""
+        """Reload the allow-list if the file changed. While it cannot be read, no client is allowed."""
         self._refreshed_s = time.monotonic()
         stamp = _file_stamp(self.folder / "clients.toml")
         if stamp == self._file_stamp:
@@ -133,7 +133,7 @@ class KeyRing:
         self._callers = {entry.public: Caller(entry.name, entry.role, entry.public) for entry in entries}
 
     def entries(self) -> list[ClientEntry]:
-        """Return the current list. Raises BadInput if it cannot be read."""
+        """Return the current allow-list. Raises BadInput if it cannot be read."""
         return read_allow_list(self.folder)
 
     def new(self, name: str, role: Role, out: Path) -> ClientKey:
@@ -146,7 +146,7 @@ class KeyRing:
             return self._new(name, role, out)
 
     def remove(self, name: str) -> ClientEntry:
-        """Remove a key from the allow-list. Raises BadInput if the list has no such name."""
+        """Remove the client `name` from the allow-list and return it. Raises BadInput if the list has no such name."""
         with self._locked():
             entries = self.entries()
             removed = next((entry for entry in entries if entry.name == name), None)

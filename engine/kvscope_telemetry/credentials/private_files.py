@@ -1,4 +1,6 @@
-"""Files and directories accessible to this user only, written atomically. Independent of their contents."""
+"""Reads and writes files and directories that only this user can access. Writes are atomic. Independent of
+their contents.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,14 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.whole_file import replace_file
 
 MAX_BYTES = 1 << 20
-"""Maximum size in bytes of a file that is read. kvscope writes no larger ones."""
+"""Maximum size in bytes of a file that is read. kvscope never writes larger ones."""
 
 
 def make_private_folder(folder: Path, what: str) -> None:
-    """Create `folder` (mode 0700) if it does not exist. Raises BadInput if other users can access it."""
+    """Create `folder` (mode 0700) if it does not exist. Raises BadInput if other users can access it.
+
+    `what` describes the folder in the error text, here and in the other functions of this module.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -73,7 +78,9 @@ def toml_text(text: str) -> str:
 
 
 def read_private(path: Path, what: str) -> str:
-    """Return the text of `path`. Raises BadInput unless it is a small regular file that other users cannot access."""
+    """Return the text in `path`. Raises BadInput unless it is a regular file of at most `MAX_BYTES` that other
+    users cannot access.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not block on a FIFO
         with os.fdopen(descriptor, "rb") as file:

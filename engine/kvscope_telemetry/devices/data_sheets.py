@@ -27,6 +27,6 @@ DATA_SHEET_GB_PER_S: Final = {
     "NVIDIA RTX A6000": 768,
     "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": 1792,
 }
-"""Full device name as the driver reports it -> GB/s. A MIG instance has another name and less bandwidth, so it is not
-found.
+"""Map from the full device name that the driver reports to the memory bandwidth in GB/s. A MIG instance has
+another name and less bandwidth, so it is not found.
 """

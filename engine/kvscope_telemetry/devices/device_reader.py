@@ -1,4 +1,4 @@
-"""Extracts the figures of one device and one process from a sample of the whole machine, for clients that show one
+"""Extracts the values of one device and one process from a sample of the whole machine, for clients that show one
 device.
 
 Unknown values are -1, never 0. Must not depend on the engine or torch.
@@ -13,7 +13,7 @@ from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 
 
 def device_sample(devices: Devices, hello: Hello, pid: int | None = None) -> DeviceSample:
-    """Return the figures of the GPU that the engine uses, or of the host if it uses none.
+    """Return the values of the GPU that the engine uses, or of the host if it uses none.
 
     `pid` is the engine's process; None means this process. Without an engine, no process is reported for the host.
     """
@@ -24,23 +24,26 @@ def device_sample(devices: Devices, hello: Hello, pid: int | None = None) -> Dev
 
 
 def is_engine_share(hello: Hello) -> bool:
-    """Whether `DeviceSample.utilization` is the engine's share of all CPUs, instead of how busy the device is."""
+    """Return whether `DeviceSample.utilization` is the engine's share of all CPUs, instead of how busy the
+    device is.
+    """
     return hello.device.kind != "cuda" and hello.capabilities.blocks
 
 
 def busy_share(host: Host) -> float | None:
-    """Return the busy share of all cores, 0 to 1; None if unknown."""
+    """Return the fraction of time for which the cores are busy, as the mean over all cores, 0 to 1; None if unknown."""
     return sum(host.cores) / len(host.cores) if host.cores else None
 
 
 def used_gpu(devices: Devices) -> Gpu | None:
-    """Return the GPU that the engine computes on, that of its first rank if there are several; None if unknown."""
+    """Return the GPU that the engine computes on (that of its first rank if there are several); None if unknown."""
     return next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus[:1]), None)
 
 
 def gpu_process_bytes(gpu: Gpu, pid: int) -> int | None:
-    """Return the GPU memory of a process. None if the driver does not report it, or reports another pid for the
-    process."""
+    """Return the bytes of GPU memory of a process. None if the driver does not report it, or reports another
+    pid for the process (as in a container).
+    """
     return next((process.used_bytes for process in gpu.processes or () if process.pid == pid), None)
 
 

@@ -25,10 +25,10 @@ class SampledDevices(Protocol):
 
 
 class DeviceWatch:
-    """Samples devices on its own thread, from construction to `close`, so that the engine's thread never waits for a
+    """Samples devices on a separate thread, from construction to `close`, so that the engine's thread never waits for a
     driver.
 
-    `memory` returns None while the breakdown is unknown. `pid` returns the process that owns the memory.
+    `memory` returns the memory breakdown, or None while it is unknown. `pid` returns the process that owns the memory.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class DeviceWatch:
                 return
 
     def _with_context(self, memory: MemoryBreakdown, devices: Devices) -> MemoryBreakdown:
-        """Return `memory` with `context_bytes`: the process's memory outside torch when it was first known. Later
-        growth is then visible as the difference.
+        """Return `memory` with `context_bytes`: the process's GPU memory outside torch when it was first known.
+        Later growth is then visible as the difference.
         """
         if self._context_bytes is None:
             gpu = used_gpu(devices)

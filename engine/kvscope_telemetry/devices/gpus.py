@@ -19,14 +19,14 @@ from kvscope_telemetry.messages.devices import MAX_GPUS, Gpu
 
 _GPU, _MIG = "GPU-", "MIG-"
 RETRY_NS: Final = 5_000_000_000
-"""Interval between attempts to load a missing driver, because an attempt is expensive."""
+"""Minimum interval in ns between attempts to load a missing driver, because an attempt is expensive."""
 
 
 class Gpus:
-    """Samples GPUs through NVML, by `pynvml` unless a test passes another module.
+    """Samples GPUs through NVML, using `pynvml` unless a test passes another import function.
 
-    `used`: UUIDs of GPUs in use for computing. NVML's count does not include MIG instances; those in use are listed
-    after the GPUs.
+    `used`: UUIDs of GPUs in use for computing. NVML's device count does not include MIG instances; those in use are
+    listed after the GPUs.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Gpus:
         self._queries: dict[int, GpuQueries] = {}
         self._seen: dict[str, Gpu] = {}
         self.fault = ""
-        """Why NVML reports nothing at all; empty if it works."""
+        """Reason why NVML reports nothing at all; empty if it works."""
 
     def sample(self) -> tuple[Gpu, ...]:
         """Sample every GPU, in the driver's order."""
@@ -80,8 +80,8 @@ class Gpus:
         return gpu
 
     def _sample_instances(self, count: int) -> list[Gpu]:
-        """Sample the MIG instances in use, numbered from `count`. A UUID of a GPU that disappeared is not taken for an
-        instance.
+        """Sample the MIG instances in use, numbered from `count`. The UUID of a GPU that disappeared does not
+        count as an instance.
         """
         gpus = {bare_uuid(facts.uuid) for facts in self._seen.values()}
         instances: list[Gpu] = []
@@ -116,7 +116,7 @@ class Gpus:
 
 
 def bare_uuid(uuid: str) -> str:
-    """Return the UUID without its type prefix, as CUDA gives it; NVML gives it with one."""
+    """Return a UUID without its type prefix (`GPU-` or `MIG-`). NVML reports UUIDs with it, CUDA without it."""
     return uuid.removeprefix(_GPU).removeprefix(_MIG)
 
 

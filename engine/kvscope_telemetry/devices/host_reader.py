@@ -1,6 +1,6 @@
-"""Reads the machine's memory, cores and processes from `/proc`. Values that cannot be read are unknown.
+"""Reads the machine's memory, cores and processes from `/proc`. Values that cannot be read are unknown (None).
 
-Owns the previous CPU times, to compute shares. `folder` is `/proc`, or a test's directory.
+Owns the previous CPU times, to compute fractions of busy time. `folder` is `/proc`, or a test's directory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _MAX_NAME: Final = 80
 
 
 class HostReader:
-    """Reads the host's figures. `pids` are the processes whose memory is reported; None means the `num_largest`
-    ones."""
+    """Samples the host. `pids` are the processes whose memory is reported; None means the `num_largest` processes."""
 
     def __init__(
         self,
@@ -64,7 +63,9 @@ class HostReader:
         return {name: int(value.split()[0]) * KIB for name, value in pairs}
 
     def _cores(self) -> tuple[float, ...] | None:
-        """Return the busy share of each core since the previous sample, the first time since the machine started."""
+        """Return for each core the fraction of time for which it was busy since the previous sample, or since
+        boot in the first sample.
+        """
         shares = []
         for line in (self._folder / "stat").read_text(encoding="ascii").splitlines():
             name, *fields = line.split()
@@ -86,5 +87,5 @@ class HostReader:
 
 
 def own_process() -> tuple[int, ...]:
-    """Return this process's pid as `pids`, for an engine that reports its own memory."""
+    """Return a tuple with the pid of this process, to be passed as `pids` by an engine that reports its own memory."""
     return (os.getpid(),)

@@ -30,7 +30,7 @@ _MAX_NAME: Final = 80
 
 
 class GpuQueries:
-    """Queries the GPU that NVML identifies by `handle`.
+    """Queries the GPU with the NVML handle `handle`.
 
     Only `sample` may raise: it passes on an error of the memory query, which shows that the GPU is no longer present.
     """
@@ -44,7 +44,7 @@ class GpuQueries:
         self.facts = self._facts(index)
 
     def sample(self) -> Gpu:
-        """Sample the GPU now. Raises NVML's error if querying the memory fails, unless it is only not supported."""
+        """Sample the GPU now. Raises NVML's error if querying the memory fails, unless the query is not supported."""
         memory = self._memory()
         return msgspec.structs.replace(
             self.facts,
@@ -93,7 +93,9 @@ class GpuQueries:
         return tuple(sorted(processes, key=lambda process: (-(process.used_bytes or 0), process.pid))[:MAX_PROCESSES])
 
     def _name_of(self, pid: int) -> str:
-        """Return a process's name, from the driver (a path) or `/proc`; empty in a container that can see neither."""
+        """Return the name of a process, from the driver (a path) or `/proc`; empty in a container that can see
+        neither.
+        """
         name = _text(known(lambda: self._nvml.nvmlSystemGetProcessName(pid)))
         return Path(name).name[:_MAX_NAME] or _text(known(lambda: Path(f"/proc/{pid}/comm").read_text().strip()))
 
@@ -143,7 +145,9 @@ class GpuQueries:
         }
 
     def _nvlink_rate(self, field: int) -> int | None:
-        """Return bytes per second; None at the first sample and after the counter was reset."""
+        """Return the NVLink throughput of a counter in bytes per second; None in the first sample and after the
+        counter was reset.
+        """
         total = counted(lambda: self._field((field, _ALL_LINKS)).ullVal)
         if total is None:
             self._nvlink.pop(field, None)
@@ -169,7 +173,7 @@ _PROCESS_LISTS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetG
 
 
 def is_not_supported(nvml: Any, error: Exception) -> bool:
-    """Whether NVML reports that this GPU lacks a feature, which is no fault."""
+    """Return whether `error` says that this GPU lacks a feature, which is no fault."""
     return getattr(error, "value", None) == getattr(nvml, "NVML_ERROR_NOT_SUPPORTED", 3)
 
 

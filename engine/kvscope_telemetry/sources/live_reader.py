@@ -2,7 +2,7 @@
 
 Owns the sockets, the synchronization and the liveness. Must not depend on the mirror or on the consumer. One pass
 receives up to 512 messages, merges them into at most one update, and then sleeps briefly so that the next pass receives
-many. Measurements show that this keeps the load of the GUI thread low.
+many messages. Measurements show that this keeps the load of the GUI thread low.
 """
 
 from __future__ import annotations
@@ -53,14 +53,20 @@ NAP_S: Final = 0.008
 """Seconds to sleep after a pass, for two passes per display frame. Each pass takes as long as about ten messages."""
 TICK_MS: Final = 100  # poll timeout while something is outstanding
 CALM_TICK_MS: Final = 250
-"""Poll timeout while nothing is outstanding. Messages and disconnections end the poll immediately in any case."""
+"""Poll timeout while no request or command is outstanding. Messages and disconnections end the poll immediately
+in any case.
+"""
 NAP_AFTER_NS: Final = 100_000_000
-"""Silence after which the first message is processed without a sleep, because it is rarely followed by many."""
+"""Length of a silence after which the first message is processed without a sleep, because it is rarely followed
+by many.
+"""
 ASK_STATUS_NS: Final = 500_000_000
 ASK_ROLE_NS: Final = 5_000_000_000
-"""Interval between status requests to a healthy engine, because the client's role may have been changed."""
+"""Interval between status requests to a healthy engine. They are needed because the client's role may have been
+changed.
+"""
 QUIET_NS: Final = 250_000_000
-"""Time after connecting after which a snapshot is requested even if no message has arrived.
+"""Time after connecting at which a snapshot is requested even if no message has arrived.
 
 A message that arrives earlier triggers the request, because it proves that the subscription is in effect, so that no
 frame after the snapshot is lost.
@@ -68,17 +74,18 @@ frame after the snapshot is lost.
 SENDS_TOO_MUCH: Final = "the engine sends more than can be read, or what is none of our messages: it was disconnected"
 _STATE_MESSAGES: Final = (Hello.__name__, Snapshot.__name__, Frame.__name__)
 MAX_LATENCY_NS: Final = 3_600_000_000_000
-"""Maximum plausible latency. Larger differences mean that the clocks differ."""
+"""Maximum plausible latency. A larger difference means that the two clocks are not comparable."""
 
 Taker = Callable[[list[FrameRun]], None]
 """Callback on the reading thread for snapshots and the frames that follow them, in order."""
 
 
 class LiveReader:
-    """State of the reading thread, and the parts of it that other threads may access. The thread executes `run`.
+    """State of the reading thread, and the parts of that state that other threads may access. The thread executes
+    `run`.
 
-    With a `taker`, runs are passed to it instead of being merged and queued in `pending`. A thread that serves many
-    readers then calls `poll` repeatedly and `finish` at the end, instead of `run`.
+    With a `taker`, snapshots and frames are passed to it instead of being merged and queued in `pending`. A thread that
+    serves many readers then calls `poll` repeatedly and `finish` at the end, instead of `run`.
     """
 
     def __init__(
@@ -95,7 +102,7 @@ class LiveReader:
         self.outgoing = Outgoing()
         self.replies = ReplyQueue()
         self.changed = threading.Condition()
-        """Condition that is notified after each pass in which messages were received."""
+        """Condition that is notified after each pass in which messages arrived."""
         self.api = ""
         """Address of the API for prompts (`Hello.api`); empty if the command socket accepts prompts."""
         self._sockets = sockets
@@ -130,11 +137,13 @@ class LiveReader:
         self._sockets.wake()
 
     def wake(self) -> None:
-        """Let the thread process `outgoing` immediately."""
+        """Let the thread send the commands in `outgoing` immediately."""
         self._sockets.wake()
 
     def resync(self) -> None:
-        """Mark the state as invalid until a snapshot arrives."""
+        """Request a snapshot, because the consumer's state is invalid. No frames are passed on before it
+        arrives. Thread-safe.
+        """
         self._resync_wanted = True
         self._sockets.wake()
 
@@ -178,14 +187,14 @@ class LiveReader:
             self.finish()
 
     def finish(self) -> None:
-        """Send all remaining commands, abort awaited requests, and close the sockets."""
+        """Send all queued commands, abort awaited requests, and close the sockets."""
         self._send_waiting()
         self._abort_awaited()
         self._sockets.close()
 
     def poll(self, wait_ms: int = 0) -> tuple[int, int]:
-        """Receive and process messages for up to `wait_ms`, and do what is due. Returns the numbers of messages and
-        replies.
+        """Receive and process messages for up to `wait_ms`, and send requests that are due. Returns the numbers
+        of messages and replies.
         """
         self._sockets.wait(wait_ms, replies=self.replies.room > 0)
         now_ns = self._polled_ns = time.monotonic_ns()
@@ -210,11 +219,10 @@ class LiveReader:
 
     @property
     def _is_calm(self) -> bool:
-        """Whether there is nothing to do but process further messages."""
+        """Whether nothing is outstanding: no request, no queued command, and the session was introduced."""
         return self._sync.is_idle and self.outgoing.is_empty and self._num_introduced > 0
 
     def _read_replies(self, now_ns: int) -> int:
-        """Receive replies while the queue has capacity. Returns their number."""
         num_read = 0
         while replies := self._sockets.receive_replies(self.replies.room):
             num_read += len(replies)
@@ -251,7 +259,8 @@ class LiveReader:
     def _process_other(self, message: TelemetryMessage, now_ns: int) -> bool:
         """Process a message other than a frame.
 
-        Returns whether to record it: it must be from the current engine, or progress of one that is starting.
+        Returns whether to record the message: it must be from the current engine, or progress of an engine that is
+        starting.
         """
         if isinstance(message, Heartbeat):
             self._process_heartbeat(message, now_ns)
@@ -355,8 +364,8 @@ class LiveReader:
             self._liveness.rejection, self._liveness.rejected_ns = SENDS_TOO_MUCH, time.monotonic_ns()
 
     def _introduce(self, now_ns: int) -> bool:
-        """Send the session and the awaited requests as the first message of a connection. Returns whether they are
-        sent.
+        """Send the session and the awaited requests as the first message of a connection. Returns whether the
+        message was sent.
         """
         num_connections = self._sockets.num_connections
         if num_connections == self._num_introduced:

@@ -44,13 +44,13 @@ class PromptApi(Protocol):
         """
 
     def abort(self, abort: Abort) -> bool:
-        """Abort a prompt. Returns False if it is not in progress here."""
+        """Abort a prompt. Returns False if it is not in progress at this API."""
 
     def poll_replies(self) -> list[Reply]:
         """Return and clear the replies since the last call, oldest first."""
 
     def close(self) -> None:
-        """Abort all prompts, within a second."""
+        """Abort all prompts. Takes at most a second."""
 
 
 class LiveSource(MirroredSource):
@@ -116,7 +116,7 @@ class LiveSource(MirroredSource):
         self._reader.resync()
 
     def set_sink(self, sink: Sink | None) -> None:
-        """Pass accepted messages to `sink` from the next pass on; None: to no sink.
+        """Pass accepted messages to `sink` from the next pass on; None stops passing messages.
 
         Never waits: the previous sink may still receive a few messages. A snapshot is requested for the new sink;
         frames that arrive before it are passed to the sink after the snapshot.
@@ -141,8 +141,8 @@ class LiveSource(MirroredSource):
         self._reader.wake()
 
     def poll_replies(self) -> list[Reply]:
-        """Return and clear the replies since the last call, oldest first, without replies to the source's own
-        requests.
+        """Return and clear the replies since the last call, oldest first. Replies to the source's own requests
+        are not included.
         """
         replies = self._reader.replies.drain()
         return replies if self._api is None else replies + self._api.poll_replies()
@@ -157,9 +157,9 @@ class LiveSource(MirroredSource):
         self._thread.join()
 
     def _send_to_api(self, command: Command) -> bool:
-        """Send a prompt, its abort, or a status request to the API.
+        """Send a prompt, its abort, or a status request to the prompt API.
 
-        Returns whether the command is complete. A status request must also be sent to the engine.
+        Returns whether the command needs no further processing. A status request must also be sent to the engine.
         """
         if isinstance(command, Submit | GetStatus) and self._reader.api and self._make_api is not None:
             with self._api_lock:

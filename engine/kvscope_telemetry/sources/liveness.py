@@ -23,10 +23,10 @@ _STAGES: Final = {
 }
 STALE_NS: Final = 1_500_000_000
 REJECTION_SHOWN_NS: Final = 10_000_000_000
-"""Time for which an undecodable message is reported while the engine is otherwise fine."""
+"""Time for which an error about an undecodable message is shown while the engine is otherwise fine."""
 STUCK_NS: Final = 5_000_000_000
 DEAD_AFTER_NS: Final = 700_000_000
-"""Silence, longer than a heartbeat interval, after which a disconnected local engine's process is considered ended."""
+"""Silence after which a disconnected local engine's process is considered ended; longer than the heartbeat interval."""
 
 
 class Liveness:
@@ -37,15 +37,15 @@ class Liveness:
         self.is_connected = False
         self.is_paused = False
         self.is_local = is_local
-        """Whether the end of a connection means that the engine's process ended."""
+        """Whether the engine is on this machine, so that a closed connection means that its process ended."""
         self.refusal = ""
-        """Why the engine refuses the connection."""
+        """Text saying why the engine refuses the connection."""
         self.absence = ""
-        """Why there is no connection."""
+        """Text saying why there is no connection."""
         self.rejection = ""
         """Error of the newest message that was not accepted."""
         self.rejected_ns = 0
-        """Time of that rejection on our monotonic clock."""
+        """Time on our monotonic clock at which `rejection` was set."""
         self._paused_by = ""
         self._is_known = False  # whether a snapshot of the current engine arrived
         self._loading: str | None = None
@@ -56,7 +56,6 @@ class Liveness:
         self._num_unfinished = 0
 
     def record_message(self, now_ns: int) -> None:
-        """Record that a telemetry message arrived."""
         self.last_message_ns = now_ns
 
     def began(self) -> None:
@@ -65,7 +64,6 @@ class Liveness:
         self._step, self._num_unfinished = -1, 0
 
     def heartbeat(self, beat: Heartbeat, now_ns: int) -> None:
-        """Record a heartbeat of the followed engine."""
         if beat.step != self._step or not beat.num_unfinished:
             self._step, self._step_since_ns = beat.step, now_ns
         self._num_unfinished = beat.num_unfinished
@@ -76,7 +74,7 @@ class Liveness:
         self._step_age_ns = beat.time_ns - beat.step_started_ns if in_step else STUCK_NS
 
     def answered(self, status: Status) -> None:
-        """Record the engine's status."""
+        """Record the engine's reply to a status request."""
         self.is_paused, self._paused_by = status.paused, status.paused_by
         self._loading = None
         if status.phase == "loading":
@@ -85,16 +83,15 @@ class Liveness:
             self._ended = status.reason or "the engine failed"
 
     def progress(self, progress: Progress) -> None:
-        """Record progress of a download or load. It is ignored if the engine already runs."""
+        """Record progress of a download or model load. It is ignored if the engine already runs."""
         if self._loading is not None or self._ended is not None or not self._is_known:
             self._ended, self._loading = None, _progress_text(progress)
 
     def goodbye(self, reason: str) -> None:
-        """Record that the engine ends."""
         self._loading, self._ended = None, reason or "the engine stopped"
 
     def connection(self, is_connected: bool) -> bool:
-        """Record whether there is a connection now. Returns whether that changed."""
+        """Record whether there is a connection now. Returns whether this is a change."""
         changed = self.is_connected != is_connected
         self.is_connected = is_connected
         if changed and not is_connected:
@@ -106,7 +103,7 @@ class Liveness:
         return self._ended is not None
 
     def state(self, now_ns: int) -> tuple[SourceState, str]:
-        """Return the state and its reason as text, if there is one."""
+        """Return the state, and its reason as text or "" if there is none."""
         silent_ns = now_ns - self.last_message_ns
         if self.refusal:
             return SourceState.REFUSED, self.refusal

@@ -1,6 +1,6 @@
-"""Base class of all live sources: a mirror that updates are applied to, and waiting for updates.
+"""Base class of all live sources: holds a mirror, applies updates to it, and lets callers wait for updates.
 
-Owns the mirror; updates are provided by the subclass.
+Subclasses provide the updates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _RECHECK_INTERVAL_S: Final = 0.05
 
 
 class MirroredSource(ABC):
-    """A context manager that closes the source at the end. `changed` must be notified when messages arrive."""
+    """Source with a mirror; a context manager that closes the source at the end. Subclasses must notify
+    `changed` when messages arrive.
+    """
 
     def __init__(self, changed: threading.Condition) -> None:
         self.mirror = Mirror()
@@ -29,7 +31,7 @@ class MirroredSource(ABC):
 
     @abstractmethod
     def poll_update(self) -> Update | None:
-        """Return and clear everything since the last call; None if nothing arrived."""
+        """Return and clear everything received since the last call; None if nothing arrived."""
 
     @abstractmethod
     def resync(self) -> None:
@@ -40,9 +42,10 @@ class MirroredSource(ABC):
         """End the threads and close the sockets. Idempotent."""
 
     def update_mirror(self) -> Update | None:
-        """Apply the pending update to `mirror` and return it; None if there is none.
+        """Apply the pending update to `mirror` and return it; None if no update is pending.
 
-        An update that does not fit is rejected completely, and a snapshot is requested (see `status.resyncs`).
+        An update that cannot be applied to the mirror is rejected completely, and a snapshot is requested (see
+        `status.resyncs`).
         """
         update = self.poll_update()
         if update is None:

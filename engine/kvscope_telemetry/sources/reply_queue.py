@@ -1,4 +1,4 @@
-"""Replies that were received and not taken yet."""
+"""Queue of received replies that the consumer has not polled yet."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kvscope_telemetry.messages.commands import Reply
 
 MAX_REPLIES: Final = 50_000
 MAX_BYTES: Final = 64 << 20
-"""Limit on encoded bytes; decoded replies take a few times as much memory."""
+"""Limit on the encoded bytes in a `ReplyQueue`; decoded replies need a few times as much memory."""
 
 
 class ReplyQueue:
     """Thread-safe FIFO queue of replies, bounded in number and bytes: the reader checks `room` before it reads more.
 
-    Replies beyond that stay at the engine, which disconnects a client that leaves too many unread.
+    Further replies stay at the engine, which disconnects a client that leaves too many unread.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class ReplyQueue:
 
     @property
     def room(self) -> int:
-        """Number of replies that may be added; 0 if those in the queue exceed `MAX_BYTES`."""
+        """Number of replies that may be added; 0 if the queued replies exceed `MAX_BYTES`."""
         return max(0, MAX_REPLIES - len(self._replies)) if self._num_bytes <= MAX_BYTES else 0
 
     def put(self, reply: Reply, num_bytes: int = 0) -> None:
@@ -35,7 +35,6 @@ class ReplyQueue:
             self._num_bytes += num_bytes
 
     def drain(self) -> list[Reply]:
-        """Return and remove all replies."""
         with self._lock:
             replies, self._replies, self._num_bytes = self._replies, [], 0
         return replies

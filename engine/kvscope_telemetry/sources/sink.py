@@ -1,11 +1,11 @@
 """Passes everything that a live source accepts to a sink that records it, so that the recording is valid.
 
-Owns the sink, and whether it has a state that frames can follow. A sink receives a snapshot first, and another one
-after each gap: one that arrived for the mirror, or, if the mirror needs none, one that is requested for the sink and
-followed by the frames passed on in the meantime. A recording can thus start at any time without affecting the mirror.
-When a sink is replaced, the previous one first receives the frames that are included in the new one's snapshot, so that
-there is no gap if the new sink forwards to the previous one. All methods except `set` must be called on the reading
-thread. Must not depend on sockets or on what sinks do.
+Owns the sink, and knows whether the sink has a state to which the next frame applies. A sink first receives a snapshot,
+and another one after each gap. Either the mirror needed this snapshot anyway, or it is requested for the sink alone;
+the frames that arrived in the meantime then follow it. A recording can thus start at any time without affecting the
+mirror. When a sink is replaced, the previous one first receives the frames that are included in the new one's snapshot,
+so that there is no gap if the new sink forwards to the previous one. All methods except `set` must be called on the
+reading thread. Must not depend on sockets or on what sinks do.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kvscope_telemetry.mirror.state_continuity import StatePosition
 
 MIN_PAUSE_NS: Final = 1_000_000_000
 MAX_PAUSE_NS: Final = 30_000_000_000
-"""Longest wait after a gap before a snapshot is requested (doubled from `MIN_PAUSE_NS`), so that a failing sink costs
-the engine little.
+"""Longest wait after a gap before a snapshot is requested. The wait starts at `MIN_PAUSE_NS` and doubles, so
+that a failing sink costs the engine little.
 """
 MAX_HELD_BYTES: Final = 64 << 20
-"""Maximum size of the frames that are held until that snapshot arrives."""
+"""Maximum size of the frames that are buffered until a requested snapshot arrives."""
 
 
 class Sink(Protocol):
@@ -35,7 +35,7 @@ class Sink(Protocol):
         """Error message for users if the sink accepts no more messages; otherwise empty."""
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """Record `message`, encoded as `data`, if known. Returns False if the message is lost."""
+        """Record `message`. `data` is its encoded form, if known. Returns False if the message is lost."""
 
 
 class SinkFeed:
@@ -47,7 +47,7 @@ class SinkFeed:
         self._place = StatePosition()
         self._is_lost = True
         self._before: tuple[Sink, StatePosition] | None = None
-        """The previous sink and its position, until the current sink has its snapshot."""
+        """The previous sink and its position, until the current sink has received its snapshot."""
         self._pending_snapshot: tuple[Snapshot, bytes | None] | None = None
         """A snapshot that is newer than the received frames, held because the previous sink still needs these
         frames.
@@ -60,11 +60,11 @@ class SinkFeed:
         self._started_ns = 0
 
     def set(self, sink: Sink | None) -> None:
-        """Pass messages to `sink` from the next pass on; None: to no sink. Thread-safe."""
+        """Pass messages to `sink` from the next pass on; None stops passing messages. Thread-safe."""
         self._wanted = sink
 
     def begin_pass(self) -> None:
-        """Switch to the sink given to `set`."""
+        """Switch to the sink that was passed to `set`."""
         if self._wanted is not self._sink:
             if self._wanted is None:
                 self._before = None
@@ -80,11 +80,10 @@ class SinkFeed:
         return self._sink is not None and not self._sink.failure
 
     def wants_snapshot(self, now_ns: int) -> bool:
-        """Return whether a snapshot must be requested."""
         return self._is_lost and self._pending_snapshot is None and self.is_on and now_ns >= self._ask_ns
 
     def add_accepted(self, message: Frame | Snapshot, data: bytes | None) -> None:
-        """Process a frame or snapshot that the mirror will apply."""
+        """Pass on a frame or snapshot that the mirror will apply."""
         if isinstance(message, Snapshot):
             self._newest = (message.hello.epoch, message.seq)
             if self.is_on:
@@ -102,7 +101,7 @@ class SinkFeed:
             self._write(message, data)
 
     def snapshot(self, snapshot: Snapshot, data: bytes | None) -> None:
-        """Process a requested snapshot that the mirror does not need."""
+        """Use a snapshot that was requested for the sink; the mirror does not need it."""
         if self._is_lost and self.is_on and self._follows_on(snapshot):
             if self._before is not None and self._newest[1] < snapshot.seq:
                 self._pending_snapshot = snapshot, data
@@ -114,8 +113,8 @@ class SinkFeed:
                 self._write(frame, its_data)
 
     def add_other(self, message: TelemetryMessage, data: bytes | None) -> None:
-        """Process any other message of the followed engine or of none, unless the sink lacks the state it belongs
-        to.
+        """Pass on a message other than a frame or snapshot, unless the sink lacks the state that the message
+        refers to.
         """
         is_early = self._is_lost and self._newest[0] is not None
         if self._sink is not None and self.is_on and not is_early:
@@ -132,7 +131,7 @@ class SinkFeed:
             self._lose()
 
     def _end_before(self, snapshot: Snapshot) -> None:
-        """Pass the held frames up to `snapshot`, with which the new sink begins, to the previous sink."""
+        """Pass the buffered frames up to `snapshot`, with which the new sink begins, to the previous sink."""
         if self._before is None:
             return
         sink, place = self._before
@@ -142,7 +141,9 @@ class SinkFeed:
             place.advance(frame)
 
     def _write(self, frame: Frame, data: bytes | None) -> None:
-        """Pass a frame to the sink if it directly follows the sink's position; the snapshot may already include it."""
+        """Pass a frame to the sink if it directly follows the sink's position. The sink's snapshot may already
+        include it.
+        """
         if self._is_lost or self._sink is None or not self._place.is_before(frame):
             return
         if self._sink.write(frame, data):
@@ -151,7 +152,7 @@ class SinkFeed:
             self._lose()
 
     def _follows_on(self, snapshot: Snapshot) -> bool:
-        """Return whether no frame is missing between `snapshot` and the held or future frames."""
+        """Return whether no frame is missing between `snapshot` and the buffered or future frames."""
         epoch, seq = self._newest
         first = self._held[0][0].seq if self._held else seq + 1
         return snapshot.hello.epoch == epoch and first <= snapshot.seq + 1

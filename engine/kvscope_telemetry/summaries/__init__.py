@@ -1,1 +1,1 @@
-"""Summaries: one-second aggregates of a session, and the overview of all its seconds. Knows no files."""
+"""Summaries: one-second aggregates of a session, and the overview of all its seconds. Must not depend on files."""

@@ -12,11 +12,11 @@ from kvscope_telemetry.summaries.summary import MAX_BINS, AddressBins
 
 IntArray = npt.NDArray[np.int64]
 MAX_RUN_SIZES: Final = 32
-"""Number of run-length classes. The last one contains runs of 2^31 blocks and more."""
+"""Number of classes of run lengths. The last class contains runs of 2^31 blocks and more."""
 
 
 def bin_edges(num_rows: int) -> IntArray:
-    """Return the first row of each bin and, last, `num_rows`: shape (bins + 1,)."""
+    """Return the first ledger row of each bin, followed by `num_rows`: shape (bins + 1,)."""
     num_bins = min(num_rows, MAX_BINS)
     return np.arange(num_bins + 1, dtype=np.int64) * num_rows // max(num_bins, 1)
 
@@ -52,7 +52,7 @@ def free_run_lengths(state: npt.NDArray[np.uint8]) -> IntArray:
 
 
 def count_by_size(lengths: IntArray) -> tuple[int, ...]:
-    """Return the number of lengths that are 1, 2 to 3, 4 to 7, ...; without trailing zeros."""
+    """Return how many `lengths` are 1, 2 to 3, 4 to 7, and so on, without trailing zeros."""
     if not lengths.size:
         return ()
     exponents = np.minimum(np.frexp(lengths.astype(np.float64))[1] - 1, MAX_RUN_SIZES - 1)

@@ -1,7 +1,7 @@
-"""History of one block: each change of its ledger row, with the time and the request that took the block.
+"""History of one block: each change of its ledger row, with the time and the request that received the block.
 
-Decides how rows are extracted from messages, and owns the limit on their number (the newest are kept). Between two
-rows, the block has the values of the first. Must not depend on files or create texts for the user.
+Extracts the changes from messages, and limits their number (the newest are retained). Between two changes, the block
+has the values of the first. Must not depend on files or create texts for the user.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ChangeKind(IntEnum):
     CHANGED = 0
     """A frame reported the values."""
     KNOWN = 1
-    """A snapshot or mirror contained the values; earlier ones are unknown."""
+    """A snapshot or mirror contained the values; the values before it are unknown."""
     LOST = 2
     """The values are unknown from here on: frames are missing, or the block was not watched."""
 
 
 class Moved(IntFlag):
-    """Entries of the block in `messages.telemetry.Moves` of the row's frame."""
+    """Lists in `messages.telemetry.Moves` that contain the block, for the frame of a history row."""
 
     EVICTED = 1
     COPIED = 2
@@ -51,7 +51,7 @@ HISTORY_DTYPE: Final = np.dtype(
         *((name, COLUMNS[name]) for name in LASTING),
     ]
 )
-"""Dtype of a history row: the ledger's lasting columns, with the time and how they are known."""
+"""Dtype of a history row: the lasting columns of the ledger, with the time and how the values are known."""
 _MOVES: Final = {name: flag for flag in Moved if (name := str(flag.name).lower())}
 _NOTHING: Final = (0,) * len(LASTING)
 assert (*DENSE, "parent") == LASTING, "`_row` knows no other order"
@@ -59,7 +59,9 @@ Rows = npt.NDArray[np.void]
 
 
 class BlockChanges:
-    """Collects the history of `block` from messages (`feed`) or updates (`add_update`); at most `max_rows` rows."""
+    """Collects the history of `block` from messages (`feed`) or updates (`add_update`), up to the newest
+    `max_rows` changes.
+    """
 
     def __init__(self, block: int, max_rows: int = MAX_ROWS) -> None:
         self.block = block
@@ -98,7 +100,7 @@ class BlockChanges:
                 self.mark_lost(time_ns)
 
     def start_at(self, time_ns: int) -> None:
-        """Drop the rows so far, and keep only the current values as the state at `time_ns`."""
+        """Drop the history so far, and retain only the current values as the state at `time_ns`."""
         if self._size:
             self._data[0] = self._data[self._size - 1]
             first = self._data[0]
@@ -119,7 +121,7 @@ class BlockChanges:
             self._add(time_ns, int(self._data["epoch"][self._size - 1]), 0, _NOTHING, how=ChangeKind.LOST)
 
     def add_update(self, update: Update, wall_offset_ns: int) -> None:
-        """Process a source's update. `wall_offset_ns` converts its engine's times to the wall clock."""
+        """Process a source's update. `wall_offset_ns` converts engine times of the update to the wall clock."""
         if not update.series:
             return
         indices = np.flatnonzero(update.block_ids == self.block).tolist()
@@ -192,7 +194,9 @@ def _find(ids: bytes, needle: bytes) -> int | None:
 
 
 def _row(blocks: BlockRows, index: int) -> tuple[int, ...]:
-    """Return the values of a row in the order of `LASTING`. `parent` is packed differently."""
+    """Return the values of one block in the order of `LASTING`. `parent` is packed differently from the other
+    columns.
+    """
     return (*(_value(blocks, name, index) for name in DENSE), parent_at(blocks, index))
 
 
@@ -206,9 +210,7 @@ def _moves_of(moves: Moves, needle: bytes) -> int:
 
 
 def _taker(changes: tuple[RequestRows, ...], needle: bytes) -> int:
-    """Return the number of the request whose block table received the block, the last if there are several, or
-    NO_OWNER.
-    """
+    """Return the number of the last request in `changes` whose block table received the block, or NO_OWNER."""
     for rows in reversed(changes):
         index = _find(rows.table_blocks, needle)
         if index is not None:

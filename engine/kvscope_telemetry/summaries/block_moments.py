@@ -1,6 +1,7 @@
-"""Derives what happened to a block from its successive rows: allocated, filled, shared, released, evicted and so on.
+"""Derives what happened to a block from its successive ledger rows: allocated, filled, shared, released, evicted and so
+on.
 
-Decides the meaning of each change of a row. Creates no texts for the user.
+Decides the meaning of each change of the ledger row. Creates no texts for the user.
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ from kvscope_telemetry.summaries.block_changes import ChangeKind, Moved, Rows
 
 class MomentKind(StrEnum):
     KNOWN = "known"
-    """No change: the block's state when its history begins."""
+    """The block's history begins with this state; nothing changed."""
     LOST = "lost"
     """The block's state is unknown from here on."""
     RESTARTED = "restarted"
-    """The engine was restarted. The moment has the block's state after the restart."""
+    """The engine was restarted. The block's state is the one after the restart."""
     BORN = "born"
     """A request allocated the block for its own tokens."""
     COPIED = "copied"
-    """The block is a request's private copy of a shared block that it writes to."""
+    """The block became a request's private copy of a shared block that the request writes to."""
     LOADED = "loaded"
     """The block's bytes were loaded from a lower tier."""
     SAVED = "saved"
-    """The contents of a block of the tier above were copied to this block."""
+    """The contents of a block in the tier above were copied to this block."""
     FILLED = "filled"
     """The last slot of the block was written."""
     REUSED = "reused"
     """A prompt with the same prefix hit the cached block."""
     SHARED = "shared"
-    """One more request holds the block."""
+    """A further request began to use the block."""
     LEFT = "left"
     """One of several requests released the block."""
     IDLE = "idle"
-    """No request holds the block; it stays in the prefix cache."""
+    """The last request released the block; it stays in the prefix cache."""
     EVICTED = "evicted"
-    """The cached prefix was dropped, or offloaded to the tier below."""
+    """The block's cached prefix was dropped, or offloaded to the tier below."""
     FREED = "freed"
     """The block was freed and contains nothing."""
     REWRITTEN = "rewritten"
@@ -58,7 +59,7 @@ class BlockMoment:
     step: int
     kind: MomentKind
     request: int = NO_OWNER
-    """Number of the request that took, shared or wrote the block; NO_OWNER if unknown or none."""
+    """Number of the request that allocated, shared or wrote the block; NO_OWNER if there is none or it is unknown."""
     state: int = BlockState.FREE
     ref_count: int = 0
     filled: int = 0
@@ -97,7 +98,9 @@ def block_moments_of(moments: Sequence[BlockMoment]) -> BlockMoments:
 
 
 def moments_of(rows: Rows, block_size: int) -> list[BlockMoment]:
-    """Return the moments that `rows` imply: one or more per row, where something changed or becomes known."""
+    """Return the moments that the history `rows` imply: one or more for each row in which something changed or
+    became known.
+    """
     moments: list[BlockMoment] = []
     before: dict[str, Any] | None = None
     names = rows.dtype.names or ()

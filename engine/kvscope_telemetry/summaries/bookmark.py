@@ -1,7 +1,7 @@
 """Bookmarks: moments or time ranges of a session that a user or an alarm marked.
 
-Owns their contents and their encoding in a recording (JSON, with a schema). A stored revision is never changed: a later
-one has the same `bookmark_id` and a higher `revision`, and replaces it.
+Defines their contents and their encoding in a recording (JSON, with a schema). A stored revision is never changed: a
+later one has the same `bookmark_id` and a higher `revision`, and replaces it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 from kvscope_telemetry.errors import ProtocolError
 
 NOTE: Final = "note"
-"""Kind of a bookmark that a user created. An alarm's bookmarks have the name of its rule as their kind."""
+"""Kind of a bookmark that a user created. The kind of an alarm's bookmark is the name of the alarm's rule."""
 MAX_TEXT: Final = 500
 MAX_BOOKMARK_BYTES: Final = 16 << 10
 MAX_BOOKMARKS: Final = 10_000
-"""Maximum number of revisions read from a file, the newest ones."""
+"""Maximum number of revisions read from a file. The newest are retained."""
 
 
 class Bookmark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

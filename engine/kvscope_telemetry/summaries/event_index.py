@@ -1,6 +1,6 @@
 """The events of a session sorted by time, with columns for searching.
 
-Owns the limit on their number: the newest are kept. Must not depend on files or create texts for the user.
+Limits the number of events: the newest are retained. Must not depend on files or create texts for the user.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EventIndex:
         return self._rows[_KIND, : len(self)]
 
     def extend(self, events: Iterable[TimedEvent]) -> int:
-        """Add events and return their number. Late ones are inserted at their time."""
+        """Add events and return how many were added. Late events are inserted at their time."""
         fresh = sorted(events, key=attrgetter("time_ns"))
         if not fresh:
             return 0
@@ -69,8 +69,9 @@ class EventIndex:
         kinds: Collection[str] | None = None,
         request: tuple[int, int] | None = None,
     ) -> npt.NDArray[np.int64]:
-        """Return the indices, ascending, of events from `first_ns` to `last_ns` with one of `kinds` that happened to
-        or were caused by `request` (epoch and number). None means no restriction.
+        """Return the indices, ascending, of events from `first_ns` to `last_ns` with one of `kinds` that
+        happened to or were caused by `request` (epoch and number). An argument of None does not restrict the
+        search.
         """
         begin = 0 if first_ns is None else int(np.searchsorted(self.time_ns, first_ns, "left"))
         end = len(self) if last_ns is None else int(np.searchsorted(self.time_ns, last_ns, "right"))
@@ -85,8 +86,8 @@ class EventIndex:
         return indices
 
     def index_of(self, timed: TimedEvent) -> int | None:
-        """Return the index of an event, or None if it is not retained. Its time may differ by the drift of two clocks
-        (`_MAX_CLOCK_DRIFT_NS`).
+        """Return the index of an event, or None if it is not retained. Times may differ by the drift of two
+        clocks (`_MAX_CLOCK_DRIFT_NS`).
         """
         indices = self.find(
             timed.time_ns - _MAX_CLOCK_DRIFT_NS, timed.time_ns + _MAX_CLOCK_DRIFT_NS, (timed.event.kind,)
@@ -97,8 +98,8 @@ class EventIndex:
     def neighbor(
         self, shown: TimedEvent | None, at_ns: int, kinds: Collection[str] | None, *, forward: bool
     ) -> TimedEvent | None:
-        """Return the event of `kinds` (None: any) after `shown`, or before it; without `shown`, after or before
-        `at_ns`.
+        """Return the next event of `kinds` (None: of any kind) after `shown`, or the previous one if not `forward`. If
+        `shown` is None, start at `at_ns`.
 
         Several events may have the time of one frame, so a search by time alone would skip some.
         """

@@ -1,7 +1,7 @@
 """Adds up latency histograms, and finds the bounds of a percentile.
 
-The bounds are those of the reporting engine: a histogram with other bounds restarts the sum. Must not depend on an
-engine or a clock.
+The bucket bounds are those of the reporting engine: a histogram with other bounds restarts the sum. Must not depend on
+an engine or a clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class PercentileBounds(NamedTuple):
-    """Bounds of a percentile in seconds: above `low`, at most `high`, which is infinite if there is no upper bound.
+    """Bounds of a percentile in seconds: it is above `low` and at most `high`, which may be infinite. Both are
     NaN if nothing is known.
     """
 
@@ -48,7 +48,7 @@ class Buckets:
         return int(self.counts.sum())
 
     def percentile(self, share: float) -> PercentileBounds:
-        """Return the bounds of the latency that `share` (0 to 1) of all do not exceed."""
+        """Return bounds of the latency percentile at `share`, 0 to 1."""
         total = self.total
         if not total:
             return UNKNOWN_RANGE
@@ -60,7 +60,9 @@ class Buckets:
 
 
 def sum_histograms(readings: Iterable[Reading], kind: str) -> Buckets | None:
-    """Return the sum of the histograms of `kind`, from the last change of bounds on; None if there are none."""
+    """Return the sum of the histograms of `kind` since the last change of bucket bounds; None if there are no
+    histograms.
+    """
     total: Buckets | None = None
     for reading in readings:
         for histogram in reading.latencies:

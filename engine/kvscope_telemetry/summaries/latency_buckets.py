@@ -1,8 +1,8 @@
 """Packs the latencies of a second into buckets that are 1 % wide.
 
 Percentiles of any range are then accurate to half a percent, for any combination of seconds. (Percentiles computed from
-those of each second were wrong by up to a quarter.) Owns the packing of buckets in a summary. Based on DDSketch (Masson
-et al., VLDB 2019) without its memory limit, because latencies have a bounded range.
+those of each second were wrong by up to a quarter.) Defines how buckets are packed in a summary. Based on DDSketch
+(Masson et al., VLDB 2019) without its memory limit, because latencies have a bounded range.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FloatArray = npt.NDArray[np.float64]
 _BUCKET: Final = np.dtype([("place", "<u2"), ("count", "<u4")])
 _GROWTH: Final = 0.01
 _MIN_LATENCY_S: Final = 1e-6
-"""Shorter latencies are counted in the first bucket."""
+"""Lower limit of the buckets. Shorter latencies are counted in the first bucket."""
 
 
 def pack(values_s: FloatArray) -> bytes:

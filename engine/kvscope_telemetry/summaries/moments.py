@@ -1,7 +1,7 @@
 """Detects when requests first ran and got their first token, on their engine's clock, packed as in summaries.
 
-After a seek, these moments describe what happened before the new position. For a request that ran before telemetry was
-received, nothing is detected or guessed.
+After a seek, views use these times for everything before the new position. Nothing is detected or guessed for a request
+that ran before telemetry was received.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ENDS = ("finished", "aborted", "refused")
 
 
 class RequestMoment(IntEnum):
-    """Kind of a row in `SessionOverview.moments`. Its time is on the engine's clock."""
+    """Kind of a row in `SessionOverview.moments`. The row's time is on the engine's clock."""
 
     STARTED = 0
     FIRST_TOKEN = 1
@@ -38,7 +38,7 @@ class FirstTokens:
         self._without_token = {number for number, output in _outputs(snapshot.requests) if not output}
 
     def frame(self, frame: Frame) -> list[int]:
-        """Return the numbers of requests that got their first token in this step."""
+        """Return the numbers of requests that got their first token in this frame's step."""
         self._without_token.update(info.number for info in frame.new_requests)
         found = self._with_new_token(frame.requests)
         self._without_token.difference_update(found)  # including those whose first token was not observed
@@ -53,7 +53,9 @@ class FirstTokens:
 
 
 class MomentRecorder:
-    """Collects moments. Feed it every snapshot and frame in order; `drain` returns the moments packed as `PHASE`."""
+    """Collects the times at which requests first ran and got their first token. Feed it every snapshot and
+    frame in order; `drain` returns the times packed as `PHASE`.
+    """
 
     def __init__(self) -> None:
         self._pending: list[tuple[int, int, int]] = []

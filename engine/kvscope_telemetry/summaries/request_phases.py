@@ -1,8 +1,8 @@
 """Detects phases of requests that no event reports: a request arrived and waits, or its prefill is done and decoding
 starts.
 
-Owns their packing in a summary and the limit on their number in a session (the newest are kept). Must not depend on
-files.
+Defines how phases are packed in a summary, and limits their number in a session (the newest are retained). Must not
+depend on files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.request_phase import ENDS, RequestPhase, phase_of_state
 
 MAX_PHASES: Final = 200_000
 PHASE: Final = np.dtype([("time_ns", "<i8"), ("number", "<u4"), ("kind", "u1")])
-"""Dtype of a phase as packed in a summary. Times are on the recording's clock."""
+"""Dtype of the start of a phase as packed in a summary. Times are on the recording's clock."""
 _ROW: Final = np.dtype([*PHASE.descr, ("epoch", "<i8")])
 _LAST_NS: Final = (1 << 62) - 1
 _STORED: Final = (RequestPhase.QUEUED, RequestPhase.PREFILL, RequestPhase.DECODE, RequestPhase.PREEMPTED)
@@ -75,7 +75,7 @@ class PhaseRecorder:
                 self._drop(event.number)
 
     def _process_batch(self, batch: Batch, time_ns: int) -> None:
-        """Process a batch. Decoding starts at the end of the request's last prefill chunk."""
+        """Record the phases that a batch starts. Decoding starts at the end of the request's last prefill chunk."""
         numbers, sizes = np.frombuffer(batch.number, "<u4").tolist(), np.frombuffer(batch.num_tokens, "<u4").tolist()
         decoding = self._decoding
         # Most requests continue decoding and need no iteration of the loop.
@@ -90,7 +90,7 @@ class PhaseRecorder:
                 self._record(self._prefilled_ns.pop(number, time_ns), number, RequestPhase.DECODE)
 
     def _prefill_chunks(self, changed: list[tuple[int, int]], num_prefill_tokens: int) -> set[int]:
-        """Return the requests whose tokens are a prefill chunk.
+        """Return the requests that computed a prefill chunk.
 
         A decoding request with several tokens verifies draft tokens, provided that the other requests account for all
         prefill tokens.
@@ -112,7 +112,7 @@ class PhaseRecorder:
 
 
 class PhaseLog:
-    """The newest `max_phases` phases of a session, in the order they were reported."""
+    """The newest `max_phases` phases of a session, in the order in which they were reported."""
 
     def __init__(self, max_phases: int = MAX_PHASES) -> None:
         self.num_forgotten = 0
@@ -127,7 +127,7 @@ class PhaseLog:
 
     @property
     def rows(self) -> PhaseRows:
-        """Phases, shape (n,), with the fields `time_ns`, `number`, `kind` and `epoch`."""
+        """Starts of phases, shape (n,), with the fields `time_ns`, `number`, `kind` and `epoch`."""
         return self._rows[: self._size]
 
     def add(self, packed: bytes | None, epoch: int) -> None:
@@ -148,7 +148,7 @@ class PhaseLog:
             self._drop(self._size - self._max_phases * 7 // 8)
 
     def forget_before(self, time_ns: int) -> None:
-        """Drop the phases before the first one whose time is not earlier than `time_ns`."""
+        """Drop the phases that precede the first phase with a time of at least `time_ns`."""
         retained = np.flatnonzero(self.rows["time_ns"] >= time_ns)
         self._drop(int(retained[0]) if retained.size else self._size)
 
@@ -160,13 +160,11 @@ class PhaseLog:
 
 
 def packed_phases(starts: Iterable[tuple[int, int, RequestPhase]]) -> bytes:
-    """Pack (time in ns, request number, phase) of phase starts as in a summary."""
+    """Pack phase starts, each (time in ns, request number, phase), as in a summary."""
     return np.array([(time_ns, number, _CODES[phase]) for time_ns, number, phase in starts], PHASE).tobytes()
 
 
 def numbers_of(rows: Iterable[np.void]) -> list[tuple[int, int, int, RequestPhase]]:
-    """Return time, epoch, number and kind of each row as Python numbers, without kinds that this version does not
-    know.
-    """
+    """Return (time, epoch, request number, phase) of each row, leaving out phases that this version does not know."""
     plain = ((int(r["time_ns"]), int(r["epoch"]), int(r["number"]), int(r["kind"])) for r in rows)
     return [(time_ns, epoch, number, _STORED[code]) for time_ns, epoch, number, code in plain if code < len(_STORED)]

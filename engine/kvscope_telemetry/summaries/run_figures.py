@@ -1,9 +1,10 @@
 """Definitions of all figures of a run: name, unit, meaning, and how to compute each from counters or an overview.
 
-The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts use them, so that a figure
-of the same range is the same number everywhere. To add a figure, add an entry to `FIGURES`. A `Figure` is measured over
-a range. A `Share` is the same formula over any data that has the names of `messages.telemetry.Counters`: differences of
-counters, one second, or the bins of a chart. Must not depend on files or windows.
+The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts use these definitions, so
+that a figure of the same range is the same number everywhere. To add a figure, add an entry to `FIGURES`. A `Figure` is
+measured over a time range. A `Share` is a ratio that applies to any data with the names of
+`messages.telemetry.Counters`: differences of counters, one second, or the bins of a chart. Must not depend on files or
+windows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 class Range(Protocol):
-    """A time range, both ends inclusive, on the overview's clock."""
+    """Time range on the overview's clock, both ends inclusive."""
 
     @property
     def from_ns(self) -> int: ...
@@ -31,8 +32,8 @@ class Range(Protocol):
 
 
 Measure = Callable[[SessionOverview, slice, Range], float | None]
-"""Computes a figure from an overview, the slice of its seconds in a range, and the range. Returns None if it is
-unknown.
+"""Computes a figure from an overview, the slice of the overview's seconds in a range, and the range. Returns
+None if the figure is unknown.
 """
 
 
@@ -58,15 +59,15 @@ class Share:
 
 
 PROMPTS: Final = ("prompt_tokens", "cached_tokens")
-"""Columns that add up to the prompt tokens of requests that ran for the first time: `prompt_tokens` counts the computed
-ones, without cached ones.
+"""Columns that add up to the prompt tokens of requests that ran for the first time. `prompt_tokens` counts
+computed tokens only, `cached_tokens` those found in the prefix cache.
 """
 HIT_RATE: Final = Share(("cached_tokens",), PROMPTS)
 USAGE: Final = Share(("active",), ("pool",))
 """Share of the pool's blocks that requests hold."""
 ACCEPTED: Final = Share(("accepted_tokens",), ("draft_tokens",))
 WASTE: Final = Share(("wasted_slots",), ("held_slots",))
-"""Share of the slots held by requests that are unused, as `mirror.pool_use` counts them."""
+"""Unused share of the slots that requests hold, as counted by `mirror.pool_use`."""
 _ALL: Final = slice(None)
 
 
@@ -76,8 +77,7 @@ def rows_in(overview: SessionOverview, span: Range) -> slice:
 
 
 def ends_of(overview: SessionOverview, rows: slice, span: Range) -> IntArray:
-    """Return the time at the end of each second, or of the range, shape (n,): the time at which the second's values
-    are shown.
+    """Return the time at which the values of each second are shown, shape (n,): the end of the second or of the range.
 
     Levels are values at that time, counts are of the second before it. Tables, reports and charts all follow this rule.
     """
@@ -92,19 +92,19 @@ def pool_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
 
 
 def usage_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
-    """Return the share of the pool that requests held, shape (n,); NaN where there is no pool."""
+    """Return the share of the pool that requests held, shape (n,); NaN for seconds without a pool."""
     return USAGE.over({"active": overview.column("active_blocks")[rows], "pool": pool_of(overview, rows)})
 
 
 def peak_usage_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
-    """Return the largest share of the pool that requests held within each second, shape (n,); NaN where there is no
-    pool.
+    """Return the largest share of the pool that requests held within each second, shape (n,); NaN for seconds
+    without a pool.
     """
     return USAGE.over({"active": overview.column("peak_active_blocks")[rows], "pool": pool_of(overview, rows)})
 
 
 def peak_usage_time_ns(overview: SessionOverview, rows: slice = _ALL) -> int | None:
-    """Return the time at which the largest share of the pool was held; None if it is unknown."""
+    """Return the time at which requests held the largest share of the pool; None if it is unknown."""
     usage = peak_usage_of(overview, rows)
     if not np.isfinite(usage).any():
         return None
@@ -114,22 +114,24 @@ def peak_usage_time_ns(overview: SessionOverview, rows: slice = _ALL) -> int | N
 
 
 def waste_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
-    """Return the internal fragmentation: unused share of the slots that requests held, shape (n,); NaN where they held
-    none.
+    """Return the internal fragmentation, shape (n,): the unused share of the slots that requests held, or NaN
+    if they held none.
     """
     return WASTE.over({name: overview.column(name)[rows] for name in WASTE.names()})
 
 
 def fragmentation_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
-    """Return the share of the free blocks outside the longest free run, shape (n,); NaN where no block is free."""
+    """Return the share of the free blocks outside the longest free run, shape (n,); NaN for seconds without a
+    free block.
+    """
     free, longest = overview.column("free_blocks")[rows], overview.column("longest_free_run")[rows]
     shares = 1 - np.minimum(longest / np.maximum(free, 1), 1)
     return np.where((free > 0) & (longest > 0), shares, np.nan)
 
 
 def covered_s(overview: SessionOverview, rows: slice, span: Range) -> float:
-    """Return how much of the range was recorded while the engine was not stopped, in seconds. Gaps in the recording
-    are excluded, and the first and last second may be partial.
+    """Return the seconds of the range that were recorded while the engine was not stopped. Gaps in the
+    recording are excluded, and the first and last second may be partial.
     """
     begins = np.maximum(overview.time_ns[rows], span.from_ns)
     ends = np.minimum(overview.time_ns[rows] + SECOND_NS, span.until_ns)
@@ -141,7 +143,7 @@ def _stopped_s(overview: SessionOverview, rows: slice, span: Range) -> float | N
 
 
 def silences_s(overview: SessionOverview, rows: slice) -> FloatArray:
-    """Return the lengths in seconds of the recording gaps between two seconds of the overview."""
+    """Return the length in seconds of each gap between consecutive seconds of the overview."""
     gaps = (np.diff(overview.time_ns[rows]) - SECOND_NS) / 1e9
     found: FloatArray = gaps[gaps > 0]
     return found
@@ -152,14 +154,14 @@ def total_of(column: FloatArray) -> float | None:
 
 
 _QUANTILE_WEIGHTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
-"""Weight of each quantile of a second: the share of the second's values that are nearest to it."""
+"""Weight of each stored quantile of a second: the share of the second's latencies that are nearest to this quantile."""
 
 
 def quantile_of(overview: SessionOverview, latency: str, share: float, rows: slice) -> float | None:
-    """Return a latency quantile over the range, to half a percent, from the buckets of its seconds.
+    """Return a latency quantile over the range, accurate to half a percent, from the latency buckets of its seconds.
 
-    In seconds without buckets, each stored quantile represents the values nearest to it (`_QUANTILE_WEIGHTS`). Returns
-    None if there are no latencies or the quantile has no upper bound.
+    In seconds without buckets, each stored quantile represents the latencies nearest to it (`_QUANTILE_WEIGHTS`).
+    Returns None if there are no latencies or the quantile has no upper bound.
     """
     counts = overview.column(f"{latency}_count")[rows]
     has_values = counts > 0
@@ -180,7 +182,9 @@ def quantile_of(overview: SessionOverview, latency: str, share: float, rows: sli
 
 
 def largest_of(overview: SessionOverview, latency: str, rows: slice) -> float | None:
-    """Return the largest latency of the range, to half a percent; None if there are none or a second has no buckets."""
+    """Return the largest latency of the range, accurate to half a percent; None if there are no latencies or a
+    second has no buckets.
+    """
     indices = np.arange(len(overview))[rows][overview.column(f"{latency}_count")[rows] > 0]
     packed = [overview.latency_buckets(latency, place) for place in indices.tolist()]
     return float(latency_buckets.unpack(b"".join(packed))[0].max()) if packed and all(packed) else None
@@ -189,20 +193,22 @@ def largest_of(overview: SessionOverview, latency: str, rows: slice) -> float | 
 @dataclass(frozen=True, slots=True)
 class Card:
     place: int
-    """Position in the header, from 1."""
+    """Position of the card in the header, from 1."""
     detail: str = ""
-    """Secondary text. `{key}` is replaced by the figure with that key."""
+    """Secondary text. `{key}` is replaced by the value of the figure with that key."""
     title: str = ""
     value: str = "{}"
 
 
 @dataclass(frozen=True, slots=True)
 class FigureUses:
-    """Where a figure is shown, apart from `kvscope info --json`, which shows all, and comparisons."""
+    """Where a figure is shown, in addition to `kvscope info --json`, which shows all figures, and comparisons."""
 
     card: Card | None = None
     alarms: str = ""
-    """Group under which alarms offer the figure, per second; "" if they do not. Requires a `column` or a `share`."""
+    """Group under which alarms offer the figure, per second; "" if no alarm can use it. Requires a `column` or
+    a `share`.
+    """
     in_range: bool = False
     """Whether the timeline shows the figure for a selected range."""
 
@@ -212,20 +218,20 @@ NO_USES: Final = FigureUses()
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number that can be computed for any range of seconds."""
+    """Definition of a number that can be computed for any time range."""
 
     key: str
     """Identifier including the unit. Never changes, because scripts depend on it."""
     name: str
     unit: str
-    """"s", "share" (0 to 1), "tokens", "tokens/s", "requests", "1/min", ..."""
+    """Unit such as "s", "share" (0 to 1), "tokens", "tokens/s", "requests" or "1/min"."""
     measure: Measure
     counts: str = ""
-    """Description of the counted quantity; "" if the name is sufficient."""
+    """Description of the counted quantity; "" if the figure's name is sufficient."""
     is_compared: bool = False
-    """Whether a comparison of two runs has a line for it."""
+    """Whether a comparison of two runs lists the figure."""
     has_spread: bool = True
-    """Whether values of parts of the run estimate that of the whole. False for lengths, counts and peaks."""
+    """Whether values from parts of the run estimate the value of the whole run. False for lengths, counts and peaks."""
     column: str = ""
     """Overview column that is summed; "" if the figure is not a sum."""
     share: Share | None = None
@@ -246,16 +252,16 @@ def _known_sum(overview: SessionOverview, names: tuple[str, ...], rows: slice) -
 
 
 def _total(names: tuple[str, ...], overview: SessionOverview, rows: slice, span: Range) -> float | None:
-    """Return the sum of columns. Tokens of a step that ran over several seconds are divided among them, as in rates, so
-    that a rate is its total divided by the time.
+    """Return the sum of columns. Tokens of a step that ran over several seconds are divided among these
+    seconds, so that a rate equals the total divided by the time.
     """
     total = _known_sum(overview, tuple(map(_rate_column, names)), rows) if len(overview.time_ns[rows]) else None
     return None if total is None else float(round(total))
 
 
 def _rate_column(column: str) -> str:
-    """Return the per-second column in which the counts of long steps are divided among seconds, or `column` if there
-    is none.
+    """Return the per-second variant of a column, in which the tokens of long steps are divided among seconds,
+    or `column` if there is no such variant.
     """
     rate = f"{column}_per_s"
     return rate if rate in OVERVIEW_COLUMNS else column
@@ -312,7 +318,7 @@ def _counted(
 
 
 def _per_second(column: str, name: str, counts: str = "", uses: FigureUses = NO_USES) -> Figure:
-    """A rate in tokens per second. Steps that ran over several seconds are divided among them."""
+    """Return a figure in tokens per second. Tokens of a step that ran over several seconds are divided among them."""
     measure = partial(_rate, _rate_column(column), 1.0)
     return Figure(f"{column}_per_s", name, "tokens/s", measure, counts, is_compared=True, uses=uses)
 
@@ -346,7 +352,7 @@ def _percentile(
 
 
 REQUESTS, TOKENS, CACHE = "Requests", "Tokens", "Cache"
-"""Groups of alarms."""
+"""Names of the groups in which alarms offer figures."""
 
 
 FIGURES: Final = (

@@ -1,6 +1,6 @@
-"""Maximum pool usage and numbers of requests within one second, from the frames of that second.
+"""Maximum pool usage and maximum numbers of requests within one second, from the frames of that second.
 
-A summary's levels are those at the end of its second. Rises and falls within the second are only visible in its peaks.
+The levels of a `Summary` are those at the end of its second. Only peaks show rises and falls within the second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Peak(NamedTuple):
-    """Largest value of one second, the one at its beginning included, and the log time when it was first reached."""
+    """Largest value within one second, including the value at its start, and the log time when it was first reached."""
 
     value: int
     time_ns: int
@@ -39,7 +39,7 @@ class _Change:
 
 
 class SecondPeaks:
-    """Collects the messages of one second. Call `begin` with the state at its start."""
+    """Collects the snapshots and frames of one second. Call `begin` with the state at its start."""
 
     def __init__(self) -> None:
         self._begin_ns = 0
@@ -55,7 +55,7 @@ class SecondPeaks:
         self._count(mirror.counters, time_ns)
 
     def restart(self, snapshot: Snapshot, time_ns: int, *, is_new_start: bool) -> None:
-        """Add a snapshot. After a new engine start, only later messages count, because the pool is another one."""
+        """Add a snapshot. After a new engine start, only later messages count, because the pool was replaced."""
         num_blocks = snapshot.hello.cache.num_blocks
         states = snapshot.blocks.state[:num_blocks]
         if is_new_start or num_blocks != self._active.size:

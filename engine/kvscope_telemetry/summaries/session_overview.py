@@ -1,7 +1,7 @@
 """Overview of a session: all summarized seconds as columns, oldest first.
 
-Owns the columns and the memory limit: numbers of all seconds are kept, compressed address bins of as many as fit,
-thinned out evenly if there are more. Used by one thread. Must not depend on files.
+Owns the columns and the memory limit. The numbers of all seconds are retained, but compressed address bins only of as
+many seconds as fit, thinned out evenly. Used by one thread. Must not depend on files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvscope_telemetry.summaries.request_phases import PhaseLog
 from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
 
 Packed = tuple[bytes, ...]
-"""Compressed columns in the order of `AddressBins`; b"" for a column without bins."""
+"""Compressed columns of address bins in the order of `AddressBins`; b"" for a column without bins."""
 
 NOTHING: Final[Packed] = (b"",) * len(AddressBins.__struct_fields__)
 _COLUMN_INDEX: Final = {name: index for index, name in enumerate(AddressBins.__struct_fields__)}
@@ -29,8 +29,8 @@ _LEVEL: Final = 1
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 MAX_BIN_BYTES: Final = 48 << 20
-"""Memory limit of the compressed bins, enough for many hours. Longer overviews keep those of every second, fourth, ...
-second.
+"""Memory limit of the compressed address bins, enough for many hours. Longer overviews retain the bins of every
+second, then every fourth second, and so on.
 """
 _LATENCIES: Final = tuple(latency.key for latency in LATENCIES)
 _QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s", "p50_above_s", "p95_above_s", "p99_above_s")
@@ -45,14 +45,14 @@ OVERVIEW_COLUMNS: Final = (
     *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES),
     *(f"{name}_per_s" for name in _DISTRIBUTED),
 )
-"""Columns of an overview: numbers of `Summary`, latency parts such as `first_token_p50_s`, and token rates.
+"""Names of an overview's columns: numbers of `Summary`, latency quantiles such as `first_token_p50_s`, and token rates.
 
 In the rates, the tokens of a step are divided among the seconds in which it ran, so that steps longer than a second do
 not appear as spikes between zeros.
 """
 _MAX_STEP_NS: Final = 86_400 * SECOND_NS
 _MAX_STOPS_PER_SECOND: Final = 1_000
-"""Maximum number of stops per second that are accepted. A user cannot cause more."""
+"""Maximum number of engine stops accepted per second. A user cannot cause more."""
 _DTYPES: Final = {"owner": np.dtype("<i4")}
 
 
@@ -65,7 +65,9 @@ class SessionOverview:
         self.stops = RunningTime()
         """Stops of the engine on the recording's clock."""
         self.moments = PhaseLog()
-        """Moments of requests on their engine's clock; each row's kind is a `RequestMoment`."""
+        """When requests first ran and got their first token, on their engine's clock; each row's kind is a
+        `RequestMoment`.
+        """
         self.version = 0
         self._max_bin_bytes = max_bin_bytes
         self._size = 0
@@ -74,11 +76,13 @@ class SessionOverview:
         self._columns = np.empty((len(OVERVIEW_COLUMNS), 64))
         self._packer = BinPacker()
         self._bins: list[Packed | None] = []
-        """Packed bins per second; None if they are those of the previous second."""
+        """Compressed address bins per second; None if they are those of the previous second."""
         self._free_runs: list[tuple[int, ...]] = []
         self._buckets: list[tuple[bytes, ...]] = []
         self._carried: list[FloatArray | None] = []
-        """Tokens of each second's first step that were moved to earlier seconds, shape (2, seconds back)."""
+        """Tokens of each second's first step that were moved to earlier seconds, shape (2, number of earlier
+        seconds); the rows are prefill and decode.
+        """
         self._bin_bytes = 0
         self._stride = 1
 
@@ -87,7 +91,7 @@ class SessionOverview:
 
     @property
     def time_ns(self) -> IntArray:
-        """Start of each second on the recording's clock, shape (n,). Seconds without data are missing."""
+        """Start of each second on the recording's clock, shape (n,). Seconds without data are left out."""
         return self._times[: self._size]
 
     @property
@@ -99,7 +103,7 @@ class SessionOverview:
         return self._columns.nbytes + self._times.nbytes + self._epochs.nbytes + self._bin_bytes
 
     def column(self, name: str) -> FloatArray:
-        """Return one of `OVERVIEW_COLUMNS`, shape (n,); NaN where it is unknown."""
+        """Return one of `OVERVIEW_COLUMNS`, shape (n,); NaN for unknown values."""
         return self._columns[OVERVIEW_COLUMNS.index(name), : self._size]
 
     def free_runs(self, index: int) -> tuple[int, ...]:
@@ -109,14 +113,14 @@ class SessionOverview:
         return self._buckets[index][_LATENCIES.index(latency)]
 
     def index_at(self, time_ns: int) -> int:
-        """Return the index of the newest second that started by `time_ns`, or -1."""
+        """Return the index of the newest second that started at or before `time_ns`, or -1."""
         return int(np.searchsorted(self.time_ns, time_ns, "right")) - 1
 
     def bins(self, name: str, indices: IntArray) -> npt.NDArray[np.generic]:
         """Return a column of `AddressBins` for the seconds at `indices`, shape (len(indices), bins).
 
-        All rows have the number of bins of the last non-empty one. Rows for index -1 and for seconds without bins are 0
-        (owner: -1).
+        The number of bins is that of the last second that has any. Seconds without bins, and index -1, yield 0 (-1 for
+        the owner).
         """
         dtype = _DTYPES.get(name, np.dtype(np.uint8))
         rows = [np.frombuffer(self._packer.column(bins, name), dtype) for bins in self._bins_of(indices.tolist())]
@@ -141,7 +145,7 @@ class SessionOverview:
         self.version += self.events.extend(events)
 
     def forget_before(self, time_ns: int) -> None:
-        """Drop the seconds that ended by `time_ns`, and earlier events, phases and stops."""
+        """Drop the seconds that ended at or before `time_ns`, and earlier events, phases and stops."""
         num_dropped = int(np.searchsorted(self.time_ns, time_ns - SECOND_NS, "right"))
         self.events.forget_before(time_ns)
         self.phases.forget_before(time_ns)
@@ -183,8 +187,8 @@ class SessionOverview:
             self._thin_out()
 
     def _distribute_carried_step(self, summary: Summary) -> FloatArray | None:
-        """Move tokens of the newest second's carried step to the earlier seconds in which it ran, as far as they are
-        in the overview.
+        """Move tokens of the step that the newest second completed to the earlier seconds in which the step
+        ran, as far as the overview has them. Returns the moved tokens.
         """
         step, index = summary.carried_step, self._size - 1
         if step is None or not 0 < step.before_ns <= step.length_ns <= _MAX_STEP_NS:
@@ -206,7 +210,7 @@ class SessionOverview:
         return carried
 
     def _move(self, carried: FloatArray, index: int) -> None:
-        """Subtract `carried` from the rates of the second at `index`, and add it to those before."""
+        """Subtract `carried` from the rates of the second at `index`, and add it to the seconds before."""
         columns = self._columns[-len(_DISTRIBUTED) :]
         num_before = min(carried.shape[1], index)
         columns[:, index - num_before : index] += carried[:, carried.shape[1] - num_before :]
@@ -234,7 +238,9 @@ class SessionOverview:
             self._bins[index] = None
 
     def _bins_of(self, indices: list[int]) -> Iterator[Packed]:
-        """Yield the bins of each index. For ascending indices, long stretches without changes are scanned only once."""
+        """Yield the address bins of the second at each index. For ascending indices, long stretches without
+        changes are scanned only once.
+        """
         previous, current = -1, NOTHING
         for index in indices:
             own_bins = self._bins[index] if index >= 0 else None
@@ -269,8 +275,8 @@ def _numbers(summary: Summary) -> list[float]:
 
 
 class BinPacker:
-    """Compresses the columns of address bins, and shares a column with the previous bins if it is equal. For one
-    overview and one thread.
+    """Compresses the columns of address bins, and reuses the previous column if it is equal. For one overview
+    and one thread.
     """
 
     def __init__(self) -> None:
@@ -294,7 +300,7 @@ class BinPacker:
 
 
 def num_bytes(packed: Packed | None) -> int:
-    """Return the size of the columns in bytes. Columns shared with other seconds are counted too."""
+    """Return the size of the columns in bytes, including columns shared with other seconds."""
     return 0 if packed is None else sum(map(len, packed))
 
 

@@ -1,8 +1,8 @@
 """Computes summaries and timed events from telemetry messages in order, identically live, while recording, and from a
 file.
 
-Owns the counts of the current second. The state at its end is read from the follower, which the caller feeds
-afterwards.
+Owns the counts of the current second. The state at the end of the second is read from the follower, which the caller
+feeds afterwards.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, CarriedS
 from kvscope_telemetry.summaries.unknown_fields import unknown_fields
 
 _LATE_NS: Final = 2_000_000_000
-"""Longest expected interval of heartbeats, which are sent twice a second. After a longer one, the engine's whole
-process had no CPU time and no step could end.
+"""Longest expected interval between heartbeats, which are sent twice a second. After a longer interval, the
+engine's whole process had no CPU time and no step could end.
 """
 _LEVELS: Final = ("num_running", "num_waiting")
 _TOTALS: Final = tuple(
     name for name in Counters.__struct_fields__ if name in Summary.__struct_fields__ and name not in _LEVELS
 )
-"""Counters that count from the start of the epoch. A summary has their increase."""
+"""Counters that count from the engine start. A summary has their increase in its second."""
 MAX_TIME_NS: Final = (1 << 62) - 1
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _MOVED: Final = ("work.weights_bytes", "work.kv_read_bytes", "work.kv_written_bytes", "work.other_bytes")
@@ -65,7 +65,7 @@ _SAMPLED: Final = ("utilization", "power_watts", "temperature_celsius", "process
 
 
 class Summarizer:
-    """Computes summaries. Call `add_message` with every message, before `follower` is fed with it.
+    """Computes summaries. Call `add_message` with every message before passing the message to `follower`.
 
     `drain_events` returns the events collected so far.
     """
@@ -135,7 +135,9 @@ class Summarizer:
         return done
 
     def restate(self) -> None:
-        """Include the bins in the next summary even if they did not change, because it starts a file."""
+        """Include the address bins in the next summary even if they did not change, because this summary is the
+        first of a file.
+        """
         self._seen_version = -1
 
     def drain_events(self) -> list[TimedEvent]:
@@ -171,7 +173,7 @@ class Summarizer:
         self._last_seq = max(snapshot.seq, self._last_seq or 0)
 
     def _count(self, frame: Frame, log_time_ns: int) -> None:
-        """Collect a frame. Totals are computed at the end of the second."""
+        """Collect a frame. The increase of totals is computed at the end of the second."""
         self._offset_ns = log_time_ns - frame.time_ns
         if self._last_seq is not None and frame.seq != self._last_seq + 1:
             self._count_lost_frames(frame.seq)
@@ -206,14 +208,14 @@ class Summarizer:
             self._num_lost += max(0, seq - self._last_seq - 1)
 
     def _add_totals(self) -> None:
-        """Add the increase of the totals over the frames so far; the last frame has the totals of all."""
+        """Add the increase of the counter totals over the frames so far, which the last frame contains."""
         if self._frames:
             if not self._totals:
                 self._record_totals(self._frames[0].counters)
             self._record_totals(self._frames[-1].counters)
 
     def _record_totals(self, counters: Counters) -> None:
-        """Add the increase of the totals. The first value of a total is only a baseline."""
+        """Add the increase of the counter totals. The first value of a total is only a baseline."""
         for name in _TOTALS:
             total = getattr(counters, name)
             grown = max(0, total - self._totals.get(name, total))
@@ -298,8 +300,10 @@ class Summarizer:
         return max(0, peak.time_ns - self._second * SECOND_NS)
 
     def _without_unknown(self, summary: Summary, mirror: Mirror) -> Summary:
-        """Return `summary` with values from other messages than frames where this engine reports them there, and with
-        the other values that it does not report marked as unknown.
+        """Return a copy of `summary` adapted to what this engine reports.
+
+        Values that the engine reports in messages other than frames come from there. All others that it does not report
+        are marked as unknown.
         """
         capabilities = mirror.capabilities
         changes: dict[str, object] = dict.fromkeys(unknown_fields(capabilities), -1)
@@ -346,7 +350,7 @@ def _in_use(mirror: Mirror, tier: Tier) -> int:
 
 
 def latency_of(buckets: Buckets | None) -> Latency:
-    """Return a summary of latencies reported as a histogram, with percentiles as ranges."""
+    """Return a summary of the latencies in a histogram, with bounds of the percentiles."""
     if buckets is None or not buckets.total:
         return Latency()
     p50, p95, p99 = (buckets.percentile(share) for share in (0.50, 0.95, 0.99))
@@ -381,7 +385,7 @@ class Stall:
         self._since_ns = self._last_ns = 0
 
     def update(self, beat: Heartbeat) -> float:
-        """Return the seconds since the last step ended or the engine last had no work; 0 while it is paused."""
+        """Return the seconds since the last step ended or the engine last became idle; 0 while the engine is paused."""
         step = (beat.epoch, beat.step)
         if step != self._last_step or not beat.num_unfinished or beat.paused_by:
             self._last_step, self._since_ns = step, beat.time_ns

@@ -1,7 +1,7 @@
-"""Summary of one second of a session, small enough to read hours of them together.
+"""Summary of one second of a session, small enough to read hours of summaries together.
 
-Owns its contents and its encoding in a recording (JSON, with a schema). `summarizer` computes it; `session_overview`
-collects many.
+Defines their contents and their encoding in a recording (JSON, with a schema). `summarizer` computes summaries;
+`session_overview` collects them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from kvscope_telemetry.messages.telemetry import Event, Stop
 
 SECOND_NS: Final = 1_000_000_000
 MAX_BINS: Final = 1_024
-"""Maximum number of address bins. A pool with fewer rows has one bin per row."""
+"""Maximum number of address bins. A ledger with fewer rows has one bin per row."""
 MAX_SUMMARY_BYTES: Final = 1 << 20
 MAX_LIST_BYTES: Final = 4 * MAX_SUMMARY_BYTES
 
 
 class Latency(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Latencies that ended in the second; -1 if there were none."""
+    """Percentiles of the latencies that ended in the second; -1 if there were no latencies."""
 
     count: int = 0
     p50_s: float = -1.0
     p95_s: float = -1.0
     p99_s: float = -1.0
     p50_above_s: float = -1.0
-    """Lower bound of the percentile if the engine reports a histogram: the percentile is above this and at most
-    `p50_s`. -1: the percentile is `p50_s`. The next two fields are alike. A percentile without an upper bound is
-    -1.
+    """Lower bound of the 50th percentile if the engine reports a histogram: the percentile is then above this
+    and at most `p50_s`, which is -1 without an upper bound. If this field is -1, the percentile is exactly
+    `p50_s`. The next two fields are alike.
     """
     p95_above_s: float = -1.0
     p99_above_s: float = -1.0
@@ -47,19 +47,21 @@ class AddressBins(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """
 
     active: bytes = b""
-    """u1: share of the rows that requests hold."""
+    """Share of the bin's ledger rows that requests hold, as u1."""
     cached: bytes = b""
-    """u1: share of the rows that are cached for later prompts and held by no request."""
+    """Share of the bin's ledger rows that are cached for later prompts and held by no request, as u1."""
     shared: bytes = b""
-    """u1: share of the rows that several requests hold."""
+    """Share of the bin's ledger rows that several requests hold, as u1."""
     filled: bytes = b""
-    """u1: share of the slots that hold a token."""
+    """Share of the bin's token slots that hold a token, as u1."""
     owner: bytes = b""
-    """i4: the newest request that owns a row of the bin, or -1."""
+    """Number of the newest request that owns a row of the bin, or -1, as i4."""
 
 
 class CarriedStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The step that ended first in a second, if it started before that second: its tokens were computed in both."""
+    """The step that ended first in a second, if it started before that second, so that its tokens were computed
+    in both.
+    """
 
     before_ns: int = 0
     """Time from the step's start to the start of the second in which it ended."""
@@ -71,8 +73,8 @@ class CarriedStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Summary of the second that starts at `time_ns`.
 
-    Counts are of this second (tokens: of steps that ended in it). `num_...` and `..._blocks` without a verb are levels
-    at its end, `peak_...` are maxima within it. -1: unknown.
+    Counts are of this second; tokens count in the second in which their step ended. `num_...` and `..._blocks` without
+    a verb are levels at the end of the second, `peak_...` are maxima within it. -1 means unknown.
     """
 
     time_ns: int
@@ -86,11 +88,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     active_blocks: int = 0
     cached_blocks: int = 0
     free_blocks: int = 0
-    """Blocks that can be allocated without evicting cached ones; fewer than the free rows if not every
-    row has memory.
+    """Blocks that can be allocated without evicting cached ones. Smaller than the number of free ledger rows if
+    some rows have no memory.
     """
     shared_blocks: int = 0
-    """Blocks that several requests hold."""
     host_blocks: int = 0
     disk_blocks: int = 0
     used_slots: int = 0
@@ -98,11 +99,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     longest_free_run: int = 0
     num_free_runs: int = 0
     free_runs: tuple[int, ...] = ()
-    """Number of runs with 1, 2 to 3, 4 to 7, ... blocks."""
+    """Number of runs of free blocks by length: 1, 2 to 3, 4 to 7, and so on."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
     cached_tokens: int = 0
-    """Token counts as defined in `messages.telemetry.Counters`, like `prefill_tokens` and `decode_tokens`."""
+    """Tokens found in the prefix cache. Like `prefill_tokens` and `decode_tokens`, defined in
+    `messages.telemetry.Counters`.
+    """
     admitted: int = 0
     finished: int = 0
     aborted: int = 0
@@ -121,7 +124,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     first_token: Latency = Latency()
     inter_token: Latency = Latency()
     queued: Latency = Latency()
-    """Latencies as defined in `latencies`, like `first_token` and `inter_token`."""
+    """Queue times of requests. Like `first_token` and `inter_token`, defined in `latencies`."""
     utilization: float = -1.0
     power_watts: float = -1.0
     temperature_celsius: float = -1.0
@@ -131,35 +134,35 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     bins: AddressBins | None = None
     """Address bins; None if they are those of the previous second."""
     longest_wait_s: float = -1.0
-    """Longest current wait of a request for its first step; 0 if none waits."""
+    """Longest time that a request waits for its first step at the end of the second; 0 if no request waits."""
     stalled_s: float = -1.0
-    """Time since the last completed step while there are unfinished requests, from the engine's heartbeats. 0 if there
-    are none, or while the engine is paused.
+    """Time since the last completed step while there are unfinished requests, from the engine's heartbeats. 0
+    if all requests are finished or the engine is paused.
     """
     phases: bytes | None = None
     """Phases of requests that no event reports (`request_phases.PHASE`); None if they were not recorded."""
     pool_blocks: int = -1
-    """Number of blocks in the pool, if active, cached and free ones are not all known; otherwise -1, and their sum
-    applies.
+    """Number of blocks in the pool if the numbers of active, cached and free blocks are not all known.
+    Otherwise -1, and their sum is the size of the pool.
     """
     draft_tokens: int = 0
     """Draft tokens that were verified. `accepted_tokens` of them were accepted."""
     accepted_tokens: int = 0
     flops: int = 0
-    """Minimum floating-point operations of the steps' forward passes, and `moved_bytes` the minimum bytes moved.
-    Divided by `forward_ns`, they are the achieved rates.
+    """Minimum number of floating-point operations of the steps' forward passes. `moved_bytes` is the minimum
+    number of bytes moved. Divided by `forward_ns`, they are the achieved rates.
     """
     moved_bytes: int = 0
     stops: tuple[Stop, ...] = ()
-    """Stops of the engine on the recording's clock: those that ended in the second, each as a whole, and the elapsed
-    part of a current one. The first summary of an engine start also has the earlier ones.
+    """Stops of the engine on the recording's clock: complete stops that ended in the second, and the elapsed
+    part of a current stop. The first summary of an engine start also has the earlier stops.
     """
     prompt_tokens: int = -1
     generation_tokens: int = -1
     restored_tokens: int = -1
     recomputed_tokens: int = -1
-    """Counts as defined in `messages.telemetry.Counters`, like `prompt_tokens`, `generation_tokens` and
-    `restored_tokens`.
+    """Recomputed tokens. Like `prompt_tokens`, `generation_tokens` and `restored_tokens`, defined in
+    `messages.telemetry.Counters`.
     """
     moments: bytes | None = None
     """When requests first ran and got their first token (`moments.RequestMoment`); None if not recorded."""
@@ -202,7 +205,7 @@ def encode(item: Summary | TimedEvent) -> bytes:
 
 
 def join_events(encoded: Iterable[bytes]) -> bytes:
-    """Join events, each encoded by `encode`, into an encoded `TimedEvents`."""
+    """Join events, each already encoded by `encode`, into an encoded `TimedEvents`."""
     return b'{"events":[' + b",".join(encoded) + b"]}"
 
 

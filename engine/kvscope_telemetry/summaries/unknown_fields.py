@@ -49,7 +49,6 @@ _NEEDED_FOR: Final[dict[str, tuple[str, ...]]] = {
 
 
 def unknown_fields(capabilities: Capabilities) -> frozenset[str]:
-    """Return the fields of `Summary` that an engine with `capabilities` does not report."""
     if capabilities == OWN_ENGINE:
         return frozenset()
     missing = [fields for name, fields in _NEEDED_FOR.items() if not getattr(capabilities, name)]

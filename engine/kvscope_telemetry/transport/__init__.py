@@ -1,1 +1,1 @@
-"""The two socket pairs of engine and client, their endpoints and locks: all code that uses ZeroMQ."""
+"""All code that uses ZeroMQ: the two socket pairs between engine and client, their endpoints and locks."""

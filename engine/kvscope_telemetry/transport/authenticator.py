@@ -25,7 +25,7 @@ _ZAP_VERSION: Final = b"1.0"
 
 
 class Authenticator:
-    """Authenticates connections and clients. Written by the I/O thread; `caller` may be called from any thread."""
+    """Authenticates connections and clients. Modified by the I/O thread; `caller` may be called from any thread."""
 
     def __init__(self, endpoint: str, keys: KeyRing | None, keyless: Role) -> None:
         is_ipc = endpoint.startswith("ipc")
@@ -41,7 +41,7 @@ class Authenticator:
         return self._keys is not None
 
     def guard(self, socket: Any) -> None:
-        """If there are keys, configure `socket` so that libzmq requests authentication of each connection."""
+        """If an allow-list is used, configure `socket` so that libzmq requests authentication of each connection."""
         if self._keys is not None:
             socket.curve_server = 1
             socket.curve_publickey = self._keys.engine.public.encode("ascii")
@@ -50,7 +50,8 @@ class Authenticator:
             socket.zap_enforce_domain = 1  # without a ZAP reply, no connection is accepted
 
     def answer(self, question: Sequence[bytes]) -> list[bytes]:
-        """Return the ZAP reply for a connection. The User-Id of accepted clients is their public key in Z85.
+        """Return the ZAP reply to the authentication request `question`. The User-Id of accepted clients is their
+        public key in Z85.
 
         A refusal is final for the connection and contains no reason: the peer only learns that it was refused.
         """
@@ -63,18 +64,18 @@ class Authenticator:
         return [_ZAP_VERSION, request_id, b"200", b"OK", public.encode("ascii"), b""]
 
     def record_key(self, client: bytes, public_key: str) -> None:
-        """Record that a command of `client` arrived over a connection authenticated with this key."""
+        """Record that a command of `client` arrived over a connection authenticated with `public_key`."""
         self._keys_of[client] = public_key
         self._keys_of.move_to_end(client)
         if len(self._keys_of) > MAX_REMEMBERED:
             self._keys_of.popitem(last=False)
 
     def caller(self, client: bytes) -> Caller | None:
-        """Return the client with its current role; None for an unknown or removed key."""
+        """Return the client with its current role, or None if the client is unknown or its key was removed."""
         return self._all if self._keys is None else self._keys.caller(self._keys_of.get(client, ""))
 
     def removed(self) -> list[bytes]:
-        """Return the clients whose key is no longer on the list, once each."""
+        """Return the clients whose key is no longer on the allow-list. Each client is returned only once."""
         if self._keys is None:
             return []
         self._keys.refresh()
@@ -88,7 +89,9 @@ class Authenticator:
         return clients
 
     def must_all_authenticate_again(self) -> bool:
-        """Return whether a client was accepted whose key has been removed since. Returns True once per removal."""
+        """Return whether a client was accepted with a key that has been removed since. Returns True once per
+        removal.
+        """
         is_one_gone, self._has_removed = self._has_removed, False
         return is_one_gone
 

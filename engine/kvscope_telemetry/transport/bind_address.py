@@ -33,7 +33,7 @@ class IpcAddress:
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """Two consecutive ports of an interface; `host` is in ZeroMQ's notation, with brackets around IPv6."""
+    """Two consecutive ports of a network interface; `host` is in ZeroMQ's notation, with brackets around IPv6."""
 
     host: str
     port: int
@@ -60,10 +60,10 @@ def runtime_folder() -> Path:
 
 
 def folder_for_sockets(prefix: str) -> Path:
-    """Return the directory in which to create a private one with sockets, named `prefix` and 8 letters.
+    """Return the directory in which to create a private subdirectory for sockets, whose name is `prefix` and 8 letters.
 
-    This is the user's runtime directory, else the temporary one, else /tmp. Directories that do not exist, are not
-    writable or are too long for a socket's path are skipped.
+    The user's runtime directory is preferred, then the temporary directory, then /tmp. Directories that do not exist,
+    are not writable or have a path too long for a socket are skipped.
     """
     folders = (Path(os.environ.get("XDG_RUNTIME_DIR", "")), Path(tempfile.gettempdir()))
     return next((folder for folder in folders if _supports_sockets(folder, f"{prefix}12345678")), Path("/tmp"))
@@ -75,14 +75,14 @@ def _supports_sockets(folder: Path, name: str) -> bool:
 
 
 def shared_folder() -> Path:
-    """Return the user's directory for files that all engines must find, however they were started: there is no runtime
-    directory under cron, su and the like.
+    """Return the user's directory for files that all engines must find, however they were started. The runtime
+    directory is unsuitable, because there is none under cron, su and the like.
     """
     return Path(f"/tmp/kvscope-{os.getuid()}")
 
 
 def parse_bind_address(endpoint: str) -> IpcAddress | TcpAddress:
-    """Return the address in `endpoint`. Raises BadInput for anything but the two forms above."""
+    """Return the address in `endpoint`. Raises BadInput unless it has one of the forms described in this module."""
     scheme, separator, rest = endpoint.partition("://")
     if separator and scheme == "ipc":
         return _ipc(endpoint, rest)

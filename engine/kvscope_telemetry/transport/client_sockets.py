@@ -41,30 +41,34 @@ from kvscope_telemetry.transport.unreachable_engine import UnreachableEngine
 from kvscope_telemetry.transport.wakeup import Wakeup
 
 RECEIVE_HIGH_WATER: Final = 10_000
-"""Maximum number of telemetry messages queued for the reading thread: two seconds at 5,000 per second. Fewer for large
-ones.
+"""Maximum number of telemetry messages queued for the reading thread: two seconds at 5,000 per second. The
+limit is lower for large messages.
 """
 REPLY_HIGH_WATER: Final = 1_000
 SEND_HIGH_WATER: Final = 1_000
 BIG_BYTES: Final = 64 << 10
-"""Commands of at least this size are sent one at a time, so that those an engine does not read are queued and counted
-here.
+"""Commands of at least this size are sent one at a time. Commands that an engine does not read thus stay in
+this module's queue and are counted there.
 """
 RECONNECT_MS: Final = (50, 1_000)
 LINGER_MS: Final = 200
-"""Time for sending commands issued immediately before closing, such as an abort or a shutdown."""
+"""Time to send commands that were issued immediately before closing, such as an abort or a shutdown."""
 TCP_HEARTBEAT_MS: Final = (2_000, 10_000)
-"""Interval and timeout: a silently broken tcp connection is reopened. ipc reports disconnections immediately."""
+"""Interval and timeout of ZMTP heartbeats, by which a silently broken tcp connection is detected and reopened.
+ipc reports disconnections immediately.
+"""
 KNOCK_AGAIN_S: Final = 0.5
 WATCH_S: Final = 0.25
 MAX_CONNECTIONS: Final = 16
-"""Maximum number of connections per socket: one is in use, the others are being closed."""
+"""Maximum number of connections per socket. One is in use; any further ones are being closed."""
 MAX_BURST_BYTES: Final = 64 << 20
-"""Bytes read without finding the queue empty, in addition to the largest message, that count as a flood. The same
-amount may be queued on the connection after a flood.
+"""Number of bytes read without ever finding the queue empty, in addition to the largest message, that counts as
+a flood. After a flood, the same number of bytes may be queued on the connection.
 """
 MAX_READ_BYTES: Final = 16 << 20
-"""Bytes after which a call reads no further message, because decoded messages take several times as much memory."""
+"""Number of bytes after which a `receive` call reads no further message, because decoded messages take several
+times as much memory.
+"""
 MIN_HIGH_WATER: Final = 2
 PARTS_S: Final = 0.005
 """Time per call for reading the remaining parts of a multipart message, which precede further messages."""
@@ -77,15 +81,14 @@ HANDSHAKE_EVENTS: Final = (
 FINAL_EVENTS: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 """Events after which ZeroMQ does not reconnect automatically."""
 MAX_HANG_UPS: Final = 3
-"""Number of consecutive disconnections during the handshake that are reported as a refusal: single ones have many
-causes (an engine that just ended, a tunnel without an engine).
+"""Number of consecutive disconnections during the handshake that are reported as a refusal. A single one has
+many possible causes (an engine that just ended, a tunnel without an engine).
 """
 
 MAX_WAITING: Final = 10_000
-"""Maximum number of queued commands."""
 MAX_WAITING_BYTES: Final = 64 << 20
 MAX_WAIT_NS: Final = 5_000_000_000
-"""Maximum time for which a queued command waits for the engine."""
+"""Maximum time for which a command is queued before it is refused."""
 NO_ENGINE: Final = "the engine does not answer"
 ENDED: Final = -1
 """Value in `Awaited.heard` for a completion that has ended."""
@@ -115,7 +118,7 @@ class ClientSockets:
         require_curve(endpoint, has_keys=key is not None)
         self._tunnel = SshTunnel(SshAddress.parse(endpoint)) if endpoint.startswith(f"{SCHEME}://") else None
         self.is_ipc = endpoint.startswith("ipc")
-        """Whether the engine is certainly on this machine."""
+        """Whether the endpoint is `ipc://`, so that the engine is certainly on this machine."""
         named, endpoint = endpoint, endpoint if self._tunnel is None else self._tunnel.endpoint
         addresses = endpoints(endpoint)
         self._wakeup = Wakeup()
@@ -138,7 +141,7 @@ class ClientSockets:
         self._absence = UnreachableEngine(endpoint)
 
     def wait(self, timeout_ms: int, *, replies: bool = True) -> None:
-        """Return when something arrived (replies only if `replies`), when woken, or after `timeout_ms`."""
+        """Return when a message arrived (a reply only if `replies`), when `wake` is called, or after `timeout_ms`."""
         ready = {source for source, _ in self._pollers[replies].poll(timeout_ms)}
         if self._wakeup.reader in ready:
             self._wakeup.clear()
@@ -185,24 +188,28 @@ class ClientSockets:
 
     @property
     def num_connections(self) -> int:
-        """Number of connections that the command socket has had: it changes with each new connection."""
+        """Number of connections that the command socket has had so far. It changes with each new connection."""
         return self._command_line.handshakes.num_done
 
     @property
     def refusal(self) -> str:
-        """Why the engine refuses a connection, as one sentence; empty if it does not."""
+        """Sentence saying why the engine refuses a connection; empty if it does not."""
         refusal = self._command_line.handshakes.refusal or self._telemetry_line.handshakes.refusal
         is_hung_up_by_ssh = self._tunnel is not None and self._tunnel.has_complained
         return "" if is_hung_up_by_ssh else refusal
 
     @property
     def absence(self) -> str:
-        """Why there is no connection, as one sentence; empty if there is one, or the reason is not known yet."""
+        """Sentence saying why there is no connection; empty if there is a connection, or the reason is not
+        known yet.
+        """
         return self._absence.why if self._tunnel is None else self._tunnel.why
 
     @property
     def num_cut(self) -> int:
-        """Number of connections closed here because of a flood, and of messages that are not in our protocol."""
+        """Number of connections closed here because of a flood, plus the number of messages that are not in our
+        protocol.
+        """
         return sum(line.num_cut for line in self._lines)
 
     @property
@@ -235,7 +242,7 @@ def _configure(socket: zmq.Socket[bytes], key: ClientKey | None, endpoint: str, 
 
 
 class _Line:
-    """One of the two sockets, with its monitor, handshakes, received messages, and connection limits.
+    """One of the client's two sockets, with its monitor, handshakes, received messages, and connection limits.
 
     `socket`, with all its options set, is connected to `address`; at most `high_water` messages are queued in it.
     """
@@ -267,7 +274,7 @@ class _Line:
 
     @property
     def num_cut(self) -> int:
-        """Number of connections closed here, and of multipart messages that were discarded."""
+        """Number of connections closed here, plus the number of multipart messages that were discarded."""
         return self._connections.num_cut + self._num_floods + self._intake.num_refused
 
     def receive(self, max_messages: int) -> list[bytes]:
@@ -281,8 +288,8 @@ class _Line:
         return messages
 
     def poll(self, now_s: float, *, has_news: bool = True) -> None:
-        """Process the monitor's events if it `has_news`, reconnect after a refusal, and enforce the limits on
-        connections.
+        """Process the monitor's events if it `has_news`, reconnect after a refusal, and enforce the connection
+        limits.
         """
         while has_news and self.monitor.poll(0):
             message = recv_monitor_message(self.monitor)
@@ -324,9 +331,9 @@ class _Line:
 class Intake:
     """Reads complete messages from `socket`, a limited number of bytes at a time, and detects floods.
 
-    ZeroMQ limits messages (`high_water`), not bytes: a limit suitable for small messages would use all memory for large
-    ones. Changing the limit of an existing connection can block both ends forever, so a flood ends the connection, and
-    the next one starts with a limit that fits the size of these messages.
+    ZeroMQ limits the number of messages (`high_water`), not of bytes: a limit suitable for small messages would use all
+    memory for large ones. Changing the limit of an existing connection can block both ends forever. Therefore, a flood
+    ends the connection, and the next one starts with a limit that fits the size of the received messages.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], high_water: int) -> None:
@@ -346,7 +353,9 @@ class Intake:
         return self._burst_bytes - self._largest > MAX_BURST_BYTES
 
     def begin(self) -> None:
-        """Set the high-water mark before connecting. After a flood, it depends on the size of the messages received."""
+        """Set the socket's high-water mark before connecting. After a flood, it depends on the size of the
+        messages received.
+        """
         mark = max(MIN_HIGH_WATER, MAX_BURST_BYTES // self._largest) if self.is_flooded else self._high_water
         self._socket.rcvhwm = min(mark, self._high_water)
         self._burst_bytes = self._largest = 0
@@ -375,7 +384,9 @@ class Intake:
         return messages
 
     def _skip_parts(self) -> bool:
-        """Discard remaining parts of a message for up to `PARTS_S`. Returns whether its end was reached."""
+        """Discard remaining parts of a multipart message for up to `PARTS_S`. Returns whether the message's end
+        was reached.
+        """
         deadline = time.monotonic() + PARTS_S
         while time.monotonic() < deadline:
             self._socket.recv(zmq.NOBLOCK)
@@ -390,9 +401,9 @@ class Handshakes:
 
     def __init__(self, endpoint: str, key: ClientKey | None) -> None:
         self.num_done = 0
-        """Number of connections that this socket has had: it changes with each new connection."""
+        """Number of connections that this socket has had so far. It changes with each new connection."""
         self.refusal = ""
-        """Why the peer refuses the connection, as one sentence; empty if it does not, or there is no peer."""
+        """Sentence saying why the peer refuses the connection; empty if it does not, or there is no peer."""
         self._endpoint = endpoint
         self._key = key
         self._num_hang_ups = 0
@@ -429,7 +440,7 @@ class Handshakes:
 
 
 class Outgoing:
-    """Commands to be sent to the engine: a FIFO queue, bounded in number and bytes.
+    """FIFO queue of commands to be sent to the engine, bounded in number and bytes.
 
     Any thread may add commands; the reading thread sends them. A command that is not sent within `MAX_WAIT_NS` is
     answered here with a refusal, so that none is lost silently or sent to an engine started later.
@@ -465,7 +476,7 @@ class Outgoing:
             sent(self._pop())
 
     def expired(self, now_ns: int) -> list[Reply]:
-        """Remove the commands that waited too long, and return refusals of them."""
+        """Remove the commands that were queued for longer than `MAX_WAIT_NS`, and return a refusal for each."""
         replies: list[Reply] = []
         while self._commands and now_ns - self._commands[0][0] > MAX_WAIT_NS:
             replies.append(refuse(self._pop(), NO_ENGINE))
@@ -478,7 +489,7 @@ class Outgoing:
 
 
 class AwaitedRequests:
-    """Unfinished requests and the replies received for each: what a client reports after a reconnection.
+    """Unfinished requests and the number of replies received for each. A client reports them after a reconnection.
 
     Must be fed every command that was sent and every reply received, on the reading thread.
     """
@@ -487,12 +498,10 @@ class AwaitedRequests:
         self._heard: dict[str, list[int]] = {}
 
     def sent(self, command: Command) -> None:
-        """Record that a command was sent."""
         if isinstance(command, Submit) and len(self._heard) < MAX_AWAITED:
             self._heard.setdefault(command.request_id, [])
 
     def record_reply(self, reply: Reply) -> None:
-        """Record a received reply."""
         if isinstance(reply, Refused):
             if not self._heard.get(reply.request_id):  # otherwise, a second request with the same id was refused
                 self._heard.pop(reply.request_id, None)
@@ -507,7 +516,7 @@ class AwaitedRequests:
         return list(self._heard)
 
     def all(self) -> tuple[Awaited, ...]:
-        """Return the unfinished requests, which a client reports to the engine after a reconnection."""
+        """Return the unfinished requests in the form in which they are reported to the engine after a reconnection."""
         return tuple(Awaited(request_id=name, heard=tuple(counts)) for name, counts in self._heard.items())
 
     def _count(self, reply: Tokens | Finished) -> None:

@@ -1,11 +1,11 @@
 """Limits on the connections of a socket: their number, and the bytes that each sent without completing a message.
 
-ZeroMQ limits neither, but it reports the file descriptor of a connection, and shutting that down ends the connection as
-if its peer had: the partial message is discarded, and other connections are not affected. Uses file descriptors only,
-not ZeroMQ.
+ZeroMQ limits neither, but it reports the file descriptor of a connection. Shutting that down ends the connection as if
+its peer had: the partial message is discarded, and other connections are not affected. Uses file descriptors only, not
+ZeroMQ.
 
 The kernel reports the bytes received over a connection for tcp only. Unix sockets are in a directory that only their
-owner can enter; there, a partial message is detected by this process's growing memory while more data keeps arriving.
+owner can enter; there, a partial message is detected by this process's growing memory while more data arrives.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 HANDSHAKE_S: Final = 2.0
-"""A younger connection may be one that never sends anything."""
+"""Age below which a connection is considered young: it may be one that never sends anything."""
 GREETING_BYTES: Final = 64
 """A connection that sent more than this speaks ZeroMQ's protocol."""
 NUM_ASKED: Final = 8
 MAX_GROWTH_BYTES: Final = 256 << 20
-"""Growth of resident memory that a partial message over a unix socket may appear to cause."""
+"""Maximum growth of resident memory that is attributed to a partial message over a unix socket before the
+connection is suspected.
+"""
 MAX_SUSPECT_CHECKS: Final = 3
-"""Number of checks with unread data after which a connection is considered the cause of the growth."""
+"""Number of checks with unread data after which a connection is considered the cause of memory growth."""
 FAST_GROWTH_BYTES: Final = 16 << 20
-"""Growth between two checks from which a suspected connection is checked several times, because its data may just have
-been read.
+"""Growth of resident memory between two checks above which a suspected connection is checked several times,
+because its data may just have been read.
 """
 NUM_GLANCES: Final = 25
 GLANCE_S: Final = 0.001
@@ -47,20 +49,20 @@ class _Connection:
     inode: int
     accepted_s: float = field(default_factory=time.monotonic)
     is_known: bool = False
-    """Whether it ever sent a complete message."""
+    """Whether the connection has sent a complete message."""
     mark_bytes: int = 0
-    """Bytes received when the last complete message was read."""
+    """Total bytes received over the connection when its last complete message was read."""
     mark_resident: int = 0
     num_checks: int = 0
 
 
 class Connections:
-    """Connections of one listening socket, by file descriptor; or, with `is_client`, of one that connects.
+    """Connections of one listening socket by file descriptor, or of a connecting socket if `is_client`.
 
     Args:
         max_connections: Maximum number of open connections.
-        may_send: Returns the number of bytes that a connection may send between two complete messages, or, if no
-            message is ever read, in this many seconds since it was accepted.
+        may_send: Called with the seconds since a connection was accepted. Returns the number of bytes that the
+            connection may send between two complete messages, or in total if it never completes one.
     """
 
     def __init__(self, max_connections: int, may_send: Callable[[float], int], *, is_client: bool = False) -> None:
@@ -77,12 +79,14 @@ class Connections:
         return len(self._connections)
 
     def listen(self, endpoint: str) -> None:
-        """Set the endpoint, `ipc://PATH` or `tcp://HOST:PORT`. Only connections to it are ever shut down."""
+        """Set the endpoint, `ipc://PATH` or `tcp://HOST:PORT`. Connections of other endpoints are never shut down."""
         scheme, _, rest = endpoint.partition("://")
         self._address = rest if scheme == "ipc" else int(rest.rpartition(":")[2])
 
     def accepted(self, descriptor: int) -> None:
-        """Add a connection. If there are too many, one that may not speak ZeroMQ is closed, or else the new one."""
+        """Add a connection. If there are too many, a young connection that has sent nothing is closed, or else
+        the new one.
+        """
         try:
             inode = os.fstat(descriptor).st_ino
         except OSError:
@@ -105,7 +109,9 @@ class Connections:
             connection.mark_resident = 0
 
     def record_activity_on_all(self) -> None:
-        """Record that a complete message was read, if there is hardly more than one connection it can come from."""
+        """Record that a complete message was read on every connection. For sockets that normally have a single
+        connection, so that the message is likely from it.
+        """
         for descriptor in self._connections:
             self.record_activity(descriptor)
 
@@ -130,7 +136,7 @@ class Connections:
         return -1 if isinstance(self._address, str) else _received_bytes(descriptor)
 
     def _watch_memory(self, untold: dict[int, _Connection]) -> None:
-        """Check connections without a count of received bytes."""
+        """Check the connections in `untold`, for which the kernel does not report the number of received bytes."""
         resident = _resident_bytes()
         is_growing = resident - self._resident > FAST_GROWTH_BYTES
         self._resident = resident
@@ -150,8 +156,8 @@ class Connections:
                 self.cut(descriptor)
 
     def _least_wanted(self, newest: int) -> int:
-        """Return a young connection that has sent nothing, so that a flood of silent ones displaces itself; otherwise
-        `newest`.
+        """Return a young connection that has sent at most `GREETING_BYTES`, or `newest` if there is none. A
+        flood of silent connections thus displaces itself.
         """
         since_s = time.monotonic() - HANDSHAKE_S
         young = [
@@ -204,7 +210,9 @@ def _received_bytes(descriptor: int) -> int:
 
 
 def _sending_soon(descriptors: list[int]) -> set[int]:
-    """Return those that have unread data at one of several checks within the next `NUM_GLANCES` x `GLANCE_S`."""
+    """Return the descriptors that have unread data at one of several checks within the next `NUM_GLANCES` x
+    `GLANCE_S`.
+    """
     found: set[int] = set()
     for _ in range(NUM_GLANCES):
         if len(found) == len(descriptors):

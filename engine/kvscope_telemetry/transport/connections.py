@@ -31,7 +31,7 @@ from kvscope_telemetry.transport.endpoints import endpoints, is_loopback
 from kvscope_telemetry.transport.ssh_tunnel import SCHEME, SshAddress
 
 NO_KEY: Final = Path("none")
-"""Value to pass instead of a key file to use no key, even if one is remembered."""
+"""Path to pass instead of a key file to use no key, even if one is remembered."""
 MAX_REMEMBERED: Final = 100
 _WHAT: Final = "connections file"
 
@@ -42,13 +42,13 @@ class Connection:
 
     endpoint: str
     key: str = ""
-    """Path; empty: none."""
+    """Path of the key file; empty if there is none."""
     label: str = ""
     kv_events: str = ""
-    """Address of another engine's KV events; empty if the engine reports it."""
+    """Address of the KV events of an engine other than kvscope's; empty if the engine reports it."""
     tls: bool = False
     ca: str = ""
-    """Path; empty: none."""
+    """Path of a PEM file with CA certificates for TLS; empty to use the system's certificates."""
 
 
 def connections_path() -> Path:
@@ -95,7 +95,8 @@ def remove(endpoint: str) -> None:
 
 
 def key_for(endpoint: str, given: Path | None = None) -> ClientKey | None:
-    """Return the key to connect with: the given one, the one remembered for the endpoint, or this user's local key.
+    """Return the key to connect with: the one in the file `given`, the one remembered for the endpoint, or this user's
+    local key.
 
     The local key is used for tcp on loopback only: an engine of the same user created it. Raises BadInput for an
     invalid key file.

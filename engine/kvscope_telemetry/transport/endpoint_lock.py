@@ -1,7 +1,7 @@
 """Ensures one engine per endpoint: the private directory of `ipc://` sockets, their files, and the engine's lock.
 
 A second bind to an ipc path would silently take it over, so the lock is acquired first. It is an flock: the kernel
-releases that of a killed engine, and a remaining file has no effect. Must not depend on sockets.
+releases the lock of a killed engine, and a remaining file has no effect. Must not depend on sockets.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class EndpointLock:
 
 @contextlib.contextmanager
 def private_umask() -> Iterator[None]:
-    """Create files and sockets with access for this user only. Affects the whole process: keep the block short."""
+    """Set the umask inside the context so that new files and sockets are accessible to this user only. Affects
+    the whole process: keep the block short.
+    """
     previous = os.umask(0o077)
     try:
         yield
@@ -118,14 +120,14 @@ class SocketFiles:
         self._inodes: dict[Path, int] = {}
 
     def note(self, endpoint: str) -> None:
-        """Record the file of a socket that was just bound to `endpoint`; there is none on tcp."""
+        """Record the file of a socket that was just bound to `endpoint`; a tcp endpoint has no file."""
         if endpoint.startswith(_SCHEME):
             path = Path(endpoint.removeprefix(_SCHEME))
             with contextlib.suppress(OSError):  # an abstract socket address has no file
                 self._inodes[path] = path.stat().st_ino
 
     def remove(self) -> None:
-        """Delete the files after the sockets were closed. A file that replaced one of ours is not deleted."""
+        """Delete the files after the sockets were closed. A file that has replaced the original one is not deleted."""
         while self._inodes:
             path, inode = self._inodes.popitem()
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """The addresses that a client connects to for one endpoint, and whether keys are required.
 
-The forms are those of `bind_address`: `ipc:///DIR` (or `ipc:///DIR/telemetry`) has `command` in the same directory,
-`tcp://HOST:PORT` has commands on PORT + 1. Must not depend on sockets.
+The forms are those of `bind_address`: `ipc:///DIR` (or `ipc:///DIR/telemetry`) has the socket `command` in the same
+directory, `tcp://HOST:PORT` has commands on PORT + 1. Must not depend on sockets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Endpoints:
 
 
 def endpoints(endpoint: str) -> Endpoints:
-    """Return the addresses of the engine at `endpoint`. Raises BadInput with the accepted form."""
+    """Return the addresses of the engine at `endpoint`. Raises BadInput, which names the accepted form."""
     address = parse_bind_address(endpoint)
     if isinstance(address, IpcAddress):
         return Endpoints(address.telemetry, address.command)
@@ -34,8 +34,8 @@ def endpoints(endpoint: str) -> Endpoints:
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Return whether the address is on this machine; a tunnel may lead elsewhere. Raises BadInput for an invalid
-    endpoint.
+    """Return whether the address is a loopback address. A tunnel may still lead to another machine. Raises
+    BadInput for an invalid endpoint.
     """
     address = parse_bind_address(endpoint)
     return isinstance(address, IpcAddress) or address.is_loopback
@@ -48,7 +48,7 @@ def is_ipv6(endpoint: str) -> bool:
 
 
 def require_curve(endpoint: str, has_keys: bool) -> None:
-    """Raise BadInput for an endpoint outside loopback without a key."""
+    """Raise BadInput if the endpoint is outside loopback and there is no key."""
     if endpoint.startswith(f"{SCHEME}://"):  # ssh protects the way to that machine, not beyond it
         endpoint = SshAddress.parse(endpoint).endpoint or "ipc:///default"
     if not (has_keys or is_loopback(endpoint)):

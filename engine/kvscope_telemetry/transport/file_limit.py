@@ -8,7 +8,9 @@ from typing import Final
 from kvscope_telemetry.errors import KvscopeError
 
 NEEDED_FILES: Final = 4_096
-"""Maximum number of connections, including those accepted before they can be refused, and the engine's files."""
+"""Number of open files needed: the maximum number of connections, including those accepted before they can be
+refused, and the engine's files.
+"""
 MAX_FILES: Final = 1 << 20
 
 

@@ -1,6 +1,6 @@
-"""Identifies this boot of this machine: processes with the same id share the monotonic clock.
+"""Identifies the current boot of this machine: processes with the same id share the monotonic clock.
 
-An address is not sufficient: a tunnel's end on loopback leads to another machine.
+An address is not sufficient: a loopback address may be the end of a tunnel to another machine.
 """
 
 from __future__ import annotations

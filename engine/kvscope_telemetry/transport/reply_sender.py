@@ -1,4 +1,5 @@
-"""Replies to clients: encoded, queued while a client does not read, and sent over the ROUTER socket.
+"""Sends replies to clients: encodes them, queues them while a client does not read, and sends them over the ROUTER
+socket.
 
 Owns the queue of each client, and the large replies held by ZeroMQ. Must be used on the thread that owns the socket.
 """
@@ -20,19 +21,21 @@ from kvscope_telemetry.messages.wire import encode
 
 MAX_BACKLOG_BYTES = 32 << 20
 MAX_ANSWER_BYTES = 16 << 20
-"""Size of a client's queue beyond which its requests for data are refused until it reads; the rest of the queue is
-reserved for unsolicited messages.
+"""Size of a client's queue beyond which its requests for data are refused until it reads. The queue's remaining
+capacity is reserved for unsolicited messages.
 """
 MAX_TOTAL_BYTES = 256 << 20
 REPLY_OVERHEAD_BYTES = 100
 RETRY_S: Final = (0.002, 0.05)
-"""Delay until queued replies are offered again to a client that does not read: initial and maximum."""
+"""Delay until queued replies are sent again to a client that does not read: initial and maximum."""
 BIG_REPLY_BYTES: Final = 16 << 10
-"""Replies of at least this size are sent one at a time per client, so that ZeroMQ holds at most 4 MiB of smaller
-ones.
+"""Replies of at least this size are sent one at a time per client, so that ZeroMQ holds at most 4 MiB of
+smaller replies.
 """
 MAX_REPLY_BYTES_IN_FLIGHT: Final = 128 << 20
-"""Limit on large replies to all clients held by ZeroMQ. Beyond it, the client with the largest one is disconnected."""
+"""Limit on large replies to all clients held by ZeroMQ. Beyond it, the client with the largest reply is
+disconnected.
+"""
 
 NOT_READ: Final = "replies are not read: the connection is closed; the client receives them on its next connection"
 
@@ -40,7 +43,7 @@ NOT_READ: Final = "replies are not read: the connection is closed; the client re
 class ReplySender:
     """Sends replies in order to each client.
 
-    `on_lost` is called with a client that disconnected or does not read; `cut` disconnects one.
+    `on_lost` is called with a client that disconnected or does not read; `cut` disconnects a client.
     """
 
     def __init__(
@@ -58,8 +61,8 @@ class ReplySender:
         return self._backlogs.is_empty
 
     def answer(self, client: bytes, reply: Reply) -> None:
-        """Send `reply` after everything queued for `client`. Requested data is refused while the client does not
-        read.
+        """Send `reply` after all replies queued for `client`. Requested data is refused while the client does
+        not read.
         """
         is_answer = isinstance(reply, Snapshot | BlockText | AllocatorMap)
         if is_answer and not self._backlogs.has_capacity(client):
@@ -74,7 +77,7 @@ class ReplySender:
         self._backlogs.add(client, data)
 
     def notify_lost(self, client: bytes) -> bool:
-        """Send a lost client the reason, if it can receive it. Returns whether the client is still connected."""
+        """Send the reason to a lost client, if it can receive it. Returns whether the client is still connected."""
         try:
             self._router.send(client, zmq.SNDMORE | zmq.NOBLOCK)
             self._router.send(encode(Failed(reason=NOT_READ)), zmq.NOBLOCK)
@@ -85,12 +88,11 @@ class ReplySender:
         return True
 
     def retry(self) -> None:
-        """Offer queued replies again."""
         if not self.is_empty:
             self.retry_s = RETRY_S[0] if self._backlogs.retry() else min(2 * self.retry_s, RETRY_S[1])
 
     def finish(self, seconds: float) -> None:
-        """Offer queued replies until all are sent, for at most `seconds`."""
+        """Try to send queued replies until the queues are empty, for at most `seconds`."""
         deadline = time.monotonic() + seconds
         while not self.is_empty and time.monotonic() < deadline:
             time.sleep(RETRY_S[0])
@@ -139,9 +141,8 @@ def _read_first(reply: Reply) -> Failed:
 class Delivery(Enum):
     SENT = "sent"
     FULL = "full"
-    """The client does not read fast enough; to be retried later."""
+    """The client does not read fast enough; the reply must be sent later."""
     GONE = "gone"
-    """The client is disconnected."""
 
 
 @dataclass(slots=True)
@@ -168,7 +169,7 @@ class ReplyBacklogs:
         max_total_bytes: int = MAX_TOTAL_BYTES,
     ) -> None:
         self.num_bytes = 0
-        """Size of all queues."""
+        """Total bytes in the queues of all clients."""
         self._send = send
         self._on_lost = on_lost
         self._max_bytes = max_bytes
@@ -180,7 +181,7 @@ class ReplyBacklogs:
         return not self._queues
 
     def add(self, client: bytes, data: bytes) -> None:
-        """Send `data` after everything queued for `client`."""
+        """Send `data` after all replies queued for `client`."""
         queue = self._queues.setdefault(client, _Queue())
         if queue.replies and queue.num_bytes + len(data) > self._max_bytes:
             self._lose(client)
@@ -193,12 +194,12 @@ class ReplyBacklogs:
             self._lose(max(self._queues, key=lambda other: self._queues[other].num_bytes))
 
     def has_capacity(self, client: bytes, num_bytes: int = 0) -> bool:
-        """Return whether an answer of `num_bytes` may be queued for `client`; a single one always may."""
+        """Return whether a reply of `num_bytes` may be queued for `client`. Any reply fits in an empty queue."""
         queue = self._queues.get(client)
         return queue is None or queue.num_bytes + num_bytes <= MAX_ANSWER_BYTES
 
     def retry(self) -> bool:
-        """Offer queued replies again. Returns whether any were sent."""
+        """Try to send queued replies. Returns whether any were sent."""
         return sum(self._drain(client, queue) for client, queue in list(self._queues.items())) > 0
 
     def _drain(self, client: bytes, queue: _Queue) -> bool:

@@ -1,7 +1,7 @@
 """The engine's two sockets and the thread that owns them.
 
 Owns binding, the I/O thread, encoding and decoding, heartbeats, and dropping messages for clients that do not read.
-Must not depend on what commands do: each is passed to `on_command`, and the arguments of `reply` are sent.
+Must not depend on what commands do: it passes each command to `on_command`, and sends the arguments of `reply`.
 
 A client is lost when a reply to it fails: ZeroMQ's ROUTER reports a closed connection on the next send (disconnect
 notifications are a draft feature that released pyzmq lacks). A client with running requests is sent tokens
@@ -41,15 +41,17 @@ from kvscope_telemetry.transport.wakeup import Wakeup
 
 NAP_S: Final = 0.001
 CROWDED_HZ: Final = 2_000
-"""Rate of messages per second above which the thread sleeps for `NAP_S` between turns."""
+"""Rate of messages per second above which the thread sleeps for `NAP_S` between passes."""
 _LATELY_S: Final = 0.02
 HEARTBEAT_S: Final = 0.5
 CLOSE_S: Final = 0.5
-"""Time for which `close` waits until queued messages reach the kernel."""
+"""Maximum time that `close` waits until queued messages reach the kernel."""
 END_S: Final = 5.0
-"""Time for which ZeroMQ may take to release closed sockets."""
+"""Maximum time that ZeroMQ may need to release closed sockets."""
 BIG_BYTES: Final = 64 << 10
-"""Messages of at least this size are passed to ZeroMQ without a copy, and count as in flight until it releases them."""
+"""Messages of at least this size are passed to ZeroMQ without a copy, and count as in flight until ZeroMQ
+releases them.
+"""
 MAX_BIG_BYTES_IN_FLIGHT: Final = 32 << 20
 PUBLISH_HIGH_WATER: Final = 500
 """Maximum number of messages queued for a subscriber that does not read: with the two limits above, at most 64 MiB.
@@ -60,20 +62,23 @@ MAX_OUTBOX_MESSAGES: Final = 4096
 MAX_OUTBOX_BYTES: Final = 32 << 20
 MAX_COMMANDS_A_TURN: Final = 64
 MAX_PARTS: Final = 16
-"""Maximum number of parts in a message that is answered with a refusal; beyond it, the connection is closed."""
+"""Maximum number of parts of a multipart message that is answered with a refusal. If a client sends more, the
+connection is closed.
+"""
 PARTS_S: Final = 0.005
-"""Time per turn for reading the remaining parts of such a message, which precede further messages."""
+"""Time per pass for reading the remaining parts of a refused multipart message, which precede further messages."""
 MAX_CONNECTIONS: Final = 256
 """Maximum number of connections on each of the two sockets."""
 MAX_READ_BYTES: Final = MAX_COMMAND_BYTES + (1 << 20)
-"""Commands of up to this size are read and, if too large, refused with a reason; beyond it, the connection is
-closed.
+"""Maximum size of a command that is read. A command above `MAX_COMMAND_BYTES` is refused with a reason; one
+above this size closes the connection.
 """
 MAX_UNREAD_COMMANDS: Final = 4
 """Maximum number of commands per client in ZeroMQ's queue."""
 MAX_SUBSCRIPTION_BYTES: Final = (128, 1024)
-"""Maximum size of messages to the publisher without and with keys. Our subscription is empty; a handshake takes 40
-bytes, with keys 300. ZeroMQ stores each subscription in about 48 times its length and does not limit their number.
+"""Maximum size of messages to the publisher without and with keys. kvscope's subscription is empty; a handshake
+takes 40 bytes, with keys 300. ZeroMQ stores each subscription in about 48 times its length and does not limit
+their number.
 """
 MAX_UNSENT_REPLIES: Final = 256
 """Maximum number of replies per client in ZeroMQ's queue."""
@@ -87,8 +92,8 @@ class ServerSockets:
     """PUB socket for telemetry and ROUTER socket for commands on `endpoint`, open from construction to `close`.
 
     The callbacks `on_command(client, command)`, `heartbeat()`, `on_client_lost(client)` and, when telemetry is sent,
-    `on_published(message, data)` run on the I/O thread and must be fast. The `seq` of heartbeats is set here, to that
-    of the last frame sent.
+    `on_published(message, data)` run on the I/O thread and must be fast. The `seq` of heartbeats is set here to the
+    `seq` of the last frame sent.
 
     With `keys`, only clients on their allow-list may connect, each with its role; keys are required on tcp outside
     loopback. Without keys, all clients have the role `keyless` on tcp. On ipc, only this user can connect, and is
@@ -137,7 +142,7 @@ class ServerSockets:
         self._replies: SimpleQueue[tuple[bytes, Reply | None]] = SimpleQueue()
         self._sender = ReplySender(self._router, self._on_client_lost, self._cut)
         self._spoke_last: dict[int, bytes] = {}
-        """Latest client on each connection, by file descriptor."""
+        """Client that sent the latest command on each connection, by file descriptor."""
         self._is_skipping = False
         self._big_messages: list[tuple[zmq.MessageTracker, int]] = []
         self._num_unsent = 0
@@ -150,22 +155,23 @@ class ServerSockets:
 
     @property
     def messages_dropped(self) -> int:
-        """Number of messages dropped here because the publisher fell behind. Messages dropped by ZeroMQ appear as
-        gaps.
+        """Number of messages dropped before they reached ZeroMQ, because the queue was full, too many large
+        messages were in flight, or a message was too large or could not be encoded. Messages dropped by ZeroMQ
+        appear as gaps.
         """
         return self._outbox.num_dropped + self._num_unsent
 
     def caller(self, client: bytes) -> Caller | None:
-        """Return the sender of `client`'s latest command; None if its key was removed. Thread-safe."""
+        """Return who sent the latest command of `client`; None if its key was removed. Thread-safe."""
         return self._authenticator.caller(client)
 
     def publish(self, message: TelemetryMessage) -> None:
-        """Send to all subscribers. Thread-safe; never waits."""
+        """Send a message to all subscribers. Thread-safe; never waits."""
         self._outbox.put(message)
         self._wakeup.signal()
 
     def reply(self, client: bytes, message: Reply) -> None:
-        """Send to one client. Thread-safe; never waits."""
+        """Send a reply to one client. Thread-safe; never waits."""
         self._replies.put((client, message))
         self._wakeup.signal()
 
@@ -288,7 +294,8 @@ class ServerSockets:
         self._wakeup.signal()
 
     def _turn_away(self) -> None:
-        """Disconnect clients whose key was removed: their requests are released, and their telemetry ends.
+        """Disconnect clients whose key was removed, so that their requests are released and they receive no more
+        telemetry.
 
         A single subscriber cannot be disconnected, so all are; those with a valid key reconnect automatically.
         """
@@ -341,7 +348,9 @@ class ServerSockets:
         self._clients.cut(descriptor)
 
     def _skip_parts(self) -> bool:
-        """Discard remaining parts of a message for up to `PARTS_S`. Returns whether its end was reached."""
+        """Discard remaining parts of a multipart message for up to `PARTS_S`. Returns whether the message's end
+        was reached.
+        """
         deadline = time.monotonic() + PARTS_S
         while time.monotonic() < deadline:
             for _ in range(1_000):
@@ -364,7 +373,6 @@ class ServerSockets:
             self._sender.answer(client, Failed(reason=f"the engine failed on this command: {error!r:.200}"))
 
     def _send_queued(self) -> int:
-        """Send all queued messages and replies. Returns the number of telemetry messages."""
         messages = self._outbox.drain()
         for message in messages:
             self._send_telemetry(message)
@@ -411,13 +419,13 @@ class ServerSockets:
 
 
 def _subscription_bytes(seconds: float) -> int:
-    """Return the bytes that a subscriber may have sent in this time: one subscription and occasional heartbeats."""
+    """Return the maximum bytes that a subscriber sends in this time: one subscription and occasional heartbeats."""
     return (64 << 10) + int(1024 * seconds)
 
 
 def _end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """Terminate the context on a separate thread, for at most `END_S`. Terminating was seen to wait forever for a
-    closed socket, and closing an engine must finish.
+    """Terminate the context on a separate thread, waiting for at most `END_S`. Termination was seen to wait
+    forever for a closed socket, and closing an engine must finish.
     """
     ending = threading.Thread(target=context.term, name="kvscope-zmq-end", daemon=True)
     ending.start()
@@ -448,10 +456,10 @@ def _user_id(part: zmq.Frame) -> str:
 
 
 class Crowding:
-    """Decides when the I/O thread should sleep so that messages accumulate: each turn costs as much as many messages,
-    and holds the GIL, which the thread that produces them needs.
+    """Decides when the I/O thread should sleep so that messages accumulate. Each pass costs as much as many messages,
+    and holds the GIL, which the thread that produces the messages needs.
 
-    Owns the recent rate of messages. Steps of an engine with a model are far less frequent and are never delayed.
+    Measures the recent rate of messages. Steps of an engine with a model are far less frequent and are never delayed.
     """
 
     def __init__(self) -> None:
@@ -460,7 +468,7 @@ class Crowding:
         self._is_crowded = False
 
     def nap_s(self, num_messages: int, now_s: float) -> float:
-        """Return the time to sleep after a turn that sent `num_messages` and ended at `now_s` (monotonic clock)."""
+        """Return the seconds to sleep after a pass that sent `num_messages` and ended at `now_s` (monotonic clock)."""
         self._num_messages += num_messages
         lasted_s = now_s - self._since_s
         if lasted_s >= _LATELY_S:
@@ -485,7 +493,7 @@ class Outbox:
         self._lock = threading.Lock()
 
     def put(self, message: TelemetryMessage) -> None:
-        """Append a message. A single message is retained whatever its size."""
+        """Append a message. The newest message is retained even if it alone exceeds the limit on bytes."""
         num_bytes = approximate_bytes(message)
         with self._lock:
             self._messages.append((message, num_bytes))
@@ -495,7 +503,6 @@ class Outbox:
                 self.num_dropped += 1
 
     def drain(self) -> list[TelemetryMessage]:
-        """Return and remove all messages, oldest first."""
         with self._lock:
             messages, self._messages, self._num_bytes = self._messages, deque(), 0
         return [message for message, _ in messages]

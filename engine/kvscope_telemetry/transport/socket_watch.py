@@ -1,7 +1,7 @@
-"""Tracks the connections to the engine's sockets through ZeroMQ's monitors.
+"""Tracks the connections to the engine's sockets through ZeroMQ's socket monitors.
 
-Owns the monitors and the schedule of checks; the limits are enforced by `Connections`. Must be used on the thread that
-owns the sockets.
+Owns the monitors and the schedule of checks; `Connections` enforces the limits. Must be used on the thread that owns
+the sockets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvscope_telemetry.transport.connection_watch import Connections
 WATCH_S: Final = 0.1
 MONITOR_HIGH_WATER: Final = 100
 _EVENT: Final = struct.Struct("=HI")
-"""A monitor's message: the event and the file descriptor."""
+"""Format of a monitor's message: the event and its value, which is a file descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,13 @@ class _Watched:
 
 
 class SocketWatch:
-    """Registers monitors with `poller`, and checks connections, only every `idle_s` seconds while there are none."""
+    """Registers monitors with `poller` and checks the limits on connections. While there are no connections, it
+    checks only every `idle_s` seconds.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, idle_s: float) -> None:
         self.next_check_s = 0.0
-        """Time of the next check on the monotonic clock."""
+        """Time of the next check of the limits, on the monotonic clock."""
         self._context = context
         self._poller = poller
         self._idle_s = idle_s
@@ -43,7 +45,9 @@ class SocketWatch:
         self._numbers = count()
 
     def attach(self, socket: zmq.Socket[bytes], connections: Connections) -> None:
-        """Monitor the connections to `socket`. ZeroMQ accepts no more while about a thousand events are unread."""
+        """Monitor the connections to `socket`. ZeroMQ accepts no more connections while about a thousand events
+        are unread.
+        """
         address = f"inproc://monitor-{next(self._numbers)}"
         socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
@@ -53,7 +57,9 @@ class SocketWatch:
         self._watched.append(_Watched(socket, monitor, connections))
 
     def detach(self, socket: zmq.Socket[bytes]) -> None:
-        """Stop monitoring a socket, before it is closed, while others stay open."""
+        """Stop monitoring a socket that will be closed while the other sockets stay open. Must be called before
+        it is closed.
+        """
         for watched in [watched for watched in self._watched if watched.socket is socket]:
             self._watched.remove(watched)
             self._poller.unregister(watched.monitor)
@@ -61,7 +67,6 @@ class SocketWatch:
             watched.monitor.close(linger=0)
 
     def read(self, ready: Container[Any]) -> None:
-        """Process the events of the monitors in `ready`."""
         for watched in self._watched:
             if watched.monitor in ready:
                 _read(watched)

@@ -1,8 +1,8 @@
 """Connects to an engine on another machine through OpenSSH: `ssh://[USER@]HOST[:PORT][/ENDPOINT]`.
 
-Owns the `ssh` process that forwards the engine's two sockets to a private directory on this machine, and restarts it
-when it ends. It never prompts (BatchMode): a key with a passphrase must be in an agent. It ends when this process ends,
-even if killed.
+Owns the `ssh` process that forwards the engine's two sockets to a private directory on this machine, and restarts `ssh`
+when it ends. `ssh` never prompts (BatchMode): a key with a passphrase must be in an agent. `ssh` ends when this process
+ends, even if it is killed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PREFIX: Final = "kvscope-ssh-"
 SYNTAX: Final = "ssh://[USER@]HOST[:PORT][/ENDPOINT]"
 _NO_TROUBLE: Final = ("Warning:", "**")
 AGAIN_S: Final = (1.0, 15.0)
-"""Shortest and longest pause between attempts, doubled each time."""
+"""Shortest and longest pause between attempts to start ssh; the pause doubles each time."""
 _PARTS: Final = re.compile(r"ssh://((?:[\w.+-]+@)?)(\[[\da-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?(?:/(.*))?", re.ASCII)
 _PLAIN: Final = re.compile(r"[\w./@+-]+", re.ASCII)
-"""Paths without characters that are special in ssh's option -L."""
+"""Matches paths without characters that are special in ssh's option -L."""
 _OPTIONS: Final = (
     *("-T", "-S", "none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"),
     *("-o", "ServerAliveCountMax=2", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"),
@@ -38,29 +38,27 @@ _KEEPER: Final = (
     'exec 3<&0; "$@" </dev/null 3<&- & ssh=$!; { read -r _ <&3; rm -rf "$0"; kill $ssh; } 2>/dev/null & keeper=$!;'
     " wait $ssh; code=$?; kill $keeper 2>/dev/null; exit $code"
 )
-"""Shell script that ends ssh and deletes the directory `$0` when its standard input is closed, which happens when this
-process ends, even if killed.
+"""Shell script that ends ssh and deletes the directory `$0` when the script's standard input is closed. This
+happens when this process ends, even if it is killed.
 """
 _FIND: Final = (
     'for d in "$XDG_RUNTIME_DIR/kvscope" "/run/user/$(id -u)/kvscope" "/tmp/kvscope-$(id -u)"; do'
     ' if [ -S "$d/telemetry" ]; then echo "$d"; exit 0; fi; done; echo none'
 )
-"""Shell script that finds the default endpoint of an engine of the remote user."""
+"""Shell script that prints the default endpoint of an engine of the remote user."""
 
 
 @dataclass(frozen=True, slots=True)
 class SshAddress:
-    """The remote machine, and the endpoint to forward."""
-
     host: str
-    """Host with the user, in ssh's notation."""
+    """Host in ssh's notation, with the user if there is one."""
     port: str
     endpoint: str
-    """Endpoint on the remote machine; empty: its default endpoint."""
+    """Endpoint on the remote machine; empty for the remote user's default endpoint."""
 
     @classmethod
     def parse(cls, text: str) -> SshAddress:
-        """Parse an address. Raises BadInput with the accepted form."""
+        """Parse an address. Raises BadInput, which names the accepted form."""
         match = _PARTS.fullmatch(text)
         if match is None or text.startswith("ssh://-") or "@-" in text or not 0 < int(match[3] or 22) < 65536:
             raise BadInput(f"address {text!r:.200} is not accepted: {SYNTAX}")
@@ -84,7 +82,7 @@ class SshAddress:
 
 
 def require_ssh() -> None:
-    """Raise BadInput if ssh is not installed."""
+    """Check that ssh is installed. Raises BadInput otherwise."""
     if shutil.which(SCHEME) is None:
         raise BadInput("ssh:// needs the OpenSSH client: no `ssh` on PATH (Debian: apt install openssh-client)")
 
@@ -109,7 +107,7 @@ class SshTunnel:
 
     @property
     def why(self) -> str:
-        """Why there may be no connection, as one sentence with ssh's message."""
+        """Sentence saying why there may be no connection, with ssh's message."""
         host = self._address.host
         if not self.has_complained and (self._folder / "telemetry").exists():
             return f"ssh to {host} is connected, but nobody answers at {self._address.endpoint or 'its default place'}"
@@ -139,7 +137,6 @@ class SshTunnel:
             pause_s = min(2 * pause_s, AGAIN_S[1])
 
     def _forward(self) -> None:
-        """Run the tunnel until ssh ends."""
         endpoint = self._address.endpoint or self._find()
         if not endpoint:
             return
@@ -153,7 +150,7 @@ class SshTunnel:
             (self._folder / name).unlink(missing_ok=True)
 
     def _find(self) -> str:
-        """Return the default endpoint on the remote machine; empty if there is none."""
+        """Return the default endpoint of the engine on the remote machine; empty if there is none."""
         found = self._start([*self._address.command, "--", self._address.host, _FIND])
         code = self._end()
         if code or self._closing.is_set():
@@ -166,8 +163,8 @@ class SshTunnel:
         return f"ipc://{found}"
 
     def _start(self, command: list[str]) -> str:
-        """Run a command, recording its errors as they are printed. Returns the last line it printed when it has
-        ended.
+        """Run a command until it ends, recording its errors as they are printed. Returns the last line of its
+        output.
         """
         with self._lock:
             if self._closing.is_set():
@@ -206,7 +203,7 @@ class SshTunnel:
 
 
 def _forwards(endpoint: str) -> tuple[str, str]:
-    """Return the remote addresses of telemetry and commands in the notation of ssh's -L."""
+    """Return the remote addresses of the telemetry and command sockets in the notation of ssh's -L."""
     address = parse_bind_address(endpoint)
     if isinstance(address, IpcAddress):
         return f"{address.folder}/telemetry", f"{address.folder}/command"

@@ -17,20 +17,20 @@ from typing import Any, Final
 from kvscope_telemetry.transport.bind_address import IpcAddress, parse_bind_address
 
 FIRST_S: Final = 0.3
-"""Time in which a running engine has answered."""
+"""Time within which a running engine has answered; the first attempt is made after it."""
 SILENT_S: Final = 1.5
 """Time after which a peer that has not answered is reported as silent."""
 _AGAIN_S: Final = (1.0, 15.0)
-"""Shortest and longest pause between attempts, doubled each time."""
+"""Shortest and longest pause between connection attempts; the pause doubles each time."""
 _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
 
 
 class UnreachableEngine:
-    """Reason why one endpoint cannot be reached. Call `poll` regularly while there is no connection."""
+    """Finds out why one endpoint cannot be reached. Call `poll` regularly while there is no connection."""
 
     def __init__(self, endpoint: str) -> None:
         self.why = ""
-        """Reason as one sentence; empty if no problem was found."""
+        """Sentence saying why the engine cannot be reached; empty if no problem was found."""
         address = parse_bind_address(endpoint)
         self._path, self._host, self._port = "", "", 0
         if isinstance(address, IpcAddress):

@@ -1,4 +1,4 @@
-"""A self-pipe that ends another thread's poll. Signals before the other thread polls are combined into one byte."""
+"""A self-pipe that ends another thread's poll. Several signals before that thread polls are combined into one byte."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 
 
 class Wakeup:
-    """`signal` may be called from any thread; the thread that polls `reader` must call `clear` before it checks its
-    work.
+    """Pipe by which any thread can wake a polling thread with `signal`. The polling thread must call `clear`
+    before it checks for work.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,9 @@ class Wakeup:
         self._lock = threading.Lock()
 
     def signal(self) -> None:
-        """Make `reader` readable, unless closed. The flag saves the system call while an earlier signal is pending."""
+        """Make `reader` readable, unless the pipe is closed. A flag saves the system call while an earlier
+        signal is pending.
+        """
         if self._is_set:
             return
         with self._lock:

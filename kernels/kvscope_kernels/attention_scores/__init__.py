@@ -1,1 +1,1 @@
-"""Share of attention that each block of a request gets from its next token, measured or estimated."""
+"""Share of the attention of a request's next token that each block of the request gets, measured or estimated."""

@@ -1,7 +1,7 @@
 """Share of a decode's attention that each block of the request gets.
 
-Reference for the shares that decode attention computes in its own pass (`merge_splits`), and the implementation for
-CPUs without C.
+Torch reference for the shares that decode attention computes in its own pass (`merge_splits`), and the implementation
+for CPUs without a C compiler.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Bounds of the keys of each block, updated after new keys are written."""
+"""Per-channel minimum and maximum of the keys of each block, updated after new keys are written."""
 
 import math
 
@@ -87,9 +87,9 @@ def _block_bounds_kernel(
     TILE_D: tl.constexpr,
     KV_FORMAT: tl.constexpr,
 ) -> None:
-    """One program: one token and KV head.
+    """Each program processes one token and KV head.
 
-    It processes the token's block, unless a later token of the step is in the block.
+    It updates the token's block, unless a later token of the step is in the same block.
     """
     token = tl.program_id(0)
     kv_head = tl.program_id(1)

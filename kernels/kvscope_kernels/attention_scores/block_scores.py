@@ -1,4 +1,4 @@
-"""Estimate of each block's share of a query's attention, from the bounds of the block's keys only."""
+"""Estimates each block's share of a query's attention from only the bounds of the block's keys."""
 
 import math
 
@@ -11,13 +11,13 @@ from kvscope_kernels.launch import padded_dim
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, next_power_of_2, require_triton, tl
 
 MAX_PARTIAL_BYTES = 16 << 20
-"""Maximum bytes of intermediate results; larger batches are processed in parts."""
+"""Maximum bytes of intermediate results. A larger batch is processed in several passes."""
 _MAX_TILE_ELEMENTS = 4096
 NEAR = 0.7
-"""Assumed position of a block's keys between the far bound (0) and the near one (1), which no key exceeds.
+"""Assumed position of a block's keys between the far bound (0) and the near bound (1), which no key exceeds.
 
-It is above the middle, 0.5, but well below 1, because few keys of a block come close to the near bound in all channels.
-See docs/internals/decisions/0019-sparse-decode-ranks-by-attention-share.md.
+The value is above the middle, 0.5, but well below 1, because few keys of a block come close to the near bound in all
+channels. See docs/internals/decisions/0019-sparse-decode-ranks-by-attention-share.md.
 """
 
 
@@ -73,8 +73,8 @@ def block_scores(
 
 
 def _log_shares(estimates: Tensor, num_kv_heads: int, scale: float, softcap: float | None) -> Tensor:
-    """Convert estimates (n, num_heads, width) to log shares (n, num_kv_heads, width); both -inf past a request's
-    blocks.
+    """Convert estimates (n, num_heads, width) to log shares (n, num_kv_heads, width). Both are -inf past a
+    request's blocks.
     """
     estimates = estimates.mul_(scale)
     if softcap is not None:
@@ -115,7 +115,7 @@ def _estimates(
 def score_constants(group: int, head_dim: int, element_bytes: int) -> dict[str, int]:
     """Return the kernel's constants that depend on shapes.
 
-    float32 products are computed in registers, where only smaller tiles fit.
+    With float32, the dot products are computed in registers, where only smaller tiles fit.
     """
     tile_d = padded_dim(head_dim)
     max_elements = _MAX_TILE_ELEMENTS if element_bytes < 4 else _MAX_TILE_ELEMENTS // 4
@@ -157,8 +157,8 @@ def _block_scores_kernel(
 ) -> None:
     """One program: the query heads of one KV head of one request, over TILE_P of its blocks.
 
-    The near bound is the upper one where the query is positive, and the lower one where it is negative. So near and far
-    estimates are products of tiles, without a choice per channel.
+    The near bound is the upper bound where the query is positive, and the lower bound where it is negative. So near and
+    far estimates are matmuls of tiles, without a choice per channel.
     """
     request = (tl.program_id(0) // NUM_KV_HEADS).to(tl.int64)
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -197,9 +197,7 @@ def block_scores_torch(
     softcap: float | None = None,
     max_seq_len: int | None = None,
 ) -> Tensor:
-    """Reference of `block_scores`, and the implementation for CPUs. Sums are float32 whatever the dtype of bounds
-    is.
-    """
+    """Reference of `block_scores`, and the implementation for CPUs. Sums are float32 for bounds of any dtype."""
     width = _checked_width(query, bounds, block_tables, seq_lens, block_size, max_seq_len)
     batch, num_heads, head_dim = query.shape
     num_kv_heads = bounds.shape[2]

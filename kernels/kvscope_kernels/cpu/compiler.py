@@ -1,8 +1,8 @@
 """Compilation of the C sources in this directory for this CPU, and the cache of compiled libraries.
 
-Owns the compiler's name and options, the library's file name (a hash of sources, options and CPU, so that another CPU
-or version builds its own) and the trial in a separate process, where an illegal instruction does no harm. On a machine
-without compiler, disk space or permissions there is no library, and no error is raised. See
+Defines the compiler's name and options, the library's file name (a hash of sources, options and CPU, so that another
+CPU or version builds another library) and the trial in a separate process, where an illegal instruction does no harm.
+On a machine without compiler, disk space or permissions there is no library, and no error is raised. See
 docs/internals/decisions/0013-cpu-operations-are-compiled-where-they-run.md.
 """
 
@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Final
 
 ENABLE_VARIABLE: Final = "KVSCOPE_NATIVE"
-"""Environment variable; the value 0 disables compilation and loading."""
+"""Environment variable whose value 0 disables compiling and loading the library."""
 OPTIONS_VARIABLE: Final = "KVSCOPE_NATIVE_OPTIONS"
-"""Environment variable with additional compiler options, such as `-march=haswell` for the code paths of other CPUs."""
+"""Environment variable with additional compiler options, such as `-march=haswell` to test the code paths of
+other CPUs.
+"""
 SOURCES: Final = ("linear.c", "grouped.c", "grouped_float.c", "attention.c", "prefill.c", "layers.c", "layer.c")
 HEADERS: Final = ("numbers.h", "grouped.h", "decode.h", "rotation.h")
 OPTIONS: Final = (
@@ -41,7 +43,7 @@ _TRIAL: Final = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).kvscope_t
 
 
 def built_library() -> Path | None:
-    """Return the library's path, or None if it cannot be built. Compiles it if there is none for this CPU."""
+    """Return the library's path, or None if it cannot be built. Compiles the library if there is none for this CPU."""
     compiler = _compiler()
     if compiler is None:
         return None
@@ -110,8 +112,8 @@ def _build(compiler: str, library: Path) -> bool:
 
 
 def _run_all(commands: list[list[str]]) -> bool:
-    """Run commands in parallel, and return whether all succeeded. They and their child processes have ended on
-    return.
+    """Run commands in parallel, and return whether all succeeded. The commands and their child processes have
+    ended on return.
     """
     deadline_s, running = time.monotonic() + TIMEOUT_SECONDS, list[subprocess.Popen[bytes]]()
     devnull = subprocess.DEVNULL
@@ -128,7 +130,7 @@ def _run_all(commands: list[list[str]]) -> bool:
 
 
 def _folders() -> Iterator[Path]:
-    """Yield the folders in which the library may be; it is built in the first."""
+    """Yield the folders that are searched for the library. It is built in the first."""
     own = os.environ.get("KVSCOPE_CACHE")
     if own:
         yield Path(own) / "native"

@@ -1,4 +1,4 @@
-"""Decode attention on a CPU that reads blocks in place, from attention.c."""
+"""Decode attention on a CPU, from attention.c. Reads KV blocks in place."""
 
 import ctypes
 
@@ -16,7 +16,9 @@ _HEAD_STEP = 16
 
 
 def decode_refusal(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, value_dim: int) -> str:
-    """Return why `paged_decode_attention_native` uses the torch reference for such heads, or ""."""
+    """Return why `paged_decode_attention_native` uses the torch reference for heads of these dtypes and sizes,
+    or "".
+    """
     if refusal := cache_refusal(dtype, cache_dtype):
         return refusal
     if head_dim % _HEAD_STEP or value_dim % _HEAD_STEP:
@@ -31,7 +33,7 @@ def paged_decode_attention_native(
 
     The reference is used for 8-bit caches, float16, and head dims that are not multiples of 16. The attention shares of
     `block_attention_torch` are computed in the same pass. Sums and weights are float32, so the result is closer to the
-    exact one than torch's bfloat16 product.
+    exact one than with torch's bfloat16 matmul.
     """
     native = library()
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]

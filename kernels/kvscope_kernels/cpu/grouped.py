@@ -1,4 +1,6 @@
-"""CPU products with grouped weights, from grouped.c and grouped_float.c. Owns the layout of these weights."""
+"""Linear layers with grouped weights on a CPU, from grouped.c and grouped_float.c. Defines the memory layout of
+these weights.
+"""
 
 from typing import Final
 
@@ -12,14 +14,14 @@ from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight
 
 PANEL: Final = 32
-"""Number of outputs interleaved in the layout."""
+"""Number of output rows that are interleaved in the weight layout."""
 _TINY: Final = 1e-30
 
 
 class NativeGrouped(NativeProduct):
-    """A grouped weight in the layout for this CPU, and the product with it.
+    """A grouped weight in the memory layout for this CPU, with its matmul.
 
-    Activations are exact, and the product equals that of the dequantized weight except for the order of float32 sums.
+    Activations are exact, and the result equals that of the dequantized weight except for the order of float32 sums.
     With `rounds_activations`, activations are rounded to 8 bits in groups of CHUNK. Raises RuntimeError without a
     compiled library (`library`).
     """
@@ -32,7 +34,7 @@ class NativeGrouped(NativeProduct):
         *,
         rounds_activations: bool = False,
     ) -> None:
-        """`buffer`: memory for the weight, shared with other weights; None: allocate it separately."""
+        """Pack `weight`, in memory from `buffer` if given, which is shared with other weights."""
         self.function = "kvscope_grouped" if rounds_activations else "kvscope_grouped_float"
         native = library()
         if native is None:
@@ -77,7 +79,7 @@ def _store_packed(packed: Tensor, buffer: WeightBuffer | None) -> Tensor:
 
 
 def _packed_facts(weight: GroupedWeight) -> Tensor:
-    """Return scales and lows, [panels, groups, 2, PANEL], in their dtype."""
+    """Return scale and low of each group of weights, [panels, groups, 2, PANEL], in the dtype of `scale_and_low`."""
     scale_and_low = torch.stack(weight.scale_and_low, -1)  # (outputs, groups, 2)
     padded = pad(scale_and_low, (0, 0, 0, 0, 0, -len(scale_and_low) % PANEL))
     return padded.view(len(padded) // PANEL, PANEL, -1, 2).permute(0, 2, 3, 1).contiguous()

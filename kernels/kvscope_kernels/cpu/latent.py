@@ -10,15 +10,15 @@ from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.latent_blocks import plain_latents
 
 _FEWEST_HEADS = {torch.bfloat16: 16, torch.float32: 32}
-"""Minimum number of query heads (all of one KV head) for which the prefill operation, which packs tiles, is faster.
+"""Minimum number of query heads, by dtype, for which latent decode uses the prefill operation, which packs tiles.
 
-With bfloat16, it takes a quarter of the time for 128 heads, and 0.7 of it for 16. With float32, it would take twice as
-long for 16.
+With bfloat16, it takes a quarter of the decode operation's time for 128 heads, and 0.7 of it for 16. With float32, it
+would take twice as long for 16.
 """
 
 
 def latent_decode_native(args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None) -> Tensor:
-    """Run `paged_decode_attention` where all query heads share one KV head."""
+    """Run `paged_decode_attention` for a model whose query heads all share one KV head."""
     args = plain_latents(args)
     query = args.query
     if shares is not None or query.shape[1] < _FEWEST_HEADS.get(query.dtype, 1 << 20):
@@ -27,5 +27,5 @@ def latent_decode_native(args: AttentionArgs, plans: DecodePlans | None = None, 
 
 
 def latent_prefill_native(args: AttentionArgs, runs: QueryRuns) -> Tensor:
-    """Run `paged_prefill_attention` where all query heads share one KV head."""
+    """Run `paged_prefill_attention` for a model whose query heads all share one KV head."""
     return paged_prefill_attention_native(plain_latents(args), runs)

@@ -1,4 +1,4 @@
-"""A decoder layer for a batch of decodes in one call, from layer.c, bit-identical to the single operations.
+"""Runs a decoder layer for a batch of decodes in one call, from layer.c, bit-identical to the single operations.
 
 This saves the time between these operations. Decides which layers and steps are supported; callers run the single
 operations for others.
@@ -28,7 +28,7 @@ from kvscope_kernels.cpu.operand_types import DTYPES, cache_refusal, dtype_refus
 from kvscope_kernels.rotate_write import CosSin
 
 Weight = Int8Weight | NativeGrouped
-"""Weights whose C functions have the same signature."""
+"""Types of weights whose C functions have the same signature."""
 
 
 class Norm(NamedTuple):
@@ -45,12 +45,14 @@ class LayerSpec(NamedTuple):
     """
 
     products: Sequence[Weight]
-    """Weights of the four products, in this order: fused q, k and v; attention output; fused gate and up; down."""
+    """Weights of the four linear layers, in this order: fused q, k and v; attention output; fused gate and up; down."""
     norms: tuple[Norm, Norm, Norm | None]
-    """Norms before attention, before the feed-forward block, and before the next layer, if there is one."""
+    """Norms before attention, before the feed-forward block, and before the next layer. The last is None if
+    there is no next layer.
+    """
     head_norm: Norm | None
-    """Norm of each query and key head before rotation, with a weight of shape (num_heads + num_kv_heads, head_dim); or
-    None.
+    """Norm of each query and key head before rotation, with a weight of shape (num_heads + num_kv_heads,
+    head_dim); None for a model without it.
     """
     activation: int
     """Key of `gated_activation.ACTIVATIONS`."""
@@ -60,10 +62,10 @@ class LayerSpec(NamedTuple):
     sliding_window: int | None
     softcap: float | None
     sinks: Tensor | None
-    """(num_heads,) float32, contiguous; or None."""
+    """(num_heads,) float32, contiguous; None for a model without attention sinks."""
     is_chunked: bool
     dtype: torch.dtype
-    """Dtype of activations and caches."""
+    """Dtype of activations and of the KV cache."""
     sum_dtype: torch.dtype
     """Dtype of the residual stream, the layer's input and output."""
 
@@ -128,7 +130,7 @@ class DecodeStep:
 
 
 class CompiledLayer:
-    """A layer bound to its KV cache. It references the weights, but stores only addresses of the caches."""
+    """A layer bound to its KV cache. It holds references to the weights, but only addresses of the cache tensors."""
 
     def __init__(self, spec: LayerSpec, k_cache: Tensor, v_cache: Tensor) -> None:
         """Raises ValueError for layers that layer.c does not support (`can_compile`)."""
@@ -155,8 +157,8 @@ class CompiledLayer:
         self._address = addressof(self._struct)
 
     def supports(self, x: Tensor, normed: Tensor | None, step: DecodeStep) -> bool:
-        """Whether `__call__` supports these arguments, with no more tokens than the single C operations would
-        compute.
+        """Whether `__call__` supports these arguments. The number of tokens is limited as in the single C
+        operations.
         """
         spec, shape = self._spec, (step.num_tokens, self._hidden)
         is_step = step.dtype == spec.dtype and step.head_dim == self._head_dim and shape[0] <= self._max_tokens
@@ -165,7 +167,7 @@ class CompiledLayer:
         return is_step and is_x and is_norm
 
     def __call__(self, x: Tensor, normed: Tensor | None, step: DecodeStep) -> tuple[Tensor, Tensor | None]:
-        """Run the layer and write keys and values.
+        """Run the layer and write keys and values to its cache.
 
         Args:
             x: (T, hidden) of `sum_dtype`, contiguous.
@@ -173,7 +175,7 @@ class CompiledLayer:
             step: The batch, which `supports` must accept.
 
         Returns:
-            The layer's result, and the next layer's norm of it (None if there is no next layer).
+            The layer's result, and the next layer's norm of this result (None if there is no next layer).
 
         Raises:
             MemoryError: No memory for temporary buffers. Keys and values may have been written.

@@ -1,4 +1,4 @@
-"""Small operations of a layer on a CPU, from layers.c, each in one pass over the numbers.
+"""Small operations of a layer on a CPU, from layers.c, each in one pass over its operands.
 
 For unsupported operands (float16, 8-bit caches), they run the torch reference.
 """
@@ -16,7 +16,9 @@ from kvscope_kernels.rms_norm import rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, check_rotation, rotate_write_torch
 
 MAX_ELEMENTS_PER_CALL = 1 << 18
-"""Maximum number of elements per call, which runs on one thread. Torch divides larger ones among threads."""
+"""Maximum number of elements for which the C operations are used. They run on one thread, while torch divides
+larger operands among threads.
+"""
 
 
 def rms_norm_native(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:

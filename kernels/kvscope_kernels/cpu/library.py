@@ -1,4 +1,4 @@
-"""Python interface of the compiled operations. Owns the only handle of the library and the types of its functions."""
+"""Python interface of the compiled operations: the only handle of the library, and the signatures of its functions."""
 
 import ctypes
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
@@ -76,7 +76,9 @@ class RotationStruct(ctypes.Structure):
 
 
 class ProductStruct(ctypes.Structure):
-    """Struct `product` in layer.c: address of a weight's struct, and the function that multiplies by it."""
+    """Struct `product` in layer.c: the address of a weight's struct, and the function that multiplies by this
+    weight.
+    """
 
     _fields_ = (("parts", c_void_p), ("call", c_void_p))
 
@@ -112,7 +114,7 @@ class StepStruct(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled library, loaded once; None if there is none (`built_library`)."""
+    """Return the compiled library, which is loaded once, or None if it cannot be built (`built_library`)."""
     path = built_library()
     return None if path is None else load_library(path)
 
@@ -125,7 +127,7 @@ def library_refusal() -> str:
 
 
 def load_library(path: Path) -> ctypes.CDLL | None:
-    """Load the library in a file and declare its functions. Returns None if it cannot be loaded."""
+    """Load the library in a file and declare its functions. Returns None if the library cannot be loaded."""
     try:
         native = ctypes.CDLL(str(path))
     except OSError:

@@ -1,4 +1,6 @@
-"""CPU products with 8-bit weights, from linear.c. Decides how a weight is rounded, and owns its layout."""
+"""Linear layers with 8-bit weights on a CPU, from linear.c. Decides how a weight is rounded, and defines its
+memory layout.
+"""
 
 import ctypes
 
@@ -12,15 +14,15 @@ from kvscope_kernels.cpu.product import NativeProduct
 from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 
 PANEL = 64
-"""Number of outputs interleaved in the layout."""
+"""Number of output rows that are interleaved in the weight layout."""
 GROUP = 64
-"""Number of inputs with a common scale."""
+"""Number of inputs of a weight that share a scale."""
 _PANELS_PER_PART = 32
 _TINY = 1e-30
 
 
 class Int8Weight(NativeProduct):
-    """Weight (outputs, inputs) rounded to 8 bits with a scale per GROUP inputs, and the product with it.
+    """Weight (outputs, inputs) rounded to 8 bits with a scale per GROUP inputs, with its matmul.
 
     A scale is the largest absolute value of its group over 127. Raises RuntimeError without a compiled library
     (`library`), and ValueError for a weight that is not two-dimensional, is empty or is not finite.
@@ -29,7 +31,7 @@ class Int8Weight(NativeProduct):
     function = "kvscope_linear"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, buffer: WeightBuffer | None = None) -> None:
-        """`buffer`: memory for the weight, shared with other weights; None: allocate it separately."""
+        """Round and pack `weight`, in memory from `buffer` if given, which is shared with other weights."""
         native = library()
         if native is None:
             raise RuntimeError("weights of 8 bits need a C compiler on a Linux machine (cc, gcc or clang)")
@@ -44,7 +46,7 @@ class Int8Weight(NativeProduct):
 
 
 def int8_product_torch(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the result of `Int8Weight.product`, computed in float64 from both sides rounded to 8 bits."""
+    """Return the result of `Int8Weight.product`, computed in float64 from activations and weights rounded to 8 bits."""
     return _rounded(x) @ _rounded(weight).T
 
 
@@ -63,7 +65,7 @@ def _in_groups(rows: Tensor) -> Tensor:
 def _packed(weight: Tensor, buffer: WeightBuffer | None) -> tuple[Tensor, Tensor]:
     """Return [panels, groups, GROUP / 4, PANEL, 4] uint8 with 128 added, and scales [panels, groups, PANEL].
 
-    Works on a part of the weight at a time, so that a large one is not converted to float32 as a whole.
+    Processes some rows of the weight at a time, so that a large weight is not converted to float32 as a whole.
     """
     panels, groups = -(-len(weight) // PANEL), -(-weight.shape[1] // GROUP)
     allocate = torch.empty if buffer is None else buffer.allocate

@@ -1,4 +1,4 @@
-"""Dtypes that the compiled operations support. The torch references support all others."""
+"""Dtypes that the compiled operations support. Operands of other dtypes are processed by the torch references."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Prefill attention on a CPU that reads blocks in place, from prefill.c."""
+"""Prefill attention on a CPU, from prefill.c. Reads KV blocks in place."""
 
 import ctypes
 
@@ -12,7 +12,9 @@ from kvscope_kernels.paged_prefill_attention import check_prefill, paged_prefill
 
 
 def prefill_refusal(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> str:
-    """Return why `paged_prefill_attention_native` uses the torch reference for such heads, or ""."""
+    """Return why `paged_prefill_attention_native` uses the torch reference for heads of these dtypes and sizes,
+    or "".
+    """
     if refusal := cache_refusal(dtype, cache_dtype):
         return refusal
     return f"C needs heads of an even size, not {head_dim}" if head_dim % 2 else ""

@@ -1,4 +1,4 @@
-"""Calls matrix products of the compiled C library from Python, after checking the arguments."""
+"""Calls the matmuls of the compiled C library from Python, after checking the arguments."""
 
 from ctypes import CDLL, Structure, addressof
 from typing import Final
@@ -13,20 +13,20 @@ _DTYPES: Final = (torch.bfloat16, torch.float32)
 
 
 class NativeProduct:
-    """Base class of weights, shape (outputs, inputs), that a function of the compiled library multiplies by.
+    """Base class of weights, shape (outputs, inputs), whose matmul is a function of the compiled library.
 
-    These functions have the same signature for all layouts of weights.
+    These functions have the same signature for all memory layouts of weights.
     """
 
     function: str
-    """Name of the function in the compiled library that computes the product for this layout of weights."""
+    """Name of the function in the compiled library that computes the matmul for this memory layout."""
     outputs: int
     inputs: int
 
     def _set_weight(self, native: CDLL, parts: Structure, *tensors: Tensor | None) -> None:
-        """Set the weight.
+        """Set the weight to the struct `parts`, which `function` reads.
 
-        `parts`: the struct that `function` reads; `tensors`: all tensors that the struct points to.
+        `tensors`: all tensors that the struct points to.
         """
         self._call = getattr(native, self.function)
         self._struct = parts
@@ -36,8 +36,8 @@ class NativeProduct:
         """All tensors of the weight, which must not be freed while the struct points to them."""
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, else of x; bfloat16 or
-        float32.
+        """Multiply x (..., inputs) -> (..., outputs). The result has `dtype`, else the dtype of `add`, else of x;
+        bfloat16 or float32.
 
         `add`, (..., outputs), is added before the result is rounded to its dtype. Raises ValueError for unsupported
         arguments, MemoryError without memory for a temporary copy of activations.

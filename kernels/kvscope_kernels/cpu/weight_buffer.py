@@ -1,6 +1,6 @@
-"""Memory for packed weights, in pieces that the system may back with pages of 2 MiB.
+"""Memory for packed weights, in large pieces that the system may back with pages of 2 MiB.
 
-A product reads each weight once, at memory bandwidth. With pages of 4 KiB, a core stalls at the end of each page.
+A matmul reads each weight once, at memory bandwidth. With pages of 4 KiB, a core stalls at the end of each page.
 Measured on one core: 19 to 22 GB/s with small pages, 25 with large ones.
 """
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from kvscope_kernels.cpu.library import library
 
 CHUNK_BYTES = 64 << 20
-"""Minimum bytes of a piece. Pages that are never written take no memory."""
+"""Minimum bytes of a piece of memory. Pages that are never written use no memory."""
 _ALIGNMENT = 64
 
 
 class WeightBuffer:
-    """Allocates tensors in large pieces of memory. A piece is freed with the last tensor in it."""
+    """Allocates tensors in large pieces of memory. A piece is freed together with the last tensor in it."""
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)

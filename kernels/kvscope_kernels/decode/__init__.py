@@ -1,1 +1,1 @@
-"""Split of a batch of decodes into parts for the programs of one launch."""
+"""Splits a batch of decodes into parts, one for each program of a launch."""

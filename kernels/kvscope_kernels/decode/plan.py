@@ -1,6 +1,6 @@
-"""Split of a step's decodes, or short runs of queries, planned once for all layers, and its buffers.
+"""Split of a step's decodes, or short runs of queries, into parts. Planned once for all layers.
 
-Owns the tensors of the plan; `plan_kernel` defines their contents.
+Owns the tensors of the plan, whose contents `plan_kernel` defines, and the buffers for partial results.
 """
 
 import math
@@ -16,7 +16,7 @@ from kvscope_kernels.launch import num_multiprocessors
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Parts of one batch, computed and stored on the device; see `plan_decode`."""
+    """The parts into which one batch is split, computed and stored on the device; see `plan_decode`."""
 
     bounds: PartBounds
     parts: Tensor
@@ -24,23 +24,24 @@ class DecodePlan:
     sum_offsets: Tensor | None = None
     """Index of each part's first block in the block sums; None if no block sums are stored."""
     sum_capacity: int = 0
-    """Capacity of the block sums, in blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitBuffers:
-    """Partial results of split requests, to be merged. Each layer overwrites them."""
+    """Partial attention results of split requests, to be merged. Each layer overwrites them."""
 
     partial: Tensor
-    """(num_parts, num_rows, value_dim) float32: each part's own softmax over values. Rows are queries times heads."""
+    """(num_parts, num_rows, value_dim) float32: each part's softmax-weighted sum of values. A row is a query
+    and a head.
+    """
     lse: Tensor
     """(num_parts, num_rows) float32: log2 of the part's sum of exponentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSums:
-    """Sums of the attention weights of each block, stored by the parts. Each layer overwrites them, and its merge reads
-    them.
+    """Sums of the attention weights of each block. Attention stores them for each part, and the merge of the
+    same layer reads them.
     """
 
     piece_sums: Tensor
@@ -50,7 +51,7 @@ class BlockSums:
 
 
 class DecodePlans:
-    """Plans of one step, or one CUDA graph; each is computed on first use.
+    """Plans of one step, or of one CUDA graph. Each plan is computed on first use.
 
     There is one plan per window, tile and number of programs, of which a model has one or two combinations.
     """
@@ -80,17 +81,17 @@ class DecodePlans:
         Args:
             seq_lens: Must stay unchanged while its plans are used: plans are cached by the tensor's identity.
             max_visible: Maximum number of visible tokens per request.
-            window: Number of a request's last tokens that any of its queries sees; with `is_chunked`, those of its last
-                chunk of that length.
+            window: Number of a request's last tokens that any of its queries attends to; with `is_chunked`, those of
+                its last chunk of that length.
             programs_each: As for `part_bounds`.
             tile_n: As for `part_bounds`.
             num_warps: As for `part_bounds`.
             block_size: Size of blocks whose sums are stored, if there are no more than `sum_capacity`; parts then start
-                at blocks. 0: no sums are stored.
+                at blocks. 0 if no sums are stored.
             sum_capacity: Capacity of the block sums, in blocks.
             is_chunked: As in `AttentionArgs`.
             reads_again: As for `part_bounds`.
-            max_cuts: Maximum number of splits that the buffers hold; None: unlimited.
+            max_cuts: Maximum number of additional parts for which the buffers have capacity; None for no limit.
         """
         shape = max_visible, window, programs_each, tile_n, num_warps, block_size, sum_capacity
         key = (id(seq_lens), *shape, is_chunked, reads_again, max_cuts)
@@ -115,8 +116,8 @@ class DecodePlans:
         return self._sums[key]
 
     def buffers(self, plan: DecodePlan, num_rows: int, value_dim: int) -> SplitBuffers:
-        """Return buffers for the parts of a plan. Layers run one after the other, so all layers of a shape share
-        them.
+        """Return buffers for the parts of a plan. Layers run one after the other, so all layers of the same
+        shape share them.
         """
         num_parts = plan.bounds.num_parts if plan.bounds.num_cuts else 0
         key = (num_parts, num_rows, value_dim)

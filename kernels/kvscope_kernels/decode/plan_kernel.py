@@ -1,4 +1,4 @@
-"""Split of a batch by its lengths, on the device, in one launch for all layers of a step."""
+"""Splits a batch into parts by its lengths, on the device, in one launch for all layers of a step."""
 
 from torch import Tensor
 
@@ -7,9 +7,9 @@ from kvscope_kernels.decode.bounds import MAX_PART_TOKENS, PartBounds
 from kvscope_kernels.triton_language import jit, jit_varying, require_triton, tl
 
 PART_FIELDS = 4
-"""Number of fields of a part: its request, first position, end position (exclusive), and flags."""
+"""Number of fields of a part: the request's index, first position, end position (exclusive), and flags."""
 FIRST, ONLY = 1, 2
-"""Flag bits: the request's first part, and its only one."""
+"""Flag bits of a part: whether it is the request's first part, and its only part."""
 TILE_B = 256  # requests, or a request's parts, processed at a time
 _FIRST = tl.constexpr(FIRST)
 _ONLY = tl.constexpr(ONLY)
@@ -88,7 +88,7 @@ def _visible(seq_len: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr, BL
 
 @jit
 def _split(visible: tl.tensor, longest: tl.tensor, tile_n: tl.tensor) -> tl.tensor:
-    """Return the number of parts of a request and the length of all but its last, in int32 without overflow."""
+    """Return the number of parts of a request, and the length of all parts but the last, in int32 without overflow."""
     visible = tl.maximum(visible, 1)
     num_parts = (visible - 1) // longest + 1
     size = ((visible - 1) // num_parts // tile_n + 1) * tile_n
@@ -117,9 +117,9 @@ def _plan_decode_kernel(
     TILE_B: tl.constexpr,
     IS_CHUNKED: tl.constexpr,
 ) -> None:
-    """One program: one request.
+    """Each program plans one request.
 
-    Each program reads all lengths, for the total and for the number of parts before its own.
+    It reads all lengths, for the total and for the number of parts before its own.
     """
     request = tl.program_id(0)
     lane = tl.arange(0, TILE_B)

@@ -1,1 +1,1 @@
-"""Mixture of experts: the products of the experts to which a step's tokens are routed."""
+"""Mixture of experts: the feed-forward layers of the experts to which a step's tokens are routed."""

@@ -12,11 +12,11 @@ from torch import Tensor
 from kvscope_kernels.triton_language import jit_varying, next_power_of_2, require_triton, tl
 
 _CHUNK: Final = 1024
-"""Number of pairs that a program scans at a time."""
+"""Number of (token, expert) pairs that a program scans at a time."""
 
 
 class ExpertTiles(NamedTuple):
-    """Contents of the tiles.
+    """Expert of each tile, and the (token, expert) pairs in it.
 
     experts: (tiles,) int32, -1 for unused tiles.
 
@@ -37,7 +37,7 @@ def align_experts(ids: Tensor, num_experts: int, tile_m: int) -> ExpertTiles:
     """Group pairs by expert into tiles, in one launch.
 
     There is a program per expert. It counts the pairs of all experts to find where its own tiles start, and fills these
-    in order.
+    tiles in order.
 
     Args:
         ids: (pairs,) int32 or int64, contiguous; pairs with ids outside [0, num_experts) are in no tile.
@@ -69,7 +69,7 @@ def _align_experts_kernel(
     TILE_E: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """One program: the tiles of one expert. The last expert's program also marks unused tiles."""
+    """Each program fills the tiles of one expert. The last expert's program also marks unused tiles."""
     expert = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     each = tl.arange(0, TILE_E)
@@ -101,7 +101,6 @@ def _align_experts_kernel(
 
 
 def align_experts_torch(ids: Tensor, num_experts: int, tile_m: int) -> ExpertTiles:
-    """Reference of `align_experts`."""
     num_tiles = max_tiles(len(ids), num_experts, tile_m)
     experts = torch.full((num_tiles,), -1, dtype=torch.int32, device=ids.device)
     pairs = torch.full((num_tiles, tile_m), len(ids), dtype=torch.int32, device=ids.device)

@@ -1,4 +1,4 @@
-"""Weights of the experts of one layer, and the activation between the two products."""
+"""Weights of the experts of one layer, and the activation between the two linear layers of an expert."""
 
 import math
 from typing import Final, NamedTuple
@@ -11,14 +11,14 @@ from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
 
 RELU_SQUARED: Final = 2
-"""Activation without a gate, in addition to the kinds of `gated_activation`."""
+"""Kind of an activation without a gate, in addition to the kinds of `gated_activation`."""
 FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Absolute values of the eight 3-bit codes, in order."""
+"""Absolute values of the eight 3-bit codes of MXFP4, in order."""
 GROUP: Final = 32
-"""Number of inputs with a common power of two."""
+"""Number of inputs in an MXFP4 weight that share a power of two."""
 _BYTES: Final = GROUP // 2
 _MAX_POWER: Final = 128
-"""Maximum stored power, so that the kernel's factor is a float32 number."""
+"""Maximum stored power, so that the factor in the kernel is finite in float32."""
 
 
 class Gate(NamedTuple):
@@ -29,7 +29,7 @@ class Gate(NamedTuple):
 
     kind: int = SILU
     alpha: float = 1.0
-    """Slope of SILU: gate * sigmoid(alpha * gate)."""
+    """Factor in SILU: gate * sigmoid(alpha * gate)."""
     limit: float = math.inf
     shift: float = 0.0
 
@@ -38,8 +38,8 @@ class Gate(NamedTuple):
         return self.kind != RELU_SQUARED
 
     def apply(self, both: Tensor) -> Tensor:
-        """Apply the activation: (..., 2 * size), gate first, -> (..., size). Without a gate: (..., size) -> (...,
-        size).
+        """Apply the activation: (..., 2 * size), with the gate first, -> (..., size). Without a gate: (...,
+        size) -> (..., size).
         """
         if not self.is_gated:
             return both.relu().square()
@@ -75,7 +75,7 @@ class Mxfp4Weight(NamedTuple):
 def to_mxfp4(weight: Tensor) -> Mxfp4Weight | None:
     """Convert (experts, outputs, inputs) to MXFP4. Returns None unless MXFP4 represents every number exactly.
 
-    It does for the weights of a checkpoint in MXFP4.
+    The weights of a checkpoint in MXFP4 are represented exactly.
     """
     num_experts, outputs, inputs = weight.shape
     if inputs % GROUP:
@@ -91,7 +91,7 @@ def to_mxfp4(weight: Tensor) -> Mxfp4Weight | None:
 
 
 def _mxfp4_codes(groups: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Convert groups (outputs, groups, 32) to codes and powers, or return None if they are not exact.
+    """Convert groups (outputs, groups, 32) to codes and powers, or return None if the conversion is not exact.
 
     The largest number of a group becomes 4 or 6, which keeps the conversion exact.
     """
@@ -116,7 +116,7 @@ class ExpertWeights(NamedTuple):
         down: (experts, hidden, size).
         up_bias: (experts, rows of up), or None.
         down_bias: (experts, hidden), or None.
-        gate: Activation between the two products.
+        gate: Activation between `up` and `down`.
     """
 
     up: Tensor | Mxfp4Weight
@@ -140,7 +140,7 @@ class ExpertWeights(NamedTuple):
         return None if isinstance(self.down, Mxfp4Weight) else self.down.dtype
 
     def check(self) -> None:
-        """Raise ValueError if the operation does not support the weights."""
+        """Raise ValueError if `mix_experts` does not support the weights."""
         if self.gate.kind not in (SILU, GELU_TANH, RELU_SQUARED):
             require(False, "kind", self.gate.kind, "SILU, GELU_TANH or RELU_SQUARED")
         if isinstance(self.down, Tensor) and (self.down.dim() != 3 or self.down.dtype not in FLOAT_DTYPES):

@@ -1,8 +1,8 @@
-"""Weighted sum of each token's experts: two grouped products and a sum, without synchronization with the host.
+"""Weighted sum of each token's experts: two grouped matmuls and a sum, without synchronization with the host.
 
-A pair is a token and one of its experts. Both products run over tiles of pairs of one expert (`alignment`), so that an
+A pair is a token and one of its experts. Both matmuls run over tiles of pairs of one expert (`alignment`), so that an
 expert's weights are read once for the few rows of a decode. With a single token, each pair is a separate tile, because
-its experts differ. A token's experts are summed in their order, so that results are deterministic.
+its experts differ. The results of a token's experts are added in a fixed order, so that the sum is deterministic.
 """
 
 from typing import Final, NamedTuple
@@ -27,7 +27,7 @@ from kvscope_kernels.triton_language import (
 )
 
 MAX_ROWS_PER_TILE: Final = 128
-"""Maximum rows of a tile; half as many for 4-bit weights, which are dequantized in registers."""
+"""Maximum rows of a tile. The limit is half as large for 4-bit weights, which are dequantized in registers."""
 _NO_ACTIVATION = -1
 _RELU_SQUARED = tl.constexpr(RELU_SQUARED)
 _GELU_TANH = tl.constexpr(GELU_TANH)
@@ -39,7 +39,7 @@ _SUM_TILE: Final = 1024
 
 
 class MoeProductTiles(NamedTuple):
-    """TILE_M pairs by TILE_N outputs, TILE_K inputs at a time."""
+    """Tile of one program: TILE_M pairs by TILE_N outputs, summed over TILE_K inputs at a time."""
 
     tile_m: int
     tile_n: int
@@ -51,8 +51,8 @@ class MoeProductTiles(NamedTuple):
 def mix_experts(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) -> Tensor:
     """Return the sum over j of shares[t, j] * expert ids[t, j] of x[t], accumulated in float32.
 
-    Expert e of x is down[e] @ gate(up[e] @ x + up_bias[e]) + down_bias[e]. The intermediate result between the products
-    has the dtype of x.
+    Expert e of x is down[e] @ gate(up[e] @ x + up_bias[e]) + down_bias[e]. The intermediate result between the two
+    matmuls has the dtype of x.
 
     Args:
         x: (tokens, hidden) with the weights' dtype.
@@ -100,7 +100,9 @@ def _product(
     gate: Gate | None = None,
     shares: Tensor | None = None,
 ) -> Tensor:
-    """Return each pair's product with its expert, (pairs, outputs). x has one row per token or per pair."""
+    """Multiply the row of x of each pair by the weight of the pair's expert: (pairs, outputs). x has one row
+    per token or per pair.
+    """
     num_pairs, inputs = ids.numel(), x.shape[1]
     codes, powers = weight if isinstance(weight, Mxfp4Weight) else (weight, None)
     out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
@@ -128,10 +130,10 @@ def _product(
 
 
 def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: int, *, is_packed: bool = False) -> int:
-    """Return the number of pairs per tile: twice the average per expert.
+    """Return the number of pairs per tile: twice the average number of pairs per expert.
 
-    Then most experts have one tile, and are read once. With a single token it is 1; in float32, which does not use
-    matrix units, 16.
+    Then most experts have one tile, and their weights are read once. The number is 1 for a single token, and 16 in
+    float32, which does not use matrix units.
     """
     if num_tokens == 1:
         return 1
@@ -144,7 +146,7 @@ def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: i
 def expert_tiles(
     tile_m: int, element_bytes: int, gate: Gate | None = None, *, is_packed: bool = False
 ) -> MoeProductTiles:
-    """Return the shape of tiles of up to `tile_m` pairs. All fit 99 KiB of shared memory.
+    """Return the shape of tiles of up to `tile_m` pairs. All shapes fit 99 KiB of shared memory.
 
     For a single token, tiles are narrow, to occupy all multiprocessors. The shape depends on `tile_m` only, whose
     powers of two the warm-up covers.
@@ -209,7 +211,7 @@ def _expert_product_kernel(
     WHOLE_K: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
-    """One program: TILE_N outputs of a tile's pairs. Without `pairs`, each tile is one pair.
+    """Each program computes TILE_N outputs of the pairs in a tile. Without `pairs`, each tile is one pair.
 
     Rows of the weight are rows of the matrix units, rows of x their columns.
     """
@@ -291,7 +293,7 @@ def _expert_product_kernel(
 
 @jit
 def _powers(power: tl.tensor, TILE_N: tl.constexpr, GROUPS: tl.constexpr) -> tl.tensor:
-    """Return 2^(power - 1), (TILE_N, GROUPS) in float32, repeated for each byte of its group: (TILE_N, GROUPS * 16)."""
+    """Return 2^(power - 1), (TILE_N, GROUPS) in float32, repeated for each byte of a group: (TILE_N, GROUPS * 16)."""
     number = ((power.to(tl.int32) + 126) << 23).to(tl.float32, bitcast=True)
     each = number[:, :, None] * tl.full([TILE_N, GROUPS, _BYTES], 1.0, tl.float32)
     return tl.reshape(each, [TILE_N, GROUPS * _BYTES])
@@ -301,8 +303,8 @@ def _powers(power: tl.tensor, TILE_N: tl.constexpr, GROUPS: tl.constexpr) -> tl.
 def _widened(code: tl.tensor, power: tl.tensor, like: tl.tensor) -> tl.tensor:
     """Convert 4-bit numbers to the dtype of `like`.
 
-    Exponent and mantissa are placed as in float32, whose subnormal numbers continue like the format's. All are too
-    small by 2^126, which `power` compensates.
+    Exponent and mantissa bits are moved to their positions in float32, whose subnormal numbers continue like the
+    format's. All results are too small by 2^126, which `power` compensates.
     """
     bits = code.to(tl.int32)
     number = (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True)
@@ -319,7 +321,7 @@ def _sum_experts_kernel(
     TOP_K: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program: TILE columns of one token."""
+    """Each program adds TILE columns of one token's experts."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)

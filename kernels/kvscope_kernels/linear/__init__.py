@@ -1,1 +1,1 @@
-"""Products with a model's unquantized weights."""
+"""Linear layers with a model's unquantized weights."""

@@ -1,4 +1,4 @@
-"""Measures at startup whether the kernels or torch are faster for products of few rows with a model's weights."""
+"""Measures at startup whether our kernels or torch are faster for matmuls of few rows with a model's weights."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,30 +11,35 @@ from kvscope_kernels.graph_timing import Call, capture, replay_s
 from kvscope_kernels.linear.skinny_linear import ALWAYS, MAX_ROWS, FewRows, Linear, linear, linear_torch
 
 _MAX_TIME_RATIO: Final = 0.97
-"""Maximum time relative to torch's for which the kernels are used. The gain must exceed the noise of the measurement.
+"""Maximum time relative to torch's for which our kernels are used. The gain must exceed the noise of the
+measurement.
 """
 _TOLERANCE: Final = 0.02
-"""Tolerance relative to the largest number."""
+"""Allowed difference from torch's result, relative to the largest absolute value of that result."""
 _ROUNDS: Final = 5
 _CYCLE_BYTES: Final = 512 << 20
-"""Bytes of weights read in turn, more than a GPU's caches hold. Smaller models stay in the cache while serving, too."""
+"""Bytes of weights multiplied in a cycle while measuring, more than a GPU's caches hold. Smaller models stay in
+the cache while serving, too.
+"""
 _SEVERAL_ROWS: Final = (4, MAX_ROWS)
 
 Clock = Callable[[Sequence[Call]], Callable[[], float]]
-"""Prepares calls that run in sequence, and returns a function that measures the seconds of all of them."""
+"""Prepares calls that run in sequence, and returns a function that measures the seconds of all calls together."""
 
 
 class RelativeTimes(NamedTuple):
-    """Time of the kernels relative to torch's, for weights of one shape."""
+    """Time of our kernels divided by torch's, for weights of one shape."""
 
     single: float
     """Ratio for one row; infinite if the kernels fail or give a wrong result."""
     several: float
-    """Ratio for 2 to `MAX_ROWS` rows."""
+    """Ratio that decides for 2 to `MAX_ROWS` rows, measured with 4 and `MAX_ROWS`; infinite if the kernels fail
+    or give a wrong result.
+    """
 
     @property
     def few_rows(self) -> FewRows:
-        """Numbers of rows for which the kernels should be used."""
+        """Numbers of rows for which our kernels should be used."""
         return FewRows(self.single < _MAX_TIME_RATIO, self.several < _MAX_TIME_RATIO)
 
 
@@ -44,7 +49,9 @@ def time_by_graphs(calls: Sequence[Call]) -> Callable[[], float]:
 
 
 def times_against_torch(weights: Sequence[Tensor], dtype: torch.dtype, clock: Clock = time_by_graphs) -> RelativeTimes:
-    """Measure on weights of one shape, such as those of a model's layers. `dtype` is that of the result."""
+    """Measure matmuls with weights of one shape, such as those of a model's layers. `dtype` is the dtype of the
+    result.
+    """
     cycle = weights[: max(1, -(-_CYCLE_BYTES // max(1, weights[0].nbytes)))]
     return RelativeTimes(_ratio(cycle, dtype, (1,), clock), _ratio(cycle, dtype, _SEVERAL_ROWS, clock))
 
@@ -58,7 +65,9 @@ def _ratio(weights: Sequence[Tensor], dtype: torch.dtype, rows: Sequence[int], c
 
 
 def _times(weights: Sequence[Tensor], dtype: torch.dtype, rows: int, clock: Clock) -> tuple[float, float]:
-    """Return our time and torch's, measured alternately; ours is infinite if the result is wrong."""
+    """Return the kernels' time and torch's in seconds, measured alternately. The kernels' time is infinite if
+    their result is wrong.
+    """
     weight = weights[0]
     generator = torch.Generator().manual_seed(0)  # do not advance the global generator
     x = torch.randn(rows, weight.shape[1], generator=generator).to(weight)

@@ -1,8 +1,8 @@
-"""x @ weight.T for the few rows of a decode step, which take the time of reading the weight once.
+"""x @ weight.T for the few rows of a decode step, limited by the time of reading the weight once.
 
-Decides which products the kernels compute, and with which tiles; all others use torch (cuBLAS). On compute capability
-9, the kernels are used for all supported products, as measured there; on other GPUs if a measurement at startup favors
-them (`linear.choice`).
+Decides which matmuls the kernels compute, and with which tiles; torch (cuBLAS) computes all others. On compute
+capability 9, the kernels are used for all supported matmuls, as measured there; on other GPUs if a measurement at
+startup favors them (`linear.choice`).
 """
 
 from typing import Final, NamedTuple, Protocol
@@ -24,15 +24,17 @@ from kvscope_kernels.triton_language import (
 )
 
 MAX_ROWS: Final = 16
-"""Maximum number of rows; with more, the work per weight increases, and cuBLAS is better."""
+"""Maximum number of rows of x for the kernels. With more rows, the work per weight increases, and cuBLAS is faster."""
 _MAX_TILE_K: Final = 2048
 _TILE_ELEMENTS: Final = 8192
-"""Number of weights in a tile of a one-row product: 64 per thread, all loaded concurrently."""
+"""Number of weights in a tile for a single row of x: 64 per thread, all loaded concurrently."""
 _LOAD_BYTES: Final = 16
 
 
 class LinearTiles(NamedTuple):
-    """TILE_M rows of x by TILE_N of the weight, TILE_K inputs at a time. One row is summed without matrix units."""
+    """Tile of one program: TILE_M rows of x by TILE_N rows of the weight, summed over TILE_K inputs at a time.
+    A single row of x is summed without matrix units.
+    """
 
     tile_m: int
     tile_n: int
@@ -41,11 +43,11 @@ class LinearTiles(NamedTuple):
 
 
 class FewRows(NamedTuple):
-    """Numbers of rows for which the kernels replace torch's product with a weight."""
+    """Numbers of rows of x for which the kernels replace torch's matmul with a weight."""
 
     single: bool
     several: bool
-    """Whether for 2 to `MAX_ROWS` rows."""
+    """Whether the kernels are used for 2 to `MAX_ROWS` rows."""
 
     def includes(self, rows: int) -> bool:
         return self.single if rows == 1 else self.several and 1 < rows <= MAX_ROWS
@@ -81,10 +83,10 @@ def linear(
         x: (..., inputs), floating-point.
         weight: (outputs, inputs) with the dtype of x.
         bias: (outputs,), or None.
-        dtype: Dtype of the result, that of x or float32; None: that of x.
-        few_rows: Numbers of rows for which the kernels are used if they support the product. None: all on GPUs of
-            compute capability 9, where they are 1.1 times as fast as cuBLAS for one row, and 1.07 times for 16; none on
-            others.
+        dtype: Dtype of the result, either that of x (default) or float32.
+        few_rows: Numbers of rows for which the kernels are used if they support the matmul. With None, the kernels are
+            used on GPUs of compute capability 9 only, where they are 1.1 times as fast as cuBLAS for one row, and 1.07
+            times for 16.
 
     Returns:
         (..., outputs).
@@ -123,7 +125,7 @@ def default_few_rows(capability: int) -> FewRows:
 
 
 def supports_product(weight: Tensor) -> bool:
-    """Whether the kernels support products of few rows with this weight."""
+    """Whether the kernels support matmuls of few rows with this weight."""
     if weight.element_size() != 2 or not weight.is_contiguous():
         return False
     return weight.shape[1] * weight.element_size() % _LOAD_BYTES == 0
@@ -132,8 +134,8 @@ def supports_product(weight: Tensor) -> bool:
 def linear_tiles(rows: int, outputs: int, inputs: int, multiprocessors: int, capability: int) -> LinearTiles:
     """Return the tiles, as measured on an H100.
 
-    With few programs, each must have more tiles in flight. If a program has only 99 KiB of shared memory, there are
-    more programs instead, two per multiprocessor.
+    With few programs, each must have more tiles in flight. On a GPU with only 99 KiB of shared memory per program,
+    there are more programs instead, two per multiprocessor.
     """
     if rows == 1:
         dividing_k = next((each for each in (2048, 1024, 512) if inputs % each == 0), 0)
@@ -175,7 +177,7 @@ def _skinny_linear_kernel(
     WHOLE_K: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
-    """One program: TILE_N outputs of all rows.
+    """Each program computes TILE_N outputs of all rows.
 
     Rows of the weight are rows of the matrix units, rows of x their columns.
     """
@@ -217,9 +219,7 @@ def linear_torch(
     dtype: torch.dtype | None = None,
     few_rows: FewRows | None = None,
 ) -> Tensor:
-    """Reference of `linear`, and the implementation for products that the kernels do not support. Ignores
-    `few_rows`.
-    """
+    """Reference of `linear`, and the implementation for matmuls that the kernels do not support. Ignores `few_rows`."""
     check_linear(x, weight, bias, dtype)
     if dtype is None or dtype == x.dtype:
         return functional.linear(x, weight, bias)

@@ -39,7 +39,7 @@ def _allow_tokens_kernel(
     words: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
-    """One program: TILE tokens of one row."""
+    """Each program masks TILE tokens of one row."""
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + index)
     token = tl.program_id(1) * TILE + tl.arange(0, TILE)

@@ -1,7 +1,7 @@
-"""Sampling of a token per row: temperature, top-k, top-p, min-p and a race of random numbers, in one launch.
+"""Samples a token per row: temperature, top-k, top-p, min-p and a race of random numbers, in one launch.
 
 Nothing is sorted. A row's threshold is found by search: sums of weights (or counts) at or above three values show which
-of four intervals contains it, and each pass over the row narrows the interval until one value is left in it.
+of four intervals contains the threshold, and each pass over the row narrows the interval until one value is left in it.
 """
 
 import torch
@@ -13,9 +13,8 @@ from kvscope_kernels.logits.token_filter import PIECE, in_pieces, thresholds
 from kvscope_kernels.triton_language import jit, require_triton, tl
 
 NUM_OPTIONS = 4
-"""Number of columns of `options`."""
 _TILE = 16 << 10
-"""Number of logits processed together: enough outstanding loads to keep one multiprocessor's share of L2 busy."""
+"""Number of logits processed together: enough outstanding loads to saturate one multiprocessor's L2 bandwidth."""
 _COLUMNS = 2048
 _WARPS = 16
 
@@ -23,11 +22,11 @@ _WARPS = 16
 def draw_tokens(logits: Tensor, options: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
     """Sample one token for each of `rows`, in one launch, without synchronization. Returns (n,) int64.
 
-    Weights are w = exp((logit - largest) / temperature). The filters keep tokens with w >= min-p; of these, those at or
-    above the k-th largest; and of these, those at or above the first at which the sum of weights, largest first,
-    reaches top-p of the total. Equal tokens stay together. Then pieces of 256 tokens race: the piece with the smallest
-    E / (sum of w) wins, with E an exponential random number per piece (`random_numbers`). Then the tokens of the
-    winning piece race in the same way.
+    Weights are w = exp((logit - largest) / temperature). The filters apply one after the other. Min-p retains tokens
+    with w >= min-p. Top-k retains those at or above the k-th largest. Top-p retains those at or above the first weight
+    at which the sum of weights, largest first, reaches top-p of the total. Tokens of equal weight are retained or
+    dropped together. Then pieces of 256 tokens race: the piece with the smallest E / (sum of w) wins, with E an
+    exponential random number per piece (`random_numbers`). Then the tokens of the winning piece race in the same way.
 
     Args:
         logits: (num_rows, vocabulary) float32, contiguous; may be overwritten in `rows`.
@@ -69,7 +68,6 @@ def _draw_tokens_kernel(
     PIECE: tl.constexpr,
     TILE_P: tl.constexpr,
 ) -> None:
-    """One program: one row."""
     index = tl.program_id(0).to(tl.int64)
     values = logits + tl.load(rows + index) * vocabulary
     temperature = tl.load(row_options + index * 4).to(tl.float32)
@@ -142,7 +140,8 @@ def _search(  # type: ignore[no-untyped-def]
     TILE_R: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
-    """Return the largest value v of the row, from `lowest` on, for which the sum at or above v is at least `wanted`.
+    """Return the largest value v of the row, from `lowest` on, for which the sum of weights or counts at or above v is
+    at least `wanted`.
 
     `most` is the sum at or above `lowest`. The search interval [low, high] consists of integers ordered like the
     floats. Three values are tried per pass: close to where the sum would be `wanted` if it fell exponentially; after a
@@ -260,7 +259,7 @@ def _fastest_piece(  # type: ignore[no-untyped-def]
     PIECE: tl.constexpr,
     TILE_P: tl.constexpr,
 ):
-    """Return the index of the piece that wins the race, the first of equal ones."""
+    """Return the index of the piece of the vocabulary that wins the race, or of the first if several are equal."""
     best = key.to(tl.float64) * 0.0 - 1.0
     winner = vocabulary * 0
     pieces = tl.arange(0, TILE_P)
@@ -278,8 +277,8 @@ def _fastest_piece(  # type: ignore[no-untyped-def]
 
 @jit
 def _exponentials(key: tl.tensor, counters: tl.tensor):  # type: ignore[no-untyped-def]
-    """Return the numbers of `random_numbers.exponentials` at these indices. The smallest may differ in the last
-    bits.
+    """Return the values of `random_numbers.exponentials` at the indices `counters`. The smallest values may
+    differ in the last bits.
     """
     state = key + (counters + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9

@@ -1,4 +1,4 @@
-"""Counter-based random numbers, determined by a seed and a position only.
+"""Counter-based random numbers that are determined by a seed and a position only.
 
 A request's numbers depend on its seed and its number of output tokens, so they do not change with the batch, its order,
 or preemption. Seeds and positions are mixed on the host for each request, counters on the device for each number.
@@ -20,7 +20,8 @@ _MASK: Final = (1 << 64) - 1
 
 
 def keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.int64]:
-    """Return the start of the random numbers of each (seed, position). Seeds are any integers, taken modulo 2^64.
+    """Return a 64-bit key for each (seed, position), from which its random numbers are computed. Seeds are any
+    integers, taken modulo 2^64.
 
     Each mixed seed starts a SplitMix64 sequence, in which the position is the index.
     """
@@ -33,7 +34,7 @@ def keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.int64]:
 def exponentials(keys: Tensor, count: int) -> Tensor:
     """Return random numbers distributed as Exp(1), above 0: keys (n,) int64 -> (n, count) float64.
 
-    They are computed from 53 bits of the SplitMix64 sequences that the keys start.
+    They are computed from 53 bits of the SplitMix64 sequences that start at the keys.
     """
     counters = torch.arange(1, count + 1, device=keys.device).mul_(_signed(_GOLDEN))
     state = keys[:, None] + counters

@@ -1,8 +1,9 @@
-"""Thresholds of top-k, top-p and min-p: the smallest logit of each row that is kept, by sorting.
+"""Computes the threshold of top-k, top-p and min-p for each row, which is the smallest logit that passes all filters,
+by sorting.
 
-The filters are applied in vLLM's order: min-p, then top-k, then top-p of the remaining tokens. A threshold keeps all
-tokens of equal logit, so that the order of equal elements in a sort does not matter. How much of a row is sorted
-depends on its own options and logits, so a row's threshold does not depend on other rows.
+The filters are applied in vLLM's order: min-p, then top-k, then top-p of the remaining tokens. Tokens with equal logits
+are on the same side of the threshold, so that the order of equal elements in a sort does not matter. How much of a row
+is sorted depends on the row's own options and logits, so its threshold does not depend on other rows.
 """
 
 from typing import Final, NamedTuple
@@ -16,12 +17,12 @@ PIECE: Final = 256
 SORTED_SIZES: Final = (65, 1025)
 """Numbers of largest logits that are tried before a whole row is sorted.
 
-They are one more than usual values of top-k, because the next logit shows whether the k-th has equals.
+They are one more than usual values of top-k, because the next logit shows whether others equal the k-th.
 """
 
 
 def thresholds(logits: Tensor, weights: Tensor, options: Tensor) -> Tensor:
-    """Return the smallest kept logit of each row, (n,).
+    """Return the smallest logit of each row that passes all filters, (n,).
 
     Args:
         logits: (n, vocabulary), float32, divided by the temperature.
@@ -60,14 +61,14 @@ class _Rows(NamedTuple):
     weights: Tensor
     floors: Tensor
     top_k: Tensor
-    """(n,) int64; 0 keeps all."""
+    """(n,) int64; 0 disables the filter."""
     top_p: Tensor
     """(n,) float64."""
 
 
 def _top_thresholds(rows: _Rows, size: int) -> tuple[Tensor, Tensor]:
-    """Return thresholds (n,) computed from the `size` largest logits of each row, and whether these were sufficient,
-    (n,).
+    """Return thresholds (n,) computed from the `size` largest logits of each row, and whether these logits were
+    sufficient, (n,).
     """
     top_k = rows.top_k
     largest = rows.logits.topk(size).values
@@ -84,7 +85,7 @@ def _top_thresholds(rows: _Rows, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _totals(rows: _Rows, sums_of_largest: Tensor) -> Tensor:
-    """Return the total weight of the tokens kept by min-p and top-k, to which top-p applies: (n,) float64."""
+    """Return the total weight of the tokens that pass min-p and top-k, to which top-p applies: (n,) float64."""
     if bool((rows.top_k > 0).all()):
         return sums_of_largest
     weights = rows.weights
@@ -107,5 +108,7 @@ def in_pieces(values: Tensor, fill: float) -> Tensor:
 
 
 def sums(values: Tensor) -> Tensor:
-    """Sum rows, (n, size) -> (n,) float64, in float32 within a piece, which is exact enough for 250,000 numbers."""
+    """Sum rows, (n, size) -> (n,) float64. Sums within a piece are float32, which is exact enough for 250,000
+    numbers.
+    """
     return in_pieces(values, 0.0).sum(-1).double().sum(-1)

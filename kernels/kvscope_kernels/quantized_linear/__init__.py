@@ -1,1 +1,3 @@
-"""Weights of 4 and 8 bits in groups, and products with them on a GPU; products on a CPU are in `cpu`."""
+"""Weights of 4 and 8 bits in groups, and linear layers with them on a GPU. The implementations for CPUs are in
+`cpu`.
+"""

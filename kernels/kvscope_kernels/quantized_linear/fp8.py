@@ -1,6 +1,6 @@
-"""Products of FP8 (e4m3) weights with activations rounded to FP8, with a scale per token.
+"""Linear layers with FP8 (e4m3) weights and activations rounded to FP8, with a scale per token.
 
-Decides the format of weights, the rounding of rows, and the implementation: on a GPU torch's scaled product if it
+Decides the format of weights, the rounding of activations, and the implementation: on a GPU torch's scaled matmul if it
 supports the card, else our kernel, which dequantizes in registers; on a CPU the reference.
 """
 
@@ -32,19 +32,19 @@ LARGEST: Final = 448.0
 """Largest number of e4m3."""
 _LARGEST = tl.constexpr(LARGEST)
 _NAN: Final = 0x7F
-"""Bits of NaN, without the sign."""
+"""Bits of NaN in e4m3, without the sign."""
 _LARGEST_SCALE: Final = 128.0
-"""Upper bound of a weight's scale: its product with 2^120 must be a finite float32."""
+"""Upper bound of a weight's scale. The scale times 2^120 must be finite in float32."""
 _SMALLEST_SCALE: Final = 2.0**-40
 _SMALLEST_SCALE_TL = tl.constexpr(_SMALLEST_SCALE)
 _FEW_ROWS: Final = 16
-"""Maximum number of rows for our kernel; torch's tiles are made for more."""
+"""Maximum number of rows of activations for our kernel. Torch's tiles are made for more rows."""
 _MAX_TILE: Final = 4096
 _NUM_TRIAL_OUTPUTS: Final = 64
 _MAX_RELATIVE_ERROR: Final = 1e-2
-"""Relative error allowed for torch's product, whose result is bfloat16."""
+"""Relative error allowed for torch's matmul, whose result is bfloat16."""
 _REFUSALS: Final = (RuntimeError, TypeError, ValueError)
-"""Errors of torch and its libraries for unsupported shapes or cards."""
+"""Errors that torch and its libraries raise for unsupported shapes or cards."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Fp8Weight:
     scale: Tensor
     """(outputs, groups) float32, each below 2^7; groups = ceil(inputs / group)."""
     group: int
-    """Inputs per group, a multiple of CHUNK; at least `inputs` if a row has one scale."""
+    """Number of inputs per group, a multiple of CHUNK. At least `inputs` if each row has a single scale."""
 
     def __post_init__(self) -> None:
         if self.codes.dim() != 2 or not self.codes.numel() or self.codes.dtype != E4M3:
@@ -75,7 +75,7 @@ class Fp8Weight:
 
 
 def concatenated_fp8(weights: Sequence[Fp8Weight]) -> Fp8Weight | None:
-    """Concatenate the outputs of weights. Returns None if their groups or inputs differ."""
+    """Concatenate the outputs of weights. Returns None if they have different groups or inputs."""
     if len({(weight.group, weight.codes.shape[1]) for weight in weights}) > 1:
         return None
     codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights]).view(E4M3)
@@ -95,8 +95,8 @@ def rounded_fp8(weight: Tensor) -> Fp8Weight:
 
 
 def round_rows_torch(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Reference of `round_rows`: (rows, inputs) -> e4m3 and (rows,) float32 scales, so that a row's largest number is
-    448.
+    """Reference of `round_rows`: (rows, inputs) -> e4m3 and (rows,) float32 scales such that the largest number of a
+    row becomes 448.
 
     A row that has NaN or infinity dequantizes to all NaN.
     """
@@ -124,7 +124,7 @@ def round_rows(x: Tensor, *, widened: bool = False) -> tuple[Tensor, Tensor]:
 def _round_rows_kernel(
     x: tl.tensor, codes: tl.tensor, scale: tl.tensor, INPUTS: tl.constexpr, TILE: tl.constexpr
 ) -> None:
-    """One program: a row, read twice if it is wider than a tile."""
+    """Each program rounds a row, and reads it twice if it is wider than a tile."""
     row = tl.program_id(0).to(tl.int64)
     largest = tl.zeros([TILE], tl.int32)  # bits of non-negative floats are ordered like the floats, with NaN above
     for start in range(0, INPUTS, TILE):
@@ -144,10 +144,10 @@ def _round_rows_kernel(
 
 @jit
 def _rounded(numbers: tl.tensor) -> tl.tensor:
-    """Round float32 to the nearest e4m3 number, ties to even, still as float32.
+    """Round float32 to the nearest e4m3 number, ties to even, and return it as float32.
 
     Adds and subtracts a number so large that the excess bits are rounded off. GPUs below compute capability 8.9 have no
-    conversion instruction, and this way the result is the same on all.
+    conversion instruction; with this method, the result is the same on all GPUs.
     """
     exponent = (numbers.to(tl.int32, bitcast=True) >> 23) & 0xFF
     step = ((tl.maximum(exponent, 121) + 20) << 23).to(tl.float32, bitcast=True) * 1.5
@@ -155,7 +155,7 @@ def _rounded(numbers: tl.tensor) -> tl.tensor:
 
 
 class TorchFp8:
-    """Reference of `GpuFp8` for any device. Slow, because it dequantizes weight and rows for each product."""
+    """Reference of `GpuFp8` for any device. Slow, because it dequantizes weight and activations for each matmul."""
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None, *, rounds_activations: bool = True) -> None:
         self._weight, self._rounds = weight, rounds_activations
@@ -167,7 +167,8 @@ class TorchFp8:
         return weight_tensors if self._bias is None else (*weight_tensors, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.
+        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype`, else the dtype
+        of `add`, else of x.
 
         Raises ValueError for unsupported arguments.
         """
@@ -182,11 +183,11 @@ class TorchFp8:
 
 
 class GpuFp8:
-    """x @ weight.T summed in float32, with both in e4m3 for any number of rows; or with x unrounded, in our kernel
+    """x @ weight.T summed in float32, with both in e4m3 for any number of rows, or with x unrounded, in our kernel
     only.
 
-    torch's product is tried with this weight at construction, and abandoned once it fails. Only one stream at a time
-    may use an instance: see `KernelWeight.arrived`.
+    Torch's matmul is tried with this weight at construction, and no longer used once it fails. Only one stream at a
+    time may use an instance: see `KernelWeight.arrived`.
     """
 
     def __init__(
@@ -211,7 +212,8 @@ class GpuFp8:
         return weight_tensors if self._bias is None else (*weight_tensors, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.
+        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype`, else the dtype
+        of `add`, else of x.
 
         Raises ValueError for unsupported arguments.
         """
@@ -236,8 +238,8 @@ class GpuFp8:
         return out
 
     def on_failure(self, report: Callable[[str], object]) -> None:
-        """Set the callback for a failure of torch's product. It gets one line, immediately if the product has failed
-        already.
+        """Set the callback for a failure of torch's matmul. It is called with one line of text, immediately if
+        the matmul has failed already.
         """
         self._report = report
         if self._failure:
@@ -252,7 +254,9 @@ class GpuFp8:
         self._report(self._failure)
 
     def _trial_error(self) -> str:
-        """Try torch's product with this weight. Returns its error, or a text if its result is too inaccurate, or ""."""
+        """Try torch's matmul with this weight. Returns its error, a text if its result is too inaccurate, or ""
+        if it works.
+        """
         sampled_outputs = slice(None, None, max(1, self.outputs // _NUM_TRIAL_OUTPUTS))
         x = torch.randn(_FEW_ROWS + 1, self.inputs, generator=torch.Generator().manual_seed(0))
         codes, scale = round_rows_torch(x.to(self._codes.device))
@@ -272,15 +276,15 @@ class GpuFp8:
 def fp8_product(
     weight: Fp8Weight, bias: Tensor | None, device: torch.device, *, rounds_activations: bool = True
 ) -> GpuFp8 | TorchFp8:
-    """Create the product of an FP8 weight: `GpuFp8` on a GPU, the reference on a CPU."""
+    """Prepare an FP8 weight for matmuls: with `GpuFp8` on a GPU, with the reference on a CPU."""
     if device.type == "cuda":
         return GpuFp8(weight, bias, device, rounds_activations=rounds_activations)
     return TorchFp8(weight, bias, rounds_activations=rounds_activations)
 
 
 def fp8_implementation(device: torch.device) -> tuple[str, str]:
-    """Return the implementation of products with FP8 weights on a GPU, as far as known without the weight, and the
-    reason.
+    """Return the implementation of matmuls with FP8 weights on a GPU, as far as it is known without the weight,
+    and the reason.
     """
     if multiplies_fp8(device):
         return TORCH, f"{TRITON} for up to {_FEW_ROWS} rows, and for weights that torch's product does not take"
@@ -288,7 +292,7 @@ def fp8_implementation(device: torch.device) -> tuple[str, str]:
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether a GPU has matrix units for FP8, so that torch may support its product."""
+    """Whether a GPU has matrix units for FP8, so that torch may support FP8 matmuls."""
     return device.type == "cuda" and compute_capability(device) >= 89
 
 

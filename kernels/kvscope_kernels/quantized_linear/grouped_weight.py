@@ -1,7 +1,7 @@
 """Weights as integers of 4 or 8 bits with a scale and a minimum (`low`) for each group of inputs.
 
-Owns the format of such weights, their creation from plain ones, and their concatenation. Independent of the layouts of
-products and of file formats.
+Defines the format of such weights, creates them from floating-point weights, and concatenates them. Independent of the
+memory layouts of kernels and of file formats.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.nn.functional import pad
 from kvscope_kernels.checks import require
 
 CHUNK: Final = 32
-"""Group sizes are multiples of this many inputs."""
+"""Number of inputs of which every group size is a multiple."""
 _RANGE_FACTORS: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
-"""Factors tried on a group's range; the one with the smallest error is used.
+"""Factors by which the range of a group is shrunk on trial; the one with the smallest error is used.
 
 Numbers outside a smaller range are clipped, while those inside are represented more finely.
 """
@@ -38,7 +38,7 @@ class GroupedWeight:
     """Minimum of each group; shape and dtype as `scale`."""
     bits: int
     group: int
-    """Inputs per group, a multiple of CHUNK; the last group of a row may be shorter."""
+    """Number of inputs per group, a multiple of CHUNK. The last group of a row may be shorter."""
 
     def __post_init__(self) -> None:
         codes, groups = self.codes, -(-self.codes.shape[-1] // self.group)
@@ -57,7 +57,6 @@ class GroupedWeight:
 
     @property
     def scale_and_low(self) -> tuple[Tensor, Tensor]:
-        """(scale, low)."""
         return self.scale, self.low
 
     def rows(self, order: Tensor) -> GroupedWeight:
@@ -66,14 +65,14 @@ class GroupedWeight:
 
 
 def grouped(codes: Tensor, scale: Tensor, low: Tensor, bits: int, group: int) -> GroupedWeight:
-    """Create a weight. `scale` and `low`, float32, are stored in float16 if that represents them exactly."""
+    """Create a weight. `scale` and `low`, float32, are stored in float16 if float16 represents them exactly."""
     halves = scale.half(), low.half()
     is_exact = torch.equal(halves[0].float(), scale) and torch.equal(halves[1].float(), low)
     return GroupedWeight(codes, *(halves if is_exact else (scale, low)), bits, group)
 
 
 def concatenated(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
-    """Concatenate the outputs of weights. Returns None if their bits, groups or inputs differ."""
+    """Concatenate the outputs of weights. Returns None if they have different bits, groups or inputs."""
     first = weights[0]
     if len({(weight.bits, weight.group, weight.codes.shape[1]) for weight in weights}) > 1:
         return None
@@ -83,7 +82,7 @@ def concatenated(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
 
 
 def rounded(weight: Tensor, bits: int = 4, group: int = CHUNK) -> GroupedWeight:
-    """Round `weight` (outputs, inputs) to the nearest of 2^bits evenly spaced numbers over each group's range.
+    """Round `weight` (outputs, inputs) to the nearest of 2^bits evenly spaced numbers in each group's range.
 
     Raises ValueError for a weight that is not two-dimensional, is empty or is not finite.
     """
@@ -96,7 +95,7 @@ def rounded(weight: Tensor, bits: int = 4, group: int = CHUNK) -> GroupedWeight:
 
 
 def split_rows(weight: Tensor) -> tuple[Tensor, ...]:
-    """Split a weight into parts of rows that are small enough to be converted to float32."""
+    """Split a weight along its rows into tensors that are small enough to be converted to float32."""
     return torch.split(weight, max(1, _ELEMENTS_PER_PART // weight.shape[1]))
 
 

@@ -1,10 +1,10 @@
-"""GPU products with grouped weights of 4 and 8 bits, dequantized in registers.
+"""Linear layers on a GPU with grouped weights of 4 and 8 bits, dequantized in registers.
 
-Owns the layout that the kernels read. Decides tiles, and the number of parts into which the inputs are split.
+Defines the memory layout that the kernels read. Decides tiles, and the number of parts into which the inputs are split.
 
 A thread loads 16 bytes at a time, a unit of 32 inputs of 4 bits or 16 inputs of 8 bits: input 4 * j + i of a unit is
-number j of its word i. A number becomes float32 by two bit operations: it is shifted into a mantissa whose exponent
-makes it 2^n plus the number.
+number j of its 32-bit word i. A number becomes float32 by two bit operations: it is shifted into a mantissa whose
+exponent makes it 2^n plus the number.
 """
 
 from typing import Final, NamedTuple
@@ -30,7 +30,7 @@ from kvscope_kernels.triton_language import (
 _FEW_ROWS: Final = 16
 _SOME_ROWS: Final = 64
 _PROGRAMS_PER_MULTIPROCESSOR: Final = {1: 8, _FEW_ROWS: 4, _SOME_ROWS: 2}
-"""Programs per multiprocessor up to which inputs are split, by the maximum number of rows.
+"""Number of programs per multiprocessor up to which inputs are split, by the maximum number of rows.
 
 Programs for one row are small and wait for memory; others fill a multiprocessor.
 """
@@ -45,7 +45,7 @@ _E4M3_EXPONENT = tl.constexpr(120)
 
 
 class ProductTiles(NamedTuple):
-    """TILE_M rows by TILE_N outputs, TILE_U units of a row of the weight at a time."""
+    """Tile of one program: TILE_M rows of x by TILE_N outputs, summed over TILE_U units of a weight row at a time."""
 
     tile_m: int
     tile_n: int
@@ -75,7 +75,8 @@ class TritonGrouped:
         return weight if self._bias is None else (*weight, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.
+        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype`, else the dtype
+        of `add`, else of x.
 
         Raises ValueError for unsupported arguments.
         """
@@ -88,15 +89,15 @@ class TritonGrouped:
 
 
 class KernelWeight(NamedTuple):
-    """A weight in the kernel's layout; `low` is None for e4m3."""
+    """A weight in the memory layout of the kernel; `low` is None for e4m3."""
 
     words: Tensor
     scale: Tensor
     low: Tensor | None
     arrived: Tensor
-    """Counters of finished programs of a launch, 0 between launches.
+    """Counters of the programs of a launch that have finished; 0 between launches.
 
-    Concurrent launches would count each other's programs, so all products with a weight, and CUDA graphs of them, must
+    Concurrent launches would count each other's programs, so all matmuls with a weight, and CUDA graphs of them, must
     run on one stream at a time.
     """
     bits: int
@@ -104,7 +105,7 @@ class KernelWeight(NamedTuple):
 
 
 def out_type(x: Tensor, add: Tensor | None, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype of a product's result: `dtype` if given, else that of `add`, else of x."""
+    """Return the dtype of a matmul's result: `dtype` if given, else that of `add`, else of x."""
     return dtype or (x.dtype if add is None else add.dtype)
 
 
@@ -121,7 +122,7 @@ def launch_product(
     add: Tensor | None,
     row_scale: Tensor | None = None,
 ) -> None:
-    """Compute the product into `out`, without synchronization, so that CUDA graphs can capture it.
+    """Compute x @ weight.T into `out`, without synchronization, so that CUDA graphs can capture it.
 
     Only one stream at a time may use a weight: see `KernelWeight.arrived`.
     """
@@ -154,7 +155,9 @@ def launch_product(
 
 
 def product_tiles(rows: int, bits: int, element_bytes: int) -> ProductTiles:
-    """Return the tiles. One row is summed without matrix units; tiles of more rows take at most 64 KiB dequantized."""
+    """Return the tiles. A single row of x is summed without matrix units. Tiles of more rows take at most 64
+    KiB dequantized.
+    """
     unit = 128 // bits
     if rows == 1:
         return ProductTiles(1, _SMALLEST_TILE, 32, 4, 1, max_registers=96)  # else some spill
@@ -166,7 +169,8 @@ def product_tiles(rows: int, bits: int, element_bytes: int) -> ProductTiles:
 
 
 def num_splits(rows: int, outputs: int, inputs: int, bits: int, tiles: ProductTiles, multiprocessors: int) -> int:
-    """Return the number of parts into which the inputs are split, one program each, to fill a GPU.
+    """Return the number of parts into which the inputs are split to fill a GPU. Each part is computed by one program
+    per tile.
 
     Each part has at least two tiles unless there is one row, and none is empty.
     """
@@ -216,10 +220,10 @@ def _grouped_product_kernel(
     SPLITS: tl.constexpr,
     PLAIN: tl.constexpr,
 ) -> None:
-    """One program: TILE_N outputs of TILE_M rows, over one part of the inputs.
+    """Each program computes TILE_N outputs of TILE_M rows, over one part of the inputs.
 
     The last program of a tile to finish adds up the results of all parts, in order, and resets the counter for the next
-    launch. Without `low`, the words are e4m3 numbers in order. With `row_scale`, rows of x are multiplied by it.
+    launch. Without `low`, the words contain e4m3 numbers in order. With `row_scale`, rows of x are multiplied by it.
     """
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     m = tl.program_id(1) * TILE_M + tl.arange(0, TILE_M)
@@ -276,7 +280,7 @@ def _sum_one_row(
     TILE_U: tl.constexpr,
     PLAIN: tl.constexpr,
 ) -> tl.tensor:
-    """Return (TILE_N,) sums of one row. Scale and low are applied to a unit's sums of x * code, and of x."""
+    """Return TILE_N outputs for a single row of x. Scale and low are applied to a unit's sums of x * code, and of x."""
     unit: tl.constexpr = 128 // BITS
     word = tl.arange(0, 4)
     parts = tl.zeros([TILE_N, TILE_U], tl.float32)
@@ -325,7 +329,7 @@ def _widened(
 ) -> tl.tensor:
     """Return the dequantized weight, (TILE_N, inputs of TILE_U units).
 
-    Each thread has whole units, so reordering is free.
+    Each thread has complete units, so reordering their inputs is free.
     """
     unit: tl.constexpr = 128 // BITS
     weight, factor, groups, in_groups = _load_units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
@@ -365,9 +369,9 @@ def _load_units(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Load units (U,) of outputs n (N,).
+    """Load the weight units with the indices `units` (U,) of outputs `n` (N,).
 
-    Returns words (N, U, 4), float32 scales (N, U), the indices of their groups, and whether these exist.
+    Returns words (N, U, 4), float32 scales (N, U), the indices of the units' groups, and whether these exist.
     """
     unit: tl.constexpr = 128 // BITS
     num_units: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * (_CHUNK // unit)
@@ -382,7 +386,7 @@ def _load_units(
 
 @jit
 def _shift_byte(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
-    """Shift byte `shift` of each word to bits 15 to 22, the highest of a float32's mantissa."""
+    """Shift byte `shift` of each word to bits 15 to 22, the highest bits of a float32's mantissa."""
     if shift < 2:
         return words << (15 - 8 * shift)
     return words >> (8 * shift - 15)
@@ -390,7 +394,10 @@ def _shift_byte(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
 
 @jit
 def _code(shifted: tl.tensor, half: tl.constexpr, BITS: tl.constexpr, PLAIN: tl.constexpr) -> tl.tensor:
-    """Return a byte's number plus 256, or that of its lower half plus 256, or of its upper half plus 16, as float32."""
+    """Convert bits shifted by `_shift_byte` to float32, plus an offset.
+
+    Returns the byte plus 256 with BITS 8. With BITS 4, returns its lower half plus 256 or its upper half plus 16.
+    """
     if BITS == 8:
         return _masked(shifted, 0x7F8000, 0x43800000, PLAIN)
     if half == 0:
@@ -459,7 +466,7 @@ def check_product(x: Tensor, add: Tensor | None, shape: tuple[int, int]) -> None
 
 
 def _packed_words(codes: Tensor, bits: int) -> Tensor:
-    """Return the words of codes below 2^bits, (outputs, units, 4) int32, padded to whole chunks."""
+    """Pack codes below 2^bits into 32-bit words, (outputs, units, 4) int32, padded to a multiple of CHUNK inputs."""
     wide = pad(codes, (0, -codes.shape[1] % CHUNK))
     numbers = wide.view(len(codes), -1, 32 // bits, _WORDS_PER_UNIT).transpose(2, 3)  # word by word
     if bits == 4:

@@ -1,1 +1,3 @@
-"""Attention of other libraries over our block pool, used for prompts if installed, supported and faster."""
+"""Attention of other libraries over our block pool. Used for prompts if a library is installed, supports the
+model and is faster.
+"""

@@ -1,4 +1,4 @@
-"""FlashAttention over our blocks: version 3 (Hopper) accepts any block size, version 2 multiples of 256 tokens.
+"""FlashAttention over our blocks. Version 3 (Hopper) accepts any block size, version 2 multiples of 256 tokens.
 
 Sources: arXiv 2407.08608, `flash_attn_with_kvcache` of hopper/flash_attn_interface.py; arXiv 2307.08691,
 `flash_attn_varlen_func` of flash_attn/flash_attn_interface.py.
@@ -24,7 +24,7 @@ _MAX_HEAD_DIM: Final = 256
 
 
 class FlashAttention3:
-    """FlashAttention 3 as a `Library`. Raises Missing if it cannot be imported."""
+    """FlashAttention 3 as a `Library`. Raises LibraryMissing if it cannot be imported."""
 
     def __init__(self) -> None:
         try:
@@ -57,7 +57,7 @@ class FlashAttention3:
 
 
 class FlashAttention2:
-    """FlashAttention 2 as a `Library`. Raises Missing if it cannot be imported."""
+    """FlashAttention 2 as a `Library`. Raises LibraryMissing if it cannot be imported."""
 
     def __init__(self) -> None:
         self._attend = import_library("flash_attn").flash_attn_varlen_func
@@ -99,7 +99,7 @@ def _refusal(shape: AttentionShape) -> str:
 
 
 def _window(batch: Prefill) -> tuple[int, int]:
-    """Return the number of tokens before and after its own that a query sees; -1: all."""
+    """Return the number of tokens before and after its own that a query attends to; -1 for no limit."""
     return (batch.window_left, -1 if batch.args.sliding_window is None else 0)
 
 

@@ -1,4 +1,4 @@
-"""FlashInfer over our blocks, planned from host lengths, once per step for all layers with the same options.
+"""FlashInfer attention over our blocks, planned from host lengths once per step for all layers with the same options.
 
 Source: arXiv 2501.01005, `BatchPrefillWithPagedKVCacheWrapper` of flashinfer/prefill.py; for the memory of a plan,
 `PrefillPlan` of include/flashinfer/attention/scheduler.cuh.
@@ -21,16 +21,16 @@ from kvscope_kernels.third_party_attention.library import (
 )
 
 MIN_WORKSPACE_BYTES: Final = 128 << 20
-"""Size recommended by FlashInfer's documentation."""
+"""Minimum workspace, as recommended by FlashInfer's documentation."""
 _SLACK_BYTES: Final = 1 << 20
-"""Additional bytes for alignment."""
+"""Additional bytes of the workspace for alignment."""
 _PROGRAMS_PER_MULTIPROCESSOR: Final = 2
-"""Programs per multiprocessor of a plan that splits keys."""
+"""Number of programs per multiprocessor for which FlashInfer plans if it splits keys."""
 _HEAD_DIMS: Final = (64, 128, 256)
 
 
 class FlashInfer:
-    """FlashInfer as a `Library`. Raises Missing if it cannot be imported.
+    """FlashInfer as a `Library`. Raises LibraryMissing if it cannot be imported.
 
     Device memory is allocated at the first prefill and not freed.
     """
@@ -59,7 +59,7 @@ class FlashInfer:
         return out
 
     def _wrapper(self, batch: Prefill) -> "_Wrapper":
-        """Return the wrapper shared by layers with the same shapes and options, since a plan depends on these."""
+        """Return the wrapper shared by all layers with the same shapes and options, on which a plan depends."""
         options = batch.args.scale, batch.args.sliding_window, batch.args.softcap
         layout = _layout(batch.args.k_cache)
         key = (*batch.args.query.shape[1:], *batch.args.k_cache.shape[1:], batch.args.query.dtype, layout, *options)
@@ -85,8 +85,8 @@ class FlashInfer:
 def workspace_bytes(num_heads: int, num_kv_heads: int, head_dim: int, num_multiprocessors: int) -> int:
     """Return the maximum workspace of a plan that splits keys over several programs.
 
-    It has, per head, run and query of a tile, a partial result and the log of its sum, in float32. With a smaller
-    workspace, a short prompt after a long context fails with a RuntimeError.
+    The workspace contains a float32 partial result and log-sum for each head of each query in the tiles of all
+    programs. With a smaller workspace, a short prompt after a long context fails with a RuntimeError.
     """
     runs = -(-_PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors // num_kv_heads)
     tile = 64 if head_dim >= 256 else 128
@@ -94,7 +94,7 @@ def workspace_bytes(num_heads: int, num_kv_heads: int, head_dim: int, num_multip
 
 
 class _Wrapper:
-    """FlashInfer's wrapper, and the step for which it was planned."""
+    """A FlashInfer wrapper object, and the step for which it was planned."""
 
     def __init__(self, wrapper: Any, device: torch.device) -> None:
         self._wrapper = wrapper

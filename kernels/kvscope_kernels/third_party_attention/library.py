@@ -1,4 +1,4 @@
-"""Interface to another library's attention: whether it supports a shape, and prefill over our blocks."""
+"""Interface to the attention of other libraries: whether a library supports a shape, and prefill over our blocks."""
 
 import importlib
 import importlib.metadata
@@ -16,7 +16,7 @@ SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 class AttentionShape(NamedTuple):
-    """Shape of a layer's attention, and the compute capability of its device."""
+    """Heads and dtype of a model's attention, the block size, and the compute capability of its device."""
 
     num_heads: int
     num_kv_heads: int
@@ -28,7 +28,9 @@ class AttentionShape(NamedTuple):
 
 
 class Prefill(NamedTuple):
-    """Prefill of a layer that uses only features of the libraries, in a step whose lengths are known on the host."""
+    """Prefill of one layer that uses only features that the libraries support. The lengths of the step are
+    known on the host.
+    """
 
     args: AttentionArgs
     runs: QueryRuns
@@ -36,26 +38,26 @@ class Prefill(NamedTuple):
 
     @property
     def window_left(self) -> int:
-        """Number of tokens before its own that a query sees; -1: all."""
+        """Number of tokens before its own that a query attends to; -1 for no limit."""
         return -1 if self.args.sliding_window is None else self.args.sliding_window - 1
 
 
 class Library(Protocol):
-    """An installed attention library."""
-
     name: str
 
     def refusal(self, shape: AttentionShape) -> str:
-        """Return why the library does not support a shape, in a few words, or ""."""
+        """Return a short text saying why the library does not support a shape, or "" if it does."""
         ...
 
     def prefill(self, batch: Prefill) -> Tensor:
-        """Return (num_tokens, num_heads, head_dim), written to `out` if given. Raises the library's errors."""
+        """Compute attention, (num_tokens, num_heads, head_dim), written to `args.out` if given. Raises the
+        library's errors.
+        """
         ...
 
 
 class LibraryMissing(Exception):
-    """Raised with the reason why a library cannot be used, in a few words."""
+    """Raised if a library cannot be used. The message is a short reason."""
 
 
 def import_library(name: str) -> Any:
@@ -68,7 +70,7 @@ def import_library(name: str) -> Any:
 
 
 def name_with_version(name: str, distribution: str) -> str:
-    """Return the name with the version of the distribution, if it is installed."""
+    """Return the name followed by the version of the distribution, or only the name if it is not installed."""
     try:
         return f"{name} {importlib.metadata.version(distribution)}"
     except importlib.metadata.PackageNotFoundError:

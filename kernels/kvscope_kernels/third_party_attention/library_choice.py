@@ -1,6 +1,8 @@
-"""Choice of the attention library for prompts: each installed library that supports the model is compared with ours.
+"""Choice of the attention library for prompts. Each installed library that supports the model is compared with our
+kernels.
 
-Decides once at startup; independent of the engine. A library that fails, or whose results differ, is not used.
+The choice is made once, at startup, and does not depend on the engine. A library that fails, or whose results differ,
+is not used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +31,13 @@ MAKERS: Final[Mapping[str, Mapping[str, Callable[[], Library]]]] = {
     FLASH_ATTN: {"flash-attn 3": FlashAttention3, "flash-attn 2": FlashAttention2},
 }
 _MAX_TIME_RATIO: Final = 0.97
-"""Maximum time of a library relative to ours for which it is used. The gain must exceed the noise of the measurement.
+"""Maximum time of a library relative to our kernels' for which the library is used. The gain must exceed the
+noise of the measurement.
 """
 _TOLERANCE: Final = 0.02
-"""Tolerance relative to the largest number: above 16-bit rounding, below a wrong result."""
+"""Allowed difference of results, relative to the largest absolute value: above 16-bit rounding, below the error
+of a wrong result.
+"""
 _ROUNDS: Final = 5
 _WINDOW: Final = 300
 _SOFTCAP: Final = 30.0
@@ -43,7 +48,7 @@ Clock = Callable[[Call], float]
 
 
 class Unusable(Exception):
-    """Raised with the reason why a library requested by name cannot be used."""
+    """Raised if a library requested by name cannot be used. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class LibraryChoice:
     description: str
     """User-visible explanation on one line."""
     failures: list[str] = field(default_factory=list)
-    """User-visible reasons why a library failed while serving; appended when it happens."""
+    """User-visible texts about failures of a library while serving, appended when they happen."""
 
 
 def choose(
@@ -73,8 +78,8 @@ def choose(
         wanted: "auto", "kvscope", or the name of a library.
         options: Options of the model's layers.
         clock: Measures a call.
-        tell: Called with a line before a library is tried, because it may compile its kernels first: FlashInfer took 86
-            s on an H100's host.
+        report: Called with a line before a library is tried, because it may compile its kernels first: FlashInfer took
+            86 s on an H100's host.
 
     Raises:
         Unusable: The named library cannot be used.
@@ -115,7 +120,7 @@ def choose(
 
 
 def installed() -> dict[str, str]:
-    """Return, by library name, the version, or the reason why it cannot be imported."""
+    """Return, by library name, the version, or why the library cannot be imported."""
     return {
         name: str(library) if isinstance(library, LibraryMissing) else library.name
         for name, library in _imported().items()
@@ -158,7 +163,6 @@ def _makers(wanted: str) -> list[tuple[str, Callable[[], Library]]]:
 
 
 def prefill_of(work: AttentionWorkload, pool: Pool) -> Prefill:
-    """Return the argument of `Library.prefill` for a workload and its pool."""
     runs = QueryRuns(pool.query_start, pool.max_query_len, host_lengths(work))
     return Prefill(pool.attention_args(), runs, host_lengths(work))
 
@@ -170,9 +174,9 @@ def _ratio_text(ratio: float) -> str:
 def _time_ratio(
     ours: Ops, theirs: Ops, shape: AttentionShape, device: torch.device, options: Sequence[Options], clock: Clock
 ) -> float:
-    """Return the library's time relative to ours, over whole prompts and chunks after cached tokens.
+    """Return the library's time divided by ours, over whole prompts and over chunks after cached tokens.
 
-    Raises Missing if the results differ.
+    Raises LibraryMissing if the results differ.
     """
     total = {False: 0.0, True: 0.0}
     for work in workloads_of(shape):

@@ -1,5 +1,5 @@
-"""An `Ops` whose prefill attention uses a third-party library for the layers it supports, and kvscope's kernels
-otherwise.
+"""Operations (`Ops`) whose prefill attention uses a third-party library for the layers it supports, and
+kvscope's kernels for all others.
 """
 
 import math
@@ -27,7 +27,7 @@ MAX_ERRORS: Final = 3
 
 
 class PrefillWithFallback:
-    """`PrefillAttention` that uses the library for layers with the enabled `options`, and `ours` for all others.
+    """`PrefillAttention` that uses the library for layers with the enabled `options`, and `ours` for all other layers.
 
     With `report_failure`, calls that fail in the library are repeated with `ours`. The library is tried again after
     `RETRY_DELAY_S`, and no longer used after `MAX_ERRORS` consecutive errors. `report_failure` is called with a line of

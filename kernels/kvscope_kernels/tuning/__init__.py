@@ -1,1 +1,1 @@
-"""Tile sizes found by measurement: tables for measured GPUs, and access to them."""
+"""Tile sizes found by measurement: a table for each measured GPU, and functions to look them up."""

@@ -1,4 +1,4 @@
-"""Tile sizes measured on a GPU of this name: from the user's own table, or else the table shipped with kvscope.
+"""Tile sizes measured on a GPU with this name, from the user's table or else from the table shipped with kvscope.
 
 All launches read tile sizes here. A GPU or shape without an entry gets the tiles computed by `launch`. Unreadable
 tables and invalid entries are ignored: tiles affect speed only, never results.
@@ -19,7 +19,7 @@ from kvscope_kernels.launch import DotTiles
 DECODE: Final = "paged_decode"
 PREFILL: Final = "paged_prefill"
 VERSION: Final = 1
-"""Version of tables; increase it when a change of the kernels invalidates older measurements."""
+"""Version of the tables. Increase it when a change of the kernels invalidates older measurements."""
 SHIPPED_TABLE: Final = Path(__file__).with_name("tables.json")
 _SIZES: Final = (16, 32, 64, 128, 256)
 _WARPS: Final = (1, 2, 4, 8, 16)
@@ -53,9 +53,10 @@ def measured_tiles(
 def table_key(
     kernel: str, default: DotTiles, group: int, element_bytes: int, *, is_quantized: bool, is_cut: bool = False
 ) -> str:
-    """Return the name of a shape in tables.
+    """Return the key of a shape in tables.
 
-    `rows` distinguishes short from long runs of queries, `split` marks runs whose keys are split over several programs.
+    The field `rows` distinguishes few from many queries per request, `split` marks queries whose keys are split over
+    several programs.
     """
     cache_text = ", 8-bit cache" if is_quantized else ""
     return (
@@ -66,7 +67,9 @@ def table_key(
 
 @contextmanager
 def forced_tiles(kernel: str, tiles: DotTiles) -> Iterator[None]:
-    """Use these tiles for every launch of the kernel inside the context, to measure them. Not thread-safe."""
+    """Use these tiles for every launch of the kernel inside the context, so that they can be measured. Not
+    thread-safe.
+    """
     _forced_tiles[kernel] = tiles
     try:
         yield
@@ -81,16 +84,16 @@ def user_table_path() -> Path:
 
 
 class TileTable(NamedTuple):
-    """Tile sizes for one GPU in a file, or the reason why the file is unusable."""
+    """Tile sizes for one GPU from a table file, or the reason why the file is unusable."""
 
     entries: dict[str, Any]
     """Entries by shape (`table_key`)."""
     fault: str = ""
-    """Why the file is unusable; "" if it is valid, does not exist or has no entries for this GPU."""
+    """Reason why the file is unusable; "" if it is valid, does not exist or has no entries for this GPU."""
 
 
 def read_table(path: Path, gpu: str) -> TileTable:
-    """Read the entries of one GPU. Without a valid table there are none, and `fault` says why."""
+    """Read the entries of one GPU. If the table is invalid, there are no entries, and `fault` is the reason."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             return TileTable({}, "it is too large for a table of tiles")
@@ -112,7 +115,7 @@ def read_table(path: Path, gpu: str) -> TileTable:
 
 
 def describe_user_table(device: torch.device) -> str:
-    """Return the line shown at startup about the user's own table, or "" if it has nothing for this GPU."""
+    """Return the line about the user's table that is shown at startup, or "" if the table has nothing for this GPU."""
     if device.type != "cuda":
         return ""
     path = user_table_path()
@@ -142,7 +145,7 @@ def write_table(path: Path, gpu: str, entries: Mapping[str, Mapping[str, Any] | 
 
 
 def as_entry(tiles: DotTiles) -> dict[str, int | bool | None]:
-    """Return the measured parameters of tiles; the others follow from the shape."""
+    """Return the measured parameters of tiles. All other parameters follow from the shape."""
     return {
         "tile_m": tiles.tile_m,
         "tile_n": tiles.tile_n,

@@ -24,7 +24,7 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     device: str
     num_slots: int
-    """KV slots (tokens) of the pool on the device."""
+    """Token slots of the KV pool on the measured device."""
     max_model_len: int
     num_layers: int
     cost_model: CostModel

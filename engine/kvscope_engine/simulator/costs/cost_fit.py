@@ -1,13 +1,13 @@
-"""Fits a cost model to measured steps: the rates that explain them best, none of them negative.
+"""Fits a cost model to measured steps: finds the non-negative rates that explain their durations best.
 
 A step takes `max(w + k x context, f x tokens + p x pairs) + o` seconds (`cost_model`); `w, k, f, p, o` are fitted. The
 larger of the two terms is not known in advance. An assignment of steps to terms is guessed, which leaves a linear
 problem, and the assignment is updated from the solution until it no longer changes. Residuals are relative, so a short
 step counts as much as a long one.
 
-Several sets of rates may explain the times equally well: on a device that is limited by compute, memory may have any
-cost below that. Then the set with the fewest rates is chosen. Errors that differ by less than clocks can measure count
-as equal, so that rounding does not decide. Does not use scipy.
+Several sets of rates may explain the times equally well: on a device that is limited by compute, any memory cost below
+the compute time fits. Then the set with the fewest rates is chosen. Errors that differ by less than clocks can measure
+count as equal, so that rounding does not decide. Does not use scipy.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kvscope_telemetry.errors import KvscopeError
 MAX_ROUNDS: Final = 50
 MIN_SAMPLES: Final = 5
 EQUAL_ERROR: Final = 1e-9
-"""Root mean square of the relative error of step times; solutions that differ by less are equally good."""
+"""Root mean square of the relative error of step times. Solutions whose errors differ by less count as equally good."""
 FREE_RATE: Final = 1e18
-"""Rate in bytes/s or FLOP/s that stands for "no cost was measurable"."""
+"""Rate in bytes/s or FLOP/s that is used if the measurements show no cost."""
 Floats = NDArray[np.float64]
 
 
@@ -63,8 +63,9 @@ class Fit:
 def fit_costs(samples: Sequence[Sample], sizes: ModelSizes) -> Fit:
     """Return the cost model that fits `samples`. Raises KvscopeError if there are fewer than `MIN_SAMPLES`.
 
-    Weights and dense layers keep their known sizes and get one rate each. The sizes of KV and attention are then those
-    that explain their times at these rates. Quantities whose cost no step shows get no cost.
+    Weights and dense layers keep the sizes in `sizes`, and one bandwidth and one FLOP rate are fitted to them. The
+    sizes of KV and attention are then chosen so that they explain the measured times at these rates. A quantity whose
+    cost does not show in any step gets no cost.
     """
     if len(samples) < MIN_SAMPLES:
         raise KvscopeError(f"{len(samples)} steps were timed: at least {MIN_SAMPLES} are needed for five costs")
@@ -103,7 +104,7 @@ def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
 
 
 def _terms(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
-    """Return the factors of `w, k` and of `f, p`, each of shape (n, 2)."""
+    """Return the factors of `w, k` (memory) and of `f, p` (compute), each of shape (n, 2)."""
     memory = np.array([(1.0, sample.context) for sample in samples])
     compute = np.array([(sample.num_tokens, sample.pairs) for sample in samples], np.float64)
     return memory, compute

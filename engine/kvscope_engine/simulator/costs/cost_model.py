@@ -1,8 +1,8 @@
-"""How long a step takes on a device that is described by a few rates. Uses step plans, no tensors.
+"""Computes how long a step takes on a device that is described by a few rates. Uses step plans, no tensors.
 
 A step reads all weights once and, for each request, the KV of its context. It computes the dense layers for each token,
-and attention for each pair of a token and one that it attends to. The slower of memory and compute decides: `max(bytes
-/ bandwidth, flops / rate) + overhead` (the roofline model).
+and attention for each pair of a token and a position that it attends to. The slower of memory and compute decides:
+`max(bytes / bandwidth, flops / rate) + overhead` (the roofline model).
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ class CostModel:
     flops_per_token: float
     """FLOPs of the dense layers per token: twice the number of parameters."""
     attention_flops_per_pair: float
-    """FLOPs of all layers for a token and one that it attends to: 4 x layers x (heads x head size)."""
+    """FLOPs over all layers for one pair of a token and a position that it attends to: 4 x layers x (heads x
+    head size).
+    """
     memory_bandwidth: float
-    """Bytes/s."""
+    """Bandwidth of device memory in bytes/s."""
     flops_per_second: float
     step_overhead_s: float
     """Seconds added to each step: launches, sampling, scheduling."""
     host_bandwidth: float = 25e9
-    """Bytes/s between the device and host memory. Default: PCIe 4.0 x16 as measured, of nominally 32 GB/s."""
+    """Bandwidth between device and host memory in bytes/s. Default: PCIe 4.0 x16 as measured (nominally 32 GB/s)."""
     disk_bandwidth: float = 3e9
-    """Bytes/s read from disk. Default: an NVMe drive."""
+    """Read bandwidth of the disk in bytes/s. Default: an NVMe drive."""
     disk_write_bandwidth: float = 1.5e9
 
     def __post_init__(self) -> None:
@@ -52,7 +54,7 @@ class CostModel:
     def step_ns(self, plan: StepPlan, layout: KVLayout | None = None) -> int:
         """Return the time of the step in ns, at least 1.
 
-        With a `layout`, its groups determine which part of the context is read.
+        With a `layout`, the windows of its KV groups limit which part of the context is read.
         """
         if layout is not None:
             kv_bytes, pairs = layout.read_bytes(plan.scheduled), layout.mean_pairs(plan.scheduled)
@@ -76,7 +78,7 @@ class CostModel:
 class Preset:
     cost: CostModel
     num_slots: int
-    """KV slots (tokens) that fit in memory next to the weights."""
+    """KV token slots that fit in device memory next to the weights."""
     max_model_len: int
     num_layers: int
 
@@ -92,7 +94,7 @@ def _preset(
     max_model_len: int,
     host_bandwidth: float,
 ) -> Preset:
-    """Return a preset with 16-bit weights and KV and an overhead of 5 ms.
+    """Return a preset with 16-bit weights and KV and an overhead of 5 ms per step.
 
     `width` is heads x head size, `kv_width` KV heads x head size.
     """

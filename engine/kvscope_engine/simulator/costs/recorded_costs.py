@@ -1,6 +1,6 @@
-"""The cost model of a recorded engine, from the duration and the work of its steps.
+"""Derives the cost model of a recorded engine from the duration and the work of its steps.
 
-Sizes of keys and values are those in the recording; the other values are those that explain the times best
+The size of keys and values is read from the recording; the other values are those that explain the times best
 (`cost_fit`). Only recordings whose frames contain the work of a step (`Work`) can be used.
 """
 
@@ -15,11 +15,13 @@ from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recordings.reader import Recording
 
 MAX_SAMPLES: Final = 2000
-"""Maximum number of steps that are fitted, evenly selected from the recorded ones."""
+"""Maximum number of steps used for the fit. They are spread evenly over the recorded steps."""
 
 
 def recorded_costs(recording: Recording, kv_bytes_per_token: float) -> CostModel | None:
-    """Return the cost model, with default speeds of lower tiers; None if the recording has too little information."""
+    """Return the fitted cost model, with default bandwidths of the host memory and the disk; None if the
+    recording has too little information.
+    """
     model = recording.info.hello.model
     sizes = ModelSizes(
         weight_bytes=2.0 * model.num_parameters,
@@ -56,7 +58,7 @@ def _sample(frame: Frame, sizes: ModelSizes) -> Sample:
 
 
 def _rescaled_to_kv(cost: CostModel, token_bytes: float) -> CostModel:
-    """Return a model with the same times for a KV size of `token_bytes`, by scaling weights and bandwidth."""
+    """Return a model that predicts the same times with a KV size of `token_bytes`, by scaling weights and bandwidth."""
     scale = token_bytes / cost.kv_bytes_per_token if cost.kv_bytes_per_token else FREE_RATE / cost.memory_bandwidth
     return replace(
         cost,

@@ -1,4 +1,4 @@
-"""Allocators and layouts that are compared."""
+"""The allocators and memory layouts that a what-if comparison covers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _MAX_BLOCK_SIZE: Final = (1 << 16) - 1  # the ledger counts a block's filled slo
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An allocator for a memory that is divided into `pools`, with blocks of `block_size` tokens."""
+    """An allocator to be compared, for a memory that is divided into `pools`, with blocks of `block_size` tokens."""
 
     allocator: str
     block_size: int
     pools: tuple[PoolLayout, ...]
     question: str = ""
-    """Difference from the engine besides the allocator: `NOT_FREED`, `EXPANDED`, or ""."""
+    """Scenario in which the engine is changed (apart from the allocator): `NOT_FREED`, `EXPANDED`, or "" for none."""
 
     @property
     def allocator_name(self) -> str:
         """Name of the allocator for `make_allocation`.
 
-        Any physical page can be mapped at any address, so `virtual` uses memory like `paged` with blocks as large as a
-        page.
+        `virtual` is simulated as `paged` with blocks as large as a page group, because any physical page can be mapped
+        at any address.
         """
         return "paged" if self.allocator == VIRTUAL else self.allocator
 
@@ -42,8 +42,8 @@ class Candidate:
 
 
 def candidates(memory: Memory) -> list[Candidate]:
-    """Return all candidates for `memory`: scenarios with its KV groups, allocators that reserve, and block sizes of
-    `paged`.
+    """Return all candidates for `memory`: what-if scenarios for its KV groups, allocators that reserve memory ahead,
+    and block sizes of `paged`.
 
     Raises BadInput for invalid KV groups.
     """
@@ -75,7 +75,9 @@ def unanswerable_questions(memory: Memory) -> list[NotAsked]:
 
 
 def check_candidate(candidate: Candidate) -> None:
-    """Raise BadInput if not one block fits in the memory, or a block has too many slots to be counted."""
+    """Raise BadInput if not even one block fits in the memory, or if the memory or a block has too many slots
+    to be compared.
+    """
     for pool in candidate.pools:
         if not pool.num_blocks:
             raise BadInput(f"the memory is smaller than one block of {pool.block_size} slots")
@@ -86,10 +88,10 @@ def check_candidate(candidate: Candidate) -> None:
 
 
 def _virtual(memory: Memory, groups: GroupedMemory) -> Candidate:
-    """Return the candidate `virtual`. Its block is a page group of `policy/allocation/address_space`.
+    """Return the candidate `virtual`, whose block is a page group of `policy/allocation/address_space`.
 
-    A page group is one page in each layer's tensor, in which K and V are interleaved; or, if a block of the engine is
-    larger than a page, as many pages as that block takes.
+    A page group is one page in each layer's tensor, in which K and V are interleaved. If a block of the engine is
+    larger than a page, the group has as many pages per layer as that block takes.
     """
     own = memory.block_size
     first, *others = groups.whole(own)

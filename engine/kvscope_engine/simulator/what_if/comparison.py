@@ -1,4 +1,4 @@
-"""Runs all shadows of one engine, and combines their results into one answer."""
+"""Runs a shadow for each candidate allocator of one engine, and combines their results into one answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from kvscope_telemetry.messages.what_if import MAX_SLOTS, Memory, PolicyUse, Run
 
 
 class PolicyComparison:
-    """One memory with several allocators. Raises BadInput for a memory that is too large to compare."""
+    """Compares several allocators for the memory of one engine. Raises BadInput for a memory that is too large
+    to compare.
+    """
 
     def __init__(self, memory: Memory) -> None:
         if memory.num_slots > MAX_SLOTS:
@@ -26,7 +28,7 @@ class PolicyComparison:
         return [shadow for _, shadow in self._shadows if isinstance(shadow, Shadow)]
 
     def update(self, running_requests: Sequence[Running]) -> WhatIfAnswer:
-        """Return how each allocator places these requests, given in order of number, each once."""
+        """Return how each allocator places `running_requests`, which must be ordered by number and distinct."""
         for shadow in self.shadows:
             shadow.update(running_requests)
         return WhatIfAnswer(

@@ -1,6 +1,6 @@
-"""Reads JSON lines and answers them. Defines the format of a line.
+"""Protocol of the what-if process: reads JSON lines with the engine's memory and running requests, and answers each.
 
-An invalid line changes nothing and is answered with a complaint.
+Defines the format of a line. An invalid line changes nothing and is answered with an error text.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Conversation:
 
 
 def answer_lines(requests: BinaryIO, output: BinaryIO) -> None:
-    """Answer each line of `requests` on `output`, until `requests` ends."""
+    """Answer each line of `requests` on `output`, until the end of `requests`."""
     conversation = _Conversation()
     for number, line in enumerate(_lines(requests), 1):
         if not line.strip():
@@ -71,7 +71,7 @@ def _lines(requests: BinaryIO) -> Iterator[bytes]:
 
 
 def _in_order(requests: list[Running]) -> list[Running]:
-    """Return the requests by number. Raises BadInput if one appears twice."""
+    """Return the requests ordered by number. Raises BadInput if a number appears twice."""
     ordered = sorted(requests, key=lambda running: running.number)
     for earlier, later in pairwise(ordered):
         if earlier.number == later.number:

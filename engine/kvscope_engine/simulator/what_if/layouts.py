@@ -1,7 +1,7 @@
-"""How a memory is divided into blocks: which layers share a block table, what a block contains, and which blocks are
-freed.
+"""Describes how memory is divided into blocks: which layers share a block table, what a block contains, and which
+blocks are freed.
 
-Describes the engine's KV groups. Independent of requests and allocators.
+Represents the engine's KV groups. Independent of requests and allocators.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ _EVERYTHING: Final = GroupRule()
 
 @dataclass(frozen=True, slots=True)
 class BlockGroup:
-    """Layers that share a block table."""
+    """KV group: layers that share a block table."""
 
     num_tokens: int
-    """Tokens per block; 0: a request has one block, whatever its length (recurrent states)."""
+    """Tokens per block; 0 if a request has one block, whatever its length (recurrent states)."""
     rule: GroupRule = _EVERYTHING
     readers: tuple[tuple[float, GroupRule], ...] = ((1.0, _EVERYTHING),)
-    """Shares of the group's bytes, and for each the rule for which tokens are read."""
+    """Pairs of a fraction of the group's bytes and the rule that determines which tokens of it are read. The
+    fractions add up to 1.
+    """
 
     def num_blocks(self, num_tokens: int) -> int:
         """Return the number of block table entries of a request with `num_tokens` tokens."""
@@ -40,25 +42,25 @@ class BlockGroup:
         return self.rule.num_unread(num_tokens, self.num_tokens) if self.num_tokens else 0
 
     def num_unread(self, num_tokens: int) -> int:
-        """Return the number of a request's tokens that no later token reads. Tokens read only by some layers count in
-        part.
+        """Return the number of a request's tokens that no later token reads. A token that only some layers
+        still read counts as a fraction.
         """
         return int(sum(share * rule.first_read(num_tokens) for share, rule in self.readers))
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """One pool: `num_blocks` blocks of `block_size` slots, and its groups. Slots that are left may be too few for a
-    block.
+    """One pool: `num_blocks` blocks of `block_size` slots, and the KV groups in it. The slots that remain after
+    the last block are unused.
     """
 
     num_slots: int
     block_size: int
     slot_bytes: float
-    """Bytes per slot; 0: unknown."""
+    """Bytes per slot; 0 if unknown."""
     groups: tuple[BlockGroup, ...]
     max_blocks: int = _MAX_COUNT
-    """Maximum number of blocks, if not only slots limit it."""
+    """Additional limit on the number of blocks, besides the number of slots."""
 
     @property
     def num_blocks(self) -> int:
@@ -81,7 +83,7 @@ class _PublishedGroup:
 
 
 class GroupedMemory:
-    """The engine's memory, by KV group. Raises BadInput for invalid groups."""
+    """The engine's KV memory, divided by KV group. Raises BadInput for invalid groups."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -106,7 +108,7 @@ class GroupedMemory:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether some layers store something for each token."""
+        """Whether some layers store keys and values (or latents) for each token."""
         return bool(self._groups)
 
     @property
@@ -115,7 +117,9 @@ class GroupedMemory:
 
     @property
     def why_not_whole(self) -> str:
-        """Why it is unknown what all layers would hold if nothing were freed; "" if it is known."""
+        """Reason why `whole` cannot be computed (the memory needed if no layer freed tokens outside its
+        window); "" if it can.
+        """
         if self._states and not self._has_separate_pools:
             return "States of recurrent layers lie among its blocks."
         if len(self._groups) > 1 and not all(kind.block_bytes for kind in self._groups):
@@ -124,13 +128,15 @@ class GroupedMemory:
 
     @property
     def why_not_expanded(self) -> str:
-        """Why the size of keys and values instead of latents is unknown; "" if it is known."""
+        """Reason why the size of keys and values instead of latents is unknown; "" if it is known."""
         if any(kind.is_latent and not kind.expanded_bytes for kind in self._groups):
             return "The engine does not tell how large the keys and values of its heads would be."
         return self.why_not_whole or ("" if self._memory.block_bytes else "The size of a block is not known.")
 
     def by_group(self, block_size: int) -> tuple[PoolLayout, ...]:
-        """Return the engine's pools and groups, with blocks of `block_size` tokens instead of its own."""
+        """Return the engine's pools and groups, with blocks of `block_size` tokens instead of the engine's
+        block size.
+        """
         memory = self._memory
         if self._has_separate_pools:
             pools = [
@@ -205,8 +211,8 @@ class GroupedMemory:
         return max(1, kind.block_size * block_size // self._memory.block_size)
 
     def _rows(self, kind: _PublishedGroup) -> int:
-        """Return the number of pool rows that a block of the group takes, if blocks of different groups differ in
-        size.
+        """Return the number of pool blocks that one block of the group takes. It exceeds 1 if blocks of
+        different groups differ in bytes.
         """
         if len(self._groups) == 1 or not self._memory.block_bytes:
             return 1
@@ -224,7 +230,7 @@ def _single_group(memory: Memory) -> _PublishedGroup:
 
 
 def _published_group(group: KVGroup, memory: Memory) -> _PublishedGroup:
-    """Convert a KV group. The blocks of a single group have the size in bytes that `memory` states."""
+    """Convert a KV group. If it is the only one, its blocks have the size in bytes that `memory` states."""
     num_bytes, expanded = group.block_bytes, group.expanded_bytes
     if len(memory.groups) == 1 and memory.block_bytes:
         expanded = expanded * memory.block_bytes // num_bytes if num_bytes else 0

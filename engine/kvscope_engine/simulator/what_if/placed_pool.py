@@ -1,4 +1,4 @@
-"""One pool of a shadow: allocates blocks for requests, and frees those that are no longer read.
+"""One pool of a shadow: allocates blocks for requests, and frees blocks that attention no longer reads.
 
 Owns the pool and its allocator. Decides neither which requests exist nor which are preempted.
 """
@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.what_if import MapKind
 
 @dataclass(frozen=True, slots=True)
 class LayoutUse:
-    """Use of a pool's slots with one layout. The six counts after `num_slots` add up to it."""
+    """Use of one pool's slots. The six counts from `num_used` to `num_external` add up to `num_slots`."""
 
     num_slots: int
     num_used: int
@@ -40,7 +40,9 @@ class LayoutUse:
 
 
 class PlacedPool:
-    """Allocates requests in one pool. Raises BadInput for an allocator that cannot manage such a pool."""
+    """Places requests in one pool with one allocator. Raises BadInput for an allocator that cannot manage such
+    a pool.
+    """
 
     def __init__(self, allocator_name: str, layout: PoolLayout, *, max_model_len: int) -> None:
         self.layout = layout
@@ -52,8 +54,8 @@ class PlacedPool:
         self._allocation = make_allocation(allocator_name, self._pool, max_model_len=max_model_len)
 
     def grow(self, request: Request, num_tokens: int, step: int) -> bool:
-        """Allocate blocks for the request's tokens. Returns False if there are too few; the caller must then release
-        the request.
+        """Allocate blocks so that the request holds `num_tokens` tokens. Returns False if there are too few
+        blocks; the caller must then release the request.
         """
         num_computed_before, request.num_computed_tokens = request.num_computed_tokens, num_tokens
         if not request.num_null_blocks or len(request.block_tables) != len(self.layout.groups):
@@ -87,7 +89,11 @@ class PlacedPool:
             self._pool.release(blocks, step)
 
     def use(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> LayoutUse:
-        """Return the use of the slots. Slots beyond a request's limit count as slots that will never be used."""
+        """Return the use of the slots.
+
+        `limits` maps request numbers to their maximum number of tokens (0 if unknown). If the allocator reserves
+        memory, slots beyond the limit count as slots that will never be used.
+        """
         counts_to_limit = self._allocation.reserves
         use = kv_use(self._pool, _with_expected_tokens(requests, limits) if counts_to_limit else requests.values())
         unread = 0
@@ -105,7 +111,7 @@ class PlacedPool:
         )
 
     def spans(self, requests: Mapping[int, Request], limits: Mapping[int, int]) -> dict[MapKind, Spans]:
-        """Return the slots of each kind; slots in no span are free. Takes O(blocks)."""
+        """Return the slots of each kind. Slots that are in none of the returned ranges are free. Takes O(blocks)."""
         size, ledger = self._pool.block_size, self._pool.ledger
         active = np.flatnonzero(ledger.state[: self._pool.num_blocks] == BlockState.ACTIVE)
         unread = np.zeros(self._pool.num_blocks, np.int64)
@@ -134,7 +140,9 @@ class PlacedPool:
         self._pool.check_integrity(holders)
 
     def _prepare_group(self, request: Request, number: int, step: int) -> int:
-        """Free the blocks that the group no longer reads. Returns the number of blocks that it still needs."""
+        """Free the request's blocks that the layers of group `number` no longer read. Returns the number of
+        blocks that it still needs in that group.
+        """
         group, table = self.layout.groups[number], request.block_tables[number]
         first, stop = request.num_null_blocks[number], group.num_null_blocks(request.num_computed_tokens)
         if stop > first:
@@ -163,8 +171,8 @@ class PlacedPool:
         self._pool.record_write(table[first:], filled, [request.number] * len(filled), step)
 
     def _unread(self, request: Request) -> Iterator[tuple[list[int], npt.NDArray[np.int64]]]:
-        """Yield, for each group, the blocks with slots that are no longer read, and the number of these slots per
-        block.
+        """For each group, yield the request's blocks that contain slots that are no longer read, and the number
+        of these slots in each block.
         """
         for number, group in enumerate(self.layout.groups):
             if not group.num_tokens or not request.block_tables[number]:
@@ -178,14 +186,14 @@ class PlacedPool:
                 yield blocks, tokens * self._pool.block_size // group.num_tokens
 
     def _slots(self, num_tokens: int, group: BlockGroup) -> int:
-        """Return the slots used by `num_tokens` tokens of a block, which may hold more or fewer tokens than the pool's
-        slots per block.
+        """Convert a number of tokens in a block of `group` to pool slots, because such a block may hold more or
+        fewer tokens than the pool's `block_size`.
         """
         return -(-num_tokens * self._pool.block_size // group.num_tokens)
 
     def _spans_of_runs(self, requests: Iterable[Request], limits: Mapping[int, int]) -> dict[MapKind, Spans]:
-        """Return the empty parts of each run: reserved up to the request's limit, reserved beyond it, and beyond the
-        reservation.
+        """Return the slots without tokens in each request's run of blocks: reserved up to the request's limit,
+        reserved beyond the limit, and beyond the reservation.
         """
         rows = sorted(self._run_marks(request, limits[request.number]) for request in requests if request.block_table)
         marks = np.array(rows, np.int64).reshape(-1, 4)
@@ -195,7 +203,7 @@ class PlacedPool:
         }
 
     def _run_marks(self, request: Request, limit: int) -> tuple[int, int, int, int]:
-        """Return the slots of the pool at which the run's tokens, its limit, its reservation and the run itself end."""
+        """Return the pool slots at which the request's tokens, its limit, its reservation and its run of blocks end."""
         size, computed = self._pool.block_size, request.num_computed_tokens
         first = request.block_table[0] * size
         reserved = max(request.num_reserved_tokens, computed)
@@ -204,7 +212,6 @@ class PlacedPool:
 
 
 def _held_blocks(request: Request) -> Iterator[list[int]]:
-    """Yield, for each group, the blocks of its table that were not freed."""
     for table, num_null in zip(request.block_tables, request.num_null_blocks, strict=True):
         yield table[num_null:]
 

@@ -1,4 +1,4 @@
-"""A shadow: the requests of the running engine in a separate simulated memory, placed by another allocator.
+"""Shadow of an engine: its requests in a separate simulated memory, in which another allocator places them.
 
 Owns the requests that have memory. It has no scheduler and no clock: requests arrive, grow and end as in the engine, so
 free slots are fragmented in the same way. Prefixes are not shared.
@@ -24,8 +24,8 @@ _SAMPLING: Final = ResolvedSampling()
 
 @dataclass(frozen=True, slots=True)
 class ShadowUse:
-    """Counts of slots with the size of the first pool's. The seven counts from `num_used` to `num_outside` add up to
-    `num_slots`.
+    """Use of the slots of all pools, converted to slots of the first pool. The seven counts from `num_used` to
+    `num_outside` add up to `num_slots`.
     """
 
     num_slots: int
@@ -38,7 +38,9 @@ class ShadowUse:
     num_outside: int
     external_fragmentation: float
     num_fitting: int
-    """Number of requests that would fill the memory, if all had the mean size of those placed; 0: none is placed."""
+    """Number of requests that would fill the memory if all had the mean size of the placed ones; 0 if none is
+    placed.
+    """
 
 
 class Shadow:
@@ -50,16 +52,15 @@ class Shadow:
         check_candidate(candidate)
         self.candidate = candidate
         self.num_waiting = 0
-        """Number of requests of the last `update` that did not fit."""
+        """Number of requests in the last `update` that did not fit."""
         self.num_preempted = 0
-        """Number of times that a request lost its blocks, to an older one that grew or because it could not grow
-        itself.
+        """Number of times that a request lost its blocks, because an older request grew or because it could not
+        grow itself.
         """
         first, *others = candidate.pools
         self._pools = [PlacedPool(candidate.allocator_name, first, max_model_len=max_model_len)]
         self._pools += [PlacedPool("paged", pool, max_model_len=max_model_len) for pool in others]
         self._placed: dict[int, list[Request]] = {}
-        """Parts of each placed request, one `Request` per pool, by request number."""
         self._limits: dict[int, int] = {}
         self._step = 0
 
@@ -69,14 +70,14 @@ class Shadow:
 
     @property
     def num_slots(self) -> int:
-        """Number of slots of all pools, converted to slots of the first pool."""
+        """Number of slots of all pools, converted by their bytes to slots of the first pool."""
         return sum(self._to_first_pool(index, pool.layout.num_slots) for index, pool in enumerate(self._pools))
 
     def update(self, running_requests: Sequence[Running]) -> None:
-        """Place the engine's running requests with the allocator. They are given in order of number, each once.
+        """Place the engine's running requests, which must be ordered by number and distinct.
 
         Requests that do not fit wait, and are tried again in each call. A placed request that cannot grow takes blocks
-        from those after it, as a scheduler preempts the newest.
+        from newer ones, as a scheduler preempts the newest request.
         """
         self._step += 1
         self._limits = {running.number: running.max_tokens for running in running_requests}
@@ -108,7 +109,9 @@ class Shadow:
         )
 
     def spans(self) -> dict[MapKind, Spans]:
-        """Return the slots of each kind, one pool after another; slots in no span are free. Takes O(blocks)."""
+        """Return the slots of each kind, one pool after another. Slots that are in none of the returned ranges
+        are free. Takes O(blocks).
+        """
         spans_by_kind: dict[MapKind, list[Spans]] = {}
         start = 0
         for index, pool in enumerate(self._pools):
@@ -150,8 +153,8 @@ class Shadow:
         )
 
     def _preempt_newest(self, newest_last: list[int], number: int) -> bool:
-        """Preempt the newest placed request after `number`. Returns False if there is none. Removes the tried requests
-        from `newest_last`.
+        """Preempt the newest placed request whose number exceeds `number`. Returns False if there is none.
+        Removes the tried numbers from `newest_last`.
         """
         while newest_last and newest_last[-1] > number:
             newest = newest_last.pop()
@@ -172,12 +175,11 @@ class Shadow:
         return [pool.use(self._parts_in_pool(index), self._limits) for index, pool in enumerate(self._pools)]
 
     def _to_first_pool(self, index: int, num_slots: int) -> int:
-        """Convert a number of slots of a pool to slots of the first pool, by their bytes."""
+        """Convert a number of slots of pool `index` to slots of the first pool, by their bytes."""
         first, own = self._pools[0].layout.slot_bytes, self._pools[index].layout.slot_bytes
         return int(num_slots * own // first) if index and first and own else num_slots
 
     def _spans_in_first_pool(self, spans: Spans, index: int, start: int) -> Spans:
-        """Convert spans of a pool that starts at slot `start` of the whole to slots of the first pool."""
         if not index:
             return spans
         first, own = self._pools[0].layout.slot_bytes, self._pools[index].layout.slot_bytes
@@ -194,8 +196,8 @@ _COUNTS: Final = (
 
 
 class NumTokens(list[int]):
-    """A list with a length but no items, because allocators need only the number of a request's tokens. Makes a long
-    request cost no more than a short one.
+    """A list that has a length but no items. Allocators need only the number of a request's tokens, so a long
+    request costs no more than a short one.
     """
 
     __slots__ = ("count_",)
@@ -209,7 +211,7 @@ class NumTokens(list[int]):
 
 
 def placed_request(running: Running) -> Request:
-    """Return a request without computed tokens that corresponds to one of the engine's."""
+    """Return a request without computed tokens that corresponds to a running request of the engine."""
     prompt = running.num_prompt_tokens
     request = Request(
         number=running.number,
@@ -224,6 +226,8 @@ def placed_request(running: Running) -> Request:
 
 
 def set_output_length(request: Request, running: Running) -> None:
-    """Set the number of output tokens: the computed ones, and the sampled one that is not computed yet."""
+    """Set the number of output tokens to that of `running`: the computed ones, plus the sampled one that is not
+    computed yet.
+    """
     num_output = running.num_tokens + 1 - running.num_prompt_tokens
     request.output_token_ids = NumTokens(max(0, num_output))

@@ -1,7 +1,7 @@
 """A small map of a large memory: each cell represents the same number of consecutive slots. Uses only numpy.
 
-Decides how the kinds of a cell's slots are reduced to one. It is a kind that occurs in the cell, and over the whole map
-the cells of a kind are proportional to its slots, so that a little waste everywhere remains visible as a little waste.
+Decides which `MapKind` represents the slots of a cell. It is a kind that occurs in the cell, and over the whole map the
+cells of a kind are proportional to its slots, so that a little waste everywhere remains visible as a little waste.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Spans(NamedTuple):
 
 
 def slots_per_cell(num_slots: int) -> int:
-    """Return the number of slots per cell that yields at most `MAX_CELLS` cells."""
+    """Return the smallest number of slots per cell for which the map has at most `MAX_CELLS` cells."""
     return max(1, -(-num_slots // MAX_CELLS))
 
 
 def map_cells(num_slots: int, spans: Mapping[MapKind, Spans]) -> bytes:
-    """Return a `MapKind` per cell, in the order of addresses. Slots in no span are free."""
+    """Return a `MapKind` per cell as bytes, in the order of addresses. Slots that are in none of `spans` are free."""
     size = slots_per_cell(num_slots)
     edges = np.minimum(np.arange(-(-num_slots // size) + 1, dtype=np.int64) * size, num_slots)
     counts = np.zeros((len(edges) - 1, len(MapKind)), np.int64)
@@ -41,7 +41,6 @@ def map_cells(num_slots: int, spans: Mapping[MapKind, Spans]) -> bytes:
 
 
 def _num_before(edges: Slots, spans: Spans) -> Slots:
-    """Return the number of slots of `spans` before each edge."""
     starts, lengths = spans
     if not len(starts):
         return np.zeros(len(edges), np.int64)
@@ -54,7 +53,7 @@ def _num_before(edges: Slots, spans: Spans) -> Slots:
 
 
 def _kinds(counts: Slots, size: int) -> bytes:
-    """Return the kind of each cell. Slots that a cell cannot show are carried over to the following cells."""
+    """Return the kind of each cell. The slots of other kinds in a cell are carried over to the following cells."""
     kinds: npt.NDArray[np.uint8] = counts.argmax(axis=1).astype(np.uint8)
     deficits = [0] * counts.shape[1]
     mixed = np.flatnonzero(counts.max(axis=1) < size)

@@ -1,1 +1,1 @@
-"""Workloads of a simulation: traces, generators, recordings."""
+"""Workloads of a simulation, from traces, generators and recordings."""

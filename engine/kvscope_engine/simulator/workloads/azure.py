@@ -21,8 +21,8 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read_azure(path: Path, max_requests: int | None = None) -> Workload:
-    """Return the first `max_requests` of a trace; None: all. An output of 0 tokens counts as 1, the token that the
-    prefill yields.
+    """Return the first `max_requests` requests of a trace, or all if None. An output of 0 tokens counts as 1, the token
+    that the prefill yields.
 
     Raises BadInput, with the line number, for a line that cannot be read, and for a trace without requests.
     """

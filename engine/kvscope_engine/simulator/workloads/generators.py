@@ -1,9 +1,9 @@
-"""Workloads generated from a seed: arrivals as a Poisson process or in bursts, lengths like published data sets.
+"""Generates workloads from a seed: arrivals as a Poisson process or in bursts, lengths like published data sets.
 
-Lengths are log-normal. Their means are those of PagedAttention (SOSP'23, figure 11): ShareGPT 161 tokens in and 338
-out, Alpaca 19 and 58. The paper gives no other moment; the sigmas here (of the logarithm) are chosen for the heavy
-tails in its figure. Lengths are truncated to what `max_model_len` leaves, whereas the paper drops longer requests.
-Means are therefore lower than requested if many are truncated; the report shows the actual means.
+Lengths are log-normal. Their means are those of PagedAttention (SOSP'23, figure 11): ShareGPT 161 input and 338 output
+tokens, Alpaca 19 and 58. The paper gives no other moment; the sigmas here (of the logarithm) are chosen for the heavy
+tails in its figure. Lengths are truncated to fit into `max_model_len`, whereas the paper drops longer requests. Means
+are therefore lower than requested if many are truncated; the report shows the actual means.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ MAX_REQUESTS: Final = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Distribution of lengths. `mean` is that before truncation; `sigma` is that of the logarithm."""
+    """Log-normal distribution of lengths in tokens. `mean` is the mean before truncation; `sigma` is the
+    standard deviation of the logarithm.
+    """
 
     mean: float
     sigma: float
@@ -45,7 +47,7 @@ class Lengths:
 SHAREGPT: Final = Lengths(LogNormal(161.31, 1.2), LogNormal(337.99, 0.9))
 ALPACA: Final = Lengths(LogNormal(19.31, 0.6), LogNormal(58.45, 0.9))
 GENERATORS: Final = {"sharegpt": (SHAREGPT,), "alpaca": (ALPACA,), "mixed": (SHAREGPT, ALPACA)}
-"""Name -> kinds of requests, all equally likely."""
+"""Map from each workload name to the kinds of requests in it, which are equally likely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +56,13 @@ class GeneratorOptions:
 
     num_requests: int = 1000
     rate: float = math.inf
-    """Mean number of requests per second. If infinite, all arrive at the start."""
+    """Mean number of requests per second. If infinite, all requests arrive at the start."""
     arrivals: str = "poisson"
     shared_prefix_tokens: int = 0
-    """Length in tokens of the shared prefix at the start of each prompt; 0: none."""
+    """Length in tokens of the shared prefix at the start of each prompt; 0 if prompts share none."""
     num_prefixes: int = 1
-    """Number of different shared prefixes. Each prompt starts with one; the n-th has a frequency proportional to 1/n
-    (Zipf's law).
+    """Number of different shared prefixes. Each prompt starts with one of them; the frequency of the n-th is
+    proportional to 1/n (Zipf's law).
     """
     seed: int = 0
 
@@ -84,9 +86,10 @@ class GeneratorOptions:
 
 
 def generate(name: str, options: GeneratorOptions, max_model_len: int) -> Workload:
-    """Return the workload called `name`. Equal options give equal workloads. No request is longer than `max_model_len`.
+    """Return the workload called `name` (a key of `GENERATORS`). Equal options give equal workloads. No request is
+    longer than `max_model_len`.
 
-    Raises BadInput if the shared prefix leaves no space for a prompt and an output.
+    Raises BadInput if the shared prefix leaves no tokens for a prompt and an output.
     """
     shared = options.shared_prefix_tokens
     max_count = max_model_len - shared
@@ -122,7 +125,7 @@ def _prefixes(options: GeneratorOptions, random: Random) -> Iterator[tuple[int, 
 
 
 def _arrivals(options: GeneratorOptions, random: Random) -> Iterator[int]:
-    """Yield arrival times in ns. The first is 0, the mean gap is 1 / rate."""
+    """Yield arrival times in ns. The first is 0, and the mean gap is 1 / rate."""
     time_s, mean_gap_s = 0.0, 1 / options.rate
     while True:
         yield round(time_s * 1e9)

@@ -1,8 +1,8 @@
 """Mooncake traces (FAST'25): JSONL, a request per line, with the hashes of the 512-token blocks of its prompt.
 
 `{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}`: the timestamp is in ms. Each
-hash id stands for 512 tokens after the same prefix (the last for the remaining tokens); equal ids mean equal tokens.
-Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces.
+hash id stands for 512 tokens together with the prefix before them (the last id for the remaining tokens); equal ids
+mean equal tokens. Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class MooncakeLine(msgspec.Struct, frozen=True):
     """A line of the trace; unknown keys are ignored."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-    """Time in milliseconds."""
+    """Arrival time in milliseconds."""
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...] = ()
 
 
 def read_mooncake(path: Path, max_requests: int | None = None) -> Workload:
-    """Return the first `max_requests` of a trace; None: all. An output of 0 tokens counts as 1, the token that the
-    prefill yields.
+    """Return the first `max_requests` requests of a trace, or all if None. An output of 0 tokens counts as 1, the token
+    that the prefill yields.
 
     Raises BadInput, with the line number, for a line that cannot be read, and for a trace without requests.
     """
@@ -46,7 +46,9 @@ def read_mooncake(path: Path, max_requests: int | None = None) -> Workload:
 
 
 def _request(line: MooncakeLine, numbers: dict[int, int]) -> WorkloadRequest:
-    """Convert a line. `numbers` maps each hash id to a number from 0 on that can be used as a token id."""
+    """Convert a line of the trace. `numbers` maps each hash id to a small number that can be used as a token
+    id, and is extended for new ids.
+    """
     length = checked_count("input_length", line.input_length, 1)
     blocks = len(line.hash_ids)
     if blocks and not length // TOKENS_PER_HASH <= blocks <= -(-length // TOKENS_PER_HASH):

@@ -1,4 +1,4 @@
-"""A recording as a workload: arrivals, lengths, and shared prefixes of its requests.
+"""Converts a recording to a workload: arrivals, lengths, and shared prefixes of its requests.
 
 Shared prefixes are found by the hashes of the prompts' full blocks. They are underestimated where the recording has no
 hash: without prefix caching, for requests that ended with their first token, and for a block whose text another block
@@ -18,11 +18,11 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import RecordedRequest, recorded_requests
 
 EpochAndHash = tuple[int, int]
-"""Epoch and block hash. Each start of an engine has its own hashes."""
+"""Epoch and block hash. Hashes of different engine starts (epochs) are not comparable."""
 
 
 def read_recording(path: Path, max_requests: int | None = None) -> Workload:
-    """Return the first `max_requests` requests of a recording (None: all), with their final lengths.
+    """Return the first `max_requests` requests of a recording, or all if None, with their final lengths.
 
     A request without output counts as one token, which the prefill yields. Raises BadInput for a file that is no
     recording, and for one without requests.
@@ -38,8 +38,8 @@ def read_recording(path: Path, max_requests: int | None = None) -> Workload:
 
 
 def _text_ids(requests: Sequence[RecordedRequest]) -> list[tuple[int, ...]]:
-    """Return, for each request, the numbers of its first blocks, up to the last one that another request has as
-    well.
+    """Return, for each request, the numbers of its first blocks, up to the last block that it shares with
+    another request.
     """
     counts = Counter(name for request in requests for name in _text_names(request))
     numbers: dict[EpochAndHash, int] = {}

@@ -18,7 +18,9 @@ NumberedLine = tuple[int, str]
 
 
 def trace_lines(path: Path) -> Iterator[NumberedLine]:
-    """Yield the lines that are not blank, with their numbers from 1. Raises BadInput for a file that cannot be read."""
+    """Yield the lines that are not blank, with their line numbers from 1. Raises BadInput for a file that
+    cannot be read.
+    """
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
@@ -31,7 +33,7 @@ def trace_lines(path: Path) -> Iterator[NumberedLine]:
 
 @contextmanager
 def line_errors(path: Path, number: int) -> Iterator[None]:
-    """Convert errors in a line to BadInput with the file and the line number."""
+    """Convert errors raised while parsing a line to BadInput with the file and the line number."""
     try:
         yield
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:

@@ -1,6 +1,4 @@
-"""Workload of a simulation: arrival, length and shared texts of each request. Independent of the source of the
-workload.
-"""
+"""Workload of a simulation: arrival, length and shared prefixes of each request, whatever their source."""
 
 from __future__ import annotations
 
@@ -9,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request. `arrival_ns` is counted from the start of the simulation."""
+    """One request. `arrival_ns` is the time since the start of the simulation."""
 
     arrival_ns: int
     num_prompt_tokens: int
     num_output_tokens: int
     text_ids: tuple[int, ...] = ()
-    """Numbers, from 0, of the texts at the start of the prompt. Equal numbers are equal texts."""
+    """Ids (from 0) of the texts that the prompt starts with, in order. Equal ids stand for equal texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in order of arrival, at least one."""
+    """At least one request, in order of arrival."""
 
     name: str
     requests: tuple[WorkloadRequest, ...]
@@ -29,12 +27,12 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Number of tokens of the longest request, prompt and output."""
+        """Number of tokens (prompt and output) of the longest request."""
         return max(request.num_prompt_tokens + request.num_output_tokens for request in self.requests)
 
     @property
     def mean_prompt_tokens(self) -> float:
-        """Mean over all requests, including those that will be refused."""
+        """Mean number of prompt tokens over all requests, including those that will be refused."""
         return sum(request.num_prompt_tokens for request in self.requests) / len(self.requests)
 
     @property
@@ -42,8 +40,8 @@ class Workload:
         return sum(request.num_output_tokens for request in self.requests) / len(self.requests)
 
     def prompt_token_ids(self, request: WorkloadRequest, own_token: int) -> list[int]:
-        """Return the token ids of a prompt: each text is its number repeated, the remainder repeats `own_token` (below
-        0).
+        """Return the token ids of a request's prompt: each text is its id repeated `tokens_per_text` times, and the
+        rest of the prompt repeats `own_token` (below 0).
 
         Equal texts thus give equal tokens, and different texts differ in each token, whatever the block size.
         """

@@ -1,1 +1,1 @@
-"""Sends prompts to another engine through its OpenAI API and returns kvscope's reply messages. Uses no Qt."""
+"""Sends prompts to an external engine through its OpenAI API and returns kvscope's reply messages. Uses no Qt."""

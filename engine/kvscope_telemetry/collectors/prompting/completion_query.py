@@ -1,7 +1,7 @@
-"""Converts a `Submit` to a request of another engine's OpenAI API. Uses no sockets.
+"""Converts a `Submit` command to a request of an external engine's OpenAI API. Uses no sockets.
 
-Sampling parameters are sent explicitly, because servers have other defaults (the model's generation_config). Parameters
-that an engine does not support are refused by name.
+Sampling parameters are sent explicitly, because servers have different defaults (the model's generation_config).
+Parameters that an engine does not support are refused by name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEFAULTS: Final = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class CompletionQuery:
-    """Path and JSON fields of an HTTP POST. The model is added later if `fields` has none."""
+    """Path and JSON fields of an HTTP POST. The model's name is added later if `fields` has none."""
 
     request_id: str
     path: str
@@ -42,7 +42,7 @@ class CompletionQuery:
 
 
 def make_completion_query(submit: Submit, engine: ExternalEngine) -> CompletionQuery:
-    """Convert `submit` for `engine`. Raises BadInput for parameters that the engine does not support."""
+    """Convert `submit` to a query for `engine`. Raises BadInput for parameters that the engine does not support."""
     path, fields = _prompt(submit)
     if submit.tools:
         raise BadInput(f"tools are not accepted for {engine.name}: its answer would be calls, and no text")

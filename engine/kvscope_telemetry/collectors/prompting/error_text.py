@@ -15,7 +15,9 @@ _MAX_DEPTH: Final = 4
 
 
 def error_text(body: bytes) -> str:
-    """Return the message of OpenAI's or FastAPI's error object, or of plain text; empty if there is none."""
+    """Return the message in an error answer: OpenAI's or FastAPI's error object, or plain text; empty if there
+    is none.
+    """
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -25,7 +27,7 @@ def error_text(body: bytes) -> str:
 
 
 def error_text_of_body(document: Any, depth: int = 0) -> str:
-    """Return the message of a decoded error answer; empty if there is none."""
+    """Return the message of an error answer that was decoded from JSON; empty if there is none."""
     if isinstance(document, str):
         return one_line(document)
     if depth == _MAX_DEPTH:
@@ -38,7 +40,7 @@ def error_text_of_body(document: Any, depth: int = 0) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return printable text on one line, at most `MAX_LETTERS` characters."""
+    """Return `text` as printable text on one line, truncated to `MAX_LETTERS` characters."""
     line = " ".join(text[: 4 * MAX_LETTERS].split())
     printable_line = printable(line)
     return printable_line if len(printable_line) <= MAX_LETTERS else f"{printable_line[:MAX_LETTERS]}…"

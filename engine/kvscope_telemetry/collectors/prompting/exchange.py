@@ -1,4 +1,4 @@
-"""One request to a server, from sending it to its end, on a separate thread.
+"""One request to a server, from sending it until its answer ends, on a separate thread.
 
 Owns the connection and the state of the answer. A failure is reported in one sentence, as the request's last reply.
 """
@@ -33,19 +33,21 @@ if TYPE_CHECKING:
     import httpx
 
 SILENCE_S: Final = 600.0
-"""Maximum seconds between two pieces of an answer, and before the first, because requests may queue in the server."""
+"""Maximum seconds between two pieces of an answer, and before the first piece, because requests may queue in
+the server.
+"""
 MAX_ANSWER_BYTES: Final = 256 << 20
 MAX_ERROR_BYTES: Final = 64 << 10
 _EVENTS: Final = "text/event-stream"
 _RANK: Final = "X-data-parallel-rank"
 _ID: Final = "X-Request-Id"
-"""Header with the request id. vLLM makes it part of its own id, by which kvscope's plugin in vLLM identifies the
-request.
+"""HTTP header with the request id. vLLM makes it part of its own id, by which kvscope's plugin in vLLM
+identifies the request.
 """
 
 
 class Exchange:
-    """One request with its answer. A separate thread calls `run`; `abort` and `cut` are thread-safe."""
+    """One request and its answer. A separate thread calls `run`; `abort` and `cut` are thread-safe."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class Exchange:
             on_end(self)
 
     def abort(self) -> bool:
-        """Close the connection, which aborts the request in these servers, and finish its completions. Never blocks.
+        """Close the connection, which makes the server abort the request, and finish its completions. Never blocks.
 
         Returns False, without sending a reply, if the request had already ended.
         """

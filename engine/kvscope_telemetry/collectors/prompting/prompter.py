@@ -1,4 +1,4 @@
-"""Sends prompts to another engine and returns its answers as replies, like the command socket of kvscope's engine.
+"""Sends prompts to an external engine and returns its answers as replies, like the command socket of kvscope's engine.
 
 Owns the requests in progress, at most `MAX_CONCURRENT_REQUESTS`, with a thread and a connection each.
 """
@@ -31,12 +31,12 @@ from kvscope_telemetry.messages.commands import (
 )
 
 MAX_CONCURRENT_REQUESTS: Final = 576
-"""Maximum number of concurrent requests. Enough for a load test and the user's own prompts."""
+"""Maximum number of concurrent requests, enough for a load test and the user's own prompts at the same time."""
 _END_S: Final = 1.0
 
 
 class Prompter:
-    """Sends prompts to one engine. Raises BadInput if the certificate file of `address` cannot be used."""
+    """Sends prompts to one external engine. Raises BadInput if the certificate file of `address` cannot be used."""
 
     def __init__(self, address: ExternalAddress, *, silence_s: float = SILENCE_S) -> None:
         self._address = address
@@ -51,7 +51,7 @@ class Prompter:
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
-        """LoRA adapters among the server's models, as of the last query; None before it has answered."""
+        """LoRA adapters among the server's models, as of the last query; None before the server has answered."""
         return self._model.adapters
 
     def send(self, command: Command) -> None:
@@ -118,7 +118,7 @@ class Prompter:
                 self._model_thread = thread
 
     def _start(self, exchange: Exchange, thread: threading.Thread) -> str:
-        """Start a request. Returns the reason if it cannot be started, else an empty string."""
+        """Start a request. Returns the reason if it cannot be started, otherwise an empty string."""
         key = exchange.request_id
         with self._lock:
             if self._is_closed:

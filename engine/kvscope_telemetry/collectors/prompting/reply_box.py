@@ -9,7 +9,7 @@ from typing import Final
 from kvscope_telemetry.messages.commands import Reply
 
 MAX_WAITING: Final = 20_000
-"""Number of queued replies from which on answers are not read. Replies that were already read are still enqueued."""
+"""Number of queued replies above which no more answers are read. Replies that were already read are still enqueued."""
 
 
 class ReplyBox:
@@ -31,7 +31,6 @@ class ReplyBox:
         return replies
 
     def wait_for_capacity(self) -> None:
-        """Wait until fewer than `MAX_WAITING` replies are queued, or the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._replies) < MAX_WAITING)
 

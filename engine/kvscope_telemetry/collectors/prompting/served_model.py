@@ -1,4 +1,6 @@
-"""Name and version of the model that a server serves, queried once by the first caller that needs them."""
+"""Queries the name of the model that a server serves, its LoRA adapters, and the server's version, once for all
+callers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class _Card(msgspec.Struct):
     id: str
     owned_by: str | None = None
     parent: str | None = None
-    """Name of the base model if this is an adapter (in vLLM, SGLang and kvscope); None for a base model."""
+    """Name of the base model if the entry is an adapter (in vLLM, SGLang and kvscope); None for a base model."""
     root: str | None = None
 
 
@@ -45,7 +47,7 @@ class _Model:
 
 
 class ServedModel:
-    """Model of one server. Raises BadInput if the certificate file of `address` cannot be used."""
+    """Model and version of one server. Raises BadInput if the certificate file of `address` cannot be used."""
 
     def __init__(self, address: ExternalAddress) -> None:
         self._address = address
@@ -60,18 +62,18 @@ class ServedModel:
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
-        """LoRA adapters among the models, as of the last query; None before the server has answered."""
+        """LoRA adapters among the server's models, as of the last query; None before the server has answered."""
         return self._adapters
 
     def refresh(self) -> None:
-        """Query the adapters again, waiting for the server. They remain unchanged if it does not answer."""
+        """Query the adapters again, waiting for the server. `adapters` remains unchanged if it does not answer."""
         with self._lock, suppress(NoAnswer):
             self._cards()
 
     def get(self) -> _Model:
         """Return the model, waiting for the server if it is unknown. Thread-safe.
 
-        Raises NoAnswer, also in threads that waited for the query of another thread.
+        Raises NoAnswer if the query fails, also in threads that waited for the query of another thread.
         """
         num_queries = self._num_queries
         with self._lock:

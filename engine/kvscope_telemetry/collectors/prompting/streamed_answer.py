@@ -1,8 +1,8 @@
 """Parses the event stream of one answer to `Tokens` and `Finished` replies.
 
 Owns the state of each completion. Memory is bounded. Uses no sockets. Times are measured here and include the network.
-The number of tokens is that of the server's usage if it reports one, else the number of token ids or, without ids, of
-pieces of the answer.
+The number of tokens is the one in the server's usage report. Without a report, it is the number of token ids or,
+without ids, of pieces of the answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ MAX_EVENT_BYTES: Final = 1 << 20
 DONE: Final = b"[DONE]"
 _FIELD: Final = b"data:"
 THINK: Final = ("<think>\n", "\n</think>\n\n")
-"""Markers that models write around reasoning, added to reasoning that a server reports separately."""
+"""Start and end markers that are added to reasoning that a server reports separately, as models write them in
+their answers.
+"""
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
@@ -76,7 +78,7 @@ class EventLines:
         self._num_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of each event that is complete. Raises ProtocolError for an event that is too large."""
+        """Return the data of each event that `data` completes. Raises ProtocolError for an event that is too large."""
         *lines, self._remainder = (self._remainder + data).split(b"\n")
         events: list[bytes] = []
         for line in lines:
@@ -96,11 +98,11 @@ class EventLines:
 
 
 class AnswerError(ProtocolError):
-    """The server reported an error within its answer."""
+    """Raised if the server reports an error within its answer."""
 
 
 class StreamedAnswer:
-    """State of an answer with `num_completions` completions. Its times count from construction."""
+    """State of an answer with `num_completions` completions. Its times are measured from construction."""
 
     def __init__(self, request_id: str, num_completions: int) -> None:
         self._request_id = request_id
@@ -130,7 +132,7 @@ class StreamedAnswer:
         return [tokens for choice in chunk.choices for tokens in self._apply_choice(choice)]
 
     def ends(self, reason: str = "") -> list[Finished]:
-        """Return the final reply of each completion, with `reason` for those that did not finish."""
+        """Return a `Finished` reply for each completion, with `reason` for those that did not finish."""
         total_s = time.monotonic() - self._started_s
         return [self._end(index, one.reason or reason, total_s) for index, one in enumerate(self._completions)]
 

@@ -66,6 +66,5 @@ def test_prompt_that_ends_with_the_reasoning_mark_begins_reasoning() -> None:
     for prompt, num_calls in (([5, 7, 9], 1), ([5, 7, 8], 2), ([], 2)):
         reader = use.reader(TOKENIZER, prompt)
         assert reader is not None
-        reader.add(answer)
-        reader.flush()
+        reader.read(answer, is_last=True)
         assert reader.num_calls == num_calls
