@@ -70,17 +70,17 @@ def _developers_benchmark(module: str) -> argparse.ArgumentParser:
     return parser
 
 
-def test_guides_contain_commands() -> None:
+def test_command_pattern_finds_over_60_commands_in_the_guides() -> None:
     """Otherwise the pattern above would find nothing, and every test would pass."""
     assert len(_commands()) > 60
 
 
 @pytest.mark.parametrize(("name", "limit"), _LIMITS.items())
-def test_page_is_short(name: str, limit: int) -> None:
+def test_documentation_page_does_not_exceed_its_length_limit(name: str, limit: int) -> None:
     assert len((ROOT / name).read_bytes()) <= limit
 
 
-def test_the_list_of_terms_is_short() -> None:
+def test_list_of_terms_in_the_documentation_has_at_most_20_entries() -> None:
     terms = (ROOT / "docs/internals/terms.md").read_text("utf-8")
     rows = [line for line in terms.splitlines() if line.startswith("| ")]
     assert 1 < len(rows) - 1 <= 20  # one row is the table's header

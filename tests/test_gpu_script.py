@@ -15,7 +15,7 @@ from kvscope_engine.command_parser import CommandParser
 @pytest.mark.parametrize(
     ("mib", "memory", "share"), [(24_111, "24111MiB", "0.9"), (45_488, "24576MiB", "0.9"), (81_079, "24576MiB", "0.6")]
 )
-def test_script_requests_what_fits_the_gpu(
+def test_gpu_test_script_requests_benchmarks_that_fit_the_gpu_memory(
     gpu_script: Callable[[int], list[str]], mib: int, memory: str, share: str
 ) -> None:
     """A card that is sold with 24 GB has 23.5 GiB, of which 0.6 would not hold the weights."""
@@ -27,7 +27,9 @@ def test_script_requests_what_fits_the_gpu(
     assert small.endswith("--shape 135m")
 
 
-def test_script_leaves_out_what_does_not_fit_the_gpu(gpu_script: Callable[[int], list[str]]) -> None:
+def test_gpu_test_script_skips_benchmarks_that_do_not_fit_the_gpu_memory(
+    gpu_script: Callable[[int], list[str]],
+) -> None:
     lines = gpu_script(16_376)
     (asked,) = (line for line in lines if line.startswith("asked: "))
     assert asked.endswith("--shape 135m")

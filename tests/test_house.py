@@ -76,7 +76,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("message", MAKERS)
-def test_frames_and_snapshots_are_built_in_one_place(message: str) -> None:
+def test_frame_and_snapshot_messages_are_created_only_in_the_listed_source_files(message: str) -> None:
     pattern = re.compile(rf"(?<!class )\b{message}\(")
     makers = {str(path.relative_to(ROOT)) for path in sources() if pattern.search(path.read_text("utf-8"))}
     assert makers == MAKERS[message]

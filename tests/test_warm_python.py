@@ -25,7 +25,7 @@ def _forks(warm_python: WarmPython) -> None:
         pytest.skip("nothing is forked with a GPU or with threads of a library's")
 
 
-def test_process_has_its_own_arguments_folder_environment_and_files(
+def test_process_forked_from_warm_python_has_its_own_arguments_folder_and_environment(
     warm_python: WarmPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVSCOPE_CACHE", "elsewhere")

@@ -18,7 +18,7 @@ def test_command_line_without_arguments_gives_defaults():
     assert options.theme is None
 
 
-def test_engine_options_are_passed_on():
+def test_engine_options_of_the_desktop_command_line_are_passed_to_the_engine():
     options = parse(["--model", "a b.gguf", "--max-num-seqs", "8", "--no-enable-prefix-caching", "--kv-memory=1.5GB"])
     assert options.engine == ("--model=a b.gguf", "--kv-memory=1.5GB", "--no-enable-prefix-caching", "--max-num-seqs=8")
     assert parse(["-tp", "2", "--enforce-eager"]).engine == ("--tensor-parallel-size=2", "--enforce-eager")

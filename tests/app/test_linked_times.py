@@ -103,7 +103,7 @@ def test_linked_recordings_without_overlap_are_aligned_by_their_starts(open_paus
     assert any("by their starts" in words for words in status_texts(next_day))
 
 
-def test_linked_window_stays_at_its_end_where_it_has_no_data(open_paused, paths, qtbot):
+def test_linked_window_whose_recording_is_shorter_stays_at_the_end_of_its_recording(open_paused, paths, qtbot):
     first, second = open_paused(*paths[:2])
     link_times(first, qtbot)
     first.session.timeline.go_to(BEGAN_NS + 9 * SECOND_NS)

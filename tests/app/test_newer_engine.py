@@ -58,7 +58,7 @@ def test_status_bar_counts_skipped_and_unknown_data(engine, session, make_window
     assert "unreadable" not in label.text()
 
 
-def test_answer_with_an_unknown_finish_reason_is_ended():
+def test_answer_with_an_unknown_finish_reason_is_shown_as_stopped_with_the_reason():
     message = Message(role="assistant")
     answer = ChatAnswer("r", Conversation(key="k"), message, 1)
     answer.set_finished(Finished(request_id="r", finish_reason="quota", usage=Usage(), timing=RequestTiming()))

@@ -78,7 +78,7 @@ def test_vllm_session_sends_prompts_and_text_queries_but_no_commands(vllm_engine
     assert why_not_control(vllm_session) == "vLLM can be watched but not controlled"
 
 
-def test_page_map_explains_its_cells_and_disables_unreported_color_modes(vllm_session, make_window):
+def test_page_map_disables_color_modes_that_the_engine_does_not_report(vllm_session, make_window):
     window = make_window(vllm_session)
     page_map = window.page_map
     page_map.set_mode(FILL)
@@ -161,7 +161,7 @@ def test_metric_figures_are_shown_with_their_units(vllm_engine, vllm_session, po
 
 
 @pytest.mark.parametrize("kind", [HeatmapView, WhatIfView])
-def test_views_that_need_addresses_explain_why_they_are_empty(kind, vllm_session, qtbot):
+def test_views_that_need_block_addresses_say_that_vllm_does_not_report_them(kind, vllm_session, qtbot):
     view = kind(vllm_session)
     qtbot.addWidget(view)
     view.show()

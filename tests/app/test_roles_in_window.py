@@ -67,7 +67,7 @@ def test_paused_engine_is_shown_as_paused_with_the_client_name(engine, session, 
     assert current_view_text(window) == "LIVE"
 
 
-def test_pause_command_has_a_lease(engine, session, make_window):
+def test_pause_command_of_an_operator_is_sent_with_a_lease_time(engine, session, make_window):
     window = make_window(session)
     set_status(engine, session, role="operator")
     window.actions_by_name["pause_engine"].trigger()

@@ -127,7 +127,7 @@ def final_growth(before, qtbot):
     return left
 
 
-def test_screen_and_style_asked_for_by_an_open_window_are_not_counted(qtbot):
+def test_leak_check_does_not_count_the_screen_and_style_objects_of_qt(qtbot):
     widget = QWidget()
     qtbot.addWidget(widget)
     before = object_counts()

@@ -14,11 +14,13 @@ def run(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_case_prints_both_sides(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmark_of_each_rejected_alternative_prints_a_result(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(case, "--scale", "0.01") == 0
     assert capsys.readouterr().out.startswith(f"{case.replace('-', ' ')}: ")
 
 
-def test_unknown_case_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_case_of_the_alternatives_benchmark_is_refused_with_the_known_cases(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run("letters") != 0
     assert "there is no case letters; there are ledger, packing" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from kvscope_engine.model.loader.supported_models import blueprint
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shapes_are_small_and_served(family: str) -> None:
+def test_benchmark_model_of_each_family_is_accepted_and_has_10_to_150_million_parameters(family: str) -> None:
     assert 10e6 < blueprint(family_config(family), family).num_parameters < 150e6
 
 

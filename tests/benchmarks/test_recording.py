@@ -16,7 +16,7 @@ def run(*options: str) -> int:
     return run_benchmark(recording.__doc__, recording.add_arguments, recording.run, options)
 
 
-def test_recording_is_made_and_measured(
+def test_recording_benchmark_writes_a_recording_and_prints_its_measurements(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(ROOT)  # the measuring process imports `benchmarks` from there

@@ -59,7 +59,7 @@ def _counted(method, name, counts):  # type: ignore[no-untyped-def]
     return call
 
 
-def test_pool_alone_is_measured() -> None:
+def test_benchmark_of_the_block_pool_alone_returns_operations_per_second() -> None:
     assert pool_operations_per_s(200, 5) > 10_000  # with evictions
 
 
@@ -67,7 +67,7 @@ def main(words: list[str]) -> int:
     return run_benchmark(scheduler.__doc__, scheduler.add_arguments, scheduler.run, words)
 
 
-def test_command_prints_results_and_refuses_invalid_options(
+def test_scheduler_benchmark_prints_results_and_refuses_invalid_options(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "POOL_HISTORIES", 10)

@@ -14,7 +14,7 @@ from benchmarks.step_costs import Case
 from kvscope_engine.simulator.costs.cost_file import load_costs
 
 
-def test_case_is_converted_to_a_sample_of_the_cost_model() -> None:
+def test_step_cost_case_is_converted_to_token_context_and_pair_counts_of_the_cost_model() -> None:
     sample = Case(4, 99, 1).sample(1.0)
     assert (sample.num_tokens, sample.context, sample.pairs) == (4, 400, 400)
     sample = Case(1, 10, 3).sample(1.0)

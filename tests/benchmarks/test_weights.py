@@ -13,7 +13,7 @@ from benchmarks import weights
 from kvscope_telemetry.errors import BadInput
 
 
-def test_each_format_is_measured(
+def test_weights_benchmark_measures_perplexity_and_size_of_each_quantization_format(
     tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(weights, "text_ids", lambda loaded, most: list(range(3, 3 + most)))
@@ -27,6 +27,6 @@ def test_each_format_is_measured(
     assert "--quantization" in capsys.readouterr().out
 
 
-def test_too_few_tokens_are_refused() -> None:
+def test_weights_benchmark_refuses_a_single_token() -> None:
     with pytest.raises(BadInput, match="--tokens 1 is not accepted"):
         weights.run(argparse.Namespace(tokens=1))

@@ -49,6 +49,6 @@ def test_app_passes_the_new_option_on() -> None:
         command_line.parse(["--made-up-rows", "10"])
 
 
-def test_new_option_is_checked_in_python() -> None:
+def test_invalid_value_of_a_new_engine_option_is_refused_in_python() -> None:
     with pytest.raises(BadInput, match="made_up_rows='5' is not accepted: must be a whole number from 1 to 9"):
         ConfigWithOneMoreField(made_up_rows="5")  # type: ignore[arg-type]

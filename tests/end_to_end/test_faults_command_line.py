@@ -76,7 +76,9 @@ def generate_words(*words: str) -> tuple[str, ...]:
     ],
     ids=lambda value: "-".join(value)[:50] if isinstance(value, tuple) else "",
 )
-def test_invalid_options_are_named(error_line_of: Refused, words: tuple[str, ...], named: str) -> None:
+def test_invalid_command_line_option_is_named_in_a_one_line_error(
+    error_line_of: Refused, words: tuple[str, ...], named: str
+) -> None:
     assert named in error_line_of(BAD_INPUT, *words)
 
 

@@ -215,7 +215,7 @@ def test_every_submitted_request_is_listed_even_if_aborted_early(
 # Stopped, killed, late
 
 
-def test_suspended_engine_is_stale_and_continues_where_it_was(
+def test_client_of_a_suspended_engine_shows_stale_and_gets_all_tokens_after_it_resumes(
     tiny_engine: Any, connect_client: Callable[..., Any]
 ) -> None:
     talk = connect_client(tiny_engine)

@@ -114,7 +114,7 @@ def test_invalid_tier_options_are_named(
     ],
     ids=lambda name: name[:20],
 )
-def test_path_that_cannot_be_a_file_is_refused_and_unchanged(
+def test_disk_tier_path_that_cannot_be_a_regular_file_is_refused_and_left_unchanged(
     error_line_of: Refused, model: Words, tmp_path: Path, name: str, named: str
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -148,7 +148,9 @@ def test_read_only_folder_is_refused(model: Words, tmp_path: Path, warm_python: 
     assert run.stderr.endswith("Permission denied\n")
 
 
-def test_file_size_limit_is_named(error_line_of: Refused, model: Words, tmp_path: Path) -> None:
+def test_disk_tier_larger_than_the_file_size_limit_is_refused_naming_ulimit(
+    error_line_of: Refused, model: Words, tmp_path: Path
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB // 2, hard))
     try:

@@ -612,7 +612,7 @@ class PlayedRecording:
             self._sockets.reply(client, status)
 
 
-def test_figures_of_the_sample_recording_agree(
+def test_figures_of_the_sample_recording_are_equal_in_every_view_and_export(
     connect_observers: Callable[[str], Observers], socket_folder: Path, tmp_path: Path
 ) -> None:
     with resources.as_file(resources.files("kvscope_resources") / "sample.mcap") as path:
@@ -631,7 +631,7 @@ def test_figures_of_the_sample_recording_agree(
     check_figures(raw, places)
 
 
-def test_figures_of_a_live_engine_agree(
+def test_figures_of_a_live_engine_are_equal_in_every_view_and_export(
     start_engine: Callable[..., Any],
     connect_client: Callable[..., Any],
     connect_observers: Callable[[str], Observers],

@@ -26,7 +26,9 @@ def _is_mirrored(talk) -> bool:  # type: ignore[no-untyped-def]
     return mirror.hello is not None and mirror.counters.num_running == mirror.counters.num_waiting == 0
 
 
-def test_answer_streams_and_the_mirror_follows(real_engine: RunningEngine, connect_client: Callable) -> None:  # type: ignore[type-arg]
+def test_client_of_a_live_engine_receives_full_answers_and_mirrors_its_cache_state(
+    real_engine: RunningEngine, connect_client: Callable
+) -> None:  # type: ignore[type-arg]
     talk = connect_client(real_engine)
     before = talk.source.mirror.counters
     for number in range(6):

@@ -30,5 +30,5 @@ def test_light_modules_import_nothing_heavy(code: str) -> None:
     assert _loaded_after(code).isdisjoint(HEAVY)
 
 
-def test_probe_finds_imported_modules() -> None:
+def test_import_check_itself_detects_an_imported_torch() -> None:
     assert "torch" in _loaded_after("import sys; sys.modules['torch'] = sys")

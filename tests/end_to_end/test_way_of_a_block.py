@@ -153,7 +153,9 @@ class WatchedPool:
         return Heartbeat(epoch=EPOCH, time_ns=time.monotonic_ns())
 
 
-def test_block_passes_only_the_listed_files(socket_folder: Path, qtbot: QtBot) -> None:
+def test_allocated_block_reaches_its_page_map_pixel_through_the_listed_source_files_only(
+    socket_folder: Path, qtbot: QtBot
+) -> None:
     with Trace() as trace:
         watched = WatchedPool(f"ipc://{socket_folder}/engine", qtbot)
         watched.pool.allocate(1, owner=5)

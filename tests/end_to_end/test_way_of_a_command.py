@@ -69,7 +69,7 @@ def is_about_the_command(value: Any) -> bool:
     return isinstance(value, Done) or value is SourceState.PAUSED
 
 
-def test_command_passes_only_the_listed_files(
+def test_pause_command_reaches_the_engine_and_back_through_the_listed_source_files_only(
     socket_folder: Path,
     qtbot: QtBot,
     make_window: Callable[..., Any],  # noqa: F811

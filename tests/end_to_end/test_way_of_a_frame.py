@@ -56,7 +56,7 @@ BESIDE: Final = {
 STEP_NS: Final = 5_000_000
 
 
-def test_frame_passes_only_the_listed_files(tmp_path: Path) -> None:
+def test_telemetry_frame_is_recorded_and_replayed_through_the_listed_source_files_only(tmp_path: Path) -> None:
     now_ns = 1_000_000_000
     engine = SimulatedEngine(num_blocks=2_000, num_running=8, clock=lambda: now_ns)
     snapshot, frames = engine.snapshot(), list[Frame]()

@@ -117,7 +117,9 @@ class TracedToken:
         return isinstance(value, torch.Tensor) and value.numel() == 1 and value.item() == self.number
 
 
-def test_token_passes_only_the_listed_files(serve: Callable[[], Served]) -> None:
+def test_sampled_token_reaches_the_http_client_through_the_listed_source_files_only(
+    serve: Callable[[], Served],
+) -> None:
     token = TracedToken()
     with Following(token.is_it, but_not_in=OTHERS) as trace:
         served = serve()

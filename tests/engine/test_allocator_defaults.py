@@ -26,7 +26,7 @@ def test_defaults_are_adjusted_to_the_allocator_and_reported(make_engine: Make) 
     assert shorter.startswith(f"max_model_len is {hello.model.max_model_len} and not the model's ")
 
 
-def test_fitting_options_are_not_adjusted(make_engine: Make) -> None:
+def test_engine_options_that_fit_the_allocator_are_not_adjusted(make_engine: Make) -> None:
     engine = make_engine(allocator="buddy", enable_prefix_caching=False, num_gpu_blocks_override=3)
     assert engine.notes == ()
 

@@ -131,7 +131,7 @@ def test_engines_with_one_seed_give_a_text_the_same_hash(make_engine: MakeEngine
 
 
 @pytest.mark.parametrize("config", [None, KvEventsConfig(enable_kv_cache_events=True, publisher="null")])
-def test_without_events_nothing_is_logged_and_hashes_are_private(
+def test_engine_without_kv_events_logs_none_and_its_block_hashes_differ_per_engine(
     make_engine: MakeEngine, config: KvEventsConfig | None
 ) -> None:
     engines = [make_engine(kv_events_config=config) for _ in range(2)]

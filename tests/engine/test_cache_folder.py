@@ -75,7 +75,7 @@ def test_replace_folder_replaces_the_old_contents(tmp_path: Path) -> None:
     assert not new.exists()
 
 
-def test_exclusive_lets_one_thread_in_at_a_time(tmp_path: Path) -> None:
+def test_file_lock_lets_one_thread_in_at_a_time(tmp_path: Path) -> None:
     order: list[str] = []
     inside, leave = threading.Event(), threading.Event()
 

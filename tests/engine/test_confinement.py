@@ -49,7 +49,7 @@ def _process_failing_for(name: str, after: int, whole: Callable[..., Any]) -> Ca
 
 
 @pytest.mark.parametrize("after", [1, 5, 12])
-def test_failed_output_ends_only_its_own_request(
+def test_request_whose_output_fails_ends_with_an_error_and_others_are_unchanged(
     after: int, make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = _run_requests(make_engine(), "good", "other")
@@ -88,7 +88,9 @@ def test_request_ends_even_if_its_detokenizer_fails_at_the_end(make_engine: Make
 
 
 @pytest.mark.parametrize("phase", ["schedule", "run", "commit", "record"])
-def test_failure_of_no_single_request_is_raised(phase: str, make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_a_phase_of_an_engine_step_is_raised(
+    phase: str, make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine()
     parts = engine.components
     owners = {

@@ -121,7 +121,9 @@ def test_cached_output_equals_the_same_tokens_computed_as_prompt(
     assert answers(make_deterministic_engine(), [turn]) == cached
 
 
-def test_several_threads_do_not_depend_on_the_batch(make_deterministic_engine: Callable[..., Engine]) -> None:
+def test_deterministic_engine_with_two_threads_gives_the_same_bits_in_any_batch(
+    make_deterministic_engine: Callable[..., Engine],
+) -> None:
     """The number of threads does change bits, so it stays fixed and is recorded."""
     asked = submits(3)
     try:
@@ -173,7 +175,7 @@ def test_gpu_attention_gives_the_same_bits_in_every_batch_position(
 
 
 @pytest.mark.parametrize("is_rare", [False, True])
-def test_other_tile_sizes_are_used_only_if_they_give_the_same_bits(
+def test_deterministic_engine_uses_a_tile_size_only_if_it_gives_the_same_bits(
     tiny_model: Callable[..., str], *, is_rare: bool
 ) -> None:
     """Also if only a few tokens differ: on some processors, one of thousands of numbers does."""

@@ -230,7 +230,7 @@ def test_several_completions_compute_their_prompt_once(make_engine: Make) -> Non
     assert all(completion.token_ids == completions[0].token_ids for completion in completions)
 
 
-def test_usage_and_times_add_up(make_engine: Make) -> None:
+def test_token_counts_and_times_of_a_completion_are_consistent(make_engine: Make) -> None:
     engine = make_engine(max_num_seqs=1)
     started = time.monotonic()
     first, second = engine.generate([submit_of("-", random_prompt(4, 30))] * 2)
@@ -262,7 +262,9 @@ def test_request_that_never_ran_has_no_times(make_engine: Make) -> None:
     assert last.usage.completion_tokens == 0
 
 
-def test_end_of_sequence_ends_unless_options_say_otherwise(make_engine: Make, tiny_model: Callable[..., str]) -> None:
+def test_end_of_sequence_token_ends_a_request_unless_ignored_or_before_min_tokens(
+    make_engine: Make, tiny_model: Callable[..., str]
+) -> None:
     said = complete(make_engine(), random_prompt(5)).token_ids
     place = next(i for i in range(3, 12) if said.index(said[i]) == i)
     engine = make_engine(model=tiny_model(eos_token_id=said[place]))
@@ -380,7 +382,7 @@ def test_penalties_equal_the_formula(
     assert num_changed > 0, "the penalty made no difference: the test says nothing"
 
 
-def test_engine_reports_that_blocks_have_parents(make_engine: Make) -> None:
+def test_engine_snapshot_says_that_parent_hashes_of_blocks_are_reported(make_engine: Make) -> None:
     assert make_engine().snapshot().hello.cache.has_parents
 
 
@@ -417,7 +419,7 @@ def test_generate_is_refused_beside_other_requests(make_engine: Make) -> None:
     assert len(tokens_of(run_to_end(engine), "mine")) == 12
 
 
-def test_saved_bytes_equal_the_offloaded_blocks(make_engine: Make) -> None:
+def test_bytes_saved_to_host_memory_equal_the_number_of_offloaded_blocks(make_engine: Make) -> None:
     plain = make_engine()
     assert plain.components.mover is None
     block_bytes = plain.hello.cache.block_bytes

@@ -266,7 +266,7 @@ def held_states(engine: Engine) -> dict[int, tuple[int, int]]:
         {"num_gpu_blocks_override": 24, "host_kv_memory_bytes": 1 << 17, "preemption": "swap"},
     ],
 )
-def test_recurrent_states_have_their_own_rows(
+def test_mirror_has_separate_entries_for_recurrent_states(
     make_watched_engine: Callable[..., Engine], tmp_path: Path, tiers: dict[str, Any]
 ) -> None:
     """The mirror has the request of each state, even of saved states, whichever frames are lost."""

@@ -152,7 +152,7 @@ def run_engine(
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tokens_equal_transformers(
+def test_gpu_tokens_equal_transformers_with_graphs_and_eager(
     device: str, folder: str, assert_matches_transformers: Any, dtype: str, enforce_eager: bool
 ) -> None:
     found, _ = run_engine(folder, device, dtype=dtype, enforce_eager=enforce_eager)

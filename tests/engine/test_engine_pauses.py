@@ -32,7 +32,7 @@ class FakeClocks:
         self.slept += round(slept * SECOND)
 
 
-def test_silence_without_work_is_a_suspension() -> None:
+def test_engine_process_that_neither_works_nor_responds_counts_as_suspended() -> None:
     hands = FakeClocks()
     watch = SuspensionWatch(hands)
     assert not watch.poll(), "a suspension was found before the first beat"
@@ -50,7 +50,7 @@ def test_silence_without_work_is_a_suspension() -> None:
     assert watch.drain() == []
 
 
-def test_sleep_of_the_machine_is_a_suspension_without_engine_time() -> None:
+def test_sleep_of_the_machine_counts_as_suspended_without_adding_engine_time() -> None:
     hands = FakeClocks()
     watch = SuspensionWatch(hands)
     watch.beat()

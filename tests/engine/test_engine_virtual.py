@@ -37,7 +37,7 @@ def run_request() -> Callable[[Engine, int, int], list[int]]:
     return run
 
 
-def test_hello_distinguishes_address_space_from_memory(make_engine: Make) -> None:
+def test_virtual_engine_reports_address_space_blocks_and_physical_blocks_separately(make_engine: Make) -> None:
     """A slot of 128 tokens has 32 blocks; 4 of them share a page of 4 KiB in each layer."""
     engine = make_engine(**VIRTUAL, num_gpu_blocks_override=70, max_num_seqs=8)
     cache = engine.hello.cache
@@ -60,7 +60,7 @@ def test_reported_memory_equals_the_resident_memory(make_engine: Make, run_reque
     assert make_engine().memory().kv_resident_bytes == -1
 
 
-def test_memory_never_exceeds_the_limit(make_engine: Make) -> None:
+def test_resident_memory_of_a_virtual_engine_never_exceeds_its_limit(make_engine: Make) -> None:
     """Twelve requests of up to 60 tokens in 8 pages a layer: pages are moved between slots."""
     engine = make_engine(**VIRTUAL, num_gpu_blocks_override=32, max_num_seqs=8)
     sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
@@ -94,7 +94,7 @@ def test_mirror_knows_from_the_frames_which_blocks_have_memory(make_engine: Make
     assert (counts[BlockState.FREE], counts[BlockState.ACTIVE], counts[BlockState.CACHED]) == (8, 0, 0)
 
 
-def test_prefix_caching_is_refused() -> None:
+def test_prefix_caching_is_refused_with_the_virtual_allocator() -> None:
     with pytest.raises(BadInput, match="allocator='virtual' is not accepted with prefix caching: leave out"):
         EngineConfig(allocator="virtual", enable_prefix_caching=True)
     assert not EngineConfig(allocator="virtual").prefix_caching
@@ -114,7 +114,9 @@ def test_failed_address_reservation_is_reported_in_one_line(make_engine: Make, m
         make_engine(**VIRTUAL)
 
 
-def test_failure_after_the_allocation_frees_the_memory(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_virtual_memory_is_freed_if_the_engine_start_fails_later(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closed = []
     monkeypatch.setattr(host_pages.HostPages, "close", lambda self: closed.append(self))
     monkeypatch.setattr("kvscope_engine.components.ModelRunner", lambda *_, **__: 1 / 0)

@@ -146,7 +146,9 @@ def serve(folder: Path, tiny_model: Callable[..., str]) -> Iterator[Callable[...
         thread.join(timeout=60)
 
 
-def test_every_intervention_shows_while_the_engine_is_paused(serve: Callable[..., tuple[Client, Engine]]) -> None:
+def test_clients_of_a_paused_engine_see_the_effect_of_every_intervention(
+    serve: Callable[..., tuple[Client, Engine]],
+) -> None:
     person, engine = serve(host_kv_memory_bytes=1 << 20)
     person.result_of(Control, action="pause")
     first = person.submit("a", list(range(1, 20)), 40)

@@ -17,7 +17,7 @@ def test_json_object_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"1", b"\xff\xfe\x00", b"[" * 100_000, b'{"a": 1}x'])
-def test_any_other_content_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_json_file_without_an_object_is_refused_with_its_path(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
     with pytest.raises(BadInput) as refused:
@@ -25,13 +25,13 @@ def test_any_other_content_is_refused_by_name(tmp_path: Path, content: bytes) ->
     assert str(path) in str(refused.value)
 
 
-def test_too_large_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_file_above_the_size_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.json").write_text('{"a": 1}')
     monkeypatch.setattr(json_file, "MAX_JSON_BYTES", 7)
     with pytest.raises(BadInput, match="larger than 7 bytes"):
         read_json(tmp_path / "x.json")
 
 
-def test_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_json_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
         read_json(tmp_path / "x.json")

@@ -134,7 +134,7 @@ def engine_tokens(
 
 @pytest.mark.storm({"kind": "gemma2"})  # `gemma3_text` has such layers too
 @pytest.mark.parametrize("kind", MODELS)
-def test_tokens_do_not_depend_on_freeing_preemption_hits_or_forks(
+def test_tokens_of_sliding_window_models_do_not_depend_on_preemption_prefix_hits_or_forks(
     kind: str, make_engine: Make, windowed_model: Callable[[str], tuple[str, Any]]
 ) -> None:
     name, model = windowed_model(kind)

@@ -115,12 +115,12 @@ def setting() -> GuardSetting:
     return GuardSetting()
 
 
-def test_memory_left_for_others_has_no_effect(setting: GuardSetting) -> None:
+def test_other_programs_within_the_memory_reserve_do_not_lower_step_limits(setting: GuardSetting) -> None:
     assert setting.poll_with_others(4.0) == []
     assert setting.notes == []
 
 
-def test_steps_shrink_then_graphs_are_freed_and_all_comes_back(setting: GuardSetting) -> None:
+def test_memory_taken_by_others_shrinks_steps_then_frees_graphs_until_it_is_free_again(setting: GuardSetting) -> None:
     """Each action is reported once with the program that took the memory; the pool of blocks is not touched here."""
     assert setting.poll_with_others(5.0) == ["settled", "unused", ("cap", 1024)]
     assert setting.notes.pop() == (
@@ -153,14 +153,14 @@ def test_memory_is_checked_at_intervals(setting: GuardSetting) -> None:
     assert setting.poll_with_others(5.0, POLL_INTERVAL_S / 2) != []
 
 
-def test_memory_of_others_at_the_start_is_tolerated() -> None:
+def test_memory_that_others_use_beyond_the_plan_at_start_does_not_lower_step_limits() -> None:
     """A driver that has a little more for this process than planned, and a little more later, does not shrink steps."""
     setting = GuardSetting(others=5 * GIB)
     assert setting.poll_with_others(5.1) == []
     assert setting.poll_with_others(5.2) == ["settled", "unused", ("cap", 1024)]
 
 
-def test_memory_taken_by_others_after_planning_is_not_tolerated() -> None:
+def test_memory_taken_by_others_after_planning_lowers_step_limits() -> None:
     setting = GuardSetting(others=6 * GIB, planned_others=GIB)
     assert setting.poll_with_others(6.0) != []
 
@@ -187,7 +187,7 @@ def test_full_gpu_gets_back_unused_torch_memory() -> None:
     assert setting.notes == []
 
 
-def test_promised_memory_shrinks_as_it_is_taken(setting: GuardSetting) -> None:
+def test_memory_announced_to_other_engines_shrinks_as_it_is_allocated(setting: GuardSetting) -> None:
     setting.driver.ours = 19 * GIB
     setting.poll_with_others(1.0)
     setting.driver.ours = 21 * GIB

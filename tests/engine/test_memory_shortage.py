@@ -128,7 +128,7 @@ def test_split_step_computes_every_token_once_and_ends_no_request(most: int) -> 
         assert [each.samples for each in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
-def test_drafts_are_dropped_before_a_request_is() -> None:
+def test_step_without_memory_drops_draft_tokens_before_it_fails_a_request() -> None:
     runner, plan = SmallRunner(1), make_plan(1, 0)
     drafted = plan.scheduled[0]._replace(num_tokens=3, drafts=(8, 9))
     other = make_plan(2, 0).scheduled[1]
@@ -164,7 +164,7 @@ def test_step_that_changed_states_is_not_retried() -> None:
     assert (len(outcome.failed), len(runner.ran)) == (3, 1)
 
 
-def test_failure_names_its_cause_and_advice() -> None:
+def test_request_that_fails_for_lack_of_memory_names_cause_and_advice() -> None:
     plan = make_plan(2, 1)
     asked: list[StepPlan] = []
 
@@ -249,17 +249,17 @@ def test_state_saves_of_a_failed_step_are_dropped() -> None:
 
 
 @pytest.mark.parametrize(("most", "room"), [(1, 1), (2, 2), (5, 5), (9, 9), (99, None)])
-def test_room_for_tokens_is_reported(most: int, room: int | None) -> None:
+def test_step_split_for_lack_of_memory_reports_how_many_tokens_fit(most: int, room: int | None) -> None:
     assert run_with_retries(SmallRunner(most), make_plan(3, 2)).fitting_tokens == room
 
 
-def test_room_is_not_reported_if_single_tokens_fail_or_a_retry_succeeded() -> None:
+def test_number_of_fitting_tokens_is_unknown_if_one_token_fails_or_a_retry_succeeds() -> None:
     assert run_with_retries(SmallRunner(0), make_plan(3, 2)).fitting_tokens is None
     outcome = run_with_retries(FailingRunner(OUT, OUT), make_plan(1, 0))
     assert (outcome.failed, outcome.fitting_tokens) == ((), None)
 
 
-def test_step_that_cannot_be_split_reports_room_for_half() -> None:
+def test_failed_step_that_cannot_be_split_reports_that_half_of_its_tokens_fit() -> None:
     plan = make_plan(3, 2)
     plan.scheduled[0].request.state_slot = 3
     assert run_with_retries(SmallRunner(0), plan).fitting_tokens == 10

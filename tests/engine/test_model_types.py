@@ -13,11 +13,11 @@ SAMPLE = ("llama", "gemma2", "bert", "aya_vision", "deepseek_v3", "recurrent_gem
 SAMPLE += ("mllama", "chameleon", "inkling_text", "inkling2_text", "roberta")
 
 
-def test_page_of_model_types_lists_the_results() -> None:
+def test_documentation_page_of_model_types_equals_the_test_results() -> None:
     assert PAGE.read_text("utf-8") == page(VERSION, RESULTS)
 
 
-def test_every_model_type_was_tried() -> None:
+def test_every_model_type_of_transformers_has_a_test_result() -> None:
     import transformers
     from tests.engine.model_types import model_types
 
@@ -29,13 +29,13 @@ def test_every_model_type_was_tried() -> None:
 
 @pytest.mark.storm(*({"model_type": name} for name in SAMPLE[1::2]))
 @pytest.mark.parametrize("model_type", SAMPLE)
-def test_sampled_model_types_match_the_page(model_type: str) -> None:
+def test_sampled_model_types_are_served_or_refused_as_documented(model_type: str) -> None:
     check_model_type(model_type)
 
 
 @pytest.mark.storm
 @pytest.mark.parametrize("model_type", sorted(RESULTS.keys() - set(SAMPLE)))
-def test_all_model_types_match_the_page(model_type: str) -> None:
+def test_all_model_types_are_served_or_refused_as_documented(model_type: str) -> None:
     check_model_type(model_type)
 
 

@@ -87,7 +87,7 @@ def test_freed_block_has_no_attention_value(make_engine: Make) -> None:
     engine.components.pool.check_integrity([])
 
 
-def test_shared_block_has_the_largest_of_its_values(make_engine: Make) -> None:
+def test_shared_block_keeps_the_largest_attention_value_of_its_requests(make_engine: Make) -> None:
     pool = make_engine(num_gpu_blocks_override=60).components.pool
     blocks = pool.allocate(2, 1)
     ids = np.array([blocks[0], blocks[1], blocks[0]], np.int64)
@@ -97,6 +97,6 @@ def test_shared_block_has_the_largest_of_its_values(make_engine: Make) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True])
-def test_invalid_interval_is_refused(value: Any) -> None:
+def test_invalid_page_heat_interval_is_refused(value: Any) -> None:
     with pytest.raises(BadInput, match="page_heat="):
         EngineConfig(page_heat=value)

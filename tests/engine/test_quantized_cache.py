@@ -32,7 +32,9 @@ def engine_tokens(engine: Engine, asked: Sequence[Sequence[int]]) -> list[tuple[
 
 
 @pytest.mark.parametrize("kv_cache_dtype", FORMATS)
-def test_tokens_do_not_depend_on_batch_chunks_preemption_or_prefix_hits(make_engine: Make, kv_cache_dtype: str) -> None:
+def test_tokens_with_a_quantized_cache_do_not_depend_on_batch_preemption_or_prefix_hits(
+    make_engine: Make, kv_cache_dtype: str
+) -> None:
     frames: list[TelemetryMessage] = []
     plain = make_engine(kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False)
     alone = [answer for ids in prompts() for answer in engine_tokens(plain, [ids])]

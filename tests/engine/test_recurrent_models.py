@@ -98,7 +98,9 @@ def check_all_released(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("family", sampled())
-def test_tokens_equal_transformers(family: str, make_engine_of_family: Make, tmp_path: Path) -> None:
+def test_tokens_of_recurrent_models_equal_transformers(
+    family: str, make_engine_of_family: Make, tmp_path: Path
+) -> None:
     """Prompts run in chunks, several at once, one with the prefix of another; and again, found in the cache."""
     prompts = [prompt_of(1, 50), prompt_of(2, 9), prompt_of(3, 1), prompt_of(1, 37) + prompt_of(4, 20)]
     engine = make_engine_of_family(family, state_checkpoints=20)
@@ -289,7 +291,9 @@ def test_too_little_host_memory_for_a_state_is_reported(make_engine_of_family: M
 @pytest.mark.storm({"caching": False})
 @pytest.mark.parametrize("family", MANY)
 @pytest.mark.parametrize("caching", [True, False])
-def test_completions_of_one_prompt_share_its_states(family: str, caching: bool, make_engine_of_family: Make) -> None:
+def test_completions_of_one_prompt_on_a_recurrent_model_give_the_tokens_of_a_single_one(
+    family: str, caching: bool, make_engine_of_family: Make
+) -> None:
     engine = make_engine_of_family(family, enable_prefix_caching=caching)
     ids = prompt_of(7, 41)
     [wanted] = complete_all(engine, [ids])
@@ -330,7 +334,7 @@ def test_third_prompt_continues_where_two_others_parted(make_engine_of_family: M
     check_all_released(engine)
 
 
-def test_few_slots_keep_the_states_used_last(make_engine_of_family: Make) -> None:
+def test_engine_with_few_state_slots_keeps_the_most_recently_used_states(make_engine_of_family: Make) -> None:
     engine = make_engine_of_family("qwen3_next", state_checkpoints=1, max_num_seqs=1, state_interval=512)
     totals, states = scheduler_of(engine).totals, scheduler_of(engine).states
     assert states is not None
@@ -397,7 +401,7 @@ def test_options_that_do_not_support_states_are_refused_by_name(
         make_engine_of_family("qwen3_next", **options)
 
 
-def test_states_get_half_of_the_kv_memory(make_engine_of_family: Make) -> None:
+def test_recurrent_states_get_half_of_the_kv_memory_and_limit_running_requests(make_engine_of_family: Make) -> None:
     """Fewer requests run at once where that is not enough."""
     slot = 2 * 4 * (64 * 4 + 4 * 8 * 8)
     engine = make_engine_of_family(

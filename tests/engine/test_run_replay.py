@@ -141,7 +141,9 @@ def recording(request: pytest.FixtureRequest, config: EngineConfig, tmp_path_fac
     return record(path, EngineConfig(**given), submits(7))
 
 
-def test_recordings_contain_what_their_names_say(recording: Path, request: pytest.FixtureRequest) -> None:
+def test_replay_test_recordings_contain_the_chunks_hits_or_preemptions_they_are_named_after(
+    recording: Path, request: pytest.FixtureRequest
+) -> None:
     frames = list(Recording.open(recording).frames())
     totals, kind = frames[-1].counters, request.node.callspec.params["recording"]
     most = max(len(frame.batch.number) // 4 for frame in frames)
@@ -222,7 +224,7 @@ def test_changed_weight_byte_is_found_at_its_layer(
     )
 
 
-def test_command_prints_the_result_and_sets_the_exit_code(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_command_prints_bit_equal_and_exits_with_0(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(recording)]) == 0
     assert capsys.readouterr().out.startswith("bit-equal: 8 requests, ")
 
@@ -368,7 +370,7 @@ def test_different_machine_is_reported_as_a_likely_reason(
     assert "the software was 'torch 1.0', and is 'torch " in lines[1]
 
 
-def test_failure_during_the_replay_is_no_result(
+def test_replay_that_fails_with_an_exception_exits_with_2_and_the_reason(
     recording: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:

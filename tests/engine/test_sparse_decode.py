@@ -108,7 +108,9 @@ STORIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.storm({"story": "preempted, computed again"}, {"story": "prefixes that sink and rise"})
 @pytest.mark.parametrize("story", STORIES)
-def test_bounds_equal_the_keys_whatever_moves_the_blocks(make_engine: Make, deep_model: str, story: str) -> None:
+def test_key_bounds_of_sparse_decode_equal_the_keys_however_blocks_are_moved(
+    make_engine: Make, deep_model: str, story: str
+) -> None:
     options = STORIES[story]
     engine = make_engine(model=deep_model, sparse_decode=0.3, **options)
     is_ahead = "async_scheduling" in options  # blocks may be one step ahead of the requests' counts
@@ -131,7 +133,7 @@ def test_bounds_equal_the_keys_whatever_moves_the_blocks(make_engine: Make, deep
         assert (parts.pool.ledger.prefix_hits > 0).any()
 
 
-def test_bounds_count_in_block_bytes_and_memory(make_engine: Make, deep_model: str) -> None:
+def test_key_bounds_of_sparse_decode_count_in_block_size_and_memory(make_engine: Make, deep_model: str) -> None:
     plain, sparse = (make_engine(model=deep_model, sparse_decode=fraction) for fraction in (None, 0.5))
     bounds = 2 * (2 * 2 * 16 * 4)
     assert sparse.hello.cache.block_bytes == plain.hello.cache.block_bytes + bounds
@@ -154,7 +156,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_unsupported_combination_is_refused(words: str) -> None:
+def test_sparse_decode_with_an_unsupported_option_is_refused(words: str) -> None:
     with pytest.raises(BadInput, match=words):
         EngineConfig(**REFUSED[words])
 

@@ -90,7 +90,9 @@ ROOMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_tokens_equal_the_plain_run(make_engine: Make, jobs: list[Submit], expected: Said, room: str) -> None:
+def test_speculative_decoding_gives_the_tokens_of_plain_decoding(
+    make_engine: Make, jobs: list[Submit], expected: Said, room: str
+) -> None:
     engine = make_drafting_engine(make_engine, jobs, expected, **ROOMS[room])
     found = generated(engine, jobs)
     assert [(ids, reason, [(one.token_id, one.logprob) for one in p]) for ids, reason, p in found] == close_to(expected)
@@ -113,7 +115,7 @@ class FakeDecodeGraphs(DecodeGraphs):
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_tokens_with_graphs_equal_the_plain_run(
+def test_speculative_decoding_in_graphs_gives_the_tokens_of_plain_decoding(
     make_engine: Make, jobs: list[Submit], expected: Said, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches are padded with empty tokens and sequences, and decodes and drafts run together."""
@@ -157,7 +159,7 @@ def test_cached_prefixes_equal_the_plain_run(make_engine: Make, jobs: list[Submi
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_random_load_changes_no_tokens(
+def test_speculative_decoding_under_random_load_gives_the_same_tokens(
     make_engine: Make, jobs: list[Submit], expected: Said, seed: int, storm: Callable[[int, int], int]
 ) -> None:
     run = RandomLoad(lambda **options: make_drafting_engine(make_engine, jobs, expected, **options), jobs, seed)
@@ -204,7 +206,7 @@ def test_each_request_reports_its_accepted_drafts(make_engine: Make, jobs: list[
     assert Columns(pack(heard)).records(Frame) == heard
 
 
-def test_drafts_come_from_the_text_itself(make_engine: Make) -> None:
+def test_speculative_drafts_of_repeated_text_are_accepted(make_engine: Make) -> None:
     """A bias makes the model repeat one token, which is soon drafted."""
     sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logit_bias={9: 100.0})
     finishes: list[Event] = []

@@ -180,7 +180,7 @@ class RandomLoad:
 
 @pytest.mark.storm({"seed": 1}, {"seed": 2})
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_random_load_changes_no_tokens(
+def test_async_scheduling_under_random_load_gives_the_same_tokens(
     make_engine: Make, jobs: list[Submit], expected: list[Any], seed: int, storm: Callable[[int, int], int]
 ) -> None:
     run = RandomLoad(make_engine, jobs, seed)
@@ -234,14 +234,14 @@ def test_step_whose_requests_have_all_ended_is_not_waited_for(make_engine: Make)
     assert [frame.step for frame in frames if frame.batch.number] == [1, 2, 3, 4]
 
 
-def test_no_step_is_begun_after_a_known_end(make_engine: Make) -> None:
+def test_async_scheduling_starts_no_step_after_the_last_token_of_a_request(make_engine: Make) -> None:
     engine = make_engine(async_scheduling=True)
     submit(engine, "a", max_tokens=4)
     list(run_until_done(engine))
     assert (engine.overlaps.steps, engine.overlaps.overlapped, engine.overlaps.void) == (4, 3, 0)
 
 
-def test_no_step_is_in_flight_after_settling(make_engine: Make) -> None:
+def test_finishing_the_step_in_flight_returns_its_tokens_and_leaves_none_in_flight(make_engine: Make) -> None:
     engine = make_engine(async_scheduling=True)
     submit(engine, "a")
     assert len(tokens_of(engine.step())) == 1
@@ -409,7 +409,7 @@ def test_delayed_step_is_begun_before_the_last_one_is_recorded(make_engine: Make
     assert "before their record" in counts.summary()
 
 
-def test_host_time_beside_a_step_is_counted(make_engine: Make) -> None:
+def test_host_time_that_overlaps_a_running_step_is_counted(make_engine: Make) -> None:
     for overlaps in (True, False):
         engine = make_engine(async_scheduling=overlaps)
         submit(engine, "a")

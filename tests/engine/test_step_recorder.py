@@ -174,7 +174,7 @@ def test_only_new_blocks_of_a_table_are_published(drive: Make) -> None:
     assert sent == [(0, 2, 2), (2, 0, 0), (2, 1, 1), (3, 0, 0), (3, 0, 0), (3, 0, 0)]
 
 
-def test_frame_contains_the_batch(drive: Make) -> None:
+def test_telemetry_frame_contains_requests_and_token_counts_of_the_batch(drive: Make) -> None:
     recorded = RecordedDrive(drive(max_num_batched_tokens=10))
     recorded.drive.submit([1, 2], 9)
     recorded.step()
@@ -205,7 +205,7 @@ def test_times_to_the_first_token_and_between_tokens_are_published(drive: Make) 
     assert recorded.recorder._builder.last_token_ns == {}, "ended requests are still kept"
 
 
-def test_counters_add_up(drive: Make) -> None:
+def test_telemetry_counters_equal_the_preemptions_evictions_and_tokens_of_the_scheduler(drive: Make) -> None:
     recorded = RecordedDrive(drive(num_blocks=8, block_size=4))
     rng = random.Random(1)
     requests = [recorded.drive.submit([rng.randrange(9) for _ in range(7)], 14) for _ in range(6)]
@@ -253,7 +253,7 @@ def test_failed_step_is_published_as_well(drive: Make) -> None:
     assert recorded.frames[-1].events[-1].cause.startswith("ended by an error")
 
 
-def test_late_mirror_is_not_told_of_an_earlier_end(drive: Make) -> None:
+def test_mirror_that_joins_after_an_abort_ignores_the_request_in_the_next_frame(drive: Make) -> None:
     """A request is aborted between schedule and commit and published alone, before the step's own frame."""
     recorded = RecordedDrive(drive())
     one = recorded.drive
@@ -267,7 +267,7 @@ def test_late_mirror_is_not_told_of_an_earlier_end(drive: Make) -> None:
     assert_mirrored(mirror, recorded)
 
 
-def test_clients_are_numbered_without_their_names(drive: Make) -> None:
+def test_telemetry_numbers_clients_and_does_not_contain_their_names(drive: Make) -> None:
     recorded = RecordedDrive(drive(num_blocks=32))
     for client in ("10.0.0.5", "", "key:alice", "10.0.0.5"):
         recorded.drive.submit(range(20), 4, client=client)

@@ -297,7 +297,9 @@ def windows_folder(model_folder, tmp_path_factory) -> Path:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("page_size", "loop"), [(1, "overlap"), (16, "overlap"), (16, "--disable-overlap-schedule")])
-def test_window_pages_equal_those_of_sglang(page_size, loop, serve, windows_folder, tmp_path):
+def test_published_sliding_window_pages_equal_those_of_a_running_sglang(
+    page_size, loop, serve, windows_folder, tmp_path
+):
     options = ["--swa-full-tokens-ratio", "0.5", *([loop] if loop != "overlap" else [])]
     server = serve(
         tmp_path, *small_pool_options(page_size, 960), *options, KVSCOPE_MODEL=str(windows_folder), KVSCOPE_WINDOWS="1"
@@ -318,7 +320,7 @@ def test_window_pages_equal_those_of_sglang(page_size, loop, serve, windows_fold
         (16, "overlap", 1),
     ],
 )
-def test_rows_equal_the_objects_of_sglang(page_size, loop, copies_per_s, serve, tmp_path):
+def test_published_blocks_and_requests_equal_those_of_a_running_sglang(page_size, loop, copies_per_s, serve, tmp_path):
     """With few copies a second many changes are between two; steps without a GPU are slow."""
     more = [loop] if loop != "overlap" else []
     server = serve(tmp_path, *small_pool_options(page_size, 640), *more, KVSCOPE_TRUTH_COPIES=str(copies_per_s))
@@ -372,7 +374,7 @@ def compare(server: Server, folder: Path, figures: dict[str, Any], min_compared:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
-def test_host_memory_pages_equal_those_of_sglang(policy, serve, tmp_path):
+def test_published_host_memory_pages_equal_those_of_a_running_sglang(policy, serve, tmp_path):
     options = ["--enable-hierarchical-cache", "--hicache-ratio", "1.5", "--hicache-write-policy", policy]
     options += ["--hicache-io-backend", "direct", "--hicache-mem-layout", "layer_first"]
     server = serve(tmp_path, *small_pool_options(16, 640), *options, KVSCOPE_HICACHE="1")
@@ -383,7 +385,7 @@ def test_host_memory_pages_equal_those_of_sglang(policy, serve, tmp_path):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2))
-def test_states_equal_those_of_sglang(seed, engines, sglang_env, model_folder):
+def test_published_recurrent_states_equal_those_of_sglang(seed, engines, sglang_env, model_folder):
     """SGLang's own pool and tree run without a model, because none with states runs on a CPU."""
     script = Path(__file__).with_name("sglang_states.py")
     command = [str(engines / "bin/python"), str(script), "400", str(seed), str(model_folder)]
@@ -397,7 +399,7 @@ def test_states_equal_those_of_sglang(seed, engines, sglang_env, model_folder):
 
 
 @pytest.mark.timeout(900)
-def test_operator_can_abort_flush_and_read(serve, tmp_path):
+def test_operator_of_a_watched_sglang_can_abort_flush_the_cache_and_read_block_text(serve, tmp_path):
     server = serve(tmp_path, "--max-total-tokens", "4096", "--disable-overlap-schedule")
     server.wait()
     watcher = FrameByFrame(server.endpoint)
@@ -424,7 +426,7 @@ def test_operator_can_abort_flush_and_read(serve, tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_watched_server_gives_the_same_answers_as_fast(serve, tmp_path):
+def test_watched_sglang_server_gives_the_same_answers_at_nearly_the_same_speed(serve, tmp_path):
     # An idle scheduler would take a CPU core from the other.
     options = ("--max-total-tokens", "2048", "--page-size", "1", "--sleep-on-idle")
     watched, plain = serve(tmp_path, *options, KVSCOPE_TRUTH=""), serve(None, *options)
@@ -449,7 +451,7 @@ def test_watched_server_gives_the_same_answers_as_fast(serve, tmp_path):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("hook", ["_launches", "_after_results", "_added", "_got_rows", "_gives_row", "_pages"])
-def test_failed_hook_ends_only_watching(hook, serve, tmp_path):
+def test_failed_hook_inside_sglang_stops_watching_and_all_requests_are_answered(hook, serve, tmp_path):
     server = serve(tmp_path, "--max-total-tokens", "2048", KVSCOPE_BREAKING=hook)
     server.wait()
     for texts in (TEXTS[:4], TEXTS[4:]):

@@ -269,7 +269,7 @@ def num_below(mirror: Mirror, frame: Frame, move: str) -> int:
         "second-pool",
     ],
 )
-def test_rows_equal_the_objects_of_vllm(kind, drive):
+def test_published_blocks_and_requests_equal_those_of_a_running_vllm(kind, drive):
     driven = drive(kind, seed=7)
     watcher, wrong, kinds, num_compared = driven.watcher, [], set(), 0
     moved = dict.fromkeys(("saved", "loaded", "evicted"), 0)

@@ -96,7 +96,7 @@ def serve(engines, engine_env, model_folder) -> Iterator[Callable[..., Server]]:
 
 
 @pytest.mark.timeout(900)
-def test_watched_server_gives_the_same_answers_as_fast(serve, tmp_path):
+def test_watched_vllm_server_gives_the_same_answers_at_nearly_the_same_speed(serve, tmp_path):
     watched, plain = serve(f"ipc://{tmp_path}/v"), serve()
     watched.wait()
     plain.wait()

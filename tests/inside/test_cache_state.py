@@ -31,14 +31,14 @@ def mirror_equals(mirror: Mirror, state: CacheState) -> bool:
     )
 
 
-def test_rows_after_the_pool_belong_to_the_lower_tiers() -> None:
+def test_block_ids_after_the_gpu_pool_belong_to_host_memory_and_disk() -> None:
     hello = hello_of(4)
     state = CacheState(replace(hello, cache=replace(hello.cache, num_host_blocks=3, num_disk_blocks=2)))
     assert state.ledger.tier.tolist() == [Tier.HBM] * 4 + [Tier.HOST] * 3 + [Tier.DISK] * 2
 
 
 @pytest.mark.parametrize("num_groups", [1, 3])
-def test_mirror_follows_random_changes(num_groups: int) -> None:
+def test_mirror_of_a_watched_engine_equals_its_state_after_random_changes_and_lost_frames(num_groups: int) -> None:
     state, mirror, chance = CacheState(hello_of(num_groups=num_groups, num_reserved=1)), Mirror(), random.Random(5)
     mirror.apply(coalesce([], snapshot=state.snapshot()))
     alive: list[KnownRequest] = []
@@ -73,14 +73,14 @@ def test_reserved_blocks_are_neither_free_nor_used() -> None:
     assert state.ledger.state[:3].tolist() == [BlockState.UNMAPPED, BlockState.UNMAPPED, BlockState.FREE]
 
 
-def test_last_of_several_values_of_a_block_is_kept() -> None:
+def test_block_set_twice_in_one_update_keeps_the_last_value() -> None:
     state = CacheState(hello_of())
     state.set_blocks([3, 3], filled=[1, 2])
     assert state.ledger.filled[3] == 2
     assert np.frombuffer(state.frame(1, 1).blocks.ids, "<u4").tolist() == [3]
 
 
-def test_totals_are_sent_with_each_frame() -> None:
+def test_counters_of_a_watched_engine_are_sent_with_each_frame() -> None:
     state = CacheState(hello_of())
     state.count(prompt_tokens=3, admitted=1)
     state.count(prompt_tokens=4)

@@ -57,7 +57,7 @@ def test_server_port_is_reported_as_api(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("no_api")
-def test_two_ports_give_no_api() -> None:
+def test_no_api_address_is_announced_if_the_server_listens_on_two_ports() -> None:
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
@@ -65,7 +65,7 @@ def test_two_ports_give_no_api() -> None:
     assert api_of("vllm") == ""
 
 
-def test_explicit_api_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_address_set_in_the_environment_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API, "http://gateway:80/")
     hook_api_server()
     assert api_of("sglang", engine_address="http://127.0.0.1:30000") == "sglang://gateway:80"

@@ -28,7 +28,7 @@ def hooks(failures: list[tuple[str, str]]) -> Hooks:
     return Hooks(lambda name, error: failures.append((name, str(error))))
 
 
-def test_arguments_and_results_are_seen_and_unchanged(hooks: Hooks) -> None:
+def test_hooks_see_arguments_and_results_of_a_method_without_changing_them(hooks: Hooks) -> None:
     engine, seen = Engine(), []
     hooks.before(engine, "step", lambda *args, **kwargs: seen.append((args, kwargs)))
     hooks.after(engine, "step", lambda result, *args, **kwargs: seen.append(result))
@@ -49,7 +49,7 @@ def test_class_is_restored_after_removal(hooks: Hooks) -> None:
     assert Engine.step is original
 
 
-def test_missing_method_is_named(hooks: Hooks) -> None:
+def test_hooking_a_missing_method_records_its_name(hooks: Hooks) -> None:
     assert not hooks.after(Engine(), "launch", lambda *_: None)
     assert hooks.missing == ["launch"]
 

@@ -45,7 +45,7 @@ def test_block_is_cached_only_after_its_copy_is_complete(tier: StoredTier) -> No
     assert tier.rows.end_store("a", step=3).size == 0, "a store was completed twice"
 
 
-def test_rows_are_freed_if_their_copy_fails_or_they_are_dropped_meanwhile(tier: StoredTier) -> None:
+def test_host_blocks_are_freed_if_their_copy_fails_or_they_are_dropped_before_it_ends(tier: StoredTier) -> None:
     tier.begin_store("failed", [8], [4])
     tier.rows.cancel_store("failed")
     tier.begin_store("dropped", [9, 10], [4, 4])

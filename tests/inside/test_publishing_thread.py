@@ -108,7 +108,7 @@ def test_failed_start_leaves_no_hook(endpoint: str) -> None:
     first.watcher.close()
 
 
-def test_missing_method_is_published_by_name(endpoint: str) -> None:
+def test_engine_method_missing_for_a_hook_is_published_by_name(endpoint: str) -> None:
     thread, state = PublishingThread("Mine", logging.getLogger("mine")), CacheState(hello_of())
     thread.hooks.before(Engine(), "swap", lambda *_: None)
     publisher = Publisher(endpoint, state)

@@ -80,7 +80,9 @@ class PublishedScheduler:
         return ledger.state[rows].tolist(), ledger.ref_count[rows].tolist(), ledger.hash[rows].tolist()
 
 
-def test_pages_are_written_cached_loaded_and_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglang_host_memory_pages_are_published_when_written_cached_loaded_and_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told = PublishedScheduler(monkeypatch)
     ledger, pages = told.state.ledger, told.pages
     assert ledger.num_blocks == NUM_PAGES + 1 + NUM_HOST
@@ -188,7 +190,7 @@ def test_flush_empties_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(told.state.ledger.state[page] == BlockState.ACTIVE for page in table)
 
 
-def test_tier_that_only_passes_pages_on_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglang_host_memory_used_only_as_a_buffer_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
     told = PublishedScheduler(monkeypatch)
     told.cache.host_memory_mode = "buffer_only"
     assert pools_of(told.scheduler).num_host_pages == 0

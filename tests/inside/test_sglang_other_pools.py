@@ -45,7 +45,7 @@ def hybrid_scheduler(monkeypatch: Any) -> Any:
     return scheduler
 
 
-def test_each_group_has_its_name_and_rows(monkeypatch: Any) -> None:
+def test_each_sglang_pool_is_published_as_a_kv_group_with_separate_blocks(monkeypatch: Any) -> None:
     scheduler = hybrid_scheduler(monkeypatch)
     pools, hello = pools_of(scheduler), hello_of(scheduler, 7)
     cache = hello.cache
@@ -83,7 +83,7 @@ def test_rows_of_states_follow_the_pages_in_host_memory(monkeypatch: Any) -> Non
     assert state.ledger.group[20:].tolist() == [2] * NUM_STATES
 
 
-def test_pool_figures_count_only_pages(monkeypatch: Any) -> None:
+def test_sglang_pool_figures_count_pages_and_recurrent_states_separately(monkeypatch: Any) -> None:
     scheduler = hybrid_scheduler(monkeypatch)
     state = CacheState(hello_of(scheduler, 7))
     rows, mirror = StateRows(state, pools_of(scheduler)), Mirror()
@@ -152,7 +152,7 @@ def test_window_page_is_held_while_its_request_looks_back_to_it(monkeypatch: Any
     assert known.tables[1] == [0, 0, 9, 11]
 
 
-def test_state_is_held_cached_or_free(monkeypatch: Any) -> None:
+def test_sglang_recurrent_state_is_published_as_held_cached_or_free(monkeypatch: Any) -> None:
     scheduler = hybrid_scheduler(monkeypatch)
     state = CacheState(hello_of(scheduler, 7))
     rows, ledger = StateRows(state, pools_of(scheduler)), state.ledger
@@ -202,7 +202,7 @@ def test_events_count_states_beside_blocks(monkeypatch: Any) -> None:
     assert state.ledger.group[14:].tolist() == [2] * NUM_STATES
 
 
-def test_memory_is_published_by_part(monkeypatch: Any) -> None:
+def test_sglang_memory_is_published_by_weights_graphs_and_kv_cache(monkeypatch: Any) -> None:
     scheduler = hybrid_scheduler(monkeypatch)
     scheduler.tp_worker.model_runner.graph_memory_usage = {"decode": 0.5, "prefill": 0.25}
     memory = SchedulerMemory(scheduler, hello_of(scheduler, 7)).breakdown()

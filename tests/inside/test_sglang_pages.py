@@ -149,7 +149,7 @@ def other_pools(device: FakeDevice, kind: str) -> tuple[Windows, States]:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda:0"])
-def test_window_pages_and_states_arrive_as_they_were(kind: str, device: FakeDevice) -> None:
+def test_sglang_window_pages_and_states_arrive_as_they_were_when_the_copy_began(kind: str, device: FakeDevice) -> None:
     table, allocator = pool_of(device, 2)
     table.device = kind
     for each in (allocator.free_pages, *allocator.staged_pages, allocator.release_pages):
@@ -170,7 +170,7 @@ def test_window_pages_and_states_arrive_as_they_were(kind: str, device: FakeDevi
     assert [each.tolist() for each in states_of_rows] == [[[0], [3], [1]], [[0, 0], [4, -1], [0, 0]]]
 
 
-def test_entries_arrive_as_they_were_when_gathered(device: FakeDevice) -> None:
+def test_sglang_page_table_entries_arrive_as_they_were_when_the_copy_began(device: FakeDevice) -> None:
     table, allocator = pool_of(device, 2)
     reader = reader_of(table, pools_with(allocator, 20))
     assert isinstance(reader, DeviceReader)
@@ -217,7 +217,7 @@ def test_pages_are_not_read_while_the_allocator_holds_some_back(device: FakeDevi
     assert not reader_of(table, pools_with(allocator, 39)).can_copy()
 
 
-def test_allocator_without_a_list_reports_no_free_pages(device: FakeDevice) -> None:
+def test_sglang_allocator_without_a_free_list_gives_no_free_pages(device: FakeDevice) -> None:
     table, allocator = pool_of(device, 1)
     allocator.free_pages = None
     assert not has_free_list(allocator)

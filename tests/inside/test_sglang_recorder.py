@@ -116,7 +116,7 @@ class PublishedScheduler:
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("copies_per_s", [1_000_000_000, 300])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_load_is_published_correctly(
+def test_sglang_state_is_published_correctly_under_random_load(
     page_size: int, copies_per_s: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", copies_per_s)
@@ -290,7 +290,9 @@ def test_draft_tokens_are_counted() -> None:
     assert (told.state.totals["draft_tokens"], told.state.totals["accepted_tokens"]) == (6, 5)
 
 
-def test_entries_above_the_copy_limit_come_with_the_next_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglang_page_table_entries_above_the_copy_limit_come_with_the_next_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert MAX_ENTRIES >= 1 << 18
     monkeypatch.setattr("kvscope_inside.sglang.pages.MAX_ENTRIES", 3)
     told = PublishedScheduler(num_pages=60, page_size=1)
@@ -340,7 +342,7 @@ def test_failed_hook_ends_watching_and_sglang_goes_on(hook: str, monkeypatch: py
     assert not vars(told.scheduler).keys() & {"run_batch", "process_batch_result"}, "hooks are left"
 
 
-def test_missing_methods_are_named() -> None:
+def test_sglang_scheduler_methods_missing_for_hooks_are_named() -> None:
     class Older(Scheduler):
         send_abort_output = None  # type: ignore[assignment]
 

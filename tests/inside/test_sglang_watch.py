@@ -49,7 +49,7 @@ def watched(
     watching.close()
 
 
-def test_rows_and_requests_arrive(watched: Any) -> None:
+def test_client_of_a_watched_sglang_scheduler_receives_blocks_and_requests(watched: Any) -> None:
     scheduler, client, _ = watched
     client.begin()
     scheduler.add(Request("a", list(range(10)), 4))

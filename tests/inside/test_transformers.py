@@ -203,7 +203,7 @@ def run_random_requests(told: PublishedManager, seed: int, num_requests: int, *,
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_full_attention_is_published_correctly(seed: int) -> None:
+def test_transformers_full_attention_cache_is_published_correctly(seed: int) -> None:
     told = PublishedManager(num_blocks=24)
     kinds = run_random_requests(told, seed, 40)
     totals, events = told.state.totals, [event for frame in told.frames for event in frame.events]
@@ -273,7 +273,7 @@ def test_forks_share_the_blocks_of_their_parent() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_windows_are_published_correctly(seed: int) -> None:
+def test_transformers_sliding_window_cache_is_published_correctly(seed: int) -> None:
     told = PublishedManager("window", num_blocks=24)
     assert [(each.kind, each.window, each.num_layers) for each in told.hello.cache.groups] == [
         ("window", 10, 3),
@@ -295,7 +295,7 @@ def test_rows_are_in_the_order_of_memory() -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "window"])
-def test_tokens_of_blocks_are_known(kind: str) -> None:
+def test_tokens_of_transformers_blocks_are_known_while_running_and_cached(kind: str) -> None:
     told, chance, num_known = PublishedManager(kind, num_blocks=60), random.Random(2), 0
     for count in range(6):
         told.manager.add_request([chance.randrange(8, 96) for _ in range(11)], f"r{count}", max_new_tokens=14)

@@ -63,7 +63,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def test_tokens_are_unchanged_and_a_mirror_follows(manager: Any, endpoint: str) -> None:
+def test_watching_transformers_does_not_change_its_tokens_and_a_mirror_follows(manager: Any, endpoint: str) -> None:
     plain = make_manager(num_blocks=40)
     expected = generated_tokens(plain)
     plain.stop()

@@ -124,7 +124,7 @@ class PublishedScheduler:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_load_is_published_correctly(seed: int) -> None:
+def test_vllm_state_is_published_correctly_under_random_load(seed: int) -> None:
     told, chance = PublishedScheduler(num_blocks=14), random.Random(seed)
     prefixes = [[chance.randrange(50) for _ in range(12)] for _ in range(3)]
     kinds: set[str] = set()

@@ -21,7 +21,7 @@ def pool_tensors(device: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("pairs", [[(1, 5)], [(0, 6), (3, 2), (0, 4)], [(-1, -1), (6, 0)], [(-1, 3)]], ids=str)
-def test_rows_are_copied_in_every_tensor(pairs: list[tuple[int, int]], runner: Any) -> None:
+def test_cache_rows_are_copied_in_every_tensor_and_nowhere_else(pairs: list[tuple[int, int]], runner: Any) -> None:
     pool = pool_tensors(runner.device)
     expected = [tensor.cpu().clone() for tensor in pool]
     for tensor in expected:
@@ -40,7 +40,7 @@ def test_empty_list_copies_nothing(runner: Any) -> None:
     assert all(torch.equal(tensor, kept) for tensor, kept in zip(pool, before, strict=True))
 
 
-def test_invalid_input_is_named() -> None:
+def test_copying_cache_rows_names_an_invalid_argument() -> None:
     rows = row_tensors(pool_tensors("cpu"))
     for pairs in (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2)):
         with pytest.raises(ValueError, match=r"pairs is .*: \(n, 2\) int64"):

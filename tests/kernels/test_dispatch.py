@@ -22,7 +22,7 @@ from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torc
 from kvscope_kernels.third_party_attention.prefill_with_fallback import PrefillWithFallback
 
 
-def test_each_device_has_its_own_operations() -> None:
+def test_kernels_for_cpu_and_cuda_are_different_implementations() -> None:
     cpu = ops_for("cpu")
     assert cpu.kv_write is kv_write_torch
     is_compiled = library() is not None
@@ -31,7 +31,7 @@ def test_each_device_has_its_own_operations() -> None:
     assert ops_for("cuda").decode is paged_decode_attention
 
 
-def test_every_operation_in_c_explains_its_refusals() -> None:
+def test_every_c_kernel_has_an_explanation_for_inputs_it_does_not_support() -> None:
     in_c = {field.name for field in fields(Ops) if getattr(_C, field.name) is not getattr(torch_ops(), field.name)}
     assert in_c == set(_C_REFUSALS)
 

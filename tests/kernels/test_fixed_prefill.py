@@ -32,7 +32,9 @@ CUTS = ([97], [1, 96], [90, *[1] * 7], [40, 33, 24])
 @pytest.mark.interpreted_in_storms({"name": "fp16"}, {"name": "bf16 window"})
 @pytest.mark.parametrize("runner", [INTERPRETER, GPU], indirect=True)
 @pytest.mark.parametrize("name", CASES)
-def test_query_has_the_same_bits_in_every_run_and_batch(name: str, runner: Any, shape: Any, build: Any) -> None:
+def test_fixed_prefill_gives_a_query_the_same_bits_in_every_chunk_and_batch(
+    name: str, runner: Any, shape: Any, build: Any
+) -> None:
     """A prompt runs at once, in runs of several lengths, as decodes, and beside others that come first or are
     longer.
     """
@@ -52,7 +54,7 @@ def test_query_has_the_same_bits_in_every_run_and_batch(name: str, runner: Any, 
 @pytest.mark.interpreted_in_storms({"name": "fp16"}, {"name": "bf16 window"})
 @pytest.mark.parametrize("runner", [INTERPRETER, GPU], indirect=True)
 @pytest.mark.parametrize("name", CASES)
-def test_result_equals_the_reference(
+def test_fixed_prefill_attention_equals_the_float64_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     """Only last tokens are computed: blocks before their windows were freed."""

@@ -11,7 +11,9 @@ from kvscope_kernels.gated_activation import ACTIVATIONS, GELU_TANH, SILU, gated
 @pytest.mark.parametrize("kind", [SILU, GELU_TANH])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(3, 96), (1, 2), (2, 2, 3000)], ids=str)
-def test_gate_equals_the_reference(runner: Any, kind: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_gated_activation_equals_the_float64_reference(
+    runner: Any, kind: int, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     both = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 4).to(runner.device, dtype)
     size = shape[-1] // 2
     out = runner.ops.gated_activation(both, kind)
@@ -22,7 +24,7 @@ def test_gate_equals_the_reference(runner: Any, kind: int, dtype: torch.dtype, s
 
 
 @pytest.mark.parametrize("kind", [SILU, GELU_TANH])
-def test_extreme_inputs_give_zero_or_the_product(runner: Any, kind: int) -> None:
+def test_gated_activation_of_extreme_inputs_gives_no_nan(runner: Any, kind: int) -> None:
     """An overflow of the exponential does not become NaN."""
     gate = torch.tensor([-1e4, -200.0, 0.0, 200.0, 1e4])
     both = torch.cat((gate, torch.full_like(gate, 2.0)))[None].to(runner.device)
@@ -30,7 +32,7 @@ def test_extreme_inputs_give_zero_or_the_product(runner: Any, kind: int) -> None
     torch.testing.assert_close(out.cpu()[0], gate.clamp(min=0.0) * 2.0)
 
 
-def test_invalid_input_is_refused_by_name() -> None:
+def test_gated_activation_names_an_invalid_argument() -> None:
     with pytest.raises(ValueError, match="both is"):
         gated_activation(torch.zeros(2, 3), SILU)
     with pytest.raises(ValueError, match="kind is 7"):

@@ -54,7 +54,7 @@ SHAPES = [(1, 40, 64, 32), (17, 70, 200, 64), (3, 33, 70, 128), (1, 33, 2300, 64
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", list(ALLOWED), ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_interpreted_kernel_equals_float64(
+def test_interpreted_grouped_product_kernel_equals_float64(
     shape: tuple[int, int, int, int], dtype: torch.dtype, bits: int, interpret: Callable[..., Any]
 ) -> None:
     assert float(interpret(triton_product, shape, dtype, bits).max()) <= 1
@@ -64,14 +64,16 @@ def test_interpreted_kernel_equals_float64(
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", list(ALLOWED), ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (70, 4096, 4096, 128)], ids=str)
-def test_kernel_equals_float64_on_a_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype, bits: int) -> None:
+def test_grouped_product_kernel_equals_float64_on_a_gpu(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, bits: int
+) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     assert float(triton_product(shape, dtype, bits, "cuda").max()) <= 1
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_no_split_of_the_inputs_is_empty(bits: int) -> None:
+def test_grouped_product_never_splits_its_inputs_into_an_empty_part(bits: int) -> None:
     for rows, outputs, inputs in itertools.product((1, 2, 16, 64, 512), (64, 576, 4096), range(64, 20000, 608)):
         tiles = product_tiles(rows, bits, 2)
         turns = -(-inputs // (tiles.tile_u * 128 // bits))
@@ -81,7 +83,7 @@ def test_no_split_of_the_inputs_is_empty(bits: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_torch_reference_equals_float64(dtype: torch.dtype) -> None:
+def test_torch_grouped_product_equals_float64(dtype: torch.dtype) -> None:
     x, weight, bias = (
         random_tensor(2, 5, 70).to(dtype),
         rounded(random_tensor(33, 70, seed=1)),
@@ -94,14 +96,14 @@ def test_torch_reference_equals_float64(dtype: torch.dtype) -> None:
     assert reference.product(x, found.bfloat16()).dtype == torch.bfloat16
 
 
-def test_each_device_gets_its_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_product_on_a_cpu_uses_c_if_available_and_torch_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = rounded(random_tensor(8, 32))
     assert isinstance(grouped_product(weight, None, CPU), NativeGrouped if library() else TorchGrouped)
     monkeypatch.setattr(product, "library", lambda: None)
     assert isinstance(grouped_product(weight, None, CPU), TorchGrouped)
 
 
-def test_invalid_input_is_named() -> None:
+def test_grouped_product_names_an_invalid_argument() -> None:
     weight = TorchGrouped(rounded(random_tensor(8, 32)), None)
     with pytest.raises(ValueError, match="x is"):
         weight.product(torch.zeros(1, 33))

@@ -8,7 +8,9 @@ from kvscope_kernels.host_lengths import similar_groups
 
 
 @given(st.lists(st.integers(0, 4000), max_size=80), st.integers(0, 5000))
-def test_each_row_is_in_one_group_and_costs_are_no_worse_than_one_group(costs: list[int], worth: int) -> None:
+def test_grouping_requests_by_length_keeps_each_once_and_never_costs_more_than_one_group(
+    costs: list[int], worth: int
+) -> None:
     lengths = np.array(costs, dtype=np.int64)
     groups = list(similar_groups(lengths, worth))
     assert sorted(row for group in groups for row in group.tolist()) == list(range(len(costs)))
@@ -17,7 +19,7 @@ def test_each_row_is_in_one_group_and_costs_are_no_worse_than_one_group(costs: l
         assert padded + worth * (len(groups) - 1) <= len(costs) * max(costs)
 
 
-def test_equal_lengths_stay_together() -> None:
+def test_requests_of_equal_length_are_put_into_one_group() -> None:
     assert [group.tolist() for group in similar_groups(np.full(5, 700), 0)] == [[0, 1, 2, 3, 4]]
 
 
@@ -26,5 +28,5 @@ def test_one_long_request_gets_its_own_group() -> None:
     assert sorted(groups) == [[0, 2, 3], [1]]
 
 
-def test_split_that_saves_too_little_is_not_made() -> None:
+def test_requests_are_not_split_into_groups_if_that_saves_too_little() -> None:
     assert len(list(similar_groups(np.array([10, 20, 30]), 1000))) == 1

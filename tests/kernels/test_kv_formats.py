@@ -12,7 +12,7 @@ FORMATS = [torch.int8, torch.float8_e4m3fn]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_every_number_is_read_back_exactly(form: torch.dtype, dtype: torch.dtype) -> None:
+def test_every_8_bit_cache_number_is_dequantized_exactly(form: torch.dtype, dtype: torch.dtype) -> None:
     data = torch.arange(256, dtype=torch.uint8).view(form)
     expected = data.float()
     data, expected = data[~expected.isnan()], expected[~expected.isnan()]
@@ -49,7 +49,9 @@ def test_int8_rounds_to_the_nearest_number() -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_every_runner_writes_the_same_bits(form: torch.dtype, dtype: torch.dtype, runner: Any) -> None:
+def test_every_implementation_writes_the_same_bits_into_an_8_bit_cache(
+    form: torch.dtype, dtype: torch.dtype, runner: Any
+) -> None:
     """Vectors have all sizes, with numbers so much smaller than the largest that e4m3 stores them as subnormals."""
     num_tokens, num_kv_heads, dim = 60, 3, 80
     rows = torch.randn(num_tokens, num_kv_heads, dim) * torch.logspace(-4, 3, num_tokens)[:, None, None]

@@ -30,7 +30,7 @@ def random_caches(
     ("block_size", "num_kv_heads", "dims"),
     [(16, 3, (64, 64)), (7, 2, (80, 48)), (1, 1, (128, 128)), (16, 40, (64, 64))],
 )
-def test_only_the_given_slots_are_written(
+def test_kv_write_changes_only_the_given_cache_slots(
     block_size: int, num_kv_heads: int, dims: tuple[int, int], layout: str, dtype: torch.dtype, runner: Any
 ) -> None:
     num_tokens = NUM_BLOCKS * block_size // 2
@@ -49,7 +49,7 @@ def test_only_the_given_slots_are_written(
 
 
 @pytest.mark.parametrize("slots", [[], [-1, -1]])
-def test_no_slots_write_nothing(slots: list[int], runner: Any) -> None:
+def test_kv_write_without_slots_changes_nothing(slots: list[int], runner: Any) -> None:
     cache = [view.to(runner.device) for view in random_caches("HND", 16, 3, (64, 64), torch.float32)]
     before = [view.clone() for view in cache]
     new = torch.randn(len(slots), 3, 64, device=runner.device)
@@ -72,7 +72,7 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]]] = {
 
 @pytest.mark.parametrize("op", [kv_write, kv_write_torch])
 @pytest.mark.parametrize("name", BAD)
-def test_invalid_input_is_named(name: str, op: Callable[..., None]) -> None:
+def test_kv_write_names_an_invalid_argument(name: str, op: Callable[..., None]) -> None:
     k_cache, v_cache = random_caches("NHD", 16, 3, (64, 64), torch.float32)
     good = {"key": torch.randn(4, 3, 64), "value": torch.randn(4, 3, 64), "k_cache": k_cache, "v_cache": v_cache}
     good["slot_mapping"] = torch.arange(4)

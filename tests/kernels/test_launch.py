@@ -29,7 +29,7 @@ def test_tile_sizes_are_supported_by_triton(
         assert tiles.tile_v >= value_dim
 
 
-def test_large_tiles_are_used_for_runs_that_fill_the_device() -> None:
+def test_prefill_uses_large_tiles_if_its_queries_fill_the_gpu() -> None:
     """With heads of 128 on Hopper there are two programs for each multiprocessor, from one long run or from many."""
     runs = {(2048, 64): 256, (2048, 8): 64, (8192, 8): 256, (256, 128): 256, (512, 8): 64, (3, 8): 16}
     assert {run: prefill_tiles(128, 128, 4, 2, run[0], 90, num_runs=run[1]).tile_m for run in runs} == runs

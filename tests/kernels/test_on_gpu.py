@@ -56,7 +56,9 @@ def test_captured_decode_is_replayed_with_other_lengths(
 
 
 @pytest.mark.usefixtures("ops")
-def test_layers_of_a_captured_step_share_a_plan(shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
+def test_layers_of_a_captured_decode_step_share_one_plan_at_current_lengths(
+    shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
     """The plan for two layers is made in the graph, so each replay uses the current lengths."""
     batches = [build(shape(seq_lens=each, dtype=torch.bfloat16), "cuda") for each in ([700, 16, 0], [3, 1900, 40])]
     longest = batches[1]

@@ -57,7 +57,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.mark.interpreted_in_storms(*({"name": name} for name in (*ONE_OPTION, "bf16")))
 @pytest.mark.parametrize("name", SMALL)
-def test_result_equals_the_reference(
+def test_decode_attention_equals_the_float64_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(**SMALL[name]), runner.device, seed=len(name))
@@ -69,7 +69,7 @@ def test_result_equals_the_reference(
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("heads", HEADS)
-def test_every_shape_equals_the_reference(
+def test_decode_attention_of_every_head_shape_equals_the_reference(
     heads: tuple[int, int],
     head_dim: int,
     options: str,
@@ -96,7 +96,7 @@ def test_every_shape_equals_the_reference(
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_long_and_short_requests_equal_the_reference(
+def test_decode_attention_of_long_and_short_requests_equals_the_reference(
     options: str, fast_runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     lengths = [3000, 1, 17, 1025, 0, 64, 700, 1024, 5, 5, 400]  # different enough to be run in several groups
@@ -105,14 +105,14 @@ def test_long_and_short_requests_equal_the_reference(
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 200])
-def test_equal_lengths_equal_the_reference(
+def test_decode_attention_of_requests_of_equal_length_equals_the_reference(
     length: int, fast_runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(seq_lens=[length] * 5, options={"sliding_window": 30}), fast_runner.device)
     assert_close(batch.decode(fast_runner.ops), reference(batch))
 
 
-def test_order_of_requests_does_not_change_the_result(fast_runner: Any, shape: Any, build: Any) -> None:
+def test_decode_attention_does_not_depend_on_the_order_of_requests(fast_runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[40, 3, 700, 0, 129, 64, 2000]), fast_runner.device)
     order = torch.tensor([3, 6, 0, 5, 1, 4, 2], device=fast_runner.device)
     permuted = fast_runner.ops.decode(
@@ -126,12 +126,12 @@ def test_requests_without_tokens_give_zeros(runner: Any, shape: Any, build: Any)
     assert (batch.decode(runner.ops) == 0).all()
 
 
-def test_empty_batch_gives_an_empty_result(runner: Any, shape: Any, build: Any) -> None:
+def test_decode_attention_of_an_empty_batch_is_empty(runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[]), runner.device)
     assert batch.decode(runner.ops).shape == (0, 6, 64)
 
 
-def test_strided_query_and_output_are_supported(
+def test_decode_attention_supports_a_strided_query_and_output(
     runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     """The query is part of a fused projection, and the output every second row of a buffer."""
@@ -144,7 +144,7 @@ def test_strided_query_and_output_are_supported(
     assert (buffer[1::2] == 7.0).all()
 
 
-def test_bound_on_lengths_does_not_change_the_result(
+def test_decode_attention_does_not_depend_on_the_upper_bound_of_lengths(
     runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     """Tight and loose bounds split the work differently, with many empty parts."""
@@ -183,7 +183,7 @@ BAD: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("op", [paged_decode_attention, paged_decode_attention_torch])
 @pytest.mark.parametrize("name", BAD)
-def test_invalid_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
+def test_decode_attention_names_an_invalid_argument(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 9]))
     argument, change = BAD[name]
     with pytest.raises(ValueError, match=f"^{argument} is "):

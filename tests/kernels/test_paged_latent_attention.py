@@ -64,7 +64,7 @@ def build_latents(build: Any, shape: Any, runner: Any, given: dict[str, Any], na
 
 @pytest.mark.interpreted_in_storms({"name": "bf16"}, {"name": "on a CPU"}, {"name": "real, bf16"})
 @pytest.mark.parametrize("name", DECODES)
-def test_decode_equals_the_reference(
+def test_mla_decode_attention_equals_the_float64_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build_latents(build, shape, runner, DECODES[name], name)
@@ -74,7 +74,7 @@ def test_decode_equals_the_reference(
 
 @pytest.mark.interpreted_in_storms({"name": "bf16"})
 @pytest.mark.parametrize("name", RUNS)
-def test_prefill_equals_the_reference(
+def test_mla_prefill_attention_equals_the_float64_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build_latents(build, shape, runner, RUNS[name], name)
@@ -83,7 +83,7 @@ def test_prefill_equals_the_reference(
 
 
 @pytest.mark.parametrize(("num_heads", "kv_dtype"), [(4, None), (20, None), (32, None), (20, torch.int8)])
-def test_attention_shares_equal_the_reference(
+def test_mla_attention_shares_of_blocks_equal_the_reference(
     num_heads: int, kv_dtype: torch.dtype | None, runner: Any, shape: Any, build: Any, assert_close: Any
 ) -> None:
     given = {"seq_lens": [40, 0, 17], "kv_dtype": kv_dtype, **SMALL, "num_heads": num_heads}
@@ -98,7 +98,7 @@ def test_attention_shares_equal_the_reference(
     assert_close(shares, expected)
 
 
-def test_invalid_latents_are_refused(shape: Any, build: Any) -> None:
+def test_mla_attention_refuses_invalid_latents_and_unsupported_options(shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5], num_kv_heads=1, **SMALL))
     with pytest.raises(ValueError, match=r"v_cache .* the first numbers of k_cache"):
         latent_decode(batch.args())

@@ -75,7 +75,7 @@ SMALL: dict[str, dict[str, Any]] = {
     *({"name": f"{how} {one}"} for how in ("ragged", "continued") for one in ONE_OPTION if one != "chunks")
 )
 @pytest.mark.parametrize("name", SMALL)
-def test_result_equals_the_reference(
+def test_prefill_attention_equals_the_float64_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(**SMALL[name]), runner.device, seed=len(name))
@@ -87,7 +87,7 @@ def test_result_equals_the_reference(
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("heads", HEADS)
-def test_every_shape_equals_the_reference(
+def test_prefill_attention_of_every_head_shape_equals_the_reference(
     heads: tuple[int, int],
     head_dim: int,
     options: str,
@@ -115,7 +115,7 @@ def test_every_shape_equals_the_reference(
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_long_and_short_requests_equal_the_reference(
+def test_prefill_attention_of_long_and_short_requests_equals_the_reference(
     options: str, fast_runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     lengths = {"seq_lens": [400, 16, 300, 1000, 5, 17], "query_lens": [400, 16, 300, 40, 1, 17]}
@@ -140,7 +140,7 @@ def test_chunks_give_the_result_of_the_whole_prompt(options: str, runner: Any, s
         start = end
 
 
-def test_order_of_requests_does_not_change_the_result(fast_runner: Any, shape: Any, build: Any) -> None:
+def test_prefill_attention_does_not_depend_on_the_order_of_requests(fast_runner: Any, shape: Any, build: Any) -> None:
     lengths, order = [5, 200, 31, 64], [2, 0, 3, 1]
     batch = build(shape(seq_lens=lengths, query_lens=lengths), fast_runner.device)
     rows = torch.cat([torch.arange(*batch.query_start[i : i + 2].tolist()) for i in order]).to(fast_runner.device)
@@ -151,7 +151,7 @@ def test_order_of_requests_does_not_change_the_result(fast_runner: Any, shape: A
     torch.testing.assert_close(permuted, batch.prefill(fast_runner.ops)[rows], rtol=0, atol=2e-6)
 
 
-def test_scores_above_the_memory_limit_are_computed_in_pieces(
+def test_dense_attention_above_the_memory_limit_is_computed_in_pieces(
     monkeypatch: pytest.MonkeyPatch, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     """The dense implementation splits the queries; a tiny limit makes each query its own piece."""
@@ -164,12 +164,12 @@ def paged_prefill(batch: Any) -> Any:
     return paged_prefill_attention_torch(batch.args(), batch.runs)
 
 
-def test_empty_batch_gives_an_empty_result(runner: Any, shape: Any, build: Any) -> None:
+def test_prefill_attention_of_an_empty_batch_is_empty(runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[0, 0], query_lens=[0, 0]), runner.device)
     assert batch.prefill(runner.ops).shape == (0, 6, 64)
 
 
-def test_strided_query_and_output_are_supported(
+def test_prefill_attention_supports_a_strided_query_and_output(
     runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     """Queries are ordered by head, as transformers passes them; the output is every second row of a buffer."""
@@ -198,7 +198,7 @@ BAD: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("op", [paged_prefill_attention, paged_prefill_attention_torch])
 @pytest.mark.parametrize("name", BAD)
-def test_invalid_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
+def test_prefill_attention_names_an_invalid_argument(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 9], query_lens=[5, 2]))
     argument, change = BAD[name]
     changed = {"query_start": batch.query_start, "max_query_len": 5} | change(batch)

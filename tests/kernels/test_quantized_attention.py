@@ -52,7 +52,7 @@ PREFILL: dict[str, dict[str, Any]] = {
 )
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", DECODE)
-def test_decode_equals_the_reference(
+def test_decode_attention_with_an_8_bit_cache_equals_the_reference(
     name: str, form: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(**DECODE[name], kv_dtype=FORMATS[form]), runner.device, seed=len(name))
@@ -68,7 +68,7 @@ def test_decode_equals_the_reference(
 )
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", PREFILL)
-def test_prefill_equals_the_reference(
+def test_prefill_attention_with_an_8_bit_cache_equals_the_reference(
     name: str, form: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(**PREFILL[name], kv_dtype=FORMATS[form]), runner.device, seed=len(name))
@@ -76,7 +76,7 @@ def test_prefill_equals_the_reference(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_long_and_short_requests_equal_the_reference(
+def test_8_bit_decode_attention_of_long_and_short_requests_equals_the_reference(
     form: str, fast_runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     lengths = [3000, 1, 17, 1025, 0, 64, 700]  # these are run in several groups
@@ -133,7 +133,9 @@ BAD: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("op", [paged_decode_attention, paged_decode_attention_torch])
 @pytest.mark.parametrize("name", BAD)
-def test_invalid_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
+def test_attention_with_an_int8_cache_names_an_invalid_argument(
+    name: str, op: Callable[..., Any], shape: Any, build: Any
+) -> None:
     batch = build(shape(seq_lens=[5, 9], kv_dtype=torch.int8))
     argument, change = BAD[name]
     with pytest.raises(ValueError, match=f"^{argument} is "):

@@ -19,7 +19,7 @@ def random_tensor(*shape: int, dtype: torch.dtype, seed: int, device: str) -> to
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 576), (1, 1), (2, 3, 100), (5, 2048)], ids=str)
-def test_norm_equals_the_reference(runner: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_rms_norm_equals_the_float64_reference(runner: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x, weight = (random_tensor(*each, dtype=dtype, seed=1, device=runner.device) for each in (shape, shape[-1:]))
     eps = torch.tensor(1e-5, device=runner.device)
     out = runner.ops.rms_norm(x, weight.float(), eps, dtype)
@@ -35,7 +35,7 @@ def test_zeros_stay_zeros_and_rows_are_independent(runner: Any) -> None:
     torch.testing.assert_close(out[2], torch.full_like(x[2], 1e-3 / 2e-6**0.5))
 
 
-def test_rows_of_a_wider_tensor_are_supported(runner: Any) -> None:
+def test_rms_norm_supports_rows_of_a_wider_tensor(runner: Any) -> None:
     x = random_tensor(6, 200, dtype=torch.float32, seed=2, device=runner.device)[:, 40:168]
     weight = torch.ones(128, device=runner.device)
     out = runner.ops.rms_norm(x, weight, torch.tensor(1e-5, device=runner.device), torch.float32)
@@ -58,14 +58,14 @@ def test_norm_of_a_sum_equals_the_reference(runner: Any, dtypes: tuple[torch.dty
     torch.testing.assert_close(normed.double(), exact(total, weight, 1e-5), rtol=1e-2, atol=1e-2)
 
 
-def test_empty_input_gives_an_empty_result(runner: Any) -> None:
+def test_rms_norm_of_no_rows_is_empty(runner: Any) -> None:
     x, weight = torch.zeros(0, 64, device=runner.device), torch.ones(64, device=runner.device)
     eps = torch.tensor(1e-5, device=runner.device)
     assert runner.ops.rms_norm(x, weight, eps, torch.bfloat16).shape == (0, 64)
     assert [part.shape for part in runner.ops.add_rms_norm(x, x, weight, eps, x.dtype)] == [(0, 64)] * 2
 
 
-def test_invalid_input_is_refused_by_name() -> None:
+def test_rms_norm_names_an_invalid_argument() -> None:
     from kvscope_kernels.rms_norm import add_rms_norm, rms_norm
 
     x, weight, eps = torch.zeros(2, 64), torch.ones(64), torch.tensor(1e-5)

@@ -107,14 +107,14 @@ def test_eight_bit_cache_is_written_within_its_rounding(runner: Any, form: torch
         assert not found[[slot for slot in range(80) if slot not in SLOTS]].any()
 
 
-def test_empty_input_gives_an_empty_result(runner: Any) -> None:
+def test_rotating_and_writing_no_tokens_returns_an_empty_result(runner: Any) -> None:
     case = Case(runner.device, (6, 2, 64), torch.float32, False, False)
     k_cache, v_cache = make_cache(case, torch.float32, runner.device)
     given = case.heads[:0], Rotation(6, None, None), k_cache, v_cache, case.slots[:0]
     assert runner.ops.rotate_write(*given).shape == (0, 6, 64)
 
 
-def test_invalid_input_is_refused_by_name() -> None:
+def test_rotate_and_write_kernel_names_an_invalid_argument() -> None:
     case = Case("cpu", (6, 2, 64), torch.float32, True, True)
     k_cache, v_cache = make_cache(case, torch.float32, "cpu")
     caches = k_cache, v_cache, case.slots

@@ -46,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.interpreted_in_storms({"name": "bf16"}, {"name": "fp8"}, {"name": "drafts"})
 @pytest.mark.parametrize("runner", [INTERPRETER, GPU], indirect=True)
 @pytest.mark.parametrize("name", CASES)
-def test_result_equals_the_reference(
+def test_attention_of_short_queries_after_long_contexts_equals_the_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(**CASES[name]), runner.device, seed=len(name))
@@ -65,7 +65,7 @@ def run_two_layers(args: AttentionArgs, runs: QueryRuns, outs: list[torch.Tensor
 
 
 @pytest.mark.interpreter
-def test_runs_are_split_by_length_once_for_all_layers(
+def test_short_query_attention_is_split_by_length_once_for_all_layers(
     interpret: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(seq_lens=[300, 20, 100], query_lens=[5, 20, 3], num_heads=2, num_kv_heads=1))
@@ -116,7 +116,9 @@ REAL: dict[str, dict[str, Any]] = {
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", REAL)
-def test_real_sizes_equal_the_reference(name: str, shape: Any, build: Any, assert_close: Any) -> None:
+def test_attention_of_short_queries_with_real_model_sizes_equals_the_reference(
+    name: str, shape: Any, build: Any, assert_close: Any
+) -> None:
     """The torch reference in float32 is used, which tests of prefill compare with float64."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
@@ -129,7 +131,9 @@ def test_real_sizes_equal_the_reference(name: str, shape: Any, build: Any, asser
 
 
 @pytest.mark.gpu
-def test_graph_is_replayed_with_other_lengths(shape: Any, build: Any, assert_close: Any) -> None:
+def test_captured_short_query_attention_is_correct_when_replayed_with_other_lengths(
+    shape: Any, build: Any, assert_close: Any
+) -> None:
     """The graph is captured for up to 16 queries per request and contexts of up to 32,768 tokens."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")

@@ -37,7 +37,9 @@ def _check_consistency(engine: SimulatedEngine) -> None:
 
 
 @pytest.mark.parametrize(("num_blocks", "seed"), [(90, 1), (400, 2), (5000, 3)])
-def test_reference_counts_equal_the_tables_after_every_step(num_blocks: int, seed: int) -> None:
+def test_reference_counts_of_a_simulated_engine_equal_its_block_tables_after_every_step(
+    num_blocks: int, seed: int
+) -> None:
     engine = SimulatedEngine(num_blocks=num_blocks, num_running=12, seed=seed)
     for step in range(400):
         engine.advance()
@@ -48,7 +50,7 @@ def test_reference_counts_equal_the_tables_after_every_step(num_blocks: int, see
     assert counters.finished
 
 
-def test_pool_starts_with_cached_texts_and_held_blocks() -> None:
+def test_simulated_engine_starts_with_the_requested_cached_and_held_blocks() -> None:
     engine = SimulatedEngine(num_blocks=4000, num_running=4, cached_share=0.25, parked_share=0.5)
     counts = np.bincount(engine.ledger.state, minlength=3)
     assert counts[BlockState.CACHED] == 1000
@@ -115,7 +117,7 @@ def test_swapped_request_keeps_its_blocks() -> None:
     assert seen
 
 
-def test_without_lower_tiers_nothing_is_reported_of_them() -> None:
+def test_simulated_engine_without_lower_tiers_reports_no_saved_or_loaded_blocks() -> None:
     engine = SimulatedEngine(num_blocks=90, num_running=12, seed=1)
     frames = [engine.advance() for _ in range(300)]
     assert all(not frame.moves.saved and not frame.moves.loaded for frame in frames)

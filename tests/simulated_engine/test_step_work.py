@@ -20,7 +20,7 @@ def test_every_step_is_below_the_roofline():
     assert max(shares) > 1.5 * min(shares), "all steps use the same share of the limits"
 
 
-def test_prompt_is_more_work_than_a_token():
+def test_simulated_engine_reports_more_flops_for_a_prompt_step_than_for_a_decode_step():
     engine = SimulatedEngine(num_blocks=2048, num_running=4)
     frames = [engine.advance() for _ in range(100)]
     decode = [f.work.flops for f in frames if f.batch.number and not f.batch.num_prefill_tokens]

@@ -45,7 +45,7 @@ def rows_of(ledger: Ledger, *ids: int) -> BlockRows:
     return ledger.pack(np.array(ids, np.uint32))
 
 
-def test_attention_golden_bytes() -> None:
+def test_frame_with_attention_encodes_to_the_stored_bytes() -> None:
     frame = frame_of(rows_of(ledger_of_three(), 1))
     assert wire.encode(frame).hex() == "de0006" + GOLDEN_FRAME[2:]  # the map of a frame is written with a 16-bit length
     assert wire.decode_telemetry(bytes.fromhex(GOLDEN_FRAME)) == frame

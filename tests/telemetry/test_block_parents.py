@@ -38,7 +38,7 @@ def frame_of(blocks: BlockRows) -> Frame:
     return Frame(epoch=1, seq=3, step=4, time_ns=5, blocks=blocks)
 
 
-def test_parent_golden_bytes() -> None:
+def test_frame_with_block_parents_encodes_to_the_stored_bytes() -> None:
     frame = frame_of(ledger_of_two().pack(np.array([1], np.uint32)))
     assert wire.encode(frame).hex() == "de0006" + GOLDEN_FRAME[2:]  # the map of a frame is written with a 16-bit length
     assert wire.decode_telemetry(bytes.fromhex(GOLDEN_FRAME)) == frame

@@ -61,6 +61,6 @@ def test_closed_tunnel_is_not_reported_as_a_dead_engine(make_endpoint: Callable[
     _watch_engine_on_host(make_endpoint("tcp"), "another machine", check)
 
 
-def test_host_id_is_stable() -> None:
+def test_host_id_of_a_machine_is_the_same_at_every_call() -> None:
     assert host_id() == host_id()
     assert len(host_id()) in (0, 16)

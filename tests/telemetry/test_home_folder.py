@@ -40,7 +40,7 @@ def test_home_that_others_can_read_is_refused(fallback: Path) -> None:
         ensure_home()
 
 
-def test_home_of_a_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_folder_set_in_the_environment_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/nowhere")
     ensure_home()
     assert os.environ["HOME"] == "/nowhere"

@@ -106,7 +106,7 @@ def test_requests_running_before_the_first_event_are_named_too() -> None:
     assert chain[0] == "waited 420.0 ms behind #3"
 
 
-def test_wait_reason_of_the_engine_is_used() -> None:
+def test_delay_reason_of_a_request_uses_the_wait_reason_reported_by_the_engine() -> None:
     events = [event("admitted", 0, 1), event("admitted", 0, 2)]
     delays, one = RequestDelays(events, 2), moments(100, 900, 950, 1500)
 

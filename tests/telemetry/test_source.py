@@ -26,7 +26,7 @@ NEWS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", SIGNS, ids=str)
-def test_update_without_news_is_a_sign_of_life(fields: dict[str, Any]) -> None:
+def test_update_without_changes_counts_as_a_sign_of_life_only(fields: dict[str, Any]) -> None:
     assert Update(**fields).is_sign_of_life
     for news in NEWS:
         assert not Update(**(fields | news)).is_sign_of_life

@@ -61,7 +61,7 @@ with exiting_on_signals():
     assert (done.returncode, done.stdout) == (0, "still running\n")
 
 
-def test_signal_while_importing_calls_first_and_leaves_with_one_line() -> None:
+def test_sigterm_while_importing_runs_the_given_cleanup_and_exits_with_one_line() -> None:
     done = run("""
 with exiting_on_signals(), leaving_while_importing("x", lambda: print("the engine stopped", flush=True)):
     send("SIGTERM")
@@ -69,7 +69,7 @@ with exiting_on_signals(), leaving_while_importing("x", lambda: print("the engin
     assert (done.returncode, done.stdout, done.stderr) == (143, "the engine stopped\n", "x: interrupted\n")
 
 
-def test_signal_while_importing_is_left_to_an_own_handler() -> None:
+def test_sigterm_while_importing_is_left_to_a_handler_set_by_the_program() -> None:
     done = run("""
 with handling_signals(lambda *_: print("handled")), leaving_while_importing("x"):
     send("SIGTERM")

@@ -18,7 +18,7 @@ def test_every_tier_has_a_position_in_the_ledger():
 
 
 @pytest.mark.parametrize("without", [(), (Tier.HOST,), (Tier.DISK, Tier.UNKNOWN), (Tier.STATES, Tier.HOST_STATES)])
-def test_lookups_agree_with_the_column_of_the_ledger(without):
+def test_tier_found_for_each_block_equals_the_tier_column_of_the_ledger(without):
     rows = TierRows({tier: size for tier, size in ALL.items() if tier not in without})
     ledger = Ledger(rows.num_rows)
     rows.write_tiers(ledger)
@@ -29,25 +29,25 @@ def test_lookups_agree_with_the_column_of_the_ledger(without):
     assert all((ledger.tier[part.start : part.stop] == tier).all() for tier, part in rows.present.items())
 
 
-def test_tier_without_rows_is_an_empty_range_where_its_rows_would_be():
+def test_tier_without_blocks_is_an_empty_range_where_its_blocks_would_be():
     rows = TierRows({Tier.HBM: 8, Tier.DISK: 3})
     assert rows[Tier.HOST] == range(8, 8)
     assert rows[Tier.DISK] == range(8, 11)
     assert rows.first_state == rows.num_rows == 11
 
 
-def test_pool_without_rows_is_present():
+def test_gpu_tier_without_blocks_is_present_as_an_empty_range():
     assert TierRows({}).present == {Tier.HBM: range(0)}
 
 
-def test_rows_past_the_last_are_of_an_unknown_tier():
+def test_block_numbers_past_the_last_belong_to_an_unknown_tier():
     rows = TierRows({Tier.HBM: 8, Tier.STATES: 2})
     assert rows.tier_of(10) is Tier.UNKNOWN
     assert rows.tiers_of(np.array([7, 8, 10])).tolist() == [Tier.HBM, Tier.STATES, Tier.UNKNOWN]
     assert rows.count(np.array([10])) == {Tier.HBM: 0, Tier.STATES: 0}
 
 
-def test_pool_and_hello_lay_out_the_same_rows():
+def test_block_pool_and_hello_message_assign_blocks_to_the_same_tiers():
     pool = BlockPool(8, 16, other_tiers={Tier.HOST: 4, Tier.DISK: 3, Tier.STATES: 5, Tier.HOST_STATES: 1})
     cache = CacheInfo(
         num_blocks=8, block_size=16, num_host_blocks=4, num_disk_blocks=3, num_states=5, num_host_states=1
@@ -56,7 +56,7 @@ def test_pool_and_hello_lay_out_the_same_rows():
     assert cache.rows_by_tier.tiers_of(np.arange(cache.num_rows)).tolist() == pool.ledger.tier.tolist()
 
 
-def test_bytes_of_a_row_are_those_of_a_block_or_of_a_state():
+def test_size_of_a_ledger_entry_is_that_of_a_block_or_of_a_recurrent_state():
     cache = CacheInfo(num_blocks=8, block_size=16, block_bytes=64, num_host_blocks=4)
     assert cache.row_bytes(Tier.HOST) == 64
     assert cache.row_bytes(Tier.STATES) == 0

@@ -29,7 +29,7 @@ def pipe(tmp_path: Path) -> Path:
     return path
 
 
-def test_earlier_file_is_replaced(tmp_path: Path) -> None:
+def test_writing_a_whole_file_replaces_the_earlier_one_and_leaves_no_other(tmp_path: Path) -> None:
     path = tmp_path / "x"
     write_whole(path, b"first")
     write_whole(path, b"second", private=True, sync=True)

@@ -73,7 +73,7 @@ GOLDEN: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_role_field_golden_bytes(name: str) -> None:
+def test_messages_with_role_fields_encode_to_the_stored_bytes(name: str) -> None:
     message, decode, golden = GOLDEN[name]
     assert decode(bytes.fromhex(golden)) == message
     assert wire.encode(message).hex() == golden

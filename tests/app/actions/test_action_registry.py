@@ -48,7 +48,7 @@ def test_disabled_action_shows_the_reason_as_tooltip_even_after_a_shortcut_chang
     assert (action.isEnabled(), action.toolTip()) == (True, "Run one step (F11)")
 
 
-def test_exclusive_actions_check_the_one_that_is_current(actions):
+def test_only_the_current_action_of_an_exclusive_group_is_checked(actions):
     now = {"theme": "dark"}
     for name in ("dark", "light"):
         actions.add_action(

@@ -28,7 +28,7 @@ def test_run_while_ends_when_the_condition_is_false_or_at_the_timeout(qapp):
     assert not run_while(lambda: True, 0)
 
 
-def test_idle_states_are_entered_and_undone(engine, session, make_window, qtbot):
+def test_idle_benchmark_pauses_and_resumes_the_session_and_opens_every_view(engine, session, make_window, qtbot):
     window = make_window(session, with_views=True, size=(1500, 900))
     modes = {name: (enter, leave) for name, enter, leave in idle_modes(window)}
     modes["paused"][0]()

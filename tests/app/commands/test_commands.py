@@ -129,7 +129,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"\n    {name} " in words for name in ("info", "record", "export", "recover", "top"))
 
 
-def test_export_format_option_and_default_name_of_a_recovered_file(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_export_uses_the_to_option_and_recover_writes_a_file_named_recovered(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     path = record(60).path
     assert main(["export", str(path), "--to", "csv", "--out", str(tmp_path / "run.txt")]) == 0
     assert (tmp_path / "run.txt").read_text("utf-8-sig").startswith("time")

@@ -88,7 +88,7 @@ def test_window_names_both_recordings_and_their_differences(make_compared):
     assert "300 blocks of 16" in driver.visible_text(window.sides[1])
 
 
-def test_side_without_data_states_that_the_time_was_not_recorded(make_compared):
+def test_compared_recording_says_that_the_chosen_time_is_before_its_start_or_after_its_end(make_compared):
     window = make_compared()
     window.pair.go_live()
     window.show_texts()
@@ -101,7 +101,7 @@ def test_side_without_data_states_that_the_time_was_not_recorded(make_compared):
     assert "before the start of this recording" in driver.visible_texts(window.sides[1])
 
 
-def test_table_shows_both_values_and_a_verdict(make_compared):
+def test_compare_table_shows_the_values_of_both_recordings_and_a_verdict_per_row(make_compared):
     window = make_compared()
     a, b = (session.overview.column("finished").sum() for session in window.sessions)
     assert cell_text(window, "Requests finished", 1) == f"{a:.0f}"
@@ -113,7 +113,7 @@ def test_table_shows_both_values_and_a_verdict(make_compared):
     )
 
 
-def test_same_recording_twice_is_equal(make_compared, paths):
+def test_recording_compared_with_itself_is_equal_in_every_row(make_compared, paths):
     window = make_compared(b=paths[0])
     assert "blocks" not in driver.visible_text(window.figures)
     assert {window.figures.model.index(row, 4).data() for row in range(len(window.figures.model.rows))} <= {
@@ -122,7 +122,7 @@ def test_same_recording_twice_is_equal(make_compared, paths):
     }
 
 
-def test_table_is_copied_and_exported_but_replaces_no_file(make_compared, tmp_path):
+def test_compare_table_can_be_copied_and_exported_but_does_not_overwrite_a_file(make_compared, tmp_path):
     window = make_compared()
     window.actions_by_name["copy"].trigger()
     lines = QGuiApplication.clipboard().text().splitlines()

@@ -27,7 +27,7 @@ def seek(pair, seconds):
     wait_until_settled(pair)
 
 
-def test_both_sessions_follow_one_cursor(make_pair):
+def test_seeking_compared_sessions_shows_both_at_the_same_time_after_their_start(make_pair):
     pair = make_pair()
     assert pair.range_ns == pair.a.timeline.range_ns
     for seconds in (2.0, 3.2, 0.5):
@@ -50,7 +50,7 @@ def test_session_without_data_at_the_cursor_stays_at_its_end(make_pair):
     assert not pair.is_playing
 
 
-def test_pair_can_be_aligned_by_clock_or_chosen_times(make_pair):
+def test_compared_recordings_can_be_aligned_by_clock_or_by_chosen_times(make_pair):
     pair = make_pair()
     assert pair.has_time_overlap
     seek(pair, 3.0)
@@ -65,7 +65,7 @@ def test_pair_can_be_aligned_by_clock_or_chosen_times(make_pair):
     assert shows_recorded_state(pair.b, b_ns)
 
 
-def test_range_covers_both_recordings(make_pair):
+def test_time_range_of_a_comparison_covers_both_aligned_recordings(make_pair):
     pair = make_pair()
     a, b = pair.a.timeline.range_ns, pair.b.timeline.range_ns
     pair.align(Alignment.of(a[0], b[1]))
@@ -103,7 +103,7 @@ def test_both_recordings_play_together_to_the_end(make_pair, qtbot, speed):
     assert not apart or np.median(apart) < 0.5
 
 
-def test_pause_leaves_both_at_the_same_time(make_pair, qtbot):
+def test_pausing_compared_sessions_stops_both_at_the_same_time(make_pair, qtbot):
     pair = make_pair()
     for session in (pair.a, pair.b):
         session.start()
@@ -118,7 +118,7 @@ def test_pause_leaves_both_at_the_same_time(make_pair, qtbot):
     assert not pair.b.timeline.is_playing
 
 
-def test_session_that_is_ahead_waits(make_pair, qtbot):
+def test_compared_session_that_is_ahead_pauses_until_the_other_catches_up(make_pair, qtbot):
     pair = make_pair()
     pair.play()
     pair.b.timeline.player.seek(2.0)

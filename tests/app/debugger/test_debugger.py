@@ -356,7 +356,7 @@ def test_limits_dialog_sends_new_limits_and_shows_the_reply(engine, session, win
     assert window.statusBar().currentMessage().lower() == "too late for the dialog"
 
 
-def test_request_table_offers_abort_once(session, window, qtbot):
+def test_request_table_has_exactly_one_abort_action(session, window, qtbot):
     view = RequestsView(session)
     qtbot.addWidget(view)
     add_to_requests(view.table, window.actions_by_name)

@@ -47,7 +47,7 @@ def wait_for(process, qtbot, text):
     qtbot.waitUntil(lambda: text in process.log_text(), timeout=120_000)
 
 
-def test_folder_is_private_and_is_removed_on_close(start_process, qtbot):
+def test_engine_runtime_folder_is_private_and_is_removed_on_close(start_process, qtbot):
     process = start_process(SLEEP)
     assert stat.S_IMODE(process.folder.stat().st_mode) == 0o700
     wait_for(process, qtbot, f"serving ipc://{process.folder}/telemetry")

@@ -120,7 +120,7 @@ def test_unknown_values_are_dashes_and_sorted_last_in_both_orders(window):
         assert shown_texts(window)[: len(up)] == up[::-1]
 
 
-def test_every_column_has_text_for_every_row(window):
+def test_every_fleet_table_column_has_a_title_and_text_in_every_row(window):
     for column in range(len(COLUMNS)):
         assert COLUMNS[column].title
         if column != MAP:
@@ -181,7 +181,7 @@ def test_failure_to_open_an_engine_is_shown_in_the_status_label(make_fleet):
     assert "no such key" in window.status_label.text()
 
 
-def test_status_label_shows_the_state_of_the_list(window):
+def test_fleet_window_shows_whether_its_engine_list_is_being_read_failed_or_is_empty(window):
     assert "Reading list.txt" in window.status_label.text()
     window.list_reader.listed = ListReading(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
     window.refresh()
@@ -192,7 +192,7 @@ def test_status_label_shows_the_state_of_the_list(window):
     assert NOTHING_LISTED in driver.visible_texts(window)
 
 
-def test_list_text_shows_age_and_errors():
+def test_fleet_list_text_shows_the_age_of_the_list_and_the_read_error():
     second = 1_000_000_000
     assert list_text("x", ListReading(read_ns=1, num_tries=1), 5 * second) == "List: x, read 4 s ago"
     assert list_text("x", ListReading(trouble="gone", num_tries=1), 0) == "The list could not be read: gone"

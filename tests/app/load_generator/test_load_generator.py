@@ -171,7 +171,7 @@ def test_requests_are_sent_at_the_set_rate_on_average(engine, session, generator
     assert 160 < generator.counts.sent < 240
 
 
-def test_prompts_follow_the_chosen_mix():
+def test_load_generator_prompts_share_a_prefix_or_are_short_as_the_mix_setting_says():
     prompts, rng = sample_prompts(), random.Random(3)
     shared = [make_request(LoadSettings(mix=Mix.SHARED), prompts, "a", rng).prompt for _ in range(8)]
     assert len({prompt[:1000] for prompt in shared}) == 1

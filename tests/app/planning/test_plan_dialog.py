@@ -100,7 +100,7 @@ def make_dialog(qtbot, tmp_path):
             dialog.close()
 
 
-def test_dialog_shows_the_parts_and_suggested_changes_of_the_answer(make_dialog, qtbot):
+def test_plan_dialog_shows_whether_the_model_fits_and_suggests_options(make_dialog, qtbot):
     dialog = make_dialog()
     qtbot.waitUntil(lambda: "Some, 8.03 billion" in dialog.view.shown_text)
     assert "Fits in 24.0 GiB" in dialog.view.shown_text
@@ -135,7 +135,7 @@ def test_parts_of_one_bar_have_distinct_colours(qtbot, theme):
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_shares_equal_those_printed_by_the_command(qtbot, fits):
+def test_plan_dialog_shows_the_same_percentages_as_the_plan_command(qtbot, fits):
     from kvscope_engine.planning.plan_report_text import plan_text
 
     view, made = PlanView(DARK), _make_answer(fits=fits)
@@ -167,7 +167,7 @@ def test_plan_that_does_not_fit_shows_the_missing_memory(make_dialog, qtbot):
     assert "missing" in dialog.view.shown_text
 
 
-def test_only_the_newest_question_is_answered(make_dialog, qtbot):
+def test_plan_dialog_answers_only_the_newest_of_several_requests(make_dialog, qtbot):
     dialog = make_dialog()
     for model in ("one", "two", "wrong", "three"):
         dialog.form.model.setText(model)

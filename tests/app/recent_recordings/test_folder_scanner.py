@@ -39,7 +39,7 @@ def scanner(tmp_path):
         yield made
 
 
-def test_recordings_are_listed_with_what_their_headers_say(write_recording, scanner, tmp_path):
+def test_recordings_are_listed_with_model_engine_start_and_length_of_their_headers(write_recording, scanner, tmp_path):
     path = write_recording("one.mcap")
     (tmp_path / "notes.txt").write_text("no recording")
     (tmp_path / "folder.mcap").mkdir()
@@ -89,7 +89,7 @@ def test_failure_in_one_file_leaves_the_others_listed(write_recording, scanner, 
     assert found["two.mcap"].header is not None
 
 
-def test_deleted_new_and_renamed_files_are_followed(write_recording, scanner):
+def test_recordings_list_is_updated_when_a_file_is_added_renamed_or_deleted(write_recording, scanner):
     path = write_recording("one.mcap")
     part = path.rename(path.with_name("one.mcap.part"))
     one = read_all(scanner, "one.mcap.part")["one.mcap.part"]

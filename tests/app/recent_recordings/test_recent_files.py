@@ -40,7 +40,7 @@ def action_texts(show_recent_menu: QMenu) -> list[str]:
     return [action.text() for action in show_recent_menu.actions() if not action.isSeparator()]
 
 
-def test_newest_recording_comes_first_and_once(qapp, settings):
+def test_recording_added_to_recent_files_again_is_listed_once(qapp, settings):
     store = SettingsStore(settings)
     for path in ("/a.mcap", "/b.mcap", "/a.mcap.part"):
         add_recent(store, path)

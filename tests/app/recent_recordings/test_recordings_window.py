@@ -73,7 +73,7 @@ def cell_text(recordings, row, column):
     return recordings.table.recordings.index(row, column).data()
 
 
-def test_newest_recording_is_first_with_its_figures(recordings):
+def test_recordings_window_lists_the_newest_first_with_length_size_model_and_engine(recordings):
     assert listed_names(recordings) == ["second.mcap", "first.mcap"]
     assert cell_text(recordings, 0, NAME) == "second.mcap"
     assert cell_text(recordings, 0, RECORDED).startswith("20")
@@ -112,7 +112,7 @@ def test_selected_recording_stays_selected_when_rows_move(recordings, qtbot):
     assert recordings.table.verticalHeader().count() == 2, "the view has one row per recording"
 
 
-def test_enter_opens_what_is_selected(recordings, window, qtbot):
+def test_enter_opens_all_selected_recordings(recordings, window, qtbot):
     select_rows(recordings, [0, 1])
     qtbot.keyClick(recordings.table, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: sorted(window.opened) == ["first.mcap", "second.mcap"], timeout=WAIT_MS)
@@ -140,7 +140,7 @@ def test_comparison_with_a_missing_file_says_why_not(recordings, window, qtbot, 
     qtbot.waitUntil(lambda: window.banner.text == "These recordings cannot be compared", timeout=WAIT_MS)
 
 
-def test_compare_is_not_offered_without_a_comparison(session, make_window):
+def test_compare_button_is_hidden_if_the_window_cannot_compare_recordings(session, make_window):
     recordings = show_recordings(make_window(session, open_recording=lambda _: None))
     assert not recordings.buttons["compare"].isVisible()
     recordings.close()
@@ -192,7 +192,7 @@ def test_folder_that_is_gone_is_reported(window, qtbot, tmp_path):
     qtbot.waitUntil(lambda: reason in driver.visible_texts(recordings), timeout=WAIT_MS)
 
 
-def test_closed_window_leaves_nothing_running(window, qtbot):
+def test_closed_recordings_window_has_no_running_timer(window, qtbot):
     recordings = show_recordings(window)
     assert show_recordings(window) is recordings
     recordings.reject()

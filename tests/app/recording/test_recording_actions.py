@@ -78,7 +78,7 @@ def test_time_actions_seek_step_and_go_live(window, qtbot):
     assert session.mirror is session.live_mirror
 
 
-def test_slider_seeks_back_and_its_end_is_live(window, qtbot):
+def test_home_key_on_the_slider_pauses_in_the_past_and_end_key_goes_live(window, qtbot):
     slider, session = window.playback.slider, window.session
     window.playback.refresh()  # the history may have become available together with the overview
     slider.setFocus()

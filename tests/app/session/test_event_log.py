@@ -20,7 +20,7 @@ batches = st.lists(st.tuples(st.lists(events, max_size=9), st.integers(1, 2)), m
 
 
 @given(batches, st.integers(1, 12), st.integers(0, 50), st.integers(0, 50), st.integers(1, 5))
-def test_event_log_answers_equal_those_of_a_list(reported, max_events, first_ns, last_ns, limit):
+def test_event_log_queries_return_the_same_events_as_filtering_a_list(reported, max_events, first_ns, last_ns, limit):
     log, model = EventLog(max_events), []
     for batch, epoch in reported:
         log.extend(batch, epoch, 10)

@@ -41,14 +41,14 @@ def test_missing_second_is_nan():
     assert np.isnan(window.columns["blocks_active"]).tolist() == [False, False, True, True, False]
 
 
-def test_columns_are_found_by_the_names_of_history_and_overview():
+def test_overview_columns_are_found_by_the_column_names_of_the_history():
     overview = overview_of(range(3), active_blocks=5, process_bytes=9, queued=Latency(2, 0.5, 0.7, 0.9))
     names = ["blocks_active", "process_bytes", "queue_p95_s"]
     window = overview_window(overview, WALL_NS, 0, 3 * SECOND_NS, names)
     assert [window.columns[name][-1] for name in names] == [5, 9, 0.7]
 
 
-def test_empty_range_has_no_window():
+def test_overview_returns_no_chart_data_for_a_range_without_seconds():
     assert overview_window(SessionOverview(), WALL_NS, 0, SECOND_NS, ["num_steps"]) is None
     assert overview_span_ns(SessionOverview()) is None
     overview = overview_of(range(3))
@@ -63,7 +63,7 @@ def test_long_gap_does_not_exceed_the_maximum_number_of_bins():
     assert window.columns["num_steps"][-1] == 10_000_001
 
 
-def test_known_columns_are_those_that_were_reported():
+def test_overview_columns_that_were_never_reported_are_not_known():
     assert known_columns_of(overview_of(range(3))) == set()
     overview = overview_of(range(3), copied_blocks=1, queued=Latency(1, 0.1, 0.1, 0.1), power_watts=90.0)
     assert known_columns_of(overview) == {"copied_blocks", "queue_p50_s", "power_watts"}

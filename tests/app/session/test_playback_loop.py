@@ -25,7 +25,7 @@ class PlayingTimeline:
         pass
 
 
-def test_dragging_a_bound_does_not_delay_the_jump_back(qapp, qtbot):
+def test_playback_jumps_to_the_loop_start_while_the_loop_end_is_being_dragged(qapp, qtbot):
     played, parent = PlayingTimeline(), QObject()
     loop = Loop(played, parent)
     loop.set_begin(SECOND_NS)

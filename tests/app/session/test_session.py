@@ -99,7 +99,7 @@ def test_invalid_update_requests_a_snapshot(engine, session, qtbot):
     assert session.mirror.num_blocks == 64
 
 
-def test_replies_are_emitted(engine, session, qtbot):
+def test_session_emits_the_replies_of_the_engine_when_polled(engine, session, qtbot):
     engine.source.replies.append(Done(tag=5))
     with qtbot.waitSignal(session.replies) as signal:
         session.poll()

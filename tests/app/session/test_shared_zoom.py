@@ -32,7 +32,7 @@ def shared_zoom(qapp, clock):
     made.deleteLater()
 
 
-def test_changed_is_emitted_once_per_change_and_not_for_the_same_range(shared_zoom, qtbot):
+def test_shared_zoom_emits_changed_only_if_the_shown_range_differs(shared_zoom, qtbot):
     with qtbot.waitSignal(shared_zoom.changed):
         shared_zoom.show(FIRST)
     with qtbot.assertNotEmitted(shared_zoom.changed):

@@ -115,7 +115,7 @@ def recorded_state_at(session, time_ns):
     return ring_recording.state_at((time_ns - ring_recording.start_ns) / 1e9)
 
 
-def test_timeline_range_grows_and_has_an_overview(live):
+def test_timeline_of_a_live_session_covers_the_seconds_since_its_start(live):
     first_ns, last_ns = live.timeline.range_ns
     assert last_ns - first_ns >= 2 * SECOND_NS
     assert abs(live.timeline.cursor_ns - time.time_ns()) < SECOND_NS
@@ -230,7 +230,7 @@ def test_jump_beyond_the_end_goes_live(live, qtbot):
     assert not live.timeline.is_paused
 
 
-def test_jump_to_an_event_shows_its_frame(live, qtbot):
+def test_jump_to_an_event_moves_the_cursor_to_the_frame_that_contains_the_event(live, qtbot):
     qtbot.waitUntil(lambda: len(live.overview.events) > 3, timeout=WAIT_MS)
     assert live.disk_history.ring.flush(60.0)
     timed = live.timeline.go_to_event(None, forward=False)

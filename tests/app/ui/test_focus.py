@@ -26,7 +26,7 @@ def delete(widget):
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
 
 
-def test_tab_order_lists_each_other_widget_once_in_both_directions(qapp):
+def test_tab_order_from_a_widget_lists_every_other_widget_once_forward_and_backward(qapp):
     window, empty = Window(), QWidget()
     first, second, third = window.fields
     after = [each for each in tab_order(second) if each in window.fields]
@@ -64,7 +64,7 @@ def test_widgets_stay_valid_when_the_preceding_widget_is_deleted(qapp):
     delete(window)
 
 
-def test_child_met_before_its_parent_that_qt_created_is_not_marked_deleted(qapp, qtbot):
+def test_backward_tab_order_visits_buttons_of_tab_bars_that_qt_created(qapp, qtbot):
     """The tab bar of docks and its buttons: backwards, the buttons come first, as with Shift+Tab."""
     window = Window()
     qtbot.addWidget(window)

@@ -51,14 +51,14 @@ def test_whole_number_box_never_reads_a_separator_as_grouping(locale, qtbot, key
     assert type_into(box, keys, qtbot) == value
 
 
-def test_number_below_the_minimum_is_not_read_without_its_separator(locale, qtbot):
+def test_decimal_below_the_minimum_is_rejected_and_not_read_without_its_separator(locale, qtbot):
     box = NumberBox()
     box.setRange(10.0, 100.0)
     box.setValue(20.0)
     assert type_into(box, "1,5", qtbot) == 20.0
 
 
-def test_whole_number_box_shows_groups_affixes_and_the_text_for_none(locale, qtbot):
+def test_whole_number_box_shows_grouped_digits_suffix_and_the_special_text_for_zero(locale, qtbot):
     box = WholeNumberBox()
     qtbot.addWidget(box)
     box.setRange(0, 1 << 22)

@@ -51,7 +51,7 @@ def test_short_numbers_have_three_significant_digits_at_most(value, shown):
     assert text.short(value) == shown
 
 
-def test_plural_follows_the_count():
+def test_plural_text_adds_an_s_unless_the_count_is_one():
     assert text.plural(1, "block") == "1 block"
     assert text.plural(2000, "block") == "2\u202f000 blocks"
 

@@ -57,7 +57,7 @@ def column(qtbot):
     return window, strip, inner, following, heir
 
 
-def test_hidden_strip_passes_the_focus_to_its_heir(column, qtbot):
+def test_hiding_a_focused_strip_of_widgets_moves_the_focus_to_the_designated_widget(column, qtbot):
     window, strip, inner, following, heir = column
     inner.setFocus()
     qtbot.waitUntil(lambda: window.focusWidget() is inner)

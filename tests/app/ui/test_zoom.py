@@ -55,7 +55,9 @@ def sizes(window):
     }
 
 
-def test_texts_and_lengths_grow_with_the_zoom_and_return(engine, session, make_window, poll, settings, qtbot):
+def test_window_sizes_double_at_200_percent_zoom_and_return_at_usual_size(
+    engine, session, make_window, poll, settings, qtbot
+):
     engine.write_blocks([1, 2])
     poll(session)
     window = make_window(session, with_views=("requests", "events", "throughput", "timeline"), size=(1500, 900))
@@ -185,7 +187,7 @@ def described(part):
 
 @pytest.mark.storm({"there": (110, 125)})  # the beginning of the longer sequence
 @pytest.mark.parametrize("there", [(110, 125), (110, 125, 150, 175, 200, 250, 300), (90, 75, 50)])
-def test_lengths_return_after_any_sequence_of_zooms(there, session, make_window, themes):
+def test_widget_sizes_at_100_percent_zoom_are_equal_before_and_after_other_zooms(there, session, make_window, themes):
     window = make_window(session, with_views=True)
     themes.finish()
     before = lengths(window)
@@ -196,7 +198,7 @@ def test_lengths_return_after_any_sequence_of_zooms(there, session, make_window,
         assert lengths(window) == before
 
 
-def test_restored_zoom_scales_the_same_lengths_as_a_changed_zoom(session, make_window, themes):
+def test_window_opened_at_a_saved_zoom_has_the_same_sizes_as_one_zoomed_while_open(session, make_window, themes):
     views = ("memory", "throughput", "devices", "prefixes", "inspector")
     window = make_window(session, with_views=views)
     themes.settings.change(zoom_percent=200)

@@ -72,7 +72,7 @@ def test_reserved_slots_beyond_the_token_limit_are_wasted(engine, make_mirror):
     assert use.external_fragmentation == 0.0
 
 
-def test_run_of_an_unknown_request_is_reserved(engine, make_mirror):
+def test_slots_of_a_contiguous_run_held_by_an_unknown_request_count_as_reserved(engine, make_mirror):
     engine.write_blocks([3, 4], owner=77, filled=0)
     use = pool_use(make_mirror(allocator="buddy"))
     assert (use.num_reserved, use.num_wasted) == (32, 0)
@@ -108,7 +108,7 @@ def test_virtual_allocator_on_a_gpu_holds_whole_pages(engine, make_mirror):
     assert parts["kv_free"] == 39 * cache["block_bytes"]  # all pages were mapped at the start
 
 
-def test_detail_rows_name_every_part_and_measured_memory(engine, make_mirror):
+def test_kv_cache_details_list_used_reserved_and_wasted_slots_and_mapped_memory(engine, make_mirror):
     engine.write_blocks([0], filled=4)
     mirror = make_mirror(dtype="int8")
     lines = {name.strip(): value for name, value, _ in detail_rows(kv_detail(mirror))}

@@ -39,7 +39,7 @@ def test_page_map_has_a_section_for_recurrent_states(session):
     assert states == ("Recurrent states", ("1 of requests", "1 cached", "4 states", "4.00 MiB"))
 
 
-def test_facts_of_a_state_show_its_owner_and_tokens(session):
+def test_facts_about_a_recurrent_state_show_owner_and_tokens(session):
     facts = block_facts(session.mirror, 65, 16)
     assert (facts.title, facts.state, facts.owner) == ("State 1", "active", 7)
     facts_by_name = dict(facts.rows)
@@ -70,7 +70,7 @@ def test_pool_counts_exclude_recurrent_states(session):
     assert [parts[f"states_{kind}"] for kind in ("active", "kept", "free")] == [1 << 20, 1 << 20, 2 << 20]
 
 
-def test_state_is_found_by_its_number(session):
+def test_recurrent_state_is_found_by_its_number(session):
     (found,) = findings("s2", session.mirror, SessionOverview())
     assert (found.text, found.block) == ("State 2", 66)
     assert findings("hs2", session.mirror, SessionOverview()) == []
@@ -81,7 +81,7 @@ def test_states_cannot_be_pinned_or_evicted(session):
         assert why_not(session.mirror, 66) == "Recurrent states cannot be pinned or evicted"
 
 
-def test_state_counts_as_full_for_any_number_of_tokens(session):
+def test_recurrent_state_counts_as_full_for_any_number_of_tokens(session):
     ledger, rows = session.mirror.ledger, np.array([5, 65, 66])
     assert FILL.keys(ledger, rows, 16, 0).tolist()[1:] == [FILL_FULL, FILL_FULL]
     assert FILL.keys(ledger, rows, 16, 0)[0] > FILL_FULL

@@ -105,7 +105,9 @@ def test_view_is_refreshed_at_its_own_rate(host_refresher_views, clock_ns, engin
     assert (one.count, two.count) == (2, 2)
 
 
-def test_update_soon_after_a_late_one_gets_its_own_frame(host_refresher_views, clock_ns, session, qtbot):
+def test_update_that_arrives_soon_after_a_late_update_is_drawn_separately(
+    host_refresher_views, clock_ns, session, qtbot
+):
     _, refresher, (fast, *_) = host_refresher_views
     refresh_all(clock_ns, refresher)
     for milliseconds in (24, 8, 16):  # one is half a frame late
@@ -170,7 +172,7 @@ def test_single_frame_is_shown_together_with_the_page_map(host_refresher_views, 
     assert other.count <= before + 1
 
 
-def test_expensive_slow_views_leave_time_to_the_fast_one(host_refresher_views, clock_ns):
+def test_expensive_slow_views_are_postponed_so_that_the_fast_view_keeps_refreshing(host_refresher_views, clock_ns):
     """After a refresh of 40 ms, the next slow view follows 120 ms later, not earlier."""
     _, refresher, (fast, one, two) = host_refresher_views
     for view in (one, two):

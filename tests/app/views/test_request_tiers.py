@@ -50,7 +50,7 @@ def test_summary_of_a_swapped_request_names_its_tiers(tiered_engine, make_sessio
     assert detail.strip.tip(2).startswith("Disk block 0\n")
 
 
-def test_strip_paints_tiers_in_their_colors(tiered_engine, make_session, show_detail):
+def test_block_strip_paints_host_and_disk_blocks_in_the_colors_of_their_tiers(tiered_engine, make_session, show_detail):
     tiered_engine.request(7, blocks=[5, 70, 84], state=PREEMPTED)
     tiered_engine.write_blocks([5, 70, 84], owner=7)
     strip = show_detail(make_session(tiered_engine), 7).strip
@@ -93,7 +93,7 @@ def test_block_locations_count_from_zero_in_each_tier(row, place):
     assert locate_block(CACHE, row) == place
 
 
-def test_disk_blocks_follow_the_pool_without_a_host_tier():
+def test_disk_block_ids_start_right_after_the_gpu_pool_if_there_is_no_host_tier():
     cache = CacheInfo(num_blocks=64, block_size=16, num_disk_blocks=10)
     assert list(section_sizes(cache)) == [Tier.HBM, Tier.DISK]
     assert locate_block(cache, 64) == BlockLocation(Tier.DISK, 0)

@@ -43,7 +43,9 @@ def test_roofline_explains_that_there_are_no_steps(make_engine, make_session, po
     view.shut_down()
 
 
-def test_prefixes_and_console_offer_nothing_without_a_pool(make_engine, make_session, make_window, poll):
+def test_prefix_view_and_console_offer_nothing_if_the_engine_has_no_kv_pool(
+    make_engine, make_session, make_window, poll
+):
     session = make_session(make_engine(num_blocks=1, capabilities=ALONE))
     window = make_window(session, with_views=("console", "prefixes"))
     poll(session)

@@ -48,7 +48,7 @@ def test_selected_rows_are_copied_with_visible_columns_in_shown_order(window, qt
     assert [row[0] for row in rows] == [view.model.index(row, 3).data() for row in range(3)]
 
 
-def test_list_is_copied_as_one_column(qtbot):
+def test_list_without_columns_is_copied_as_one_line_per_row(qtbot):
     class Names(QAbstractListModel):
         def rowCount(self, parent=QModelIndex()):  # noqa: B008
             return 2

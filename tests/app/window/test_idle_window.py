@@ -115,7 +115,7 @@ def test_polling_is_faster_while_requests_are_running(engine, session, poll, mon
     assert interval_after(0) == IDLE_MS
 
 
-def test_time_behind_is_updated_each_second_once_it_is_long(engine, session, make_window, monkeypatch):
+def test_lag_behind_the_live_engine_is_updated_once_per_second_if_it_is_long(engine, session, make_window, monkeypatch):
     window = make_window(session)
     corner = window.menuBar().cornerWidget()
     session.timeline.pause()
@@ -133,7 +133,7 @@ def test_time_behind_is_updated_each_second_once_it_is_long(engine, session, mak
     assert clock.interval() <= 100
 
 
-def test_unchanged_counts_are_not_shown_again(engine, session, make_window, poll, monkeypatch):
+def test_usage_bar_is_not_updated_if_block_counts_are_unchanged(engine, session, make_window, poll, monkeypatch):
     window = make_window(session)
     window.page_map._refresh_slowly()
     received = []

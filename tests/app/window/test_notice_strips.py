@@ -52,7 +52,7 @@ def strips_with_triggers(window):
     yield "paused_bar", lambda: window.paused_bar.show()
 
 
-def test_strip_covers_no_block_and_moves_only_cells(window, qtbot):
+def test_notice_strip_over_the_page_map_covers_no_block_and_moves_no_other_widget(window, qtbot):
     around, cells_before = geometry_around_cells(window), cell_rects(window)
     canvas = window.page_map.canvas
     for name, show in strips_with_triggers(window):

@@ -39,7 +39,7 @@ def test_error_of_c_code_in_an_override_is_raised_instead_of_a_crash():
     assert "invalid literal" in done.stdout
 
 
-def test_placeholder_is_removed_from_an_error_and_its_contexts():
+def test_crash_workaround_placeholder_is_removed_from_an_exception_and_its_contexts():
     reported = []
 
     def fail():
@@ -60,11 +60,11 @@ def test_placeholder_is_removed_from_an_error_and_its_contexts():
     assert "laceholder" not in reported[0]
 
 
-def test_error_that_ends_the_call_has_no_placeholder():
+def test_exception_raised_by_a_guarded_call_has_no_placeholder_as_context():
     with pytest.raises(ValueError, match="invalid literal") as caught:
         call_with_exception_objects(lambda: int("x"))
     assert caught.value.__context__ is None
 
 
-def test_result_is_returned():
+def test_guarded_call_returns_the_result_of_the_function():
     assert call_with_exception_objects(lambda: 5) == 5

@@ -59,7 +59,7 @@ def test_long_reason_is_elided_to_the_remaining_width(bar, engine, session, qtbo
     assert "frames" in shown_labels(bar)
 
 
-def test_message_hides_texts_of_lower_importance(bar):
+def test_status_bar_message_hides_less_important_texts_until_it_is_cleared(bar):
     bar.window().resize(700, 100)
     bar.showMessage("preempted #18: request 9 needed a block and none could be had, and so on " * 2)
     assert not shown_labels(bar) & {"latency", "display", "rate"}

@@ -96,7 +96,9 @@ def test_dock_behind_another_tab_receives_no_keys(session, make_window, qtbot):
     assert window.docks["requests"].isAncestorOf(QApplication.focusWidget())
 
 
-def test_hiding_the_focused_dock_does_not_move_the_focus_itself(session, make_window, qtbot, monkeypatch):
+def test_hiding_the_focused_dock_does_not_move_the_focus_within_the_hide_event(
+    session, make_window, qtbot, monkeypatch
+):
     """Qt 6.11 crashes if a dock gets the focus inside restoreState."""
     window = make_window(session, with_views=("memory",))
     window.activateWindow()

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from kvscope_app.views.page_map.color_modes import AGE
 
 
-def test_choices_in_views_are_restored_in_the_next_window(session, make_window, qtbot):
+def test_color_mode_filters_and_column_widths_are_restored_in_the_next_window(session, make_window, qtbot):
     first = make_window(session, with_views=("requests", "throughput", "events"), size=(1500, 900))
     first.actions_by_name["color_age"].trigger()
     first.actions_by_name["flash"].trigger()

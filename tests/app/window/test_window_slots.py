@@ -24,7 +24,7 @@ def slots(tmp_path):
     made.close()
 
 
-def test_each_kind_of_window_takes_the_first_free_slot(slots):
+def test_new_window_takes_the_first_free_geometry_slot_of_its_kind(slots):
     assert [slots.acquire("window"), slots.acquire("window"), slots.acquire("playback")] == [1, 2, 1]
     slots.release("window", 1)
     assert slots.acquire("window") == 1
@@ -41,7 +41,7 @@ def test_slot_of_another_desktop_is_free_once_it_is_killed(slots, tmp_path):
     assert slots.start_opening("window", 1), "the killed process had not finished opening its window"
 
 
-def test_slots_work_within_a_process_without_a_folder(tmp_path):
+def test_window_geometry_slots_are_numbered_even_if_the_settings_folder_is_unusable(tmp_path):
     (tmp_path / "file").write_text("")
     slots = WindowSlots(tmp_path / "file" / "kvscope.ini")
     assert [slots.acquire("window"), slots.acquire("window")] == [1, 2]

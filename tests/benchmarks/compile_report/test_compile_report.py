@@ -39,7 +39,7 @@ AS_80 = ("86", "89")
 
 @pytest.mark.storm
 @pytest.mark.parametrize("capabilities", [ALL[:3], ALL[3:]], ids=" ".join)
-def test_kernels_nearest_to_the_limits_fit_every_gpu(capabilities: tuple[str, ...]) -> None:
+def test_kernels_nearest_to_the_memory_limits_compile_for_every_gpu_architecture(capabilities: tuple[str, ...]) -> None:
     """The kernels fit in the shared memory and registers even of GPUs with 99 KiB of shared memory."""
     for capability, lines in report("few", *capabilities).items():
         assert {line[0] for line in lines} == FEW
@@ -66,7 +66,7 @@ def test_kernels_compile_without_spills(capability: str) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 120])
-def test_rounding_and_limits_keep_nan(capability: int) -> None:
+def test_compiled_rounding_and_clamping_kernels_keep_nan(capability: int) -> None:
     """The interpreter always keeps NaN; the plain minimum and maximum of a GPU drop it."""
     pytest.importorskip("triton")
     up = next(iter(expert_cases(GPT_OSS_EXPERTS)))

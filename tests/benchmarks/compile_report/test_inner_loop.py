@@ -28,6 +28,6 @@ def test_shorter_of_two_equal_loops_is_counted() -> None:
     assert inner_loop(loops).num_instructions == 2
 
 
-def test_code_without_a_loop_is_counted_whole() -> None:
+def test_instructions_of_ptx_without_a_loop_are_all_counted() -> None:
     straight = "\tld.global.v2.b64 {%rd1,%rd2}, [%rd3];\n\t@%p1 bra $L__BB0_2;\n$L__BB0_2:\n\tret;\n"
     assert inner_loop(straight) == LoopFigures(2, num_wide_loads=1, num_narrow_loads=0, num_matrix_ops=0)

@@ -41,7 +41,7 @@ def attended(name_or_method: Any, layer: tuple[torch.Tensor, ...]) -> torch.Tens
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_exact_methods_agree_and_sparse_ones_differ(name: str, layer: Any) -> None:
+def test_exact_attention_methods_equal_full_attention_and_sparse_ones_differ(name: str, layer: Any) -> None:
     expected, found = attended(FULL, layer), attended(name, layer)
     assert found.shape == expected.shape
     assert torch.isfinite(found).all()
@@ -96,7 +96,7 @@ def test_perplexity_with_full_attention_equals_the_model(tiny_model: Callable[..
     assert found == pytest.approx(float((-logprobs.mean()).exp()), rel=1e-4)
 
 
-def test_attention_benchmark_from_end_to_end(
+def test_attention_benchmark_writes_a_report_with_every_section_and_figure(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     tiny_model: Callable[..., str],
@@ -149,7 +149,7 @@ def test_attention_benchmark_from_end_to_end(
         ["--lengths", "64", "--scored", "60"],
     ],
 )
-def test_invalid_option_is_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_attention_benchmark_refuses_an_invalid_option(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "attention", *options]) == 2
     assert "is not accepted" in capsys.readouterr().err
 

@@ -85,7 +85,7 @@ def test_llama_cpp_computes_each_token_once(make: Any) -> None:
     assert all(first >= arrival for first, arrival in zip(firsts, workload.arrivals, strict=True))
 
 
-def test_requests_join_our_engine_when_they_arrive() -> None:
+def test_benchmark_submits_requests_to_our_engine_at_their_arrival_steps() -> None:
     ours, engine = OurEngine.__new__(OurEngine), FakeEngine()
     ours.engine = engine  # type: ignore[assignment]
     late = BenchWorkload("", ((1,),) * 3, (2, 9, 1), steps_between=4)

@@ -35,7 +35,7 @@ def on_cpu(tmp_path: Path) -> list[str]:
     return ["bench", "gpu", "--device", "cpu", "--model", f"dummy:{config}", "--context", "40", "--steps", "4"]
 
 
-def test_each_batch_size_is_measured(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_benchmark_measures_each_chosen_batch_size(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with_options = ["--with", "page-heat=2", "--with", 'speculative-config={"num_speculative_tokens":2}']
     assert main([*on_cpu, "--json", *with_options, "--batch", "1", "--batch", "3"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -78,7 +78,9 @@ def test_batch_that_does_not_fit_the_cache_is_marked(on_cpu: list[str], capsys: 
     assert lines[-1].endswith("the KV memory has no room for all of its requests")
 
 
-def test_sampling_and_turns_can_be_chosen(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_benchmark_measures_with_the_chosen_sampling_and_multi_turn_options(
+    on_cpu: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*on_cpu, "--json", "--turns", "--sampling", "top-p", "--batch", "1"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [(row["kind"], row["sampling"]) for row in report["steps"]] == [("graphs", "top-p"), ("turns", "top-p")]
@@ -94,7 +96,7 @@ def test_results_are_printed_if_a_further_engine_does_not_start(
     assert "blocks" in printed.err
 
 
-def test_bandwidth_shares_refer_to_a_read_and_to_the_data_sheet() -> None:
+def test_gpu_benchmark_shows_bandwidth_relative_to_a_plain_read_and_to_the_data_sheet() -> None:
     """Example of a GPU: 16 GB in 8 ms are 2,000 GB/s."""
     step = {"kind": "graphs", "batch": 1, "sampling": "greedy", "step_ms": 8.0, "p99_ms": 9.0, "forward_ms": 7.5}
     step |= {"tokens_per_second": 125.0, "host_ms": 1.3, "launches": 1, "read_once_bytes": 16_000_000_000}
@@ -174,7 +176,9 @@ def test_our_result_is_printed_if_transformers_fails(
         ["--with", ""],
     ],
 )
-def test_invalid_option_is_refused(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_benchmark_refuses_an_invalid_option_in_one_line(
+    option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", "gpu", "--device", "cpu", *option]) == 2
     printed = capsys.readouterr().err
     assert option[0] in printed

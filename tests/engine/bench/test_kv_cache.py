@@ -47,7 +47,7 @@ def test_quantized_cache_changes_the_perplexity(loaded: LoadedModel) -> None:
     assert fp8 == pytest.approx(plain, rel=0.2)
 
 
-def test_agreement_counts_tokens_up_to_the_first_difference() -> None:
+def test_answer_agreement_counts_equal_tokens_up_to_the_first_difference() -> None:
     expected = [(1, 2, 3, 4), (5, 6), (7, 8), ()]
     found = [(1, 2, 9, 4), (5, 6), (7,), ()]
     assert kv_cache.agreement(expected, found) == {
@@ -64,7 +64,7 @@ def test_sample_text_is_included() -> None:
     assert text.isascii()
 
 
-def test_too_few_tokens_are_refused() -> None:
+def test_kv_cache_benchmark_refuses_a_single_token() -> None:
     with pytest.raises(BadInput, match="--tokens 1 is not accepted"):
         kv_cache.run(argparse.Namespace(tokens=1))
 

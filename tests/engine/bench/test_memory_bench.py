@@ -16,7 +16,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
 
 
-def test_json_report_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_benchmark_json_report_has_every_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "memory", "--mib", "1", "--repeats", "1", "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report["moves"]["gb_per_s"]) == {
@@ -42,6 +42,6 @@ def test_table_shows_sizes_and_rates(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("option", ["--mib", "--repeats"])
-def test_zero_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_benchmark_refuses_zero_sizes_and_repeats(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "memory", option, "0"]) == 2
     assert "at least 1 each" in capsys.readouterr().err

@@ -156,7 +156,9 @@ def test_doctor_reports_even_if_nothing_is_readable(run: Run, monkeypatch: pytes
     assert len(checks) == 15 + len(machine_checks.ENGINE_PACKAGES) - 1
 
 
-def test_unreadable_allow_list_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_reports_an_unreadable_client_allow_list(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     code, out, _ = run("doctor", "--json")
     (check,) = [check for check in json.loads(out)["checks"] if check["name"] == "allow-list"]

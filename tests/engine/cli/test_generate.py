@@ -42,7 +42,7 @@ def test_json_output_has_all_fields(run: Run, echo: Any) -> None:
     ]
 
 
-def test_raw_skips_the_chat_template(run: Run, echo: Any) -> None:
+def test_raw_option_of_generate_skips_the_chat_template(run: Run, echo: Any) -> None:
     assert run("generate", "--prompt", "hello", "--raw")[1] == "hello\n"
 
 
@@ -152,7 +152,9 @@ def test_prompt_file_may_set_request_options(run: Run, echo: Any, tmp_path: Path
     assert d.sampling.structured == Structured(kind="regex", text="b")
 
 
-def test_prompt_file_with_overrides_and_messages(run: Run, echo: Any, tmp_path: Path) -> None:
+def test_prompt_file_entries_can_contain_chat_messages_and_override_sampling_options(
+    run: Run, echo: Any, tmp_path: Path
+) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(
         '{"prompt": "one", "max_tokens": 2, "raw": true}\n'

@@ -27,7 +27,7 @@ def simulate_json(run: Run, *words: str) -> dict[str, Any]:
     return parsed
 
 
-def test_table_names_each_policy(run: Run) -> None:
+def test_simulate_table_names_each_allocator_policy(run: Run) -> None:
     code, out, err = run(*SMALL, "--allocator", "all")
     assert (code, err) == (0, "")
     for word in ("paged", "contiguous", "buddy", "oracle", "token states", "preemptions", "per output token"):
@@ -135,7 +135,7 @@ def test_sample_is_simulated_as_it_was_recorded(run: Run) -> None:
     assert run("simulate", "sample")[1].splitlines()[0].endswith("64 blocks of 16 slots, at most 1024 tokens a request")
 
 
-def test_options_override_recorded_values(run: Run) -> None:
+def test_simulate_options_override_the_values_of_a_recording(run: Run) -> None:
     words = ("--num-gpu-blocks-override", "200", "--max-model-len", "512", "--max-num-seqs", "3")
     report = simulate_json(
         run, "simulate", "sample", *words, "--kv-host-memory", "4GiB", "--kv-bytes-per-token", "1KiB"
@@ -151,7 +151,7 @@ def test_options_override_recorded_values(run: Run) -> None:
     assert paged["num_blocks"] == 128
 
 
-def test_recorded_hybrid_pool_and_states_are_used(run: Run) -> None:
+def test_simulating_a_hybrid_model_recording_uses_its_pool_and_state_sizes(run: Run) -> None:
     report = simulate_json(run, "simulate", "sample-hybrid")
     (paged,) = report["policies"]
     assert (paged["num_blocks"], paged["num_states"], paged["tiers"]["num_host_blocks"]) == (96, 19, 18)
@@ -229,7 +229,9 @@ def gemma(tmp_path: Path) -> str:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_kv_groups_of_a_model_and_the_effect_of_freeing(run: Run, gemma: str, tmp_path: Path) -> None:
+def test_simulate_reports_kv_groups_and_a_comparison_without_freeing_window_blocks(
+    run: Run, gemma: str, tmp_path: Path
+) -> None:
     words = ("simulate", "alpaca", "--requests", "40", "--max-model-len", "256", "--model", gemma)
     size = ("--kv-memory", "150KiB")
     now, kept = simulate_json(run, *words, *size, "--without-freeing")["policies"]

@@ -13,14 +13,14 @@ MAX_START = 8
 """Maximum start time as a multiple of an interpreter with numpy; with torch it would be about 20."""
 
 
-def test_what_if_answers_and_ends_with_its_input() -> None:
+def test_what_if_command_answers_and_exits_when_its_input_ends() -> None:
     run = subprocess.run(COMMAND, input=LINES, capture_output=True, text=True, check=True)
     (answer,) = map(json.loads, run.stdout.splitlines())
     assert [use["allocator"] for use in answer["policies"]][:2] == ["contiguous", "buddy"]
     assert run.stderr == ""
 
 
-def test_answer_comes_before_the_input_ends() -> None:
+def test_what_if_command_answers_a_line_before_its_input_ends() -> None:
     with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -87,7 +87,7 @@ def body_of(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fields", ACCEPTED.values(), ids=list(ACCEPTED))
-def test_body_of_a_client_is_accepted(served: Served, fields: dict[str, Any]) -> None:
+def test_chat_body_as_sent_by_real_clients_is_accepted(served: Served, fields: dict[str, Any]) -> None:
     status, answer = served.ask(CHAT, body_of(fields))
     assert status == 200, answer
     assert answer["choices"][0]["message"]["role"] == "assistant"
@@ -141,7 +141,9 @@ def test_web_pages_of_allowed_origins_may_use_the_api(
     assert found == ([] if granted is None else [granted])
 
 
-def test_silent_stream_sends_comments(serving: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_stream_sends_comments_while_no_token_is_ready(
+    serving: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_connection.EventStream, "comment_s", 0.05)
     served = serving(step_s=0.4)
     text = read_all(

@@ -38,7 +38,9 @@ def bearer(key: str) -> str:
     return f"Authorization: Bearer {key}"
 
 
-def test_each_api_key_is_a_client_and_each_request_a_batch(serving: Callable[..., Served]) -> None:
+def test_requests_with_the_same_api_key_count_as_one_client_and_each_request_as_a_batch(
+    serving: Callable[..., Served],
+) -> None:
     served = serving(api_key="first,second")
     seen = submits_of(served)
     for key in ("first", "second", "first"):
@@ -67,7 +69,7 @@ def test_forwarded_address_is_ignored_unless_trusted(served: Served) -> None:
     assert [submit.client for submit in seen] == [client_name("", "127.0.0.1")]
 
 
-def test_addresses_of_one_client_give_one_name() -> None:
+def test_ipv6_addresses_of_one_network_and_mapped_ipv4_addresses_count_as_one_client() -> None:
     assert client_name("", "2001:db8::1") == client_name("", "2001:db8::ffff:1")
     assert client_name("", "2001:db8::1") != client_name("", "2001:db8:0:1::1")
     assert client_name("", "::ffff:10.0.0.1") == client_name("", "10.0.0.1")

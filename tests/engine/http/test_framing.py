@@ -55,7 +55,9 @@ def answer(served: Served, data: bytes) -> tuple[int, str]:
         (b"X\x00: y\r\nContent-Length: 32\r\n\r\n", 400, "not an HTTP/1.1 request"),
     ],
 )
-def test_ambiguous_head_is_refused(served: Served, lines: bytes, status: int, words: str) -> None:
+def test_http_request_with_ambiguous_length_headers_is_refused(
+    served: Served, lines: bytes, status: int, words: str
+) -> None:
     got, message = answer(served, POST + lines + BODY + HIDDEN)
     assert got == status
     assert words in message

@@ -133,7 +133,7 @@ def test_error_names_the_invalid_field(served: Served) -> None:
         ),
     ],
 )
-def test_invalid_head_is_refused(served: Served, head: str, status: int) -> None:
+def test_invalid_http_request_head_is_refused_with_its_status_code(served: Served, head: str, status: int) -> None:
     got, answer = answer_on(served.send(head))
     # A head that arrives in pieces is refused after its first 32 KiB, one that arrives at once by its size.
     assert got == status or (status == 431 and got == 400)

@@ -32,7 +32,7 @@ def test_openapi_document_is_served(served: Served) -> None:
     ].keys()
 
 
-def test_every_operation_is_tested(operations: dict[str, Any]) -> None:
+def test_every_operation_of_the_openapi_document_is_tested(operations: dict[str, Any]) -> None:
     assert sorted(operations) == sorted(LABELS)
 
 

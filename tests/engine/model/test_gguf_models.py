@@ -184,7 +184,7 @@ def test_llama3_rope_scaling_is_read_from_a_tensor(logits_of: LogitsOf, make: Ma
     check_same(logits_of(model, {}, {"rope_freqs.weight": factors}), model)
 
 
-def test_rope_factors_of_one_change_nothing(logits_of: LogitsOf, make: Make) -> None:
+def test_gguf_rope_factors_of_one_do_not_change_the_logits(logits_of: LogitsOf, make: Make) -> None:
     model = make("llama")
     check_same(logits_of(model, {}, {"rope_freqs.weight": torch.ones(8)}), model)
 
@@ -284,7 +284,9 @@ def gemma4_fields(changes: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", GEMMA4_KINDS)
-def test_gemma4_layers_of_different_kinds(logits_of: LogitsOf, make: Make, kind: str) -> None:
+def test_gemma4_gguf_file_with_layers_of_different_kinds_gives_the_logits_of_its_model(
+    logits_of: LogitsOf, make: Make, kind: str
+) -> None:
     changes = GEMMA4 | GEMMA4_KINDS[kind]
     model = make("gemma4_text", **changes)
     divisors = np.array([1.0] * 4 + [1e30] * 12)
@@ -326,7 +328,7 @@ def test_gpt_oss_gguf_file_gives_the_logits_of_its_model(logits_of: LogitsOf, ma
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_per_layer_list_of_equal_numbers_is_accepted(logits_of: LogitsOf, make: Make) -> None:
+def test_gguf_key_with_a_per_layer_list_of_equal_numbers_is_accepted(logits_of: LogitsOf, make: Make) -> None:
     model = make("llama")
     check_same(logits_of(model, {"attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]}), model)
 

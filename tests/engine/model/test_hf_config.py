@@ -104,5 +104,5 @@ def test_end_of_sequence_ids_are_read(tmp_path: Path, generation: dict[str, Any]
     assert eos_token_ids(tmp_path, config) == ids
 
 
-def test_model_without_an_end_of_sequence_id(tmp_path: Path) -> None:
+def test_model_configuration_without_an_end_of_sequence_id_gives_an_empty_set(tmp_path: Path) -> None:
     assert eos_token_ids(tmp_path, read_config(written(tmp_path, eos_token_id=None))) == frozenset()

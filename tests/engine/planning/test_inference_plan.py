@@ -65,7 +65,7 @@ def test_quantized_matrices_take_their_bits_and_scales(skeleton: Make, kind: str
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 3), (2, 2), (6, 4)])
-def test_parts_of_all_gpus_add_up_to_the_model(skeleton: Make, tensor: int, pipeline: int) -> None:
+def test_planned_weights_of_all_gpus_add_up_to_the_model(skeleton: Make, tensor: int, pipeline: int) -> None:
     model = skeleton()
     plan = plan_inference(model, _question(tensor_parallel=tensor, pipeline_parallel=pipeline))
     assert sum(len(stage.stage.kv) for stage in plan.stages) == 4
@@ -83,7 +83,7 @@ def test_tied_head_is_held_by_both_ends_of_a_pipeline(skeleton: Make) -> None:
     assert weights == 2 * model.embedding.total
 
 
-def test_requests_take_whole_blocks(skeleton: Make) -> None:
+def test_memory_plan_rounds_requests_up_to_whole_blocks(skeleton: Make) -> None:
     plan = plan_inference(skeleton(), _question())
     assert plan.requests(17) == plan.num_blocks // 2
     assert plan.num_tokens == 16 * plan.num_blocks
@@ -109,7 +109,7 @@ def test_too_small_gpu_does_not_fit_and_gives_the_missing_bytes(skeleton: Make) 
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_invalid_question_is_refused_by_name(skeleton: Make, wrong: dict[str, object], said: str) -> None:
+def test_invalid_inference_plan_option_is_refused_by_name(skeleton: Make, wrong: dict[str, object], said: str) -> None:
     with pytest.raises(BadInput) as refused:
         plan_inference(skeleton(), _question(**wrong))
     assert said in str(refused.value)
@@ -166,7 +166,7 @@ LLAMA_4_SCOUT = {
 }
 
 
-def test_attention_chunks_hold_only_what_is_read(skeleton: Make) -> None:
+def test_memory_plan_of_chunked_attention_layers_counts_only_tokens_within_the_chunk(skeleton: Make) -> None:
     """Llama 4 Scout at 128k tokens has 12 full layers and 36 with chunks of 8,192."""
     question = _question(gpu_memory=400 * GIB, max_model_len=131072, max_num_batched_tokens=64)
     plan = plan_inference(skeleton(LLAMA_4_SCOUT), question)

@@ -60,7 +60,7 @@ def test_deepseek_v3_holds_576_numbers_per_token_and_layer(skeleton: Make, tenso
     assert plan.fits
 
 
-def test_answer_gives_the_size_of_expanded_keys_and_values(skeleton: Make) -> None:
+def test_memory_plan_of_an_mla_model_states_the_size_of_expanded_keys_and_values(skeleton: Make) -> None:
     small = skeleton(SMALL)
     said = build_answer(small, plan_inference(small, question()), (1024,))
     assert any(

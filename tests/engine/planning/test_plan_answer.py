@@ -30,7 +30,7 @@ def _planned(skeleton: Make, gib: int, **what: object) -> PlanAnswer:
 
 
 @pytest.mark.parametrize("gib", [12, 24, 80])
-def test_parts_add_up_to_the_allowed_memory(skeleton: Make, gib: int) -> None:
+def test_parts_of_a_memory_plan_add_up_to_the_allowed_memory(skeleton: Make, gib: int) -> None:
     answered = _planned(skeleton, gib, enforce_eager=True).inference
     for stage in answered.stages:
         sizes = {part.name: part.num_bytes for part in stage.parts}
@@ -39,7 +39,7 @@ def test_parts_add_up_to_the_allowed_memory(skeleton: Make, gib: int) -> None:
         assert bool(missing) is not answered.fits
 
 
-def test_suggested_changes_help_as_stated(skeleton: Make) -> None:
+def test_options_suggested_by_a_memory_plan_give_the_stated_capacity(skeleton: Make) -> None:
     answered = _planned(skeleton, 24).inference
     assert answered.fits
     assert not answered.holds_longest
@@ -92,7 +92,9 @@ def test_bad_input_is_refused_in_one_line(options: list[str], said: str, capsys:
     assert printed.count("\n") == 1
 
 
-def test_questions_are_answered_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_command_with_lines_answers_each_input_line_with_a_plan_or_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     good = ["--model", str(tmp_path), "--gpu-memory", "2GiB", "--others", "1MiB"]
     lines = [json.dumps(good), "x", json.dumps(["--gpu-memory"]), json.dumps([*good, "--lengths", "7"])]

@@ -60,7 +60,7 @@ def test_planned_peak_of_a_training_step_matches_torch(skeleton: Make, case: dic
 
 
 @pytest.mark.parametrize(("length", "words"), [(1024, "none of the"), (16, r"when \d.* of \d.* of gradients|when all")])
-def test_parts_describe_the_moment_of_the_peak(skeleton: Make, length: int, words: str) -> None:
+def test_parts_of_a_training_plan_describe_the_moment_of_peak_memory(skeleton: Make, length: int, words: str) -> None:
     model = skeleton()
     plan = plan_training(model, TrainingQuestion(length=length))
     told = build_answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
@@ -128,12 +128,12 @@ def test_experts_are_included_in_training(skeleton: Make) -> None:
     [{"precision": "fp8"}, {"optimizer": "lion"}, {"zero": 4}, {"batch_size": 0}, {"length": 0}, {"data_parallel": -1}],
     ids=str,
 )
-def test_invalid_question_is_refused_by_name(wrong: dict[str, object]) -> None:
+def test_invalid_training_plan_option_is_refused_by_name(wrong: dict[str, object]) -> None:
     name, value = next(iter(wrong.items()))
     with pytest.raises(BadInput, match=f"{name}={value!r}"):
         TrainingQuestion(**wrong)  # type: ignore[arg-type]
 
 
-def test_length_beyond_the_model_is_refused(skeleton: Make) -> None:
+def test_training_plan_with_a_length_beyond_the_model_is_refused(skeleton: Make) -> None:
     with pytest.raises(BadInput, match=r"length=4096 is not accepted: .* can do 1024"):
         plan_training(skeleton(), TrainingQuestion(length=4096))

@@ -29,7 +29,7 @@ def test_queue_is_ordered_by_priority_then_arrival_then_number() -> None:
     assert queue.pop_first() is requests[0]
 
 
-def test_any_request_can_be_removed() -> None:
+def test_any_request_can_be_removed_from_the_scheduling_queue() -> None:
     rng = random.Random(2)
     requests = [make_request(number, rng.randrange(5), rng.randrange(3)) for number in range(50)]
     queue = RankedQueue()

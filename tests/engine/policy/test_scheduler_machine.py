@@ -275,7 +275,7 @@ def test_requests_and_blocks_stay_consistent_in_all_kv_groups(
     _check_machine(make, storm(20, 300))
 
 
-def test_copy_that_keeps_its_source_exchanges_owner_and_group(drive: Make) -> None:
+def test_fork_that_takes_over_a_released_block_keeps_owner_and_kv_group_consistent(drive: Make) -> None:
     """A fork copies from a block that was released in this step and is allocated again, for another KV group.
 
     The copy is dropped, the fork keeps the block, and the other request gets the target of the copy. `drive` checks the

@@ -56,7 +56,7 @@ def test_heavy_preemption_gives_the_right_tokens(drive: Make, expected_completio
     assert_as_new(one)
 
 
-def test_aborted_requests_leave_the_pool_as_new(drive: Make, storm: Callable[[int, int], int]) -> None:
+def test_block_pool_is_empty_after_hundreds_of_aborted_requests(drive: Make, storm: Callable[[int, int], int]) -> None:
     """Hundreds of requests, most of them aborted at random times."""
     num_submits = storm(600, 2000)
     rng = random.Random(23)
@@ -138,7 +138,7 @@ def test_requests_of_equal_priority_are_admitted_in_arrival_order(drive: Make) -
     assert len(admitted) == 60
 
 
-def test_equal_runs_are_deterministic(drive: Make) -> None:
+def test_scheduling_the_same_requests_twice_gives_identical_steps(drive: Make) -> None:
     def history() -> list[object]:
         rng = random.Random(42)
         one = drive(num_blocks=20, block_size=4, max_num_seqs=6)

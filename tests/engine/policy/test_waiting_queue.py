@@ -22,7 +22,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.storm) for seed in (1, 2, 3, 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_first_is_always_the_lowest_rank(seed: int) -> None:
+def test_first_request_of_the_waiting_queue_always_has_the_lowest_rank(seed: int) -> None:
     randomness = random.Random(seed)
     outside = [make_request(n, randomness.randrange(50), randomness.randrange(3)) for n in range(200)]
     queue, inside = WaitingQueue(), list[Request]()

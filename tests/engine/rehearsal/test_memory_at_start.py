@@ -116,7 +116,9 @@ def no_init() -> Any:
         *(pytest.param(*case, marks=pytest.mark.storm) for case in (("qwen3-30b-a3b", 80), ("qwen3-14b", 48))),
     ],
 )
-def test_every_moment_of_a_start_fits(rehearsed: Callable[..., Any], name: str, smallest: int) -> None:
+def test_memory_peaks_of_every_phase_of_an_engine_start_fit_the_gpu(
+    rehearsed: Callable[..., Any], name: str, smallest: int
+) -> None:
     """With all layers, on the smallest supported GPU; a larger GPU only adds blocks."""
     with rehearsed(CARDS[smallest], runs_proofs=False) as gpu:
         moments = PeakRecorder(gpu)

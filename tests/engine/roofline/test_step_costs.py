@@ -42,7 +42,9 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("decodes", "chunks"), STEPS)
-def test_work_equals_a_plain_count(decodes: list[int], chunks: list[tuple[int, int, bool]]) -> None:
+def test_computed_work_of_a_step_equals_a_plain_count_of_bytes_and_flops(
+    decodes: list[int], chunks: list[tuple[int, int, bool]]
+) -> None:
     spans = [(start, 1) for start in decodes] + [(start, num) for start, num, _ in chunks]
     read = written = attention = 0
     for kind, count in MODEL.kinds.items():
@@ -73,7 +75,7 @@ def test_empty_step_has_no_work() -> None:
     assert MODEL.work_of_plan(StepPlan((), 0)) == Work()
 
 
-def test_more_tokens_read_more_experts_up_to_all() -> None:
+def test_step_with_more_tokens_reads_the_weights_of_more_experts_up_to_all() -> None:
     model = ModelWork(kinds={}, weights_bytes=10, expert_bytes=800, expert_share=2 / 8)
     read = [model.work_of_plan(plan([0] * count, [])).weights_bytes - 10 for count in (1, 2, 100)]
     assert read == [200, 350, 800]

@@ -54,7 +54,7 @@ def test_step_of_one_token_reads_only_its_share_of_the_experts() -> None:
     assert work.weights_read(1, 0) == 30
 
 
-def test_sizes_are_formatted_for_people() -> None:
+def test_model_sizes_are_formatted_in_mb_and_gb() -> None:
     sizes = {120_000: "0.1 MB", 98_200_000: "98 MB", 999_400_000: "999 MB", 16_060_000_000: "16.1 GB"}
     assert {num: format_size(num) for num in sizes} == sizes
 

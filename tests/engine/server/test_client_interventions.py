@@ -167,7 +167,7 @@ def test_pins_are_reported_to_all_clients_and_end_with_unpin(paused_engine_clien
     assert beat_with(paused_engine_client).pinned_by == ""
 
 
-def test_pins_end_with_their_client_and_others_stay(
+def test_blocks_pinned_by_a_client_that_leaves_are_unpinned_and_other_pins_stay(
     paused_engine_client: Client, new_client: Callable[[], Client]
 ) -> None:
     other = new_client()

@@ -27,7 +27,7 @@ def test_clients_are_served_round_robin_and_each_in_order() -> None:
     assert drained(queue) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
-def test_rest_of_a_task_waits_for_other_clients_but_precedes_its_own() -> None:
+def test_rest_of_a_command_runs_after_other_clients_but_before_the_next_of_its_client() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     for client in (b"a", b"a", b"b"):
         queue.append(client, f"{client.decode()} next", 10)
@@ -36,7 +36,7 @@ def test_rest_of_a_task_waits_for_other_clients_but_precedes_its_own() -> None:
     assert drained(queue) == ["b next", "a rest", "a next"]
 
 
-def test_bounds_count_commands_and_bytes_until_they_are_taken() -> None:
+def test_waiting_commands_are_limited_in_number_and_bytes_per_client_and_in_total() -> None:
     limits = ServiceLimits(client_commands=Bound(2, 100), all_commands=Bound(10, 150))
     queue: CommandQueue[str] = CommandQueue(limits)
     assert queue.append(b"a", "1", 90) == ""
@@ -49,7 +49,7 @@ def test_bounds_count_commands_and_bytes_until_they_are_taken() -> None:
     assert drained(queue) == ["6"]
 
 
-def test_moved_commands_precede_those_of_the_new_connection() -> None:
+def test_commands_of_a_reconnected_client_run_before_those_of_its_new_connection() -> None:
     limits = ServiceLimits(client_commands=Bound(3, 100), all_commands=Bound(10, 1000))
     queue: CommandQueue[str] = CommandQueue(limits)
     for client, work in ((b"old", "1"), (b"new", "3"), (b"old", "2"), (b"other", "x")):
@@ -62,7 +62,7 @@ def test_moved_commands_precede_those_of_the_new_connection() -> None:
     assert queue.append(b"new", "5", 100) == ""
 
 
-def test_put_first_precedes_the_client_commands_and_is_never_refused() -> None:
+def test_command_put_first_runs_before_others_of_its_client_even_if_the_queue_is_full() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits(client_commands=Bound(1, 100)))
     queue.append(b"a", "1", 10)
     queue.prepend(b"a", "0")
@@ -71,7 +71,7 @@ def test_put_first_precedes_the_client_commands_and_is_never_refused() -> None:
 
 
 @pytest.mark.parametrize("how", ["put", "stop"])
-def test_waiting_consumer_is_woken(how: str) -> None:
+def test_thread_waiting_for_commands_is_woken_by_a_command_or_by_stop(how: str) -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(queue.next(wait=True)))
@@ -84,7 +84,7 @@ def test_waiting_consumer_is_woken(how: str) -> None:
     assert got == [(b"a", "work") if how == "put" else None]
 
 
-def test_stop_before_a_wait_is_not_missed() -> None:
+def test_command_queue_stopped_before_a_wait_returns_at_once() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     queue.stop()
     assert queue.next(wait=True) is None
@@ -92,7 +92,7 @@ def test_stop_before_a_wait_is_not_missed() -> None:
     assert queue.next(wait=True) == (b"a", "late"), "waiting commands can still be refused by name"
 
 
-def test_allowance_forgets_clients_that_hold_nothing() -> None:
+def test_usage_limits_keep_no_entry_for_clients_without_usage() -> None:
     allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
     for number in range(1_000):
         client = str(number).encode()
@@ -102,7 +102,7 @@ def test_allowance_forgets_clients_that_hold_nothing() -> None:
     assert not allowance._usage
 
 
-def test_allowance_moves_completely_to_the_new_connection() -> None:
+def test_usage_counted_against_limits_moves_completely_to_the_new_connection() -> None:
     allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
     assert not allowance.acquire(b"old", 40, 3)
     assert not allowance.acquire(b"new", 40, 2)
@@ -139,7 +139,7 @@ def test_end_users_of_a_client_are_bounded_separately_and_move_with_it() -> None
     assert queue.append(b"new", "6", 100, one) == ""
 
 
-def test_limit_that_can_never_be_met_has_its_own_reason() -> None:
+def test_command_larger_than_a_limit_is_refused_as_never_possible() -> None:
     allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
     for count, num_bytes in ((6, 1), (1, 101)):
         reason = allowance.acquire(b"a", num_bytes, count)

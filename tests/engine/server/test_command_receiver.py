@@ -32,14 +32,14 @@ def waiting(receiver: CommandReceiver) -> list[tuple[bytes, object]]:
     return tasks
 
 
-def test_loss_of_a_client_precedes_its_commands() -> None:
+def test_disconnection_of_a_client_is_handled_before_its_waiting_commands() -> None:
     receiver = ready_receiver()
     receiver.answer(b"a", SUBMIT)
     receiver.report_lost(b"a")
     assert isinstance(waiting(receiver)[0][1], ClientLost)
 
 
-def test_lost_client_is_refused_everything_or_only_its_questions_if_it_may_return() -> None:
+def test_lost_client_that_may_return_keeps_its_submissions_but_its_queries_are_refused() -> None:
     for may_return, kinds in ((False, [Refused, Failed]), (True, [Failed])):
         receiver = ready_receiver()
         receiver.answer(b"a", SUBMIT)
@@ -48,7 +48,7 @@ def test_lost_client_is_refused_everything_or_only_its_questions_if_it_may_retur
         assert waiting(receiver) == ([(b"a", SUBMIT)] if may_return else [])
 
 
-def test_waiting_submission_moves_to_the_new_connection_but_its_loss_does_not() -> None:
+def test_waiting_submission_moves_to_the_new_connection_but_the_disconnection_does_not() -> None:
     receiver = ready_receiver()
     receiver.answer(b"old", SUBMIT)
     receiver.report_lost(b"old")
@@ -57,7 +57,7 @@ def test_waiting_submission_moves_to_the_new_connection_but_its_loss_does_not() 
     assert waiting(receiver) == [(b"new", SUBMIT)]
 
 
-def test_introduction_is_accepted_even_if_the_queue_is_full() -> None:
+def test_introduction_of_a_reconnecting_client_is_accepted_even_if_the_queue_is_full() -> None:
     receiver = ready_receiver(ServiceLimits(all_commands=Bound(1, MIB)))
     receiver.answer(b"a", SUBMIT)
     hello = GetStatus(session="s", awaited=(Awaited(request_id="mine"),))

@@ -118,7 +118,7 @@ def test_keys_list_shows_names_and_roles(tmp_path: Path, capsys: pytest.CaptureF
         (("list", "--keys", "/dev/null"), "is a file: give a folder"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(
+def test_invalid_keys_command_is_refused_in_one_line(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert keys(*arguments) == 2

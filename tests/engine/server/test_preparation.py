@@ -63,7 +63,9 @@ def start_preparation() -> Iterator[Callable[[ServiceLimits], PausedPreparation]
         site.preparation.close()
 
 
-def test_number_of_prompts_is_bounded_until_they_are_done(start_preparation: Callable[..., PausedPreparation]) -> None:
+def test_number_of_prompts_being_tokenized_is_bounded_per_client_and_in_total(
+    start_preparation: Callable[..., PausedPreparation],
+) -> None:
     site = start_preparation(ServiceLimits(client_prompts=Bound(2, MIB), all_prompts=Bound(3, MIB)))
     submit = Submit(request_id="r", prompt="hello")
     assert [site.enqueue_submit(b"a", submit)[1] for _ in range(2)] == ["", ""]
@@ -87,7 +89,9 @@ def test_cancelled_prompt_no_longer_counts(start_preparation: Callable[..., Paus
     assert site.enqueue_submit(b"a", submit)[1] == ""
 
 
-def test_empty_messages_count_with_their_size(start_preparation: Callable[..., PausedPreparation]) -> None:
+def test_empty_chat_messages_count_with_their_memory_against_the_prompt_limit(
+    start_preparation: Callable[..., PausedPreparation],
+) -> None:
     site = start_preparation(ServiceLimits(client_prompts=Bound(100, MIB)))
     reasons = [site.enqueue_submit(b"a", Submit(request_id="r", messages=EMPTY_TURNS))[1] for _ in range(2)]
     assert reasons[0] == ""
@@ -124,7 +128,9 @@ def test_client_compiles_two_grammars_at_a_time_and_other_clients_come_next(
     assert "a2" not in site.begun
 
 
-def test_running_preparation_learns_that_it_was_cancelled(start_preparation: Callable[..., PausedPreparation]) -> None:
+def test_grammar_being_compiled_learns_that_its_request_was_cancelled(
+    start_preparation: Callable[..., PausedPreparation],
+) -> None:
     site = start_preparation(ServiceLimits())
     prepared, _ = site.enqueue_submit(b"a", submit_with_grammar(Structured(kind="json_object")))
     wait_for(lambda: bool(site.begun))
@@ -152,7 +158,9 @@ def test_slow_grammar_delays_neither_prompts_nor_other_grammars(
     assert [site.done.get(timeout=WAIT_S) for _ in stuck] == stuck, "requests with one grammar must finish in order"
 
 
-def test_prompts_move_with_a_returning_connection(start_preparation: Callable[..., PausedPreparation]) -> None:
+def test_prompts_being_tokenized_move_to_the_new_connection_of_their_client(
+    start_preparation: Callable[..., PausedPreparation],
+) -> None:
     site = start_preparation(ServiceLimits())
     form = Structured(kind="json_object")
     all_of_them = [site.enqueue_submit(b"before", submit_with_grammar(kind))[0] for kind in (form, None, form, None)]

@@ -102,7 +102,9 @@ def test_ready_line_is_printed(serving: Serving, client: Client, folder: Path) -
 
 
 @pytest.mark.parametrize("hang", ["load", "load C", "step", "step C"])
-def test_stop_ends_whatever_is_running(serving: Serving, client: Client, folder: Path, hang: str) -> None:
+def test_stop_signal_ends_an_engine_process_that_hangs_while_loading_or_in_a_step(
+    serving: Serving, client: Client, folder: Path, hang: str
+) -> None:
     path = folder / "run.mcap"
     process = serving(hang=hang, stop_s=2, record=path)
     if hang.startswith("step"):
@@ -182,7 +184,9 @@ def test_failing_forward_pass_is_exit_code_1_and_one_line(serving: Serving, clie
         ("bug", 1, "ZeroDivisionError: division by zero"),
     ],
 )
-def test_failing_load_is_one_line(serving: Serving, kind: str, code: int, line: str) -> None:
+def test_failed_model_load_prints_one_line_and_sets_the_exit_code(
+    serving: Serving, kind: str, code: int, line: str
+) -> None:
     exit_code, _, err = ended(serving(load_error=kind))
     assert (exit_code, err) == (code, f"kvscope-engine: {line}\n")
 

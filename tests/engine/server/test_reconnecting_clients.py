@@ -164,7 +164,7 @@ def test_lease_ends_the_pause_of_a_hanging_client(
     wait_for(lambda: not client.ask(GetStatus(), Status).paused)
 
 
-def test_two_pauses_are_both_needed_to_end_and_any_client_may_resume(
+def test_engine_paused_by_two_clients_stays_paused_if_one_leaves_until_anyone_resumes(
     start_service: Callable[..., RunningService], new_client: Callable[[], Client]
 ) -> None:
     start_service()
@@ -253,7 +253,9 @@ def test_request_that_ended_meanwhile_is_reported_to_its_returning_client(
     assert refused.reason == sessions.NEVER_RECEIVED
 
 
-def test_unknown_awaited_request_is_ended(start_service: Callable[..., RunningService], client: Client) -> None:
+def test_request_awaited_by_a_returning_client_but_unknown_to_the_engine_is_ended(
+    start_service: Callable[..., RunningService], client: Client
+) -> None:
     """This happens after an engine restart that the client did not notice."""
     start_service()
     client.wait_ready()
@@ -280,7 +282,7 @@ def test_requests_of_a_client_that_does_not_return_are_aborted(
     assert late.receive(Finished).finish_reason == "abort"
 
 
-def test_returning_client_keeps_its_turn_and_its_limits(
+def test_requests_of_a_returning_client_still_count_against_its_limits(
     start_service: Callable[..., RunningService], new_client: Callable[[], Client]
 ) -> None:
     start_service(step_s=0.002, limits=ServiceLimits(client_requests=Bound(3, MIB)))
@@ -377,7 +379,7 @@ def test_client_disconnected_for_not_reading_returns_and_gets_the_rest(
     assert ids == list(range(ids[0], ids[0] + 300))
 
 
-def test_closed_client_is_not_waited_for(
+def test_requests_of_a_client_that_closed_deliberately_are_aborted_at_once(
     start_service: Callable[..., RunningService], client: Client, folder: Path
 ) -> None:
     start_service(step_s=0.002)

@@ -35,7 +35,9 @@ def record_message(recorder: EngineRecorder, message: TelemetryMessage) -> None:
     recorder.record(message, encode(message))
 
 
-def test_recording_starts_with_a_state_and_is_complete(engine: SimulatedEngine, tmp_path: Path) -> None:
+def test_engine_recording_starts_with_a_snapshot_and_contains_every_frame(
+    engine: SimulatedEngine, tmp_path: Path
+) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         record_message(recorder, Progress(stage="load"))
         record_message(recorder, engine.hello)
@@ -54,7 +56,7 @@ def test_recording_starts_with_a_state_and_is_complete(engine: SimulatedEngine, 
     assert messages[2:7] == frames
 
 
-def test_gap_is_repaired_by_a_new_state(
+def test_missing_frame_in_an_engine_recording_is_repaired_by_a_new_snapshot(
     engine: SimulatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvscope_telemetry.recordings.engine_recorder.MIN_REQUEST_DELAY_S", 0.0)
@@ -95,13 +97,13 @@ def test_texts_are_not_recorded_unless_requested(engine: SimulatedEngine, tmp_pa
     assert b"secret" not in (tmp_path / "x.mcap").read_bytes()
 
 
-def test_no_file_is_written_without_a_state(tmp_path: Path) -> None:
+def test_engine_recorder_writes_no_file_before_the_first_snapshot(tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         record_message(recorder, Progress(stage="load"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_early_end_is_reported_once(engine: SimulatedEngine, tmp_path: Path) -> None:
+def test_recording_that_stops_early_is_reported_once(engine: SimulatedEngine, tmp_path: Path) -> None:
     received: list[str] = []
     recorder = EngineRecorder(tmp_path / "x.mcap", received.append)
     recorder.add_snapshot(engine.snapshot())

@@ -405,7 +405,9 @@ def test_long_prompts_above_the_byte_limit_are_refused(start_service: Callable[.
     client.run(submit("again", "x" * 400_000, max_tokens=1))
 
 
-def test_empty_messages_count_with_their_memory(start_service: Callable[..., Running], client: Client) -> None:
+def test_empty_chat_messages_count_with_their_memory_against_the_command_limit(
+    start_service: Callable[..., Running], client: Client
+) -> None:
     running = start_service(limits=ServiceLimits(client_commands=Bound(100, MIB)))
     client.wait_ready()
     empty = (ChatMessage(role="user", content=""),) * 4_000

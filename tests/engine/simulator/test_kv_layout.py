@@ -136,7 +136,7 @@ def test_prefix_hits_reach_as_far_as_all_groups_have_blocks(make_simulation: Mak
         assert make_report(simulation).prefix_hit_rate == rate
 
 
-def test_saved_states_are_found_again(make_simulation: Make) -> None:
+def test_saved_recurrent_states_of_a_repeated_text_are_reused_in_a_simulation(make_simulation: Make) -> None:
     """A state of each text is saved after its last full block; with one slot for it, the second text takes
     that slot.
     """
@@ -156,7 +156,7 @@ def test_saved_states_are_found_again(make_simulation: Make) -> None:
     assert found.num_states_restored == 2
 
 
-def test_states_take_at_most_half_of_the_memory() -> None:
+def test_simulated_recurrent_states_take_at_most_half_of_the_memory() -> None:
     layout = replace(LAYOUT, state_bytes=100)
     sized = setup(layout, max_num_seqs=4).sized(1200, state_checkpoints=2)
     assert (sized.num_states, sized.limits.num_blocks) == (6, 15)
@@ -164,7 +164,7 @@ def test_states_take_at_most_half_of_the_memory() -> None:
     assert (counted.num_states, counted.limits.num_blocks) == (7, 30)
 
 
-def test_layout_is_read_from_a_recording() -> None:
+def test_kv_groups_and_state_size_are_read_from_a_recording() -> None:
     groups = (
         KVGroup(kind="full", num_layers=2, block_bytes=64),
         KVGroup(kind="window", num_layers=2, block_bytes=64, window=8),

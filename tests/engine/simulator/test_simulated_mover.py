@@ -46,7 +46,7 @@ def test_saves_overlap_the_step_while_they_fit_the_staging_buffers(mover: Simula
     assert mover.moved.save_ns == 4 * SECOND_NS
 
 
-def test_loads_wait_for_the_copies_under_way(mover: SimulatedMover) -> None:
+def test_simulated_loads_wait_for_pending_copies(mover: SimulatedMover) -> None:
     mover.start_step(0)
     mover.save([0, 1], [0, 1])
     mover.load([5, 6, 7], [2, 3, 4])
@@ -77,7 +77,7 @@ def test_step_waits_for_disk_reads_and_for_writes_only_when_the_queue_is_full(mo
     )
 
 
-def test_origin_of_a_block_is_known_until_the_next_step(mover: SimulatedMover) -> None:
+def test_simulated_load_remembers_the_source_tier_of_a_block_until_the_next_step(mover: SimulatedMover) -> None:
     mover.start_step(0)
     mover.load_from_disk([3], [9])
     mover.load([8, 9], [1, 2])

@@ -33,7 +33,7 @@ def simulate(
     )
 
 
-def test_waste_in_pages_equals_the_one_calculated_by_hand(one_second_step: CostModel) -> None:
+def test_simulated_waste_of_the_virtual_allocator_equals_the_hand_calculation(one_second_step: CostModel) -> None:
     """One request at a time has two of 4 pages of 16 tokens, with 17 and 18 tokens, while the second waits."""
     simulation = simulate(one_second_step, [(0, 17, 2), (0, 3, 1)], 16, num_blocks=16, max_num_seqs=1)
     simulation.run()
@@ -45,7 +45,7 @@ def test_waste_in_pages_equals_the_one_calculated_by_hand(one_second_step: CostM
     assert make_report(simulation).tokens_per_page_group == 16.0
 
 
-def test_pool_and_scheduler_agree_after_each_step(one_second_step: CostModel) -> None:
+def test_integrity_of_a_simulated_virtual_allocator_holds_after_each_step(one_second_step: CostModel) -> None:
     requests = [(number * 10**9 // 3, 1 + 7 * number % 13, 1 + 5 * number % 17) for number in range(40)]
     simulation = simulate(one_second_step, requests, 12, num_blocks=16, max_num_batched_tokens=16)
     while simulation.advance():

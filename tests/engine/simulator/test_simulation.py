@@ -97,7 +97,7 @@ def test_preempted_requests_finish(make_simulation: Make) -> None:
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_pool_and_scheduler_agree_after_each_step(make_simulation: Make, allocator: str) -> None:
+def test_integrity_of_pool_and_scheduler_holds_after_each_simulated_step(make_simulation: Make, allocator: str) -> None:
     requests = [(number / 3, 1 + 7 * number % 13, 1 + 5 * number % 17) for number in range(40)]
     simulation = make_simulation(requests, allocator, num_blocks=16, max_num_batched_tokens=16)
     while simulation.advance():
@@ -107,7 +107,7 @@ def test_pool_and_scheduler_agree_after_each_step(make_simulation: Make, allocat
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_bounded_queue_does_not_change_the_result(make_simulation: Make, allocator: str) -> None:
+def test_limiting_the_queue_length_does_not_change_the_simulation_report(make_simulation: Make, allocator: str) -> None:
     requests = [(number / 5, 1 + 7 * number % 13, 1 + 5 * number % 17) for number in range(60)]
     bounded, whole = (make_simulation(requests, allocator, max_num_seqs=3) for _ in range(2))
     whole._max_queued = 1000
@@ -119,7 +119,7 @@ def test_bounded_queue_does_not_change_the_result(make_simulation: Make, allocat
     assert make_report(bounded) == make_report(whole)
 
 
-def test_equal_setups_give_equal_reports() -> None:
+def test_simulations_with_equal_setup_and_seed_give_equal_reports() -> None:
     def found(seed: int) -> Any:
         options = GeneratorOptions(num_requests=60, rate=5, arrivals="bursty", shared_prefix_tokens=20, seed=seed)
         limits = SimulatedLimits(num_blocks=200)
@@ -180,6 +180,6 @@ def test_policy_that_never_allocates_is_an_error_instead_of_an_endless_run(
     ("name", "value"),
     [("num_blocks", 0), ("num_blocks", 1 << 40), ("block_size", 0), ("max_num_seqs", -1), ("max_model_len", 0)],
 )
-def test_invalid_sizes_are_refused(name: str, value: int) -> None:
+def test_simulation_with_invalid_block_or_request_limits_is_refused(name: str, value: int) -> None:
     with pytest.raises(BadInput, match=f"={value} is not accepted"):
         SimulatedLimits(**({"num_blocks": 1} | {name: value}))

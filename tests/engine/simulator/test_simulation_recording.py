@@ -89,7 +89,9 @@ def test_mirror_played_to_the_end_equals_the_pool_of_the_simulation(
     assert not np.count_nonzero(mirror.requests.state != RequestState.FINISHED)
 
 
-def test_every_frame_fits_the_state_before_it(record: Record, workload: Workload, tmp_path: Path) -> None:
+def test_state_in_the_middle_of_a_recorded_simulation_equals_the_simulation_at_that_step(
+    record: Record, workload: Workload, tmp_path: Path
+) -> None:
     """The state in the middle is that of a simulation stopped there."""
     whole = record(workload)
     recording = Recording.open(tmp_path / "run.mcap")

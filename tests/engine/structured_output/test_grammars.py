@@ -106,7 +106,7 @@ def test_random_allowed_tokens_make_a_text_of_the_form(
         assert is_right(said), said
 
 
-def test_every_choice_can_be_made(forms: StructuredOutputManager, default_tokenizer: Tokenizer) -> None:
+def test_grammar_of_choices_allows_every_choice(forms: StructuredOutputManager, default_tokenizer: Tokenizer) -> None:
     form = forms.get(Structured(kind="choice", text=json.dumps(CHOICES)))
     for choice in CHOICES:
         matcher = form.matcher()
@@ -151,7 +151,7 @@ def test_completions_of_one_form_advance_independently(forms: StructuredOutputMa
     assert allowed(second) != allowed(first)
 
 
-def test_many_matchers_get_their_own_masks(forms: StructuredOutputManager) -> None:
+def test_many_grammar_matchers_get_separate_token_masks(forms: StructuredOutputManager) -> None:
     form = forms.get(Structured(kind="regex", text="a[bc]|d[ef]|g[hi]"))
     for _ in range(3):
         matchers = [form.matcher() for _ in range(40)]
@@ -166,7 +166,9 @@ def test_many_matchers_get_their_own_masks(forms: StructuredOutputManager) -> No
         assert found == (found[:3] * 14)[:40]
 
 
-def test_forms_in_use_have_a_common_memory_limit(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_grammar_is_refused_while_grammars_in_use_exceed_the_memory_limit(
+    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("xgrammar")
     with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         kept = forms.get(Structured(kind="regex", text="kept"))
@@ -231,7 +233,7 @@ def test_brackets_inside_strings_do_not_count_as_nested(forms: StructuredOutputM
     assert allowed(forms.get(Structured(kind="json_schema", text=text)).matcher())
 
 
-def test_form_is_compiled_once_and_kept(forms: StructuredOutputManager) -> None:
+def test_grammar_used_again_is_not_compiled_again(forms: StructuredOutputManager) -> None:
     asked = Structured(kind="choice", text='["kept"]')
     assert not forms.is_compiled(asked)
     kept = forms.get(asked)
@@ -344,7 +346,7 @@ def accept_tokens(matcher: GrammarMatcher, count: int) -> None:
         matcher.accept(allowed(matcher)[0])
 
 
-def test_lost_process_ends_its_requests_and_the_next_form_starts_another(default_tokenizer: Tokenizer) -> None:
+def test_killed_grammar_process_ends_its_requests_and_a_new_one_starts(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
     asked = Structured(kind="regex", text="[ab]+")
     before = psutil.Process().children()
@@ -385,7 +387,7 @@ def test_forms_are_refused_with_the_reason_if_the_process_cannot_start(
     assert str(refusal.value).startswith("json_object is not accepted: its process does not start: ")
 
 
-def test_model_without_tokenizer_has_no_forms() -> None:
+def test_structured_output_of_a_model_without_a_tokenizer_is_refused() -> None:
     with pytest.raises(BadInput, match="no tokenizer"):
         prepare_prompt([1], Structured(kind="json_object"), None)
 

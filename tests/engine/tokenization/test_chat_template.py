@@ -48,7 +48,7 @@ def test_slow_template_is_stopped_with_a_reason(template: str, monkeypatch: pyte
         _tokenizer(template).chat(_turns(3_000))
 
 
-def test_short_conversation_is_rendered() -> None:
+def test_chat_template_of_a_short_conversation_is_rendered() -> None:
     assert _tokenizer(QUADRATIC).chat_text(_turns(3)) == "xxx"
     assert _tokenizer(PLAIN).chat_text(_turns(2)) == "user: xassistant: xassistant"
 

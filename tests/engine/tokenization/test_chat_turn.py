@@ -48,7 +48,7 @@ def test_tool_call_and_its_result_are_rendered() -> None:
     assert rest == expected
 
 
-def test_missing_parts_of_a_turn_are_left_out() -> None:
+def test_missing_tool_fields_of_a_chat_message_are_left_out_for_the_template() -> None:
     assert to_template_message(ChatMessage(role="user", content="x")) == {"role": "user", "content": "x"}
 
 

@@ -73,7 +73,7 @@ def test_random_tokens_give_the_text_of_decoding_them_at_once(default_tokenizer:
 
 @given(data=st.data())
 @settings(max_examples=examples(200), deadline=None)
-def test_marks_and_byte_tokens_give_the_text_of_decoding_them_at_once(
+def test_streamed_byte_tokens_give_the_text_of_decoding_them_at_once(
     byte_fallback: Backend, data: st.DataObject
 ) -> None:
     character = st.sampled_from(["😀", "ñ", "中", "a", "\n"]).map(
@@ -88,7 +88,9 @@ def test_marks_and_byte_tokens_give_the_text_of_decoding_them_at_once(
 
 @given(data=st.data())
 @settings(max_examples=examples(200), deadline=None)
-def test_text_continues_its_context(byte_fallback: Backend, data: st.DataObject) -> None:
+def test_streamed_text_after_a_context_equals_decoding_both_together(
+    byte_fallback: Backend, data: st.DataObject
+) -> None:
     tokens = st.integers(1, 7)
     context, ids = data.draw(st.lists(tokens, max_size=30)), data.draw(st.lists(tokens, max_size=40))
     pieces = streamed_pieces(Detokenizer(byte_fallback.decode, context=context), ids)
@@ -165,7 +167,7 @@ def test_only_a_possible_beginning_of_a_stop_string_is_held_back() -> None:
     assert not detokenizer.stopped
 
 
-def test_held_text_is_sent_at_the_end() -> None:
+def test_text_held_back_for_a_stop_string_is_returned_by_flush() -> None:
     detokenizer = Detokenizer(by_character("a##"), ("###",))
     assert [detokenizer.add_token(token) for token in range(3)] == ["a", "", ""]
     assert detokenizer.flush() == "##"

@@ -57,7 +57,7 @@ KINDS: dict[str, Callable[[], FastCodec]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_minimum_is_never_too_high(kind: str) -> None:
+def test_minimum_token_count_of_a_text_is_never_higher_than_the_real_count(kind: str) -> None:
     codec = KINDS[kind]()
 
     @given(TEXTS)
@@ -67,7 +67,7 @@ def test_minimum_is_never_too_high(kind: str) -> None:
     check()
 
 
-def test_prompt_that_fits_is_never_refused(default_tokenizer: Tokenizer) -> None:
+def test_prompt_that_fits_is_never_refused_by_its_minimum_token_count(default_tokenizer: Tokenizer) -> None:
     @given(TEXTS)
     def check(text: str) -> None:
         default_tokenizer.refuse_too_long(text, len(default_tokenizer.encode(text)) + 1)
@@ -76,12 +76,12 @@ def test_prompt_that_fits_is_never_refused(default_tokenizer: Tokenizer) -> None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "forms" not in kind and "stripped" not in kind])
-def test_minimum_is_high_enough_to_be_useful(kind: str) -> None:
+def test_minimum_token_count_of_a_long_text_is_high_enough_to_refuse_it(kind: str) -> None:
     codec = KINDS[kind]()
     assert codec.fewest_tokens("\U0001f600" * 1000, 1 << 30) == 4000
     assert codec.fewest_tokens("x" * 3_000_000, 8192) >= 8192
 
 
-def test_unknown_text_changes_give_no_minimum() -> None:
+def test_minimum_token_count_is_zero_if_the_tokenizer_may_shorten_text() -> None:
     for kind in ("byte level, compatible forms", "byte level, stripped"):
         assert KINDS[kind]().fewest_tokens("x" * 1000, 10) == 0

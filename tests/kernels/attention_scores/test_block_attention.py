@@ -65,7 +65,9 @@ def tolerance_of(batch: Any) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_decode_gives_shares_without_changing_its_result(name: str, runner: Any, shape: Any, build: Any) -> None:
+def test_decode_attention_returns_block_shares_without_changing_its_result(
+    name: str, runner: Any, shape: Any, build: Any
+) -> None:
     batch = build(shape(**CASES[name]), runner.device, seed=len(name))
     shares, out = torch.ones(batch.block_tables.shape, device=runner.device), batch.poisoned_out()
     runner.ops.decode(batch.args(out=out), shares=shares)
@@ -77,14 +79,14 @@ def test_decode_gives_shares_without_changing_its_result(name: str, runner: Any,
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_torch_reference_equals_the_float64_reference(name: str, shape: Any, build: Any) -> None:
+def test_torch_block_attention_shares_equal_the_float64_reference(name: str, shape: Any, build: Any) -> None:
     batch = build(shape(**CASES[name]), seed=len(name))
     found = torch.zeros(batch.block_tables.shape)
     block_attention_torch(batch.args(), found)
     assert (found - expected_shares(batch)).abs().max().item() <= tolerance_of(batch)
 
 
-def test_each_call_adds_one_to_every_request(fast_runner: Any, shape: Any, build: Any) -> None:
+def test_attention_shares_of_each_request_add_up_to_one_per_call(fast_runner: Any, shape: Any, build: Any) -> None:
     """Shares of layers are summed; a request without tokens keeps zeros."""
     batch = build(shape(seq_lens=[0, 1, 33, 64], options={"sliding_window": 20}), fast_runner.device)
     total = torch.zeros(batch.block_tables.shape, device=fast_runner.device)
@@ -113,7 +115,9 @@ def decode_in_poison(args: AttentionArgs, shares: list[torch.Tensor], max_sum_by
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("block_size", [16, 64])
-def test_layers_add_up_in_uninitialized_memory(block_size: int, interpret: Any, shape: Any, build: Any) -> None:
+def test_attention_shares_of_layers_add_up_despite_uninitialized_memory(
+    block_size: int, interpret: Any, shape: Any, build: Any
+) -> None:
     batch = build(shape(seq_lens=[900, 40, 0, 17], block_size=block_size, num_heads=4))
     total, once = (torch.zeros(batch.block_tables.shape) for _ in range(2))
     interpret(decode_in_poison, batch.args(), [total, once, total], 1 << 20)
@@ -122,7 +126,7 @@ def test_layers_add_up_in_uninitialized_memory(block_size: int, interpret: Any, 
 
 
 @pytest.mark.interpreter
-def test_requests_above_the_memory_limit_get_no_shares(interpret: Any, shape: Any, build: Any) -> None:
+def test_requests_above_the_memory_limit_get_no_attention_shares(interpret: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[100, 300, 20], num_heads=4))
     shares, expected = torch.zeros(batch.block_tables.shape), expected_shares(batch)
     interpret(decode_in_poison, batch.args(), [shares], 4 * 4 * (7 + 18))
@@ -130,7 +134,7 @@ def test_requests_above_the_memory_limit_get_no_shares(interpret: Any, shape: An
     assert not shares[1:].any(), "only the first 7 blocks have room, but later requests got shares"
 
 
-def test_invalid_shares_are_refused(shape: Any, build: Any) -> None:
+def test_invalid_tensor_for_attention_shares_is_refused(shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 40]))
     with pytest.raises(ValueError, match=r"shares is \(2, 3\) float64"):
         ops_for("cpu").decode(batch.args(), shares=torch.zeros(2, 3, dtype=torch.float64))

@@ -62,7 +62,9 @@ def expected_bounds(batch: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bounds_equal_the_written_keys(name: str, runner: Any, shape: Any, build: Any) -> None:
+def test_block_key_bounds_equal_the_extremes_of_the_written_keys(
+    name: str, runner: Any, shape: Any, build: Any
+) -> None:
     batch = build(shape(**CASES[name]), runner.device, seed=len(name))
     found = written_bounds(batch, runner.ops).cpu()
     expected = expected_bounds(batch).to(found.dtype)
@@ -72,7 +74,9 @@ def test_bounds_equal_the_written_keys(name: str, runner: Any, shape: Any, build
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_scores_equal_the_shares_estimated_from_bounds(name: str, runner: Any, shape: Any, build: Any) -> None:
+def test_block_scores_equal_the_attention_estimated_from_key_bounds(
+    name: str, runner: Any, shape: Any, build: Any
+) -> None:
     softcap = 4.0 if name == "bf16" else None
     batch = build(shape(**CASES[name]), runner.device, seed=len(name))
     bounds = expected_bounds(batch).to(batch.query.dtype).to(runner.device)
@@ -100,7 +104,9 @@ def test_scores_equal_the_shares_estimated_from_bounds(name: str, runner: Any, s
         assert (found[request, :, len(parts) :] < 0).all()
 
 
-def test_maximum_length_narrows_the_scores(fast_runner: Any, shape: Any, build: Any) -> None:
+def test_block_scores_have_only_as_many_blocks_as_the_maximum_length_needs(
+    fast_runner: Any, shape: Any, build: Any
+) -> None:
     batch = build(shape(seq_lens=[40, 3]), fast_runner.device)
     bounds = expected_bounds(batch).to(batch.query.dtype).to(fast_runner.device)
     given = (batch.query, bounds, batch.block_tables, batch.seq_lens)
@@ -110,7 +116,7 @@ def test_maximum_length_narrows_the_scores(fast_runner: Any, shape: Any, build: 
     assert fast_runner.ops.block_scores(*given, **options, max_seq_len=0).shape[2] == 0
 
 
-def test_invalid_tensors_are_refused(shape: Any, build: Any) -> None:
+def test_invalid_tensors_for_block_bounds_and_scores_are_refused(shape: Any, build: Any) -> None:
     batch, ops = build(shape(seq_lens=[5, 40])), ops_for("cpu")
     bounds, slots = empty_bounds(batch), slots_of(batch, [0, 0], [5, 40])
     with pytest.raises(ValueError, match=r"bounds is \(7, 2, 2, 64\) float64"):
@@ -125,7 +131,7 @@ def test_invalid_tensors_are_refused(shape: Any, build: Any) -> None:
         ops.block_scores(batch.query, bounds, batch.block_tables, batch.seq_lens[:1], block_size=16, scale=1.0)
 
 
-def test_large_batches_are_split_into_parts(
+def test_block_scores_of_a_batch_split_into_parts_equal_the_unsplit_ones(
     runner: Any, shape: Any, build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The size of a part does not change the result; this runs in this process only."""

@@ -31,7 +31,7 @@ def library_in_new_process(cache: Path, **changes: str) -> str:
 
 
 @pytest.mark.skipif(library() is None, reason="needs a C compiler")
-def test_library_is_built_once_and_kept(tmp_path: Path) -> None:
+def test_c_kernel_library_is_compiled_once_and_reused(tmp_path: Path) -> None:
     printed, first = library_in_new_process(tmp_path).split()
     assert printed == "True"
     assert Path(first).parent == tmp_path / "native"
@@ -43,17 +43,17 @@ def test_library_is_built_once_and_kept(tmp_path: Path) -> None:
     assert library_in_new_process(tmp_path) == "True None"
 
 
-def test_without_a_compiler_there_is_no_library(tmp_path: Path) -> None:
+def test_c_kernel_library_is_not_used_without_a_compiler(tmp_path: Path) -> None:
     assert library_in_new_process(tmp_path, PATH=str(tmp_path)) == "False None"
 
 
-def test_disabled_library_is_not_built(tmp_path: Path) -> None:
+def test_c_kernel_library_disabled_by_the_environment_is_not_compiled(tmp_path: Path) -> None:
     assert library_in_new_process(tmp_path, **{ENABLE_VARIABLE: "0"}) == "False None"
     assert not (tmp_path / "native").exists()
 
 
 @pytest.mark.parametrize("script", ["exit 1", "for last; do :; done; touch kept; exit 0"])
-def test_failing_compiler_gives_no_library(tmp_path: Path, script: str) -> None:
+def test_c_kernel_library_is_not_used_if_the_compiler_fails(tmp_path: Path, script: str) -> None:
     """The compiler fails, or makes a file that cannot be loaded."""
     fake = tmp_path / "bin" / "cc"
     fake.parent.mkdir()
@@ -62,7 +62,7 @@ def test_failing_compiler_gives_no_library(tmp_path: Path, script: str) -> None:
     assert library_in_new_process(tmp_path, PATH=str(fake.parent)) == "True None"
 
 
-def test_impossible_cache_folder_gives_no_library(tmp_path: Path) -> None:
+def test_c_kernel_library_is_not_used_if_its_cache_folder_is_impossible(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert library_in_new_process(tmp_path / "file") == "True None"
 

@@ -40,7 +40,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [1, 2, 3, 10, 101])
 @pytest.mark.parametrize(("outputs", "inputs", "group"), [(1, 1, 32), (64, 64, 32), (100, 70, 64), (130, 333, 128)])
-def test_product_equals_the_product_of_rounded_numbers(
+def test_cpu_grouped_product_equals_that_of_rounded_activations_and_weights(
     bits: int, rows: int, outputs: int, inputs: int, group: int
 ) -> None:
     x, bias, add = random_tensor(rows, inputs), random_tensor(outputs, seed=2), random_tensor(rows, outputs)
@@ -75,7 +75,9 @@ def test_activations_are_not_rounded_by_default(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("out", [torch.bfloat16, torch.float32])
-def test_dtypes_of_input_and_output_are_supported(dtype: torch.dtype, out: torch.dtype) -> None:
+def test_cpu_grouped_product_supports_bfloat16_and_float32_inputs_and_outputs(
+    dtype: torch.dtype, out: torch.dtype
+) -> None:
     x, weight = random_tensor(2, 5, 96).to(dtype), rounded(random_tensor(70, 96, seed=1).to(dtype))
     found = rounding_weight(weight).product(x, dtype=out)
     assert (found.shape, found.dtype) == ((2, 5, 70), out)
@@ -97,7 +99,9 @@ def test_scales_outside_float16_are_kept_in_float32() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_row_does_not_depend_on_other_rows_or_threads(bits: int, rounds: bool, dtype: torch.dtype) -> None:
+def test_cpu_grouped_product_of_a_row_does_not_depend_on_other_rows_or_threads(
+    bits: int, rounds: bool, dtype: torch.dtype
+) -> None:
     weight = NativeGrouped(random_weight(200, 150, bits), rounds_activations=rounds)
     x = (random_tensor(23, 150, seed=1) * torch.logspace(-6, 6, 23)[:, None]).to(dtype)
     together, before = weight.product(x), torch.get_num_threads()
@@ -112,7 +116,7 @@ def test_row_does_not_depend_on_other_rows_or_threads(bits: int, rounds: bool, d
 
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_values_stay_in_their_row(poison: float, rounds: bool) -> None:
+def test_cpu_grouped_product_of_a_non_finite_row_does_not_affect_other_rows(poison: float, rounds: bool) -> None:
     x = random_tensor(3, 70)
     x[1, 66] = poison
     found = NativeGrouped(random_weight(65, 70), rounds_activations=rounds).product(x)
@@ -120,13 +124,13 @@ def test_non_finite_values_stay_in_their_row(poison: float, rounds: bool) -> Non
     assert bool(found[[0, 2]].isfinite().all())
 
 
-def test_zeros_and_empty_inputs_are_supported() -> None:
+def test_cpu_grouped_product_of_zeros_is_zero_and_of_no_rows_is_empty() -> None:
     weight = NativeGrouped(random_weight(70, 64))
     assert torch.equal(weight.product(torch.zeros(2, 64)), torch.zeros(2, 70))
     assert weight.product(torch.zeros(0, 64)).shape == (0, 70)
 
 
-def test_invalid_input_is_named() -> None:
+def test_cpu_grouped_product_names_an_invalid_argument() -> None:
     weight = NativeGrouped(random_weight(8, 8))
     with pytest.raises(ValueError, match="x is"):
         weight.product(torch.zeros(1, 9))

@@ -136,7 +136,9 @@ def check_equals_parts(form: LayerSpec, *, is_normed: bool = False) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("sum_dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("is_normed", [False, True])
-def test_layer_equals_its_parts_for_all_dtypes(dtype: torch.dtype, sum_dtype: torch.dtype, is_normed: bool) -> None:
+def test_compiled_cpu_layer_equals_its_single_operations_for_all_dtypes(
+    dtype: torch.dtype, sum_dtype: torch.dtype, is_normed: bool
+) -> None:
     check_equals_parts(make_form(dtype=dtype, sum_dtype=sum_dtype), is_normed=is_normed)
 
 
@@ -154,7 +156,7 @@ def test_layer_equals_its_parts_for_all_dtypes(dtype: torch.dtype, sum_dtype: to
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_layer_equals_its_parts_for_all_attention_options(changes: dict[str, Any]) -> None:
+def test_compiled_cpu_layer_equals_its_single_operations_for_all_attention_options(changes: dict[str, Any]) -> None:
     check_equals_parts(make_form(**changes))
 
 
@@ -169,12 +171,14 @@ def test_layer_equals_its_parts_for_all_attention_options(changes: dict[str, Any
     ids=["4", "8", "mixed", "ends"],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_layer_equals_its_parts_for_all_weight_formats(kinds: tuple[tuple[int, bool], ...], dtype: torch.dtype) -> None:
+def test_compiled_cpu_layer_equals_its_single_operations_for_all_weight_formats(
+    kinds: tuple[tuple[int, bool], ...], dtype: torch.dtype
+) -> None:
     check_equals_parts(make_form(products=make_products(*kinds), dtype=dtype))
     check_equals_parts(make_form(products=make_products(*kinds), dtype=dtype, sum_dtype=dtype), is_normed=True)
 
 
-def test_two_threads_give_the_same_result() -> None:
+def test_compiled_cpu_layer_on_two_threads_equals_its_single_operations() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -183,7 +187,7 @@ def test_two_threads_give_the_same_result() -> None:
         torch.set_num_threads(before)
 
 
-def test_unsupported_input_is_not_accepted() -> None:
+def test_compiled_cpu_layer_does_not_accept_unsupported_inputs_and_configurations() -> None:
     form, caches, step = make_form(), make_caches(torch.bfloat16), make_step(torch.bfloat16)
     layer, x = CompiledLayer(form, *caches), random_tensor(len(LENGTHS), HIDDEN)
     assert not layer.supports(x.bfloat16(), None, step)
@@ -200,7 +204,7 @@ def test_unsupported_input_is_not_accepted() -> None:
         CompiledLayer(form, *make_caches(torch.float32))
 
 
-def test_accepted_number_of_tokens_is_that_of_the_operations() -> None:
+def test_compiled_cpu_layer_accepts_as_many_tokens_as_its_single_operations_handle_in_c() -> None:
     """Larger batches are computed by torch, which rounds different intermediate results."""
     layer = CompiledLayer(make_form(), *make_caches(torch.bfloat16))
     most = MAX_ELEMENTS_PER_CALL // (2 * SIZE)

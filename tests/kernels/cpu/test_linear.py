@@ -22,7 +22,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 100])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (64, 64), (100, 70), (130, 333)])
-def test_product_equals_the_product_of_rounded_numbers(rows: int, outputs: int, inputs: int) -> None:
+def test_cpu_int8_product_equals_that_of_rounded_activations_and_weights(rows: int, outputs: int, inputs: int) -> None:
     x, weight, bias, add = (
         random_tensor(rows, inputs),
         random_tensor(outputs, inputs, seed=1),
@@ -35,7 +35,9 @@ def test_product_equals_the_product_of_rounded_numbers(rows: int, outputs: int, 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("out", [torch.bfloat16, torch.float32])
-def test_dtypes_of_input_and_output_are_supported(dtype: torch.dtype, out: torch.dtype) -> None:
+def test_cpu_int8_product_supports_bfloat16_and_float32_inputs_and_outputs(
+    dtype: torch.dtype, out: torch.dtype
+) -> None:
     x, weight = random_tensor(2, 5, 96).to(dtype), random_tensor(70, 96, seed=1).to(dtype)
     found = Int8Weight(weight).product(x, dtype=out)
     assert (found.shape, found.dtype) == ((2, 5, 70), out)
@@ -46,7 +48,7 @@ def test_dtypes_of_input_and_output_are_supported(dtype: torch.dtype, out: torch
     assert added.dtype == torch.bfloat16
 
 
-def test_row_does_not_depend_on_other_rows() -> None:
+def test_cpu_int8_product_of_a_row_does_not_depend_on_other_rows() -> None:
     weight, x = Int8Weight(random_tensor(200, 150)), random_tensor(23, 150, seed=1) * torch.logspace(-6, 6, 23)[:, None]
     together = weight.product(x)
     for row in range(len(x)):
@@ -54,7 +56,7 @@ def test_row_does_not_depend_on_other_rows() -> None:
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_values_stay_in_their_row(poison: float) -> None:
+def test_cpu_int8_product_of_a_non_finite_row_does_not_affect_other_rows(poison: float) -> None:
     x = random_tensor(3, 70)
     x[1, 66] = poison
     found = Int8Weight(random_tensor(65, 70, seed=1)).product(x)
@@ -62,14 +64,14 @@ def test_non_finite_values_stay_in_their_row(poison: float) -> None:
     assert bool(found[[0, 2]].isfinite().all())
 
 
-def test_zeros_and_empty_inputs_are_supported() -> None:
+def test_cpu_int8_product_of_zeros_is_zero_and_of_no_rows_is_empty() -> None:
     weight = Int8Weight(torch.zeros(70, 64))
     assert torch.equal(weight.product(torch.zeros(2, 64)), torch.zeros(2, 70))
     assert torch.equal(weight.product(random_tensor(2, 64)), torch.zeros(2, 70))
     assert weight.product(torch.zeros(0, 64)).shape == (0, 70)
 
 
-def test_threads_do_not_change_the_product() -> None:
+def test_cpu_int8_product_does_not_depend_on_the_number_of_threads() -> None:
     weight, x = Int8Weight(random_tensor(300, 100)), random_tensor(9, 100, seed=1)
     before = torch.get_num_threads()
     alone = weight.product(x)
@@ -80,7 +82,7 @@ def test_threads_do_not_change_the_product() -> None:
         torch.set_num_threads(before)
 
 
-def test_invalid_input_is_named() -> None:
+def test_cpu_int8_product_names_an_invalid_argument() -> None:
     with pytest.raises(ValueError, match="weight is"):
         Int8Weight(torch.zeros(3))
     with pytest.raises(ValueError, match="finite"):

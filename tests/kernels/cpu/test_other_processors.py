@@ -49,7 +49,7 @@ def test_plain_library_has_no_dot_product_instructions(plain_library: ctypes.CDL
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_int8_products_equal_the_reference(rows: int) -> None:
+def test_int8_products_on_old_cpus_equal_the_reference(rows: int) -> None:
     x, weight = random_tensor(rows, 333), random_tensor(130, 333, seed=1)
     expected = linear.int8_product_torch(x, weight)
     found = linear.Int8Weight(weight).product(x)
@@ -57,7 +57,7 @@ def test_int8_products_equal_the_reference(rows: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_grouped_products_equal_the_reference(bits: int) -> None:
+def test_grouped_products_on_old_cpus_equal_the_reference(bits: int) -> None:
     x, weight = random_tensor(5, 333), rounded(random_tensor(130, 333, seed=1), bits, 64)
     expected = grouped.native_product_torch(x, weight)
     found = grouped.NativeGrouped(weight, rounds_activations=True).product(x)
@@ -66,7 +66,9 @@ def test_grouped_products_equal_the_reference(bits: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_grouped_products_with_unrounded_activations_equal_the_reference(bits: int, dtype: torch.dtype) -> None:
+def test_grouped_products_with_unrounded_activations_on_old_cpus_equal_the_reference(
+    bits: int, dtype: torch.dtype
+) -> None:
     x, weight = random_tensor(5, 333).to(dtype), rounded(random_tensor(130, 333, seed=1), bits, 64)
     expected = x.double() @ weight.widened().double().T
     found = grouped.NativeGrouped(weight).product(x, dtype=torch.float32)
@@ -82,7 +84,7 @@ def widened(args: AttentionArgs) -> AttentionArgs:
 @pytest.mark.parametrize("heads", [(3, 3), (9, 3), (8, 1)])
 @pytest.mark.parametrize(("window", "is_chunked"), [(None, False), (20, False), (20, True)])
 @pytest.mark.parametrize("head_dim", [16, 80, 128])
-def test_decode_attention_equals_the_reference(
+def test_decode_attention_on_old_cpus_equals_the_reference(
     dtype: torch.dtype, heads: tuple[int, int], window: int | None, is_chunked: bool, head_dim: int
 ) -> None:
     num_heads, kv_heads = heads
@@ -104,7 +106,9 @@ def test_decode_attention_equals_the_reference(
     "options", [{}, {"sliding_window": 20, "softcap": 2.0}, {"sliding_window": 20, "is_chunked": True}]
 )
 @pytest.mark.parametrize("head_dim", [16, 80])
-def test_prefill_attention_equals_the_reference(dtype: torch.dtype, options: dict[str, Any], head_dim: int) -> None:
+def test_prefill_attention_on_old_cpus_equals_the_reference(
+    dtype: torch.dtype, options: dict[str, Any], head_dim: int
+) -> None:
     query = random_tensor(71, 9, head_dim).to(dtype)
     k_cache, v_cache = (random_tensor(24, 16, 3, head_dim, seed=seed).to(dtype) for seed in (1, 2))
     tables = torch.randperm(24, generator=torch.Generator().manual_seed(3)).view(3, 8).int()

@@ -40,7 +40,9 @@ def runs_of_one(num_queries: int) -> QueryRuns:
 
 @DTYPES
 @pytest.mark.parametrize("options", OPTIONS)
-def test_chunks_do_not_change_the_result(options: str, dtype: torch.dtype, shape: Any, build: Any) -> None:
+def test_cpu_prefill_attention_in_chunks_equals_the_whole_prompt_bit_by_bit(
+    options: str, dtype: torch.dtype, shape: Any, build: Any
+) -> None:
     length = 300
     batch = build(shape(seq_lens=[length], query_lens=[length], dtype=dtype, options=OPTIONS[options]))
     at_once = run(batch, 0, length)
@@ -50,7 +52,9 @@ def test_chunks_do_not_change_the_result(options: str, dtype: torch.dtype, shape
 
 
 @DTYPES
-def test_other_requests_do_not_change_the_result(dtype: torch.dtype, shape: Any, build: Any) -> None:
+def test_cpu_prefill_attention_of_a_request_does_not_depend_on_other_requests(
+    dtype: torch.dtype, shape: Any, build: Any
+) -> None:
     lengths = [5, 150, 1, 70]
     batch = build(shape(seq_lens=lengths, query_lens=[5, 90, 1, 70], dtype=dtype))
     together = _compute_batch(batch)
@@ -65,7 +69,9 @@ def test_other_requests_do_not_change_the_result(dtype: torch.dtype, shape: Any,
 
 
 @DTYPES
-def test_threads_do_not_change_the_result(dtype: torch.dtype, shape: Any, build: Any, set_threads: Any) -> None:
+def test_cpu_prefill_attention_does_not_depend_on_the_number_of_threads(
+    dtype: torch.dtype, shape: Any, build: Any, set_threads: Any
+) -> None:
     """With several threads each takes smaller tiles."""
     batch = build(shape(seq_lens=[250, 9], query_lens=[200, 9], dtype=dtype))
     set_threads(1)

@@ -14,7 +14,7 @@ from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 from kvscope_kernels.quantized_linear.grouped_weight import rounded
 
 
-def test_each_tensor_has_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_allocated_in_a_weight_buffer_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_buffer, "CHUNK_BYTES", 1000)
     buffer = WeightBuffer()
     shapes = [((3, 5), torch.uint8), ((7,), torch.float32), ((250,), torch.float32), ((2, 600), torch.uint8)]
@@ -29,7 +29,7 @@ def test_each_tensor_has_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert buffer.allocate((0, 4), torch.float32).shape == (0, 4)
 
 
-def test_only_its_tensors_keep_the_memory_of_a_buffer() -> None:
+def test_weight_buffer_memory_is_kept_alive_by_its_tensors_only() -> None:
     buffer = WeightBuffer()
     first, second = (buffer.allocate((8,), torch.uint8) for _ in range(2))
     piece = weakref.ref(buffer._chunk)

@@ -26,7 +26,9 @@ def num_parts(lengths: list[int], num_kv_heads: int, max_visible: int = 0) -> li
 
 
 @given(st.lists(st.integers(0, 1 << 17), min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 1 << 17))
-def test_parts_fit_for_all_lengths(lengths: list[int], num_kv_heads: int, beyond: int) -> None:
+def test_split_decode_parts_fit_the_launch_bounds_for_all_lengths(
+    lengths: list[int], num_kv_heads: int, beyond: int
+) -> None:
     most = max(lengths) + beyond
     bounds = part_bounds(len(lengths), most, num_kv_heads, TILE_N, H100)
     assert sum(num_parts(lengths, num_kv_heads, most)) <= bounds.num_parts
@@ -49,7 +51,7 @@ def test_parts_fit_for_all_lengths(lengths: list[int], num_kv_heads: int, beyond
         ([100], 3, 3 * 2, 3 * 2),  # none but the last is shorter than two tiles
     ],
 )
-def test_number_of_working_programs_is_within_limits(
+def test_split_decode_fills_the_gpu_without_too_many_programs(
     lengths: list[int], num_kv_heads: int, at_least: float, at_most: float
 ) -> None:
     assert at_least <= sum(num_parts(lengths, num_kv_heads)) * num_kv_heads <= at_most
@@ -101,6 +103,6 @@ def _filled(parts: int, programs_each: int, fill: int) -> float:
     return max(n * programs_each / (-(-n * programs_each // fill) * fill) for n in range(1, parts + 1))
 
 
-def test_several_requests_are_split_as_before() -> None:
+def test_option_for_repeated_reads_does_not_change_the_split_of_several_requests() -> None:
     given = (2, 32768, 32, 64, H100, 4)
     assert part_bounds(*given, reads_again=True) == part_bounds(*given)

@@ -55,7 +55,7 @@ class Planned:
         return [count for _, count in self.ranges]
 
 
-def test_every_length_up_to_three_tiles_is_planned(interpret: Any) -> None:
+def test_decode_plan_is_correct_for_every_length_up_to_three_tiles(interpret: Any) -> None:
     """Parts have at least one tile, in one batch with the maximum number of splits."""
     lengths = list(range(3 * TILE_N + 2))
     cuts = sum(-(-length // TILE_N) for length in lengths)
@@ -73,7 +73,7 @@ def test_number_of_splits_is_within_the_limit(interpret: Any, num_cuts: int) -> 
     assert max(planned.counts) == planned.counts[0] >= min(num_cuts, 2) // 2 + 1
 
 
-def test_longest_possible_requests_are_planned(interpret: Any) -> None:
+def test_decode_plan_is_correct_for_the_longest_possible_requests(interpret: Any) -> None:
     """The lengths are at the limit of 32 bits, and their sum is above it."""
     lengths = [2**31 - 2**12] * 2 + [0, 1]
     bounds = part_bounds(len(lengths), max(lengths), 8, TILE_N, 132)
@@ -83,14 +83,14 @@ def test_longest_possible_requests_are_planned(interpret: Any) -> None:
 
 
 @pytest.mark.parametrize("window", [1, TILE_N, 40, 200])
-def test_only_the_window_is_split(interpret: Any, window: int) -> None:
+def test_decode_plan_splits_only_tokens_within_the_sliding_window(interpret: Any, window: int) -> None:
     lengths = [0, 1, 15, 16, 17, 39, 40, 41, 1000]
     planned = Planned(interpret, lengths, PartBounds(len(lengths) + 60, 60, 10**6, 2 * TILE_N), window)
     planned.check()
     assert planned.counts == [max(1, -(-min(length, window) // (2 * TILE_N))) for length in lengths]
 
 
-def test_more_requests_than_one_tile_are_planned(interpret: Any) -> None:
+def test_decode_plan_is_correct_with_more_requests_than_one_tile(interpret: Any) -> None:
     lengths = [1] * (TILE_B + 1) + [300, 0]
     bounds = part_bounds(len(lengths), 4000, 8, TILE_N, 132)
     planned = Planned(interpret, lengths, bounds)
@@ -98,7 +98,7 @@ def test_more_requests_than_one_tile_are_planned(interpret: Any) -> None:
     assert planned.counts[TILE_B:] == [1, 10, 1]
 
 
-def test_more_parts_than_one_tile_are_planned(interpret: Any) -> None:
+def test_decode_plan_is_correct_with_more_parts_than_one_tile(interpret: Any) -> None:
     planned = Planned(interpret, [TILE_B * TILE_N * 2, 3], PartBounds(900, 898, 10**6, TILE_N))
     planned.check()
     assert planned.counts == [2 * TILE_B, 1]
@@ -115,7 +115,7 @@ def on_gpu(op: Any, *arguments: Any, **options: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [UNBOUNDED, 40])
-def test_plans_on_a_gpu_are_correct(window: int) -> None:
+def test_decode_plans_computed_on_a_gpu_are_correct(window: int) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     draw = torch.Generator().manual_seed(1)
@@ -136,7 +136,9 @@ def decode_twice(args: AttentionArgs, later: torch.Tensor, outs: list[torch.Tens
     return len(plans.plans)
 
 
-def test_layers_share_a_plan(interpret: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
+def test_decode_attention_layers_share_the_plan_of_the_first_layer(
+    interpret: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
     """The second layer uses the plan of the first, which shows because the lengths changed in between."""
     batch = build(shape(seq_lens=[70, 300, 0], num_heads=2, num_kv_heads=1))
     args = batch.args(seq_lens=batch.seq_lens.clone(), max_seq_len=300)

@@ -11,20 +11,22 @@ from kvscope_kernels.fused_moe.alignment import align_experts, align_experts_tor
 @pytest.mark.interpreter
 @pytest.mark.parametrize("tile_m", [16, 64])
 @pytest.mark.parametrize(("num_pairs", "num_experts"), [(1, 1), (6, 8), (1200, 5), (37, 60)])
-def test_order_equals_the_reference(interpret: Any, num_pairs: int, num_experts: int, tile_m: int) -> None:
+def test_token_expert_pairs_are_ordered_by_expert_as_in_the_reference(
+    interpret: Any, num_pairs: int, num_experts: int, tile_m: int
+) -> None:
     ids = torch.randint(0, num_experts, (num_pairs,), generator=torch.Generator().manual_seed(num_pairs))
     ids[ids == 3] = 0  # one expert has no pairs, another many
     assert_same(interpret, ids, num_experts, tile_m)
 
 
 @pytest.mark.interpreter
-def test_invalid_expert_is_in_no_tile(interpret: Any) -> None:
+def test_token_pair_with_an_invalid_expert_is_in_no_tile(interpret: Any) -> None:
     ids = torch.tensor([4, -1, 0, 7, 4, 99, 2, 5], dtype=torch.int32)
     assert_same(interpret, ids, 5, 16)
 
 
 @pytest.mark.interpreter
-def test_all_pairs_may_have_one_expert(interpret: Any) -> None:
+def test_tokens_routed_to_a_single_expert_are_ordered_as_in_the_reference(interpret: Any) -> None:
     for expert in (0, 3):
         assert_same(interpret, torch.full((70,), expert), 4, 16)
 
@@ -36,7 +38,7 @@ def assert_same(interpret: Any, ids: torch.Tensor, num_experts: int, tile_m: int
     assert found.pairs[used].tolist() == expected.pairs[used].tolist()
 
 
-def test_room_for_tiles_is_exact() -> None:
+def test_maximum_number_of_expert_tiles_is_that_of_the_worst_distribution() -> None:
     for num_pairs in (1, 7, 40, 129):
         for num_experts in (1, 3, 64):
             worst = max(

@@ -76,7 +76,7 @@ def on(device: str, weights: ExpertWeights) -> ExpertWeights:
     ("num_tokens", "top_k", "num_experts", "hidden", "size"),
     [(1, 3, 5, 48, 40), (1, 1, 1, 16, 16), (2, 2, 4, 24, 200), (9, 4, 6, 130, 34), (70, 2, 3, 64, 72)],
 )
-def test_mixture_equals_the_reference(
+def test_expert_mixture_equals_the_float64_reference(
     runner: Any, num_tokens: int, top_k: int, num_experts: int, hidden: int, size: int, dtype: torch.dtype
 ) -> None:
     given = random_mixture(num_tokens, top_k, num_experts, hidden, size, Gate(), dtype)
@@ -94,7 +94,9 @@ def test_mixture_equals_the_reference(
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
 @pytest.mark.parametrize("num_tokens", [1, 5])
-def test_gates_and_biases_equal_the_reference(runner: Any, gate: Gate, has_bias: bool, num_tokens: int) -> None:
+def test_expert_mixture_with_gates_and_biases_equals_the_reference(
+    runner: Any, gate: Gate, has_bias: bool, num_tokens: int
+) -> None:
     given = random_mixture(num_tokens, 2, 4, 32, 48, gate, torch.float32, has_bias=has_bias, seed=2)
     x, ids, shares, weights = given
     x *= 3  # makes the limits of gates take effect
@@ -131,7 +133,7 @@ def test_mixture_of_four_bit_weights_is_close_to_the_reference(
     assert error < {torch.float32: 1e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}[dtype]
 
 
-def test_four_bit_packing_is_exact_or_refused() -> None:
+def test_four_bit_packing_of_expert_weights_is_exact_or_refused() -> None:
     weight = four_bit_numbers(2, 6, 96)
     weight[0, 0] = 0.0
     weight[1, 2, :32] = 0.5  # a group without the largest number
@@ -149,7 +151,7 @@ def test_four_bit_packing_is_exact_or_refused() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 6])
-def test_invalid_expert_adds_nothing(runner: Any, num_tokens: int) -> None:
+def test_invalid_expert_number_adds_nothing_to_an_expert_mixture(runner: Any, num_tokens: int) -> None:
     x, ids, shares, weights = random_mixture(num_tokens, 3, 4, 32, 16, Gate(), torch.float32)
     ids[:, 1] = torch.tensor([4, -1, 99, 4, -7, 4])[:num_tokens]
     found = runner.ops.mix_experts(*(each.to(runner.device) for each in (x, ids, shares)), on(runner.device, weights))
@@ -157,7 +159,7 @@ def test_invalid_expert_adds_nothing(runner: Any, num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
-def test_nan_stays_in_its_token(runner: Any, gate: Gate) -> None:
+def test_nan_in_one_token_does_not_affect_other_tokens_of_an_expert_mixture(runner: Any, gate: Gate) -> None:
     """The limits and squares of a gate do not turn NaN into a number."""
     x, ids, shares, weights = random_mixture(3, 2, 4, 32, 48, gate, torch.float32)
     x[1, 5] = math.nan
@@ -183,7 +185,7 @@ def test_same_tokens_give_the_same_bits(runner: Any) -> None:
     assert torch.equal(one, other)
 
 
-def test_empty_input_gives_an_empty_result(runner: Any) -> None:
+def test_expert_mixture_of_no_tokens_is_empty(runner: Any) -> None:
     x, ids, shares, weights = random_mixture(1, 2, 4, 32, 16, Gate(), torch.float32)
     found = runner.ops.mix_experts(
         *(each[:0].to(runner.device) for each in (x, ids, shares)), on(runner.device, weights)
@@ -191,7 +193,7 @@ def test_empty_input_gives_an_empty_result(runner: Any) -> None:
     assert found.shape == (0, 32)
 
 
-def test_invalid_input_is_refused_by_name(runner: Any) -> None:
+def test_expert_mixture_names_an_invalid_argument(runner: Any) -> None:
     x, ids, shares, weights = random_mixture(2, 2, 4, 32, 16, Gate(), torch.float32)
     for wrong, name in (
         ((x[:, :16], ids, shares, weights), "x is"),
@@ -207,7 +209,7 @@ def test_invalid_input_is_refused_by_name(runner: Any) -> None:
             runner.ops.mix_experts(*wrong)
 
 
-def test_tiles_grow_with_the_pairs_and_fit_small_gpus() -> None:
+def test_expert_kernel_tiles_grow_with_the_tokens_and_fit_small_gpus() -> None:
     """A stage has at most two tiles of each operand in the shared memory of an RTX 4090."""
     sizes = [rows_of_tile(tokens, 8, 128, 2) for tokens in (1, 2, 64, 256, 512, 8192)]
     assert sizes == sorted(sizes)

@@ -38,7 +38,7 @@ def fake_clock(one: float, several: float) -> Callable[[Sequence[Any]], Callable
         (0.98, 0.98, NEVER),  # a gain of 2 % is within the noise
     ],
 )
-def test_faster_implementation_is_chosen(
+def test_faster_of_kernel_and_torch_is_chosen_for_products_of_few_rows(
     one: float, several: float, taken: FewRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "linear", fake_kernel)

@@ -18,7 +18,7 @@ def packed_mask(allowed: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 1000, 2049])
-def test_only_allowed_tokens_are_left(runner: Any, vocabulary: int) -> None:
+def test_token_mask_sets_all_other_logits_to_minus_infinity(runner: Any, vocabulary: int) -> None:
     generator = torch.Generator().manual_seed(vocabulary)
     logits = torch.randn(5, vocabulary, generator=generator)
     rows = [3, 0, 4]
@@ -39,7 +39,7 @@ def test_mask_words_beyond_the_vocabulary_are_not_read(runner: Any) -> None:
     assert torch.equal(logits.cpu(), torch.zeros(1, 40))
 
 
-def test_invalid_input_is_refused_by_name() -> None:
+def test_token_mask_kernel_names_an_invalid_argument() -> None:
     rows, words = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int32)
     with pytest.raises(ValueError, match="logits is"):
         allow_tokens_torch(torch.zeros(2, 64, dtype=torch.float16), rows, words)

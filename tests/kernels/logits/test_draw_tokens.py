@@ -77,7 +77,9 @@ def draw(runner: Any, logits: Tensor, options: list[Any], keys: Tensor, rows: Te
 @pytest.mark.parametrize(
     ("vocabulary", "spread"), [(1, 1.0), (5, 4.0), (256, 0.5), (257, 4.0), (4099, 0.5), (17000, 4.0)]
 )
-def test_every_option_equals_the_definition(runner: Any, vocabulary: int, spread: float) -> None:
+def test_sampled_tokens_equal_the_definition_for_every_sampling_option(
+    runner: Any, vocabulary: int, spread: float
+) -> None:
     generator = torch.Generator().manual_seed(vocabulary)
     count = len(OPTIONS)
     logits = torch.randn(count + 2, vocabulary, generator=generator) * spread
@@ -96,7 +98,9 @@ def test_every_option_equals_the_definition(runner: Any, vocabulary: int, spread
 
 
 @pytest.mark.parametrize("vocabulary", [300, 5000])
-def test_exactly_the_kept_tokens_are_drawn(runner: Any, vocabulary: int) -> None:
+def test_only_tokens_kept_by_the_sampling_filters_are_sampled_and_each_likely_one_is(
+    runner: Any, vocabulary: int
+) -> None:
     """With many keys over one row every kept token is drawn at some point, and never another."""
     generator = torch.Generator().manual_seed(vocabulary)
     row = torch.randn(vocabulary, generator=generator)
@@ -112,7 +116,7 @@ def test_exactly_the_kept_tokens_are_drawn(runner: Any, vocabulary: int) -> None
         assert set(found) >= often or runner.name == "interpreter", "not every likely token was drawn"
 
 
-def test_equal_logits_at_the_border_are_kept_together(runner: Any) -> None:
+def test_equal_logits_at_the_top_k_or_top_p_border_are_kept_together(runner: Any) -> None:
     logits = torch.full((1, 3000), -1.0)
     logits[:, :500] = 2.0
     logits[:, 700] = 3.0
@@ -159,7 +163,7 @@ def test_infinite_logits_are_drawn_first(runner: Any, option: tuple[float, ...])
     assert found[0] in (2000, 2100)
 
 
-def test_row_does_not_depend_on_other_rows(runner: Any) -> None:
+def test_sampled_token_of_a_row_does_not_depend_on_other_rows(runner: Any) -> None:
     generator = torch.Generator().manual_seed(5)
     count = len(OPTIONS)
     logits, keys = torch.randn(count, 3000, generator=generator), random_keys(count, generator)
@@ -192,7 +196,7 @@ def test_large_vocabularies_give_the_tokens_of_the_reference() -> None:
         assert int((found != expected).sum()) <= 1, (vocabulary, spread, options[found != expected].tolist())
 
 
-def test_invalid_input_is_refused_by_name() -> None:
+def test_token_sampling_kernel_names_an_invalid_argument() -> None:
     logits, options = torch.zeros(2, 64), torch.ones(1, 4, dtype=torch.float64)
     rows = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="logits is"):

@@ -66,7 +66,7 @@ SHAPES = [(1, 40, 64, 0), (17, 70, 200, 64), (3, 33, 70, 0), (1, 33, 1300, 128),
 @pytest.mark.interpreter
 @pytest.mark.parametrize("dtype", list(ALLOWED), ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_interpreted_kernel_equals_float64(
+def test_interpreted_fp8_kernel_equals_the_float64_product(
     shape: tuple[int, int, int, int], dtype: torch.dtype, interpret: Callable[..., Any]
 ) -> None:
     of_sums, of_result = interpret(kernel_error, shape, dtype)
@@ -102,7 +102,9 @@ def with_nan(device: str = "cpu") -> torch.Tensor:
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("widened", [True, False])
-def test_nan_stays_in_its_row(widened: bool, interpret: Callable[..., Any]) -> None:
+def test_nan_in_one_row_does_not_affect_other_rows_of_an_fp8_product(
+    widened: bool, interpret: Callable[..., Any]
+) -> None:
     expected = [False, True, True, True, False]
     assert interpret(rows_of_nan, with_nan(), widened=widened).tolist() == expected
     codes, scale = round_rows_torch(with_nan())
@@ -111,7 +113,7 @@ def test_nan_stays_in_its_row(widened: bool, interpret: Callable[..., Any]) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("widened", [True, False])
-def test_nan_stays_in_its_row_on_a_gpu(widened: bool) -> None:
+def test_nan_in_one_row_does_not_affect_other_rows_of_an_fp8_product_on_a_gpu(widened: bool) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     assert rows_of_nan(with_nan("cuda"), widened=widened).tolist() == [False, True, True, True, False]
@@ -192,13 +194,13 @@ def test_memory_shortage_does_not_disable_the_product_of_torch(monkeypatch: pyte
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(ALLOWED), ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (8, 4096, 4096, 0), (70, 4096, 4096, 0), (70, 512, 1024, 128)], ids=str)
-def test_kernel_equals_float64_on_a_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+def test_fp8_kernel_equals_float64_on_a_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     assert max(map(float, kernel_error(shape, dtype, "cuda"))) <= 1e-2
 
 
-def test_torch_reference_is_near_the_exact_product() -> None:
+def test_torch_fp8_product_is_near_the_exact_product() -> None:
     x, weight, bias = random_tensor(2, 5, 70), random_weight(33, 70, 0), random_tensor(33, seed=2)
     found = TorchFp8(weight, bias).product(x)
     plain = x @ (random_tensor(33, 70, seed=1) * 0.02).T + bias
@@ -206,7 +208,7 @@ def test_torch_reference_is_near_the_exact_product() -> None:
     assert TorchFp8(weight, bias).product(x, found.bfloat16()).dtype == torch.bfloat16
 
 
-def test_invalid_input_is_named() -> None:
+def test_fp8_product_names_an_invalid_argument() -> None:
     good = random_weight(4, 64, 0)
     with pytest.raises(ValueError, match="codes is"):
         Fp8Weight(good.codes.float(), good.scale, 64)

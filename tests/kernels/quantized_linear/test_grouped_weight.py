@@ -20,7 +20,7 @@ def test_rounded_weight_is_near_the_original(bits: int, allowed: float, inputs: 
     assert float((found.widened() - weight).norm()) <= allowed * float(weight.norm())
 
 
-def test_numbers_on_the_grid_are_exact() -> None:
+def test_weights_that_fit_the_4_bit_grid_are_rounded_without_error() -> None:
     codes = torch.arange(16, dtype=torch.uint8).repeat(3, 4)
     scale, low = torch.tensor([[0.5, 2.0]]).expand(3, 2), torch.tensor([[-3.0, 1.0]]).expand(3, 2)
     on_grid = grouped(codes, scale, low, 4, 32).widened()
@@ -51,7 +51,7 @@ def test_joined_weights_are_concatenated_unchanged() -> None:
     assert concatenated([one, rounded(random_tensor(5, 64), 4, 64)]) is None
 
 
-def test_invalid_input_is_named() -> None:
+def test_grouped_weight_names_an_invalid_argument() -> None:
     good = rounded(random_tensor(4, 64))
     with pytest.raises(ValueError, match="codes is"):
         GroupedWeight(good.codes.int(), good.scale, good.low, 4, 32)

@@ -62,7 +62,7 @@ def test_library_gives_the_result_of_own_kernels(make: Any, block_size: int, fak
             torch.testing.assert_close(again, expected, rtol=0, atol=0)
 
 
-def test_plan_is_made_once_per_step_for_equal_layers(fake_libraries: Any) -> None:
+def test_flashinfer_plan_is_made_once_per_step_for_equal_layers(fake_libraries: Any) -> None:
     ops, batch = with_library_prefill(torch_ops(), FlashInfer(), EVERY_OPTION), make_work()
     pool = make_pool(batch, "cpu")
     for window in (None, None, 20, None, 20):
@@ -100,7 +100,7 @@ def test_unsupported_options_are_computed_by_own_kernels(fake_libraries: Any) ->
         torch.testing.assert_close(found, prefill(torch_ops(), pool))
 
 
-def test_refusal_names_the_reason(fake_libraries: Any) -> None:
+def test_attention_library_that_does_not_support_a_shape_names_the_reason(fake_libraries: Any) -> None:
     pool = make_pool(make_work(), "cpu")
     shape = shape_of(pool.query, pool.k_cache)
     assert FlashInfer().refusal(shape) == FlashAttention3().refusal(shape) == ""

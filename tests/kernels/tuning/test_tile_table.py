@@ -50,7 +50,7 @@ def tuned_tiles(device: str = "cuda:0") -> DotTiles:
     return measured_tiles(DECODE, GIVEN, 4, 2, torch.device(device), is_quantized=False)
 
 
-def test_measured_entry_is_used_only_on_its_gpu() -> None:
+def test_tuned_tile_sizes_are_used_only_on_the_gpu_they_were_measured_on() -> None:
     assert tuned_tiles() == GIVEN
     write_table(user_table_path(), "A GPU", {KEY: as_entry(OTHER)})
     assert tuned_tiles() == OTHER
@@ -60,7 +60,7 @@ def test_measured_entry_is_used_only_on_its_gpu() -> None:
     )
 
 
-def test_entries_of_other_gpus_and_shapes_stay_in_the_table() -> None:
+def test_writing_tuned_tiles_keeps_entries_of_other_gpus_and_shapes() -> None:
     write_table(user_table_path(), "Another", {KEY: as_entry(GIVEN)})
     write_table(user_table_path(), "A GPU", {"one": as_entry(GIVEN)})
     write_table(user_table_path(), "A GPU", {KEY: as_entry(OTHER)})
@@ -68,7 +68,7 @@ def test_entries_of_other_gpus_and_shapes_stay_in_the_table() -> None:
     assert read_table(user_table_path(), "A GPU").entries.keys() == {"one", KEY}
 
 
-def test_entry_without_a_gain_is_removed() -> None:
+def test_tuned_tile_entry_without_a_gain_is_removed_from_the_table() -> None:
     write_table(user_table_path(), "A GPU", {KEY: as_entry(OTHER), "one": as_entry(GIVEN)})
     write_table(user_table_path(), "A GPU", {KEY: None})
     assert read_table(user_table_path(), "A GPU").entries.keys() == {"one"}
@@ -88,7 +88,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_unreadable_table_is_ignored_and_reported_in_one_line(text: str) -> None:
+def test_unreadable_tile_table_is_ignored_and_reported_in_one_line(text: str) -> None:
     user_table_path().write_text(text, "utf-8")
     assert tuned_tiles() == GIVEN
     words = describe_user_table(torch.device("cuda:0"))
@@ -103,7 +103,7 @@ def test_unreadable_table_is_ignored_and_reported_in_one_line(text: str) -> None
     )
 
 
-def test_missing_table_is_not_reported() -> None:
+def test_missing_tile_table_is_not_reported() -> None:
     assert describe_user_table(torch.device("cuda:0")) == ""
     write_table(user_table_path(), "Another", {KEY: as_entry(OTHER)})
     assert describe_user_table(torch.device("cuda:0")) == ""
@@ -124,7 +124,7 @@ WRONG: list[Any] = [
 
 
 @pytest.mark.parametrize("entry", WRONG, ids=str)
-def test_invalid_entry_is_left_out(entry: Any) -> None:
+def test_invalid_tile_table_entry_is_ignored(entry: Any) -> None:
     assert from_entry(entry, GIVEN, 4) is None
 
 
@@ -133,7 +133,7 @@ def test_tile_must_hold_the_heads_of_a_kv_head() -> None:
     assert from_entry(as_entry(GIVEN), GIVEN, 17) is None
 
 
-def test_table_shipped_with_kvscope_is_valid() -> None:
+def test_tile_table_shipped_with_kvscope_is_valid() -> None:
     table = json.loads(SHIPPED_TABLE.read_text("utf-8"))["gpus"]
     assert set(table) == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
     for entries in table.values():

@@ -59,7 +59,7 @@ SECOND: dict[str, Any] = {
         ("running\n  > 8", True),
     ],
 )
-def test_expression_over_known_figures(text: str, expected: bool) -> None:
+def test_alarm_expression_of_known_figures_is_true_or_false_as_expected(text: str, expected: bool) -> None:
     assert holds(text, **SECOND) is expected
 
 
@@ -80,7 +80,9 @@ def test_expression_over_known_figures(text: str, expected: bool) -> None:
         ("sum(temperature_celsius, 10) > 0", None),
     ],
 )
-def test_expression_with_unknown_figures(text: str, expected: bool | None) -> None:
+def test_alarm_expression_is_unknown_only_if_unknown_figures_decide_its_result(
+    text: str, expected: bool | None
+) -> None:
     assert holds(text, **SECOND) is expected
 
 

@@ -13,7 +13,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 TIMES = np.arange(15.0)
 
 
-def test_steady_fall_is_extrapolated() -> None:
+def test_steadily_falling_free_blocks_are_extrapolated_to_a_time_when_none_is_left() -> None:
     assert seconds_left(TIMES, 500 - 10 * TIMES, 1000) == pytest.approx(36.0)
 
 
@@ -59,7 +59,7 @@ def test_pure_noise_almost_never_gives_a_forecast() -> None:
     assert sum(left is not None for left in said) <= 10
 
 
-def test_forecast_at_a_time_of_the_overview() -> None:
+def test_run_out_forecast_uses_only_seconds_since_the_last_engine_restart() -> None:
     overview = SessionOverview()
     summaries = [
         Summary(time_ns=s * SECOND_NS, epoch=1 if s < 20 else 2, active_blocks=10 * s, free_blocks=600 - 10 * s)

@@ -33,7 +33,7 @@ def test_rule_is_parsed_from_a_line(line: str, rule: Rule) -> None:
     assert parse_rule(line) == rule
 
 
-def test_rule_text_of_a_rule() -> None:
+def test_text_of_an_alarm_rule_contains_name_expression_and_duration() -> None:
     assert rule_text(RULES["KV usage high"]) == "KV usage high: kv_usage > 0.95 for 5 s"
     assert rule_text(RULES["Long wait"]) == "Long wait: longest_wait_s > 10"
     assert rule_text(parse_rule("running > 8 for 2 min")) == "running > 8 for 120 s"

@@ -43,7 +43,7 @@ def answer(collector, ledger, *contents):
     return collector.confirmed(ledger, EPOCH)
 
 
-def test_text_is_found_by_hash_in_any_row_until_it_is_dropped():
+def test_recorded_block_text_is_found_by_hash_wherever_the_block_moved():
     index = TextIndex()
     index.extend([RecordedText(time_ns=5, epoch=EPOCH, block=2, owner=1, hash=f"{0xA2:016x}", text="moved")])
     assert index.find(BlockTextLookup(EPOCH, 70, 9, 16, 0xA2), 99).text == "moved"
@@ -95,7 +95,7 @@ def test_text_of_a_block_that_changed_its_owner_is_requested_again(ledger):
     assert collector.due(ledger, EPOCH, 100) == (2,)
 
 
-def test_requests_are_limited_and_no_block_is_forgotten(ledger):
+def test_block_texts_are_requested_a_few_at_a_time_until_every_block_was_requested(ledger):
     ledger.state[:], ledger.owner[:], ledger.filled[:] = BlockState.CACHED, 3, 16
     ledger.hash[:] = np.arange(1, 9)
     collector, seen = TextCollector(), []
@@ -163,7 +163,7 @@ def test_text_is_found_by_the_block_state_at_that_time():
     assert index.find(BlockTextLookup(EPOCH + 1, 3, 1, 16, 0xAB), 20) is None
 
 
-def test_index_memory_is_bounded_and_the_newest_texts_stay():
+def test_memory_of_the_block_text_index_is_bounded_and_the_newest_texts_stay():
     index, asked, most = TextIndex(max_bytes=10_000_000), BlockTextLookup(EPOCH, 3, 1, 1_000, 0), 0
     for newest_ns in range(1_000):
         index.extend([recorded_text(3, newest_ns, num_tokens=1_000)])
@@ -232,7 +232,7 @@ def test_recovered_and_shortened_recordings_keep_the_texts(tmp_path):
     assert len(kept) <= len(whole)
 
 
-def test_ring_stores_the_texts_it_receives(tmp_path):
+def test_recent_history_stores_the_block_texts_it_receives(tmp_path):
     engine = SimulatedEngine(num_blocks=60, num_running=4, epoch=EPOCH)
     ring = Ring(tmp_path / "ring")
     for message in (engine.hello, engine.snapshot(), engine.advance()):
@@ -245,7 +245,7 @@ def test_ring_stores_the_texts_it_receives(tmp_path):
     ring.close()
 
 
-def test_texts_can_be_read_by_their_schema(tmp_path):
+def test_recorded_block_texts_can_be_read_by_other_tools_with_their_json_schema(tmp_path):
     from mcap.reader import make_reader
 
     recorded(tmp_path / "a.mcap")

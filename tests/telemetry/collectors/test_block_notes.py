@@ -20,7 +20,7 @@ def test_blocks_without_extra_keys_have_no_notes() -> None:
     assert notes_of(RUN) == notes_of(with_keys([None, None])) == [(), ()]
 
 
-def test_notes_of_a_run_and_of_single_blocks() -> None:
+def test_kv_event_extra_keys_become_notes_about_adapter_session_salt_and_images_of_blocks() -> None:
     run = with_keys([["sql", ["img-7", 3]], ["sql", "salt"]], lora_name="sql", session_id="s-1")
     of_run = (("LoRA", "sql"), ("Session", "s-1"))
     assert notes_of(run) == [

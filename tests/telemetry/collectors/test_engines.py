@@ -113,7 +113,7 @@ def nodes_by_path() -> dict[Path, list[ast.Constant | ast.ImportFrom]]:
 
 
 @pytest.mark.parametrize("engine", external_engines.ENGINES, ids=lambda engine: engine.scheme)
-def test_only_its_module_names_an_engine(
+def test_external_engine_is_named_in_no_source_file_but_its_own_module(
     engine: external_engines.ExternalEngine, nodes_by_path: dict[Path, list[ast.Constant | ast.ImportFrom]]
 ) -> None:
     """No comparison, table or list elsewhere contains an engine's name."""

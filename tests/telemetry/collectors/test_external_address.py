@@ -10,7 +10,7 @@ from kvscope_telemetry.errors import BadInput
 parse = ExternalAddress.parse
 
 
-def test_all_parts_of_an_address_are_parsed() -> None:
+def test_all_parts_of_an_external_engine_address_are_parsed() -> None:
     text = "vllm://host:8000/?kv_events=tcp://host:5557&replay=tcp://host:5558&rank=2&tls=1&topic=kv"
     address = parse(text)
     assert (address.engine.scheme, address.host, address.port, address.rank, address.tls) == (
@@ -36,7 +36,7 @@ def test_all_parts_of_an_address_are_parsed() -> None:
         "vllm://host:8000/?kv_events=ipc:///tmp/kv&replay=ipc:///tmp/kv-replay&model=org/m&tokenizer=/a/b",
     ],
 )
-def test_address_round_trips_through_its_text(text: str) -> None:
+def test_external_engine_address_parsed_from_its_own_text_is_equal(text: str) -> None:
     assert parse(str(parse(text))) == parse(text)
 
 

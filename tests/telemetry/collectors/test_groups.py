@@ -30,7 +30,7 @@ def test_single_group_is_not_reported() -> None:
     assert (groups.block_size, groups.published(16)) == (16, ())
 
 
-def test_groups_keep_their_numbers_and_full_attention_sets_the_block_size() -> None:
+def test_kv_groups_keep_their_numbers_and_full_attention_sets_the_block_size() -> None:
     groups = Groups()
     runs = (stored(1, 64, "sliding_window", 512), stored(0, 32, "full_attention"), stored(2, 256, "mamba"))
     assert [groups.number_of(run) for run in (*runs, *runs)] == [0, 1, 2, 0, 1, 2]
@@ -43,7 +43,7 @@ def test_groups_keep_their_numbers_and_full_attention_sets_the_block_size() -> N
     assert groups.sizes.tolist() == [64, 32, 256]
 
 
-def test_chunks_of_an_external_store_form_their_own_group() -> None:
+def test_chunks_of_an_external_kv_store_form_a_separate_kv_group() -> None:
     groups = Groups()
     chunk, block = stored(None, 256, medium="cpu"), stored(0, 16, "full_attention")
     assert groups.number_of(chunk) == 0
@@ -54,7 +54,7 @@ def test_chunks_of_an_external_store_form_their_own_group() -> None:
     assert [group.kind for group in groups.published(16)] == ["chunks", "full"]
 
 
-def test_event_without_a_group_belongs_to_the_group_of_its_block_size() -> None:
+def test_kv_event_without_a_group_belongs_to_the_group_of_its_block_size() -> None:
     groups = Groups()
     assert groups.number_of(stored(None, medium="cpu")) == 0
     assert groups.number_of(stored(0, kind="full_attention")) == 0

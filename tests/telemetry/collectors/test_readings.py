@@ -116,7 +116,7 @@ def test_older_vllm_names_are_read_and_missing_values_are_unknown() -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1"])
-def test_invalid_value_is_unknown(value: str) -> None:
+def test_invalid_metric_value_of_a_server_is_read_as_unknown(value: str) -> None:
     page = f"vllm:num_requests_running {value}\nvllm:kv_cache_usage_perc {value}\nvllm:prompt_tokens_total {value}\n"
     page += 'vllm:cache_config_info{num_gpu_blocks="None",block_size="x"} 1\n'
     reading = read_vllm(page)
@@ -161,7 +161,7 @@ def test_histogram_difference_gives_the_observations_of_an_interval() -> None:
     "buckets",
     [{}, {float("inf"): 1.0}, {0.1: 3.0, float("inf"): 1.0}, {0.1: 1.0, 0.2: 2.0}, {-1.0: 0.0, float("inf"): 1.0}],
 )
-def test_invalid_buckets_are_no_histogram(buckets: dict[float, float]) -> None:
+def test_invalid_histogram_buckets_of_a_server_are_ignored(buckets: dict[float, float]) -> None:
     assert Cumulative.of_buckets(buckets) is None
 
 

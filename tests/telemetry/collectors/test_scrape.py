@@ -122,7 +122,7 @@ def raw() -> Iterator[Callable[..., Raw]]:
         (500, "text/plain", b"", "HTTP 500"),
     ],
 )
-def test_bad_answer_is_explained_in_one_sentence_and_retried(
+def test_bad_metrics_response_is_explained_in_one_sentence_and_retried(
     server: FakeServer, scrape: Callable[..., Scraper], status: int, kind: str, body: bytes, words: str
 ) -> None:
     server.set_answer("/metrics", body, kind, status)
@@ -171,7 +171,7 @@ def test_unfinished_answer_times_out(raw: Callable[..., Raw], scrape: Callable[.
     assert "did not answer within 0.05 s" in failure_reason(scrape(f"vllm://127.0.0.1:{slow.port}", timeout_s=0.05))
 
 
-def test_close_interrupts_a_request(raw: Callable[..., Raw]) -> None:
+def test_closing_the_scraper_interrupts_a_pending_http_request(raw: Callable[..., Raw]) -> None:
     silent = raw(b"", held=True)
     address = ExternalAddress.parse(f"vllm://127.0.0.1:{silent.port}")
     scraper = Scraper(address, http=HttpClient(address, timeout_s=LONG_S))

@@ -137,7 +137,9 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 FREE = (BlockState.FREE, 0, NO_OWNER)
 
 
-def test_slots_are_rows_that_fill_and_keep_their_tokens(source: SlotSource, server: LlamaServer) -> None:
+def test_llama_cpp_slots_are_shown_as_blocks_that_fill_and_keep_their_tokens(
+    source: SlotSource, server: LlamaServer
+) -> None:
     wait_for_poll(source, server)
     hello = source.mirror.hello
     assert hello is not None
@@ -300,7 +302,9 @@ def test_server_without_slots_is_reported_with_the_option_to_change(server: Llam
         assert source.status.state is SourceState.CONNECTING
 
 
-def test_replaced_server_is_a_new_epoch(source: SlotSource, server: LlamaServer) -> None:
+def test_llama_cpp_server_with_other_slot_sizes_counts_as_a_new_engine_run(
+    source: SlotSource, server: LlamaServer
+) -> None:
     wait_for_poll(source, server)
     before = source.mirror.epoch
     server.slots = [{**slot(number), "n_ctx": 400} for number in range(2)]

@@ -37,7 +37,7 @@ def held(slots: CachedRows, tier: Tier = Tier.HBM) -> list[tuple[int, int]]:
     return sorted(zip(ledger.hash[rows].tolist(), ledger.parent[rows].tolist(), strict=True))
 
 
-def test_repeated_block_takes_no_row_and_unknown_removal_is_ignored() -> None:
+def test_kv_event_for_a_known_block_or_an_unknown_removal_changes_nothing() -> None:
     slots = CachedRows(8)
     slots.apply(stored(1, 2))
     apply_pending(slots)
@@ -50,7 +50,7 @@ def test_repeated_block_takes_no_row_and_unknown_removal_is_ignored() -> None:
     assert held(slots) == [(1, 0), (2, 1)]
 
 
-def test_block_in_several_media_and_groups_has_a_row_in_each() -> None:
+def test_block_stored_in_several_media_and_kv_groups_is_counted_in_each() -> None:
     slots = CachedRows(8)
     for event in (
         stored(1, group=0),
@@ -66,7 +66,7 @@ def test_block_in_several_media_and_groups_has_a_row_in_each() -> None:
     assert (held(slots), held(slots, Tier.HOST)) == ([(1, 0)], [(1, 0)])
 
 
-def test_row_is_freed_when_the_last_of_several_copies_is_removed() -> None:
+def test_block_stored_several_times_is_removed_with_its_last_copy() -> None:
     slots = CachedRows(8)
     for _ in range(3):
         slots.apply(stored(7, group=0))
@@ -117,7 +117,7 @@ def test_block_is_found_however_its_medium_is_written() -> None:
     assert slots.num_held == 0
 
 
-def test_unknown_medium_is_a_tier_of_its_own() -> None:
+def test_block_in_an_unknown_storage_medium_is_put_into_an_unknown_tier() -> None:
     slots = CachedRows(8)
     slots.apply(stored(1, medium="STORAGE"))
     slots.apply(stored(1, medium="FRIDGE"))
@@ -135,7 +135,7 @@ def test_removal_without_a_group_removes_the_block_from_all_groups() -> None:
     assert held(slots) == []
 
 
-def test_freed_row_is_reused() -> None:
+def test_space_of_a_removed_block_is_reused_for_the_next_stored_block() -> None:
     slots = CachedRows(2)
     apply_pending(slots)
     for number in range(1, 100):
@@ -161,7 +161,7 @@ def test_tiers_grow_and_keep_their_blocks() -> None:
     assert held(slots, Tier.HOST) == [(7, 0)]
 
 
-def test_unused_rows_can_be_removed() -> None:
+def test_tier_can_shrink_to_the_number_of_stored_blocks() -> None:
     slots = CachedRows()
     slots.apply(stored(1, 2))
     apply_pending(slots)
@@ -172,7 +172,7 @@ def test_unused_rows_can_be_removed() -> None:
     assert held(slots) == [(1, 0), (2, 1)]
 
 
-def test_number_of_rows_is_bounded() -> None:
+def test_number_of_blocks_tracked_from_kv_events_is_bounded() -> None:
     slots = CachedRows(4)
     slots.reserve(Tier.HBM, 1 << 40)
     slots.reserve(Tier.HOST, 1 << 40)
@@ -180,7 +180,7 @@ def test_number_of_rows_is_bounded() -> None:
     assert slots.ledger.num_blocks == MAX_ROWS
 
 
-def test_hash_zero_is_a_block_too() -> None:
+def test_block_with_hash_zero_is_tracked_like_others() -> None:
     slots = CachedRows(4)
     slots.apply(stored(0, 5))
     apply_pending(slots)
@@ -190,7 +190,7 @@ def test_hash_zero_is_a_block_too() -> None:
     assert held(slots) == [(5, HASH_MASK)]
 
 
-def test_random_events_match_a_counting_model() -> None:
+def test_blocks_tracked_from_random_kv_events_match_a_counting_model() -> None:
     chance = random.Random(7)
     slots, model = CachedRows(4), {"GPU": Counter[int](), "CPU": Counter[int]()}
     for _ in range(4000):

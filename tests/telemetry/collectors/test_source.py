@@ -98,7 +98,9 @@ def test_endpoint_of_the_inside_plugin_is_suggested(endpoint: str, server: FakeS
     assert (words in source.status.reason) == endpoint.startswith("ipc")
 
 
-def test_block_contents_are_found_by_row(server: FakeServer, publisher: KvEventPublisher, attach: Attach) -> None:
+def test_tokens_and_text_of_a_watched_block_are_found_by_block_number(
+    server: FakeServer, publisher: KvEventPublisher, attach: Attach
+) -> None:
     server.set_answer("/metrics", VllmPage().text())
     publisher.publish([BlockStored((11, 12), None, (5, 6, 7, 8), 2, medium="GPU")])
     source = attach(f"vllm://127.0.0.1:{server.port}", **events_of(publisher))
@@ -199,7 +201,7 @@ def test_pool_grows_if_events_report_more_blocks_than_the_server(
     assert cached(source) == {number: number - 1 for number in range(1, 21)}
 
 
-def test_two_ranks_are_two_sources(server: FakeServer, attach: Attach) -> None:
+def test_each_data_parallel_rank_of_a_server_is_a_separate_source(server: FakeServer, attach: Attach) -> None:
     page = VllmPage(2)
     page.gauge("num_requests_running", 5, rank=0)
     page.gauge("num_requests_running", 9, rank=1)

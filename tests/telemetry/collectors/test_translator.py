@@ -93,7 +93,7 @@ def stored(*hashes: int, parent: int | None = None, medium: str = "GPU", size: i
     return BlockStored(hashes, parent, tuple(range(size * len(hashes))), size, medium=medium)
 
 
-def test_nothing_is_published_before_the_first_reading_or_twice() -> None:
+def test_watched_server_is_published_only_after_the_first_metrics_reading() -> None:
     driver = TranslatorDriver()
     assert driver.publish_messages() == []
     driver.read_metrics()
@@ -108,7 +108,7 @@ def test_nothing_is_published_before_the_first_reading_or_twice() -> None:
     assert driver.messages_of_type(Heartbeat)
 
 
-def test_frame_contains_only_changes() -> None:
+def test_frame_from_kv_events_contains_only_blocks_that_really_changed() -> None:
     driver = TranslatorDriver()
     driver.read_metrics()
     driver.apply_events(stored(1, 2), stored(3, parent=2))
@@ -142,7 +142,7 @@ def in_group(event: BlockStored, index: int, kind: str, window: int | None = Non
     return msgspec.structs.replace(event, group_idx=index, kv_cache_spec_kind=kind, kv_cache_spec_sliding_window=window)
 
 
-def test_new_group_restates_the_hello_and_assigns_rows_to_groups() -> None:
+def test_new_kv_group_in_events_is_announced_and_its_blocks_are_assigned_to_it() -> None:
     driver = TranslatorDriver()
     driver.read_metrics()
     first = driver.follower.mirror
@@ -205,7 +205,7 @@ def test_unknown_medium_is_reported_once() -> None:
     assert [cause for cause in driver.causes() if "'fridge'" in cause] == driver.causes()[-1:]
 
 
-def test_reset_starts_a_new_epoch() -> None:
+def test_reset_of_kv_events_starts_a_new_engine_run() -> None:
     driver = TranslatorDriver()
     driver.read_metrics()
     driver.apply_events(stored(1))
@@ -292,7 +292,7 @@ def test_restart_after_which_counters_grow_again_is_one_engine() -> None:
     assert sum(batch.num_decode_tokens for batch in batches) == 8_990 + 12_000
 
 
-def test_counters_are_believed_again_a_minute_after_they_last_jumped() -> None:
+def test_metric_counters_that_jumped_back_and_forth_are_used_again_after_a_minute() -> None:
     driver = TranslatorDriver()
     for reading in (SMALL, LARGE) * 3:
         driver.read_metrics(reading)
@@ -330,7 +330,7 @@ def test_tokens_between_readings_are_counted_once() -> None:
     assert sum(batch.num_decode_tokens for batch in batches) == 3
 
 
-def test_events_alone_suffice_until_metrics_arrive() -> None:
+def test_blocks_are_shown_from_kv_events_before_metrics_arrive() -> None:
     driver = TranslatorDriver()
     driver.apply_events(stored(1, 2, size=4))
     mirror = driver.follower.mirror

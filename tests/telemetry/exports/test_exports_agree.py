@@ -100,7 +100,9 @@ def test_peak_usage_and_its_time_are_those_of_the_fullest_frame_everywhere(
     assert float(shown[1]) == pytest.approx(100 * peak, abs=0.051)
 
 
-def test_levels_of_each_second_are_those_of_state_at_its_end(recording: Recording, tmp_path: Path) -> None:
+def test_exported_levels_of_each_second_equal_the_recorded_state_at_its_end(
+    recording: Recording, tmp_path: Path
+) -> None:
     metrics, counters = metrics_of(recording, tmp_path), counters_of(recording, tmp_path)
     export(recording, ExportTarget.from_path(tmp_path / "metrics.parquet"))
     typed = parquet.read_table(tmp_path / "metrics.parquet")

@@ -102,7 +102,7 @@ def test_trace_of_a_range_is_cut_at_its_ends(record_story: Callable[..., Recordi
 
 
 @pytest.mark.parametrize(("value", "data"), [(0, b"\0"), (300, b"\xac\x02"), (-1, b"\xff" * 9 + b"\1")])
-def test_varint_encoding(value: int, data: bytes) -> None:
+def test_integers_in_a_perfetto_trace_are_encoded_as_protobuf_varints(value: int, data: bytes) -> None:
     assert varint(value) == data
 
 

@@ -20,7 +20,7 @@ def histories_of(recording: Recording, span: Span | None = None) -> list[Request
     )
 
 
-def test_phases_are_derived_from_events(record_story: Callable[..., Recording]) -> None:
+def test_request_phases_of_an_export_are_derived_from_events(record_story: Callable[..., Recording]) -> None:
     recording = record_story()
     first, second = histories_of(recording)
     phases = [(phase.kind, first.length_ns(phase, 0) // MS) for phase in first.phases]
@@ -42,7 +42,9 @@ def test_phases_are_derived_from_events(record_story: Callable[..., Recording]) 
     assert (second.num_output_tokens, second.num_cached_tokens) == (6, 4)
 
 
-def test_range_keeps_the_earlier_phases_of_its_requests(make_messages: Callable, record: Callable) -> None:  # type: ignore[type-arg]
+def test_export_of_a_range_keeps_earlier_phases_of_requests_that_began_before_it(
+    make_messages: Callable, record: Callable
+) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(1500).path)
     span = span_of(recording, 40.0, 60.0)
     inside = {
@@ -72,7 +74,7 @@ def test_request_missing_after_a_gap_has_an_unknown_end(make_messages: Callable)
     assert {history.end for history in histories} == {"finished", "ended"}
 
 
-def test_phases_are_derived_from_states_without_events(make_messages: Callable) -> None:  # type: ignore[type-arg]
+def test_request_phases_of_an_export_are_derived_from_states_if_events_are_missing(make_messages: Callable) -> None:  # type: ignore[type-arg]
     import msgspec
 
     messages = [(message.time_ns, message) for message in make_messages(600)[1:]]

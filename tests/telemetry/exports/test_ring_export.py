@@ -13,7 +13,7 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring import Ring
 
 
-def test_ring_exports_its_remaining_seconds(tmp_path: Path) -> None:
+def test_export_of_a_recent_history_contains_the_seconds_it_still_holds(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "ring", max_seconds=20.0, segment_seconds=2.0)
     with closing(ring):
         session = RecordedSession(ring)

@@ -139,7 +139,7 @@ def test_achieved_rates_are_work_divided_by_step_time(record_story: Callable[...
     assert drafts == 2 * right > 0
 
 
-def test_tables_of_a_range_have_only_its_rows(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_exported_tables_of_a_time_range_have_only_rows_within_it(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(1500).path)
     for kind in KINDS:
         export(recording, ExportTarget.from_path(tmp_path / f"{kind}.csv"), 20.0, 30.0)

@@ -170,7 +170,7 @@ def test_alarm_figure_that_is_unknown_is_nan(watched, figure, is_known):
     assert np.isnan(values[-1]) != is_known
 
 
-def test_playback_restores_the_readings(watched):
+def test_playback_restores_the_metrics_readings_of_an_external_engine(watched):
     source = PlaybackSource(Recording.open(watched[0].path), is_playing=False)
     try:
         source.seek(2.0)

@@ -82,7 +82,7 @@ def test_list_without_any_address_is_refused_and_an_empty_list_is_not():
         ("import sys; sys.stdout.buffer.write(bytes([255, 254, 0]))", "is not text"),
     ],
 )
-def test_failing_list_command_is_explained(code, word):
+def test_failure_of_the_fleet_list_command_is_explained(code, word):
     limit_s = 0.5 if "sleep" in code else WAIT_S
     command = CommandText(f'{sys.executable} -c "{code}"', limit_s=limit_s)
     with pytest.raises(BadInput, match=word):
@@ -116,7 +116,7 @@ def test_unreadable_list_file_is_refused(tmp_path):
             read(FileText(tmp_path / name))
 
 
-def test_unreadable_list_keeps_the_previous_one(tmp_path):
+def test_fleet_list_that_becomes_unreadable_keeps_the_previous_engines(tmp_path):
     path, lists = tmp_path / "list", []
     path.write_text(ONE)
     reader = ListReader(FileText(path), 0.02, lists.append)

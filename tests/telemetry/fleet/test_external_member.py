@@ -73,13 +73,13 @@ def reading(*counts, used_share=0.25):
     return Reading(epoch=1, time_ns=2, used_share=used_share, latencies=(histogram,))
 
 
-def test_row_is_unknown_before_the_first_update(source):
+def test_fleet_row_has_unknown_values_before_the_first_update(source):
     row = ExternalMember(ENTRY, source).row()
     assert (row.name, row.engine, row.state) == ("box", "vllm", SourceState.CONNECTING)
     assert (row.usage, row.num_running, row.first_token_s, row.bins, row.version) == (None, None, None, None, "")
 
 
-def test_row_without_metrics_has_no_counts(source):
+def test_fleet_row_of_an_engine_without_metrics_has_blocks_but_no_counts(source):
     member = ExternalMember(ENTRY, source)
     source.updates.append(Update(snapshot=snapshot()))
     source.status = SourceStatus(SourceState.LIVE)
@@ -90,7 +90,7 @@ def test_row_without_metrics_has_no_counts(source):
     assert row.bins.cached == bytes([255] * 3 + [0] * 5)
 
 
-def test_latency_from_buckets_is_reported_as_a_bound(source):
+def test_fleet_latency_from_histogram_buckets_is_marked_as_a_bound(source):
     member = ExternalMember(ENTRY, source)
     source.updates.append(Update(snapshot=snapshot(), readings=(reading(1, 3, 0), reading(0, 2, 1))))
     source.status = SourceStatus(SourceState.LIVE)

@@ -45,7 +45,7 @@ class FakeMember:
         self.is_closed = True
 
 
-def test_changed_list_keeps_members_that_stay_open():
+def test_changing_the_fleet_list_does_not_reopen_engines_that_stay_listed():
     opened = []
 
     def opener(entry, _context):
@@ -68,7 +68,7 @@ def test_changed_list_keeps_members_that_stay_open():
     assert all(member.is_closed for member in opened)
 
 
-def test_three_engines_over_real_sockets_are_shown(tmp_path):
+def test_fleet_shows_the_figures_of_three_engines_over_real_sockets(tmp_path):
     engines = [SimulatedEngine(num_blocks=200 + 2000 * number, num_running=4, epoch=number + 1) for number in range(3)]
     where = [f"ipc://{tmp_path}/{number}/telemetry" for number in range(3)]
     servers = [SimulatedServer(engine, at, rate=20.0) for engine, at in zip(engines, where, strict=True)]
@@ -106,7 +106,7 @@ def share_held(engine):
     return int(np.count_nonzero(engine.ledger.state == BlockState.ACTIVE)) / engine.ledger.num_blocks
 
 
-def test_unreadable_key_is_shown_as_the_row_state(tmp_path):
+def test_fleet_engine_with_an_unreadable_key_file_is_shown_as_refused(tmp_path):
     entry = FleetEntry(Address("tcp://127.0.0.1:7710", key=tmp_path / "none.key"))
     fleet = Fleet()
     try:
@@ -118,7 +118,7 @@ def test_unreadable_key_is_shown_as_the_row_state(tmp_path):
         fleet.close()
 
 
-def test_rates_cover_the_last_minute():
+def test_fleet_rates_cover_only_the_last_minute():
     rates = Rates()
     assert (rates.hit_rate(), rates.preemptions_per_s(), rates.first_token_s(0)) == (None, None, None)
     rates.count(Counters(prompt_tokens=1000, cached_tokens=0, preemptions=50), S)
@@ -133,7 +133,7 @@ def test_rates_cover_the_last_minute():
     assert rates.hit_rate() is None
 
 
-def test_pool_bins_show_even_a_single_block():
+def test_small_fleet_map_shows_even_a_single_active_block():
     state = np.zeros(5000, np.uint8)
     state[0], state[4000:] = BlockState.ACTIVE, BlockState.CACHED
     bins = pool_bins(state)

@@ -28,7 +28,7 @@ def test_example_of_the_vllm_documentation_is_accepted() -> None:
     assert config.binds
 
 
-def test_defaults_equal_those_of_vllm() -> None:
+def test_kv_events_config_defaults_equal_those_of_vllm() -> None:
     config = parse_config("{}")
     assert not config.is_on
     assert (config.endpoint, config.replay_endpoint, config.topic) == ("tcp://*:5557", None, "")
@@ -49,7 +49,9 @@ def test_defaults_equal_those_of_vllm() -> None:
         ("tcp://[2001:db8::1]:5557", None, False),
     ],
 )
-def test_endpoint_decides_between_bind_and_connect(endpoint: str, bind: bool | None, binds: bool) -> None:
+def test_kv_events_endpoint_decides_whether_the_publisher_binds_or_connects(
+    endpoint: str, bind: bool | None, binds: bool
+) -> None:
     config = parse_config(json.dumps({"endpoint": endpoint, "bind": bind}))
     assert config.binds is binds
 

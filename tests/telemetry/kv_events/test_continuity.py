@@ -105,7 +105,7 @@ def without_replay() -> FollowedEngine:
     return made
 
 
-def test_late_follower_gets_earlier_batches_by_replay() -> None:
+def test_late_subscriber_gets_earlier_kv_event_batches_by_replay() -> None:
     followed = FollowedEngine(Engine())
     for _ in range(20):
         followed.engine.publish_random_events()
@@ -117,7 +117,7 @@ def test_late_follower_gets_earlier_batches_by_replay() -> None:
     assert followed.count(Received) == 21
 
 
-def test_late_follower_is_uncertain_if_the_buffer_is_too_short() -> None:
+def test_late_subscriber_is_uncertain_if_the_replay_buffer_lacks_early_batches() -> None:
     followed = FollowedEngine(Engine(buffer_steps=5))
     for _ in range(20):
         followed.engine.publish_random_events()
@@ -126,7 +126,7 @@ def test_late_follower_is_uncertain_if_the_buffer_is_too_short() -> None:
     assert "before batch 15" in followed.continuity.uncertain
 
 
-def test_gap_is_filled_by_a_replay(followed: FollowedEngine) -> None:
+def test_missing_kv_event_batch_is_filled_by_a_replay(followed: FollowedEngine) -> None:
     followed.engine.publish_random_events()
     followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.continuity.wants == "batches 5 to 5 are missing"
@@ -157,7 +157,7 @@ def test_duplicate_batch_is_delivered_once(followed: FollowedEngine) -> None:
     assert not followed.continuity.uncertain
 
 
-def test_damaged_batch_is_requested_again(followed: FollowedEngine) -> None:
+def test_damaged_kv_event_batch_is_requested_again(followed: FollowedEngine) -> None:
     seq, _ = followed.engine.publish_random_events()
     followed.continuity.live(seq, SPOILT)
     followed.continuity.live(*followed.engine.publish_random_events())
@@ -211,7 +211,7 @@ def test_restart_is_detected_after_any_number_of_missed_batches(followed: Follow
     assert followed.continuity.counts.restarts >= 1
 
 
-def test_restart_is_detected_by_the_sequence_number(followed: FollowedEngine) -> None:
+def test_publisher_restart_is_detected_by_the_sequence_number(followed: FollowedEngine) -> None:
     followed.engine.restart()
     followed.continuity.live(*followed.engine.publish_random_events())
     followed.apply_pending()
@@ -220,7 +220,7 @@ def test_restart_is_detected_by_the_sequence_number(followed: FollowedEngine) ->
     assert followed.count(Reset) == 1
 
 
-def test_gap_longer_than_the_buffer_resets_and_is_reported() -> None:
+def test_gap_longer_than_the_replay_buffer_makes_the_cache_content_uncertain() -> None:
     followed = FollowedEngine(Engine(buffer_steps=4))
     followed.apply_pending()
     followed.continuity.live(*followed.engine.publish_random_events())
@@ -241,7 +241,7 @@ def test_missed_last_batch_is_found_by_a_check(followed: FollowedEngine) -> None
     assert not followed.continuity.uncertain
 
 
-def test_check_does_not_delay_live_batches(followed: FollowedEngine) -> None:
+def test_periodic_check_for_missed_batches_does_not_delay_live_batches(followed: FollowedEngine) -> None:
     followed.continuity.check()
     followed.continuity.begin_replay()
     followed.continuity.live(*followed.engine.publish_random_events())
@@ -347,7 +347,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS, st.integers(0, 1 << 16), st.sampled_from([1, 3, 10, 10_000]), st.booleans())
-def test_any_history_ends_right_or_uncertain(
+def test_cache_followed_by_kv_events_is_right_or_reported_as_uncertain_for_any_history(
     actions: list[str], seed: int, buffer_steps: int, can_replay: bool
 ) -> None:
     followed = FollowedEngine(Engine(seed, buffer_steps), can_replay=can_replay)

@@ -124,7 +124,7 @@ EXPECTED: dict[str, EventBatch] = {
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_captured_batch_is_decoded_exactly(name: str) -> None:
+def test_captured_kv_event_batch_of_each_engine_version_is_decoded_exactly(name: str) -> None:
     assert decode_batch(bytes.fromhex(CAPTURED[name])) == EXPECTED[name]
 
 
@@ -153,7 +153,7 @@ def batch_of(*events: object, rest: tuple[object, ...] = (0,)) -> bytes:
 REMOVED: dict[str, object] = {"type": "BlockRemoved", "block_hashes": [7], "medium": None}
 
 
-def test_rank_may_be_missing_and_extra_fields_may_follow() -> None:
+def test_kv_event_batch_without_a_rank_or_with_extra_fields_is_decoded() -> None:
     assert decode_batch(batch_of(REMOVED, rest=())).data_parallel_rank is None
     more = decode_batch(batch_of(REMOVED, rest=(1, "later", [2])))
     assert (more.data_parallel_rank, more.num_unknown_fields) == (1, 2)
@@ -223,7 +223,7 @@ def test_unreadable_event_is_counted_and_the_others_are_read(spoilt: object) -> 
     ],
     ids=lambda payload: f"{payload[:8].hex()} of {len(payload)}",
 )
-def test_invalid_batch_is_refused(payload: bytes) -> None:
+def test_invalid_kv_event_batch_is_refused(payload: bytes) -> None:
     with pytest.raises(ProtocolError, match="batch of KV events"):
         decode_batch(payload)
 

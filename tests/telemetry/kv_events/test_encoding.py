@@ -64,7 +64,7 @@ BATCHES = st.builds(
 
 
 @given(BATCHES)
-def test_batch_round_trips(batch: EventBatch) -> None:
+def test_kv_event_batch_decoded_from_its_encoding_is_equal(batch: EventBatch) -> None:
     assert decode_batch(encode_batch(batch)) == batch
 
 

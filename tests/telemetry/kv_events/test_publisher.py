@@ -71,7 +71,7 @@ def published_all(context: zmq.Context[Socket], publisher: KvEventPublisher) -> 
     return len(replay(context, publisher, publisher.next_seq - 1)) == 2
 
 
-def test_live_batches_have_three_parts_and_consecutive_numbers(
+def test_published_kv_event_batches_have_three_parts_and_consecutive_numbers(
     context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]
 ) -> None:
     publisher = publish(topic="kv-events")
@@ -96,7 +96,7 @@ def test_live_batches_have_three_parts_and_consecutive_numbers(
     assert removal == {"type": "BlockRemoved", "block_hashes": [first + 19], "medium": "GPU"}
 
 
-def test_replay_starts_at_the_requested_number_in_the_new_layout(
+def test_kv_event_replay_starts_at_the_requested_batch_number(
     context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]
 ) -> None:
     publisher = publish(topic="t", buffer_steps=8)
@@ -129,7 +129,7 @@ def test_malformed_replay_request_is_ignored(
         assert len(dealer.recv_multipart()) == 4
 
 
-def test_early_and_late_streams_follow_the_publisher(
+def test_early_and_late_kv_event_streams_reach_the_same_cache_content(
     context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher], watch: Callable[..., WatchedStream]
 ) -> None:
     publisher = publish(topic="kv")
@@ -187,7 +187,7 @@ def test_consumer_sees_dropped_batches_as_a_gap(
     assert (gap.first, gap.last) == (5, 8)
 
 
-def test_batch_that_cannot_be_encoded_is_a_gap(
+def test_kv_event_batch_that_cannot_be_encoded_is_skipped_and_counted(
     context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]
 ) -> None:
     publisher = publish()
@@ -230,7 +230,7 @@ def test_publisher_connects_to_a_named_host(
         wait_for(has_come)
 
 
-def test_port_is_offset_by_the_rank(publish: Callable[..., KvEventPublisher]) -> None:
+def test_kv_events_port_is_increased_by_the_rank_number(publish: Callable[..., KvEventPublisher]) -> None:
     def both(port: int) -> KvEventPublisher:
         config = KvEventsConfig(endpoint=f"tcp://127.0.0.1:{port}", bind=True, enable_kv_cache_events=True)
         return KvEventPublisher(config, rank=1)

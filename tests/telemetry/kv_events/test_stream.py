@@ -47,7 +47,7 @@ def test_late_stream_gets_all_earlier_batches(fake: Fake, watch: Watch, new_layo
     assert (status.state, status.num_batches, status.num_replays, status.data_parallel_rank) == (LIVE, 52, 1, 0)
 
 
-def test_gap_is_filled_by_a_replay(fake: Fake, watch: Watch) -> None:
+def test_missing_kv_event_batch_is_filled_by_a_replay_over_sockets(fake: Fake, watch: Watch) -> None:
     publisher = fake()
     watched = watch(publisher.endpoint, publisher.replay_endpoint, check_after_s=NEVER_S)
     watched.until(lambda: watched.stream.status.why == "nothing published yet" or _is_live(watched), publisher)
@@ -120,7 +120,7 @@ def test_silent_replay_endpoint_is_reported_and_retried(fake: Fake, watch: Watch
     watched.until(lambda: watched.follower.cached == {1}, publisher)
 
 
-def test_damaged_batch_is_requested_again(fake: Fake, watch: Watch) -> None:
+def test_damaged_kv_event_batch_is_requested_again_over_sockets(fake: Fake, watch: Watch) -> None:
     publisher = fake()
     watched = watch(publisher.endpoint, publisher.replay_endpoint, check_after_s=NEVER_S)
     publisher.await_subscriber()
@@ -214,7 +214,7 @@ def test_slow_consumer_loses_nothing_with_bounded_memory(fake: Fake, watch: Watc
 @pytest.mark.parametrize(
     "endpoint", ["", "tcp://", "tcp://host", "tcp://*:5557", "tcp://h:0", "tcp://h:99999", "udp://h:1"]
 )
-def test_invalid_endpoint_is_refused(endpoint: str) -> None:
+def test_invalid_kv_events_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(BadInput, match="is not accepted"):
         KvEventStream(endpoint)
     with pytest.raises(BadInput, match="is not accepted"):
@@ -227,7 +227,9 @@ def test_bind_endpoint_in_use_is_refused(fake: Fake) -> None:
         KvEventStream(publisher.endpoint, bind=True)
 
 
-def test_close_returns_promptly_and_leaves_no_thread(fake: Fake, make_endpoint: Callable[[str], str]) -> None:
+def test_closing_a_kv_event_stream_returns_promptly_and_leaves_no_thread(
+    fake: Fake, make_endpoint: Callable[[str], str]
+) -> None:
     publisher = fake()
     for endpoint in (publisher.endpoint, make_endpoint("ipc")):
         before = set(threading.enumerate())

@@ -23,14 +23,14 @@ def _hello(**more: object) -> Hello:
     )
 
 
-def test_hello_without_capabilities_is_our_own_engine() -> None:
+def test_hello_message_without_capabilities_means_kvscopes_own_engine() -> None:
     raw = msgspec.msgpack.encode(_hello())
     assert b"capabilities" not in raw
     assert msgspec.msgpack.decode(raw, type=Hello).capabilities == OWN_ENGINE
     assert not OWN_ENGINE.unknown_columns
 
 
-def test_capabilities_round_trip() -> None:
+def test_engine_capabilities_decoded_from_their_encoding_are_equal() -> None:
     capabilities = Capabilities(engine="vllm", owners=False, ref_counts=False, filled=False)
     back = msgspec.msgpack.decode(msgspec.msgpack.encode(_hello(capabilities=capabilities)), type=Hello)
     assert back.capabilities == capabilities

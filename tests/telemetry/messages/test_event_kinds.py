@@ -77,7 +77,7 @@ def event(data: EventData | None, kind: str = "preempted", num_tokens: int = 96)
         (event(None), "as it was said"),
     ],
 )
-def test_cause_text_of_an_event(noted: Event, words: str) -> None:
+def test_event_cause_text_is_built_from_event_data_or_taken_from_an_older_engine(noted: Event, words: str) -> None:
     assert cause_text(noted) == words
 
 

@@ -134,7 +134,7 @@ def _messages(engine: SimulatedEngine) -> Iterable[Frame | Snapshot]:
         yield engine.advance()
 
 
-def test_fully_known_message_is_not_copied() -> None:
+def test_telemetry_message_without_unknown_parts_is_not_copied() -> None:
     unknowns = Unknowns()
     for message in _messages(SimulatedEngine(num_blocks=100)):
         assert known_telemetry(message, unknowns) is message

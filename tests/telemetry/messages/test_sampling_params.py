@@ -175,7 +175,7 @@ def test_invalid_structured_output_is_refused_by_name(kind: Any, text: str, name
     assert named in str(refusal.value)
 
 
-def test_newer_options_round_trip() -> None:
+def test_newer_sampling_options_decoded_from_their_encoding_are_equal() -> None:
     sampling = SamplingParams(
         stop_token_ids=(3, 4), logit_bias={5: -100.0, 6: 1}, structured=Structured(kind="choice", text='["a","b"]')
     )

@@ -273,13 +273,13 @@ def _golden() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_golden_bytes_decode_to_the_same_message(name: str) -> None:
+def test_stored_bytes_of_every_message_still_decode_to_the_same_message(name: str) -> None:
     for written, golden in _golden_lines():
         assert written != name or DECODERS[name](golden) == ALL[name]
     assert wire.encode(ALL[name]) == _golden()[name], "a change here is a new field: add a line, keep the old ones"
 
 
-def test_every_message_has_golden_bytes() -> None:
+def test_every_message_type_has_stored_example_bytes() -> None:
     names = {t.__name__ for union in (TelemetryMessage, Command, Reply) for t in get_args(union)}
     assert names == set(ALL) == set(_golden())
 

@@ -108,7 +108,7 @@ def test_histogram_bounds_equal_those_of_vllm(scraped: ScrapedMetrics, name: str
     assert [float(bound) for bound in bounds] == [float(bound) for bound in HISTOGRAMS[name].split()]
 
 
-def test_length_buckets_without_a_known_model_limit() -> None:
+def test_length_histogram_has_one_bucket_if_the_model_limit_is_unknown() -> None:
     assert lengths(0) == (1,)
     assert lengths(3) == (1, 2)
 

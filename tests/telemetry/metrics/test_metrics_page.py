@@ -69,7 +69,9 @@ def publish_request_lifetime(engine: ScriptedEngine) -> None:
     )
 
 
-def test_latencies_and_tokens_of_a_request(page: MetricsPage, start_engine: Start) -> None:
+def test_metrics_page_shows_latencies_and_token_counts_of_a_finished_request(
+    page: MetricsPage, start_engine: Start
+) -> None:
     engine = start_engine()
     wait_for_subscription(page, engine)
     publish_request_lifetime(engine)
@@ -108,7 +110,9 @@ def test_latencies_and_tokens_of_a_request(page: MetricsPage, start_engine: Star
     assert ends == {"stop": 0, "length": 1, "abort": 0, "error": 0, "unknown": 0}
 
 
-def test_block_byte_and_fragmentation_metrics(page: MetricsPage, start_engine: Start) -> None:
+def test_metrics_page_shows_blocks_bytes_and_fragmentation_of_the_engine(
+    page: MetricsPage, start_engine: Start
+) -> None:
     engine = start_engine()
     wait_for_subscription(page, engine)
     ledger = engine.ledger
@@ -149,7 +153,9 @@ def test_block_byte_and_fragmentation_metrics(page: MetricsPage, start_engine: S
     assert scraped.value("kvscope_device_power_watts") is None
 
 
-def test_preemption_causes_and_finish_reasons(page: MetricsPage, start_engine: Start) -> None:
+def test_metrics_page_counts_preemptions_by_cause_and_requests_by_finish_reason(
+    page: MetricsPage, start_engine: Start
+) -> None:
     engine = start_engine()
     wait_for_subscription(page, engine)
     swapped = EventData(kind="preempted", is_swapped=True)
@@ -248,6 +254,6 @@ def test_thousand_scrapes_leak_no_objects_or_files(page: MetricsPage, start_engi
     assert after[1:] == before[1:]
 
 
-def test_invalid_endpoint_is_refused() -> None:
+def test_metrics_page_for_an_invalid_engine_endpoint_is_refused() -> None:
     with pytest.raises(BadInput):
         MetricsPage("nonsense")

@@ -33,7 +33,7 @@ def said(segments: list[TorchSegment]) -> list[tuple[object, ...]]:
 
 
 @given(st.lists(st.lists(_BLOCK, min_size=1, max_size=9), max_size=6))
-def test_packed_map_round_trips(blocks: list[list[tuple[int, State]]]) -> None:
+def test_allocator_map_unpacked_after_packing_is_equal(blocks: list[list[tuple[int, State]]]) -> None:
     segments = [segment(part, address=(n + 1) << 40, stream=n << 33) for n, part in enumerate(blocks)]
     reply = decode_reply(encode(pack_map(segments, tag=4, device="cuda:1")))
     assert isinstance(reply, AllocatorMap)
@@ -43,7 +43,9 @@ def test_packed_map_round_trips(blocks: list[list[tuple[int, State]]]) -> None:
 
 
 @given(st.lists(st.lists(_BLOCK, min_size=1, max_size=30), min_size=1, max_size=4), st.integers(1, 40))
-def test_smallest_blocks_are_merged_beyond_the_limit(blocks: list[list[tuple[int, State]]], most: int) -> None:
+def test_smallest_allocator_blocks_are_merged_beyond_the_limit(
+    blocks: list[list[tuple[int, State]]], most: int
+) -> None:
     segments = [segment(part, address=(n + 1) << 40) for n, part in enumerate(blocks)]
     whole, bounded = pack_map(segments), pack_map(segments, max_blocks=most)
     drawn = unpack_map(bounded)
@@ -53,14 +55,14 @@ def test_smallest_blocks_are_merged_beyond_the_limit(blocks: list[list[tuple[int
     assert [getattr(bounded, name) for name in sums] == [getattr(whole, name) for name in sums]
 
 
-def test_merged_neighbours_keep_a_common_state() -> None:
+def test_merged_allocator_blocks_keep_their_state_if_it_is_the_same() -> None:
     one = segment([(512, State.CACHED), (512, State.CACHED), (1 << 20, State.ALLOCATED), (512, State.CACHED)])
     assert unpack_map(pack_map([one], max_blocks=3))[0].states.tolist() == [State.CACHED, State.ALLOCATED, State.CACHED]
     mixed = segment([(512, State.CACHED), (512, State.ALLOCATED), (1 << 20, State.ALLOCATED)])
     assert unpack_map(pack_map([mixed], max_blocks=2))[0].states.tolist() == [State.JOINED, State.ALLOCATED]
 
 
-def test_largest_segments_are_kept_beyond_the_limit() -> None:
+def test_largest_allocator_segments_are_kept_beyond_the_limit() -> None:
     segments = [segment([(size, State.ALLOCATED)], address=size << 30) for size in (1, 5, 3)]
     packed = pack_map(segments, max_segments=2)
     assert [one.num_bytes for one in unpack_map(packed)] == [5, 3]
@@ -90,7 +92,7 @@ GOOD = pack_map([segment([(8, State.CACHED), (4, State.ALLOCATED)])])
         {"cached_bytes": -1},
     ],
 )
-def test_contradictory_columns_are_refused(changes: dict[str, bytes]) -> None:
+def test_allocator_map_with_contradictory_columns_is_refused(changes: dict[str, bytes]) -> None:
     with pytest.raises(ProtocolError, match="AllocatorMap"):
         unpack_map(msgspec.structs.replace(GOOD, **changes))
 

@@ -18,14 +18,14 @@ def _write(tables: BlockTableBuffer, lengths: list[int], changes: list[tuple[int
     tables.write(np.array(lengths, np.int32), rows, starts, counts, blocks)
 
 
-def test_later_change_of_a_row_wins() -> None:
+def test_later_change_of_a_block_table_in_one_batch_wins() -> None:
     tables = BlockTableBuffer(2)
     _write(tables, [0, 0], [(1, 0, [1, 2, 3]), (0, 0, [7]), (1, 1, [8, 9]), (1, 3, [4])])
     assert tables.first(1, 4).tolist() == [1, 8, 9, 4]
     assert tables.first(0, 1).tolist() == [7]
 
 
-def test_rows_keep_their_entries_while_others_grow_or_leave() -> None:
+def test_block_tables_keep_their_entries_while_others_grow_or_are_removed() -> None:
     tables = BlockTableBuffer(2)
     _write(tables, [0, 0], [(0, 0, [1, 2]), (1, 0, [3])])
     tables.append_rows(1)
@@ -37,7 +37,7 @@ def test_rows_keep_their_entries_while_others_grow_or_leave() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_random_changes_match_lists(seed: int) -> None:
+def test_block_tables_after_random_changes_equal_plain_lists(seed: int) -> None:
     """Runs long enough that gaps are compacted repeatedly while rows with spare capacity change next to them."""
     generator = random.Random(seed)
     tables, model = BlockTableBuffer(6), [list[int]() for _ in range(6)]

@@ -41,7 +41,7 @@ def _assert_same(left: Update, right: Update) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(cuts=st.sets(st.integers(1, NUM_FRAMES - 1)))
-def test_update_is_the_same_for_any_batching(cuts: set[int]) -> None:
+def test_coalesced_update_is_the_same_however_frames_are_batched(cuts: set[int]) -> None:
     _, _, frames = _session()
     borders = [0, *sorted(cuts), NUM_FRAMES]
     parts = [coalesce(frames[a:b]) for a, b in pairwise(borders)]
@@ -74,7 +74,7 @@ def test_mirror_needs_only_its_declared_columns_of_frames(cuts: set[int]) -> Non
     assert equal_requests(other.requests, mirror.requests, REQUEST_COLUMNS)
 
 
-def test_series_have_one_entry_per_frame() -> None:
+def test_coalesced_update_has_one_series_entry_per_frame() -> None:
     _, _, frames = _session()
     series = coalesce(frames).series
     assert series["seq"].tolist() == [f.seq for f in frames]
@@ -84,7 +84,7 @@ def test_series_have_one_entry_per_frame() -> None:
     assert series["generation_tokens"].tolist() == [f.counters.generation_tokens for f in frames]
 
 
-def test_repeated_rows_keep_their_order() -> None:
+def test_block_changed_twice_keeps_the_order_of_its_changes_in_a_coalesced_update() -> None:
     engine = SimulatedEngine(num_blocks=50)
     frames = []
     for state in (1, 2):
@@ -111,7 +111,7 @@ def test_no_frames_give_an_empty_update() -> None:
     assert size_of(update) == 0
 
 
-def test_merge_keeps_all_samples_and_the_newest_of_the_rest() -> None:
+def test_merged_updates_keep_all_device_samples_and_the_newest_heartbeat_and_counters() -> None:
     samples = [DeviceSample(epoch=1, time_ns=i) for i in range(3)]
     beats = [Heartbeat(epoch=1, time_ns=i, seq=i, step=i) for i in range(2)]
     frame = Frame(epoch=1, seq=1, step=1, time_ns=1, counters=Counters(admitted=3))

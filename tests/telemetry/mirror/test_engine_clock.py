@@ -40,5 +40,5 @@ def test_any_time_is_accepted_after_a_reconnect(clock: EngineClock) -> None:
     assert not clock.accepts(7, 5_000_000_000, NOW), "the time of the first message counts"
 
 
-def test_time_of_another_engine_start_is_accepted(clock: EngineClock) -> None:
+def test_any_engine_time_is_accepted_after_another_engine_start(clock: EngineClock) -> None:
     assert clock.accepts(8, 2**60, NOW)

@@ -51,7 +51,7 @@ def test_mirror_equals_the_engine_after_every_step(
     assert mirror.counters.preemptions > 0
 
 
-def test_late_joiner_gets_everything_from_the_snapshot(
+def test_mirror_that_starts_late_gets_the_whole_state_from_a_snapshot(
     same_requests: Callable[[Mirror, SimulatedEngine], None],
 ) -> None:
     engine = SimulatedEngine(num_blocks=200, num_running=8)
@@ -65,7 +65,7 @@ def test_late_joiner_gets_everything_from_the_snapshot(
     same_requests(mirror, engine)
 
 
-def test_later_row_of_a_block_wins_and_is_counted_once() -> None:
+def test_block_changed_twice_in_one_update_has_the_later_state_and_counts_once() -> None:
     engine, mirror = _following()
     free = int(np.flatnonzero(mirror.ledger.state == 0)[0])
     num_free = mirror.num_free
@@ -104,7 +104,7 @@ MISFITS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_update_that_does_not_fit_changes_nothing(name: str) -> None:
+def test_invalid_update_is_refused_and_leaves_the_mirror_unchanged(name: str) -> None:
     engine, mirror = _following()
     mirror.apply(coalesce([engine.advance()]))
     before = Ledger(mirror.num_blocks)
@@ -141,7 +141,7 @@ def test_frames_before_the_first_snapshot_are_refused() -> None:
     Mirror().apply(coalesce(()))
 
 
-def test_new_epoch_replaces_everything_including_the_size() -> None:
+def test_snapshot_of_a_new_engine_run_replaces_the_mirror_including_its_size() -> None:
     _, mirror = _following()
     other = SimulatedEngine(num_blocks=77, num_running=3, epoch=2)
     for _ in range(5):
@@ -153,7 +153,7 @@ def test_new_epoch_replaces_everything_including_the_size() -> None:
     assert not (mirror.requests.state == RequestState.FINISHED).any()
 
 
-def test_resync_writes_into_the_existing_arrays() -> None:
+def test_snapshot_of_the_same_engine_run_is_written_into_the_existing_mirror_arrays() -> None:
     engine, mirror = _following()
     view = mirror.ledger.state
     for _ in range(20):
@@ -176,7 +176,7 @@ def test_ended_requests_stay_and_missing_ones_are_finished_within_an_epoch() -> 
     assert mirror.requests.finished_ns[row] > 0
 
 
-def test_version_increases_with_each_change() -> None:
+def test_mirror_version_increases_with_each_update() -> None:
     engine, mirror = _following()
     version = mirror.version
     mirror.apply(coalesce([engine.advance()]))

@@ -88,7 +88,7 @@ def test_requests_are_sorted_by_number() -> None:
     assert mirror.first_seen_ns.tolist() == [2, 1, 2]
 
 
-def test_reused_row_starts_with_zeros() -> None:
+def test_memory_of_a_dropped_request_is_zeroed_when_reused_for_a_new_one() -> None:
     mirror = RequestMirror(max_finished=1)
     for number in range(1, 60):
         mirror.apply([_info(number)], _row(number, RequestState.FINISHED, 0, [], 7), time_ns=number)
@@ -111,7 +111,7 @@ def test_ended_requests_are_bounded_and_the_newest_stay() -> None:
     assert mirror.finished_ns[-1] == 999
 
 
-def test_equality_compares_tables_and_columns() -> None:
+def test_comparison_of_request_mirrors_detects_different_block_tables() -> None:
     left, right = RequestMirror(), RequestMirror()
     for mirror in (left, right):
         mirror.apply([_info(1)], _row(1, RequestState.RUNNING, 0, [4, 5]), time_ns=1)
@@ -183,7 +183,7 @@ def test_each_kv_group_has_its_own_tables() -> None:
 @pytest.mark.parametrize(
     ("group", "start", "words"), [(256, 0, "at most 255"), (1, 1, "starts at block 1, but the table has only 0 blocks")]
 )
-def test_invalid_group_table_changes_nothing(group: int, start: int, words: str) -> None:
+def test_invalid_kv_group_block_table_is_refused_and_changes_nothing(group: int, start: int, words: str) -> None:
     mirror = RequestMirror()
     mirror.apply([_info(1)], NO_ROWS, time_ns=1)
     changes = [_row(1, RequestState.RUNNING, 0, [3]), _in_group(group, _row(1, RequestState.RUNNING, start, [5]))]

@@ -285,7 +285,7 @@ def test_bytes_of_held_frames_are_bounded() -> None:
     assert held, "a single frame is kept whatever its size"
 
 
-def test_sync_is_at_rest_only_if_nothing_is_missing_or_pending() -> None:
+def test_mirror_sync_is_idle_only_if_no_frame_is_missing_or_pending() -> None:
     world = LossyWorld(random.Random(0))
     assert not world.sync.is_idle
     world.beat()

@@ -70,7 +70,7 @@ def test_prepared_blocks_of_another_snapshot_are_ignored() -> None:
     assert mirror.ledger.equals(engine.ledger)
 
 
-def test_impossible_rows_are_refused() -> None:
+def test_snapshot_with_negative_reference_counts_is_refused() -> None:
     snapshot = _engine().snapshot()
     bad = msgspec.structs.replace(snapshot.blocks, ref_count=b"\xff" * len(snapshot.blocks.ref_count))
     with pytest.raises(ProtocolError, match="negative reference count"):

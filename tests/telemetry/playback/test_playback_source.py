@@ -93,7 +93,7 @@ def watch() -> Iterator[Callable[..., PlaybackWatcher]]:
         assert not source._thread.is_alive()
 
 
-def test_playback_has_the_recorded_pace(
+def test_playback_advances_at_the_recorded_pace_times_the_speed(
     record: Callable[..., Any], watch: Callable[..., PlaybackWatcher], assert_same_state: SameState
 ) -> None:
     watcher = watch(record(300).path)
@@ -133,7 +133,9 @@ def test_paused_time_does_not_advance_the_position(
     assert watcher.drain().seq == watcher.num_frames_due() > 0
 
 
-def test_long_gap_in_polling_skips_nothing(record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]) -> None:
+def test_playback_skips_no_frame_after_a_long_pause_between_polls(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]
+) -> None:
     watcher = watch(record(300).path)
     start = watcher.source.position
     watcher.source.play()
@@ -209,7 +211,9 @@ def test_last_of_many_seeks_wins(record: Callable[..., Any], watch: Callable[...
     assert watcher.drain().seq == watcher.num_frames_due()
 
 
-def test_past_of_a_seek_comes_in_short_spans(record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]) -> None:
+def test_playback_seek_delivers_the_earlier_frames_in_short_time_spans(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]
+) -> None:
     watcher = watch(record(400).path)
     watcher.source.seek(7.0)
     watcher.drain()
@@ -292,7 +296,7 @@ def test_playback_continues_with_the_keyframe_after_a_damaged_chunk(
     assert len(watcher.seqs()) < 400
 
 
-def test_refused_update_is_repaired_by_the_next_keyframe(
+def test_playback_resumes_with_the_next_keyframe_after_an_update_was_refused(
     record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]
 ) -> None:
     watcher = watch(record(200).path)
@@ -316,7 +320,7 @@ def test_vanished_file_is_reported(record: Callable[..., Any], watch: Callable[.
     assert status.reason.endswith("cannot be read: No such file or directory")
 
 
-def test_failed_source_ignores_moves_and_never_blocks(
+def test_playback_that_failed_ignores_seek_step_and_play(
     record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]
 ) -> None:
     source = watch(record(100).path).source

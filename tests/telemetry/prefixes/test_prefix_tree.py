@@ -56,7 +56,7 @@ def test_empty_ledger_gives_an_empty_tree() -> None:
     assert tree.children_of(ROOT).size == 0
 
 
-def test_unbranched_blocks_form_one_node() -> None:
+def test_blocks_without_branches_form_one_prefix_tree_node() -> None:
     tree = build(blocks((11, 0), (12, 11), (13, 12), (14, 13), (24, 13), (25, 24), (9, 0)))
     assert child_keys(tree) == [9, 11]
     trunk = tree.node_with(11)
@@ -107,7 +107,7 @@ def test_row_order_does_not_change_the_tree(seed: int) -> None:
         assert child_keys(expected, one) == child_keys(found, other)
 
 
-def test_cyclic_hashes_terminate() -> None:
+def test_prefix_tree_of_blocks_whose_parents_form_a_cycle_contains_each_block_once() -> None:
     tree = build(blocks((1, 2), (2, 3), (3, 1), (4, 4), (5, 3), (6, 5), (7, 6)))
     assert sorted(tree.rows.tolist()) == list(range(7))
     assert sum(tree.num_blocks.tolist()) == 7

@@ -41,7 +41,7 @@ def test_request_that_wrote_no_full_block_has_those_that_it_reused(mirror):
     assert sorted(blocks_of_request(mirror, 7)) == [1, 3]
 
 
-def test_each_block_is_there_once_while_another_request_holds_the_end(mirror):
+def test_blocks_of_an_ended_request_are_listed_once_while_another_request_holds_its_last(mirror):
     cache(mirror, [3], 4, [11])
     cache(mirror, [1], 7, [12], after=11)
     cache(mirror, [2], 7, [13], after=12, state=BlockState.ACTIVE)
@@ -55,13 +55,13 @@ def test_reused_blocks_count_while_another_request_holds_them(mirror):
     assert sorted(blocks_of_request(mirror, 7)) == [1, 3, 5]
 
 
-def test_evicted_beginning_leaves_the_blocks_after_it(mirror):
+def test_blocks_of_an_ended_request_are_found_even_if_its_first_block_was_evicted(mirror):
     cache(mirror, [1], 4, [12], after=11)
     cache(mirror, [5], 7, [13], after=12)
     assert sorted(blocks_of_request(mirror, 7)) == [1, 5]
 
 
-def test_cyclic_parents_terminate(mirror):
+def test_blocks_of_a_request_are_found_even_if_their_parents_form_a_cycle(mirror):
     cache(mirror, [1, 2], 4, [11, 12], after=12)
     cache(mirror, [5], 7, [13], after=12)
     assert sorted(blocks_of_request(mirror, 7)) == [1, 2, 5]

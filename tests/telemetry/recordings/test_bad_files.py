@@ -144,7 +144,7 @@ def test_decompression_bomb_is_not_inflated(tmp_path: Path, claimed: int) -> Non
         (struct.pack("<BQ", 4, 9) + b"\xff" * 9, "holds no telemetry"),
     ],
 )
-def test_contradictory_chunk_is_refused(tmp_path: Path, record_bytes: bytes, named: str) -> None:
+def test_recording_with_a_contradictory_chunk_is_refused(tmp_path: Path, record_bytes: bytes, named: str) -> None:
     path = tmp_path / "bad.mcap"
     path.write_bytes(MAGIC + record_bytes)
     assert named in refusal(path)

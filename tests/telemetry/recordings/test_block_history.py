@@ -123,7 +123,7 @@ def test_block_history_is_unknown_within_a_gap(record: Callable[..., Any], make_
     assert {1, 2} == set(part.rows["epoch"].tolist())
 
 
-def test_separate_parts_have_a_gap_between_them(record: Callable[..., Any]) -> None:
+def test_block_history_joined_from_separate_parts_is_unknown_between_them(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(400).path)
     begin, end = recording.start_ns, recording.end_ns
     second = 1_000_000_000
@@ -243,7 +243,7 @@ def test_block_history_is_the_same_from_any_start(
             assert all(row_at(part, time_ns) == rows[place] for time_ns, rows in expected[first : last + 1])
 
 
-def test_batches_without_the_block_are_skipped(record: Callable[..., Any]) -> None:
+def test_block_history_skips_frame_batches_that_do_not_contain_the_block(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(600).path)
     begin, end = recording.start_ns, recording.end_ns
     seq, num_checkpoints = 0, 0

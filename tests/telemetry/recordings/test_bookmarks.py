@@ -91,7 +91,9 @@ def test_bookmark_outlives_the_segments_before_it(make_ring: MakeRing, make_sess
     ring.close()
 
 
-def test_saved_part_has_the_bookmarks_about_it(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
+def test_saved_part_of_a_recording_has_the_bookmarks_within_its_time(
+    make_ring: MakeRing, make_session: MakeSession, tmp_path: Path
+) -> None:
     ring = make_ring()
     session = make_session(ring)
     session.advance(600)

@@ -123,7 +123,7 @@ def test_columns_take_a_twelfth_of_the_encoded_frames() -> None:
         {"moves": Moves(evicted=b"\1")},
     ],
 )
-def test_values_that_columns_cannot_hold_are_refused(change: dict[str, Any]) -> None:
+def test_frames_with_values_that_columns_cannot_hold_are_refused(change: dict[str, Any]) -> None:
     _, frames = advanced(3)
     with pytest.raises((ValueError, OverflowError)):
         pack([frames[0], replace(frames[1], **change)])

@@ -117,7 +117,7 @@ def test_sparse_hole_of_10_gib_ends_the_recording(record: Record, tmp_path: Path
     assert "holds no telemetry" in refusal(empty)
 
 
-def test_empty_records_are_skipped_within_a_budget(tmp_path: Path, monkeypatch: Any) -> None:
+def test_recording_of_empty_records_is_refused_before_too_much_is_read(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(budgets, "MAX_STEP_BYTES", 1 << 20)
     monkeypatch.setattr(budgets, "STEP_BYTES_A_STORED_BYTE", 8)
     path = tmp_path / "nothing.mcap"
@@ -164,7 +164,9 @@ def test_chunks_of_zeros_are_inflated_once_within_a_budget(
     assert max(inflated[count:]) < 1 << 20, "a damaged chunk must be inflated once"
 
 
-def test_damaged_chunk_is_inflated_once(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
+def test_damaged_chunk_of_a_recording_is_decompressed_only_once(
+    record: Record, tmp_path: Path, monkeypatch: Any
+) -> None:
     """Its times and counts are valid, so that opening does not inflate it; every pass over the file reads it."""
     recorded = record(300)
     bad = [chunk for chunk in Recording.open(recorded.path).segments[0].message_chunks if chunk.num_frames][1]
@@ -238,7 +240,9 @@ def test_flipped_byte_in_chunk_times_changes_nothing(record: Record, tmp_path: P
     assert list(found.frames()) == recorded.frames
 
 
-def test_absurd_times_are_ignored(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
+def test_message_times_beyond_the_year_2116_in_a_recording_are_ignored(
+    tmp_path: Path, make_messages: Callable[..., Any]
+) -> None:
     """Without an index, message times are used; a time in the year 2300 is damage."""
     hello, snapshot, *_ = make_messages(1)
     state = b"".join(message(HELLOS, encode(each), 10**18) for each in (hello, snapshot))

@@ -37,7 +37,7 @@ def written_messages(recording: Recording, from_s: float = 0.0) -> list[tuple[fl
     return [(seconds, message) for seconds, message in recording.messages(from_s) if not isinstance(message, Hello)]
 
 
-def test_ring_reads_as_one_recording(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_segments_of_a_recent_history_read_as_one_recording(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
     session.advance(300)
@@ -151,7 +151,7 @@ def test_memory_and_snapshots_are_found_across_segments(make_ring: MakeRing, mak
     ring.close()
 
 
-def test_growing_does_not_survey_the_file_again(
+def test_growing_recording_is_not_read_again_from_its_start(
     make_ring: MakeRing, make_session: MakeSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring = make_ring(segment_seconds=1e6)
@@ -287,7 +287,9 @@ def test_ring_is_played_while_it_is_written(
     ring.close()
 
 
-def test_recorded_hello_is_kept(tmp_path: Path, make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_hello_message_written_to_a_recent_history_is_read_back(
+    tmp_path: Path, make_ring: MakeRing, make_session: MakeSession
+) -> None:
     ring = make_ring()
     session = make_session(ring)
     session.advance(150)
@@ -436,7 +438,9 @@ def test_clock_that_is_years_ahead_discards_no_ring(
     assert [ring.folder.name for ring in remove_orphaned_rings(tmp_path, max_seconds=age_s / 2).discarded] == ["first"]
 
 
-def test_left_rings_are_bounded_by_size_and_age(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
+def test_recent_histories_left_by_crashed_sessions_are_limited_by_size_and_age(
+    make_ring: MakeRing, make_session: MakeSession, tmp_path: Path
+) -> None:
     """The oldest are discarded first, including unreadable ones; the newest stays even if it is too large."""
     for name in ("first", "second", "third"):
         ring = make_ring(name)

@@ -75,7 +75,7 @@ def test_file_without_its_last_bytes_is_truncated(record: Callable[..., Any], mi
     assert recording.info.num_frames == 20
 
 
-def test_frames_of_a_time_range(record: Callable[..., Any]) -> None:
+def test_reading_a_time_range_of_a_recording_returns_exactly_its_frames(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(300).path)
     times = [seconds for seconds, message in recording.messages() if isinstance(message, Frame)]
     assert recording.info.duration_s == times[-1]
@@ -138,7 +138,7 @@ def test_bytes_are_stored_unchanged(record: Callable[..., Any], tmp_path: Path) 
     assert list(Recording.open(tmp_path / "raw.mcap").frames()) == [frame]
 
 
-def test_two_engine_starts_in_one_file(
+def test_recording_of_two_engine_starts_has_the_right_state_in_both(
     record: Callable[..., Any], make_messages: Callable[..., Any], assert_same_state: SameState
 ) -> None:
     first, second = make_messages(120, epoch=7), make_messages(90, epoch=8, num_blocks=99, seed=3)

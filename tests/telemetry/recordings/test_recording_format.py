@@ -32,7 +32,9 @@ def ledger_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], dict[str
     return found
 
 
-def test_documented_program_finds_the_same_ledger(record: Callable[..., Any], ledger_at: Callable[..., Any]) -> None:
+def test_program_in_the_format_documentation_reads_the_same_state_from_a_recording(
+    record: Callable[..., Any], ledger_at: Callable[..., Any]
+) -> None:
     recording = Recording.open(record(500, keyframe_interval_ns=4_000_000_000).path)
     times = [at_s for at_s, message in recording.messages() if isinstance(message, Frame)]
     for at_s in (times[0], times[-1], *random.sample(times, 10)):

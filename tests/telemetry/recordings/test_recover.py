@@ -28,7 +28,7 @@ def test_complete_file_is_recovered_unchanged(record, assert_same_state, tmp_pat
     assert_same_state(new.state_at(5.0), old.state_at(5.0))
 
 
-def test_saved_part_keeps_its_times(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_part_saved_again_keeps_its_times_and_messages(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """The hello of its engine is older than the saved part."""
     save(Recording.open(record(400).path), tmp_path / "part.mcap", 2.0)
     old = Recording.open(tmp_path / "part.mcap")

@@ -88,7 +88,9 @@ def test_frames_after_an_idle_period_stay_for_the_promised_time(
     ring.close()
 
 
-def test_idle_engine_is_kept_no_longer_and_written_rarely(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_recent_history_of_an_idle_engine_keeps_its_maximum_length_in_few_segments(
+    make_ring: MakeRing, make_session: MakeSession
+) -> None:
     ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
     session = make_session(ring)
     session.advance(10)
@@ -187,7 +189,9 @@ def test_oldest_segments_are_deleted_beyond_the_maximum_size(make_ring: MakeRing
 
 
 @pytest.mark.parametrize("bounds", [{"max_bytes": 0}, {"max_seconds": 0.0}, {"max_seconds": float("nan")}])
-def test_invalid_bounds_are_refused(make_ring: MakeRing, bounds: dict[str, float]) -> None:
+def test_recent_history_with_invalid_size_or_time_limits_is_refused(
+    make_ring: MakeRing, bounds: dict[str, float]
+) -> None:
     with pytest.raises(BadInput, match="is not accepted"):
         make_ring(**bounds)
 
@@ -219,7 +223,7 @@ def test_ring_continues_with_a_snapshot_after_a_gap(make_ring: MakeRing, make_se
     assert last.state_at(1e9).seq == 210
 
 
-def test_folder_belongs_to_one_ring(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_folder_of_one_recent_history_is_refused_for_another(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     make_session(ring).advance(10)
     assert ring.flush(60.0)
@@ -232,7 +236,7 @@ def test_folder_belongs_to_one_ring(make_ring: MakeRing, make_session: MakeSessi
     assert "there is a ring in it already" in make_ring().failure
 
 
-def test_unsuitable_folder_is_reported(tmp_path: Path) -> None:
+def test_unsuitable_folder_for_a_recent_history_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "is a file: give a folder" in Ring(tmp_path / "file").failure
     assert Ring(tmp_path / "file" / "below").failure
@@ -352,7 +356,7 @@ def test_ring_resumes_after_a_full_disk_and_keeps_what_was_written(tmp_path: Pat
     assert Recording.open(tmp_path / "ring").state_at(1e9).seq == last
 
 
-def test_flush_makes_everything_readable(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_flushed_recent_history_contains_every_frame_written(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
     for count in (1, 2, 3, 50):

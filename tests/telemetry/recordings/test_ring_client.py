@@ -118,7 +118,7 @@ def test_bookmarks_texts_and_bounds_reach_the_ring_process(ring: RingClient, mak
     assert list(ring_recording.texts()) == [text]
 
 
-def test_narrow_bounds_delete_the_oldest(tmp_path: Path, make_session: MakeSession) -> None:
+def test_narrower_time_limit_deletes_the_oldest_recent_history(tmp_path: Path, make_session: MakeSession) -> None:
     ring = RingClient(tmp_path / "ring")
     session = make_session(ring)
     ring.set_bounds(max_bytes=1 << 30, max_seconds=2.0)
@@ -142,12 +142,12 @@ def test_kept_ring_holds_all_messages_after_close(tmp_path: Path, make_session: 
 
 
 @pytest.mark.parametrize("bounds", [{"max_bytes": 0}, {"max_seconds": 0.0}])
-def test_invalid_bounds_are_refused(tmp_path: Path, bounds: dict[str, Any]) -> None:
+def test_recent_history_process_with_invalid_limits_is_refused(tmp_path: Path, bounds: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         RingClient(tmp_path / "ring", **bounds)
 
 
-def test_unsuitable_folder_is_reported(tmp_path: Path, make_session: MakeSession) -> None:
+def test_unsuitable_folder_is_reported_by_the_recent_history_process(tmp_path: Path, make_session: MakeSession) -> None:
     (tmp_path / "file").write_text("x")
     ring = RingClient(tmp_path / "file")
     wait_until(lambda: ring.failure)
@@ -235,7 +235,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_data_outlives_a_killed_session(tmp_path: Path) -> None:
+def test_recent_history_of_a_killed_session_contains_what_it_had_sent(tmp_path: Path) -> None:
     """A killed session cannot say goodbye; its ring has what it had sent, and is unlocked."""
     done = subprocess.run(
         [sys.executable, "-c", SESSION, str(tmp_path / "ring")],
@@ -266,7 +266,7 @@ def test_all_parts_are_written_despite_short_writes(most: int, monkeypatch: pyte
     assert bytes(got) == b"".join(parts)
 
 
-def test_packets_split_anywhere_are_found() -> None:
+def test_packets_of_the_recent_history_process_are_read_wherever_they_are_split() -> None:
     statuses = [RingStatus(num_bytes=number, failure="x" * number) for number in range(5)]
     stream = b"".join(packet(PacketKind.STATUS, encoded(each)) for each in statuses) + packet(PacketKind.MESSAGE, b"")
     for size in (1, 3, 10, len(stream)):

@@ -8,7 +8,9 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recordings.sample import named_recording, path_of, sample_recording
 
 
-def test_sample_is_a_name_unless_such_a_file_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_sample_opens_the_bundled_recording_unless_a_file_has_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert path_of("sample") == str(sample_recording())
     (tmp_path / "sample").write_bytes(b"")

@@ -48,7 +48,9 @@ def _with_extras(session: Any) -> Any:
     return session
 
 
-def test_saved_part_equals_the_original(written: Any, tmp_path: Path, assert_same_state: Make) -> None:
+def test_saved_part_of_a_recording_equals_the_original_in_its_time_range(
+    written: Any, tmp_path: Path, assert_same_state: Make
+) -> None:
     session, recorded = written
     end_s = recorded.info.duration_s
     for number, from_s in enumerate([0.0, random.uniform(0, end_s - 14)]):

@@ -34,7 +34,7 @@ def test_oversized_message_is_accepted_if_the_queue_is_nearly_empty() -> None:
     assert not queue.put(BEAT, bytes(5000), wait=False)
 
 
-def test_waiting_put_succeeds_once_there_is_space() -> None:
+def test_waiting_put_into_a_full_recording_queue_succeeds_once_there_is_space() -> None:
     queue = RecordingQueue(1000)
     queue.put(BEAT, bytes(900), wait=False)
     waiting = threading.Thread(target=queue.put, args=(BEAT, bytes(900)), kwargs={"wait": True})
@@ -44,7 +44,7 @@ def test_waiting_put_succeeds_once_there_is_space() -> None:
     assert _sizes(queue) == [900]
 
 
-def test_mark_comes_after_earlier_messages() -> None:
+def test_mark_put_into_the_recording_queue_comes_after_earlier_messages() -> None:
     queue, mark = RecordingQueue(1000), Mark()
     queue.put(BEAT, bytes(10), wait=False)
     queue.put_mark(mark)
@@ -54,7 +54,7 @@ def test_mark_comes_after_earlier_messages() -> None:
     assert not mark.is_set()
 
 
-def test_marks_are_released_when_the_queue_is_closed() -> None:
+def test_marks_in_the_recording_queue_are_released_when_it_is_closed() -> None:
     queue, before, after = RecordingQueue(1000), Mark(), Mark()
     queue.put(BEAT, bytes(10), wait=False)
     queue.put_mark(before)

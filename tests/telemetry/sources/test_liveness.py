@@ -52,7 +52,7 @@ def test_source_is_connecting_until_a_snapshot_arrives() -> None:
     assert _state(liveness, 0.1) is SourceState.LIVE
 
 
-def test_silence_is_stale_after_one_and_a_half_seconds() -> None:
+def test_engine_silent_for_one_and_a_half_seconds_is_shown_as_stale() -> None:
     liveness = _live()
     assert _state(liveness, 1.4) is SourceState.LIVE
     assert _state(liveness, 1.6) is SourceState.STALE

@@ -59,7 +59,7 @@ def test_absent_consumer_costs_bounded_memory_and_one_snapshot() -> None:
     assert _seqs(pending.poll_update()) == [1001]
 
 
-def test_samples_pass_while_a_snapshot_is_awaited() -> None:
+def test_device_samples_are_delivered_while_a_snapshot_is_awaited() -> None:
     pending = Pending()
     pending.put(_frame(1))
     pending.discard()
@@ -71,7 +71,7 @@ def test_samples_pass_while_a_snapshot_is_awaited() -> None:
     assert len(update.samples) == 1
 
 
-def test_single_large_update_is_kept() -> None:
+def test_single_update_larger_than_the_pending_limit_is_delivered() -> None:
     pending = Pending(max_entries=1)
     pending.put(coalesce([SimulatedEngine(num_blocks=500).advance()]))
     assert _seqs(pending.poll_update()) == [1]

@@ -172,7 +172,7 @@ def test_lossy_reordering_channel_leaves_a_consistent_recording(
     assert sink.assert_sound() > 200
 
 
-def test_next_engine_starts_with_its_snapshot(make_endpoint: MakeEndpoint, serve: Serve) -> None:
+def test_recording_of_a_second_engine_run_starts_with_its_snapshot(make_endpoint: MakeEndpoint, serve: Serve) -> None:
     sink = CollectingSink()
     server = serve(endpoint := make_endpoint("ipc"), epoch=1)
     with LiveSource(endpoint, sink=sink) as source:
@@ -298,7 +298,7 @@ def test_previous_sink_gets_the_frames_in_the_snapshot_of_the_next(is_early: boo
     assert after.taken == [place, *frames[3:]]
 
 
-def test_replaced_sink_gets_nothing_more() -> None:
+def test_recording_sink_that_was_replaced_gets_no_more_messages() -> None:
     engine, feed, before, after = SimulatedEngine(num_blocks=50), SinkFeed(), PlainSink(), PlainSink()
     feed.set(before)
     feed.begin_pass()

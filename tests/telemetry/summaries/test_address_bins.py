@@ -22,14 +22,14 @@ def test_free_run_lengths_match_groupby(values: list[int]) -> None:
     assert free_run_lengths(np.array(values, np.uint8)).tolist() == expected
 
 
-def test_runs_are_counted_by_power_of_two() -> None:
+def test_free_block_runs_are_counted_by_power_of_two() -> None:
     assert count_by_size(np.array([1, 1, 2, 3, 4, 9])) == (2, 2, 1, 1)
     assert count_by_size(np.empty(0, np.int64)) == ()
     assert sum(count_by_size(np.array([1 << 40]))) == 1
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 3, MAX_BINS - 1, MAX_BINS, MAX_BINS + 1, 5000, 1_000_003])
-def test_bins_have_equal_size_and_cover_all_rows(num_rows: int) -> None:
+def test_address_bins_have_nearly_equal_size_and_cover_all_blocks(num_rows: int) -> None:
     edges = bin_edges(num_rows)
     sizes = np.diff(edges)
     assert (edges[0], edges[-1]) == (0, num_rows)
@@ -38,7 +38,7 @@ def test_bins_have_equal_size_and_cover_all_rows(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [5, 1024, 3000])
-def test_bin_summarizes_the_state_of_its_rows(num_rows: int) -> None:
+def test_address_bin_summarizes_the_state_of_its_blocks(num_rows: int) -> None:
     random = np.random.default_rng(num_rows)
     ledger = Ledger(num_rows)
     ledger.state[:] = random.integers(0, 3, num_rows)

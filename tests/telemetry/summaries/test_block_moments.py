@@ -53,13 +53,15 @@ def rows_of(*rows: dict[str, Any]) -> Any:
         ([HELD, {**FREE, "how": ChangeKind.KNOWN, "epoch": 2}], [MomentKind.RESTARTED]),
     ],
 )
-def test_each_change_of_a_row_gives_its_moment(rows: list[dict[str, Any]], kinds: list[MomentKind]) -> None:
+def test_each_change_of_a_block_is_described_as_the_right_kind_of_moment(
+    rows: list[dict[str, Any]], kinds: list[MomentKind]
+) -> None:
     first, *others = moments_of(rows_of(*rows), 16)
     assert first.kind is MomentKind.KNOWN
     assert [moment.kind for moment in others] == kinds
 
 
-def test_moment_names_the_request_that_caused_it() -> None:
+def test_moment_in_a_block_history_names_the_request_that_caused_it() -> None:
     shared, reused, unseen = (
         moments_of(rows_of(before, after), 16)[-1]
         for before, after in (

@@ -22,7 +22,9 @@ events = st.builds(
 
 
 @given(st.lists(st.lists(events, max_size=8), max_size=8), st.integers(0, 50), st.integers(0, 50))
-def test_index_finds_the_same_events_as_a_list(batches: list[list[TimedEvent]], first: int, last: int) -> None:
+def test_event_index_finds_the_same_events_as_a_plain_list(
+    batches: list[list[TimedEvent]], first: int, last: int
+) -> None:
     index = EventIndex()
     plain: list[TimedEvent] = []
     for batch in batches:

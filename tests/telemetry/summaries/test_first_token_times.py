@@ -23,7 +23,7 @@ def frame(outputs: dict[int, int], *, num_first: int, new: tuple[int, ...] = ())
     )
 
 
-def test_each_first_token_is_seen_once() -> None:
+def test_first_token_of_each_request_is_seen_in_exactly_one_frame() -> None:
     tokens = FirstTokens()
     assert tokens.frame(frame({1: 0, 2: 1}, num_first=1, new=(1, 2))) == [2]
     assert tokens.frame(frame({1: 1, 2: 2}, num_first=1)) == [1]

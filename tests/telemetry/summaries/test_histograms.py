@@ -44,14 +44,14 @@ def test_percentile_of_no_observations_is_unknown():
     assert sum_histograms((reading(histogram((1, 0, 0), kind="queued")),), "first_token") is None
 
 
-def test_readings_add_up_until_the_bounds_change():
+def test_latency_histograms_add_up_until_their_bucket_bounds_change():
     buckets = sum_histograms([reading(histogram((1, 0, 0))), reading(histogram((0, 2, 0)))], "first_token")
     assert buckets.counts.tolist() == [1, 2, 0]
     anew = sum_histograms([reading(histogram((1, 0, 0))), reading(histogram((0, 2), bounds_ms=(20,)))], "first_token")
     assert anew.counts.tolist() == [0, 2]
 
 
-def test_merge_keeps_all_readings_and_the_newest_usage_applies():
+def test_merged_updates_keep_all_metrics_readings_and_show_the_newest_usage():
     one, two = (coalesce((), readings=(reading(used_share=share),)) for share in (0.25, 0.5))
     update = merge((one, two))
     assert [each.used_share for each in update.readings] == [0.25, 0.5]

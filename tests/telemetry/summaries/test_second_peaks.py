@@ -117,7 +117,7 @@ def test_tokens_are_spread_over_recorded_seconds_only() -> None:
     assert seconds(second(4, 12, step)).column("decode_tokens_per_s").tolist() == [12]
 
 
-def test_replaced_second_takes_back_its_spread_tokens() -> None:
+def test_overview_second_that_is_replaced_removes_tokens_spread_to_earlier_seconds() -> None:
     step = CarriedStep(before_ns=1_000_000_000, length_ns=2_000_000_000, decode_tokens=12)
     overview = seconds(second(0), second(1), second(2, 12, step))
     overview.extend([second(2, 20, step)])

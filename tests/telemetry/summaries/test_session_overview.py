@@ -118,7 +118,9 @@ def test_summaries_and_events_are_json_with_a_schema(record: Callable[..., Any])
     assert json.loads(schema_of(Summary))["$defs"]["Summary"]["properties"]["time_ns"] == {"type": "integer"}
 
 
-def test_old_event_does_not_disturb_the_order(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
+def test_event_with_an_old_time_does_not_disturb_the_order_of_overview_seconds(
+    record: Callable[..., Any], make_messages: Callable[..., Any]
+) -> None:
     """It is written with the summaries of the second in which it was received."""
     messages = make_messages(900)
     late = next(place for place, m in enumerate(messages[600:], 600) if isinstance(m, Frame) and m.events)
@@ -130,7 +132,9 @@ def test_old_event_does_not_disturb_the_order(record: Callable[..., Any], make_m
     assert len(read_overview(recording)) == len(times_ns) > 30
 
 
-def test_gap_is_counted_and_a_new_engine_starts_over(make_messages: Callable[..., Any], record: Any) -> None:
+def test_overview_counts_lost_frames_of_a_gap_and_continues_with_the_next_engine_run(
+    make_messages: Callable[..., Any], record: Any
+) -> None:
     first, second = make_messages(100), make_messages(100, epoch=2)
     lost = [m for m in first if not (isinstance(m, Frame) and 40 <= m.seq < 50)]
     overview = read_overview(Recording.open(record([*lost, *second]).path))
@@ -139,7 +143,7 @@ def test_gap_is_counted_and_a_new_engine_starts_over(make_messages: Callable[...
     assert isinstance(second[1], Snapshot)
 
 
-def test_bins_are_thinned_out_beyond_the_limit() -> None:
+def test_address_bins_of_a_long_overview_are_thinned_out_beyond_the_memory_limit() -> None:
     overview = SessionOverview(max_bin_bytes=10_000)
     for second in range(1000):
         bins = AddressBins(*[bytes([second % 256]) * 10] * 4, owner=second.to_bytes(4, "little") * 10)
@@ -151,7 +155,7 @@ def test_bins_are_thinned_out_beyond_the_limit() -> None:
     assert np.abs(shown - np.arange(1000)).max() <= 32
 
 
-def test_forgotten_seconds_leave_the_bins_of_the_rest() -> None:
+def test_dropping_old_overview_seconds_keeps_the_address_bins_of_later_ones() -> None:
     overview = SessionOverview()
     first = AddressBins(active=b"\x07" * 4, owner=b"\0" * 16)
     overview.extend(
@@ -167,7 +171,7 @@ def test_forgotten_seconds_leave_the_bins_of_the_rest() -> None:
     assert overview.index_at(0) == -1
 
 
-def test_bins_of_pools_of_two_sizes_have_one_width() -> None:
+def test_address_bins_of_pools_of_two_sizes_are_returned_with_the_same_width() -> None:
     overview = SessionOverview()
     overview.extend([Summary(time_ns=0, epoch=1, bins=AddressBins(active=b"\x01\x02"))])
     overview.extend([Summary(time_ns=SECOND_NS, epoch=2, bins=AddressBins(active=b"\x01\x02\x03\x04"))])
@@ -187,7 +191,7 @@ def _note() -> Any:
     return Event(kind="note", time_ns=0)
 
 
-def test_bins_of_many_seconds_equal_those_of_each() -> None:
+def test_address_bins_of_several_seconds_equal_those_of_each_second_alone() -> None:
     """Most seconds have no bins of their own; the seconds may be requested in any order."""
     overview = SessionOverview()
     for index in range(40):

@@ -99,7 +99,7 @@ def test_engine_that_appears_is_followed_and_clears_the_reason(tmp_path: Path) -
             assert source.status.reason == ""
 
 
-def test_first_check_comes_soon_by_the_given_clock() -> None:
+def test_reason_for_a_missing_engine_is_first_checked_after_0_3_seconds() -> None:
     """The reader thread passes its clock: the first check is at 0.3 s of it."""
     from kvscope_telemetry.transport.unreachable_engine import FIRST_S, UnreachableEngine
 

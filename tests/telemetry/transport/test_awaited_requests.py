@@ -54,7 +54,7 @@ def test_refused_duplicate_id_does_not_end_the_first_request() -> None:
     assert requests.ids == ["r"]
 
 
-def test_invalid_replies_change_nothing() -> None:
+def test_replies_for_unknown_completions_do_not_change_the_awaited_requests() -> None:
     requests = AwaitedRequests()
     requests.sent(Submit(request_id="r", prompt="x"))
     requests.record_reply(Accepted(request_id="r", numbers=(1,), num_prompt_tokens=1))

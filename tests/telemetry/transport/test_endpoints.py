@@ -38,7 +38,7 @@ def test_command_socket_is_on_the_next_port() -> None:
         "ipc:///run/\0kv",
     ],
 )
-def test_refusal_names_the_value_and_what_is_accepted(endpoint: str) -> None:
+def test_invalid_engine_endpoint_is_refused_with_its_value_in_one_line(endpoint: str) -> None:
     with pytest.raises(BadInput) as error:
         endpoints(endpoint)
     assert repr(endpoint) in str(error.value) or endpoint in str(error.value)

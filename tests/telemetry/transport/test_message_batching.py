@@ -13,11 +13,11 @@ def naps(crowding, hz, begin_s, seconds=1.0):
 
 
 @pytest.mark.parametrize("hz", [1, 30, 200, CROWDED_HZ // 2])
-def test_no_nap_at_the_rates_of_an_engine_with_a_model(hz):
+def test_sender_does_not_pause_at_the_message_rates_of_a_real_engine(hz):
     assert not any(naps(Crowding(), hz, 100.0, seconds=3.0))
 
 
-def test_naps_last_while_the_rate_is_high():
+def test_sender_pauses_to_batch_messages_only_while_the_rate_is_high():
     crowding = Crowding()
     assert set(naps(crowding, 2 * CROWDED_HZ, 100.0)[100:]) == {NAP_S}
     together = [crowding.nap_s(6, 101.0 + turn * 0.0012) for turn in range(100)]
@@ -25,7 +25,7 @@ def test_naps_last_while_the_rate_is_high():
     assert not any(naps(crowding, 200, 102.0))
 
 
-def test_turn_without_a_message_has_no_nap():
+def test_sender_does_not_pause_in_a_turn_without_a_message():
     crowding = Crowding()
     naps(crowding, 2 * CROWDED_HZ, 100.0)
     assert crowding.nap_s(0, 101.0) == 0.0

@@ -17,7 +17,7 @@ def seqs(messages: list[TelemetryMessage]) -> list[int]:
     return [message.seq for message in messages if isinstance(message, Frame)]
 
 
-def test_messages_come_out_once_in_order() -> None:
+def test_outgoing_messages_leave_the_queue_once_and_in_order() -> None:
     outbox = Outbox(10, 1 << 20)
     for seq in range(10):
         outbox.put(frame(seq))
@@ -26,7 +26,7 @@ def test_messages_come_out_once_in_order() -> None:
     assert outbox.num_dropped == 0
 
 
-def test_oldest_are_dropped_beyond_the_maximum_number() -> None:
+def test_oldest_outgoing_messages_are_dropped_beyond_the_maximum_number() -> None:
     outbox = Outbox(10, 1 << 20)
     for seq in range(25):
         outbox.put(frame(seq))
@@ -34,7 +34,7 @@ def test_oldest_are_dropped_beyond_the_maximum_number() -> None:
     assert outbox.num_dropped == 15
 
 
-def test_oldest_are_dropped_beyond_the_maximum_bytes_and_one_is_always_kept() -> None:
+def test_oldest_outgoing_messages_are_dropped_beyond_the_maximum_bytes_but_never_the_last() -> None:
     outbox = Outbox(10, 100_000)
     for seq in range(5):
         outbox.put(frame(seq, num_rows=1_000))  # about 30 KB

@@ -48,7 +48,7 @@ def test_slow_client_gets_its_replies_later_in_order_without_delaying_others() -
     assert wire.lost == []
 
 
-def test_gone_client_is_reported_once_and_forgotten() -> None:
+def test_client_that_disconnected_is_reported_once_and_its_replies_are_dropped() -> None:
     wire = FakeWire()
     backlogs = ReplyBacklogs(wire.send, wire.lost.append)
     backlogs.add(b"a", b"1")
@@ -69,7 +69,7 @@ def test_overfull_backlog_of_a_client_is_dropped_and_reported() -> None:
     assert wire.sent == [(b"slow", b"the last word")]
 
 
-def test_single_reply_may_exceed_the_bound() -> None:
+def test_single_reply_larger_than_the_backlog_limit_is_sent() -> None:
     wire = FakeWire(slow=0)
     backlogs = ReplyBacklogs(wire.send, wire.lost.append, max_bytes=10)
     backlogs.add(b"slow", b"x" * 600)
@@ -94,7 +94,7 @@ def test_total_backlog_is_bounded_and_the_longest_is_dropped() -> None:
     assert (backlogs.num_bytes, backlogs.is_empty) == (0, True)
 
 
-def test_capacity_check_before_an_expensive_answer() -> None:
+def test_reply_backlog_has_no_capacity_for_a_large_reply_while_too_much_waits() -> None:
     wire = FakeWire(a=0)
     backlogs = ReplyBacklogs(wire.send, wire.lost.append)
     assert backlogs.has_capacity(b"a", 1 << 30), "a single reply always fits"

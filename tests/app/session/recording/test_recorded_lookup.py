@@ -44,7 +44,7 @@ def lookup(qtbot, may_read, read_keys):
     made.close()
 
 
-def test_frequent_queries_for_the_same_key_get_the_answer(lookup, qtbot):
+def test_recorded_value_queried_more_often_than_the_lookup_polls_is_found(lookup, qtbot):
     """A view asks at each of its frames, more often than the lookup polls."""
     answers = []
     asking = QTimer(interval=1)

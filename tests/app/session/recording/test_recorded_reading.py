@@ -49,7 +49,7 @@ def reading(recorded_session):
     made.close()
 
 
-def test_result_is_available_when_reading_is_over(reading, recorded_session, qtbot):
+def test_result_of_a_recording_read_is_available_when_finished_is_emitted(reading, recorded_session, qtbot):
     recorded_session.is_broken = False
     with qtbot.waitSignal(reading.finished, timeout=WAIT_MS):
         assert reading.start(lambda recorded, watch: recorded.upper())
@@ -58,14 +58,14 @@ def test_result_is_available_when_reading_is_over(reading, recorded_session, qtb
     assert (reading.result, reading.failure) == ("WHAT WAS RECORDED", "")
 
 
-def test_failed_reading_is_over_and_has_the_reason(reading, recorded_session, qtbot):
+def test_failed_recording_read_emits_finished_and_has_a_failure_reason(reading, recorded_session, qtbot):
     with qtbot.waitSignal(reading.finished, timeout=WAIT_MS):
         reading.start(lambda recorded, watch: recorded)
     assert not reading.is_reading
     assert (reading.result, reading.failure) == (None, "it is gone")
 
 
-def test_closed_reading_does_not_emit_over(reading, recorded_session, qtbot):
+def test_recording_read_that_is_closed_does_not_emit_finished(reading, recorded_session, qtbot):
     received = []
     reading.finished.connect(lambda: received.append(True))
     reading.start(lambda recorded, watch: recorded)
@@ -84,7 +84,7 @@ def test_reading_does_not_begin_without_a_recording(qapp):
     assert not reading.is_reading
 
 
-def test_failed_lookup_has_the_reason_and_the_next_one_succeeds(recorded_session, qtbot):
+def test_failed_recording_lookup_has_a_reason_that_the_next_successful_lookup_clears(recorded_session, qtbot):
     lookup = RecordedLookup(recorded_session, lambda recorded, key, at_ns, watch: key, "kvscope-test-lookup", 2)
     lookup.get(1, 0)
     qtbot.waitUntil(lambda: not lookup.is_reading, timeout=WAIT_MS)
@@ -119,7 +119,7 @@ def test_failed_step_reading_is_not_retried_immediately(recorded_session, qtbot,
     feed.close()
 
 
-def test_steps_are_read_again_only_if_there_may_be_more(recorded_session, qtbot, monkeypatch):
+def test_recorded_steps_are_not_read_again_while_the_engine_reports_nothing_new(recorded_session, qtbot, monkeypatch):
     """While an engine is idle, time passes without new steps."""
     monkeypatch.setattr(step_feed, "_MIN_INTERVAL_S", 0.0)
     read = []

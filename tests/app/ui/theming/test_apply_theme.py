@@ -75,7 +75,7 @@ def text_colors(*labels):
     return {label.palette().color(label.foregroundRole()).name() for label in labels}
 
 
-def test_theme_change_reaches_widgets_after_rules_were_forgotten(themed_app, qtbot):
+def test_theme_change_recolors_shown_and_hidden_widgets_after_the_style_cache_was_cleared(themed_app, qtbot):
     window = QWidget()
     qtbot.addWidget(window)
     seen, hidden = QLabel("seen", window), QLabel("hidden", window)

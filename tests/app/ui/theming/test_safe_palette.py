@@ -101,7 +101,7 @@ def test_flash_symbols_have_enough_contrast():
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=lambda theme: theme.name)
-def test_lasting_colors_of_the_default_palette_can_be_distinguished(theme):
+def test_state_flash_and_phase_colors_of_the_default_palette_can_be_distinguished(theme):
     """Checks states, flashes and phases. Curves may be closer, because they are labelled."""
     groups = (
         {name: [color] for name, color in state_colors(theme).items()},

@@ -12,14 +12,14 @@ from kvscope_app.views.chart.curves import close_areas, decimate, gaps, join_nea
 NAN = np.nan
 
 
-def test_area_goes_down_to_zero_at_a_gap():
+def test_filled_chart_area_drops_to_zero_at_a_gap_in_the_data():
     x, y, joined = close_areas(np.array([0.0, 1, 5, 6]), np.array([3.0, 4, 7, 8]), np.array([True, False, True, False]))
     assert x.tolist() == [0, 1, 1, 5, 5, 6]
     assert y.tolist() == [3, 4, 0, 0, 7, 8]
     assert joined.tolist() == [True] * 5 + [False]
 
 
-def test_area_without_a_gap_is_unchanged():
+def test_filled_chart_area_without_a_gap_has_no_added_points():
     x, y, joined = close_areas(np.array([0.0, 1]), np.array([3.0, 4]), np.array([True, False]))
     assert (x.tolist(), y.tolist(), joined.tolist()) == ([0, 1], [3, 4], [True, False])
     assert close_areas(np.empty(0), np.empty(0), np.empty(0, bool))[0].size == 0
@@ -58,7 +58,7 @@ def test_unknown_and_distant_points_are_not_joined():
     assert joined.tolist() == [False, True, False, False]
 
 
-def test_gaps_begin_after_the_first_known_point():
+def test_chart_gap_is_found_only_after_the_first_known_point():
     x = np.arange(6, dtype=float)
     known = np.array([False, True, False, False, True, True])
     assert gaps(x, known, 1.5) == [(1.0, 4.0)]
@@ -76,6 +76,6 @@ def test_axis_ends_on_a_round_number(value, top):
 @pytest.mark.parametrize(
     ("at", "point"), [(10.0, 10.0), (11.4, 11.0), (11.6, 12.0), (9.2, 10.0), (13.9, 13.0), (8.0, 8.0), (15.0, 15.0)]
 )
-def test_nearest_returns_a_point_or_a_time_far_beyond_the_ends_unchanged(at, point):
+def test_nearest_chart_point_is_returned_unless_the_time_is_far_beyond_the_ends(at, point):
     assert nearest(np.array([10.0, 11.0, 12.0, 13.0]), at) == point
     assert nearest(np.empty(0), at) == at

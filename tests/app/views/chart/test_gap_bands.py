@@ -40,7 +40,7 @@ def shaded_seconds(panel, *, theme=DARK, at=(5.0, 15.0, 25.0, 35.0, 45.0, 55.0))
     return found
 
 
-def test_bands_are_drawn_at_their_times(panel):
+def test_chart_gaps_without_telemetry_are_shaded_at_the_right_times(panel):
     assert shaded_seconds(panel) == []
     panel.show_gaps([(BOOT_S + 12, BOOT_S + 27), (BOOT_S + 50, BOOT_S + 90)])
     assert shaded_seconds(panel) == [15.0, 25.0, 55.0]
@@ -50,7 +50,7 @@ def test_bands_are_drawn_at_their_times(panel):
     assert shaded_seconds(panel) == []
 
 
-def test_bands_follow_the_theme(panel):
+def test_shaded_chart_gaps_take_the_color_of_a_changed_theme(panel):
     panel.show_gaps([(BOOT_S, BOOT_S + 30)])
     panel.apply_theme(LIGHT)
     assert shaded_seconds(panel, theme=LIGHT) == [5.0, 15.0, 25.0]
@@ -72,7 +72,7 @@ def test_many_gaps_add_no_scene_items(panel):
     assert len(panel.plot.scene().items()) == num_items
 
 
-def test_bands_without_a_plot_have_no_size():
+def test_gap_shading_without_a_plot_has_an_empty_rectangle():
     from kvscope_app.views.chart.gap_bands import GapBands
 
     assert GapBands().boundingRect().isNull()

@@ -59,7 +59,7 @@ def test_arrow_keys_move_the_cursor_by_at_least_one_point(qtbot):
     assert panel.cursor_line.value() == 19.0
 
 
-def test_context_menu_offers_maxima_and_the_actions_of_the_dock(qtbot, monkeypatch):
+def test_chart_context_menu_offers_jumps_to_maxima_and_the_actions_of_its_dock(qtbot, monkeypatch):
     opened: list[QMenu] = []
     monkeypatch.setattr(QMenu, "popup", lambda menu, _position: opened.append(menu))
     panel = ChartPanel("Requests", [CurveSpec("run", "running", 0), CurveSpec("wait", "waiting", 1)], str)
@@ -81,7 +81,7 @@ def test_context_menu_offers_maxima_and_the_actions_of_the_dock(qtbot, monkeypat
     menu.close()
 
 
-def test_maxima_without_space_are_left_out_and_only_links_are_clickable(qtbot):
+def test_chart_maxima_that_do_not_fit_are_hidden_and_shown_ones_can_be_clicked(qtbot):
     panel = ChartPanel("Requests", [CurveSpec("run", "running", 0), CurveSpec("wait", "waiting", 1)], str)
     qtbot.addWidget(panel)
     line = panel.peak_line

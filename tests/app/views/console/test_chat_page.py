@@ -78,7 +78,7 @@ def test_edited_prompt_becomes_a_version_and_can_be_undone(console, undo_entries
     assert [m.content for m in console.submits[-1].messages] == ["One", "re One", "Two", "re Two", "Three"]
 
 
-def test_versions_survive_a_restart(console, make_console):
+def test_old_versions_of_a_regenerated_answer_can_be_shown_after_a_restart(console, make_console):
     console.ask("One", "first")
     console.card.redo.click()
     console.token("second")
@@ -239,7 +239,7 @@ def test_late_click_on_stop_does_not_send_the_draft(console, qtbot):
     assert composer.edit.toPlainText() == "next"
 
 
-def test_context_menu_of_the_list_acts_on_the_row_under_the_mouse(console):
+def test_delete_in_the_menu_of_a_conversation_deletes_that_one_and_not_the_open_one(console):
     console.ask("first", "re first")
     console.page.new_conversation()
     console.ask("second", "re second")
@@ -345,7 +345,7 @@ def test_context_size_excludes_aborted_turns(console):
     assert console.page.context.text.text() == before == "15 context tokens"
 
 
-def test_final_speed_excludes_time_in_which_the_engine_was_paused(console):
+def test_final_tokens_per_second_of_an_answer_exclude_time_with_a_paused_engine(console):
     console.ask("x")
     console.token("a")
     console.finish(stopped_s=8.0)
@@ -353,7 +353,7 @@ def test_final_speed_excludes_time_in_which_the_engine_was_paused(console):
     assert console.card.stats.text().endswith("9.75 s in total, 8.00 s of it paused")
 
 
-def test_running_speed_excludes_time_in_which_the_engine_was_paused(console, monkeypatch):
+def test_tokens_per_second_of_an_unfinished_answer_exclude_time_with_a_paused_engine(console, monkeypatch):
     now_s = [100.0]
     monkeypatch.setattr("kvscope_app.views.console.chat_answer.time.monotonic", lambda: now_s[0])
     console.ask("x")

@@ -212,7 +212,7 @@ def test_copy_button_copies_the_markdown_source(console, qtbot):
     assert QGuiApplication.clipboard().text() == "**bold**"
 
 
-def test_options_are_sent_and_copied_to_new_conversations(console, qtbot):
+def test_sampling_options_are_sent_with_the_prompt_and_copied_to_new_conversations(console, qtbot):
     fields = console.page.options.fields
     console.page.head.settings.click()
     for name, text in (("temperature", "0,25"), ("seed", "42"), ("max_tokens", "")):
@@ -428,7 +428,7 @@ def test_long_conversation_shows_the_newest_messages_first(console, qtbot):
     assert len(console.page.transcript.cards) == 80
 
 
-def test_context_limit_is_that_of_the_pool_if_it_is_smaller(console, engine, poll):
+def test_context_limit_shown_is_the_kv_cache_capacity_if_smaller_than_the_model_limit(console, engine, poll):
     model = replace(engine.hello.model, max_model_len=8_192)
     cache = replace(engine.hello.cache, max_request_tokens=1_536)
     engine.hello = replace(engine.hello, model=model, cache=cache)

@@ -86,7 +86,7 @@ def test_answer_written_in_another_window_is_shown_and_blocks_sending(open_windo
     assert two.texts == ["Hello", "Half an answer", "Me too", ""]
 
 
-def test_concurrent_turns_of_two_windows_become_versions(open_window, tmp_path):
+def test_prompts_sent_at_once_from_two_windows_are_both_kept_as_versions(open_window, tmp_path):
     one = open_window()
     one.send("Hello")
     one.token("Hi")

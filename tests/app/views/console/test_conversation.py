@@ -16,7 +16,7 @@ def contents(conversation):
     return [message.content for message in conversation.path]
 
 
-def test_message_after_an_earlier_message_becomes_a_version():
+def test_message_appended_after_an_earlier_message_becomes_another_version_of_the_reply():
     conversation = make_conversation()
     prompt, answer = conversation.path
     conversation.append("user", "Two")
@@ -28,19 +28,19 @@ def test_message_after_an_earlier_message_becomes_a_version():
     assert contents(conversation) == ["One", "re One", "Two"]
 
 
-def test_messages_without_keys_are_chained():
+def test_messages_without_keys_follow_each_other_in_file_order():
     messages = [Message(role="user", content="One"), Message(role="assistant", content="re One")]
     assert contents(Conversation(key="a", messages=messages)) == ["One", "re One"]
 
 
-def test_path_of_a_cyclic_conversation_ends():
+def test_conversation_whose_messages_form_a_cycle_shows_each_message_once():
     messages = [Message(role="user", key="x", parent="y"), Message(role="user", key="y", parent="x")]
     damaged = Conversation(key="a", messages=messages, last="x")
     assert len(damaged.path) == 2
     assert damaged.newest_end(messages[0]) in ("x", "y")
 
 
-def test_joined_copies_contain_the_longer_text_of_every_message():
+def test_merging_two_conversation_copies_keeps_the_longer_text_of_every_message():
     ours = [Message(role="user", key="1", content="One"), Message(role="assistant", key="2", parent="1", content="ha")]
     theirs = [ours[0], Message(role="assistant", key="2", parent="1", content="half"), Message(role="user", key="3")]
     more = Message(role="user", key="4", parent="1", content="only ours")

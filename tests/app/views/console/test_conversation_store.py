@@ -102,7 +102,7 @@ def test_damaged_database_is_set_aside_and_reported(store, damage):
     assert [c.key for c in store.load().conversations] == ["b"]
 
 
-def test_full_disk_keeps_the_saved_version(store):
+def test_saving_on_a_full_disk_raises_and_keeps_the_saved_conversation(store):
     store.save(conversation())
     pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
     store._connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -123,7 +123,7 @@ def test_failure_to_create_the_folder_is_reported(tmp_path):
     assert store.load().conversations == []
 
 
-def test_save_requires_the_newest_revision(store):
+def test_saving_a_conversation_changed_elsewhere_raises_until_the_change_is_accepted(store):
     store.save(conversation())
     other = ConversationStore(store.folder)
     (theirs,) = other.load().conversations
@@ -137,7 +137,7 @@ def test_save_requires_the_newest_revision(store):
     assert ConversationStore(store.folder).load().conversations == [conversation()]
 
 
-def test_changes_of_other_stores_are_returned_once(store):
+def test_conversation_changes_made_by_another_store_are_returned_once(store):
     other = ConversationStore(store.folder)
     other.save(conversation("a"))
     other.save(conversation("b"))
@@ -198,7 +198,7 @@ def test_unfinished_answer_without_a_writer_is_marked_as_interrupted(store):
     assert loaded.messages[-1].content == "ho"
 
 
-def test_deleting_twice_raises_nothing(store):
+def test_deleting_a_conversation_twice_raises_nothing(store):
     store.save(conversation())
     store.delete("a")
     store.delete("a")
@@ -222,6 +222,6 @@ def test_refused_prompts_are_not_sent_again():
     ]
 
 
-def test_title_is_one_short_line():
+def test_conversation_title_is_shortened_to_one_line_of_60_characters():
     assert title_from("a\n  b") == "a b"
     assert len(title_from("word " * 40)) <= 60

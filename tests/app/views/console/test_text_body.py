@@ -65,7 +65,7 @@ def test_reasoning_is_separated_from_the_answer(text, reasoning, answer):
     assert split_reasoning(text) == (reasoning, answer)
 
 
-def test_plain_text_can_be_extended_or_replaced(body):
+def test_plain_answer_text_can_be_extended_or_replaced_and_shows_markup_literally(body):
     for text in ("**a", "**a b**", "other"):
         body.show_plain(text)
         assert body.toPlainText() == text

@@ -121,7 +121,7 @@ def test_machine_without_a_gpu_shows_the_reason(view, publish_host):
     ]
 
 
-def test_charts_can_be_resized_before_there_are_any(view, publish_host):
+def test_devices_view_without_charts_can_be_resized(view, publish_host):
     """If Qt called the handler, the error would be lost and the next view would crash."""
     publish_host()
     view.charts.resizeEvent(QResizeEvent(QSize(300, 200), QSize(400, 200)))
@@ -135,7 +135,7 @@ def test_view_can_be_opened_and_closed_repeatedly(view, publish_host, attempt):
     assert list(view.cards) == ["host"]
 
 
-def test_range_can_be_shown_before_there_is_data(view, publish_host):
+def test_devices_view_accepts_a_time_range_before_data_is_received(view, publish_host):
     view.show_range(0, 10**10)
     view.charts.show_last(RANGES_S["10 min"])
     assert view.charts.panels == {}
@@ -145,7 +145,7 @@ def test_range_can_be_shown_before_there_is_data(view, publish_host):
     assert list(view.cards) == ["host"]
 
 
-def test_charts_show_the_reported_values(view, publish_devices, nvml, session):
+def test_device_charts_show_the_reported_gpu_values(view, publish_devices, nvml, session):
     for at_s in range(4):
         animate(nvml, at_s)
         publish_devices()
@@ -174,7 +174,7 @@ def test_view_can_be_drawn_in_all_themes_and_widths(view, publish_devices):
     assert view.minimumSizeHint().width() < 300
 
 
-def test_unchanged_devices_are_not_shown_again(view, publish_devices, monkeypatch):
+def test_devices_view_is_not_updated_if_device_data_is_unchanged(view, publish_devices, monkeypatch):
     publish_devices()
     view.refresh()
     shown = []

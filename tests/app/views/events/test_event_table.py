@@ -51,7 +51,7 @@ def test_narrow_event_table_shows_cards(table, qtbot):
     assert not table.isColumnHidden(0)
 
 
-def test_cards_scrolled_into_view_have_the_needed_height(table, log):
+def test_event_cards_scrolled_into_view_are_high_enough_for_their_text(table, log):
     table.resize(300, 300)
     log.extend([Event(kind="evicted", time_ns=3 + n, cause=f"{n} cached") for n in range(90)], EPOCH, 0)
     table.model().append_new(log)
@@ -98,7 +98,7 @@ def test_tooltip_contains_the_whole_reason_and_wraps(table):
     assert tip == f"<p>{LONG}</p>"
 
 
-def test_request_chosen_carries_a_63_bit_epoch(table, qtbot):
+def test_clicked_event_emits_its_request_number_with_an_uncut_63_bit_epoch(table, qtbot):
     with qtbot.waitSignal(table.request_chosen) as signal:
         table.clicked.emit(table.model().index(1, WHY))
     assert signal.args == [EPOCH, 51]

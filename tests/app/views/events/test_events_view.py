@@ -194,7 +194,7 @@ def test_new_events_do_not_move_the_scrolled_or_selected_rows(view, timed_sessio
     assert view.model.timed_at(view.table.currentIndex().row()) is chosen
 
 
-def test_forgotten_events_are_removed_from_the_end(view, timed_session):
+def test_events_dropped_from_the_overview_are_removed_from_the_events_view(view, timed_session):
     timed_session.overview.forget_before(START_NS + 40 * SECOND_NS)
     view.refresh()
     assert kinds_shown(view) == ["finished", "refused", "evicted", "resumed"]

@@ -44,7 +44,7 @@ def expected_columns(overview, scale):
 
 
 @pytest.mark.parametrize("column_ns", [SECOND_NS // 7, SECOND_NS, SECOND_NS * 5 // 2, SECOND_NS * 9])
-def test_column_has_the_highest_key_of_its_seconds(overview, add_seconds, begin_ns, column_ns):
+def test_heatmap_column_has_the_highest_value_of_the_seconds_it_covers(overview, add_seconds, begin_ns, column_ns):
     add_seconds(*range(10), *range(14, 33), 40)
     store = KeyStore(key_of_second, 1)
     assert store.update(overview) == begin_ns
@@ -53,7 +53,7 @@ def test_column_has_the_highest_key_of_its_seconds(overview, add_seconds, begin_
     assert np.array_equal(store.columns(scale, 20, 31)[:, 0], expected_columns(overview, scale)[20:31])
 
 
-def test_key_store_follows_a_growing_and_shrinking_overview(overview, add_seconds, begin_ns, rng):
+def test_heatmap_columns_follow_an_overview_that_gains_and_drops_seconds(overview, add_seconds, begin_ns, rng):
     store = KeyStore(key_of_second, 1)
     scale = TimeScale(begin_ns // SECOND_NS, 400, SECOND_NS)
     last = -1
@@ -70,7 +70,7 @@ def test_key_store_follows_a_growing_and_shrinking_overview(overview, add_second
     assert np.array_equal(store.columns(scale, 0, 400)[:, 0], expected_columns(overview, scale))
 
 
-def test_long_overview_is_thinned_without_missing_a_key(overview, add_seconds, begin_ns):
+def test_heatmap_data_of_a_long_overview_is_thinned_without_missing_a_maximum(overview, add_seconds, begin_ns):
     store = KeyStore(key_of_second, 1, max_rows=16)
     for begin in range(0, 100, 10):
         add_seconds(*range(begin, begin + 10))
@@ -82,7 +82,7 @@ def test_long_overview_is_thinned_without_missing_a_key(overview, add_seconds, b
     assert np.all(store.columns(fine, 0, 100)[:, 0] >= expected_columns(overview, fine))
 
 
-def test_key_store_starts_again_for_another_overview(overview, add_seconds, begin_ns):
+def test_heatmap_data_is_rebuilt_for_another_overview(overview, add_seconds, begin_ns):
     add_seconds(1, 2, 3)
     store = KeyStore(key_of_second, 1)
     store.update(overview)
@@ -96,7 +96,7 @@ def test_key_store_starts_again_for_another_overview(overview, add_seconds, begi
 @pytest.mark.parametrize(
     ("num_own", "num_addresses"), [(5, 5), (5, 9), (700, 1_500), (3_000, 5_000), (3_000, 100_001), (1, 4_000)]
 )
-def test_bins_are_spread_over_the_addresses_of_a_larger_pool(num_own, num_addresses, rng):
+def test_heatmap_bins_of_a_smaller_pool_are_spread_over_the_addresses_of_a_larger_one(num_own, num_addresses, rng):
     keys = rng.integers(2, 250, (2, min(num_own, 1024))).astype(np.uint8)
     result = spread(keys, num_own, num_addresses)
     own_edges, edges = bin_edges(num_own), bin_edges(num_addresses)
@@ -111,7 +111,7 @@ def test_bins_are_spread_over_the_addresses_of_a_larger_pool(num_own, num_addres
             assert result[row, cell] == (keys[row, covering].max() if covering else NO_ADDRESS)
 
 
-def test_highest_returns_the_maximum_of_each_range(rng):
+def test_maximum_over_each_range_of_heatmap_values_equals_numpy(rng):
     keys = rng.integers(1, 250, (30, 3)).astype(np.uint8)
     starts, ends = np.array([0, 3, 3, 7, 29, 30, 40]), np.array([3, 3, 9, 30, 30, 30, 50])
     result = highest(keys, starts, ends, axis=0)
@@ -123,7 +123,7 @@ def test_highest_returns_the_maximum_of_each_range(rng):
     assert highest(keys[:0], starts, ends, axis=0).shape == (7, 3)
 
 
-def test_zoomed_scale_keeps_the_time_at_the_anchor(begin_ns):
+def test_zooming_the_heatmap_time_scale_keeps_the_time_at_the_anchor_pixel(begin_ns):
     scale = TimeScale(begin_ns // SECOND_NS, 500, SECOND_NS)
     for factor in (1.25, 5.0, 0.2, 1e9, 1e-9):
         zoomed = scale.zoomed(factor, 123)
@@ -135,7 +135,7 @@ def test_zoomed_scale_keeps_the_time_at_the_anchor(begin_ns):
     assert scale.fitted(begin_ns, begin_ns + SECOND_NS).column_ns == FIRST_COLUMN_NS
 
 
-def test_fitted_frame_rarely_changes_its_scale(qapp, begin_ns):
+def test_fitted_heatmap_rarely_changes_its_time_scale_while_the_range_grows(qapp, begin_ns):
     frame = TimeFrame()
     frame.set_width(500)
     scales = set()
@@ -150,7 +150,9 @@ def test_fitted_frame_rarely_changes_its_scale(qapp, begin_ns):
     assert frame.scale.end_ns > begin_ns, "part of the range must stay visible"
 
 
-def test_fragmentation_and_free_run_keys_of_a_pool(overview, make_summary, begin_ns):
+def test_fragmentation_and_free_run_lengths_are_computed_for_partly_used_full_and_empty_pool(
+    overview, make_summary, begin_ns
+):
     ledger = Ledger(64)
     ledger.state[::2] = 1
     ledger.filled[::2] = 4
@@ -168,7 +170,7 @@ def test_fragmentation_and_free_run_keys_of_a_pool(overview, make_summary, begin
     assert [size_text(power) for power in range(3)] == ["1", "2 to 3", "4 to 7"]
 
 
-def test_shown_range_fills_the_width():
+def test_time_range_shown_in_the_heatmap_fills_its_width():
     frame = TimeFrame()
     frame.set_width(600)
     begin_ns = 1_000 * SECOND_NS

@@ -149,7 +149,7 @@ def count_converted_seconds(view):
     return lambda: len(made)
 
 
-def test_new_second_redraws_few_columns(make_engine, overview, make_view, make_summary):
+def test_new_second_redraws_only_the_newest_heatmap_columns(make_engine, overview, make_view, make_summary):
     engine = make_engine(num_blocks=2_000)
     overview.extend(make_summary(index, engine.ledger) for index in range(200))
     view = make_view(engine, overview)
@@ -212,7 +212,7 @@ def test_dragging_pans_and_a_double_click_fits_all(engine, filled_ledger, overvi
     assert view.fit_button.isChecked()
 
 
-def test_follow_keeps_the_newest_second_at_the_right(
+def test_following_heatmap_keeps_the_newest_second_at_its_right_edge(
     engine, filled_ledger, overview, make_view, make_summary, begin_ns
 ):
     view = make_view(engine, overview)
@@ -244,7 +244,9 @@ def test_click_seeks_to_the_end_of_the_second(engine, filled_ledger, overview, m
     assert image.pixelColor(line, 20).name() == DARK.selection
 
 
-def test_hovering_describes_the_cell(engine, filled_ledger, overview, make_view, make_summary, begin_ns):
+def test_hovering_over_the_heatmap_describes_block_state_fill_and_request(
+    engine, filled_ledger, overview, make_view, make_summary, begin_ns
+):
     filled_ledger.state[5], filled_ledger.owner[5], filled_ledger.filled[5], filled_ledger.ref_count[5] = 1, 42, 8, 1
     view = make_view(engine, overview)
     overview.extend([make_summary(12, filled_ledger)])
@@ -260,7 +262,9 @@ def test_hovering_describes_the_cell(engine, filled_ledger, overview, make_view,
     assert "request #42" in words
 
 
-def test_cell_of_several_blocks_is_named_by_its_bin(make_engine, overview, make_view, qtbot, make_summary):
+def test_heatmap_caption_names_the_range_of_blocks_that_a_cell_covers(
+    make_engine, overview, make_view, qtbot, make_summary
+):
     engine = make_engine(num_blocks=1_500)
     overview.extend([make_summary(0, engine.ledger)])
     view = make_view(engine, overview)
@@ -273,7 +277,9 @@ def test_cell_of_several_blocks_is_named_by_its_bin(make_engine, overview, make_
     assert names == ["Block 0", "Block 1", "Block 2 to 3", "Block 4", "Block 5 to 6"]
 
 
-def test_arrow_keys_move_the_cell_and_enter_seeks(engine, filled_ledger, overview, make_view, qtbot, begin_ns):
+def test_arrow_keys_move_the_heatmap_cell_cursor_and_enter_seeks_to_its_time(
+    engine, filled_ledger, overview, make_view, qtbot, begin_ns
+):
     view = make_view(engine, overview)
     view.activateWindow()
     view.map.setFocus()
@@ -296,7 +302,9 @@ def test_arrow_keys_move_the_cell_and_enter_seeks(engine, filled_ledger, overvie
     assert view.map.cell is None
 
 
-def test_smaller_pool_before_a_restart_leaves_rows_empty(make_engine, overview, make_view, make_summary, begin_ns):
+def test_heatmap_rows_beyond_a_smaller_pool_of_an_earlier_engine_run_are_empty(
+    make_engine, overview, make_view, make_summary, begin_ns
+):
     engine = make_engine(num_blocks=200, epoch=8)
     small = Ledger(100)
     small.state[:] = 1
@@ -325,7 +333,7 @@ def test_session_without_an_overview_shows_the_explanation(session, qtbot):
     assert view.stack.currentIndex() == 0
 
 
-def test_small_view_hides_other_parts_but_keeps_the_map(engine, filled_ledger, overview, make_view, qtbot):
+def test_small_heatmap_view_hides_the_extra_charts_but_keeps_the_map(engine, filled_ledger, overview, make_view, qtbot):
     view = make_view(engine, overview)
     assert view.runs.isVisible()
     assert view.strips.number.isVisible()

@@ -130,7 +130,9 @@ def test_clicks_in_the_list_and_on_the_strip_seek(recording_and_block, playback_
     assert view.block_history.history.part is part  # seeking within the history does not read it again
 
 
-def test_list_marks_the_event_at_the_cursor(recording_and_block, playback_session, show_inspector, qtbot):
+def test_block_history_list_marks_the_event_at_the_cursor_time(
+    recording_and_block, playback_session, show_inspector, qtbot
+):
     view = show_inspector(playback_session)
     playback_session.selection.select_block(recording_and_block[1])
     part = read_history(view, qtbot)
@@ -146,7 +148,7 @@ def test_list_marks_the_event_at_the_cursor(recording_and_block, playback_sessio
     ).isValid()
 
 
-def test_list_is_copied_oldest_first(recording_and_block, playback_session, show_inspector, qtbot):
+def test_block_history_list_is_copied_oldest_first(recording_and_block, playback_session, show_inspector, qtbot):
     view = show_inspector(playback_session)
     playback_session.selection.select_block(recording_and_block[1])
     part = read_history(view, qtbot)
@@ -167,7 +169,9 @@ def test_selecting_another_block_cancels_the_reading(recording_and_block, playba
     assert row_at(part, recording_and_block[0].start_ns + 5 * SECOND_NS) == expected
 
 
-def test_fast_block_changes_do_not_delay_the_reading(recording_and_block, playback_session, qtbot):
+def test_block_history_is_read_even_while_the_selected_block_changes_rapidly(
+    recording_and_block, playback_session, qtbot
+):
     """A held key changes the block more often than the history polls."""
     history, blocks = BlockHistory(playback_session), itertools.cycle((3, recording_and_block[1]))
     stepping = QTimer(interval=1)
@@ -234,7 +238,7 @@ def test_switching_to_the_step_page_does_not_read_the_history_again(
     assert not view.block_history.history.is_reading
 
 
-def test_without_recorded_history_it_begins_at_the_selection(engine, session, show_inspector, poll):
+def test_block_history_begins_at_the_selection_if_nothing_is_recorded(engine, session, show_inspector, poll):
     engine.write_blocks([7], owner=2)
     poll(session)
     view = show_inspector(session)
@@ -290,7 +294,7 @@ def test_history_near_the_cursor_is_read_first():
     assert list(reading_order(5, 5, 5)) == [(5, 5)]
 
 
-def test_history_is_read_completely_in_adjacent_slices():
+def test_block_history_is_read_completely_in_adjacent_slices_around_the_cursor():
     order = list(reading_order(700 * SECOND_NS, 0, 7_200 * SECOND_NS))
     known = (700 * SECOND_NS, 700 * SECOND_NS)
     for begin_ns, end_ns in order:

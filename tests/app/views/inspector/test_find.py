@@ -46,7 +46,7 @@ def shown_findings(sheet):
     return [sheet.list.item(row).data(Qt.ItemDataRole.UserRole) for row in range(sheet.list.count())]
 
 
-def test_number_finds_a_block_and_a_request(busy_session):
+def test_number_typed_into_find_finds_the_block_and_the_request_with_that_number(busy_session):
     found = findings("12", busy_session.mirror, SessionOverview())
     assert [(f.block, f.request) for f in found] == [(12, None), (None, 12)]
     assert found[1].detail == "running, 2 blocks  ·  chat-12"
@@ -88,7 +88,7 @@ def test_finished_request_and_past_step_are_found_with_their_time(busy_session):
     assert step.time_ns == start_ns + 2 * SECOND_NS
 
 
-def test_enter_selects_the_finding_in_every_view(busy_session, make_window, qtbot):
+def test_enter_in_find_selects_the_found_block_in_every_view(busy_session, make_window, qtbot):
     window = make_window(busy_session, with_views=("requests", "inspector"), size=(1500, 900))
     sheet = open_find(window)
     qtbot.keyClicks(sheet.line, "7")
@@ -105,7 +105,7 @@ def test_enter_selects_the_finding_in_every_view(busy_session, make_window, qtbo
     assert (busy_session.selection.block, busy_session.selection.request) == (None, None)
 
 
-def test_arrow_keys_choose_among_the_findings(busy_session, make_window, qtbot):
+def test_down_key_and_enter_in_find_select_the_second_result(busy_session, make_window, qtbot):
     sheet = open_find(make_window(busy_session))
     qtbot.keyClicks(sheet.line, "12")
     qtbot.keyClick(sheet.line, Qt.Key.Key_Down)

@@ -160,7 +160,7 @@ def test_links_select_blocks_and_requests(shared_session, show_inspector, qtbot)
     assert (shared_session.selection.block, view.subject) == (7, BLOCK)
 
 
-def test_click_on_the_name_of_a_fact_does_not_follow_its_link(shared_session, show_inspector, qtbot):
+def test_click_on_the_name_column_in_the_inspector_follows_no_link(shared_session, show_inspector, qtbot):
     view = show_inspector(shared_session)
     shared_session.selection.select_block(7)
     click_fact(view, qtbot, "Next block", column=0)
@@ -182,7 +182,7 @@ def test_new_inspector_shows_the_existing_selection(shared_session, show_inspect
     assert show_inspector(shared_session).heading.text() == "Request #5"
 
 
-def test_facts_are_copied_as_tab_separated_lines(shared_session, show_inspector, qtbot):
+def test_inspector_facts_are_copied_as_tab_separated_lines(shared_session, show_inspector, qtbot):
     view = show_inspector(shared_session)
     shared_session.selection.select_block(20)
     qtbot.mouseClick(view.copy_button, Qt.MouseButton.LeftButton)
@@ -195,7 +195,7 @@ def test_facts_are_copied_as_tab_separated_lines(shared_session, show_inspector,
     assert QGuiApplication.clipboard().text() == "Filled\t5 of 16 tokens"
 
 
-def test_values_are_updated_and_the_selected_row_stays(engine, shared_session, show_inspector, poll):
+def test_inspector_updates_values_and_keeps_the_selected_row(engine, shared_session, show_inspector, poll):
     view = show_inspector(shared_session)
     shared_session.selection.select_block(20)
     row = row_of(view, "Filled")
@@ -286,7 +286,7 @@ def test_block_of_a_large_pool_is_described(make_engine, make_session, show_insp
 
 
 @pytest.mark.parametrize("width", [220, 280, 360, 600])
-def test_wrapped_values_have_the_needed_height(qtbot, width):
+def test_inspector_rows_are_high_enough_for_wrapped_values(qtbot, width):
     table = FactTable()
     qtbot.addWidget(table)
     values = ["short", "15 blocks, 10.5 MiB, 240 of 240 slots filled", "needed 3 blocks and none was free", "a " * 40]

@@ -55,7 +55,7 @@ def test_parts_sum_to_the_device_memory(mirror):
     assert sum(value for value in parts.values() if value is not None) == 4096 * MIB
 
 
-def test_unmeasured_parts_are_unknown(mirror):
+def test_unmeasured_parts_of_the_memory_account_are_unknown_instead_of_zero(mirror):
     parts = bytes_by_key(memory_account(mirror, None, None))
     assert [key for key, value in parts.items() if value is None] == ["weights", "workspace", "other", "others", "free"]
 
@@ -146,7 +146,7 @@ def test_each_rank_has_an_allocator_row():
     assert "H100 (u0)" in rows[0][2]
 
 
-def test_nonresident_pool_makes_the_other_part_negative(mirror):
+def test_memory_account_shows_negative_other_memory_if_the_kv_pool_is_not_resident(mirror):
     memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
     whole = memory_account(mirror, memory, sample(process_bytes=100 * MIB))
     assert bytes_by_key(whole)["other"] == 100 * MIB - 300 * MIB - 64 * BLOCK  # negative, and shown as such
@@ -154,7 +154,7 @@ def test_nonresident_pool_makes_the_other_part_negative(mirror):
     assert all(whole.share(part) is None for part in whole.parts)
 
 
-def test_kv_detail_counts_slots_and_blocks_saved_by_sharing(mirror):
+def test_kv_cache_details_count_used_slots_and_blocks_saved_by_sharing(mirror):
     detail = kv_detail(mirror)
     assert detail.use.num_used == 3 * 16 + 4
     assert detail.use.num_held == 64
@@ -166,7 +166,7 @@ def test_kv_detail_counts_slots_and_blocks_saved_by_sharing(mirror):
     assert detail.token_bytes == BLOCK / 16
 
 
-def test_view_shows_the_account_and_its_bar(engine, session, poll, qtbot, mirror):
+def test_memory_view_shows_the_memory_parts_and_a_bar_in_the_colors_of_the_theme(engine, session, poll, qtbot, mirror):
     view = MemoryView(session)
     qtbot.addWidget(view)
     view.resize(420, 300)
@@ -211,7 +211,7 @@ def test_view_without_an_engine_shows_no_bar(make_engine, make_session, qtbot):
     assert not view.bar.isVisible()
 
 
-def test_view_shows_each_single_step_without_a_further_one(engine, session, poll, make_window, qtbot):
+def test_memory_view_shows_each_engine_step_before_the_next_step_arrives(engine, session, poll, make_window, qtbot):
     """The panel must show the same state as the map, however slowly steps arrive."""
     window = make_window(session, with_views=("memory",))
     window.focus_view("memory")

@@ -39,12 +39,12 @@ def view(session, qtbot):
     return view
 
 
-def test_charts_are_hidden_without_an_overview(view):
+def test_memory_charts_are_hidden_without_an_overview(view):
     view.draw_all()
     assert not view.charts.isVisible()
 
 
-def test_charts_show_the_reported_values(session, view):
+def test_memory_charts_show_the_reported_bytes(session, view):
     block_bytes = session.mirror.hello.cache.block_bytes
     extend_overview(session, 90, active_blocks=3, cached_blocks=1, process_bytes=700 * MIB, memory_used_bytes=900 * MIB)
     view.draw_all()
@@ -58,7 +58,7 @@ def test_charts_show_the_reported_values(session, view):
     assert cached * unit == pytest.approx(4 * block_bytes)  # stacked on the active blocks
 
 
-def test_range_all_starts_at_the_first_second(session, view):
+def test_memory_chart_range_all_starts_at_the_first_recorded_second(session, view):
     extend_overview(session, 7200, active_blocks=3)
     view.charts.show_last(math.inf)
     (first, last), _ = view.charts.panels["KV pool"].plot.view_box.viewRange()
@@ -68,7 +68,7 @@ def test_range_all_starts_at_the_first_second(session, view):
     assert last - first == pytest.approx(30)
 
 
-def test_range_is_saved_and_restored(session, view, settings, qtbot):
+def test_memory_chart_range_is_saved_and_restored(session, view, settings, qtbot):
     view.charts.show_last(math.inf)
     view.save_settings(settings)
     other = MemoryView(session)

@@ -44,14 +44,14 @@ def show_memory_view(qtbot):
     return make
 
 
-def test_tier_uses_count_swapped_cached_and_free_blocks(tiered_engine, make_session):
+def test_swapped_cached_and_free_blocks_are_counted_for_host_memory_and_disk(tiered_engine, make_session):
     host, disk = tier_uses(make_session(tiered_engine).mirror)
     assert (host.title, host.size, host.swapped, host.cached, host.free) == ("Host memory", 20, 2, 1, 17)
     assert (disk.title, disk.size, disk.swapped, disk.cached, disk.free) == ("Disk", 10, 1, 0, 9)
     assert host.num_bytes(host.size) == 20 * BLOCK
 
 
-def test_kv_detail_excludes_lower_tiers(tiered_engine, make_session):
+def test_kv_cache_details_exclude_blocks_in_host_memory_and_on_disk(tiered_engine, make_session):
     detail = kv_detail(make_session(tiered_engine).mirror)
     assert detail.use.num_used == detail.use.num_held == 48
     assert detail.use.internal_fragmentation == 0.0
@@ -76,7 +76,7 @@ def test_host_tier_is_part_of_a_cpu_account_but_not_of_a_gpu_account(tiered_engi
     assert "kv_host" not in {part.key for part in memory_account(on_gpu.mirror, None, None).parts}
 
 
-def test_view_shows_bars_and_bytes_of_tiers(tiered_engine, make_session, show_memory_view):
+def test_memory_view_shows_bars_and_bytes_of_host_and_disk_tiers(tiered_engine, make_session, show_memory_view):
     view = show_memory_view(make_session(tiered_engine))
     assert view.tiers.isVisible()
     assert view.tiers.value(Tier.HOST, "swapped") == "720.0 KiB"
@@ -93,13 +93,15 @@ def test_view_shows_bars_and_bytes_of_tiers(tiered_engine, make_session, show_me
         assert image.pixelColor(bar.width() // 2, 7).name() == theme.raised
 
 
-def test_view_without_lower_tiers_shows_none(session, show_memory_view):
+def test_memory_view_hides_the_tiers_section_if_the_engine_has_no_lower_tiers(session, show_memory_view):
     view = show_memory_view(session)
     assert not view.tiers.isVisible()
     assert "kv_host" not in view.table.rows
 
 
-def test_tiers_follow_the_engine(tiered_engine, make_engine, make_session, show_memory_view, poll):
+def test_memory_view_shows_or_hides_tiers_when_an_engine_with_or_without_tiers_starts(
+    tiered_engine, make_engine, make_session, show_memory_view, poll
+):
     session = make_session(tiered_engine)
     view = show_memory_view(session)
     plain = make_engine(epoch=9)
@@ -117,7 +119,7 @@ def test_tiers_follow_the_engine(tiered_engine, make_engine, make_session, show_
     assert list(view.table.rows)[-1] == "total"
 
 
-def test_moved_text_mentions_lost_blocks_only_if_there_are_any():
+def test_text_about_moved_blocks_mentions_lost_blocks_only_if_blocks_were_lost():
     assert "lost" not in moved_text(Counters())
     assert moved_text(Counters(lost_blocks=2)).endswith("2 lost and recomputed")
     moved = moved_text(Counters(swapped_states=2, loaded_states=1))

@@ -32,7 +32,7 @@ def ledger():
     return ledger
 
 
-def test_state_keys_follow_state_sharing_and_tier(ledger):
+def test_state_color_mode_depends_on_block_state_sharing_and_tier(ledger):
     expected = [modes.FREE, modes.ACTIVE, modes.SHARED, modes.CACHED, modes.HOST, modes.DISK_CACHED]
     assert STATE.keys(ledger, ALL, 16, 100).tolist() == expected
 
@@ -44,7 +44,7 @@ def test_owner_colors_repeat_and_differ_for_cached_blocks(ledger):
     assert result[3] == modes.OWNER_CACHED + 7
 
 
-def test_fill_keys_rank_waste_highest(ledger):
+def test_fill_color_mode_ranks_blocks_with_most_empty_slots_highest(ledger):
     result = FILL.keys(ledger, ALL, 16, 100)
     assert result[0] == modes.FREE
     assert result[1] == modes.FILL_FULL
@@ -52,7 +52,7 @@ def test_fill_keys_rank_waste_highest(ledger):
     assert result[1] < result[2] < result[4]
 
 
-def test_sharing_keys_count_holders(ledger):
+def test_sharing_color_mode_ranks_blocks_by_number_of_holders(ledger):
     ledger.ref_count[4] = 1000
     result = SHARING.keys(ledger, ALL, 16, 100)
     assert result.tolist()[:4] == [modes.FREE, modes.ONE_HOLDER, modes.ONE_HOLDER + 2, modes.UNHELD]
@@ -102,7 +102,7 @@ def test_age_keys_rank_the_newest_highest_even_for_future_steps(ledger):
 
 
 @pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
-def test_keys_by_ids_equal_keys_by_slice(mode, ledger):
+def test_color_mode_values_are_equal_for_blocks_selected_by_ids_or_by_slice(mode, ledger):
     ids = np.array([5, 0, 3, 3], np.uint32)
     whole = mode.keys(ledger, ALL, 16, 100)
     assert mode.keys(ledger, ids, 16, 100).tolist() == whole[ids].tolist()
@@ -110,7 +110,7 @@ def test_keys_by_ids_equal_keys_by_slice(mode, ledger):
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
 @pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
-def test_every_key_in_use_has_a_color(mode, theme, ledger):
+def test_every_color_mode_value_of_a_block_has_a_color_in_each_theme(mode, theme, ledger):
     colors = mode.key_colors(theme)
     for key in mode.keys(ledger, ALL, 16, 100).tolist():
         assert colors[key] != theme.base
@@ -145,7 +145,7 @@ def contrast(first, second):
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_attention_keys_rank_shares_and_mark_unmeasured_blocks(ledger):
+def test_attention_color_mode_ranks_blocks_by_attention_and_marks_unmeasured_ones(ledger):
     ledger.attention[1:4] = attention_units(np.array([1.0, 0.03, 1e-7], np.float32))
     result = ATTENTION.keys(ledger, ALL, 16, 100).astype(int)
     assert result[0] == modes.FREE

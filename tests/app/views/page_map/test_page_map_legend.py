@@ -58,7 +58,7 @@ def test_first_flash_of_a_kind_does_not_change_the_height(legend, width, tiers):
     assert "loaded" in legend.accessibleName()
 
 
-def test_possible_flashes_follow_from_the_tiers(make_engine, make_session):
+def test_legend_offers_no_load_flash_if_the_engine_has_no_lower_tiers(make_engine, make_session):
     kinds = may_flash(make_session(make_engine()).mirror)
     assert MOVES[0] in kinds
     assert MOVES[-1] not in kinds, "without a lower tier nothing can be loaded"
@@ -66,7 +66,7 @@ def test_possible_flashes_follow_from_the_tiers(make_engine, make_session):
 
 @pytest.mark.parametrize("width", [60, 150, 260, 400, 700, 2000])
 @pytest.mark.parametrize("is_low", [False, True])
-def test_entries_without_space_are_counted(legend, width, is_low):
+def test_page_map_legend_counts_entries_that_do_not_fit(legend, width, is_low):
     legend.show_mode(STATE, DARK, ALL)
     legend.set_low(is_low)
     legend.resize(width, 20)
@@ -86,7 +86,7 @@ def test_hidden_entries_of_a_plain_pool_are_in_the_tooltip(legend):
     assert "free" in legend.toolTip()
 
 
-def test_second_line_is_painted(legend):
+def test_second_line_of_the_page_map_legend_is_painted(legend):
     legend.show_mode(STATE, DARK, ALL)
     legend.resize(400, legend.sizeHint().height())
     image = legend.grab().toImage()
@@ -96,7 +96,7 @@ def test_second_line_is_painted(legend):
 
 @pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-def test_every_mode_explains_flashes_and_missing_memory(legend, mode, theme):
+def test_legend_of_every_color_mode_explains_flashes_and_blocks_without_memory(legend, mode, theme):
     legend.show_mode(mode, theme, ALL)
     for word in ("free", "no memory behind it", "flash: saved"):
         assert word in legend.accessibleName()
@@ -125,7 +125,7 @@ def test_pin_marker_is_in_the_legend_while_blocks_are_pinned(legend, mode):
 
 
 @pytest.mark.parametrize("width", [60, 200, 400, 2000])
-def test_owners_are_shown_with_their_colors_and_the_rest_is_counted(legend, width):
+def test_legend_shows_request_colors_in_owner_mode_and_counts_requests_that_do_not_fit(legend, width):
     shown = ShownItems(owners=(3, 5, 17), num_more_owners=40)
     legend.show_mode(OWNER, DARK, shown)
     legend.resize(width, 20)

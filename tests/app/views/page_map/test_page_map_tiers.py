@@ -76,7 +76,7 @@ def color_at(view, block):
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("window", [(1000, 700), (330, 170), (180, 60)])
-def test_every_block_has_its_own_cell_inside_the_window(sizes, window):
+def test_every_block_of_each_tier_has_its_own_page_map_cell_inside_the_window(sizes, window):
     grid, camera = fit(sum(sizes), *window, sizes, 20)
     ids = np.arange(sum(sizes), dtype=np.uint32)
     cells = grid.cells_of(ids)
@@ -90,7 +90,7 @@ def test_every_block_has_its_own_cell_inside_the_window(sizes, window):
     assert bottom <= window[1] + 1
 
 
-def test_sections_begin_in_new_rows_below_a_gap():
+def test_page_map_sections_of_tiers_begin_in_new_rows_below_a_heading_gap():
     grid = Grid(13, 4, (6, 5, 2), gap_rows=2)
     assert [s.first_row for s in grid.sections] == [2, 6, 10]
     assert grid.position_of(6) == (6, 0)
@@ -129,7 +129,9 @@ def test_incremental_drawing_of_tiers_equals_a_full_redraw(sizes, zoom):
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-def test_screen_shows_each_tier_in_its_colors(tiered_engine, make_session, show_page_map, theme):
+def test_page_map_shows_blocks_of_each_tier_in_the_colors_of_the_tier(
+    tiered_engine, make_session, show_page_map, theme
+):
     tiered_engine.write_blocks([0])
     tiered_engine.write_blocks([64, 65], owner=3)
     tiered_engine.write_blocks([66], state=BlockState.CACHED, ref_count=0)
@@ -168,7 +170,9 @@ def test_unmapped_block_is_drawn_as_an_outline(tiered_engine):
     assert (cell == tables.empty_outline).sum() > scene.camera.pitch
 
 
-def test_headings_show_the_name_and_use_of_tiers(tiered_engine, make_engine, make_session, show_page_map):
+def test_page_map_headings_show_tier_names_and_how_many_blocks_are_used(
+    tiered_engine, make_engine, make_session, show_page_map
+):
     tiered_engine.write_blocks([64, 65])
     tiered_engine.write_blocks([66], state=BlockState.CACHED, ref_count=0)
     view = show_page_map(make_session(tiered_engine))
@@ -227,7 +231,7 @@ def test_click_on_a_host_block_selects_its_swapped_request(tiered_engine, make_s
     assert color_at(view, 72) != DARK.block_host
 
 
-def test_facts_of_an_unmapped_block(engine, make_session, show_page_map):
+def test_unmapped_block_is_described_as_having_no_memory(engine, make_session, show_page_map):
     engine.write_blocks([3], state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     session = make_session(engine)
     facts = block_facts(session.mirror, 3, 16)

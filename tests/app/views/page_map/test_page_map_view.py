@@ -50,7 +50,7 @@ def color_at(view, block):
     return image.pixelColor(point * image.devicePixelRatio()).name()
 
 
-def test_screen_shows_the_colors_of_the_blocks(engine, session, show_page_map, poll):
+def test_page_map_shows_free_active_and_cached_blocks_in_their_colors(engine, session, show_page_map, poll):
     view = show_page_map(session)
     assert color_at(view, 0) == DARK.block_free
     engine.write_blocks([0, 63])
@@ -133,7 +133,7 @@ def test_text_of_a_free_block_is_not_requested(engine, session, show_page_map, q
     assert engine.source.sent == []
 
 
-def test_text_reply_to_another_question_is_ignored(engine, session, show_page_map, poll, qtbot):
+def test_block_card_ignores_text_replies_for_other_blocks(engine, session, show_page_map, poll, qtbot):
     engine.write_blocks([7])
     poll(session)
     view = show_page_map(session)
@@ -244,7 +244,7 @@ def test_selected_request_without_blocks_does_not_dim_the_map(engine, session, s
     assert color_at(view, 9) == DARK.block_active
 
 
-def test_new_blocks_of_the_selected_request_stand_out(engine, session, show_page_map, poll):
+def test_block_added_to_the_selected_request_is_not_dimmed_on_the_page_map(engine, session, show_page_map, poll):
     engine.request(2, blocks=[7])
     engine.write_blocks([7], owner=2)
     poll(session)
@@ -354,7 +354,7 @@ def test_each_color_mode_is_drawn_and_has_a_legend(mode, make_engine, make_sessi
     assert color_at(view, 0) != DARK.block_free
 
 
-def test_pool_of_another_engine_run_is_fitted(engine, session, show_page_map, poll, make_engine):
+def test_page_map_zoom_is_reset_to_fit_the_pool_of_a_new_engine_run(engine, session, show_page_map, poll, make_engine):
     view = show_page_map(session)
     view.canvas.zoom(3.0)
     bigger = make_engine(num_blocks=300, epoch=9)
@@ -379,7 +379,7 @@ def test_paused_map_is_frozen_and_catches_up_when_live(engine, session, show_pag
     assert color_at(view, 12) == DARK.block_active
 
 
-def test_facts_of_an_idle_cached_block(engine, session, poll):
+def test_idle_cached_block_is_described_with_last_owner_and_last_use(engine, session, poll):
     engine.write_blocks([3], owner=8, state=BlockState.CACHED, ref_count=0, step=1)
     engine.frame()
     poll(session)
@@ -395,7 +395,7 @@ def eviction_orders(session, *blocks):
     return [dict(block_facts(session.mirror, block, 16).rows).get("Eviction order") for block in blocks]
 
 
-def test_facts_show_the_eviction_order_after_free_blocks(make_engine, make_session, poll):
+def test_block_facts_rank_cached_blocks_for_eviction_after_free_blocks(make_engine, make_session, poll):
     engine = make_engine(num_blocks=8, num_host=2)
     session = make_session(engine)
     engine.ledger.eviction_order[[3, 4, 8]] = [80, 75, 2]
@@ -410,7 +410,7 @@ def test_facts_show_the_eviction_order_after_free_blocks(make_engine, make_sessi
     ]
 
 
-def test_facts_show_the_eviction_order_of_a_common_queue(make_engine, make_session, poll):
+def test_block_facts_rank_free_and_cached_blocks_together_if_they_share_one_queue(make_engine, make_session, poll):
     engine = make_engine(num_blocks=4)
     session = make_session(engine)
     engine.ledger.eviction_order[:] = [10, 0, 30, 20]

@@ -103,7 +103,7 @@ def wait_and_reply_with_texts(view, engine, session, poll, qtbot, notes=None):
     return reply_with_texts(engine, session, poll, notes)
 
 
-def test_tree_has_one_row_until_texts_branch(view):
+def test_prefix_tree_has_one_row_per_text_until_texts_branch(view):
     assert column(view, "Prefix") == ["#1 · 32 tokens from the start", "#5 · 16 tokens from the start"]
     assert column(view, "Subtree blocks") == ["5", "1"]
     assert column(view, "Hits") == ["3", "–"]
@@ -134,7 +134,7 @@ def test_adapter_and_salt_are_shown_before_the_text(view, engine, session, poll,
     assert column(view, "Prefix") == [second]
 
 
-def test_columns_fit_next_to_the_scroll_bar(view, engine, session, poll, qtbot):
+def test_prefix_table_columns_fit_next_to_the_scroll_bar(view, engine, session, poll, qtbot):
     for row in range(31, 61):
         write_chain(engine, [(row, 200 + row)], owner=6, state=BlockState.CACHED, ref_count=0)
     poll(session)
@@ -154,7 +154,7 @@ def test_prefix_model_passes_the_model_tester(view, qtmodeltester):
     qtmodeltester.check(view.model)
 
 
-def test_arrow_keys_open_close_and_move(view, qtbot):
+def test_arrow_keys_open_and_close_prefix_tree_nodes_and_move_the_selection(view, qtbot):
     view.table.setFocus()
     view.table.selectRow(0)
     for key, rows, current in (
@@ -191,7 +191,7 @@ def test_selected_row_highlights_its_blocks_on_the_map(view, session, qtbot):
     assert page_map.scene.cells.selected.tolist() == [4, 9, 18, 19]
 
 
-def test_selected_request_is_shown_at_its_row(view, session):
+def test_prefix_tree_selects_and_opens_the_row_of_the_selected_request(view, session):
     session.selection.select_request(2)
     assert view.table.selected_rows() == [1]
     assert view.model.is_expanded(0)
@@ -201,7 +201,7 @@ def test_selected_request_is_shown_at_its_row(view, session):
     assert view.table.selected_rows() == []
 
 
-def test_selected_finished_request_is_shown_at_the_end_of_its_text(view, session):
+def test_prefix_tree_selects_the_last_cached_row_of_a_selected_finished_request(view, session):
     ledger = session.mirror.ledger
     assert session.mirror.requests.row_of(9) is None
     ledger.owner[[18, 19]], ledger.state[[18, 19]] = 9, BlockState.CACHED
@@ -210,14 +210,14 @@ def test_selected_finished_request_is_shown_at_the_end_of_its_text(view, session
     assert view.table.selected_rows() == [1]
 
 
-def test_selected_block_is_shown_at_its_row(view, session):
+def test_prefix_tree_selects_the_row_of_the_selected_block(view, session):
     session.selection.block = 66
     session.selection.changed.emit()
     assert view.table.selected_rows() == [1]
     assert "host 1" in view.detail.facts.text()
 
 
-def test_selection_follows_its_node_as_the_tree_grows(view, engine, session, poll, qtbot):
+def test_selected_prefix_tree_node_stays_selected_as_the_tree_grows(view, engine, session, poll, qtbot):
     view.model.set_expanded(0, True)
     view.table.selectRow(2)
     assert session.selection.highlighted_rows.tolist() == [17]
@@ -237,7 +237,7 @@ def test_escape_clears_the_selection(view, session, qtbot):
     assert not view.detail.isVisible()
 
 
-def test_texts_are_requested_for_visible_rows(view, engine, session, poll, qtbot):
+def test_block_texts_are_requested_only_for_visible_prefix_tree_rows(view, engine, session, poll, qtbot):
     assert wait_and_reply_with_texts(view, engine, session, poll, qtbot) == [(4, 9, 30)]
     assert column(view, "Prefix") == ["You are a helpful", "Once upon"]
     view.model.set_expanded(0, True)
@@ -250,7 +250,9 @@ def test_texts_are_requested_for_visible_rows(view, engine, session, poll, qtbot
     assert view.count.text() == "1 of 4 rows"
 
 
-def test_siblings_with_equal_beginnings_show_where_they_differ(view, engine, session, poll, qtbot, monkeypatch):
+def test_prefix_texts_that_begin_alike_are_shortened_to_where_they_differ(
+    view, engine, session, poll, qtbot, monkeypatch
+):
     alike = "You are a helpful assistant of a "
     monkeypatch.setitem(WORDS, 18, f"{alike}bakery")
     monkeypatch.setitem(WORDS, 17, f"{alike}bookshop")
@@ -342,7 +344,7 @@ def test_row_with_an_evicted_beginning_is_marked(view, engine, session, poll, qt
     assert session.selection.highlighted_rows.size == 0
 
 
-def test_one_of_several_kv_groups_is_shown_and_can_be_changed(engine, make_session, qtbot):
+def test_prefix_view_shows_one_of_several_kv_groups_and_can_switch(engine, make_session, qtbot):
     write_chain(engine, [(4, 104), (9, 109)], owner=1)
     write_chain(engine, [(20, 104)], owner=1)
     cache = msgspec.structs.replace(
@@ -442,7 +444,7 @@ def test_failed_tree_is_reported_and_retried(engine, session, poll, qtbot, monke
     made.shut_down()
 
 
-def test_idle_column_shows_a_duration(view, engine, session, poll, qtbot):
+def test_prefix_tree_shows_how_long_a_prefix_has_been_idle(view, engine, session, poll, qtbot):
     now_ns = view.model.moment.now_ns
     moment = view.model.moment
     row, held = (next(r for r in range(2) if column(view, "Held by")[r] == words) for words in ("idle", "shared by 2"))
@@ -474,7 +476,7 @@ def test_step_times_are_interpolated_between_seconds(session):
     assert StepTimes(SessionOverview(), mirror).times_of(np.array([99, 100])).tolist() == [UNKNOWN, 10 * SECOND_NS + 1]
 
 
-def test_selection_returns_with_its_node(view, engine, session, poll, qtbot):
+def test_prefix_selection_returns_when_an_evicted_node_is_cached_again(view, engine, session, poll, qtbot):
     view.model.set_expanded(0, True)
     view.table.selectRow(2)
     assert session.selection.highlighted_rows.tolist() == [17]
@@ -570,7 +572,7 @@ def test_seek_from_a_large_to_a_small_tree_drops_the_selected_node(make_window, 
 
 
 @pytest.mark.parametrize("width", [520, 700, 820, 1100, 1600])
-def test_columns_end_at_the_edge_of_the_table(view, width):
+def test_prefix_table_columns_fill_the_width_of_the_table(view, width):
     view.resize(width, 500)
     columns, room = range(len(COLUMNS)), view.table.viewport().width()
     ends = [view.table.columnViewportPosition(column) + view.table.columnWidth(column) for column in columns]

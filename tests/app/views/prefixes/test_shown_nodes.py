@@ -38,7 +38,7 @@ def walk_shown(tree, node, opened, values, kept):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shown_rows_equal_those_of_a_plain_walk(seed, monkeypatch):
+def test_visible_prefix_tree_rows_equal_those_of_a_plain_tree_walk(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, int(rng.integers(0, 80)))
     opened = {key for key in tree.key.tolist() if rng.random() < 0.6} | {999_999}

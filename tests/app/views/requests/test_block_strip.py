@@ -32,7 +32,7 @@ def show_blocks(strip, ids, seed=5, cache=None):
     return filled, refs
 
 
-def test_each_cell_has_the_color_and_height_of_its_block(strip):
+def test_each_cell_of_a_request_block_strip_has_the_color_and_fill_height_of_its_block(strip):
     cache = CacheInfo(num_blocks=200, block_size=16, num_host_blocks=60, num_disk_blocks=40)
     ids = np.random.default_rng(1).permutation(NUM_BLOCKS)
     filled, refs = show_blocks(strip, ids, cache=cache)
@@ -72,7 +72,7 @@ def test_block_that_becomes_shared_is_repainted(strip):
     assert strip.grab().toImage() != before
 
 
-def test_small_cells_has_one_line_per_row_and_leaves_missing_cells_empty():
+def test_tiny_block_cells_are_painted_with_a_line_between_rows_and_none_after_the_last():
     image = small_cells(np.array([7, 8, 9], np.uint32), np.array([13, 0, 1]), per_row=2, empty=3)
     assert image.shape == (32, 32)
     assert image[0, 0] == image[12, 12] == 7
@@ -101,7 +101,7 @@ def test_painting_cost_depends_on_visible_rows_only(strip):
     assert num_calls(40_000) < 2 * few < 4_000  # leaves room for calls of the garbage collector
 
 
-def test_freed_entry_of_a_sliding_window_is_no_block(strip):
+def test_block_table_entry_freed_by_a_sliding_window_is_described_as_released(strip):
     show_blocks(strip, np.array([0, 0, 7]), cache=CacheInfo(num_blocks=200, block_size=16, num_reserved_blocks=1))
     assert strip.tip(1) == "Released: no block\nindex 1 of the table, positions 16 to 31"
     assert strip.tip(2).startswith("Block 7\n")

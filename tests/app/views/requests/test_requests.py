@@ -89,7 +89,7 @@ def test_prefill_in_progress_shows_its_percentage(engine, session, poll, view):
     assert column(view, "State")[0] == "prefill 25%"
 
 
-def test_output_column_has_its_progress(view):
+def test_output_column_of_requests_has_a_progress_bar_of_generated_tokens(view):
     output = next(i for i, c in enumerate(COLUMNS) if c.title == "Output")
     assert view.model.index(2, output).data(PROGRESS_ROLE) == pytest.approx(8 / 64)
     assert view.model.index(2, 0).data(PROGRESS_ROLE) is None
@@ -243,7 +243,7 @@ def strip(qtbot):
     return strip
 
 
-def test_cells_wrap_and_are_found_by_position(strip):
+def test_cells_of_a_block_strip_wrap_onto_rows_and_are_found_by_position(strip):
     ids = np.arange(200, 210)
     strip.show_blocks(ids, np.full(10, 16), np.ones(10, np.int64), 16)
     strip.resize(240, strip.heightForWidth(240))
@@ -252,7 +252,7 @@ def test_cells_wrap_and_are_found_by_position(strip):
     assert strip.index_at(239, strip.height() - 12) is None
 
 
-def test_cell_is_filled_as_high_as_its_block(strip):
+def test_cell_of_a_block_strip_is_filled_in_proportion_to_used_slots(strip):
     theme = THEMES["dark"]
     strip.show_blocks(np.arange(200), np.repeat([16, 0], 100), np.repeat([1, 2], 100), 16)
     strip.resize(400, strip.heightForWidth(400))

@@ -98,7 +98,7 @@ def test_all_requests_are_listed_with_their_state_at_the_cursor(view, go_to, con
     assert states(view).count("later") == num_later > 0
 
 
-def test_filters_agree_with_the_counts_of_info(view, go_to, content):
+def test_request_filters_of_a_recording_show_the_requests_that_kvscope_info_counts(view, go_to, content):
     histories, goals = content.histories(), {"ttft": 200.0, "tpot": 50.0}
     kept = evaluate_goals(histories, content.overview, content.recording, content.span, goals, NUM_REQUESTS)
     go_to(42.4)

@@ -43,7 +43,7 @@ def admitted(data, num_tokens=0, **fields):
         (admitted(None), "Reused none of its 140 prompt tokens."),
     ],
 )
-def test_reuse_text_describes_the_admission(event, sentence):
+def test_prefix_reuse_text_states_how_many_prompt_tokens_were_reused_at_admission(event, sentence):
     assert reuse_text([event], 7, PROMPT) == sentence
 
 
@@ -54,14 +54,14 @@ def test_reuse_text_states_that_prefix_caching_is_off():
     assert sentence == "Reused nothing: prefix caching is off. All 140 prompt tokens computed."
 
 
-def test_reuse_text_describes_the_resumption():
+def test_prefix_reuse_text_states_how_many_tokens_were_cached_at_resumption():
     data = EventData(kind="started", waited_ns=5_000_000, num_known_tokens=366, num_loaded_blocks=23)
     back = Event(kind="resumed", time_ns=2, number=7, data=data, num_tokens=365)
     lines = reuse_text([admitted(MISS), back], 7, PROMPT).splitlines()
     assert lines[1] == "Came back with 365 tokens already cached; 23 blocks loaded from lower tiers."
 
 
-def test_events_of_other_requests_are_ignored():
+def test_prefix_reuse_text_ignores_events_of_other_requests():
     other = Event(kind="admitted", time_ns=1, number=8, other=7, cause="forked from request 7", num_tokens=5)
     assert reuse_text([other], 7, PROMPT) == "Reused 96 of 140 prompt tokens."
     assert reuse_text([], 7, PromptReuse(140, 0, has_cache=True)) == ""

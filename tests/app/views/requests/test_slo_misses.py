@@ -54,7 +54,7 @@ def set_goals(view, goals):
     view.goals.editingFinished.emit()
 
 
-def test_without_goals_no_request_missed_one(view):
+def test_missed_goals_filter_lists_no_request_if_no_goals_are_set(view):
     assert not view.goals.isVisible()
     view.filter.setCurrentText("Missed goals")
     assert view.goals.isVisible()

@@ -52,7 +52,7 @@ def test_steps_without_reported_work_are_no_points():
     assert len(points_of(steps_of([(10, 0, 2, 0, 0, 10**9)]), 0, 50)) == 0
 
 
-def test_log_scale_places_values_and_ticks():
+def test_roofline_log_scale_places_values_and_round_ticks():
     scale = LogScale(1.0, 1000.0, 0.0, 300.0)
     assert scale.position_of(10.0) == pytest.approx(100)
     assert scale.ticks() == [1, 10, 100, 1000]
@@ -71,7 +71,7 @@ def test_rates_are_formatted_with_a_prefix(value, text):
     assert with_prefix(value, "B/s") == text
 
 
-def test_tick_texts_are_short():
+def test_roofline_tick_texts_use_short_unit_prefixes():
     assert [tick_text(value, "FLOP/s") for value in (1e9, 1e11)] == ["1 GFLOP/s", "100 GFLOP/s"]
     assert [tick_text(value, "") for value in (0.1, 10, 1000)] == ["0.1", "10", "1 k"]
 
@@ -122,11 +122,11 @@ def test_step_without_reported_work_has_no_facts():
     assert "Bound by" not in values
 
 
-def test_phases_never_exceed_the_step():
+def test_step_phases_are_limited_to_the_time_of_the_whole_step():
     phases = {p.name: p.time_ns for p in phases_of(Timings(schedule_ns=1, run_ns=10, forward_ns=12, commit_ns=2))}
     assert phases == {"Schedule": 1, "Forward": 10, "Sample, wait": 0, "Commit": 2, "Record": 0}
 
 
-def test_run_without_reported_forward_time_is_not_shown_as_sampling():
+def test_step_without_reported_forward_time_shows_its_run_time_as_run_and_not_as_sampling():
     phases = {p.name: p.time_ns for p in phases_of(Timings(schedule_ns=1, run_ns=10, commit_ns=2))}
     assert phases == {"Schedule": 1, "Forward": 0, "Run": 10, "Commit": 2, "Record": 0}

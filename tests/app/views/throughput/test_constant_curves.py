@@ -28,7 +28,7 @@ def test_changing_curve_is_not_constant():
     assert not is_constant(history_window(a=begun))
 
 
-def test_missing_values_in_the_newest_second_do_not_matter():
+def test_curve_with_unknown_values_only_in_the_newest_second_is_still_constant():
     late = np.zeros(100)
     late[-7:] = np.nan
     assert is_constant(history_window(a=late))

@@ -54,7 +54,7 @@ def test_view_without_an_engine_shows_no_charts(make_engine, make_session, qtbot
     assert not view.charts.panels["decode"].isVisible()
 
 
-def test_curves_and_legend_show_the_fed_values(session, view):
+def test_throughput_curves_and_legend_show_the_received_values(session, view):
     end_s = feed_history(session, ago_s=1, decode_tokens=3, prefill_tokens=7, num_running=5, num_waiting=2) / 1e9
     view.charts.show_fixed(end_s - 5, end_s)
     view.charts.show_values_at(end_s)
@@ -115,7 +115,7 @@ def test_panel_scrolled_out_of_view_is_not_drawn(session, view):
     assert "itl" not in view.charts.drawn
 
 
-def test_shorter_range_follows_the_present(session, view, qtbot):
+def test_choosing_a_shorter_chart_range_ends_at_the_present_and_follows(session, view, qtbot):
     feed_history(session, decode_tokens=1)
     before_s = time.monotonic()
     view.charts.bar.range_chosen.emit(10.0)
@@ -296,7 +296,7 @@ class PaintCounter(QObject):
         return False
 
 
-def test_each_redraw_is_painted_once(session, view, qtbot):
+def test_chart_redraw_causes_only_one_paint(session, view, qtbot):
     """Unless prepared before, pyqtgraph moves its items at the beginning of a paint, and then paints again."""
     feed_history(session, decode_tokens=1)
     view.charts.refresh_all()

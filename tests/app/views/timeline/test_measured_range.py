@@ -77,7 +77,7 @@ def test_measured_latencies_include_the_maximum():
     assert "unknown" in rows["Between tokens, p50 / p95 / max"]
 
 
-def test_maximum_without_buckets_is_unknown():
+def test_latency_maximum_without_histogram_buckets_is_unknown():
     overview = SessionOverview()
     overview.extend([second(0, first_token=Latency(count=9, p50_s=1.0, p95_s=2.0, p99_s=2.0))])
     assert largest_of(overview, "first_token", slice(0, 1)) is None

@@ -108,7 +108,7 @@ def event_histories(draw):
 
 @settings(max_examples=examples(150), deadline=None)
 @given(event_histories())
-def test_spans_equal_those_of_a_plain_model(events):
+def test_request_phase_spans_of_the_timeline_equal_those_of_a_plain_model(events):
     lanes, plain = RequestLanes(), PlainSpans()
     for event in events:
         lanes.add_events((event,), START_NS)
@@ -130,7 +130,7 @@ def test_requests_of_one_row_do_not_overlap(events):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(event_histories(), st.lists(st.integers(1, 9), max_size=30), st.integers(1, 7))
-def test_spans_do_not_depend_on_how_events_are_batched(events, sizes, at_once):
+def test_request_phase_spans_do_not_depend_on_how_events_are_batched(events, sizes, at_once):
     overview, follower = SessionOverview(), OverviewFollower()
     overview.extend((), (timed(0, "note", 0),))
     left = list(events)
@@ -145,7 +145,7 @@ def test_spans_do_not_depend_on_how_events_are_batched(events, sizes, at_once):
     assert spans_of(follower.lanes) == spans_of(whole.lanes)
 
 
-def test_late_events_are_added_once():
+def test_events_that_arrive_late_end_timeline_requests_at_their_own_time():
     overview, follower = SessionOverview(), OverviewFollower()
     overview.extend((), [timed(1, "admitted", 1), timed(5, "admitted", 2)])
     follower.update(overview)
@@ -157,7 +157,7 @@ def test_late_events_are_added_once():
     ]
 
 
-def test_forgotten_requests_are_removed_and_running_ones_stay():
+def test_oldest_finished_requests_leave_the_timeline_and_running_ones_stay():
     overview, follower = SessionOverview(), OverviewFollower()
     overview.events = EventIndex(max_events=1_000)
     overview.extend((), (timed(0, "admitted", 7),))
@@ -302,7 +302,7 @@ def test_spans_do_not_depend_on_when_phase_changes_arrive(data):
     assert phases_by_request(lanes) == expected
 
 
-def test_follower_reads_phase_changes_from_summaries():
+def test_timeline_reads_request_phase_changes_from_overview_summaries():
     overview, follower = SessionOverview(), OverviewFollower()
     packed = packed_phases([(START_NS + 2 * SECOND_NS, 5, RequestPhase.DECODE), (START_NS, 6, RequestPhase.QUEUED)])
     overview.extend([second(1, phases=b"")], [admission(1, 5)])

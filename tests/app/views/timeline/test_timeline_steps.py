@@ -84,7 +84,7 @@ def step_point(view, steps, index):
     return QPoint(gutter() + round(view.canvas.shown.span.share_at(middle) * layout.chart_width), top + height - 3)
 
 
-def test_steps_equal_those_of_the_frames(recording):
+def test_timeline_steps_read_from_a_recording_equal_those_of_its_frames(recording):
     plain = batches_by_step(recording)
     steps = read_steps(recording, recording.start_ns, recording.end_ns, lambda share: True)
     assert steps.step.tolist() == list(plain)
@@ -96,7 +96,7 @@ def test_steps_equal_those_of_the_frames(recording):
         assert (steps.prefill[place], steps.decode[place]) == (batch.num_prefill_tokens, batch.num_decode_tokens)
 
 
-def test_steps_beyond_the_maximum_are_cut_off_and_not_covered(recording, monkeypatch):
+def test_recorded_steps_beyond_the_maximum_are_not_read_and_reported_as_not_covered(recording, monkeypatch):
     monkeypatch.setattr("kvscope_app.views.timeline.steps.MAX_STEPS", 10)
     steps = read_steps(recording, recording.start_ns, recording.end_ns, lambda share: True)
     assert len(steps) == 10

@@ -204,7 +204,7 @@ def test_panning_to_the_end_while_time_is_paused_stays_there(view, timed_session
     assert view.canvas.shown.span == seen
 
 
-def test_description_is_updated_under_a_resting_pointer(view, timed_session, qtbot):
+def test_timeline_description_is_updated_when_the_view_moves_under_a_resting_pointer(view, timed_session, qtbot):
     qtbot.mouseMove(view.canvas, point_at(view, 30.5, lane="usage"))
     assert "50.0 % in use" in view.pointed.longest
     view.canvas.show_span(TimeSpan(START_NS + 62 * SECOND_NS, START_NS + 68 * SECOND_NS))
@@ -215,7 +215,7 @@ def test_description_is_updated_under_a_resting_pointer(view, timed_session, qtb
     assert view.pointed.longest != before
 
 
-def test_keys_pan_and_zoom(view, timed_session, qtbot):
+def test_shift_right_key_pans_the_timeline_and_zooming_out_fits_all(view, timed_session, qtbot):
     canvas = view.canvas
     for _ in range(2):
         canvas.zoom_by(1)
@@ -319,7 +319,7 @@ def test_up_and_down_keep_the_cursor_where_both_requests_exist(view, timed_sessi
     assert timed_session.timeline.cursor_ns != at_ns  # the request did not exist at that time
 
 
-def test_up_starts_at_the_last_visible_row(view, timed_session, qtbot):
+def test_up_key_in_the_timeline_first_selects_the_request_in_the_last_visible_row(view, timed_session, qtbot):
     timed_session.overview.extend((), [timed(91 + number / 100, "admitted", number) for number in range(10, 210)])
     view.refresh()
     view.orders.chosen.emit(1)

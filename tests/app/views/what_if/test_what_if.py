@@ -119,7 +119,7 @@ def lines_sent(view):
     return bytes(view.process.child.process.readAllStandardError().data()).splitlines()
 
 
-def test_question_contains_memory_and_running_requests(busy_mirror):
+def test_what_if_query_contains_the_cache_memory_and_running_requests(busy_mirror):
     memory = memory_of(busy_mirror)
     assert (memory.num_blocks, memory.block_size, memory.block_bytes, memory.allocator) == (64, 16, 368_640, "paged")
     assert running_rows(busy_mirror) == [[1, 24, 84, 20], [2, 32, 0, 28]]
@@ -158,7 +158,7 @@ def test_view_without_an_engine_shows_a_message(make_engine, make_session, qtbot
     assert not view.process.is_running
 
 
-def test_cards_show_the_answer_with_the_current_policy_first(make_view, busy_mirror, qtbot):
+def test_what_if_cards_show_the_current_allocator_first(make_view, busy_mirror, qtbot):
     view = make_view()
     wait_for_answer(view, qtbot)
     assert view.grid.isVisible()
@@ -177,7 +177,9 @@ def test_cards_show_the_answer_with_the_current_policy_first(make_view, busy_mir
     assert "the memory is smaller" in third.toolTip()
 
 
-def test_unchanged_state_is_not_asked_again(make_view, busy_mirror, engine, session, poll, qtbot):
+def test_what_if_view_sends_no_second_query_while_the_requests_are_unchanged(
+    make_view, busy_mirror, engine, session, poll, qtbot
+):
     view = make_view()
     wait_for_answer(view, qtbot)
     view.refresh()
@@ -190,7 +192,9 @@ def test_unchanged_state_is_not_asked_again(make_view, busy_mirror, engine, sess
     assert asked == [b'{"now":[[1,24,84,20],[2,32,0,28]]}', b'{"now":[[1,25,84,20],[2,32,0,28]]}']
 
 
-def test_only_one_question_is_asked_at_a_time(make_view, busy_mirror, engine, session, poll, qtbot):
+def test_what_if_view_sends_no_query_while_another_is_being_answered(
+    make_view, busy_mirror, engine, session, poll, qtbot
+):
     view = make_view()
     view.refresh()
     engine.request(1, blocks=[3, 4], num_output_tokens=5)
@@ -200,7 +204,9 @@ def test_only_one_question_is_asked_at_a_time(make_view, busy_mirror, engine, se
     assert len(lines_sent(view)) == 2
 
 
-def test_restarted_engine_is_set_up_again(make_view, busy_mirror, engine, session, poll, qtbot):
+def test_what_if_process_gets_a_new_setup_when_the_engine_restarts(
+    make_view, busy_mirror, engine, session, poll, qtbot
+):
     view = make_view()
     wait_for_answer(view, qtbot)
     engine.requests.clear()
@@ -252,7 +258,7 @@ def test_failed_child_is_reported_and_restarted_when_the_view_is_shown_again(
     assert lines_sent(view)[0].startswith(b'{"setup":'), "the new child needs the setup"
 
 
-def test_missing_program_is_reported(make_view, busy_mirror, qtbot):
+def test_what_if_program_that_cannot_be_started_is_reported(make_view, busy_mirror, qtbot):
     view = make_view(command=["/no/such/program"])
     with qtbot.waitSignal(view.process.failed, timeout=120_000):
         view.refresh()
@@ -292,7 +298,9 @@ def test_child_runs_only_while_the_view_is_visible_and_the_window_is_open(sessio
     assert not view.process.is_running
 
 
-def test_real_child_process_places_the_requests(session, engine, busy_mirror, poll, qtbot):
+def test_real_what_if_process_computes_used_and_wasted_slots_of_each_allocator(
+    session, engine, busy_mirror, poll, qtbot
+):
     model = ModelInfo(name="fake", num_layers=1, max_model_len=256)
     engine.hello = msgspec.structs.replace(engine.hello, model=model)
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
@@ -350,7 +358,7 @@ def ask_about_groups(session, engine, busy_mirror, poll, qtbot):
         view.shut_down()
 
 
-def test_sliding_windows_have_a_card_without_freeing(ask_about_groups):
+def test_what_if_shows_sliding_window_models_with_and_without_freeing_of_blocks(ask_about_groups):
     view = ask_about_groups(*WINDOWS)
     now, kept = view.grid.cards[:2]
     assert (now.name.text(), kept.name.text()) == ("Paged, 16 per block", "Without freeing")
@@ -363,7 +371,7 @@ def test_sliding_windows_have_a_card_without_freeing(ask_about_groups):
     assert not view.missing.isVisible()
 
 
-def test_latent_attention_has_a_card_with_mla_expanded(ask_about_groups):
+def test_what_if_shows_latent_attention_models_also_with_mla_expanded(ask_about_groups):
     latent = KVGroup(kind="latent", num_layers=30, block_bytes=368_640, expanded_bytes=3_686_400)
     view = ask_about_groups(latent)
     now, wide = view.grid.cards[:2]

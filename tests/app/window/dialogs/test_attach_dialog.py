@@ -141,7 +141,7 @@ def dialog_and_addresses(qtbot):
     parent.close()
 
 
-def test_visible_fields_follow_the_kind_of_engine(dialog_and_addresses):
+def test_attach_dialog_shows_the_fields_that_the_chosen_kind_of_engine_needs(dialog_and_addresses):
     fields = dialog_and_addresses[0].fields
     assert (fields.key.isVisible(), fields.api_key.isVisible(), fields.kv_events.isVisible()) == (True, False, False)
     fields.engine_kinds.chosen.emit(1)
@@ -206,7 +206,7 @@ def test_address_with_a_scheme_selects_the_kind_of_engine(dialog_and_addresses):
         (TypedAddress("kvscope", "ipc:///tmp/a"), Address("ipc:///tmp/a")),
     ],
 )
-def test_typed_text_becomes_an_address(typed, address):
+def test_text_typed_into_the_attach_dialog_becomes_an_engine_address(typed, address):
     assert typed.address == address
 
 

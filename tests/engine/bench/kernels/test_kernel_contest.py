@@ -44,7 +44,7 @@ def sampler(*seconds: float) -> Callable[[CallCycle], Callable[[], float]]:
     return prepare
 
 
-def test_result_has_rates_and_ratios() -> None:
+def test_kernel_benchmark_result_has_rates_and_ratios_to_other_libraries() -> None:
     both = contest(**{REFERENCE: lambda: ANSWER + 0.01})
     result = measured(both, sampler(1e-3, 4e-3), (lambda: 1e-3, 10_000_000), 3)
     ours, reference = result.rows
@@ -65,7 +65,7 @@ def refuses() -> None:
     raise Absent("another GPU")
 
 
-def test_failing_or_wrong_contender_is_absent_with_the_reason() -> None:
+def test_compared_library_that_fails_or_returns_wrong_results_is_listed_with_the_reason() -> None:
     given = contest(other=lambda: ANSWER + 1, shape=lambda: ANSWER[:3], fails=raises, refuses=refuses)
     result = measured(given, sampler(1.0), (lambda: 1.0, 1), 1)
     assert [row.contender for row in result.rows] == [OURS]
@@ -85,7 +85,7 @@ def test_failure_of_our_kernel_is_raised() -> None:
         measured(given, sampler(), (lambda: 1.0, 1), 1)
 
 
-def test_contender_that_cannot_be_prepared_is_absent() -> None:
+def test_compared_library_that_cannot_be_prepared_is_left_out_with_the_reason() -> None:
     def prepare(contender: CallCycle) -> Callable[[], float]:
         if contender is given.contenders["late"]:
             raise RuntimeError("cannot be captured")
@@ -96,7 +96,7 @@ def test_contender_that_cannot_be_prepared_is_absent() -> None:
     assert result.absent["late"] == "RuntimeError: cannot be captured"
 
 
-def test_contender_that_breaks_the_device_is_named() -> None:
+def test_compared_library_that_breaks_the_device_is_named_in_the_error() -> None:
     """An error of the device is raised at synchronization, and from then on each time."""
     broken = [False]
 

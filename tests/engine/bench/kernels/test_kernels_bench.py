@@ -17,7 +17,7 @@ from kvscope_engine.cli.main import main
 SHORT = ["bench", "kernels", "--device", "cpu", "--dtype", "float32", "--only", "forms", "--rounds", "1"]
 
 
-def test_report_has_times_device_and_date(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernel_benchmark_report_has_times_device_and_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, "--json"]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert report["on"] == "cpu"
@@ -32,7 +32,7 @@ def test_report_has_times_device_and_date(capsys: pytest.CaptureFixture[str]) ->
     assert "skipped: torch reference: is ours on this device (1 case, first allow tokens 8 requests)" in printed
 
 
-def test_command_offers_every_kernel_with_a_contest() -> None:
+def test_bench_kernels_command_offers_every_kernel_that_has_a_comparison() -> None:
     from kvscope_engine.bench.kernels.contests import KERNELS
 
     assert tuple(KERNELS) == command.KERNELS
@@ -47,7 +47,9 @@ def test_command_offers_every_kernel_with_a_contest() -> None:
         (["--only", "sampling"], "invalid choice: 'sampling'"),
     ],
 )
-def test_invalid_option_is_named(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernel_benchmark_names_an_invalid_option(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*SHORT[:4], *options]) == 2
     assert said in capsys.readouterr().err
 

@@ -69,13 +69,15 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("peer", [peers.sdpa, peers.flash_attn, peers.flashinfer])
 @pytest.mark.parametrize(("work", "call"), CASES)
-def test_peer_returns_our_result(work: AttentionWorkload, call: Any, peer: Any, libraries: None) -> None:
+def test_attention_libraries_return_the_same_result_as_our_kernels(
+    work: AttentionWorkload, call: Any, peer: Any, libraries: None
+) -> None:
     pool = make_pool(work, "cpu")
     expected = call(torch_ops(), pool)()
     torch.testing.assert_close(peer(work, pool)(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_absent_peer_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_library_that_cannot_run_a_case_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     uneven = AttentionWorkload(name="u", seq_lens=(9, 20), **HEADS)
@@ -91,7 +93,7 @@ def test_absent_peer_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
             peer(work, make_pool(work, "cpu"))
 
 
-def test_every_operation_has_a_contest_that_runs() -> None:
+def test_every_kernel_operation_has_a_comparison_that_runs() -> None:
     small: dict[str, dict[str, Any]] = {
         "decode": {"works": [DECODE]},
         "prefill": {"works": [PREFILL]},

@@ -54,7 +54,7 @@ def test_gain_within_the_noise_is_ignored() -> None:
     assert not found.is_worth_it
 
 
-def test_failure_of_the_computed_tiles_is_raised() -> None:
+def test_tile_search_raises_an_error_if_the_default_tiles_fail() -> None:
     with pytest.raises(RuntimeError, match="out of resource"):
         search_result(lambda tiles: 1.0, refuses=lambda tiles: True)
 

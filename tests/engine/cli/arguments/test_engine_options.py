@@ -24,7 +24,7 @@ def test_no_options_give_the_default_configuration() -> None:
     assert config() == EngineConfig()
 
 
-def test_every_field_has_its_option() -> None:
+def test_every_field_of_the_engine_configuration_can_be_set_by_an_option() -> None:
     found = config(
         *("--model", "m", "--device", "cpu", "--dtype", "float32", "--kv-cache-dtype", "int8"),
         *("--block-size", "32", "--max-model-len", "99", "--max-num-seqs", "3"),
@@ -93,7 +93,7 @@ def test_every_field_has_its_option() -> None:
     assert same == [*alone, "lora_modules", "allow_runtime_lora_updating"]  # options that conflict with the others
 
 
-def test_deterministic_options_and_their_conflicts() -> None:
+def test_deterministic_option_is_refused_together_with_options_that_break_determinism() -> None:
     found = config("--deterministic", "--fingerprints")
     assert (found.deterministic, found.fingerprints) == (True, True)
     for refused in ("--page-heat=8", "--kv-cache-dtype=int8", "--attention-backend=flashinfer"):
@@ -103,7 +103,7 @@ def test_deterministic_options_and_their_conflicts() -> None:
         config("--fingerprints")
 
 
-def test_lora_modules_in_both_vllm_syntaxes() -> None:
+def test_lora_modules_are_parsed_in_both_vllm_syntaxes() -> None:
     found = config("--lora-modules", "sql=a/b", '{"name": "py", "path": "c=d"}', "--allow-runtime-lora-updating")
     assert found.lora_modules == (LoraModule(name="sql", path="a/b"), LoraModule(name="py", path="c=d"))
     assert (found.num_lora_slots, found.has_lora, config().has_lora) == (2, True, False)

@@ -32,7 +32,7 @@ def test_text_parts_are_joined() -> None:
     ],
     ids=lambda part: part["type"],
 )
-def test_other_content_is_refused_by_type(part: dict[str, Any]) -> None:
+def test_image_and_audio_content_of_a_chat_message_is_refused_by_type(part: dict[str, Any]) -> None:
     words = f"content of type '{part['type']}' is not accepted: only text is read"
     with pytest.raises(ApiError, match=words) as refused:
         message_text(message({"type": "text", "text": "What is this?"}, part))

@@ -138,7 +138,7 @@ def test_structured_output_fields_are_mapped(fields: dict[str, Any], kind: str, 
     assert form.text == text or json.loads(form.text) == text
 
 
-def test_text_response_format_is_unstructured() -> None:
+def test_response_format_text_does_not_constrain_the_answer() -> None:
     assert chat_sampling(chat(response_format={"type": "text"})) == SamplingParams(max_tokens=None)
 
 
@@ -167,7 +167,7 @@ def test_submission_has_priority_and_cache_salt() -> None:
             submission("id", salted, SamplingParams(), raw=True, prompt="x")
 
 
-def test_stream_usage_options() -> None:
+def test_stream_options_choose_usage_never_in_the_last_event_or_in_each_event() -> None:
     def asked(**options: bool) -> StreamUsage:
         return stream_usage(completion(stream=True, stream_options=options))
 
@@ -204,6 +204,6 @@ def test_fields_with_one_accepted_value_refuse_others(make: Any, accepted: dict[
         assert (error.value.status, error.value.param) == (400, name)
 
 
-def test_every_field_is_documented() -> None:
+def test_every_field_of_chat_and_completion_bodies_is_documented() -> None:
     for kind in (ChatBody, CompletionBody):
         assert [name for name in kind.__struct_fields__ if f"`{name}`" not in DOCS] == []

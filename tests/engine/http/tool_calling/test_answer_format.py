@@ -62,7 +62,7 @@ def test_tool_choice_determines_the_forced_functions(fields: dict[str, Any], for
     assert [name for name in ("weather", "time") if any(name in one["begin"] for one in tag["tags"])] == forced
 
 
-def test_tool_choice_none_reads_no_calls() -> None:
+def test_tool_choice_none_means_that_no_tool_calls_are_parsed() -> None:
     use = answer_format(chat(tools=TOOLS, tool_choice="none"), None, "hermes")
     assert use.reader(None, ()) is None
 

@@ -40,7 +40,7 @@ class WordCodec:
 TOKENIZER = Tokenizer(WordCodec(), {})
 
 
-def test_special_marks_are_visible_and_calls_are_read() -> None:
+def test_tool_call_marks_that_are_special_tokens_are_read_and_others_stay_hidden() -> None:
     mistral = FORMATS_BY_NAME["mistral"]
     hidden = hidden_tokens(mistral, TOKENIZER)
     assert hidden == {0, 6}
@@ -56,7 +56,7 @@ def test_special_marks_are_visible_and_calls_are_read() -> None:
     assert [(call.function.name, call.function.arguments) for call in [*calls, *more, *others]] == [("time", "{}")]
 
 
-def test_textual_marks_hide_no_tokens() -> None:
+def test_tool_call_format_with_textual_marks_hides_no_special_tokens() -> None:
     assert hidden_tokens(FORMATS_BY_NAME["hermes"], TOKENIZER) is None
 
 

@@ -51,7 +51,9 @@ def walk(compiler: Any, tag: str, seed: int) -> str:
 
 @pytest.mark.parametrize("name", sorted(FORMATS_BY_NAME))
 @pytest.mark.parametrize("is_one", [True, False])
-def test_forced_call_is_always_readable(compiler: Any, name: str, is_one: bool) -> None:
+def test_every_text_allowed_by_a_forced_tool_call_grammar_is_read_as_calls(
+    compiler: Any, name: str, is_one: bool
+) -> None:
     tool_format = forced_format(FORMATS_BY_NAME[name], FUNCTIONS, ())
     tag = structural_tag(tool_format.forced, FUNCTIONS, is_one=is_one)
     tools = {function.name: function.parameters or {} for function in FUNCTIONS}
@@ -68,7 +70,7 @@ def test_forced_call_is_always_readable(compiler: Any, name: str, is_one: bool) 
             assert arguments == {} if call.name == "time" else arguments.keys() == {"city", "days"}, text
 
 
-def test_format_with_special_token_marks_falls_back() -> None:
+def test_forced_tool_call_whose_format_has_special_token_marks_uses_the_json_list_format() -> None:
     assert (
         forced_format(FORMATS_BY_NAME["kimi_k2"], FUNCTIONS, ("<|tool_call_end|>", "<s>")).name == JSON_LIST_FORMAT.name
     )

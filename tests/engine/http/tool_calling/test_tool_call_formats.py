@@ -42,7 +42,7 @@ def test_format_is_detected_from_the_template(template: str | None, name: str) -
     assert format_of(template, "auto").name == name
 
 
-def test_explicit_format_is_used() -> None:
+def test_explicit_tool_call_format_is_used_and_an_unknown_one_refused() -> None:
     assert all(format_of("<tool_call>", name).name == name for name in FORMATS_BY_NAME if name != "auto")
     with pytest.raises(BadInput, match="'xlam' is not accepted: auto, hermes"):
         format_of(None, "xlam")

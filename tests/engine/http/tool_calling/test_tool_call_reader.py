@@ -239,7 +239,7 @@ def test_reasoning_that_the_prompt_began_contains_no_call(name: str) -> None:
     assert arguments_of([call for _, calls in said for call in calls]) == [DAYS]
 
 
-def test_hidden_reasoning_marks_are_no_text() -> None:
+def test_reasoning_marks_that_are_special_tokens_are_left_out_of_answer_text() -> None:
     reader = ToolCallReader(FORMATS_BY_NAME["mistral"], TOOLS, hidden={"[THINK]", "[/THINK]"})
     content, calls = reader.add("[THINK]so [TOOL_CALLS]time{}[/THINK]It is noon. ")
     assert (content, calls) == ("so [TOOL_CALLS]time{}It is noon. ", [])
@@ -307,7 +307,9 @@ PIECES = st.sampled_from(
 @settings(max_examples=25)
 @pytest.mark.parametrize("name", sorted(FORMATS_BY_NAME))
 @given(data=st.data())
-def test_random_text_stays_text_however_it_is_split(name: str, data: st.DataObject) -> None:
+def test_random_answer_text_gives_the_same_text_and_tool_calls_however_it_is_split(
+    name: str, data: st.DataObject
+) -> None:
     text = "".join(data.draw(st.lists(st.one_of(PIECES, st.text(max_size=3)), max_size=12)))
     whole, calls = read(name, [text])
     again, same = read(name, cut(text, data))

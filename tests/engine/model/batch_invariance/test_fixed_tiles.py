@@ -28,7 +28,7 @@ def step_of(lengths: list[tuple[int, int]]) -> StepInputs:
 
 
 @pytest.mark.parametrize("sizes", [(8,), (1, 4, 16), (16, 64)])
-def test_every_token_is_in_one_tile_with_its_request(sizes: tuple[int, ...]) -> None:
+def test_every_token_of_a_step_is_in_one_fixed_size_tile_with_its_request(sizes: tuple[int, ...]) -> None:
     rng = random.Random(2)
     for _ in range(50):
         lengths = [(rng.choice((0, 1, 30)), rng.choice((1, 1, 2, 9, 33, 70))) for _ in range(rng.randrange(1, 9))]

@@ -40,7 +40,9 @@ def test_model_with_layers_in_several_lists_is_refused(model: Any) -> None:
         layers_for_host(model, 1.0)
 
 
-def test_other_weights_are_placed_and_shared_ones_stay_shared(vivid_model: Callable[..., Any]) -> None:
+def test_cpu_offload_moves_all_other_weights_to_the_device_and_tied_ones_stay_tied(
+    vivid_model: Callable[..., Any],
+) -> None:
     model = vivid_model("llama", num_hidden_layers=4, tie_word_embeddings=True)
     move_others(model, tuple(model.model.layers[1:]), torch.device("meta"))
     assert model.lm_head.weight is model.model.embed_tokens.weight

@@ -77,7 +77,7 @@ def test_layers_are_fused_with_weights_on_the_host(load_on_host: Load) -> None:
     assert streamed_weights(split.module) is None
 
 
-def test_interrupted_pass_does_not_affect_later_ones(
+def test_forward_pass_that_fails_with_streamed_layers_does_not_affect_later_passes(
     load_on_host: Load, planned: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, split = load_on_host("llama", 4, **ARCHITECTURES["llama"])
@@ -97,7 +97,7 @@ def test_interrupted_pass_does_not_affect_later_ones(
     close_streaming(split.module)
 
 
-def test_copy_without_its_event_is_repeated(
+def test_layer_copy_whose_cuda_event_could_not_be_created_is_repeated(
     load_on_host: Load, planned: Any, late_copies: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Creating a CUDA event may fail for lack of memory."""

@@ -186,7 +186,9 @@ def test_released_graph_is_captured_again_when_idle_or_in_a_later_step(
     assert sorted(recorded.captured) == list(graphs.sizes)
 
 
-def test_graphs_released_twice_return_largest_first(recorded: RecordedGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_graphs_released_twice_are_captured_again_from_the_largest(
+    recorded: RecordedGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An engine that is never idle may have captured another size first; the others use the memory of its pool."""
     now_s = [100.0]
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s[0])

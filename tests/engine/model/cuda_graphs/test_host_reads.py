@@ -45,7 +45,9 @@ def words_of(does: Callable[[torch.Tensor], Any]) -> str:
         (lambda x: torch.empty(6, device="meta").copy_(x), "aten::copy_"),
     ],
 )
-def test_operation_that_waits_is_named(does: Callable[[torch.Tensor], Any], operation: str) -> None:
+def test_operation_that_makes_the_host_wait_for_the_gpu_is_named_with_its_module(
+    does: Callable[[torch.Tensor], Any], operation: str
+) -> None:
     assert words_of(does) == f"InnerModule (1.0) waits for the GPU ({operation})"
 
 
@@ -59,11 +61,11 @@ def test_operation_that_waits_is_named(does: Callable[[torch.Tensor], Any], oper
         lambda x: x.clone().copy_(x),
     ],
 )
-def test_operation_that_stays_on_the_device_is_not_reported(does: Callable[[torch.Tensor], Any]) -> None:
+def test_operation_that_needs_no_host_wait_is_not_reported(does: Callable[[torch.Tensor], Any]) -> None:
     assert words_of(does) == ""
 
 
-def test_routed_experts_that_wait_are_found() -> None:
+def test_expert_routing_that_makes_the_host_wait_for_the_gpu_is_reported() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}

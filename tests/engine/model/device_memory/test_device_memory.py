@@ -43,7 +43,9 @@ def memory() -> CudaMemory:
     return CudaMemory(torch.device("cuda"))
 
 
-def test_promised_memory_of_other_engines_is_counted(nvml: FakeNvml, tmp_path: Path) -> None:
+def test_gpu_memory_announced_by_another_running_engine_is_counted_until_it_ends(
+    nvml: FakeNvml, tmp_path: Path
+) -> None:
     assert memory().promised_bytes() == 0
     command = [sys.executable, "-c", ENGINE, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:

@@ -53,7 +53,7 @@ def test_only_the_largest_of_many_processes_are_named() -> None:
 
 
 @pytest.mark.parametrize("how", ["lost", "no list", "another numbering", "another GPU", "unknown"])
-def test_unreported_processes_give_no_holders(how: str) -> None:
+def test_no_gpu_memory_holders_are_named_if_the_driver_does_not_list_this_process(how: str) -> None:
     nvml, uuid = shared((PID, GIB)), "aaaa"
     if how == "lost":
         nvml.gpus[1].broken = {"nvmlDeviceGetMemoryInfo": NVMLError(LOST)}
@@ -67,7 +67,7 @@ def test_unreported_processes_give_no_holders(how: str) -> None:
     assert holders(nvml, uuid).describe() == ""
 
 
-def test_unreported_sizes_are_left_out() -> None:
+def test_process_whose_gpu_memory_is_not_reported_is_named_without_a_size() -> None:
     assert holders(shared((PID, None))).describe() == f"worker{PID} (pid {PID})"
 
 
@@ -101,12 +101,12 @@ def engine_process() -> Iterator[int]:
         child.communicate(b"\n")
 
 
-def test_another_engine_is_named_as_such(engine_process: int) -> None:
+def test_kvscope_engine_that_holds_gpu_memory_is_named_as_another_engine(engine_process: int) -> None:
     words = holders(shared((engine_process, 20 * GIB))).describe()
     assert words == f"another kvscope engine 20.0 GiB (pid {engine_process})"
 
 
-def test_processes_that_grew_are_distinguished() -> None:
+def test_only_processes_whose_gpu_memory_grew_are_named_with_the_increase() -> None:
     now = (
         GpuHolder(1, "desktop", 5 * GIB),
         GpuHolder(2, "game", 3 * GIB),

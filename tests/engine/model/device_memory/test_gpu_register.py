@@ -136,7 +136,7 @@ def test_promised_bytes_count_while_the_engine_lives(
     assert [path.suffix for path in tmp_path.iterdir()] == [".turn"], "files of ended engines must be removed"
 
 
-def test_own_promise_does_not_count(tmp_path: Path, register: GpuRegister) -> None:
+def test_gpu_memory_announced_by_this_process_itself_does_not_count(tmp_path: Path, register: GpuRegister) -> None:
     assert wait_for_turn(register)[0]
     register.publish(5 << 30)
     assert promised_bytes(GPU, tmp_path) == 0
@@ -145,7 +145,7 @@ def test_own_promise_does_not_count(tmp_path: Path, register: GpuRegister) -> No
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
-def test_read_only_folder_is_ignored(tmp_path: Path) -> None:
+def test_engine_starts_without_the_gpu_register_if_its_folder_is_read_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     register = GpuRegister(tmp_path / "gpus")
     assert wait_for_turn(register) == (True, [])
@@ -155,7 +155,7 @@ def test_read_only_folder_is_ignored(tmp_path: Path) -> None:
     assert promised_bytes(GPU, tmp_path / "gpus") == 0
 
 
-def test_folders_are_private(tmp_path: Path) -> None:
+def test_gpu_register_folders_are_accessible_to_the_owner_only(tmp_path: Path) -> None:
     """Engines put their sockets next to them, and refuse folders that others can write to."""
     before = os.umask(0o002)
     try:
@@ -169,7 +169,7 @@ def test_folders_are_private(tmp_path: Path) -> None:
     ] * 2
 
 
-def test_folder_writable_by_others_is_ignored(tmp_path: Path) -> None:
+def test_gpu_register_folder_writable_by_others_is_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "gpus"
     folder.mkdir()
     folder.chmod(0o777)
@@ -181,14 +181,14 @@ def test_folder_writable_by_others_is_ignored(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [f"{GPU}.1"]
 
 
-def test_folder_does_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_register_folder_does_not_depend_on_xdg_runtime_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
     inside = default_folder()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert default_folder() == inside
 
 
-def test_forked_child_does_not_keep_the_turn(register: GpuRegister, tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_the_gpu_allocation_lock(register: GpuRegister, tmp_path: Path) -> None:
     assert wait_for_turn(register)[0]
     copy = os.dup(register._turn_locks[0])  # like a forked child
     register.end_turn()
@@ -200,7 +200,7 @@ def test_forked_child_does_not_keep_the_turn(register: GpuRegister, tmp_path: Pa
         os.close(copy)
 
 
-def test_file_in_place_of_the_folder_is_ignored(tmp_path: Path) -> None:
+def test_engine_starts_without_the_gpu_register_if_a_file_is_in_place_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "gpus").write_text("")
     register = GpuRegister(tmp_path / "gpus")
     assert wait_for_turn(register) == (True, [])

@@ -31,7 +31,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def test_slab_takes_the_requested_bytes_when_used() -> None:
+def test_host_memory_slab_takes_its_bytes_only_when_written_and_returns_them_on_close() -> None:
     before = resident_bytes()
     slab = HostSlab(1000, 100_001)
     assert slab.num_bytes == 100_001_000
@@ -55,7 +55,7 @@ def test_slab_is_pinned_in_whole_pages() -> None:
     slab.close()
 
 
-def test_unpinnable_slab_is_used_and_reported() -> None:
+def test_host_memory_slab_that_cannot_be_pinned_is_used_and_reported() -> None:
     slab = HostSlab(3, 1 << 20, FakePinner("CUDA error 2"))
     assert not slab.is_pinned
     assert slab.note == "3 MiB of host memory are not pinned (CUDA error 2): copies are slower"
@@ -63,7 +63,7 @@ def test_unpinnable_slab_is_used_and_reported() -> None:
     slab.close()
 
 
-def test_more_than_the_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_memory_slab_larger_than_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_slab, "free_host_bytes", lambda: 5 << 20)
     HostSlab(5, 1 << 20).close()
     with pytest.raises(BadInput, match="--kv-host-memory asks for 6 MiB of host memory: 5 MiB are free"):

@@ -22,7 +22,7 @@ def plan(**given: Any) -> MemoryPlan:
     return MemoryPlan(**{**sizes, **options, **given})
 
 
-def test_desktop_reserve_reduces_the_kv_cache_if_the_share_is_too_large() -> None:
+def test_kv_cache_is_reduced_by_the_desktop_reserve_if_the_gpu_drives_a_display() -> None:
     alone, shared = plan(), plan(draws_display=True)
     assert shared.allowed == 8 * GIB - DESKTOP_BYTES
     assert alone.kv - shared.kv == alone.allowed - shared.allowed > 0
@@ -32,7 +32,7 @@ def test_desktop_reserve_reduces_the_kv_cache_if_the_share_is_too_large() -> Non
     assert "desktop" not in alone.summary("cuda:0")
 
 
-def test_small_share_is_not_reduced_for_the_desktop() -> None:
+def test_kv_cache_is_not_reduced_for_the_desktop_if_enough_gpu_memory_stays_free() -> None:
     for given in ({"utilization": 0.5}, {"total": 24 * GIB}):
         assert plan(draws_display=True, **given).kv == plan(**given).kv
         shared = plan(draws_display=True, **given)

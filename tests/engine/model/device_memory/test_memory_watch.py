@@ -25,7 +25,7 @@ def watch() -> MemoryWatch:
     return MemoryWatch(COSTS, FOR_OTHERS)
 
 
-def test_limits_reduce_tokens_then_prefill_graphs_then_decode_graphs() -> None:
+def test_memory_shortage_first_reduces_step_tokens_then_drops_prefill_and_decode_graphs() -> None:
     assert [level.max_tokens for level in COSTS.levels] == [8192, 4096, 2048, 1024, 512, 256, 256, 256]
     assert COSTS.levels[-3:] == (Level(256), Level(256, False), Level(256, False, False))
     needed = [COSTS.needed(level) // MIB for level in COSTS.levels]
@@ -45,7 +45,9 @@ def test_limits_reduce_tokens_then_prefill_graphs_then_decode_graphs() -> None:
         (9999, Level(256, False, False)),
     ],
 )
-def test_limits_drop_by_what_others_took(watch: MemoryWatch, taken: int, level: Level) -> None:
+def test_step_limits_drop_as_far_as_memory_taken_by_others_requires(
+    watch: MemoryWatch, taken: int, level: Level
+) -> None:
     """Values are MiB beyond the reserve for others. Decodes always stay possible."""
     assert watch.update(FOR_OTHERS + taken * MIB, 0.0) == bool(taken)
     assert watch.level == level
@@ -53,11 +55,11 @@ def test_limits_drop_by_what_others_took(watch: MemoryWatch, taken: int, level: 
     assert watch.missing(FOR_OTHERS + taken * MIB) == taken * MIB
 
 
-def test_usage_within_the_reserve_changes_nothing(watch: MemoryWatch) -> None:
+def test_step_limits_do_not_change_while_others_stay_within_their_memory_reserve(watch: MemoryWatch) -> None:
     assert not any(watch.update(others * MIB, float(others)) for others in range(0, 501, 100))
 
 
-def test_limits_rise_after_memory_was_free_for_a_while(watch: MemoryWatch) -> None:
+def test_lowered_step_limits_rise_after_memory_was_free_for_a_while(watch: MemoryWatch) -> None:
     watch.update(FOR_OTHERS + 600 * MIB, 0.0)
     assert not watch.update(0, 10.0)
     assert not watch.update(0, 10.0 + RAISE_AFTER_S - 1)
@@ -68,7 +70,7 @@ def test_limits_rise_after_memory_was_free_for_a_while(watch: MemoryWatch) -> No
     assert not watch.is_lowered
 
 
-def test_limits_rise_as_far_as_memory_allows(watch: MemoryWatch) -> None:
+def test_lowered_step_limits_rise_as_far_as_free_memory_allows(watch: MemoryWatch) -> None:
     watch.update(FOR_OTHERS + 9999 * MIB, 0.0)
     watch.update(FOR_OTHERS + 600 * MIB, 1.0)
     assert watch.update(FOR_OTHERS + 600 * MIB, 1.0 + RAISE_AFTER_S)
@@ -86,7 +88,7 @@ def test_steps_never_need_more_than_the_available_memory(looks: list[tuple[int, 
         assert COSTS.needed(watch.level) <= room or watch.level == COSTS.levels[-1]
 
 
-def test_limits_without_a_plan_have_one_level() -> None:
+def test_step_limits_never_change_without_a_memory_plan() -> None:
     costs = step_costs(None, 512, 8, has_graphs=True)
     assert costs.levels == (Level(512),)
     assert not MemoryWatch(costs, 0).update(1 << 40, 0.0)

@@ -47,7 +47,7 @@ def shortage(*, split: int = 0, others: int = 2, num_tokens: int = 8192, num_req
         (shortage(others=8), "--gpu-memory-utilization 0.8"),
     ],
 )
-def test_cause_is_named_with_its_option(found: Shortage, option: str) -> None:
+def test_memory_shortage_report_names_the_option_that_prevents_its_cause(found: Shortage, option: str) -> None:
     said = shortage_report(found)
     assert option in said
     assert "weights 16.0 GiB, KV cache 50.0 GiB" in said
@@ -109,5 +109,5 @@ def test_weights_by_part_add_up_and_count_tied_weights_once() -> None:
         ("model.rotary", "Others"),
     ],
 )
-def test_part_of_a_module_is_known_by_its_name(name: str, part: str) -> None:
+def test_weight_category_of_a_module_is_derived_from_its_name(name: str, part: str) -> None:
     assert part_of(name) == part

@@ -49,7 +49,7 @@ SNAPSHOT = [
 ]
 
 
-def test_snapshot_becomes_columns() -> None:
+def test_torch_memory_snapshot_is_converted_to_an_allocator_map() -> None:
     packed = allocator_map(torch.device("cuda", 0), 6, lambda: SNAPSHOT)
     private, small = unpack_map(packed)
     assert (packed.tag, packed.device, packed.num_segments, packed.num_blocks) == (6, "cuda:0", 2, 4)
@@ -72,7 +72,7 @@ def test_cpu_has_no_allocator_map() -> None:
 
 
 @pytest.mark.gpu
-def test_snapshot_of_torch_adds_up() -> None:
+def test_allocator_map_of_a_gpu_adds_up_to_the_memory_that_torch_reports() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     held = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")

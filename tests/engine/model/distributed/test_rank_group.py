@@ -37,7 +37,7 @@ def run_on_all_ranks(tmp_path: Path) -> InAll:
     return run
 
 
-def test_ranks_reduce_broadcast_and_agree(run_on_all_ranks: InAll) -> None:
+def test_all_ranks_get_the_same_reduced_and_broadcast_values_and_agreement(run_on_all_ranks: InAll) -> None:
     def act(index: int, group: RankGroup) -> Any:
         added = group.all_reduce(torch.full((2,), float(index + 1))).tolist()
         shared = group.broadcast(torch.full((2,), index + 5)).tolist()

@@ -22,7 +22,7 @@ def test_messages_arrive_complete_and_in_order(tmp_path: Path) -> None:
         one.close()
 
 
-def test_closed_connection_is_an_error_on_both_sides() -> None:
+def test_sending_and_receiving_on_a_rank_connection_closed_by_the_peer_raises() -> None:
     here, there = map(Channel, socket.socketpair())
     there.close()
     with pytest.raises(ChannelClosed, match="gone"):

@@ -30,7 +30,7 @@ def make_request(number: int, prompt: list[int], output: list[int], table: list[
     )
 
 
-def test_mixed_step_has_the_expected_arrays() -> None:
+def test_step_inputs_of_mixed_prefill_and_decode_have_the_expected_arrays() -> None:
     decode = make_request(1, [10, 11, 12], [13, 14], [7, 2])
     first = make_request(2, [20, 21, 22, 23, 24, 25], [], [5, 9])
     again = make_request(3, [30, 31], [32, 33], [4])
@@ -58,7 +58,7 @@ def test_plan_with_fewer_known_tokens_than_computed_is_refused() -> None:
         build_inputs(StepPlan((Scheduled(request, 0, 3, True),), 0), TableRows(1, 4), BLOCK_SIZE)
 
 
-def test_rows_follow_tables_that_grow_change_and_restart() -> None:
+def test_block_table_rows_of_the_batch_follow_tables_that_grow_change_and_restart() -> None:
     rng = np.random.default_rng(0)
     rows = TableRows(num_rows=3, max_blocks=2)
     requests = [make_request(number, [0], [], []) for number in range(7)]
@@ -72,7 +72,7 @@ def test_rows_follow_tables_that_grow_change_and_restart() -> None:
             assert rows.table[0, row, : len(request.block_table)].tolist() == request.block_table
 
 
-def test_rows_of_a_windowed_group_follow_the_blocks_that_are_read() -> None:
+def test_block_table_rows_of_a_sliding_window_group_equal_the_blocks_still_read() -> None:
     """Freed blocks may remain in the row; all others equal the table."""
     rng = np.random.default_rng(1)
     rows = TableRows(num_rows=2, max_blocks=2, num_groups=2)
@@ -138,7 +138,7 @@ def test_prefills_are_not_padded() -> None:
     ("max_num_seqs", "sizes"),
     [(1, (1,)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (20, (1, 2, 4, 8, 16, 20)), (32, (1, 2, 4, 8, 16, 24, 32))],
 )
-def test_captured_sizes_and_padded_sizes(max_num_seqs: int, sizes: tuple[int, ...]) -> None:
+def test_decode_batch_is_padded_to_the_smallest_captured_graph_size(max_num_seqs: int, sizes: tuple[int, ...]) -> None:
     assert captured_sizes(max_num_seqs) == sizes
     for count in range(1, max_num_seqs + 1):
         size = padded_size(sizes, count)

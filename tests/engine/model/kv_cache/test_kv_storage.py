@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 UNEQUAL = (LayerShape(2, 8), LayerShape(1, 24))
 
 
-def test_views_share_bytes_and_layers_may_differ() -> None:
+def test_kv_storage_layers_of_different_shapes_do_not_overlap() -> None:
     storage = KVStorage(5, 4, UNEQUAL, torch.float32, CPU)
     assert storage.k(0).shape == storage.v(0).shape == (5, 4, 2, 8)
     assert storage.k(1).shape == (5, 4, 1, 24)
@@ -56,7 +56,7 @@ def test_quantized_blocks_include_their_scales(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
-def test_block_is_the_same_row_of_every_tensor(dtype: torch.dtype) -> None:
+def test_copying_one_row_of_every_kv_tensor_copies_the_whole_block(dtype: torch.dtype) -> None:
     """Tiers rely on this: copying those rows copies the block."""
     storage, other = (KVStorage(6, 2, UNEQUAL, dtype, CPU) for _ in range(2))
     new = [torch.randn(2, shape.num_kv_heads, shape.head_dim) for shape in UNEQUAL]

@@ -84,7 +84,7 @@ def tokens_of(engine: Engine, asked: list[list[int]]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", NAMES)
-def test_cached_tensors_of_each_layer_are_found(model_type: str, dtype: torch.dtype) -> None:
+def test_tensors_that_each_layer_of_an_own_forward_model_caches_are_found(model_type: str, dtype: torch.dtype) -> None:
     module = model_of(model_type, dtype)
     calls = check_hook(module)
     own = own_forward(module)
@@ -107,7 +107,7 @@ def test_cached_tensors_of_each_layer_are_found(model_type: str, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", ["falcon", "deepseek_v32"])
-def test_token_from_another_position_is_detected(
+def test_model_that_reads_cached_values_of_a_wrong_position_is_refused_at_load(
     model_type: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = TokensInBlocks.read
@@ -122,7 +122,7 @@ def test_token_from_another_position_is_detected(
         check_hook(model_of(model_type, dtype))
 
 
-def test_lost_indexer_keys_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_whose_cached_indexer_keys_are_lost_is_refused_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     read = TokensInBlocks.read
 
     def wrong(self: TokensInBlocks, layer: int, name: str, first: int) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_lost_indexer_keys_are_detected(monkeypatch: pytest.MonkeyPatch) -> None
         check_hook(model_of("deepseek_v32"))
 
 
-def test_state_of_another_sequence_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_reads_the_state_of_another_sequence_is_refused_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     made = own_module.CallStates.__init__
 
     def all_in_one(self: Any, batch: Any, numbers: Any) -> None:
@@ -169,7 +169,9 @@ def test_decodes_are_batched_only_if_the_result_is_right(monkeypatch: pytest.Mon
     assert not own.supports_batches, "mixed-up tokens must be detected, so that each request runs alone"
 
 
-def test_decodes_beyond_one_call_are_split(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_batch_larger_than_one_forward_call_allows_is_split(
+    engine_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = [random.Random(seed).choices(range(3, 90), k=4 + 3 * seed) for seed in range(7)]
     wanted = tokens_of(engine_of("deepseek_v32"), asked)
     monkeypatch.setattr(OwnForward, "max_batched_decodes", lambda self, length: 3)
@@ -177,7 +179,7 @@ def test_decodes_beyond_one_call_are_split(engine_of: Make, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("model_type", NAMES)
-def test_batched_requests_equal_single_ones(model_type: str, engine_of: Make) -> None:
+def test_tokens_of_own_forward_models_are_the_same_batched_and_alone(model_type: str, engine_of: Make) -> None:
     engine = engine_of(model_type, enable_prefix_caching=False)
     together = tokens_of(engine, prompts())
     assert together == [tokens_of(engine, [ids])[0] for ids in prompts()]
@@ -234,7 +236,7 @@ def _states_without_data(states: Any) -> Any:
     return SimpleNamespace(device=torch.device("meta"), layer=made.__getitem__)
 
 
-def test_speculative_tokens_are_verified(engine_of: Make) -> None:
+def test_speculation_with_an_own_forward_model_gives_the_tokens_of_plain_decoding(engine_of: Make) -> None:
     asked = [[5, 6, 7, 8] * 6, [9, 8, 7] * 5]
     plain = tokens_of(engine_of("deepseek_v32"), asked)
     guessing = engine_of("deepseek_v32", speculative_config=SpeculativeConfig(num_speculative_tokens=3))
@@ -250,7 +252,9 @@ def test_speculative_tokens_are_verified(engine_of: Make) -> None:
         ({"allow_runtime_lora_updating": True}, "adapters are for batches"),
     ],
 )
-def test_unsupported_options_are_refused(options: dict[str, Any], words: str, engine_of: Make) -> None:
+def test_engine_options_unsupported_by_own_forward_models_are_refused(
+    options: dict[str, Any], words: str, engine_of: Make
+) -> None:
     with pytest.raises(BadInput, match=words):
         engine_of("falcon", **options)
 
@@ -269,7 +273,7 @@ def test_memory_plan_counts_what_the_engine_allocates(model_type: str, engine_of
         plan_inference(skeleton, InferenceQuestion(gpu_memory=8 << 30, kv_cache_dtype="fp8"))
 
 
-def test_groups_report_the_indexer_cache(engine_of: Make) -> None:
+def test_kv_group_of_an_indexed_model_reports_the_bytes_of_its_indexer_keys(engine_of: Make) -> None:
     [group] = engine_of("deepseek_v32").hello.cache.groups
     assert (group.kind, group.num_layers, group.block_bytes) == ("indexed", 4, 4 * 4 * 56 * 4)
     assert group.index_bytes / group.block_bytes == 16 / 56

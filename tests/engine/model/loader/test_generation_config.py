@@ -39,7 +39,7 @@ def sampling_defaults_of_gguf(folder: Path, **fields: Any) -> ModelSampling:
     return model_sampling("auto", folder, file)
 
 
-def test_supported_fields_are_used(tmp_path: Path) -> None:
+def test_supported_generation_config_fields_become_sampling_defaults(tmp_path: Path) -> None:
     assert model_sampling("auto", tmp_path, None) == ModelSampling()
     assert sampling_defaults(tmp_path, **QWEN3) == ModelSampling(temperature=0.6, top_k=20, top_p=0.95)
     more = {"min_p": 0.1, "repetition_penalty": 1.05, "max_new_tokens": 2048, "max_length": 4096, "num_beams": 1}
@@ -86,7 +86,7 @@ def test_invalid_value_is_refused_with_the_file_name(field: dict[str, Any], word
         sampling_defaults(tmp_path, **field)
 
 
-def test_gguf_keys_are_read(tmp_path: Path) -> None:
+def test_sampling_defaults_are_read_from_gguf_keys(tmp_path: Path) -> None:
     taken = sampling_defaults_of_gguf(
         tmp_path, temp=0.5, top_k=40, top_p=0.9, min_p=0.05, penalty_repeat=1.0, mirostat=0
     )

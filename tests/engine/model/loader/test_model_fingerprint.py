@@ -97,7 +97,7 @@ def test_non_persistent_buffers_change_the_fingerprint() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool])
 @pytest.mark.parametrize("count", [0, 1, 3, 8, 1001])
-def test_every_number_and_its_position_change_the_sum(
+def test_model_fingerprint_depends_on_every_weight_and_its_position(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, count: int
 ) -> None:
     monkeypatch.setattr(fingerprint, "CPU_CHUNK_WORDS", 16)
@@ -113,7 +113,7 @@ def test_every_number_and_its_position_change_the_sum(
         assert len({tensor_sum(tensor.roll(shift)) for shift in range(50)}) == 50, "the same numbers at other positions"
 
 
-def test_pairs_of_flipped_signs_do_not_cancel() -> None:
+def test_model_fingerprint_changes_if_two_weights_flip_their_signs() -> None:
     """A plain weighted sum would not notice them."""
     ones = torch.ones(2000)
     sums = set()
@@ -124,7 +124,7 @@ def test_pairs_of_flipped_signs_do_not_cancel() -> None:
     assert len(sums) == 995
 
 
-def test_views_are_summed_by_their_own_bytes() -> None:
+def test_fingerprint_of_a_tensor_view_equals_that_of_its_copy() -> None:
     base = torch.arange(100, dtype=torch.int16)
     assert tensor_sum(base[3:50]) == tensor_sum(base[3:50].clone())
     assert tensor_sum(base.reshape(10, 10).T) == tensor_sum(base.reshape(10, 10).T.contiguous())

@@ -62,7 +62,7 @@ def test_default_model_answers_correctly(default_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
-def test_folder_is_loaded(tiny_checkpoint: Callable[..., Path], kind: str) -> None:
+def test_model_folder_of_each_architecture_is_loaded(tiny_checkpoint: Callable[..., Path], kind: str) -> None:
     model = load(tiny_checkpoint(kind))
     module: Any = model.module
     assert not module.training

@@ -57,7 +57,7 @@ def test_automatic_choice_uses_the_bits_of_a_gguf_file(dtype: torch.dtype, monke
     assert chosen(EngineConfig(), CPU, dtype, file=file_of(Q4_1)) == "none"
 
 
-def test_automatic_choice_for_quantized_checkpoints() -> None:
+def test_automatic_quantization_keeps_checkpoint_weights_quantized_where_supported() -> None:
     assert chosen(EngineConfig(), recipe=GPTQ) == FILED
     assert chosen(EngineConfig(), GPU, torch.float16, GPTQ) == FILED
     assert chosen(EngineConfig(), GPU, recipe=Recipe("gptq", 8, 128, 1)) == "none"
@@ -68,7 +68,7 @@ def test_automatic_choice_for_quantized_checkpoints() -> None:
     assert chosen(EngineConfig(tensor_parallel_size=2), GPU, recipe=GPTQ) == "none"
 
 
-def test_displayed_name_of_the_quantization() -> None:
+def test_displayed_quantization_name_depends_on_option_device_and_file() -> None:
     of_4, of_8 = filed_bits(None, file_of(Q4_1)), filed_bits(Recipe("gptq", 8, 128, 1), None)
     assert (of_4, of_8, filed_bits(None, file_of(14)), filed_bits(None, None)) == (4, 8, 0, 0)
     assert [shown(each, CPU, of_4) for each in ("none", FILED, "a8")] == ["", "int4", "int4-a8"]

@@ -142,7 +142,9 @@ def greedy(whole: Any, prompt: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_text_part_gives_the_tokens_of_the_whole(kind: str, tmp_path: Path, planned: Any) -> None:
+def test_text_part_of_a_multimodal_model_gives_the_tokens_of_the_whole_model(
+    kind: str, tmp_path: Path, planned: Any
+) -> None:
     whole = whole_model(kind)
     whole.save_pretrained(tmp_path)
     expected = [greedy(whole, prompt) for prompt in PROMPTS]
@@ -155,7 +157,7 @@ def test_text_part_gives_the_tokens_of_the_whole(kind: str, tmp_path: Path, plan
     assert loaded.notes[-1].startswith(f"{kind} reads more than text: its text part is served, and ")
 
 
-def test_other_parts_are_neither_built_nor_read(tmp_path: Path) -> None:
+def test_vision_part_of_a_multimodal_model_is_neither_built_nor_read(tmp_path: Path) -> None:
     whole = whole_model("gemma3")
     whole.save_pretrained(tmp_path)
     text = sum(parameter.numel() for parameter in whole.model.language_model.parameters())
@@ -222,7 +224,7 @@ def test_model_that_also_speaks_serves_its_reading_part(tmp_path: Path, planned:
     assert run.run(max_chunk=7) == [[int(logits[0, -1].argmax())]]
 
 
-def test_text_part_can_have_random_weights(tmp_path: Path) -> None:
+def test_text_part_of_a_multimodal_model_can_have_random_weights(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     config_of("qwen2_5_vl").to_json_file(path)
     loaded = load_model(EngineConfig(model=f"dummy:{path}", device="cpu", dtype="float32"), lambda _: None)
@@ -245,7 +247,7 @@ def test_multimodal_model_without_a_causal_text_part_is_refused_by_name(kind: st
         blueprint(config, "x")
 
 
-def test_text_part_can_be_planned(tmp_path: Path) -> None:
+def test_memory_of_the_text_part_of_a_multimodal_model_can_be_planned(tmp_path: Path) -> None:
     from kvscope_engine.planning.inference_plan import InferenceQuestion, plan_inference
 
     path = tmp_path / "config.json"

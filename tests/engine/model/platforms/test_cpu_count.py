@@ -27,7 +27,7 @@ def test_two_hyperthreads_are_one_core(tmp_path: Path) -> None:
     assert physical_cores({4, 5, 6}, tmp_path) == 3
 
 
-def test_cpus_without_topology_count_each(tmp_path: Path) -> None:
+def test_each_cpu_counts_as_a_core_if_the_topology_is_unknown(tmp_path: Path) -> None:
     assert physical_cores({0, 3, 9}, tmp_path) == 3
 
 
@@ -37,7 +37,7 @@ def test_cgroup_v2_quota_limits_the_cores(tmp_path: Path, limit: str, cores: flo
     assert cpu_quota(V2, tmp_path) == cores
 
 
-def test_tightest_parent_group_counts(tmp_path: Path) -> None:
+def test_cpu_quota_follows_the_tightest_parent_cgroup(tmp_path: Path) -> None:
     put(tmp_path / "user.slice" / "mine", cpu__max="800000 100000")
     put(tmp_path / "user.slice", cpu__max="200000 100000")
     put(tmp_path, cpu__max="400000 100000")

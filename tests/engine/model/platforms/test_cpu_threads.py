@@ -40,14 +40,14 @@ class SimulatedMachine:
             threads.refresh()
 
 
-def test_threads_stay_without_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_threads_are_not_reduced_if_no_other_process_competes(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = SimulatedMachine(monkeypatch, cores=4)
     machine.work(machine.threads(), 60)
     assert machine.history == [4]
 
 
 @pytest.mark.parametrize(("cores", "free", "left"), [(2, 1, 1), (8, 7, 7), (8, 4, 4), (2, 0, 1)])
-def test_threads_are_reduced_by_the_number_that_wait(
+def test_cpu_threads_are_reduced_by_the_number_that_wait_for_a_core(
     monkeypatch: pytest.MonkeyPatch, cores: int, free: int, left: int
 ) -> None:
     machine = SimulatedMachine(monkeypatch, cores, free)
@@ -55,7 +55,7 @@ def test_threads_are_reduced_by_the_number_that_wait(
     assert machine.history == [cores, left]
 
 
-def test_threads_return_when_the_neighbour_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_threads_are_restored_when_the_competing_process_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = SimulatedMachine(monkeypatch, cores=2, free=0)
     threads = machine.threads()
     machine.work(threads, 10)
@@ -65,7 +65,7 @@ def test_threads_return_when_the_neighbour_is_gone(monkeypatch: pytest.MonkeyPat
     assert (machine.history, threads.count) == ([2, 1, 2], 2)
 
 
-def test_retries_become_rarer_while_a_neighbour_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_to_restore_cpu_threads_become_rarer_while_a_process_competes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One core is free: one thread runs undisturbed, two do not. A retry costs a quarter of a second."""
     machine = SimulatedMachine(monkeypatch, cores=2, free=1)
     threads = machine.threads()
@@ -91,7 +91,7 @@ def test_idle_engine_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.history == [2]
 
 
-def test_threads_stay_without_scheduler_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_threads_are_not_reduced_if_scheduler_statistics_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = SimulatedMachine(monkeypatch, cores=2, free=0)
     threads = CpuThreads(None, read=dict, apply=machine.apply, clock=lambda: machine.now)
     machine.work(threads, 5)

@@ -54,7 +54,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("has_cuda")
 @pytest.mark.parametrize(("name", "kind"), [("auto", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")])
-def test_device_on_a_machine_with_a_gpu(name: str, kind: str) -> None:
+def test_cuda_is_chosen_on_a_machine_with_a_gpu_unless_cpu_is_requested(name: str, kind: str) -> None:
     assert choose_device(name).type == kind
 
 
@@ -108,7 +108,7 @@ def test_too_old_driver_is_reported_and_not_silently_a_cpu(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("no_cuda")
-def test_device_on_a_machine_without_a_gpu() -> None:
+def test_cpu_is_chosen_on_a_machine_without_a_gpu_and_cuda_is_refused() -> None:
     assert choose_device("auto") == choose_device("cpu") == CPU
     with pytest.raises(BadInput, match="device='cuda'"):
         choose_device("cuda")

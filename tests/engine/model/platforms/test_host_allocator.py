@@ -38,7 +38,7 @@ def test_freed_memory_is_kept_with_glibc() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux to tell its memory")
-def test_steps_of_many_sizes_keep_bounded_memory() -> None:
+def test_host_memory_stays_bounded_after_matrix_products_of_many_sizes() -> None:
     if not can_pack(torch.bfloat16, torch.device("cpu")):
         pytest.skip("this CPU has no packed layers")
     environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}

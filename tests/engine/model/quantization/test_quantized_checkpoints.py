@@ -119,7 +119,9 @@ def test_tokens_equal_those_of_the_dequantized_weights(case: str, vivid_model: M
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_layers_run_on_the_weights_of_the_file(case: str, vivid_model: Model, tmp_path: Path) -> None:
+def test_quantized_checkpoint_layers_run_on_the_stored_bits_if_the_order_allows(
+    case: str, vivid_model: Model, tmp_path: Path
+) -> None:
     recipe = CASES[case]
     write(vivid_model("llama"), recipe, tmp_path / "model")
     options: dict[str, Any] = {"model": str(tmp_path / "model"), "device": "cpu", "dtype": "float32"}
@@ -162,7 +164,9 @@ def test_unsupported_variant_is_refused(
 @pytest.mark.parametrize(
     ("part", "words"), [("qzeros", "lacks .*qzeros"), ("scales", "scales is"), ("g_idx", "g_idx does not name")]
 )
-def test_inconsistent_tensor_is_named(part: str, words: str, vivid_model: Model, tmp_path: Path) -> None:
+def test_inconsistent_tensor_of_a_gptq_checkpoint_is_named(
+    part: str, words: str, vivid_model: Model, tmp_path: Path
+) -> None:
     from safetensors.torch import load_file
 
     write(vivid_model("llama"), GPTQ, tmp_path / "model")

@@ -314,7 +314,7 @@ def test_experts_in_separate_tensors_are_dequantized(case: str, tiny_checkpoint:
     torch.testing.assert_close(found["model.layers.1.mlp.experts.gate_up_proj"][:, 32:], torch.stack(up).float())
 
 
-def test_quantized_text_part_of_a_multimodal_model(tmp_path: Path) -> None:
+def test_quantized_text_part_of_a_multimodal_model_stays_quantized(tmp_path: Path) -> None:
     """Its layers stay quantized, under other names than in the file."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -345,7 +345,7 @@ def test_quantized_text_part_of_a_multimodal_model(tmp_path: Path) -> None:
         ("int8", {"weight": torch.zeros(2, 64, 64).to(torch.int8)}, "weight is .2, 64, 64.: whole numbers"),
     ],
 )
-def test_inconsistent_tensor_is_named(
+def test_inconsistent_tensor_of_a_scaled_checkpoint_is_named(
     case: str, change: dict[str, Any], words: str, tiny_checkpoint: Callable[..., Path]
 ) -> None:
     folder = tiny_checkpoint("llama")

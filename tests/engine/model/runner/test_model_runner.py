@@ -76,7 +76,7 @@ def test_quantized_cache_tokens_do_not_depend_on_batch_or_chunks(
     assert pieces.run(max_chunk=5) == alone
 
 
-def test_fused_parts_of_each_architecture(tiny_loaded: Load, planned: Any) -> None:
+def test_expected_number_of_parts_is_fused_for_each_architecture(tiny_loaded: Load, planned: Any) -> None:
     found = {name: planned(tiny_loaded(name)).runner.fused for name in MODELS}
     packed = found["llama"].packed
     assert (

@@ -116,7 +116,7 @@ def test_doctor_names_what_a_loaded_model_runs_on(
         ("float32", "auto", 8),
     ],
 )
-def test_table_names_what_runs_for_each_type_and_size(
+def test_operation_table_names_the_kernels_that_really_run_for_each_dtype_and_head_size(
     dtype: str, kv_cache_dtype: str, head_dim: int, load_tiny: Load, planned: Any, c_calls: Counter[str]
 ) -> None:
     loaded = load_tiny(head_dim, dtype=dtype)
@@ -130,7 +130,7 @@ def test_table_names_what_runs_for_each_type_and_size(
 
 @needs_library
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_table_names_what_quantized_weights_are_multiplied_by(
+def test_operation_table_names_the_kernel_that_multiplies_quantized_weights(
     quantization: str, load_tiny: Load, planned: Any, c_calls: Counter[str]
 ) -> None:
     loaded = load_tiny(dtype="float32", quantization=quantization)
@@ -149,7 +149,7 @@ def row_of(operation: str, device: torch.device = CPU, **changes: Any) -> Operat
 
 
 @needs_library
-def test_table_says_why_c_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operation_table_states_why_the_c_kernel_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     half = row_of("RMSNorm", dtype=torch.float16, cache_dtype=torch.float16)
     assert half == OperationChoice("RMSNorm", "torch", "C does not compute in float16")
     assert (
@@ -167,7 +167,9 @@ def test_table_says_why_c_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("capability", "linear"), [(90, "Triton"), (89, "timed at load")])
-def test_operation_table_of_a_gpu(capability: int, linear: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operation_table_of_a_gpu_names_triton_or_torch_for_each_operation(
+    capability: int, linear: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is run: the choices are only queried."""
     monkeypatch.setattr(product_choice, "compute_capability", lambda _: capability)
     monkeypatch.setattr("kvscope_kernels.quantized_linear.fp8.compute_capability", lambda _: capability)

@@ -96,7 +96,7 @@ def partials_of_a_launch(
 
 
 @pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), [(1, 100), (8, 4096), (70, 1 << 17)])
-def test_partial_results_are_reserved_for_the_largest_launch(
+def test_memory_for_split_attention_results_fits_the_largest_kernel_launch(
     monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, max_request_tokens: int
 ) -> None:
     """For decodes, and for short runs next to them."""
@@ -141,7 +141,7 @@ SIZES = [(1, 100), (8, 4096), (70, 1 << 17), (256, 1 << 17)]
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("head_dim", [64, 256], ids=lambda dim: f"tiles for {dim}")
 @pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), SIZES)
-def test_block_sums_are_reserved_if_attention_is_measured(
+def test_memory_for_block_attention_sums_is_reserved_only_if_attention_is_measured(
     monkeypatch: pytest.MonkeyPatch,
     max_num_seqs: int,
     max_request_tokens: int,
@@ -192,7 +192,7 @@ def test_piecewise_graphs_are_reserved_unless_disabled(tiny_loaded: Callable[...
 
 
 @pytest.mark.parametrize("max_request_tokens", [100, 1 << 16])
-def test_largest_step_fits_the_buffer(max_request_tokens: int) -> None:
+def test_inputs_of_the_largest_step_fit_the_reserved_step_buffer(max_request_tokens: int) -> None:
     """Includes its inputs and the memory reserved for sampling."""
     most, num_seqs = limits(8, max_request_tokens), 8
     taken = 0

@@ -132,7 +132,9 @@ def test_wrong_attention_arguments_are_detected(ops: Ops, dtype: torch.dtype, mo
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("change", [read_chunks_as_windows, read_the_chunk_before])
-def test_wrong_chunks_are_detected(change: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_whose_chunked_attention_is_computed_wrongly_is_refused_at_load(
+    change: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = llama4(dtype)
     monkeypatch.setattr(eager_check, "ops_for", lambda _: with_attention(change))
     with pytest.raises(BadInput, match="does not give what eager attention gives"):
@@ -161,7 +163,9 @@ def count_from_the_batch(cache: PositionCache, _: int = 0) -> int:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_lost_split_of_a_decode_is_detected(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_attention_that_loses_a_split_of_the_context_is_detected_at_load(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(eager_check, "ops_for", lambda _: lose_a_split())
     with pytest.raises(BadInput, match="does not give what eager attention gives"):
         check_hook(make(dtype, sliding_window=None))
@@ -234,7 +238,7 @@ def test_few_tokens_rerouted_by_rounding_are_accepted() -> None:
     assert eager_check.first_fault(lost, trace_of(plain), nudged_traces=[lost]) != ""
 
 
-def test_nudge_changes_each_number_by_one_unit() -> None:
+def test_nudging_bfloat16_inputs_changes_each_number_by_one_rounding_unit() -> None:
     values = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     moved = nudged(trace_of(values), torch.bfloat16, seed=1).inputs[0]
     assert bool((moved.bfloat16() != trace_of(values).inputs[0]).all())

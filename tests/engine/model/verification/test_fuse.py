@@ -100,7 +100,9 @@ def test_plain_weights_are_freed_after_packing(tiny_loaded: Load) -> None:
         ("input_layernorm", lambda module, x: nn.functional.layer_norm(x, x.shape[-1:], module.weight)),
     ],
 )
-def test_part_that_only_looks_alike_is_not_fused(where: str, change: Any, tiny_loaded: Load) -> None:
+def test_module_that_computes_something_different_than_expected_is_not_fused(
+    where: str, change: Any, tiny_loaded: Load
+) -> None:
     module: Any = tiny_loaded("llama").module
     odd = getattr(module.model.layers[0], where)
     odd.forward = lambda x: change(odd, x)
@@ -148,7 +150,7 @@ def test_fused_linear_equals_its_parts(dtype: torch.dtype, biases: tuple[bool, .
 
 
 @pytest.mark.parametrize("family", ["rwkv", "granitemoehybrid"])
-def test_linears_that_run_in_another_order_are_packed(family: str) -> None:
+def test_linear_layers_of_recurrent_models_are_packed_whatever_their_call_order(family: str) -> None:
     module = recurrent_model(family)
     if not fuse_model(module).packed:
         pytest.skip("this CPU has no packed layers")
@@ -176,7 +178,7 @@ def test_only_plain_linears_are_packed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norm_equals_its_formula(dtype: torch.dtype) -> None:
+def test_fast_rms_norm_equals_the_formula(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 3, 40).to(dtype)
     weight = torch.randn(3, 40)
@@ -187,7 +189,7 @@ def test_norm_equals_its_formula(dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5 if dtype == torch.float32 else 8e-3, atol=1e-5)
 
 
-def test_comparison_detects_differences() -> None:
+def test_tensor_comparison_detects_differences_in_value_dtype_shape_nan_and_structure() -> None:
     one = torch.randn(3, 5)
     assert is_close((one, None), (one + 1e-6, None))
     assert not is_close((one, None), (one * 1.01, None))

@@ -14,7 +14,7 @@ from kvscope_engine.model.verification.check_script import far_positions
 from kvscope_engine.model.verification.trial import POSITIONS, ModuleCall, Trial, TrialContext, run_trial
 
 
-def test_trial_includes_the_last_position_and_those_beyond_rope_scaling(
+def test_fusing_trial_includes_the_last_position_and_those_beyond_rope_scaling(
     tiny_loaded: Callable[..., LoadedModel],
 ) -> None:
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -40,7 +40,7 @@ class ClampingModule(nn.Module):
 
 
 @pytest.mark.parametrize("original", [SaturatingModule(), ClampingModule()], ids=["at large numbers", "by name"])
-def test_difference_beyond_the_trial_values_is_detected(original: nn.Module) -> None:
+def test_replacement_that_differs_only_beyond_the_trial_values_is_not_trusted(original: nn.Module) -> None:
     x = torch.linspace(-2, 2, 64)
     trial = Trial(TrialContext(), {original: ModuleCall((x,), {}, original(x))})
     assert trial.proves(original, original.forward)

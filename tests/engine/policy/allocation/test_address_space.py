@@ -21,7 +21,7 @@ def space(*block_bytes: int, page_bytes: int = 32, **changes: Any) -> AddressSpa
     return address_space(block_bytes=block_bytes, page_bytes=page_bytes, **sizes)
 
 
-def test_blocks_that_fit_pages_exactly() -> None:
+def test_page_groups_are_right_if_blocks_fit_pages_exactly() -> None:
     """A page has 4 blocks of 8 bytes in each of two layers: 1,600 bytes are 25 groups of 64."""
     found = space(8, 8)
     assert found == AddressSpace(8, 16, 25, Fraction(4), (1, 1))
@@ -29,7 +29,7 @@ def test_blocks_that_fit_pages_exactly() -> None:
     assert [found.num_groups_for(count) for count in (0, 1, 4, 5, 16)] == [0, 1, 1, 2, 4]
 
 
-def test_blocks_that_span_pages() -> None:
+def test_page_groups_are_right_if_blocks_span_pages() -> None:
     """Blocks of 24 bytes in pages of 32: n pages back 1, 2, 4, 5, 6, 8 blocks, and a page border is a block border
     every 4 blocks.
     """
@@ -39,14 +39,14 @@ def test_blocks_that_span_pages() -> None:
     assert [found.num_groups_for(count) for count in range(1, 7)] == [1, 2, 3, 3, 4, 5]
 
 
-def test_blocks_larger_than_a_page() -> None:
+def test_page_groups_are_right_if_blocks_are_larger_than_a_page() -> None:
     """80 bytes are two and a half pages: three for the first block, which also back a fifth of the second."""
     found = space(80)
     assert (found.group_pages, found.group_blocks, found.slot_blocks) == ((3,), Fraction(6, 5), 16)
     assert [found.num_backed(count) for count in range(6)] == [0, 1, 2, 3, 4, 6]
 
 
-def test_layers_of_unequal_size_share_groups() -> None:
+def test_page_group_holds_as_many_blocks_as_a_page_of_the_smaller_layer() -> None:
     """A group has as many blocks as a page of the smaller layer."""
     found = space(8, 32)
     assert (found.group_pages, found.group_blocks) == ((1, 4), Fraction(4))
@@ -59,7 +59,7 @@ def test_llama_3_8b_page_holds_512_tokens() -> None:
     assert space(*[2048 * 16] * 64, **sizes).group_blocks * 16 == 1024
 
 
-def test_there_are_at_most_as_many_slots_as_groups() -> None:
+def test_virtual_address_space_has_at_most_as_many_slots_as_page_groups() -> None:
     assert space(8, num_blocks=12).num_slots == 3
 
 
@@ -79,7 +79,7 @@ def test_address_space_beyond_the_ledger_is_refused() -> None:
     num_blocks=st.integers(40, 90),
     steps=st.lists(st.integers(1, 4), max_size=8),
 )
-def test_groups_back_their_blocks_without_extra_pages(
+def test_page_groups_cover_the_blocks_of_a_slot_without_extra_pages(
     block_bytes: list[int], num_blocks: int, steps: list[int]
 ) -> None:
     """At any size of a slot, its blocks lie in its pages, which are at most the pages of its groups."""

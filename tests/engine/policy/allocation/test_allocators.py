@@ -52,7 +52,7 @@ def test_longest_run_limits_the_length_of_a_request(name: str) -> None:
     assert make_allocation(name, _pool(name, 12), max_model_len=1000).max_request_tokens == 32
 
 
-def test_pool_in_use_is_refused() -> None:
+def test_allocator_refuses_a_pool_that_already_has_allocated_blocks() -> None:
     for name in ("buddy", "paged"):
         pool = _pool(name)
         pool.allocate(1, 1)

@@ -61,7 +61,7 @@ def test_blocks_may_be_returned_in_any_order() -> None:
     assert runs(free) == [(0, 8)]
 
 
-def test_single_blocks_can_be_taken() -> None:
+def test_single_blocks_can_be_taken_from_the_buddy_list() -> None:
     free = BuddyList(5)
     assert free.popleft() == 4
     assert sorted(free.popleft_n(3)) == [0, 1, 2]

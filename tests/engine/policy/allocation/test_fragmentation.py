@@ -61,7 +61,7 @@ def test_paged_counts_shared_and_cached_tokens_once(drive: Make) -> None:
     assert use_of(one) == KVUse(40, 0, 0, 0, 0, 8, num_external=32, largest_free_run=32)
 
 
-def test_contiguous_with_known_lengths(drive: Make) -> None:
+def test_contiguous_allocator_with_known_lengths_counts_unused_slots_as_wasted(drive: Make) -> None:
     """64 slots for 5 + 10 tokens, 5 of them present: 10 will be used, 49 never. 16 + 8 of 40 blocks are free."""
     one = drive(num_blocks=40, block_size=4, max_model_len=64, **reserving("contiguous"))
     one.submit([1] * 5, 10)
@@ -78,7 +78,7 @@ def test_contiguous_with_unknown_lengths_counts_everything_as_reserved(drive: Ma
     assert use_of(one) == KVUse(160, 5, 59, 0, 0, 0, num_external=96, largest_free_run=96)
 
 
-def test_maximum_that_is_no_power_of_two_is_rounded_up(drive: Make) -> None:
+def test_contiguous_run_for_a_length_that_is_no_power_of_two_is_rounded_up(drive: Make) -> None:
     """50 slots are 13 blocks in a run of 16, so that 14 slots belong to no request."""
     one = drive(num_blocks=40, block_size=4, max_model_len=50, **reserving("contiguous"))
     one.submit([1] * 5, 10)
@@ -108,7 +108,7 @@ def test_oracle_wastes_only_what_the_allocator_rounds_up(drive: Make) -> None:
     assert use == KVUse(64, 11, 20, 0, 15 + 2, 0, num_external=16, largest_free_run=16)
 
 
-def test_tokens_beyond_the_reservation_use_the_rest_of_the_run(drive: Make) -> None:
+def test_tokens_beyond_a_buddy_reservation_use_the_rest_of_the_run(drive: Make) -> None:
     """Buddy reserves 3 + 1 tokens, and at the fifth token 3 + 2 in two blocks; tokens 6 and 7 need no more blocks."""
     one = drive(num_blocks=8, block_size=4, **reserving("buddy", knows_lengths=False))
     request = one.submit([1] * 3, 12)

@@ -14,7 +14,7 @@ def ids(*rows: int) -> Ids:
     return np.array(rows, np.int64)
 
 
-def test_rows_change_between_unmapped_free_and_used() -> None:
+def test_memory_rows_change_between_unmapped_free_and_used() -> None:
     rows = MappedRows(4)
     assert (len(rows), rows.num_unmapped, rows.unmapped.tolist()) == (0, 4, [0, 1, 2, 3])
     rows.add(ids(1, 2))

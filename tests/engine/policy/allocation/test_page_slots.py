@@ -17,13 +17,13 @@ def slots_with(*mapped: int, num_groups: int = 20) -> PageSlots:
     return slots
 
 
-def test_slot_with_the_fewest_sufficient_groups_is_chosen() -> None:
+def test_virtual_memory_slot_with_the_fewest_sufficient_page_groups_is_chosen() -> None:
     slots = slots_with(2, 5, 3, 0, 4)
     assert [slots.allocate_slot(3) for _ in range(5)] == [2, 4, 1, 0, 3]
     assert slots.num_used == 5
 
 
-def test_freed_slot_is_reused() -> None:
+def test_freed_virtual_memory_slot_is_reused_first() -> None:
     slots = slots_with(1, 1)
     first, second = slots.allocate_slot(1), slots.allocate_slot(1)
     slots.set_needed(first, 1)

@@ -31,7 +31,7 @@ def test_unknown_output_reservation_doubles(output: int, reserved: int) -> None:
     assert ReservePowerOfTwo().num_tokens(request_of(7, output)) == 7 + reserved
 
 
-def test_output_beyond_its_expected_length_doubles_too() -> None:
+def test_buddy_reservation_doubles_when_output_exceeds_its_expected_length() -> None:
     assert ReservePowerOfTwo().num_tokens(request_of(7, output=9, expected=7 + 3)) == 7 + 16
 
 

@@ -46,7 +46,7 @@ def test_contiguous_reserves_the_maximum_from_the_start(reserve: Make) -> None:
     assert ["a run of 16 blocks reserved for it, " in cause for cause in causes] == [True] * 2
 
 
-def test_contiguous_admits_only_what_has_a_run(reserve: Make) -> None:
+def test_contiguous_allocator_admits_a_request_only_if_a_free_run_is_long_enough(reserve: Make) -> None:
     """40 blocks are two runs of 16; the remaining 8 are useless, and there is no watermark."""
     one = reserve("contiguous", num_blocks=40)
     requests = [one.submit([n], 2) for n in range(3)]
@@ -57,7 +57,7 @@ def test_contiguous_admits_only_what_has_a_run(reserve: Make) -> None:
     assert one.pool.longest_run == 32
 
 
-def test_oracle_reserves_exactly(reserve: Make) -> None:
+def test_oracle_allocator_reserves_the_exact_final_length(reserve: Make) -> None:
     """14 tokens are 4 blocks; 17 are 5, in a run of 8."""
     one = reserve("oracle", num_blocks=16)
     one.submit([1] * 4, 10)
@@ -107,7 +107,9 @@ def test_buddy_grows_in_place_while_its_buddy_is_free(reserve: Make) -> None:
     assert copies == []
 
 
-def test_buddy_moves_if_its_buddy_is_taken(reserve: Make, expected_completion: Make) -> None:
+def test_request_in_a_buddy_run_moves_to_a_larger_run_if_the_adjacent_half_is_taken(
+    reserve: Make, expected_completion: Make
+) -> None:
     """Request 1 has block 0 and request 2 block 1: request 1 moves, and its old block is freed after the step."""
     one = reserve("buddy", num_blocks=8)
     first, second = one.submit([1] * 3, 6), one.submit([2] * 3, 1 + 8)
@@ -131,7 +133,9 @@ def test_buddy_moves_if_its_buddy_is_taken(reserve: Make, expected_completion: M
     assert one.scheduler.totals.preemptions == 0
 
 
-def test_buddy_grows_downwards_if_only_the_lower_half_is_free(reserve: Make, expected_completion: Make) -> None:
+def test_request_in_a_buddy_run_moves_down_if_only_the_lower_half_is_free(
+    reserve: Make, expected_completion: Make
+) -> None:
     """When the older request ends, the other one in the upper half of a full pool copies itself down."""
     one = reserve("buddy", num_blocks=4)
     first, second = one.submit([1] * 5, 2), one.submit([2] * 5, 10)
@@ -162,7 +166,9 @@ def test_buddy_preempts_and_reports_it_if_no_run_is_free(reserve: Make, expected
 
 
 @pytest.mark.parametrize("allocator", ["contiguous", "buddy", "oracle"])
-def test_forked_child_waits_and_shares_nothing(reserve: Make, expected_completion: Make, allocator: str) -> None:
+def test_forked_request_under_reserving_allocators_waits_and_shares_no_blocks(
+    reserve: Make, expected_completion: Make, allocator: str
+) -> None:
     one = reserve(allocator, num_blocks=64)
     parent = one.submit([1] * 6, 10)
     one.step()
@@ -206,7 +212,7 @@ def test_abort_between_schedule_and_commit_frees_both_runs(reserve: Make) -> Non
     assert one.pool.longest_run == 8
 
 
-def test_integrity_check_covers_reservations(reserve: Make) -> None:
+def test_integrity_check_detects_wrong_reference_counts_and_blocks_outside_a_reservation(reserve: Make) -> None:
     one = reserve("oracle", num_blocks=16)
     request = one.submit([1] * 4, 10)
     one.step()

@@ -32,7 +32,7 @@ def rows(one: Any, state: BlockState) -> list[int]:
     return (one.pool.ledger.state == state).nonzero()[0].tolist()
 
 
-def test_all_rows_are_unmapped_at_first(virtual: Make) -> None:
+def test_all_blocks_of_the_virtual_allocator_are_unmapped_at_first(virtual: Make) -> None:
     one = virtual(5, max_num_seqs=3)
     assert one.pool.num_blocks == 48
     assert rows(one, BlockState.UNMAPPED) == one.pool.changed_rows.drain().tolist() == list(range(48))
@@ -157,7 +157,9 @@ def test_nothing_is_unmapped_between_schedule_and_commit(virtual: Make) -> None:
     assert rows(one, BlockState.ACTIVE) == []
 
 
-def test_forked_child_waits_and_shares_nothing(virtual: Make, expected_completion: Make) -> None:
+def test_forked_request_under_the_virtual_allocator_waits_and_gives_the_same_tokens(
+    virtual: Make, expected_completion: Make
+) -> None:
     one = virtual(8)
     parent = one.submit([1] * 6, 10)
     one.step()
@@ -167,7 +169,7 @@ def test_forked_child_waits_and_shares_nothing(virtual: Make, expected_completio
     assert parent.output_token_ids == child.output_token_ids == expected_completion([1] * 6, 10)
 
 
-def test_integrity_check_covers_pages(virtual: Make) -> None:
+def test_integrity_check_detects_blocks_whose_memory_mapping_is_inconsistent(virtual: Make) -> None:
     one = virtual(4)
     request = one.submit([1] * 9, 10)
     one.step()

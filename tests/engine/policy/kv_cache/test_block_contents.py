@@ -13,7 +13,7 @@ Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_contents_of_blocks_of_a_running_request(drive: Make, prefix_caching: bool) -> None:
+def test_block_of_a_running_request_returns_its_tokens_and_start_position(drive: Make, prefix_caching: bool) -> None:
     one = drive(block_size=4, prefix_caching=prefix_caching)
     request = one.submit(range(10, 19), 5)
     one.step()
@@ -25,14 +25,14 @@ def test_contents_of_blocks_of_a_running_request(drive: Make, prefix_caching: bo
     assert {content.number for content in contents} == {request.number}
 
 
-def test_contents_of_a_cached_prefix_after_its_request_ended(drive: Make) -> None:
+def test_block_of_a_cached_prefix_returns_its_tokens_after_the_request_ended(drive: Make) -> None:
     one = drive(block_size=4)
     one.submit(range(9), 1)
     one.run()
     assert block_content(1, one.pool, one.scheduler.requests, one.scheduler.prefix_of).token_ids == (4, 5, 6, 7)
 
 
-def test_contents_of_a_tail_shared_with_an_ended_request(drive: Make) -> None:
+def test_partly_filled_block_shared_with_an_ended_request_returns_its_tokens(drive: Make) -> None:
     one = drive(block_size=4)
     parent = one.submit(range(6), 5)
     one.step()

@@ -66,7 +66,7 @@ def test_released_block_without_a_hash_is_free() -> None:
     pool.check_integrity([])
 
 
-def test_write_sets_fill_owner_and_step() -> None:
+def test_writing_to_a_block_records_its_fill_owner_and_step() -> None:
     pool = make_pool()
     blocks = pool.allocate(2, owner=5)
     pool.record_write(blocks, [4, 1], [5, 6], step=3)
@@ -215,7 +215,7 @@ def test_disabled_prefix_cache_keeps_nothing() -> None:
     pool.check_integrity([])
 
 
-def test_changed_rows_are_those_that_differ() -> None:
+def test_every_block_whose_ledger_entry_changed_is_reported_as_changed() -> None:
     pool = make_pool(64)
     rng = np.random.default_rng(5)
     copies = {name: getattr(pool.ledger, name).copy() for name in ("state", "ref_count", "filled", "hash")}
@@ -245,7 +245,7 @@ def _random_change(pool: BlockPool, tables: list[list[int]], rng: np.random.Gene
     return [*tables, blocks]
 
 
-def test_sealing_changes_the_row() -> None:
+def test_caching_a_full_block_reports_it_as_changed() -> None:
     pool = make_pool()
     blocks = pool.allocate(2, owner=1)
     pool.record_write(blocks, [SIZE, SIZE], [1, 1], step=1)

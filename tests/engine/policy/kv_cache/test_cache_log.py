@@ -28,7 +28,7 @@ def text(tokens: list[int], size: int = 2) -> list[Prefix]:
     ]
 
 
-def test_consecutive_blocks_of_a_text_are_one_event() -> None:
+def test_consecutive_blocks_of_a_text_are_stored_in_one_kv_cache_event() -> None:
     log, first, second = CacheLog(2), text([1, 2, 3, 4, 5, 6]), text([7, 8, 9, 10])
     for prefix in (*first[:2], *second, first[2]):
         log.record_stored(prefix)
@@ -41,7 +41,7 @@ def test_consecutive_blocks_of_a_text_are_one_event() -> None:
     assert log.drain() == []
 
 
-def test_salt_is_reported_for_the_first_block_only() -> None:
+def test_cache_salt_is_in_the_kv_event_of_the_first_block_of_a_text_only() -> None:
     log, (first, *rest) = CacheLog(2), text([1, 2, 3, 4, 5, 6])
     for prefix in (Prefix(first.digest, 0, first.tokens, salt="mine"), *rest):
         log.record_stored(prefix)
@@ -65,7 +65,7 @@ def test_adapter_is_reported_for_every_block() -> None:
     assert read_extra_keys(stored.extra_keys or b"") == (("sql", "mine"), ("sql",))
 
 
-def test_events_keep_their_order() -> None:
+def test_kv_cache_events_keep_the_order_in_which_they_happened() -> None:
     log, (first, second) = CacheLog(2), text([1, 2, 3, 4])
     log.record_stored(first)
     log.record_removed([first])
@@ -80,7 +80,7 @@ def test_events_keep_their_order() -> None:
     st.lists(st.tuples(st.sampled_from(["submit", "step", "step", "step", "reset"]), st.integers(0, 5)), max_size=60),
     st.sampled_from([(0, 0), (6, 0), (6, 8)]),
 )
-def test_events_reproduce_the_cache(
+def test_kv_cache_events_applied_in_order_reproduce_the_prefix_cache(
     drive: Callable[..., Any], actions: list[tuple[str, int]], lower: tuple[int, int]
 ) -> None:
     driven = drive(num_blocks=10, num_host=lower[0], num_disk=lower[1], preemption="auto")
@@ -120,7 +120,7 @@ def _held(pool: BlockPool) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("tier", [Tier.HBM, Tier.HOST, Tier.DISK])
-def test_each_tier_has_a_medium_name(tier: Tier) -> None:
+def test_kv_cache_event_names_the_storage_medium_of_each_tier(tier: Tier) -> None:
     log, (prefix,) = CacheLog(2), text([1, 2])
     log.record_stored(prefix, tier)
     (event,) = log.drain()

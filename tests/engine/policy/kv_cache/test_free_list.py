@@ -29,7 +29,7 @@ def test_taking_no_blocks_changes_nothing() -> None:
     assert len(free) == 2
 
 
-def test_taking_more_than_available_is_an_error() -> None:
+def test_taking_more_blocks_than_the_free_list_has_is_an_error() -> None:
     free = FreeList(2)
     with pytest.raises(AssertionError, match="3 blocks were taken from a free list of 2"):
         free.popleft_n(3)

@@ -200,7 +200,7 @@ def test_loading_that_costs_more_than_computing_is_skipped(drive: Make) -> None:
     assert again.num_cached_tokens == 0
 
 
-def test_request_preempted_before_its_tail_is_copied_saves_the_source(
+def test_request_preempted_before_its_block_copy_saves_the_block_to_be_copied(
     drive: Make, expected_completion: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy has not been made: the block to be saved is the one that would have been copied."""
@@ -240,7 +240,7 @@ def test_preemptions_are_spread_over_all_requests(drive: Make) -> None:
     assert one.scheduler.totals.preemptions > 5
 
 
-def test_moves_are_empty_if_nothing_moved(drive: Make) -> None:
+def test_no_block_moves_are_reported_if_no_block_was_moved(drive: Make) -> None:
     one = drive()
     one.submit([1], 2)
     one.run()
@@ -323,7 +323,9 @@ def test_load_does_not_overwrite_the_source_of_a_copy(drive: Make, expected_comp
         assert request.output_token_ids == expected_completion(request.prompt_token_ids, 1)
 
 
-def test_part_of_a_block_is_loaded_from_where_it_was_saved(drive: Make, expected_completion: Make) -> None:
+def test_partly_filled_block_of_a_preempted_request_is_loaded_from_its_saved_copy(
+    drive: Make, expected_completion: Make
+) -> None:
     """The pool holds the same text completely, but a shared block would have to be copied, without space for it."""
     one = drive(num_blocks=3, block_size=4, max_num_batched_tokens=6, num_host=30)
     parent = one.submit([1] * 10, 1)

@@ -20,7 +20,7 @@ def is_remembered(history: PrefixHistory, number: int) -> bool:
     return history.explain(prefix(number)).kind == "evicted"
 
 
-def test_oldest_are_forgotten_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_evicted_prefixes_are_forgotten_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_history, "MAX_EVICTED_DIGESTS", 16)
     monkeypatch.setattr(prefix_history, "EVICTED_BATCH", 4)
     history = PrefixHistory()
@@ -41,7 +41,7 @@ def test_block_cached_again_is_no_longer_evicted() -> None:
     assert not is_remembered(history, 1)
 
 
-def test_history_is_bounded_in_bytes() -> None:
+def test_history_of_evicted_prefixes_is_bounded_in_bytes() -> None:
     history = PrefixHistory()
     tracemalloc.start()
     try:

@@ -30,7 +30,7 @@ def test_only_full_blocks_have_digests() -> None:
     assert len(digests_of(index, [1] * 11)) == 2
 
 
-def test_digests_are_extended_where_they_ended() -> None:
+def test_prefix_digests_extended_with_new_tokens_equal_those_of_the_whole_text() -> None:
     index = PrefixIndex(2, salt=b"s")
     digests = digests_of(index, [1, 2, 3, 4])
     index.extend(digests, [5, 6, 7])
@@ -99,7 +99,7 @@ def test_second_block_of_the_same_text_is_not_inserted() -> None:
     assert prefix.token_ids == (1, 2)
 
 
-def test_clear_returns_the_blocks() -> None:
+def test_clearing_the_prefix_index_returns_all_its_blocks() -> None:
     index = PrefixIndex(1, salt=b"s")
     digests = digests_of(index, [1, 2])
     index.insert(3, Prefix(digests[0], 0, pack_tokens([1])))

@@ -11,7 +11,7 @@ def make_request(number: int) -> Request:
     return Request(number, f"r{number}", [1] * 9, ResolvedSampling(), 1, 0)
 
 
-def test_single_tokens_come_first() -> None:
+def test_single_token_decodes_come_before_prompt_chunks_in_a_step() -> None:
     draft = PlanBuilder(20, 0)
     chunk, single = make_request(1), make_request(2)
     draft.add(chunk, 0, 5, False)
@@ -34,7 +34,7 @@ def test_dropped_request_leaves_nothing_in_the_plan() -> None:
     assert draft.budget == 19
 
 
-def test_copy_can_be_undone_by_its_source() -> None:
+def test_planned_block_copy_can_be_undone_by_its_source_block() -> None:
     draft = PlanBuilder(20, 0)
     one, other = make_request(1), make_request(2)
     draft.copy(one, 5, 15)

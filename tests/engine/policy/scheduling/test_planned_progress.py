@@ -16,7 +16,7 @@ def tokens_by_request(plan: Any) -> dict[int, int]:
     return {item.request.number: item.num_tokens for item in plan.scheduled}
 
 
-def test_step_follows_an_unknown_token(drive: Make) -> None:
+def test_decode_step_is_scheduled_ahead_before_the_previous_token_is_known(drive: Make) -> None:
     one = drive()
     request = one.submit([1] * 5, 4)
     one.step(ahead=True)
@@ -26,7 +26,7 @@ def test_step_follows_an_unknown_token(drive: Make) -> None:
     assert one.scheduler.schedule_ahead(one.flight[0], 0).scheduled[0].start == 6
 
 
-def test_prompt_chunks_continue_ahead(drive: Make) -> None:
+def test_prompt_chunks_are_scheduled_ahead_of_the_previous_step(drive: Make) -> None:
     one = drive(max_num_batched_tokens=4)
     one.submit([1] * 11, 2)
     starts = []
@@ -37,7 +37,7 @@ def test_prompt_chunks_continue_ahead(drive: Make) -> None:
     assert one.num_ahead == 3
 
 
-def test_no_step_follows_the_last_token(drive: Make) -> None:
+def test_no_step_is_scheduled_ahead_after_the_last_token_of_a_request(drive: Make) -> None:
     one = drive()
     one.submit([1] * 5, 1)
     one.step(ahead=True)

@@ -22,7 +22,9 @@ def reduced(limits: BatchLimits) -> ReducedLimits:
     return ReducedLimits(limits)
 
 
-def test_tokens_first_then_requests(limits: BatchLimits, reduced: ReducedLimits) -> None:
+def test_step_without_memory_reduces_the_token_limit_first_and_then_the_request_limit(
+    limits: BatchLimits, reduced: ReducedLimits
+) -> None:
     assert reduced.update(0) == ""
     assert reduced.update(1, 1000) == "a step had no memory: steps have up to 1000 tokens of 64 requests for now"
     assert reduced.update(2, 2000) == "", "it was planned before"
@@ -32,7 +34,9 @@ def test_tokens_first_then_requests(limits: BatchLimits, reduced: ReducedLimits)
     assert reduced.is_reduced
 
 
-def test_they_come_back_step_by_step_and_that_is_told_once(limits: BatchLimits, reduced: ReducedLimits) -> None:
+def test_reduced_step_limits_double_until_restored_and_that_is_reported_once(
+    limits: BatchLimits, reduced: ReducedLimits
+) -> None:
     reduced.update(0, 30)
     found, told = [], []
     for now_ns in range(0, 60_000_000_000, DOUBLING_INTERVAL_NS):
@@ -47,7 +51,7 @@ def test_they_come_back_step_by_step_and_that_is_told_once(limits: BatchLimits, 
     assert not reduced.is_reduced
 
 
-def test_from_one_token_it_takes_a_minute_however_seldom_somebody_looks(
+def test_step_limits_reduced_to_one_token_are_restored_after_a_minute(
     limits: BatchLimits, reduced: ReducedLimits
 ) -> None:
     reduced.update(0, 1)
@@ -55,7 +59,9 @@ def test_from_one_token_it_takes_a_minute_however_seldom_somebody_looks(
     assert step_limits(limits) == (8192, 64)
 
 
-def test_another_lack_begins_the_pause_anew(limits: BatchLimits, reduced: ReducedLimits) -> None:
+def test_another_memory_shortage_restarts_the_delay_before_step_limits_rise(
+    limits: BatchLimits, reduced: ReducedLimits
+) -> None:
     reduced.update(0, 512)
     reduced.update(RECOVERY_DELAY_NS)
     assert step_limits(limits) == (1024, 64)
@@ -66,7 +72,9 @@ def test_another_lack_begins_the_pause_anew(limits: BatchLimits, reduced: Reduce
     assert step_limits(limits) == (1400, 64)
 
 
-def test_what_a_person_sets_meanwhile_holds(limits: BatchLimits, reduced: ReducedLimits) -> None:
+def test_step_limits_set_by_a_user_are_kept_when_reduced_limits_are_restored(
+    limits: BatchLimits, reduced: ReducedLimits
+) -> None:
     """A limit that a user sets is kept, even if it equals the reduced limit at that moment."""
     reduced.update(0, 30)
     limits.set(30, 30)

@@ -333,7 +333,7 @@ def test_lowest_priority_is_preempted_first(drive: Make) -> None:
     ],
     ids=["equal", "unequal"],
 )
-def test_reason_is_the_client_only_if_it_held_more_tokens(
+def test_preemption_reason_names_the_client_only_if_it_held_more_tokens_than_others(
     drive: Make, prompts: Any, num_blocks: int, reason: str
 ) -> None:
     one = drive(num_blocks=num_blocks, block_size=4, prefix_caching=False)

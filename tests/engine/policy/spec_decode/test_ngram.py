@@ -30,11 +30,11 @@ def expected_draft(tokens: list[int], count: int, shortest: int, longest: int) -
         ([], []),
     ],
 )
-def test_draft_is_what_followed_the_longest_match(tokens: list[int], found: list[int]) -> None:
+def test_ngram_draft_is_what_followed_the_longest_match(tokens: list[int], found: list[int]) -> None:
     assert find_draft(np.array(tokens, np.int32), 3, 2, 3) == found
 
 
-def test_random_texts_match_a_plain_search() -> None:
+def test_ngram_drafts_of_random_texts_equal_those_of_a_plain_search() -> None:
     generator = random.Random(1)
     for _ in range(500):
         tokens = generator.choices(range(generator.randint(1, 6)), k=generator.randint(0, 30))

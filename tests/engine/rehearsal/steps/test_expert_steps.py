@@ -48,7 +48,7 @@ def test_moe_decodes_are_graph_replays(fake_gpu: Any, model: dict[str, Any]) -> 
         assert not any(fake_gpu.seen.launches[kernel] for kernel in EXPERTS)
 
 
-def test_moe_kernels_of_a_step(fake_gpu: Any) -> None:
+def test_moe_step_launches_the_expected_number_of_expert_kernels(fake_gpu: Any) -> None:
     """A layer has two products and their sum; the experts of a single token are not sorted."""
     runner = fake_gpu.make_runner(enforce_eager=True, **QWEN3)
     runner.warm_up(lambda _: None)

@@ -42,7 +42,9 @@ LAUNCHES = {
     [(True, torch.bfloat16), pytest.param(False, torch.int8, marks=pytest.mark.storm)],
     ids=str,
 )
-def test_mla_kernels_of_a_step(fake_gpu: Any, *, piecewise_graphs: bool, kv_dtype: torch.dtype) -> None:
+def test_mla_step_launches_the_expected_attention_kernels(
+    fake_gpu: Any, *, piecewise_graphs: bool, kv_dtype: torch.dtype
+) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=piecewise_graphs, kv_dtype=kv_dtype, **DEEPSEEK)
     runner.warm_up(lambda _: None)
     known = set(fake_gpu.seen.compiled)

@@ -70,7 +70,9 @@ STEPS = {
         for name, plan in STEPS.items()
     ],
 )
-def test_replay_launches_only_attention_per_layer(fake_gpu: Any, operations: Any, plan: StepPlan) -> None:
+def test_piecewise_graph_replay_launches_only_attention_outside_the_graphs(
+    fake_gpu: Any, operations: Any, plan: StepPlan
+) -> None:
     """It has one graph more than layers, one upload, one read-back, and compiles nothing."""
     runner = fake_gpu.make_runner(piecewise_graphs=True, num_layers=NUM_LAYERS)
     runner.warm_up(lambda _: None)
@@ -153,7 +155,7 @@ def test_piecewise_graphs_are_captured_only_if_enabled(fake_gpu: Any, options: d
     assert fake_gpu.seen.replays == 0
 
 
-def test_measured_step_is_replayed_like_others(fake_gpu: Any) -> None:
+def test_step_that_measures_attention_is_replayed_in_piecewise_graphs(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=True, page_heat=2)
     runner.warm_up(lambda _: None)
     replays = []
@@ -262,7 +264,9 @@ def test_failed_graphs_are_freed_before_the_next_capture(fake_gpu: Any) -> None:
     assert [len(graphs) for graphs in fake_gpu.pools.values()] == [4, 0, 0, 3, 6]
 
 
-def test_released_graphs_return_largest_first(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_piecewise_graphs_are_captured_again_largest_first(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The smaller sizes use the memory of the largest."""
     now_s = 1000.0
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
@@ -277,7 +281,7 @@ def test_released_graphs_return_largest_first(fake_gpu: Any, monkeypatch: pytest
     assert order == list(SIZES[::-1])
 
 
-def test_model_refused_by_cuda_is_tried_once(fake_gpu: Any) -> None:
+def test_piecewise_graph_capture_refused_by_cuda_is_not_tried_again(fake_gpu: Any) -> None:
     """Each try would leak a pool that is never freed."""
     runner = fake_gpu.make_runner(piecewise_graphs=True)
     fake_gpu.capture_error[:] = captures(RuntimeError("CUDA error: operation not permitted when stream is capturing"))
@@ -296,7 +300,7 @@ def test_idle_engine_without_piecewise_graphs_does_nothing(fake_gpu: Any) -> Non
     assert (fake_gpu.seen.uploads, fake_gpu.seen.launches.total()) == (0, 0)
 
 
-def test_tokens_in_flight_are_graph_inputs(fake_gpu: Any) -> None:
+def test_piecewise_graphs_read_tokens_of_a_step_still_in_flight(fake_gpu: Any) -> None:
     """Decodes next to a chunk, each scheduled ahead of its result."""
     runner = fake_gpu.make_runner(piecewise_graphs=True)
     runner.warm_up(lambda _: None)

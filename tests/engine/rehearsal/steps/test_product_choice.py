@@ -22,7 +22,7 @@ def clock(calls: Sequence[Any]) -> Callable[[], float]:
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 100, 120])
-def test_faster_product_is_used_per_number_of_rows(
+def test_faster_matrix_product_is_chosen_for_each_number_of_rows(
     capability: int, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(capability, 10))

@@ -145,7 +145,7 @@ def test_only_a_measured_step_has_a_second_read_back(fake_gpu: Any) -> None:
         assert set(fake_gpu.seen.compiled) <= known, name
 
 
-def test_measuring_graph_has_the_launches_of_a_plain_one(
+def test_decode_graph_that_measures_attention_has_the_kernel_launches_of_a_plain_one(
     fake_gpu: Any, operations: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has one more, which clears the sums; rows are copied after each replay that is read back."""
@@ -478,7 +478,7 @@ ERRORS = (
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_failed_capture_affects_only_its_size(
+def test_failed_decode_graph_capture_affects_only_its_batch_size(
     fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
     """4 and 16 keep their graphs; 8 uses that of 16, and gets its own when the engine is idle."""
@@ -544,7 +544,7 @@ def test_released_graphs_are_captured_again(
     assert bool(runner.run(StepPlan((chunk(1, 0, 30, True),), 0)).graph_tokens) == bool(options)
 
 
-def test_start_without_memory_for_the_largest_graph_has_the_next(fake_gpu: Any) -> None:
+def test_engine_without_memory_for_its_largest_decode_graph_captures_the_next_smaller(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(max_num_seqs=16)
     fake_gpu.capture_error.append(torch.OutOfMemoryError("CUDA out of memory"))
     runner.warm_up(lambda _: None)
@@ -554,7 +554,7 @@ def test_start_without_memory_for_the_largest_graph_has_the_next(fake_gpu: Any) 
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_each_layer_has_ten_launches(fake_gpu: Any, operations: Any, architecture: str) -> None:
+def test_each_decoder_layer_has_ten_kernel_launches(fake_gpu: Any, operations: Any, architecture: str) -> None:
     """Products, kernels and the merge of splits, counted as what two more layers add to a step."""
     counts = []
     for num_layers in (2, 4):

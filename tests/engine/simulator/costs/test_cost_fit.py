@@ -67,7 +67,7 @@ def rates(cost: CostModel) -> list[float]:
     ]
 
 
-def test_exact_times_give_the_exact_rates() -> None:
+def test_cost_model_fitted_to_exact_step_times_has_the_exact_rates() -> None:
     fit = fit_costs(samples(TRUE), SIZES)
     assert rates(fit.cost) == pytest.approx(rates(TRUE), rel=1e-6)
     assert fit.cost.memory_bandwidth == pytest.approx(2.5e12)
@@ -75,7 +75,7 @@ def test_exact_times_give_the_exact_rates() -> None:
     assert list(fit.predicted_s) == pytest.approx([sample.seconds for sample in samples(TRUE)])
 
 
-def test_noisy_times_change_the_rates_little() -> None:
+def test_cost_model_fitted_to_noisy_step_times_has_nearly_the_true_rates() -> None:
     fit = fit_costs(samples(TRUE, noise=0.03), SIZES)
     assert rates(fit.cost)[:4] == pytest.approx(rates(TRUE)[:4], rel=0.15)
     assert fit.cost.step_overhead_s == pytest.approx(0.003, abs=0.0015)  # only prefills distinguish it from the weights
@@ -103,14 +103,14 @@ def test_compute_bound_device_is_fitted_without_memory_cost(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_last_bit_of_a_time_does_not_change_the_rates(seed: int) -> None:
+def test_cost_fit_is_not_changed_by_rounding_errors_in_step_times(seed: int) -> None:
     fit = fit_costs(rounded(samples(TRUE), seed), SIZES)
     assert rates(fit.cost) == pytest.approx(rates(TRUE), rel=1e-6)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86 processors")
 @pytest.mark.parametrize("processor", ["Prescott", "Haswell", "Zen", "SkylakeX"])
-def test_kernels_for_other_cpus_give_the_same_rates(processor: str) -> None:
+def test_cost_fit_gives_the_same_rates_with_linear_algebra_kernels_of_other_cpus(processor: str) -> None:
     """numpy's OpenBLAS can use the kernels of an older CPU; it reads the setting once, so each CPU has its own
     process.
     """
@@ -138,7 +138,7 @@ def test_fitted_rates_are_never_negative() -> None:
 
 
 @pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (1e-12, 1.0, 1e9), (3e7, 1 / 3, 1e-3), (1.0, 1e-15, 1e15)])
-def test_units_do_not_decide_between_equal_explanations(scales: tuple[float, float, float]) -> None:
+def test_cost_fit_does_not_depend_on_the_units_of_equivalent_factors(scales: tuple[float, float, float]) -> None:
     """The third column is the sum of the others, so it alone explains what they explain together."""
     first, second = np.array([1.0, 2.0, 3.0, 5.0]), np.array([7.0, 1.0, 0.1, 4.0])
     matrix = np.stack([first, second, first + second], axis=1) * scales
@@ -146,7 +146,7 @@ def test_units_do_not_decide_between_equal_explanations(scales: tuple[float, flo
     assert found == pytest.approx([0.0, 0.0, 1.0 / scales[2]], rel=1e-9)
 
 
-def test_column_of_zeros_gets_no_cost() -> None:
+def test_cost_factor_that_is_always_zero_is_fitted_with_no_cost() -> None:
     matrix = np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]])
     assert nonnegative_least_squares(matrix, np.array([2.0, 4.0, 6.0])).tolist() == pytest.approx([0.0, 2.0])
     assert nonnegative_least_squares(matrix[:, :1], np.array([2.0, 4.0, 6.0])).tolist() == [0.0]

@@ -41,7 +41,7 @@ def test_compute_bound_step_takes_the_time_of_its_arithmetic() -> None:
     assert slow.step_ns(plan((7, 1), (0, 5))) == round((1269 / 10 + 0.5) * 1e9)
 
 
-def test_later_chunk_counts_pairs_with_all_earlier_tokens() -> None:
+def test_step_cost_of_a_later_prompt_chunk_includes_attention_to_all_earlier_tokens() -> None:
     """Tokens 4 and 5 attend to 5 and 6 tokens."""
     only = replace(COST, flops_per_token=0, attention_flops_per_pair=1, flops_per_second=1, step_overhead_s=0)
     assert only.step_ns(plan((4, 2))) == 11 * 10**9
@@ -73,6 +73,6 @@ def test_bandwidth_of_zero_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e300])
 @pytest.mark.parametrize("name", ["weight_bytes", "memory_bandwidth", "step_overhead_s", "host_bandwidth"])
-def test_invalid_rates_are_refused(name: str, value: float) -> None:
+def test_cost_model_with_negative_or_infinite_rates_is_refused(name: str, value: float) -> None:
     with pytest.raises(BadInput, match=name):
         replace(COST, **{name: value})

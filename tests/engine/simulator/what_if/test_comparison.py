@@ -33,7 +33,7 @@ def parts(use: PolicyUse) -> list[int]:
         ("paged 32", [5, 0, 27, 0, 0, 0]),
     ],
 )
-def test_parts_for_one_request_are_those_calculated_by_hand(
+def test_slots_used_and_wasted_by_one_request_equal_the_hand_calculation_for_each_policy(
     make_comparison, running, policy_use, name, used_reserved_internal_rounding_external_outside
 ):  # type: ignore[no-untyped-def]
     use = policy_use(make_comparison().update(running((1, 5, 7, 3))), name)
@@ -44,7 +44,7 @@ def test_parts_for_one_request_are_those_calculated_by_hand(
     assert (use.num_placed, use.num_waiting) == (1, 0)
 
 
-def test_map_of_few_slots_shows_each_slot(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+def test_what_if_map_of_few_slots_shows_each_slot_separately(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     answer = make_comparison().update(running((1, 5, 7, 3)))
     assert {use.slots_per_cell for use in answer.policies} == {1}
     assert policy_use(answer, "contiguous").cells == bytes([1] * 5 + [2] * 2 + [3] * 9 + [0] * 16)
@@ -100,7 +100,7 @@ def test_finished_requests_leave_gaps_that_are_external_fragmentation(make_compa
     assert buddy.cells == bytes([*[0] * 8, *[1] * 7, 2, *[0] * 8, *[1] * 7, 2])
 
 
-def test_run_moves_if_it_cannot_grow_in_place(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+def test_buddy_run_in_the_what_if_comparison_moves_if_it_cannot_grow_in_place(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     comparison.update(running((1, 4, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3)))
     buddy = policy_use(comparison.update(running((1, 9, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3))), "buddy")
@@ -109,7 +109,7 @@ def test_run_moves_if_it_cannot_grow_in_place(make_comparison, running, policy_u
         shadow.check_integrity()
 
 
-def test_request_with_fewer_tokens_is_placed_again(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+def test_what_if_comparison_replaces_a_request_whose_token_count_decreased(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     comparison.update(running((1, 12, 16)))
     assert policy_use(comparison.update(running((1, 3, 16))), "paged 4").num_used == 3
@@ -129,7 +129,7 @@ def test_rest_of_the_memory_smaller_than_a_block_is_counted_as_outside(make_comp
     assert parts(virtual) == [5, 0, 3, 0, 24, 4]
 
 
-def test_too_large_memory_is_refused(make_memory):  # type: ignore[no-untyped-def]
+def test_what_if_comparison_with_too_many_slots_is_refused(make_memory):  # type: ignore[no-untyped-def]
     with pytest.raises(BadInput, match="33554436 slots is too large"):
         PolicyComparison(make_memory(num_blocks=(1 << 23) + 1))
 
@@ -153,7 +153,7 @@ def churn(seed: int, num_lines: int, num_slots: int) -> Iterable[list[Running]]:
 
 
 @pytest.mark.parametrize(("seed", "num_blocks"), [(1, 64), (2, 64), (3, 4100)])
-def test_random_load_keeps_the_policies_consistent(make_comparison, seed, num_blocks):  # type: ignore[no-untyped-def]
+def test_what_if_policies_stay_consistent_under_random_load(make_comparison, seed, num_blocks):  # type: ignore[no-untyped-def]
     comparison = make_comparison(
         num_blocks=num_blocks, block_size=16, block_bytes=1 << 18, max_model_len=num_blocks * 2
     )

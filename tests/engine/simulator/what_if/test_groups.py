@@ -109,7 +109,7 @@ def test_latents_as_keys_and_values_take_proportionally_more_memory() -> None:
     assert wide.wasted_bytes == 2 * 2 * 160
 
 
-def test_questions_that_need_unknown_values_are_not_asked() -> None:
+def test_what_if_comparisons_that_need_unknown_values_are_left_out_with_the_reason() -> None:
     answer = PolicyComparison(memory(KVGroup(kind="latent", block_bytes=64))).update([])
     assert [(one.question, "how large" in one.why) for one in answer.not_asked] == [(EXPANDED, True)]
     answer = PolicyComparison(memory(KVGroup(kind="full"), KVGroup(kind="window", window=8))).update(
@@ -124,7 +124,7 @@ def test_questions_that_need_unknown_values_are_not_asked() -> None:
     assert {use.question for use in PolicyComparison(memory(FULL)).update([]).policies} == {""}
 
 
-def test_state_takes_one_block_for_every_length_of_request() -> None:
+def test_recurrent_state_takes_one_block_for_requests_of_any_length() -> None:
     state = KVGroup(kind="state", block_size=4096, block_bytes=64)
     comparison = PolicyComparison(memory(FULL, state))
     assert policy_use(comparison.update([Running(1, 3, 50, 3)])).num_used == 3 + 4
@@ -166,7 +166,7 @@ def test_blocks_of_several_sizes_in_one_pool_are_compared() -> None:
 
 
 @pytest.mark.parametrize("groups", [(FULL, WINDOW, CHUNKS), (WINDOW,), (LATENT, WINDOW)])
-def test_random_load_keeps_the_groups_consistent(groups: tuple[KVGroup, ...]) -> None:
+def test_what_if_kv_groups_stay_consistent_under_random_load(groups: tuple[KVGroup, ...]) -> None:
     rng, alive, number, waited = random.Random(5), dict[int, list[int]](), 0, 0
     comparison = PolicyComparison(memory(*groups, num_blocks=80, max_model_len=128))
     for _ in range(60):

@@ -18,12 +18,12 @@ def test_map_never_has_more_cells_than_the_limit() -> None:
         assert len(map_cells(num_slots, {})) == -(-num_slots // slots_per_cell(num_slots)) <= MAX_CELLS
 
 
-def test_span_that_ends_within_a_cell_is_rounded() -> None:
+def test_slot_map_rounds_a_span_that_ends_within_a_cell() -> None:
     cells = map_cells(4 * MAX_CELLS, {MapKind.USED: spans((0, 0), (2, 9), (40, 4))})
     assert cells[:12] == bytes([1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]), "9 slots are a little more than two cells"
 
 
-def test_small_waste_in_every_cell_is_shown_as_a_small_part() -> None:
+def test_slot_map_shows_waste_spread_over_all_cells_in_proportion() -> None:
     """An eighth of each cell is wasted: in no cell most of it, but an eighth of the map must show it."""
     starts = np.arange(MAX_CELLS, dtype=np.int64) * 8
     lengths = np.full(MAX_CELLS, 7, np.int64)
@@ -33,7 +33,7 @@ def test_small_waste_in_every_cell_is_shown_as_a_small_part() -> None:
     assert cells.count(MapKind.USED) == MAX_CELLS * 7 // 8
 
 
-def test_map_shows_the_same_as_single_slots() -> None:
+def test_slot_map_of_many_slots_shows_the_same_proportions_as_single_slots() -> None:
     rng = np.random.default_rng(5)
     num_slots = 7 * MAX_CELLS + 3
     kinds = np.repeat(rng.integers(0, 3, num_slots), rng.integers(1, 30, num_slots))[:num_slots]

@@ -22,13 +22,13 @@ def gaps_s(workload: Workload) -> list[float]:
 
 
 @pytest.mark.parametrize(("name", "prompt", "output"), [("sharegpt", 161.31, 337.99), ("alpaca", 19.31, 58.45)])
-def test_means_equal_the_published_ones(name: str, prompt: float, output: float) -> None:
+def test_mean_lengths_of_generated_workloads_equal_the_published_ones(name: str, prompt: float, output: float) -> None:
     workload = generate(name, MANY, 1 << 20)
     assert workload.mean_prompt_tokens == pytest.approx(prompt, rel=0.05)
     assert workload.mean_output_tokens == pytest.approx(output, rel=0.05)
 
 
-def test_mixed_workload_is_half_of_each() -> None:
+def test_mixed_workload_has_the_average_length_of_sharegpt_and_alpaca() -> None:
     assert generate("mixed", MANY, 1 << 20).mean_output_tokens == pytest.approx((337.99 + 58.45) / 2, rel=0.05)
 
 
@@ -40,7 +40,7 @@ def test_no_request_exceeds_the_maximum_length(name: str) -> None:
     assert min(request.num_output_tokens for request in workload.requests) == 1
 
 
-def test_prefixes_with_higher_numbers_are_used_less_often() -> None:
+def test_generated_workload_uses_shared_prefixes_with_decreasing_frequency() -> None:
     options = replace(MANY, num_requests=11_000, shared_prefix_tokens=40, num_prefixes=3)
     workload = generate("alpaca", options, 512)
     used = Counter(request.text_ids for request in workload.requests)
@@ -63,7 +63,7 @@ def test_invalid_prefix_options_are_refused(options: dict[str, int], said: str) 
 
 
 @pytest.mark.parametrize(("arrivals", "spread"), [("poisson", 1.0), ("bursty", 2.0)])
-def test_gaps_have_the_mean_and_spread_of_their_process(arrivals: str, spread: float) -> None:
+def test_generated_arrival_gaps_have_the_mean_and_spread_of_their_process(arrivals: str, spread: float) -> None:
     gaps = gaps_s(generate("alpaca", replace(MANY, rate=4, arrivals=arrivals), 2048))
     assert mean(gaps) == pytest.approx(0.25, rel=0.05)
     assert pstdev(gaps) / mean(gaps) == pytest.approx(spread, rel=0.1)
@@ -106,7 +106,7 @@ def test_shared_prefix_has_equal_tokens() -> None:
         {"shared_prefix_tokens": -1},
     ],
 )
-def test_invalid_options_are_refused(options: dict[str, object]) -> None:
+def test_invalid_workload_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(BadInput, match="is not accepted"):
         GeneratorOptions(**options)  # type: ignore[arg-type]
 

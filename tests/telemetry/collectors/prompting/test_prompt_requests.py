@@ -21,7 +21,7 @@ def fields(engine: ExternalEngine = VLLM, *, raw: bool = True, **sampling: Any) 
     return make_completion_query(submit, engine).fields
 
 
-def test_path_and_body_for_each_kind_of_prompt() -> None:
+def test_chat_raw_and_token_prompts_use_the_right_api_path_and_body() -> None:
     def asked(**form: Any) -> tuple[str, Any]:
         question = make_completion_query(Submit(request_id="a", **form), VLLM)
         return question.path, question.fields.get("messages") or question.fields["prompt"]

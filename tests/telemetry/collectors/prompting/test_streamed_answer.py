@@ -119,5 +119,5 @@ def test_error_inside_a_stream_is_raised() -> None:
         (b"x" * 5000, "x" * MAX_LETTERS + "…"),
     ],
 )
-def test_message_of_an_error_body(body: bytes, words: str) -> None:
+def test_error_message_is_extracted_from_any_form_of_error_response(body: bytes, words: str) -> None:
     assert error_text(body) == words

@@ -59,7 +59,7 @@ def test_run_compared_with_itself_is_equal(make_run: MakeRun) -> None:
     assert rows_of(compare(run, run))["hit_rate"].a == 0.75
 
 
-def test_only_changed_figures_differ(make_run: MakeRun) -> None:
+def test_comparison_of_two_runs_reports_a_difference_only_for_changed_figures(make_run: MakeRun) -> None:
     rng = np.random.default_rng(2)
     slow, fast = make_run(rng.normal(40, 4, 120)), make_run(rng.normal(60, 4, 90))
     rows = rows_of(compare(slow, fast))
@@ -109,7 +109,7 @@ def test_short_and_empty_runs_get_no_verdict(make_run: MakeRun) -> None:
     assert all(row.verdict is Verdict.NONE for row in rows.values())
 
 
-def test_windows_cover_each_second_once(make_run: MakeRun) -> None:
+def test_comparison_windows_cover_each_second_of_a_run_once(make_run: MakeRun) -> None:
     run = make_run(np.arange(47.0))
     parts = windows(run.overview, run.span, NUM_WINDOWS)
     assert [rows.start for rows, _ in parts[1:]] == [rows.stop for rows, _ in parts[:-1]]
@@ -140,7 +140,7 @@ def test_comparison_is_exported_as_csv_and_json(make_run: MakeRun) -> None:
     assert msgspec.json.decode(msgspec.json.encode(comparison))["rows"][0]["key"] == "length_s"
 
 
-def test_common_events_align_two_runs(make_run: MakeRun) -> None:
+def test_runs_can_be_aligned_by_an_event_or_peak_that_both_have(make_run: MakeRun) -> None:
     a, b = make_run(np.array([1.0, 9.0, 2.0])), make_run(np.array([1.0, 2.0, 3.0, 8.0]))
     for run, kinds in ((a, ("admitted", "preempted", "preempted")), (b, ("preempted",))):
         run.overview.extend(

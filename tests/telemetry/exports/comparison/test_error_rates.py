@@ -120,7 +120,7 @@ _WIDE = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
         (0.0, 9.0, 0 * _STEADY, _WIDE + 7, Verdict.DIFFERENT),
     ],
 )
-def test_verdict_of_two_values(
+def test_comparison_verdict_depends_on_difference_and_amount_of_data(
     a: float, b: float | None, of_a: FloatArray, of_b: FloatArray, expected: Verdict
 ) -> None:
     assert judge(a, b, of_a, of_b, is_ratio=True).verdict is expected
@@ -131,6 +131,6 @@ def test_values_that_may_be_zero_are_compared_by_difference() -> None:
     assert judge(1.0, 2.0, _WIDE + 1, _WIDE + 1, is_ratio=True).test is Method.RATIO
 
 
-def test_windows_without_values_do_not_count() -> None:
+def test_comparison_windows_without_values_do_not_count() -> None:
     found = judge(1.0, 2.0, np.array([1.0, np.nan, 2.0, 3.0]), np.array([1.0, np.nan]), is_ratio=True)
     assert (found.num_a, found.num_b, found.low) == (3, 1, None)

@@ -104,7 +104,7 @@ def test_copied_text_has_one_line_per_block(open_dialog):
     assert lines[1].split("\t") == ["0x7f0000000000", str(4 << 30), "large", "0", "0", str(4 << 30), "allocated"]
 
 
-def test_refused_question_shows_the_reason_and_can_be_repeated(open_dialog):
+def test_refused_request_for_allocator_segments_shows_the_reason_and_can_be_repeated(open_dialog):
     sheet, answer = open_dialog()
     answer(simulated_allocator_map(0))
     sheet.reload.click()
@@ -117,7 +117,7 @@ def test_refused_question_shows_the_reason_and_can_be_repeated(open_dialog):
     assert not sheet.message.isVisibleTo(sheet)
 
 
-def test_empty_or_damaged_answer_is_reported(open_dialog):
+def test_empty_or_damaged_allocator_map_is_reported_in_the_segments_dialog(open_dialog):
     sheet, answer = open_dialog()
     answer(pack_map([]))
     assert sheet.message.text() == "PyTorch holds no device memory"
@@ -126,7 +126,7 @@ def test_empty_or_damaged_answer_is_reported(open_dialog):
     assert "columns of segments differ" in sheet.message.text()
 
 
-def test_answer_to_another_question_is_ignored(open_dialog):
+def test_segments_dialog_ignores_replies_to_requests_of_others(open_dialog):
     sheet, answer = open_dialog()
     answer(simulated_allocator_map(0), to_other=-1)
     answer(Failed(reason="x"), to_other=1)
@@ -142,12 +142,12 @@ def test_segments_button_states_why_it_is_disabled(make_view, capabilities):
     assert view.segments_button.toolTip() == NOT_REPORTED
 
 
-def test_recording_has_no_allocator_map():
+def test_allocator_map_of_a_recording_is_refused_with_the_reason():
     playback = SimpleNamespace(provides_allocator_map=False, timeline=SimpleNamespace(is_file=True))
     assert why_not(playback) == NOT_IN_RECORDING
 
 
-def test_left_out_blocks_and_segments_are_described():
+def test_segments_dialog_states_how_many_segments_are_left_out_and_blocks_merged():
     whole = simulated_allocator_map(0)
     allocator_map = pack_map(unpack_map(whole), max_blocks=100)
     assert "the smallest neighbours are merged" in omission_text(allocator_map, unpack_map(allocator_map))
@@ -158,7 +158,7 @@ def test_left_out_blocks_and_segments_are_described():
     assert "4.00 GiB allocated" in segment_tip(unpack_map(whole)[0])
 
 
-def test_missing_answer_is_reported_and_a_late_one_is_shown(open_dialog):
+def test_late_allocator_map_is_shown_after_the_segments_dialog_reported_waiting(open_dialog):
     sheet, answer = open_dialog()
     sheet._slow_timer.timeout.emit()
     assert "Waiting for the engine" in sheet.message.text()

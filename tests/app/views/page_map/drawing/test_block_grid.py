@@ -37,7 +37,7 @@ def test_million_blocks_fill_the_window():
     assert grid.rows * camera.pitch > 690
 
 
-def test_rows_begin_at_multiples_of_8():
+def test_page_map_rows_begin_at_block_numbers_that_are_multiples_of_8():
     grid, _ = fit(1024, 1000, 700)
     assert grid.columns % 8 == 0
 
@@ -70,7 +70,7 @@ def test_panning_stops_at_the_edge():
     assert (camera.x, camera.y) == (-1000.0, -1300.0)
 
 
-def test_block_at_is_none_outside():
+def test_block_lookup_outside_the_page_map_grid_returns_none():
     grid = Grid(10, 4)
     assert grid.block_at(0, 0) == 0
     assert grid.block_at(2, 1) == 9

@@ -59,7 +59,7 @@ def test_move_flashes_in_its_color_with_its_symbol_and_fades(flashing_scene, kin
     np.testing.assert_array_equal(flashing_scene.pixels, before)
 
 
-def test_change_does_not_replace_the_flash_of_a_move(flashing_scene):
+def test_block_change_does_not_replace_the_flash_of_an_eviction(flashing_scene):
     flashing_scene.flash(FlashKind.EVICTED, ids_of(9), NOW)
     evicted = cell_pixels(flashing_scene, 9).copy()
     flashing_scene.change(ids_of(9, 10), 2, NOW + 16 * MS)
@@ -106,7 +106,7 @@ def test_number_of_concurrent_flashes_is_bounded():
     assert pending.kinds_seen == {FlashKind.EVICTED}
 
 
-def test_flash_levels_decrease_within_their_kind():
+def test_flash_brightness_levels_fade_step_by_step_within_one_kind_of_flash():
     for kind in FlashKind:
         top = top_level(kind)
         assert LEVELS[top].kind is LEVELS[top - 1].kind is kind
@@ -164,7 +164,7 @@ def test_moves_of_a_frame_flash_and_are_in_the_legend(engine, session, poll, vie
     assert "evicted" not in view.legend.accessibleName()
 
 
-def test_moves_of_an_earlier_engine_run_are_forgotten(engine, session, poll, view):
+def test_block_moves_before_an_engine_restart_do_not_flash_afterwards(engine, session, poll, view):
     engine.write_blocks([9], copied=ids_of(9))
     poll(session)
     view.refresh()

@@ -92,7 +92,7 @@ def test_incremental_drawing_equals_a_full_redraw(num_blocks, zoom, mode):
     np.testing.assert_array_equal(incremental, scene.pixels)
 
 
-def test_touched_rows_cover_every_changed_pixel():
+def test_page_map_redraw_reports_pixel_rows_that_cover_every_changed_pixel():
     scene, ledger = make_scene(1456)
     before = scene.pixels.copy()
     span = scene.change(set_blocks(ledger, [300, 305]), 2, S)
@@ -147,7 +147,7 @@ def test_changed_cells_flash_and_fade():
     assert not scene.is_fading
 
 
-def test_block_that_changes_again_stays_lit():
+def test_block_that_changes_again_while_flashing_keeps_full_flash_brightness():
     scene, ledger = make_scene(500)
     scene.is_flashing = True
     ids = set_blocks(ledger, [9])
@@ -173,7 +173,7 @@ def test_theme_change_repaints_everything():
     assert scene.pixels[0, 0] == pixel(LIGHT.base)
 
 
-def test_ages_are_updated_with_the_step():
+def test_page_map_age_colors_are_redrawn_when_the_engine_step_advances():
     scene, ledger = make_scene(500, mode=AGE)
     ledger.last_used_step[0] = 5
     scene.change(set_blocks(ledger, [0]), 5, S)
@@ -206,7 +206,7 @@ def test_zooming_out_ends_at_the_fitted_map():
     assert scene.camera == whole
 
 
-def test_reveal_pans_to_a_block_outside_the_window():
+def test_page_map_pans_to_reveal_a_block_outside_the_window():
     scene, _ = make_scene(10_000)
     scene.zoom(6.0, 0, 0)
     scene.reveal(9_999)
@@ -234,7 +234,7 @@ def test_tiny_windows_and_pools_are_drawn():
             assert scene.pixels.any(), (num_blocks, size)
 
 
-def test_union_covers_both_spans():
+def test_union_of_two_pixel_row_spans_covers_both():
     assert union(None, None) is None
     assert union((3, 5), None) == (3, 5)
     assert union((3, 5), (1, 4)) == (1, 5)

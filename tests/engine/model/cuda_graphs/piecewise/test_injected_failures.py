@@ -78,7 +78,7 @@ class Injector:
 @pytest.mark.storm({"overlaps": False})
 @pytest.mark.parametrize("most_in_a_row", [2, 99], ids=["that pass", "however often"])
 @pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "a step ahead"])
-def test_hundred_failures_lose_no_request_that_can_be_run(
+def test_hundred_random_capture_and_memory_failures_lose_no_request(
     make_small: Callable[..., Engine],
     make_engine: Callable[..., Engine],
     cpu_graphs: Any,

@@ -56,7 +56,7 @@ def measured(planned: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedM
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "youtu"])
-def test_replayed_step_measures_the_same_attention(
+def test_replayed_decode_graph_measures_the_same_attention_as_an_eager_step(
     model_type: str, tiny_loaded: Load, measured: Any, cpu_graphs: Any
 ) -> None:
     """With fused layers, windows and soft caps."""

@@ -17,7 +17,7 @@ Load = Callable[..., LoadedModel]
 NUM_TOKENS = 9
 
 
-def test_mixed_graph_sizes_cover_all_steps() -> None:
+def test_piecewise_graph_sizes_go_up_to_512_or_the_token_limit_if_smaller() -> None:
     assert piecewise_sizes(8192) == (16, 32, 64, 128, 256, 512)
     assert piecewise_sizes(100) == (16, 32, 64, 100)
     assert piecewise_sizes(16) == (16,)
@@ -51,7 +51,9 @@ def test_random_mixed_steps_give_the_tokens_of_eager_attention(
     assert cpu_graphs.replays >= 3 * 10, "at least ten steps of two layers"
 
 
-def test_emulation_poisons_memory_freed_in_the_capture(tiny_loaded: Load, planned: Any, cpu_graphs: Any) -> None:
+def test_cuda_graph_emulation_fills_memory_freed_during_capture_with_nan(
+    tiny_loaded: Load, planned: Any, cpu_graphs: Any
+) -> None:
     """The emulation detects a tensor that is used after it was freed, and one that was computed only once."""
     first, kept = cpu_graphs.make(), torch.ones(4)
     source = torch.ones(4)

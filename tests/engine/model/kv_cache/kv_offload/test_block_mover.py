@@ -84,7 +84,7 @@ def test_moved_bytes_are_counted(make_mover: MakeMover, storage: KVStorage) -> N
     assert (stats.num_lost, stats.host_is_pinned) == (0, False)
 
 
-def test_close_ends_the_thread_and_closes_all_files(
+def test_closing_the_block_mover_ends_its_thread_and_closes_its_files(
     make_mover: MakeMover, own_cache: Path, open_fds: Callable[[], int], prefix: Callable[[int], Prefix]
 ) -> None:
     before, threads = open_fds(), threading.active_count()
@@ -116,7 +116,7 @@ def test_closed_mover_refuses_every_call(make_mover: MakeMover, use: Callable[[A
         use(mover)
 
 
-def test_failed_copy_stops_all_moves_and_keeps_nothing(
+def test_failed_block_copy_stops_all_moves_and_discards_the_disk_file(
     make_mover: MakeMover, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: Callable[[int], Prefix]
 ) -> None:
     def fails(*given: Any) -> None:

@@ -151,7 +151,7 @@ def travel(trip: RandomMoves, operations: list[tuple[str, int]]) -> None:
 
 @RELAXED
 @given(operations=OPERATIONS)
-def test_plain_copies_preserve_blocks_over_random_moves(
+def test_direct_copies_preserve_block_contents_over_random_moves(
     operations: list[tuple[str, int]], tools: Any, random_blocks: Callable[..., KVStorage], own_cache: Path
 ) -> None:
     with journey(tools, random_blocks, None) as trip:
@@ -161,7 +161,7 @@ def test_plain_copies_preserve_blocks_over_random_moves(
 @pytest.mark.parametrize("shortages", [0.0, 0.2])
 @RELAXED
 @given(operations=OPERATIONS, seed=st.integers(0, 1 << 30))
-def test_late_streams_preserve_blocks_over_random_moves(
+def test_delayed_gpu_streams_preserve_block_contents_over_random_moves(
     operations: list[tuple[str, int]],
     seed: int,
     shortages: float,

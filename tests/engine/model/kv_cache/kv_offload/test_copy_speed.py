@@ -7,7 +7,7 @@ import pytest
 from kvscope_engine.model.kv_cache.kv_offload.copy_speed import HALF_LIFE_BLOCKS, CopySpeed
 
 
-def test_speed_is_the_mean_of_the_copies() -> None:
+def test_block_copy_speed_is_the_mean_seconds_per_block() -> None:
     pace = CopySpeed()
     assert pace.seconds_per_block == 0
     pace.record_copy(10, 1.0)
@@ -16,7 +16,7 @@ def test_speed_is_the_mean_of_the_copies() -> None:
     assert pace.seconds_per_block == pytest.approx(0.1)
 
 
-def test_recent_large_copies_count_most() -> None:
+def test_block_copy_speed_weights_recent_and_large_copies_most() -> None:
     pace = CopySpeed()
     pace.record_copy(1000, 1.0)
     pace.record_copy(1, 1.0)
@@ -25,7 +25,7 @@ def test_recent_large_copies_count_most() -> None:
     assert pace.seconds_per_block == pytest.approx(0.5, rel=0.01)
 
 
-def test_totals_can_be_reset_without_losing_the_speed() -> None:
+def test_resetting_block_copy_totals_keeps_the_measured_speed() -> None:
     pace = CopySpeed()
     pace.record_copy(4, 2.0)
     pace.reset_totals()

@@ -47,7 +47,9 @@ def test_file_not_to_be_kept_is_unlinked_immediately(tmp_path: Path, own_cache: 
     assert list(own_cache.iterdir()) == []
 
 
-def test_foreign_file_is_left_alone(tmp_path: Path, open_fds: Callable[[], int]) -> None:
+def test_disk_tier_path_with_a_file_of_another_program_is_refused_and_unchanged(
+    tmp_path: Path, open_fds: Callable[[], int]
+) -> None:
     path, before = tmp_path / "thesis.txt", open_fds()
     path.write_text("years of work")
     for keep in (True, False):
@@ -67,7 +69,7 @@ def test_only_regular_files_in_existing_folders_are_accepted(tmp_path: Path) -> 
         open_file(tmp_path / "nowhere" / "kv")
 
 
-def test_replaced_file_name_is_noticed(tmp_path: Path) -> None:
+def test_disk_tier_notices_that_its_file_was_removed_or_replaced(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     file = open_file(path)
     assert file.is_at_path()

@@ -50,7 +50,7 @@ def load(tier: DiskTier, rows: Bytes, slots: list[int]) -> list[bool]:
     return came
 
 
-def test_all_slots_hold_their_records(tier: DiskTier, rows: Bytes) -> None:
+def test_every_disk_tier_slot_returns_the_block_written_to_it(tier: DiskTier, rows: Bytes) -> None:
     assert all(offload(tier, rows, list(range(PLACES))))
     assert tier.drain()
     assert all(load(tier, rows, [5, 4, 3, 9, 0, 11, 1, 5]))
@@ -58,7 +58,7 @@ def test_all_slots_hold_their_records(tier: DiskTier, rows: Bytes) -> None:
     assert tier.failure == ""
 
 
-def test_later_record_of_a_slot_wins(tier: DiskTier, rows: Bytes) -> None:
+def test_disk_slot_written_twice_returns_the_later_block(tier: DiskTier, rows: Bytes) -> None:
     for last in (1, 2, 3):
         assert all(tier.offload([rows[0], rows[last]], [6, 6], [None, None]))
         target = np.empty(BLOCK_BYTES, np.uint8)
@@ -84,7 +84,9 @@ def test_flipped_bit_loses_only_its_record(tier: DiskTier, rows: Bytes, tmp_path
     assert load(tier, rows, [3]) == [True]
 
 
-def test_swapped_records_are_detected(tier: DiskTier, rows: Bytes, tmp_path: Path) -> None:
+def test_disk_blocks_exchanged_in_the_file_are_detected_and_not_loaded(
+    tier: DiskTier, rows: Bytes, tmp_path: Path
+) -> None:
     offload(tier, rows, [0, 1])
     assert tier.drain()
     whole = (tmp_path / "kv").read_bytes()
@@ -247,7 +249,9 @@ def test_older_record_is_never_returned_for_one_that_could_not_be_written(
     assert load(tier, rows, [0]) == [False]
 
 
-def test_hanging_drive_is_given_up(file: OpenFile, rows: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_tier_stops_if_the_drive_takes_no_writes_for_too_long(
+    file: OpenFile, rows: Bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = WriteGate(monkeypatch)
     monkeypatch.setattr("kvscope_engine.model.kv_cache.kv_offload.disk_writer.MAX_WAIT_S", 0.05)
     tier = DiskTier(file, PLACES, BLOCK_BYTES, max_queue_bytes=RECORD)

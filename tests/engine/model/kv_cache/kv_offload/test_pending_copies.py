@@ -41,6 +41,6 @@ def test_two_loads_to_one_block_are_not_admitted(pending: PendingCopies) -> None
     assert not pending.admits_loads([6, 4])
 
 
-def test_pending_slots_are_known(pending: PendingCopies) -> None:
+def test_slots_of_pending_block_copies_are_known(pending: PendingCopies) -> None:
     assert [pending.touches([slot]) for slot in (10, 11, 12, 13, 14, 15)] == [False, True, True, True, True, False]
     assert pending.slots == {11, 12, 13, 14}

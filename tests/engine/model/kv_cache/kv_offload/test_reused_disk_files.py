@@ -40,7 +40,7 @@ def kept(make_mover: MakeMover, prefix: NumberedPrefix, tmp_path: Path) -> Path:
     return tmp_path / "kv"
 
 
-def test_prefixes_come_back_at_the_next_start(
+def test_cached_prefixes_in_a_kept_disk_file_are_loaded_at_the_next_start(
     make_mover: MakeMover,
     kept: Path,
     prefix: NumberedPrefix,
@@ -58,7 +58,9 @@ def test_prefixes_come_back_at_the_next_start(
     assert [tools.content(others, block) for block in (7, 8, 9)] == contents([0, 2, 3])
 
 
-def test_salt_is_kept_with_the_file(make_mover: MakeMover, kept: Path, tmp_path: Path) -> None:
+def test_hash_salt_of_a_kept_disk_file_is_the_same_at_the_next_start(
+    make_mover: MakeMover, kept: Path, tmp_path: Path
+) -> None:
     first = make_mover(4, 6, kept, keep=True)
     salt = first.salt
     first.close()
@@ -128,7 +130,9 @@ def test_file_of_another_size_is_not_reused(make_mover: MakeMover, kept: Path) -
     assert "its index is for a file of 24576 bytes, not 4096" in mover.note
 
 
-def test_failed_tier_keeps_nothing(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
+def test_disk_tier_whose_file_was_removed_keeps_no_file(
+    make_mover: MakeMover, kept: Path, prefix: NumberedPrefix
+) -> None:
     mover = make_mover(4, 6, kept, keep=True)
     kept.unlink()
     mover.offload([0], [0], [prefix(0)])
@@ -161,7 +165,7 @@ def a_block(**changes: object) -> IndexedBlock:
     return IndexedBlock(**(fields | changes))  # type: ignore[arg-type]
 
 
-def test_index_round_trips(tmp_path: Path) -> None:
+def test_disk_tier_index_is_read_back_as_written_with_private_permissions(tmp_path: Path) -> None:
     index = an_index(a_block(), a_block(slot=2, digest=b"e" * 32, start=0, parent=b""))
     write_index(tmp_path / "index", index)
     assert read_index(tmp_path / "index", EXPECTED, 100) == (index, "")

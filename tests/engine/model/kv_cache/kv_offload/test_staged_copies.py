@@ -81,7 +81,7 @@ def test_settle_waits_only_for_started_copies_of_its_slots(copies: CountingCopie
     assert copies.copied == [(0, 0, 2)]
 
 
-def test_flush_does_not_wait(copies: CountingCopies, streams: Any) -> None:
+def test_flushing_staged_block_copies_does_not_wait_for_the_gpu(copies: CountingCopies, streams: Any) -> None:
     copies.save([0], [0])
     copies.flush()
     copies.load([0], [1])
@@ -147,7 +147,7 @@ def test_blocks_are_copied_if_gather_or_scatter_fails(
     there_and_back(copies, storage, tools, streams)
 
 
-def test_blocks_are_copied_whichever_mark_fails(
+def test_blocks_are_copied_correctly_whichever_cuda_event_cannot_be_created(
     storage: KVStorage, late_streams: Callable[..., Any], tools: Any
 ) -> None:
     words = BlockLayout(storage)
@@ -168,7 +168,7 @@ def test_blocks_are_copied_whichever_mark_fails(
     assert failing == 6 * 3 + 1, "three marks per chunk and six chunks"
 
 
-def test_settled_slot_is_complete_without_memory_for_marks(
+def test_awaited_block_copies_are_complete_even_if_no_cuda_event_can_be_created(
     copies: CountingCopies, streams: Any, tools: Any, storage: KVStorage
 ) -> None:
     """A saved slot is read immediately, and a loaded one is overwritten."""

@@ -22,7 +22,7 @@ def test_no_host_memory_means_no_tiers(storage: KVStorage) -> None:
     assert make_tier_mover(EngineConfig(), storage, "") is None
 
 
-def test_tier_slots_are_what_fits(make_mover: Callable[..., BlockMover]) -> None:
+def test_host_and_disk_tiers_have_as_many_slots_as_fit_their_size(make_mover: Callable[..., BlockMover]) -> None:
     mover = make_mover(7, 5)
     assert (mover.num_host_slots, mover.num_disk_slots) == (7, 5)
     assert mover.note == ""

@@ -44,14 +44,18 @@ def gpu_mover(gpu_storage: KVStorage, own_cache: Path) -> Iterator[BlockMover]:
     mover.close()
 
 
-def test_slab_is_exact_and_pinned(gpu_mover: BlockMover, gpu_storage: KVStorage) -> None:
+def test_host_memory_slab_of_the_gpu_tier_has_exactly_the_requested_bytes_and_is_pinned(
+    gpu_mover: BlockMover, gpu_storage: KVStorage
+) -> None:
     stats = gpu_mover.stats
     assert stats.host_is_pinned or REHEARSAL, gpu_mover.note
     assert stats.host_real_bytes == stats.host_requested_bytes == NUM_PLACES * gpu_storage.block_bytes
     assert stats.torch_pinned_bytes > stats.host_requested_bytes
 
 
-def test_blocks_come_back_although_the_next_step_overwrites_them(gpu_mover: BlockMover, gpu_storage: KVStorage) -> None:
+def test_blocks_saved_from_the_gpu_are_intact_although_they_are_overwritten_at_once(
+    gpu_mover: BlockMover, gpu_storage: KVStorage
+) -> None:
     before = [tensor.clone() for tensor in gpu_storage.block_tensors]
     blocks = torch.randperm(NUM_BLOCKS).tolist()[:NUM_PLACES]
     slots = torch.randperm(NUM_PLACES).tolist()

@@ -66,7 +66,7 @@ def test_start_of_each_tensor_is_always_mapped(cuda: Any) -> None:
     assert (cuda.handles, cuda.reserved) == (set(), 0)
 
 
-def test_access_is_set_after_the_maps_of_each_layer(cuda: Any) -> None:
+def test_gpu_page_access_is_set_after_all_pages_of_a_layer_are_mapped(cuda: Any) -> None:
     pages = make(cuda)
     del cuda.calls[:]
     pages.map(2, 2)
@@ -112,7 +112,7 @@ def test_refused_call_at_the_start_releases_everything(cuda: Any, name: str, cal
 
 
 @pytest.mark.parametrize("name", ["cuMemMap", "cuMemSetAccess", "cuMemUnmap"])
-def test_refused_call_later_is_named_and_close_still_releases_everything(cuda: Any, name: str) -> None:
+def test_refused_cuda_map_or_unmap_is_named_in_the_error_and_close_releases_all_pages(cuda: Any, name: str) -> None:
     pages = make(cuda)
     cuda.fail[name] = cuda.counts.get(name, 0) + 2
 

@@ -109,7 +109,7 @@ def test_compiled_layers_give_the_same_logits(
     assert torch.equal(again, expected)
 
 
-def test_unsupported_steps_run_part_by_part(tiny_loaded: Load) -> None:
+def test_steps_that_compiled_layers_do_not_support_run_uncompiled(tiny_loaded: Load) -> None:
     module = tiny_loaded("llama").module
     make_ready_to_run(module, "int8")
     layers = counted_layers(module)
@@ -119,7 +119,7 @@ def test_unsupported_steps_run_part_by_part(tiny_loaded: Load) -> None:
     assert not any(taken for layer in layers for taken in layer.taken)
 
 
-def test_measured_step_gives_the_same_attention(tiny_loaded: Load) -> None:
+def test_compiled_layers_measure_the_same_attention_as_uncompiled_ones(tiny_loaded: Load) -> None:
     module = tiny_loaded("llama").module
     make_ready_to_run(module, "int8")
     layers, found, expected = counted_layers(module), AttentionScores(), AttentionScores()
@@ -133,7 +133,7 @@ def test_measured_step_gives_the_same_attention(tiny_loaded: Load) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tokens_equal_transformers(tmp_path: Path, vivid_model: Callable[..., Any]) -> None:
+def test_tokens_of_compiled_int4_layers_equal_transformers(tmp_path: Path, vivid_model: Callable[..., Any]) -> None:
     """The model has head norms; its weights are already rounded."""
     model = vivid_model("qwen3")
     head = model.get_output_embeddings()
@@ -152,7 +152,7 @@ def test_tokens_equal_transformers(tmp_path: Path, vivid_model: Callable[..., An
     assert list(found) == said[0, len(ids) :].tolist()
 
 
-def test_layers_with_other_parts_are_not_compiled(tiny_loaded: Load) -> None:
+def test_layers_of_an_unsupported_structure_are_not_compiled(tiny_loaded: Load) -> None:
     module = tiny_loaded("gemma2").module
     make_ready_to_run(module, "int8")
     assert not counted_layers(module)

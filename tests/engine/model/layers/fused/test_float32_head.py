@@ -30,7 +30,9 @@ def make_head(dtype: torch.dtype, spread: float, bias: bool) -> tuple[Float32Hea
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("spread", "is_flat"), [(0.5, False), (0.02, True)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_top_logits_equal_exact_products(dtype: torch.dtype, spread: float, is_flat: bool, bias: bool) -> None:
+def test_largest_float32_logits_of_a_16_bit_head_equal_exact_products(
+    dtype: torch.dtype, spread: float, is_flat: bool, bias: bool
+) -> None:
     head, weight = make_head(dtype, spread, bias)
     x = torch.randn(5, SIZE, generator=torch.Generator().manual_seed(2)).to(dtype)
     logits = head(x[None])[0]
@@ -44,7 +46,7 @@ def test_top_logits_equal_exact_products(dtype: torch.dtype, spread: float, is_f
     assert float((logits - expected).abs().max()) < 0.02 * float(expected.abs().max()), "the other logits are rounded"
 
 
-def test_row_alone_equals_the_row_in_a_batch() -> None:
+def test_logits_of_a_row_computed_alone_equal_those_in_a_batch() -> None:
     head, _ = make_head(torch.bfloat16, 0.5, bias=False)
     x = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(3)).bfloat16()
     together, alone = head(x), torch.cat([head(row[None]) for row in x])
@@ -52,7 +54,7 @@ def test_row_alone_equals_the_row_in_a_batch() -> None:
     assert together.argmax(-1).tolist() == alone.argmax(-1).tolist()
 
 
-def test_tie_in_16_bits_is_resolved() -> None:
+def test_logits_that_tie_in_16_bits_are_ordered_by_their_float32_values() -> None:
     weight = torch.zeros(300, 2)
     weight[7], weight[200] = torch.tensor([25.0, 0.125]), torch.tensor([25.0, 0.25])
     x = torch.tensor([[1.0, 0.125]])

@@ -80,7 +80,7 @@ def test_int4_logits_are_close_to_those_of_the_rounded_weights(
 @needs_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-def test_bits_of_the_file_are_used_without_rounding_activations(
+def test_checkpoint_int4_weights_are_used_as_stored_without_rounding_activations(
     model_type: str, dtype: torch.dtype, tiny_loaded: Load
 ) -> None:
     """Layers that are not quantized in the file run packed, as in an unquantized model."""

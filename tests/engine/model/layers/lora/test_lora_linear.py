@@ -103,7 +103,9 @@ def test_overflow_of_another_adapter_never_reaches_a_row() -> None:
     assert held
 
 
-def test_slot_that_could_not_be_cleared_is_cleared_by_the_next_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lora_slot_that_could_not_be_cleared_is_cleared_when_it_is_filled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lora, _, step_state = made(plain())
     stack = lora.lora_stack
 
@@ -124,7 +126,9 @@ def test_slot_that_could_not_be_cleared_is_cleared_by_the_next_fill(monkeypatch:
 
 
 @pytest.mark.parametrize("rows", [slice(1, 3), torch.tensor([3, 0, 2])], ids=str)
-def test_call_with_some_rows_of_the_step_uses_their_adapters(rows: slice | torch.Tensor) -> None:
+def test_lora_layer_called_with_some_rows_of_the_batch_uses_the_adapters_of_those_rows(
+    rows: slice | torch.Tensor,
+) -> None:
     lora, _, step_state = made(plain())
     slots, x = torch.tensor([0, 1, -1, 0]), torch.randn(4, IN)
     step_state.slots = StepSlots(0, SLOTS, slots[:, None] != torch.arange(SLOTS))

@@ -31,7 +31,7 @@ def product(given: Tensors) -> torch.Tensor:
     return b @ a
 
 
-def test_scale_is_folded_into_b(tmp_path: Path) -> None:
+def test_lora_scale_is_multiplied_into_the_b_matrix(tmp_path: Path) -> None:
     given = tensors()
     for rslora, scale in ((False, 2.0), (True, 4 / 2**0.5)):
         write_files(tmp_path, given, CONFIG | {"use_rslora": rslora, "some_later_field": {"a": 1}})

@@ -86,7 +86,9 @@ def folders(tmp_path: Path, vivid_model: Callable[..., Any]) -> Callable[..., Ad
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", MODELS)
-def test_tokens_equal_those_of_merged_weights(folders: Callable[..., AdapterFolders], case: str) -> None:
+def test_lora_tokens_equal_those_of_a_model_with_merged_weights(
+    folders: Callable[..., AdapterFolders], case: str
+) -> None:
     """Runs all requests in a batch, again with a full prefix cache, and each alone."""
     model_type, changes = MODELS[case]
     made = folders(model_type, **changes)
@@ -120,7 +122,7 @@ def test_adapters_apply_to_the_right_rows_of_recurrent_layers(tmp_path: Path, fa
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_tokens_equal_those_of_merged_weights_with_other_options(
+def test_lora_tokens_equal_those_of_merged_weights_also_with_other_engine_options(
     folders: Callable[..., AdapterFolders], case: str
 ) -> None:
     made = folders("llama")

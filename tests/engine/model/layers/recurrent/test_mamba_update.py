@@ -13,7 +13,7 @@ from kvscope_engine.model.layers.recurrent.mamba_update import update_in_place, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("groups", [1, 3])
-def test_update_in_place_equals_transformers(dtype: torch.dtype, groups: int) -> None:
+def test_mamba_2_state_update_in_place_equals_transformers(dtype: torch.dtype, groups: int) -> None:
     torch.manual_seed(groups)
     state = torch.randn(2, 6, 8, 5)
     hidden, bias = torch.randn(2, 6, 8, dtype=dtype), torch.randn(6, dtype=dtype)[:, None].expand(-1, 8)

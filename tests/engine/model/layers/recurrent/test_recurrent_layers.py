@@ -141,7 +141,7 @@ def test_batched_decodes_equal_single_decodes(slots: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("family", sampled(family for family in FAMILIES if family != "rwkv"))
 @torch.inference_mode()
-def test_decode_graph_equals_the_step(family: str) -> None:
+def test_recurrent_decode_with_state_slots_as_in_graphs_equals_the_plain_step(family: str) -> None:
     """States lie in arbitrary slots, next to padding rows."""
     module = recurrent_model(family)
     shapes = [call.shape for call in check_hook(module)]
@@ -208,7 +208,7 @@ def forgets_between_pieces(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "granitemoehybrid", "lfm2", "mamba", "rwkv"])
-def test_lost_state_is_detected_at_load(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_whose_recurrent_state_is_lost_is_refused_at_load(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = recurrent_model(family)
     monkeypatch.setattr(RecurrentLayer, "call", never_goes_on(RecurrentLayer.call))
     with pytest.raises(BadInput, match=r"is not supported: .* does not give what eager attention gives"):

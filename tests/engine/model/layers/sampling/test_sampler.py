@@ -129,14 +129,14 @@ def make_batch(seed: int) -> tuple[NDArray[Any], list[Request]]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_option_equals_the_reference(seed: int) -> None:
+def test_sampled_tokens_equal_the_reference_for_every_sampling_option(seed: int) -> None:
     logits, requests = make_batch(seed)
     tokens, logprobs = Sampler([EOS], VOCABULARY, ops_for("cpu")).sample(torch.from_numpy(logits.copy()), requests)
     assert logprobs == []
     assert tokens == [reference_token(row, request) for row, request in zip(logits, requests, strict=True)]
 
 
-def test_row_alone_samples_the_same_as_in_a_batch() -> None:
+def test_request_sampled_alone_gets_the_same_token_as_in_a_batch() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         logits, requests = make_batch(99)
         given = torch.from_numpy(logits).to(dtype)
@@ -155,7 +155,7 @@ def thresholds_of(logits: torch.Tensor, weights: torch.Tensor, options: Sequence
     return thresholds(logits, weights, torch.tensor(rows, dtype=torch.float64))
 
 
-def test_ties_beyond_the_largest_logits_are_counted() -> None:
+def test_top_p_threshold_counts_tied_logits_beyond_the_sorted_ones() -> None:
     logits = torch.full((2, 3000), -1.0)
     logits[:, :500] = 2.0
     logits[:, 0] = 3.0
@@ -172,7 +172,7 @@ def test_ties_at_the_threshold_are_all_kept() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0, 50.0])
-def test_wide_nuclei_are_found_however_many_logits_are_sorted(temperature: float) -> None:
+def test_top_p_and_min_p_keep_the_right_tokens_even_if_nearly_all_are_kept(temperature: float) -> None:
     """From a few tokens to nearly all of 5,000."""
     rng = np.random.default_rng(3)
     logits = rng.normal(0, 4, (6, 5000)).astype(np.float32) / np.float32(temperature)

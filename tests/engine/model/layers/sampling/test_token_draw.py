@@ -49,7 +49,7 @@ def test_draw_does_not_depend_on_the_batch_or_the_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_dropped_token_changes_only_draws_in_its_chunk() -> None:
+def test_removing_a_token_changes_only_samples_within_its_vocabulary_chunk() -> None:
     """With a cumulative sum, it would change all draws behind it."""
     weights = torch.rand(3000, 2560, generator=torch.Generator().manual_seed(1))
     without = weights.clone()

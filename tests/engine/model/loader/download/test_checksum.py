@@ -30,7 +30,7 @@ def test_checksum_is_sha256(tmp_path: Path) -> None:
     assert sha256_of(tmp_path / "x") == hashlib.sha256(b"kvscope" * 1000).hexdigest()
 
 
-def test_unchanged_file_is_read_once(tmp_path: Path, reads: list[Path]) -> None:
+def test_checksum_of_an_unchanged_file_is_cached(tmp_path: Path, reads: list[Path]) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"one")
     first = cached_sha256(file, tmp_path / "stamps")
@@ -39,7 +39,7 @@ def test_unchanged_file_is_read_once(tmp_path: Path, reads: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("change", ["size", "time", "file"])
-def test_changed_file_is_read_again(tmp_path: Path, reads: list[Path], change: str) -> None:
+def test_checksum_of_a_changed_file_is_computed_again(tmp_path: Path, reads: list[Path], change: str) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"one")
     cached_sha256(file, tmp_path / "stamps")

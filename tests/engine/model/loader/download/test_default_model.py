@@ -80,7 +80,7 @@ def test_failed_download_leaves_no_files(own_cache: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("downloads")
-def test_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_while_downloading_the_default_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 

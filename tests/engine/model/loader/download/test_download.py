@@ -42,7 +42,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "into"
 
 
-def test_wheel_is_downloaded_completely(wheel: Path, folder: Path, progress_events: list[Progress]) -> None:
+def test_downloaded_wheel_has_the_complete_content_and_progress_ends_at_its_size(
+    wheel: Path, folder: Path, progress_events: list[Progress]
+) -> None:
     content = wheel.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     got = download_wheel(REQUIREMENT, digest, len(content), folder, progress_events.append)
@@ -100,6 +102,6 @@ def test_interrupt_stops_pip(wheel: Path, folder: Path) -> None:
         download_wheel(REQUIREMENT, "", wheel.stat().st_size, folder, give_up)
 
 
-def test_right_checksum_is_accepted(tmp_path: Path) -> None:
+def test_downloaded_file_with_the_right_checksum_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x")
     check_sha256(tmp_path / "x", hashlib.sha256(b"x").hexdigest(), "x")

@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_start_and_end_are_reported(clock: list[float], progress_events: list[Progress]) -> None:
+def test_progress_meter_reports_the_start_and_the_end(clock: list[float], progress_events: list[Progress]) -> None:
     with Meter(progress_events.append, "load", "x", 100, "tensors") as meter:
         for _ in range(100):
             meter.advance()
@@ -54,13 +54,13 @@ def test_unchanged_progress_is_not_reported(clock: list[float], progress_events:
     assert [progress.done for progress in progress_events] == [0, 3, 9]
 
 
-def test_failure_is_not_reported_as_complete(progress_events: list[Progress]) -> None:
+def test_progress_that_fails_is_not_reported_as_complete(progress_events: list[Progress]) -> None:
     with pytest.raises(ZeroDivisionError), Meter(progress_events.append, "load", total=10):
         _ = 1 / 0
     assert [progress.done for progress in progress_events] == [0]
 
 
-def test_terminal_shows_a_bar() -> None:
+def test_progress_is_shown_as_a_bar_on_a_terminal() -> None:
     terminal = Terminal()
     show = TerminalProgress(terminal)
     show(Progress(stage="download", detail="model", done=0, total=2048, unit="bytes"))
@@ -86,7 +86,7 @@ def test_terminal_shows_work_of_unknown_size() -> None:
     assert third == "kvscope-engine: making the model ready"
 
 
-def test_other_streams_get_no_progress() -> None:
+def test_progress_is_not_written_to_a_stream_that_is_no_terminal() -> None:
     stream = io.StringIO()
     show = TerminalProgress(stream)
     show(Progress(stage="download", detail="model", done=1, total=2, unit="bytes"))

@@ -13,7 +13,9 @@ from kvscope_engine.model.loader.download.quiet import quiet_transformers
 from kvscope_telemetry.messages.telemetry import Progress
 
 
-def test_bars_become_progress_events(progress_events: list[Progress], capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_bars_of_transformers_become_progress_events(
+    progress_events: list[Progress], capfd: pytest.CaptureFixture[str]
+) -> None:
     with quiet_transformers(progress_events.append, "load", "x"):
         assert list(logging.tqdm(range(5), desc="iterated")) == [0, 1, 2, 3, 4]
         with logging.tqdm(total=3, desc="counted") as bar:
@@ -27,7 +29,9 @@ def test_bars_become_progress_events(progress_events: list[Progress], capfd: pyt
     assert capfd.readouterr() == ("", "")
 
 
-def test_warnings_are_silenced(progress_events: list[Progress], capfd: pytest.CaptureFixture[str]) -> None:
+def test_warnings_of_transformers_are_silenced_while_a_model_loads(
+    progress_events: list[Progress], capfd: pytest.CaptureFixture[str]
+) -> None:
     with quiet_transformers(progress_events.append, "load", "x"):
         logging.get_logger("transformers.tests").warning("not seen")
         warnings.warn("not an error", FutureWarning, stacklevel=1)

@@ -40,7 +40,7 @@ def write(tiny_gguf: Write, own_cache: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
-def test_values_equal_those_of_the_file(kind: Kind, write: Write) -> None:
+def test_quantized_gguf_blocks_dequantize_to_the_values_of_the_file(kind: Kind, write: Write) -> None:
     path = write(kind)
     header = check_gguf(path)
     assert main_bits(header) == (8 if kind == Kind.Q8_0 else 4)
@@ -54,7 +54,7 @@ def test_values_equal_those_of_the_file(kind: Kind, write: Write) -> None:
 
 
 @pytest.mark.parametrize(("kind", "num_filed"), [(Kind.Q4_0, 15), (Kind.Q8_0, 15), (Kind.Q5_1, 0)])
-def test_weights_of_each_layer_are_found(kind: Kind, num_filed: int, write: Write) -> None:
+def test_quantized_gguf_weights_are_found_for_each_linear_layer(kind: Kind, num_filed: int, write: Write) -> None:
     """Includes queries and keys, whose rows have another order in the file, and a head tied to the embedding."""
     config = EngineConfig(model=str(write(kind)), device="cpu", dtype="float32", quantization="int4")
     loaded = load_model(config, lambda _: None)

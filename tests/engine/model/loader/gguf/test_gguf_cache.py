@@ -46,21 +46,23 @@ def convert_again(entry: Path, progress_events: list[Progress]) -> Path:
     return converted_gguf(entry.parents[2] / "tiny.gguf", torch.float32, progress_events.append)
 
 
-def test_second_conversion_does_nothing(entry: Path, own_cache: Path, progress_events: list[Progress]) -> None:
+def test_converting_a_gguf_file_again_uses_the_cached_conversion(
+    entry: Path, own_cache: Path, progress_events: list[Progress]
+) -> None:
     assert entry.is_relative_to(own_cache)
     assert convert_again(entry, progress_events) == entry
     assert progress_events == []
     assert {"config.json", "model.safetensors", "tokenizer.json", MANIFEST} <= {path.name for path in entry.iterdir()}
 
 
-def test_copy_of_a_file_uses_the_same_entry(
+def test_copy_of_a_gguf_file_uses_the_same_cached_conversion(
     entry: Path, tiny_gguf: Callable[..., Path], progress_events: list[Progress]
 ) -> None:
     assert converted_gguf(tiny_gguf("copy.gguf"), torch.float32, progress_events.append) == entry
     assert converted_gguf(tiny_gguf("other.gguf", seed=1), torch.float32, progress_events.append) != entry
 
 
-def test_other_dtype_is_another_entry(entry: Path, progress_events: list[Progress]) -> None:
+def test_gguf_conversion_to_another_dtype_is_cached_separately(entry: Path, progress_events: list[Progress]) -> None:
     other = converted_gguf(entry.parents[2] / "tiny.gguf", torch.bfloat16, progress_events.append)
     assert other != entry
     assert is_intact(entry)
@@ -69,7 +71,7 @@ def test_other_dtype_is_another_entry(entry: Path, progress_events: list[Progres
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", MANIFEST])
 @pytest.mark.parametrize("damage", ["gone", "cut", "changed", "empty"])
-def test_damaged_entry_is_detected(entry: Path, name: str, damage: str) -> None:
+def test_damaged_gguf_conversion_in_the_cache_is_detected(entry: Path, name: str, damage: str) -> None:
     file = entry / name
     content = file.read_bytes()
     assert is_intact(entry)
@@ -82,7 +84,7 @@ def test_damaged_entry_is_detected(entry: Path, name: str, damage: str) -> None:
     assert not is_intact(entry)
 
 
-def test_damaged_entry_is_rebuilt(entry: Path, progress_events: list[Progress]) -> None:
+def test_damaged_gguf_conversion_in_the_cache_is_rebuilt(entry: Path, progress_events: list[Progress]) -> None:
     weights = entry / "model.safetensors"
     content = weights.read_bytes()
     os.truncate(weights, len(content) // 2)
@@ -91,14 +93,16 @@ def test_damaged_entry_is_rebuilt(entry: Path, progress_events: list[Progress]) 
     assert progress_events
 
 
-def test_invalid_file_leaves_no_entry(tiny_gguf: Callable[..., Path], own_cache: Path) -> None:
+def test_invalid_gguf_file_leaves_nothing_in_the_conversion_cache(
+    tiny_gguf: Callable[..., Path], own_cache: Path
+) -> None:
     gguf = tiny_gguf(without=["blk.0.attn_v.weight"])
     with pytest.raises(BadInput):
         converted_gguf(gguf, torch.float32, lambda _: None)
     assert [path.name for path in (own_cache / "converted").iterdir() if path.is_dir()] == []
 
 
-def test_full_disk_is_reported(
+def test_full_disk_while_converting_a_gguf_file_is_reported(
     tiny_gguf: Callable[..., Path], own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:

@@ -90,7 +90,7 @@ def test_conversion_reports_progress_and_prints_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-def test_recast_equals_a_direct_conversion(
+def test_gguf_conversion_recast_to_bfloat16_equals_a_direct_conversion(
     tiny_gguf: Callable[..., Path], tmp_path: Path, progress_events: list[Progress]
 ) -> None:
     gguf = tiny_gguf()
@@ -114,7 +114,7 @@ def test_recast_equals_a_direct_conversion(
         ({"block_count": 3}, "lacks"),
     ],
 )
-def test_inconsistent_file_is_refused(
+def test_gguf_file_with_missing_or_misshaped_weights_is_refused(
     tiny_gguf: Callable[..., Path],
     tmp_path: Path,
     progress_events: list[Progress],
@@ -182,7 +182,7 @@ def test_split_file_converts_like_the_whole(
     assert content_sha256(first) != before
 
 
-def test_missing_or_later_part_is_refused(
+def test_split_gguf_model_is_refused_if_a_part_is_missing_or_the_first_is_not_given(
     tiny_gguf: Callable[..., Path], tmp_path: Path, progress_events: list[Progress]
 ) -> None:
     first = split(tiny_gguf(), 3)

@@ -126,7 +126,7 @@ def test_overlapping_tensors_are_refused(file: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04", b"\x00" * 4096])
-def test_other_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_no_gguf_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(BadInput, match=r"x\.gguf"):
         check_gguf(tmp_path / "x.gguf")

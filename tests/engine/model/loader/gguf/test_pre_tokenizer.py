@@ -114,7 +114,7 @@ def test_words_without_merges_are_tokens_only_where_the_vocabulary_says_so(name:
     assert source.backend_tokenizer.encode("ab").ids == ids
 
 
-def test_single_digits_are_those_of_smollm2() -> None:
+def test_smollm_pre_tokenizer_of_a_gguf_file_splits_text_like_smollm2() -> None:
     source = FakeTokenizer()
     apply_pre_tokenizer(source, header("smollm"))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)

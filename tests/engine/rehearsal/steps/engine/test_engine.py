@@ -103,7 +103,9 @@ def check_that_graphs_read_nothing_that_moves(engine: Engine, lanes: Any) -> Non
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", pytest.param("int8", marks=pytest.mark.storm)])
-def test_engine_starts_and_serves(start_engine: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str) -> None:
+def test_engine_on_an_emulated_gpu_serves_with_graphs_and_overlapping_steps(
+    start_engine: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str
+) -> None:
     engine = start_engine(kv_cache_dtype=kv_cache_dtype)
     assert engine.notes == (), "graphs were captured"
     assert engine.memory_plan == "", "the pool size was given explicitly"
@@ -211,7 +213,7 @@ def test_prefill_graphs_are_left_out_if_blocks_need_the_memory(
     assert (sum(step.replays for step in steps) > len(steps) - 1) == are_there
 
 
-def test_memory_plan_is_described(start_engine: Start) -> None:
+def test_memory_plan_text_of_an_engine_names_all_its_parts(start_engine: Start) -> None:
     engine = start_engine(num_gpu_blocks_override=None, gpu_memory_utilization=0.08)
     said, memory = engine.memory_plan, engine.memory()
     assert said.startswith("memory of cuda:0: 1.9 GiB of 24.0 GiB may be used (--gpu-memory-utilization 0.08): ")

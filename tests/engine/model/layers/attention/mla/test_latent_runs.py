@@ -44,7 +44,7 @@ def make_latents(heads: int = HEADS, sizes: tuple[int, ...] = (LATENT, ROTARY, C
 V3 = make_latents(2, (512, 64, 128, 128))
 
 
-def test_long_runs_are_expanded() -> None:
+def test_mla_latents_are_expanded_only_if_many_queries_read_them() -> None:
     """DeepSeek V3 expands when the cheaper products of all queries save more than expanding the context costs."""
     assert is_expanded(V3, 400, 400)
     assert not is_expanded(V3, 1, 100_000)
@@ -52,7 +52,7 @@ def test_long_runs_are_expanded() -> None:
     assert is_expanded(V3, 200, 100_000)
 
 
-def test_runs_are_grouped_by_kind_and_size() -> None:
+def test_mla_query_runs_are_grouped_by_expanded_or_absorbed_and_by_size() -> None:
     """Prompts are grouped up to a number of tokens, padded to the longest; short runs are grouped by queries."""
 
     def rows(*each: tuple[int, int]) -> list[tuple[bool, int, int]]:
@@ -69,7 +69,7 @@ def test_runs_are_grouped_by_kind_and_size() -> None:
     assert rows((150, 9000), (150, 9000), (150, 9000), (150, 9000)) == [(False, 0, 3), (False, 3, 4)]
 
 
-def test_expanded_bytes_are_bounded() -> None:
+def test_mla_expansion_handles_fewer_heads_at_once_to_bound_its_memory() -> None:
     """Except for a single head of a very long request."""
     many = make_latents(128, (512, 64, 128, 128))
     assert heads_at_once(many, 512, 2) == 128

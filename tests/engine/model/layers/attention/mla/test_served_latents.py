@@ -149,7 +149,7 @@ def test_cache_info_reports_the_latents(tmp_path: Path, vivid_model: Callable[..
     ],
     ids=str,
 )
-def test_options_that_must_not_change_tokens(
+def test_mla_model_gives_the_same_tokens_with_options_such_as_speculation_or_page_heat(
     tmp_path: Path, vivid_model: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     model = vivid_model(MODELS["deepseek_v3"][0], **MODELS["deepseek_v3"][1])
@@ -199,7 +199,7 @@ def test_options_unsupported_with_latents_are_refused(
         Engine(config_of(tmp_path, **options))
 
 
-def test_wrong_latents_are_detected_and_not_used(
+def test_mla_model_whose_latent_attention_is_wrong_is_served_with_expanded_keys(
     vivid_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is served with expanded keys and values, and a notice gives the cost."""
@@ -215,7 +215,9 @@ def test_wrong_latents_are_detected_and_not_used(
     assert "192 numbers a token and layer and not 40: paged attention does not give" in note
 
 
-def test_other_attention_structure_is_served_expanded(vivid_model: Callable[..., Any]) -> None:
+def test_mla_model_with_another_attention_structure_is_served_with_expanded_keys(
+    vivid_model: Callable[..., Any],
+) -> None:
     """Its values have 12 dimensions, fewer than its keys."""
     model = vivid_model(MODELS["youtu"][0], **MODELS["youtu"][1])
     for layer in model.model.layers:

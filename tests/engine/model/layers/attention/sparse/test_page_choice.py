@@ -165,7 +165,7 @@ def test_selected_fraction_is_rounded_up(fraction: float, num_blocks: int, expec
     assert choice_of(fraction, torch_ops(), 1).num_attended(num_blocks) == expected
 
 
-def test_skip_shares_count_heads_and_layers() -> None:
+def test_share_of_skipped_blocks_is_averaged_over_heads_and_layers() -> None:
     ops, decodes, skips = torch_ops(), Decodes([40, 9]), BlockSkips()
     choice = choice_of(0.3, ops)
     assert skips.start(RowReadBack(torch.device("cpu"), 0)) is None
@@ -182,7 +182,7 @@ def test_skip_shares_count_heads_and_layers() -> None:
 
 
 @pytest.mark.parametrize("is_hnd", [False, True])
-def test_rows_by_head_are_views_of_the_same_bytes(is_hnd: bool) -> None:
+def test_kv_rows_by_head_are_views_of_the_cache_memory(is_hnd: bool) -> None:
     storage = torch.randn((5, 2, 3, 4, 8) if is_hnd else (5, 2, 4, 3, 8))
     for cache in storage.unbind(1):
         view = cache.transpose(1, 2) if is_hnd else cache
