@@ -280,8 +280,19 @@ class EventStream(Response):
     comment_s = 10.0
     """Seconds without an event after which a comment is sent. The actual interval is up to twice as long."""
 
-    def __init__(self, request: Request, events: Events, close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        events: Events,
+        close: Callable[[], None],
+        *,
+        end: bytes = DONE_EVENT,
+        encode_error: Callable[[ApiError], bytes] = lambda error: encode_events([error.body]),
+    ) -> None:
+        """`end`: data after the last event."""
         super().__init__(headers=STREAM_HEADERS, media_type="text/event-stream")
+        self._end = end
+        self._encode_error = encode_error
         del self.headers["content-length"]
         self._request = request
         self._events = events
@@ -297,22 +308,22 @@ class EventStream(Response):
         except ClientDisconnected:
             pass
         except asyncio.CancelledError:
-            error = ApiError(503, STOPPING_MESSAGE).body
+            error = self._encode_error(ApiError(503, STOPPING_MESSAGE))
             with contextlib.suppress(Exception):
-                await send({"type": "http.response.body", "body": encode_events([error]), "more_body": False})
+                await send({"type": "http.response.body", "body": error, "more_body": False})
         finally:
             self._close()
             await self._events.aclose()
 
     async def _pump(self, send: Send, write: Callable[[bytes], Awaitable[None]]) -> None:
-        last = DONE_EVENT
+        last = self._end
         comments = asyncio.ensure_future(self._send_comments(write))
         try:
             async for data in self._events:
                 await write(data)
                 self._num_written += 1
         except ApiError as error:
-            last = encode_events([error.body])
+            last = self._encode_error(error)
         finally:
             comments.cancel()
             with contextlib.suppress(asyncio.CancelledError):

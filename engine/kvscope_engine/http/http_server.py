@@ -32,6 +32,7 @@ from kvscope_engine.http.info_endpoints import detokenize, health, model, models
 from kvscope_engine.http.listen_address import is_loopback
 from kvscope_engine.http.middleware import AccessMiddleware
 from kvscope_engine.http.openapi import openapi
+from kvscope_engine.http.responses_endpoint import responses
 from kvscope_engine.http.schemas.api_errors import ApiError, error_response
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.metrics.metrics_page import PATH, MetricsPage
@@ -130,6 +131,7 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
         Route("/", root, methods=["GET"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{name:path}", model, methods=["GET"]),
         Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),

@@ -16,7 +16,7 @@ from kvscope_engine.http.client_limits import ClientLimiter, RequestSlot, client
 from kvscope_engine.http.http_connection import MAX_HEAD_BYTES
 from kvscope_engine.http.lenient_body import lenient_body
 from kvscope_engine.http.schemas.api_errors import ApiError, ClientDisconnected, error_response
-from kvscope_engine.http.schemas.request_bodies import SamplingBody
+from kvscope_engine.http.schemas.request_bodies import IgnoredFields
 from kvscope_engine.http.tokenizer_threads import WorkOwner
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _decode_body(data: bytes, kind: type[_Body]) -> _Body:
         try:
             return msgspec.json.decode(data, type=kind)
         except msgspec.ValidationError:
-            if not issubclass(kind, SamplingBody):
+            if not issubclass(kind, IgnoredFields):
                 raise
             return lenient_body(data, kind)
     except UnicodeDecodeError as error:

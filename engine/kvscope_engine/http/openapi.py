@@ -30,12 +30,14 @@ from kvscope_engine.http.schemas.responses import (
     Tokenized,
     Version,
 )
+from kvscope_engine.http.schemas.responses_api import ResponseObject, ResponsesBody
 from kvscope_telemetry.program_version import program_version
 
 REF_TEMPLATE: Final = "#/components/schemas/{name}"
 POST_ENDPOINTS: Final[dict[str, tuple[type, type, str]]] = {
     "/v1/completions": (CompletionBody, CompletionResponse, "Continue prompts"),
     "/v1/chat/completions": (ChatBody, ChatCompletion, "Answer a conversation"),
+    "/v1/responses": (ResponsesBody, ResponseObject, "Answer a conversation, as items"),
     "/v1/load_lora_adapter": (LoadAdapterBody, str, "Load a LoRA adapter"),
     "/v1/unload_lora_adapter": (UnloadAdapterBody, str, "Unload a LoRA adapter"),
     "/tokenize": (TokenizeBody, Tokenized, "Tokens of a text or a conversation"),

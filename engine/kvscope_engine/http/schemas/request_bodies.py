@@ -218,6 +218,9 @@ class ContentPart(_Body, frozen=True, kw_only=True):
     audio_url: Any = None
     input_audio: Any = None
     file: Any = None
+    annotations: Any = None
+    """Accepted without effect, as are `logprobs`: parts of the Responses API are sent back with them."""
+    logprobs: Any = None
 
 
 class FunctionCall(_Body, frozen=True, kw_only=True):
