@@ -1,4 +1,4 @@
-"""Command-line options for access to watched engines: keys, KV events, API keys, TLS. Imports no Qt."""
+"""Command-line options for access to watched engines: key file, KV events endpoint, API key, TLS. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvscope_telemetry.errors import BadInput
 
 
 def parse_addresses(args: argparse.Namespace, texts: Sequence[str], option: str) -> tuple[Address, ...]:
-    """Parse `texts`, the values of `option`, together with the access options.
+    """Return the addresses in `texts`, the values of `option`, with the access options in `args` applied to each.
 
-    Raises BadInput for invalid addresses or options that do not apply to them.
+    Raises BadInput for an invalid address, or for an access option that does not apply to the addresses.
     """
     used_options = [name for name, value in _access_options(args) if value]
     if used_options and not texts:
@@ -71,7 +71,7 @@ def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
 
 
 _OPTIONS_FOR_ALL_ENGINES: Final = ("--tls-ca",)
-"""Options that apply both to kvscope engines and to the HTTP servers of other engines."""
+"""Access options that apply to every address: of a kvscope engine, or of an HTTP server such as vLLM's."""
 
 
 def _access_options(args: argparse.Namespace) -> tuple[tuple[str, object], ...]:

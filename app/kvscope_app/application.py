@@ -17,7 +17,7 @@ from kvscope_app.ui.icons import app_icon
 _SWITCH_S: Final = 0.001
 """Seconds that another Python thread may run while the GUI thread waits for the interpreter lock.
 
-With Python's default of 5 ms, an event that coincides with the reader thread would wait that long.
+Python's default is 5 ms: the GUI would respond that much later whenever the reader thread is running.
 """
 
 

@@ -1,4 +1,4 @@
-"""Command line of the desktop. Errors are one line. Imports no Qt."""
+"""Command line of the desktop. Error messages have one line. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HELP: Final = ("-h", "--help")
 Command = Callable[[], "int | Options"]
 """Function that runs a command. Returns the exit code, or the options of the desktop to open."""
 AddParser = Callable[["argparse._SubParsersAction[Any]"], argparse.ArgumentParser]
-"""Function that adds a command's parser, whose default `run` is a function from the arguments to an exit code."""
+"""Function that adds a command's parser. The parser's default for `run` is the function that runs the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class FleetOptions:
     text: ListText
     every_s: float
     api_key: str = field(default="", repr=False)
-    """API key for the HTTP servers of other engines that have no saved key; empty if there is none."""
+    """API key for HTTP servers (such as vLLM's) that have no saved key; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,9 @@ def _check_open_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that are passed on to the engine. The engine checks what depends on a device or model."""
+    """Add the options that are passed on to the engine, which also checks the values that depend on the device
+    or model.
+    """
     group = parser.add_argument_group("engine", "options for the engine that the desktop starts")
     for name, option in options_of(EngineConfig).items():
         option.add_passed_on(group, name)

@@ -93,7 +93,9 @@ class Desktop(QObject):
         self._crashed_histories: CrashedHistories | None = None
         self._fleets: FleetManager | None = None
         self._addresses: weakref.WeakKeyDictionary[Source, Address] = weakref.WeakKeyDictionary()
-        """Addresses of watched sources with their keys and access options, which a source's name lacks."""
+        """Addresses of watched sources. An address includes the key file and the access options, which a
+        source's name lacks.
+        """
         self._cleanup_timer = QTimer(self, singleShot=True, interval=_CLEANUP_DELAY_MS)
         self._cleanup_timer.timeout.connect(partial(release_caches, app))
 
@@ -300,7 +302,8 @@ class Desktop(QObject):
                 self.windows[-1].banner.show_message("A closed window could not save everything", closing_message)
 
     def _release_engine(self, supervisor: EngineSupervisor, session: Session) -> None:
-        """Shut down kvscope's own engine unless it is set to keep running, and close its session after the command was
+        """Shut down kvscope's own engine unless it is set to keep running, and close its session once the shutdown
+        command was
         sent.
         """
         supervisor.deleteLater()
@@ -313,9 +316,7 @@ class Desktop(QObject):
 
 
 def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequence[tuple[str, int]]) -> None:
-    """Select requests and blocks once the window shows a state, because their numbers refer to the engine
-    start shown.
-    """
+    """Select requests and blocks once the window shows a state. Without a state, it is unknown which of them exist."""
     session = window.session
 
     def select(_: object) -> None:

@@ -25,7 +25,9 @@ TICK_MS: Final = 33
 _MAX_LEAD_S: Final = 0.1
 """Lead over the leading window, in seconds of playback, above which a following window pauses."""
 _MAX_DEVIATION_S: Final = 0.5
-"""Deviation from the leading window, in seconds of playback, above which a following window jumps to its time."""
+"""Deviation from the leading window, in seconds of playback, above which a following window jumps to the
+leader's time.
+"""
 _TOLERANCE_NS: Final = 1_000_000
 
 

@@ -40,7 +40,7 @@ def _number(text: str) -> float:
 
 
 def add_goodput_option(parser: argparse.ArgumentParser, subject: str) -> None:
-    """Add `--goodput`, as in vLLM's benchmark. `subject` completes its help text."""
+    """Add `--goodput`, which takes latency goals such as `ttft:200 tpot:50`. `subject` completes its help text."""
     parser.add_argument(
         "--goodput",
         nargs="+",

@@ -11,7 +11,7 @@ from typing import Final
 RECORD_TEXTS: Final = "recording/texts"
 """Whether recordings and live history include prompts and answers: `yes` or `no`; absent until the user was asked."""
 PICTURE_SCALE: Final = "picture/scale"
-"""Pixels per screen pixel: 1, 2 or 3."""
+"""Pixels of an exported picture per screen pixel: 1, 2 or 3."""
 PICTURE_THEME: Final = "picture/theme"
 """Theme of exported pictures: `dark`, `light` or `as shown`."""
 PICTURE_CAPTION: Final = "picture/caption"
@@ -19,7 +19,7 @@ PICTURE_CAPTION: Final = "picture/caption"
 THROUGHPUT_RANGE: Final = "throughput/range"
 MEMORY_RANGE: Final = "memory/range"
 DEVICES_RANGE: Final = "devices/range"
-"""Text of the selected range button, one of `time_bar.RANGES_S`, as for `THROUGHPUT_RANGE` and `MEMORY_RANGE`."""
+"""Text of the selected range button in the devices view: one of `time_bar.RANGES_S`."""
 ROOFLINE_RANGE: Final = "roofline/range"
 REQUEST_GOALS: Final = "requests/goals"
 """Latency goals in milliseconds, such as `ttft:200 tpot:50` (`kvscope_telemetry.slo`)."""
@@ -51,7 +51,7 @@ def layout_name(group: str) -> str:
 
 
 def lengths_name(group: str) -> str:
-    """Return the settings key of the docks' lengths in pixels, by dock name, and of the window size they were recorded
-    at.
+    """Return the settings key of the docks' lengths in pixels, by dock name, and of the window size that
+    belongs to them.
     """
     return f"{group}/lengths"

@@ -1,8 +1,8 @@
 """Replays a recording of a deterministic engine and finds where the recorded and the replayed run diverge.
 
-Checks that the recording contains what a replay needs, configures an engine like the recorded one, and compares. Blocks
-and logits are matched by the token prefix from which they were computed, so the runs may differ in schedule, cache hits
-and recomputation.
+Checks that the recording contains what a replay needs, configures an engine like the recorded one, and compares the KV
+blocks and logits of the two runs. Blocks and logits are matched by the token prefix from which they were computed, so
+the runs may differ in schedule, cache hits and recomputation.
 """
 
 from __future__ import annotations

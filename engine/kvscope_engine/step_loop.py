@@ -74,14 +74,18 @@ class CompletedStep:
     failed: tuple[Request, ...]
     """Requests that were scheduled but did not run."""
     reasons: tuple[str, ...]
-    """Reason why each of the `failed` requests did not run, in the same order."""
+    """For each of the `failed` requests, the reason why it did not run, in the same order."""
     schedule_ns: int
-    """Nanoseconds spent on scheduling (this step or the next one) in the call that completed the step."""
+    """Nanoseconds spent on scheduling this or the next step, in the `StepLoop` call that completed this step."""
     run_ns: int
-    """Nanoseconds that the call spent on launching steps and waiting for this one."""
+    """Nanoseconds of the `StepLoop` call that completed this step, without scheduling: launching steps and
+    waiting for this step.
+    """
     ended_ns: int
     fitting_tokens: int | None = None
-    """See `StepOutcome.fitting_tokens`."""
+    """Number of tokens per step that fit, if memory was short in this step; otherwise None. Defined by
+    `StepOutcome.fitting_tokens`.
+    """
     failure: str = ""
     """First line of the last library error in this step; empty if there was no error."""
 
@@ -90,13 +94,15 @@ class CompletedStep:
 class OverlapCounts:
     steps: int = 0
     overlapped: int = 0
-    """Steps during which the next one was launched."""
+    """Number of steps during which the next step was launched."""
     launched_early: int = 0
     """Number of times that the next step was launched after a step was committed and before it was recorded
     (`StepLoop.launch_next`).
     """
     void: int = 0
-    """Steps that were dropped because all their requests had ended or no grammar mask was ready in time."""
+    """Number of launched steps that were dropped, because all their requests had ended or no grammar mask was
+    ready in time.
+    """
     overlap_ns: int = 0
     """Nanoseconds of host work (schedule, launch, commit, record) while the device had a step to run."""
     blockers: Counter[str] = field(default_factory=Counter)
@@ -113,7 +119,7 @@ class OverlapCounts:
 class _InFlight:
     plan: StepPlan
     launched: Launched | None
-    """The launched step. None if the launch failed; the plan then runs once the previous step is complete."""
+    """The launched step. None if launching it failed; its plan is then run again once the previous step is complete."""
     error: Exception | None = None
 
     @property
@@ -139,11 +145,11 @@ class StepLoop:
         self.counts = OverlapCounts()
 
     def launch_next(self, step: int) -> tuple[int, int]:
-        """Launch the next step, if it could not be launched ahead. Call it when step number `step`, which `next`
-        returned last, is committed.
+        """Launch the next step, if it could not be launched ahead. Call it when the step that `next` returned last,
+        number `step`, is committed.
 
-        Scheduling changes are attributed to `step`, whose frame reports them. Returns the nanoseconds spent on
-        scheduling and on launching.
+        The scheduler's changes to requests count as changes of `step`, so the telemetry frame of `step` contains them.
+        Returns the nanoseconds spent on scheduling and on launching.
         """
         if not self._may_launch_next or any(
             request.awaits_grammar_mask for request in self._scheduler.requests.values()
@@ -181,7 +187,9 @@ class StepLoop:
         return self._finish(flight, clock)
 
     def finish_in_flight(self) -> CompletedStep | None:
-        """Wait for the step in flight and return it; None if there is none. Nothing is in flight afterwards."""
+        """Wait for the step in flight and return it, or return None if there is none. No step is in flight
+        afterwards.
+        """
         flight, self._may_launch_next = self._pop_in_flight(), False
         return None if flight is None else self._finish(flight, _Clock())
 
@@ -309,13 +317,13 @@ class StepRunner(Protocol):
     def run(self, plan: StepPlan) -> StepResult: ...
 
     def launch(self, plan: StepPlan, after: Any = None) -> Launched:
-        """Launch a step, to run after the last launched one. `after` is that last step, if its sampled tokens
-        are inputs of this one.
+        """Launch a step, which runs on the device after the step launched last. `after` is that previous step
+        if its sampled tokens are inputs of the new one.
         """
 
     def is_device_usable(self) -> bool:
-        """Compute a test result on the device, and return whether it still works after an error other than a
-        lack of memory.
+        """Compute a test result on the device, and return whether the device still computes after an error
+        other than a lack of memory.
         """
 
     def recover(self) -> None:

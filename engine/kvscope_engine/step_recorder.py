@@ -42,8 +42,8 @@ unknown.
 class StepRecorder:
     """Publishes a frame for each step of one engine start (epoch).
 
-    `publish` receives each frame and must not block; `messages_dropped` returns how many messages the publisher has
-    dropped.
+    `publish` is called with each frame and must not block; `messages_dropped` returns the number of messages that the
+    publisher has dropped.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ class StepRecorder:
 def _changed_requests(changes: RequestChanges, plan: StepPlan | None) -> list[Request]:
     """Return the requests that ran or changed, each once, in order of their first change.
 
-    Ended requests are taken only from `changes.touched`, so that each is reported once. A client that connects after
-    the end of a request never knew it.
+    An ended request is included only if it is in `changes.touched`, not because it is still in `plan`, so that its end
+    is reported once.
     """
     if plan is None:
         return list(changes.touched)

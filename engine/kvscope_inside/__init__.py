@@ -1,9 +1,10 @@
-"""Publishes the KV cache of another engine (vLLM, SGLang, transformers) from inside that engine's process.
+"""Publishes the KV cache of an engine that is not kvscope's own (vLLM, SGLang, transformers) from inside that engine's
+process.
 
-Every block, request and step is published to `kvscope --attach`, as by kvscope's own engine. The package never changes
-what the engine computes, and its costs per step are those stated in docs/guide/inside-vllm.md. An exception in the
-package ends the publishing and not the engine. Its only dependencies are those of `kvscope_telemetry`; the host
-engine's modules are imported inside functions only.
+Every block, request and step is published, in the messages that kvscope's own engine also sends, for clients such as
+`kvscope --attach`. The package never changes what the engine computes; docs/guide/inside-vllm.md states its costs per
+step. An exception in the package ends the publishing and not the engine. Its only dependencies are those of
+`kvscope_telemetry`; the host engine's modules are imported inside functions only.
 """
 
 from importlib import import_module

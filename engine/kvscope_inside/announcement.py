@@ -1,4 +1,6 @@
-"""Adds a Prometheus metric with the endpoint of kvscope's plugin to the engine's metrics, so that tools can find it."""
+"""Adds a Prometheus metric with the endpoint of kvscope's plugin to the engine's metrics, so that tools can
+find the plugin.
+"""
 
 from __future__ import annotations
 

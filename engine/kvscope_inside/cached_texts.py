@@ -29,8 +29,8 @@ class CachedTexts:
     def __init__(self) -> None:
         self._by_row: dict[int, CachedText] = {}
         self._first_rows: dict[bytes, int] = {}
-        """Map from the tokens of a first block (as bytes) to the ledger row of the first cached block with
-        these tokens.
+        """Map from the tokens at the beginning of a text (one block, as bytes) to the ledger row of the cached
+        block that was stored first with these tokens.
         """
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Decodes token ids with the model's tokenizer in a separate process.
 
 Loading a tokenizer in the engine's process would hold its interpreter lock (GIL) for about a second. The child process
-is started by the first query, with the lowest priority, and ends with this process.
+is started by the first query, with the lowest priority, and ends when the engine's process ends.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class EventReporter:
     def report(self, kind: str, *, time_ns: int = 0, **fields: Any) -> None:
         """Add an event. `fields` are fields of `Event`; `time_ns` is the time of the step if not given.
 
-        The event's cause is derived from `data` if that is given; otherwise pass it as `cause`.
+        Pass the cause either as `data`, from which its text is derived, or as a text in `cause`.
         """
         self._state.add_event(with_cause(Event(kind=kind, time_ns=time_ns or self._step.time_ns, **fields)))
 

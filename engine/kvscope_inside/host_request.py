@@ -18,8 +18,8 @@ class HostRequest:
     waiting_since_ns: int
     """Monotonic time of the request's arrival or of its last preemption."""
     was_admitted: bool = False
-    """Whether the request has run at least once. A request may be preempted before its first step, even after
-    its prefix hit.
+    """Whether the request has run at least once. It stays False for a request that was preempted before its
+    first step.
     """
 
     @property

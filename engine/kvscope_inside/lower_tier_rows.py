@@ -89,8 +89,8 @@ class LowerTierRows:
             self._state.free_blocks(blocks.rows)
 
     def begin_load(self, rows: Iterable[int] | Rows, step: int) -> Rows:
-        """Add a reference to blocks that the host engine begins to copy into the pool. Returns those that are
-        not free.
+        """Add a reference to the blocks in `rows`, which the host engine begins to copy into the pool. Free
+        rows are skipped. Returns the other rows.
         """
         non_free = self.non_free(rows)
         self._state.begin_read(non_free, step)

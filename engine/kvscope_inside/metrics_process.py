@@ -1,7 +1,7 @@
 """Serves `/metrics` of an engine that is watched from inside, in a separate process (`KVSCOPE_METRICS`).
 
-Owns that process. It has the lowest priority, attaches to the telemetry as a desktop does, and ends with this process
-even if this process is killed.
+Owns the separate process, which has the lowest priority, attaches to the telemetry as a desktop does, and ends with the
+engine's process even if that is killed.
 """
 
 from __future__ import annotations

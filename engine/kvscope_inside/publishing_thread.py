@@ -28,7 +28,9 @@ MAX_RECORDS: Final = 10_000
 
 
 class HostRecorder(Protocol):
-    """Source of the records that hooks in a host engine made of its steps, oldest first."""
+    """Source of records of a host engine's steps, made by hooks in that engine. Records are in order of time,
+    oldest first.
+    """
 
     records: deque[Any]
     step_started_ns: int
@@ -40,7 +42,8 @@ class PublishingThread:
     Args:
         engine: Name of the engine in messages.
         log: The engine's logger.
-        on_failure: Called once after the hooks were removed. The default logs the error and closes.
+        on_failure: Called once with the hook's name and the exception, after a hook failed and all hooks were removed.
+            By default, the error is logged and this object is closed.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class PublishingThread:
     @contextlib.contextmanager
     def installing_hooks(self) -> Iterator[None]:
         """Context in which the caller installs hooks. If an exception is raised in it, all hooks are removed,
-        because their records would not be read.
+        because no thread would read what they record.
         """
         try:
             yield
@@ -141,7 +144,8 @@ class PublishingThread:
 def close_after_error(
     error: Exception, name: str, log: logging.Logger, engine: str, close: Callable[[str], None]
 ) -> None:
-    """Log an error and call `close` with the reason on a new thread, because this thread may be the engine's.
+    """Log an error, and call `close` with the reason. `close` is called on a new thread, because the calling thread may
+    be the engine's.
 
     `engine`: name of the engine in the log line.
     """

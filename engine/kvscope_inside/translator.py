@@ -56,8 +56,8 @@ class StepCounts(NamedTuple):
 
 
 class PrefixMiss(NamedTuple):
-    """Reason and position of the end of a prompt's prefix hit: the values of `EventData.missed`, `missed_token`
-    and `missed_step`.
+    """Reason why a prompt's prefix hit ended, and the position at which it ended: the values of
+    `EventData.missed`, `missed_token` and `missed_step`.
     """
 
     kind: str = ""
@@ -73,7 +73,9 @@ class MissedBlock(NamedTuple):
     parent: int
     """Hash of the preceding block; 0 for the first block of a prompt."""
     is_cached: bool = False
-    """Whether the block is cached, so that another KV group must have missed."""
+    """Whether the block itself is cached. The prefix hit then ended before it because a block of another KV
+    group was missing.
+    """
 
 
 class Translator(ABC, Generic[Request]):
@@ -184,7 +186,8 @@ class Translator(ABC, Generic[Request]):
             num_cached_tokens: Tokens of the request that need not be computed.
             num_pool_blocks: Blocks of the pool with cached tokens.
             num_loaded_blocks: Blocks of cached tokens that are loaded from a lower tier.
-            num_computed_tokens: Cached tokens whose blocks are in its block table already; all of them if None.
+            num_computed_tokens: Number of cached tokens whose blocks are already in the request's block table; None if
+                this holds for all cached tokens.
         """
         known, num_prompt = request.known, request.known.info.num_prompt_tokens
         num_known = num_prompt + known.num_output_tokens

@@ -2,7 +2,7 @@
 
     ipc:///DIR/telemetry, tcp://HOST:PORT       kvscope's own engine
     ssh://[USER@]HOST[:PORT][/ENDPOINT]         kvscope's own engine on another machine, through OpenSSH
-    vllm://HOST:PORT and others' SCHEME://...    other engines (`external_engines.py`), by the port of their HTTP server
+    vllm://HOST:PORT, sglang://HOST:PORT, ...    external engines (`external_engines.py`), by their HTTP server
 
 The module of an external engine's source is imported when such a source is opened. Secrets appear in no repr and in no
 name.
@@ -201,7 +201,7 @@ def each_rank(text: str) -> list[str]:
 
 def read_api_key(path: Path | None) -> str:
     """Return the API key in the file at `path`, or in the environment if `path` is None; "" if there is none.
-    Raises BadInput.
+    Raises BadInput if the file cannot be read or contains no valid key.
     """
     if path is None:
         return os.environ.get(API_KEY_VARIABLE, "").strip()

@@ -69,8 +69,8 @@ class Moments:
 
     @property
     def decode_ns(self) -> int | None:
-        """Running time from the first token to the end. That is the time of the last token, unless the request was
-        aborted.
+        """Running time from the first token to the end of the request. The request ends with its last token,
+        unless it is aborted.
         """
         return self._between(self.first_token_ns, self.ended_ns)
 

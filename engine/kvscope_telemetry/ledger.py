@@ -32,7 +32,7 @@ class BlockState(IntEnum):
     CACHED = 2
     """In use by no request (`ref_count == 0`), full and hashed: a later prompt may reuse it, or it may be evicted."""
     UNMAPPED = 3
-    """Address range without memory (allocator `virtual`)."""
+    """A ledger row whose address range has no physical memory (allocator `virtual`)."""
     UNKNOWN = 255
     """State that this version does not have. Never sent by an engine."""
 
@@ -40,8 +40,8 @@ class BlockState(IntEnum):
 class Tier(IntEnum):
     """Location of a block's bytes.
 
-    A ledger has the rows of its pool (HBM) first, then one row per slot of each lower tier, then those of recurrent
-    states.
+    The rows of a ledger are ordered by tier: first the blocks of the pool (HBM), then one row per slot of each lower
+    tier, then the recurrent states.
     """
 
     HBM = 0
@@ -77,13 +77,17 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "skipped": np.dtype("<u4"),  # see `skipped_share`; 0 where it was never counted
 }
 MEASURED: Final = ("attention", "attention_step", "skipped")
-"""Columns with measurements of attention. Only some engines fill them, in the steps in which they measure."""
+"""Columns with measurements of attention. Engines that measure attention fill them, in the steps in which they
+measure.
+"""
 OPTIONAL: Final = ("group", "eviction_order", *MEASURED)
-"""Columns with one value per row on the wire, or empty if all values are 0."""
+"""Columns that are omitted on the wire if all values are 0. Otherwise they have one value per row."""
 DENSE: Final = tuple(name for name in COLUMNS if name not in ("parent", *OPTIONAL))
 """Columns that always have one value per row on the wire. `parent` has values only for rows with a hash."""
 LASTING: Final = (*DENSE, "parent")
-"""Columns that change with an event of a block, not with a measurement."""
+"""Columns that change only when something happens to the block, in contrast to `OPTIONAL` columns such as those
+with measurements of attention.
+"""
 _PARTS: Final = (*LASTING, *OPTIONAL)
 _parts_of: Final = attrgetter(*_PARTS)
 _WHOLE_ATTENTION: Final = 1_000_000_000
@@ -104,14 +108,16 @@ class Packing(NamedTuple):
     is_optional: bool = False
     """Whether the field is empty if all of its numbers are 0."""
     rows_with: str = ""
-    """Name of another field. Only rows in which that field is not 0 have a number."""
+    """Name of another field of the struct; empty if all rows have a number in this field. Otherwise, this field
+    has numbers only for the rows in which the other field is not 0.
+    """
     is_hash: bool = False
     """Whether the numbers are hashes, which are random and repeat across fields and rows. Recordings store each
     distinct hash once.
     """
     counts_back_from: str = ""
-    """Name of a number field of the message. The values are slightly below or equal to that number, so recordings store
-    the difference.
+    """Name of a field of the message that contains a single number. The values of this field are at most
+    slightly smaller than that number, so recordings store the differences from it.
     """
 
 
@@ -255,17 +261,19 @@ def attention_shares(units: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
 
 
 def attention_share(units: int) -> float | None:
-    """Decode one value of `attention`: the block's share of its request's attention at the last measurement.
+    """Decode one value of `attention`: the block's share of its request's attention at the last measurement, or None if
+    the block was never measured.
 
-    If several requests used the block, it is the largest of their shares; None if it was never measured.
+    If several requests used the block, the value is the largest of their shares.
     """
     return (units - 1) / _WHOLE_ATTENTION if units else None
 
 
 def skipped_share(units: int) -> float | None:
-    """Decode one value of `skipped`: the share of layers and KV heads with sparse attention that skipped the block.
+    """Decode one value of `skipped`: the share of layers and KV heads with sparse attention that skipped the block, or
+    None if this was never counted for the block.
 
-    If several requests used the block, it is the smallest of their shares; None if it was never counted.
+    If several requests used the block, the value is the smallest of their shares.
     """
     return attention_share(units)
 

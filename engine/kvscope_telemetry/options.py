@@ -68,7 +68,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of a few fixed texts. `aliases` maps synonyms used by other programs to them."""
+    """One of a few fixed texts. `aliases` maps the names that other programs use for a text to that text."""
 
     words: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...] = ()
@@ -202,7 +202,7 @@ class Option:
     metavar: str
     help: str
     brief: str
-    """Shorter help for a program with many options; equal to `help` if none was given."""
+    """Shorter help text, for a program with many options. Equal to `help` if no shorter text was given."""
 
     def argument(self, text: str) -> object:
         """Parse a command-line text, for argparse. Raises ArgumentTypeError."""
@@ -297,7 +297,9 @@ def options_of(config: type[Any]) -> dict[str, Option]:
 
 
 def check_options(config: Any) -> None:
-    """Raise BadInput if a value in `config` is not accepted by its option. None is accepted if it is the default."""
+    """Raise BadInput if a value in `config` is not accepted by its option. None is accepted for an option whose
+    default is None.
+    """
     for name, option in options_of(type(config)).items():
         value = getattr(config, name)
         if not (value is None and option.default is None) and not option.kind.accepts(value):

@@ -1,4 +1,5 @@
-"""Makes text from clients, engines, servers and files safe: to encode, and to display without controlling a terminal.
+"""Makes text from clients, engines, servers and files safe to encode, and safe to display on a terminal, which the text
+could otherwise control.
 
 All commands print such text with `print_line` or `print_text`.
 """

@@ -25,12 +25,12 @@ _STARTS: Final = ("admitted", "resumed")
 _STOPS: Final = ("preempted", "finished", "aborted", "refused")
 KINDS: Final = (*_STARTS, *_STOPS)
 _RAN_UNTIL: Final = ("preempted", "finished")
-"""Kinds of events that imply that the request ran before, even if its start was not observed."""
+"""Kinds of events which imply that the request was running until then, even if its start was not observed."""
 _UNBOUNDED: Final = 1 << 62
 _MAX_NAMED: Final = 3
 _NOTABLE_NS: Final = 10_000_000
-"""Minimum duration in nanoseconds of a delay to explain. Shorter waits are for the current step to end, not for
-another request.
+"""Minimum duration in nanoseconds of a delay that is explained. A shorter delay is a wait for the end of the
+current step, not for another request.
 """
 _WAITED_FOR: Final[dict[int, str]] = {
     WaitsFor.GRAMMAR: "the grammar of its answer",
@@ -195,7 +195,8 @@ class RequestDelays:
         return f"{text} behind {names}"
 
     def _full_batch(self, runs: IntArray, from_ns: int, until_ns: int, waits_for: int) -> int | None:
-        """Return the maximum number of running requests (0: unknown) if the request waited because of it, else None.
+        """Return the limit on running requests if the request waited because this limit was reached, else None. A limit
+        of 0 means that it is unknown.
 
         A reason reported by the engine takes precedence. Without one, the batch must have been full for most of the
         time.
@@ -210,8 +211,8 @@ class RequestDelays:
         return limit if is_full else None
 
     def _short_of_blocks(self, from_ns: int, until_ns: int, waits_for: int) -> int | None:
-        """Return the number of the first request preempted for blocks in this time (0: no such request) if the
-        request waited for blocks, else None.
+        """Return the number of the first request that was preempted to free blocks in this time, if the request
+        waited for blocks, else None. The number is 0 if no request was preempted.
         """
         rows = self._block_preemptions.rows
         short = rows[(rows[:, 1] >= from_ns) & (rows[:, 1] <= until_ns)]

@@ -38,8 +38,8 @@ MAX_REQUESTS: Final = 250_000
 dropped.
 """
 _UNSEEN: Final = -2
-"""Time of an event that happened before telemetry was received. A later observation is then not mistaken for
-the first one.
+"""Value of a time if the event happened before telemetry was received. It marks that a later event of the same
+kind is not the first one.
 """
 _UNKNOWN: Final = -1
 _COLUMNS: Final = (
@@ -82,10 +82,10 @@ class RequestColumns:
     client: IntArray
     """Number of the client that sent the request, or 0 if it is unknown."""
     arrival_ns: IntArray
-    """Arrival on the timeline's wall clock."""
+    """Arrival on the timeline's wall clock, in nanoseconds."""
     end_ns: IntArray
-    """End on the timeline's wall clock. For an unfinished request this is the newest time; for a request whose
-    end was not observed, the arrival.
+    """End on the timeline's wall clock, in nanoseconds. For an unfinished request, this is the time of the
+    newest telemetry. For a request whose end was not observed, it is the arrival.
     """
     state: IntArray
     has_ended: npt.NDArray[np.bool_]
@@ -95,7 +95,7 @@ class RequestColumns:
     num_cached_tokens: IntArray
     num_output_tokens: IntArray
     num_output_now: IntArray
-    """Number of output tokens at the time that is displayed."""
+    """Number of output tokens at the time that the desktop displays."""
     max_tokens: IntArray
     num_blocks: IntArray
     num_preemptions: IntArray
@@ -156,7 +156,7 @@ class RequestLog:
             return self._starts[-1].epoch if self._starts else None
 
     def restate(self, snapshot: Snapshot, offset_ns: int) -> None:
-        """Apply a snapshot, which is the state of a new engine start or the state after a gap.
+        """Apply a snapshot. It begins a new engine start or, after a gap, replaces the known state of the current one.
 
         `offset_ns` converts the snapshot's clock to the timeline's wall clock.
         """
@@ -184,7 +184,7 @@ class RequestLog:
             rows: Changes of requests, oldest first, each with the engine time of every changed request.
             events: Events since the last call.
             time_ns: Engine time of the newest telemetry.
-            offset_ns: As in `restate`.
+            offset_ns: Difference that converts the engine's clock to the timeline's wall clock.
         """
         with self._lock:
             if not self._starts:
@@ -441,8 +441,8 @@ class _EngineStart:
         )
 
     def _rows_in(self, rows: RequestRows) -> tuple[Indices, Indices]:
-        """Return the indices of the known requests in this log, and their indices in `rows`. Unknown requests
-        are left out.
+        """Return where the changed requests in `rows` are in this log's columns, and the indices of these
+        requests in `rows`. Requests that are not in the log are left out.
         """
         numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
         if not len(self) or numbers.size != len(rows.state):

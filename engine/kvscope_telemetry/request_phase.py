@@ -14,10 +14,12 @@ from kvscope_telemetry.messages.telemetry import Event
 
 
 class RequestPhase(IntEnum):
-    """Phase of a request, or how it ended. If several fall on one pixel, the greatest value is drawn."""
+    """Phase of a request, or how it ended. If several phases fall on one pixel of the timeline, the one with
+    the greatest value is drawn.
+    """
 
     RUNNING = 0
-    """The request is in a batch, and prefill and decode are not distinguished."""
+    """The request is in a batch. Used if it is unknown whether the request is in prefill or decode."""
     DECODE = 1
     PREFILL = 2
     """The engine computes the KV of the prompt, or KV lost by a preemption."""

@@ -1,4 +1,5 @@
-"""Running time: the time between two moments without stops of the engine (paused by a user, or its process suspended).
+"""Running time: the time between two moments, without the engine's stops. The engine is stopped while a user has paused
+it or its process is suspended.
 
 All latencies are measured in running time: queue time, time to first token, time between tokens, time preempted. Owns
 the stops on one clock (an engine's or a recording's). Independent of files, views, and texts of events.
@@ -113,8 +114,8 @@ class RunningTime:
             self.add(Stop(begin_ns=max(1, time_ns - data.lasted_ns + data.slept_ns), end_ns=time_ns, kind=SUSPENDED))
 
     def catch_up(self, stops: Sequence[Stop], time_ns: int) -> None:
-        """Apply the stops that an engine reported at `time_ns`. They determine the current stop; earlier stops
-        remain.
+        """Apply the stops that an engine reported at `time_ns`. Whether the engine is stopped now follows from
+        them alone; earlier stops that they do not include are kept.
         """
         if self.open is not None:
             self.end(stops[-1].begin_ns if stops else time_ns)
@@ -122,7 +123,7 @@ class RunningTime:
             self.add(stop)
 
     def shifted(self, offset_ns: int) -> RunningTime:
-        """Return a copy with all times moved by `offset_ns`, for a clock that is ahead by as much."""
+        """Return a copy with all times increased by `offset_ns`, for use with a clock that is ahead by `offset_ns`."""
         return RunningTime(
             replace(stop, begin_ns=stop.begin_ns + offset_ns, end_ns=stop.end_ns and stop.end_ns + offset_ns)
             for stop in self._stops

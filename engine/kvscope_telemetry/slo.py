@@ -92,7 +92,9 @@ class GoalResults:
 
 
 def judge(took: Mapping[str, FloatArray], goals: Goals) -> GoalResults:
-    """Compare latencies (`took_s` as arrays) with goals. A missed goal counts even if another latency is unknown."""
+    """Compare latencies with goals. `took` has the values of `took_s` for many requests, as arrays. A request
+    that misses a goal counts as missed even if another of its latencies is unknown.
+    """
     is_met, is_missed = (np.full(len(next(iter(took.values()))), start) for start in (True, False))
     for name, limit_ms in goals.items():
         is_met &= took[name] * 1e3 <= limit_ms

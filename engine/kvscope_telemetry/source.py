@@ -1,4 +1,4 @@
-"""Source of telemetry: the common interface of live engines, other engines and recordings.
+"""Source of telemetry: the common interface of a live engine (kvscope's or another one) and a recording.
 
 A source reads and decodes in its own thread, and coalesces received messages into at most one `Update`. The desktop
 polls it once per display frame and applies the update to its `Mirror`. A source draws nothing and never blocks.
@@ -65,7 +65,9 @@ class SourceStatus:
     num_skipped: int = 0
     """Number of messages and events of unknown kinds (from a later version), which are not shown."""
     num_unknown: int = 0
-    """Number of enumerated values, such as states and tiers, that a later version added. They are shown as unknown."""
+    """Number of received values of enumerations, such as states and tiers, that only a later version defines.
+    They are shown as unknown.
+    """
     latency_ns: int = -1
     """Time from the newest frame's `time_ns` to its receipt; -1 if the engine is on another machine."""
     last_message_ns: int = 0
@@ -100,7 +102,9 @@ SERIES_FIELDS = (
     "prompt_tokens",
     "cached_tokens",
 )
-"""Columns of `Update.series`, int64, with one value per frame. The last four are totals since the engine start."""
+"""Columns of `Update.series`, int64, with one value per frame. The last four columns are totals since the
+engine start.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +126,14 @@ class Update:
     requests: tuple[RequestRows, ...] = ()
     """Changes of requests, oldest first."""
     request_time_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """Engine time of each changed request in `requests`, concatenated; empty if not recorded."""
+    """Engine time of each row of `requests`, concatenated over its elements; empty if these times were not recorded."""
     series: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """Values of `SERIES_FIELDS` per frame, shape (num_frames,) each."""
     first_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     inter_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     evicted: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    """Ids of evicted blocks as in `messages.telemetry.Moves`, over all frames. In this field and the next
-    three, an id may occur several times.
+    """Ids of evicted blocks (`messages.telemetry.Moves`), over all frames. In this field and in `copied`,
+    `saved` and `loaded`, an id may occur several times.
     """
     copied: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     saved: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
@@ -147,10 +151,10 @@ class Update:
 
     @property
     def is_sign_of_life(self) -> bool:
-        """Whether the update only shows that the engine is alive.
+        """Whether the update shows only that the engine is alive.
 
-        Such updates contain heartbeats, samples of devices and memory, and the progress "ready" that an engine repeats
-        every few seconds.
+        Such an update contains nothing but heartbeats, device samples, memory, and the progress message "ready", which
+        an engine repeats every few seconds.
         """
         is_loading = self.progress is not None and self.progress.stage != "ready"
         changes = (self.snapshot, self.series, self.new_requests, self.requests, self.events, is_loading)

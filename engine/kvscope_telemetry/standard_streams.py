@@ -1,5 +1,5 @@
-"""Prepares a command's standard streams: handles closed streams, closed pipes, and terminals that cannot show a
-character.
+"""Prepares a command's standard streams, so that closed streams, closed pipes, and characters that the terminal
+cannot show cause no errors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ BROKEN_PIPE: Final = 1
 
 @contextmanager
 def ready_streams() -> Iterator[None]:
-    """Make the standard streams safe to print to, and end the process quietly when the process that reads its output
-    has ended.
+    """Make the standard streams safe to print to. If the reader of the output has ended, the process ends quietly.
 
     A stream that the caller closed (`>&-`) becomes /dev/null, and a character that the terminal cannot show is printed
     as its code. Raises SystemExit for a broken pipe.

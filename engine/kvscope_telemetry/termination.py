@@ -1,7 +1,8 @@
 """Signals that end a program in an orderly way: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (the terminal was closed).
 
-Every command handles them through this module, so that recordings are completed, sockets removed and layouts saved in
-each case. Imports no other kvscope module, because it also handles signals while these are imported.
+Every command handles these signals through this module, so that recordings are completed, sockets removed and layouts
+saved in each case. Imports no other kvscope module, so that signals are also handled while the other modules are
+imported.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def handling_signals(handler: Handler, numbers: Iterable[signal.Signals] = END_S
 
 @contextmanager
 def exiting_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit, so that every `finally` runs, as KeyboardInterrupt does for SIGINT."""
+    """Turn SIGTERM and SIGHUP into SystemExit inside the context, so that every `finally` clause runs. Python
+    itself raises KeyboardInterrupt for SIGINT.
+    """
     with handling_signals(_exit, (signal.SIGTERM, signal.SIGHUP)):
         yield
 

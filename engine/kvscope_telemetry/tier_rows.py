@@ -1,7 +1,7 @@
 """Maps the rows of a ledger to tiers: the only definition of where the rows of each tier are.
 
-The block pool and the mirror lay out their ledgers by it, and views use it to identify rows. Does not use the contents
-of the rows or the names of the tiers.
+The block pool and the mirror use this mapping to lay out their ledgers, and views use it to identify rows. The contents
+of rows and the names of tiers are not used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes a file completely or not at all, replacing an earlier one, but never anything that is not a regular file.
+"""Writes a file completely or not at all. An earlier regular file is replaced, but never anything else.
 
 As root, replacing `/dev/full` would remove the device for the whole machine. For files that must not replace anything,
 see `exports.new_file`.
@@ -41,7 +41,7 @@ def require_regular(path: Path) -> None:
 
 
 def replace_file(part: Path, path: Path) -> None:
-    """Rename `part` to `path`. Raises OSError as `require_regular` does."""
+    """Rename `part` to `path`. Raises OSError, with a text for the user, if `path` exists and is not a regular file."""
     require_regular(path)
     os.replace(part, path)
 

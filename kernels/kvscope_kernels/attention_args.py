@@ -93,12 +93,12 @@ class QueryRuns(NamedTuple):
     max_len: int
     """Upper bound of the number of queries per request, known on the host."""
     lengths: HostLengths | None = None
-    """Lengths of the requests on the host, which `third_party_attention` needs for planning; None in steps
-    without requests.
+    """Lengths of the requests on the host, which `third_party_attention` needs for planning. None in steps
+    without real requests, such as those of the warm-up, and where no library is used.
     """
     plans: DecodePlans | None = None
-    """Plans of the step. Layers that get the same object share the split of query runs, as in decode; created
-    if None.
+    """Plans of the step. If layers get the same object, they share the split of query runs, as in decode. If
+    None, a new plan is created for the call.
     """
     is_fixed: bool = False
     """Whether results must be bitwise independent of how prompts are chunked and batched, which is slower."""

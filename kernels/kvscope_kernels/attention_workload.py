@@ -1,4 +1,6 @@
-"""Paged caches with random content for benchmarks. Together, several of them exceed the GPU's caches."""
+"""Paged caches with random content for benchmarks. A benchmark cycles through several caches that together
+exceed the GPU's L2 cache, so that every read is from memory.
+"""
 
 import math
 from dataclasses import dataclass

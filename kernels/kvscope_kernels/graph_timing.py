@@ -25,8 +25,8 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 
 def replay_s(graph: torch.cuda.CUDAGraph) -> float:
-    """Replay twice and return the seconds of the second replay, when clocks are up and the L2 cache has the end
-    of the work.
+    """Replay the graph twice and return the seconds of the second replay. By then, the GPU's clocks have risen,
+    and its L2 cache contains data from the end of the first replay.
     """
     start, end = _event(), _event()
     graph.replay()

@@ -23,8 +23,8 @@ class GroupedProduct(Protocol):
     def tensors(self) -> tuple[Tensor, ...]: ...
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype`, else the
-        dtype of `add`, else of x.
+        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype` if given,
+        otherwise the dtype of `add` if given, otherwise that of x.
         """
 
 
@@ -69,8 +69,8 @@ class TorchGrouped:
         return weight_tensors if self._bias is None else (*weight_tensors, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype`, else the dtype
-        of `add`, else of x.
+        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype` if given,
+        otherwise the dtype of `add` if given, otherwise that of x.
 
         Raises ValueError for unsupported arguments.
         """

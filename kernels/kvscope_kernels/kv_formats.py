@@ -28,8 +28,8 @@ E4M3_BITS: Final = 3
 """Cache format: e4m3 viewed as uint8 and converted by shifts, for devices without that type."""
 
 E4M3_HALF: Final = 256.0
-"""Factor by which a float16 whose exponent and mantissa are shifted e4m3 bits is too small: 2^8, because the
-biases are 7 and 15.
+"""Factor 2^8 that corrects e4m3 numbers converted to float16 by shifting their exponent and mantissa bits.
+Without it, they are too small, because the exponent biases are 7 and 15.
 """
 
 _INT8 = tl.constexpr(INT8)

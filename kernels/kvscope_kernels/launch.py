@@ -26,14 +26,14 @@ class DotTiles(NamedTuple):
     num_warps: int
     num_stages: int
     max_registers: int | None = None
-    """Maximum number of registers per thread; None for no limit. Setting it also keeps the assembler from
-    spilling a few bytes to fit one more program.
+    """Maximum number of registers per thread; None for no limit. A limit also prevents the assembler from
+    choosing fewer registers, and spilling a few bytes, so that one more program fits.
     """
     query_in_registers: bool = False
     """Whether prefill multiplies query rows from registers on compute capability 9, which halves the reads of shared
     memory for scores.
 
-    No table enables it yet; `bench kernels --tune` may find it useful.
+    No table shipped with kvscope enables it. `bench kernels --tune` tries it, and may enable it in the user's table.
     """
 
 
@@ -71,12 +71,12 @@ def prefill_tiles(
 ) -> DotTiles:
     """Return the tiles of prefill.
 
-    Rows are query tokens times heads of a KV head: 16 for few queries, 64 to 256 for prompts. `num_runs` is the number
-    of requests times the number of KV heads; each has at most as many rows.
+    A tile's rows are query tokens times heads of a KV head: 16 for few queries, 64 to 256 for prompts. `num_runs` is
+    the number of requests times the number of KV heads.
 
-    The tile size is limited by registers: for the query tile before compute capability 9.0 and on 12.0, whose matrix
-    units are similar, for scores on 10.0, and for everything in float32, whose dot products are exact but do not use
-    the matrix units. 8-bit keys and values are dequantized in registers too. `compile_report` shows that only the
+    Registers limit the tile size: those of the query tile before compute capability 9.0 and on 12.0, whose matrix units
+    are similar; those of scores on 10.0; and those of all operands in float32, whose dot products are exact but do not
+    use the matrix units. 8-bit keys and values are dequantized in registers too. `compile_report` shows that only the
     largest tiles spill.
     """
     tile_d, tile_v = padded_dim(head_dim), padded_dim(value_dim)

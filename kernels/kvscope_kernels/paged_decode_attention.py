@@ -45,7 +45,7 @@ def paged_decode_attention(
     Args:
         args: Queries, cache and options.
         plans: Plans of the step. Layers that get the same object, and the same unchanged seq_lens, share the split of
-            requests, which is one launch; created if None.
+            requests, which takes one launch. If None, new plans are created for the call.
         shares: None, or a tensor to which the attention shares of blocks are added, as in `block_attention_torch`, in
             the same pass: each tile stores the sum of its weights per block, or per piece of a block longer than a
             tile, and the merge computes the shares. Results are deterministic. Requests beyond the capacity of the

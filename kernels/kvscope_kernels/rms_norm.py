@@ -1,4 +1,6 @@
-"""RMSNorm in float32 for any input dtype, optionally of a sum that is returned too. One launch replaces six."""
+"""RMSNorm in float32 for any input dtype, optionally of the sum of two inputs, which is returned too. One
+launch replaces six.
+"""
 
 import torch
 from torch import Tensor

@@ -108,7 +108,9 @@ def add_product(
 
 @jit
 def fast_log2(x: "tl.tensor", IS_INTERPRETED: "tl.constexpr") -> "tl.tensor":
-    """Return log2 by a single instruction, within 2^-22; `tl.log2` takes about fifteen."""
+    """Return log2, computed by a single instruction, with an error of at most 2^-22. `tl.log2` takes about
+    fifteen instructions.
+    """
     if IS_INTERPRETED:
         return tl.log2(x)
     else:  # noqa: RET505

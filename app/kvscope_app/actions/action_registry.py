@@ -32,15 +32,18 @@ _PLATFORM_KEYS: Final = {
     Qt.Key.Key_Home: (QComboBox,),
     Qt.Key.Key_End: (QComboBox,),
 }
-"""Keys that some Qt widgets handle themselves on every platform while they have the focus, with the widgets' classes.
+"""Classes of Qt widgets that handle a key themselves on every platform while they have the focus, by key.
 
-An action that `yields` leaves these keys to such a widget. All other shortcuts work regardless of the focus, so a
-view must use keys that no action has. Qt makes sure that text fields keep their editing keys.
+An action whose `ActionSpec.yields` is set leaves these keys to such a widget. All other shortcuts work regardless of
+the
+focus, so a view must use keys that no action has. Qt makes sure that text fields keep their editing keys.
 """
 
 
 ACTION_NOTE_PREFIX: Final = "Action: "
-"""Prefix of the exception note (`BaseException.add_note`) with the text of the action that raised the error."""
+"""Start of the note that is added to an exception (`BaseException.add_note`). The text of the action that raised the
+exception follows.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,9 @@ class Actions(QObject):
                 self._actions[spec.name].setIcon(icon(spec.icon, theme.text, theme.border))
 
     def _run_annotated(self, spec: ActionSpec, run: Callable[[], object]) -> None:
-        """Call `run`, and add the action's text as a note to an exception, for the error strip."""
+        """Call `run`. If it raises an exception, add the action's text to the exception as a note, which the
+        error strip shows.
+        """
         try:
             run()
         except Exception as error:

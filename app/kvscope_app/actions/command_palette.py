@@ -121,8 +121,8 @@ def action_text(action: QAction) -> str:
 
 
 def _state_text(action: QAction) -> str:
-    """Return a suffix with the check state of a checkable action. In an exclusive group, only the checked action has
-    one.
+    """Return a suffix with the check state of a checkable action. In an exclusive group, only the checked
+    action gets a suffix.
     """
     if not action.isCheckable() or (action.actionGroup() is not None and not action.isChecked()):
         return ""

@@ -25,9 +25,9 @@ def keys_of(name: str, own_keys: tuple[str, ...], shortcuts: UserShortcuts) -> t
 def conflicts(
     command: Command, keys: Iterable[str], commands: Iterable[Command], shortcuts: UserShortcuts
 ) -> list[Command]:
-    """Return the other commands that use one of `keys` with the same keyboard focus.
+    """Return the other commands that use one of `keys` and can be active at the same time as `command`.
 
-    If two commands share a key, Qt triggers neither of them.
+    If two commands that share a key are active, Qt triggers neither of them.
     """
     folded_keys = {key.casefold() for key in keys}
     return [
@@ -63,5 +63,5 @@ def _set_keys(shortcuts: dict[str, tuple[str, ...]], command: Command, keys: tup
 
 
 def _overlap(first: Command, second: Command) -> bool:
-    """Whether the shortcuts of both commands are active with some keyboard focus."""
+    """Whether there is a dock whose keyboard focus makes the shortcuts of both commands active."""
     return not first.within or not second.within or first.within == second.within

@@ -109,7 +109,9 @@ def _add_group(grid: QGridLayout, group: str, rows: list[tuple[str, str]]) -> No
 
 
 def _fitting_width(dialog: Sheet, body: QWidget) -> int:
-    """Return a width at which no key is clipped, at most the screen's width. On a narrow screen, texts wrap."""
+    """Return a width at which no shortcut text is clipped, at most the screen's width. On a narrow screen,
+    action texts wrap.
+    """
     margins = dialog.column.contentsMargins()
     text_width = dialog.fontMetrics().horizontalAdvance(_WIDEST_TEXT)
     key_width = max(label.sizeHint().width() for label in body.findChildren(QLabel) if label.property("look") == "key")

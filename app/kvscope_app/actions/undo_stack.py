@@ -16,7 +16,9 @@ class UndoStack(QUndoStack):
         super().__init__(parent)
         self.setUndoLimit(_MAX_STEPS)
         self.is_applying = False
-        """Whether a change is being undone or redone. What it changes must not be pushed again."""
+        """Whether a change is being undone or redone. Callers must not push the changes that this causes to the
+        stack.
+        """
 
     def push_done(self, text: str, undo: Callable[[], object], redo: Callable[[], object]) -> None:
         """Push a change that was already made. `text` completes "Undo …", such as "closing the memory dock"."""

@@ -1,7 +1,7 @@
 """Dialog that edits the alarm rules and the webhook that alarms are posted to.
 
-Owns a row per rule while the rules are edited. Below each row is a note: what is wrong with the rule, or why it cannot
-be measured.
+Owns one row of fields per rule. Below each row is a note that says what is wrong with the rule, or why the rule
+cannot be measured for this engine.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class AlarmDialog(Sheet):
 
 
 class RuleRow(QWidget):
-    """Editor of one rule, with a note below. A note that is cut off is complete in its tooltip."""
+    """Editor of one rule, with a note below. If the note is cut off, its tooltip has the complete text."""
 
     edited = Signal()
     entered = Signal()
@@ -274,8 +274,10 @@ class RuleRow(QWidget):
         return self._value_label.text()
 
     def show_reason(self, why_not: str, why_unknown: str) -> None:
-        """Show `why_not`, what is wrong with the rule, or else `why_unknown`, why it cannot be measured; both may be
-        empty.
+        """Show a note below the row: `why_not` says what is wrong with the rule, `why_unknown` why it cannot be
+        measured.
+
+        If both are given, `why_not` is shown; if both are empty, no note is shown.
         """
         self._note_label.setText(why_not or (f"Cannot be measured here: {why_unknown}" if why_unknown else ""))
         set_look(self._note_label, "warning" if why_not else "muted")
@@ -329,7 +331,7 @@ class RuleRow(QWidget):
     def _arrange(self, *, is_folded: bool) -> None:
         """Lay the row out on one line or, if `is_folded`, with the expression on a second line.
 
-        A folded row shows the value only in the tooltip of the expression.
+        A folded row has no space for the expression's current value, which is then only in the expression's tooltip.
         """
         self._is_folded = is_folded
         self._value_label.setVisible(not is_folded)

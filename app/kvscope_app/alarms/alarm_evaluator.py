@@ -32,11 +32,11 @@ class AlarmEvaluator(QObject):
     """Evaluates the rules in `settings` and posts alarms to the webhook there. Does nothing while all rules are off."""
 
     alarm_started = Signal(object)
-    """Emitted with an `Alarm` of the live session that has started."""
+    """Emitted with the `Alarm` when an alarm of the live session starts."""
     alarm_ended = Signal(object)
-    """Emitted with an `Alarm` of the live session that has ended."""
+    """Emitted with the `Alarm` when an alarm of the live session ends."""
     alarm_updated = Signal(object)
-    """Emitted with an ongoing `Alarm` of the live session, which has the worst value so far."""
+    """Emitted with an ongoing `Alarm` of the live session when the worst value of the alarm has changed."""
     evaluated = Signal()
 
     def __init__(self, session: Session, settings: SettingsStore, parent: QObject | None = None) -> None:
@@ -62,7 +62,9 @@ class AlarmEvaluator(QObject):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Rules of the command line, then the saved rules with other names."""
+        """Rules given on the command line, followed by the saved rules. A saved rule with the name of a given
+        one is left out.
+        """
         names = {rule.name for rule in self._run_rules}
         return (*self._run_rules, *(rule for rule in self.settings.values.alarm_rules if rule.name not in names))
 
@@ -177,7 +179,7 @@ class AlarmEvaluator(QObject):
         self._webhook.post(payload(alarm, self.capabilities.engine, self._session.source.name))
 
     def _report_failure(self, failure: str) -> None:
-        """Report a webhook failure once, until a post succeeds again."""
+        """Report that an alarm could not be posted, unless the previous post failed too."""
         if failure and not self._has_shown_failure:
             self._session.noticed.emit(f"Alarm not posted: {failure}")
         self._has_shown_failure = bool(failure)

@@ -30,7 +30,10 @@ _UPDATES: Final = (
     ("update-mime-database", "mime", "shared-mime-info"),
     ("update-desktop-database", "applications", "desktop-file-utils"),
 )
-"""Programs that update the desktop's databases: (name, argument: folder below the data folder, package to install)."""
+"""Programs that update the desktop's databases: (program name, subfolder of the data folder, package to install).
+
+The subfolder is passed to the program as its argument.
+"""
 _TIMEOUT_S: Final = 60.0
 _QUOTED: Final = str.maketrans({character: f"\\{character}" for character in '"`$\\'})
 
@@ -101,7 +104,9 @@ def _write_file(path: Path, data: bytes) -> None:
 
 
 def _run_updater(name: str, folder: Path) -> bool:
-    """Run a database program on `folder`. Returns False if the program is not installed or fails."""
+    """Run program `name`, which updates a database of the desktop, on `folder`. Returns False if it is not
+    installed or fails.
+    """
     executable = shutil.which(name)
     if executable is None or not folder.is_dir():
         return executable is not None

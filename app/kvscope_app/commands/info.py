@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_IN_TEXT: Final = 5
 _MAX_IN_JSON: Final = 1_000
-"""Maximum number of listed requests that missed a goal, with `--json`."""
+"""Maximum number of requests that are listed for missing a latency goal (`--goodput`) in the JSON output."""
 
 
 def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:

@@ -141,7 +141,10 @@ class _RecordingMonitor:
             self._texts = TextRequester(source, writer.write_texts)
         self._last_present_s = self._last_printed_s = started_s
         self._last_state: tuple[SourceState, str] | None = None
-        """Connection state that was printed last, with its reason unless the reason contains a count of seconds."""
+        """Connection state that was printed last, with its reason.
+
+        A reason that contains a count of seconds is left out, because it would be printed again each second.
+        """
 
     def run(self) -> str:
         """Poll until the recording ends. Returns the reason if it ended early, otherwise an empty string."""
@@ -230,7 +233,8 @@ class TextRequester:
         self._next_s = self._last_request_s = 0.0
 
     def poll(self, num_files: int = 1) -> None:
-        """Process replies, request the texts that are due, and write the confirmed ones.
+        """Process replies, request the texts that are due, and write the received texts of blocks that were not reused
+        since.
 
         Args:
             num_files: Number of files started so far. When it grows, all texts are written again, as each file must be

@@ -86,7 +86,7 @@ class RecordedAlarms:
             self._webhook.post(payload(alarm, self._writer.engine, self._instance))
 
     def _report_failure(self) -> None:
-        """Print a webhook failure once, until a post succeeds again."""
+        """Print that an alarm could not be posted, unless the previous post failed too."""
         failure = "" if self._webhook is None else self._webhook.failure
         if failure and not self._has_failed:
             self._report_line(f"alarm not posted: {failure}")

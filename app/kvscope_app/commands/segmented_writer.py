@@ -1,7 +1,7 @@
-"""Writes a recording to one file, or to several consecutive files that can each be replayed alone.
+"""Writes a recording to one file, or to several consecutive files that can each be opened alone.
 
 Decides when the next file begins, and writes the state at its beginning. A `SegmentedWriter` is the `Sink` of a live
-source: only the source's reading thread calls `write`; any thread may read the numbers.
+source. Only the source's reading thread calls `write`; any thread may read the counters.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class SegmentedWriter:
         """Summaries and events for another thread to pop, oldest first; None unless `reports_overview`."""
         self.num_frames = 0
         self.recorded_s = 0.0
-        """Seconds from the first snapshot to the newest message, by the local clock, as the engine's may be wrong."""
+        """Seconds from the first snapshot to the newest message, by the local clock, as the engine's clock may
+        be wrong.
+        """
         self.has_started = False
         self.engine = ""
         """Name of the engine, from its newest snapshot; empty before the first one."""
@@ -75,7 +77,10 @@ class SegmentedWriter:
         return 0
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """Write a message (see `Sink`). Returns False if the message is lost; `failure` is set after an error."""
+        """Write a message, with its encoded form in `data` if that is known. Returns False if the message is lost.
+
+        `failure` is set after an error.
+        """
         if self.failure or self._writer.failure:
             self.failure = self.failure or self._writer.failure
             return False
@@ -93,7 +98,9 @@ class SegmentedWriter:
         return self._writer.add_bookmark(bookmark)
 
     def close(self) -> str:
-        """Complete the files, or delete the file if no snapshot arrived. Returns the reason of a failure, else ""."""
+        """Complete all files. If no snapshot arrived, the only file is deleted. Returns the reason of a
+        failure, or "".
+        """
         failure = self.failure
         for thread in self._finishing_threads:
             thread.join()

@@ -1,7 +1,7 @@
 """One engine as shown by `kvscope top`: figures of the last seconds, and the requests that hold the most blocks.
 
-Owns an overview of the last minute, from which `summaries.run_figures` computes the figures, as for a recording. Does
-not depend on a terminal.
+Owns an overview of the last minute, from which `summaries.run_figures` computes the figures. Does not depend on a
+terminal.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 RATE_S: Final = 10
-"""Seconds over which token rates are averaged, as in the fleet table.
+"""Seconds over which token rates are averaged, the same as in the fleet table.
 
-Other figures need more requests and cover `WINDOW_S`.
+All other figures need more requests, so they cover `WINDOW_S`.
 """
 WINDOW_S: Final = 60
 MAX_REQUESTS: Final = 200
@@ -74,7 +74,7 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """State of an engine at one moment. None means unknown, never 0.
+    """State of an engine at one moment. An unknown figure is None, not 0.
 
     Token rates are averaged over the last ten seconds; hit rate, time to first token and preemptions over the last
     minute.
@@ -103,9 +103,9 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether `first_token_p50_s` is an upper bound, because the engine publishes only a histogram."""
     device: DeviceReading = DeviceReading()
     reports_requests: bool = msgspec.field(default=True, name="tells_requests")
-    """Whether the engine reports individual requests. `tells_requests` in JSON."""
+    """Whether the engine reports individual requests. In JSON, the field is called `tells_requests`."""
     num_requests: int = 0
-    """Total number of unfinished requests. `requests` has only those listed first."""
+    """Total number of unfinished requests, which may be more than are listed in `requests`."""
     requests: tuple[RequestReading, ...] = ()
 
 
@@ -132,7 +132,7 @@ class WatchedEngine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `read` returns full figures or never will.
+        """Whether `read` returns full figures, or it is certain that it never will.
 
         True after one complete second of telemetry, or once the engine has refused the connection or ended.
         """

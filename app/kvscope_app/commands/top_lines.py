@@ -103,7 +103,7 @@ def plain_text(lines: Iterable[Line]) -> str:
 
 
 def in_encoding(text: str, encoding: str) -> str:
-    """Return `text`, in ASCII replacements if `encoding` lacks one of its characters."""
+    """Return `text`, or an ASCII replacement for it if it has a character that `encoding` lacks."""
     text = text.replace("\u202f", " ")
     try:
         text.encode(encoding)

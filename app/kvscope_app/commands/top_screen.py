@@ -30,7 +30,9 @@ from kvscope_telemetry.errors import BadInput
 DRAW_S: Final = 0.5
 _KEY_MS: Final = 200
 _MIN_REQUEST_ROWS: Final = 6
-"""Minimum number of rows for requests. If fewer would remain, other engines are reduced to one line each."""
+"""Minimum number of rows for requests. If fewer would remain, all engines but the selected one are reduced to
+one line.
+"""
 _KEYS: Final = "q quit   s sort"
 _COLORS: Final = {
     Style.GOOD: curses.COLOR_GREEN,

@@ -29,7 +29,10 @@ class AlignBox(QComboBox):
     """
 
     chosen = Signal(object, object)
-    """Emitted with the `Alignment` and the time on A's clock in ns to move to, or None to stay."""
+    """Emitted when the user selects an entry, with its `Alignment` and the time on A's clock in ns to move to.
+
+    The time is None if the cursor should stay.
+    """
 
     def __init__(self, pair: SessionPair) -> None:
         super().__init__()

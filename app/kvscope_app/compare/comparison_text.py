@@ -21,7 +21,7 @@ _VERDICT_TEXTS: Final = {
 _PARTS_TIP: Final = "5th, 50th and 95th percentile of the parts of a run"
 _MIN_SHARE: Final = 0.005
 _MAX_SHARE: Final = 10.0
-"""Maximum difference shown as a percentage, as a fraction of A's value. The minimum is `_MIN_SHARE`."""
+"""Difference as a fraction of A's value, from which on no percentage is shown. Nor is one shown below `_MIN_SHARE`."""
 
 
 def cells(row: ComparisonRow) -> tuple[str, ...]:

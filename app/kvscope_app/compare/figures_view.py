@@ -46,7 +46,7 @@ class FiguresModel(TableModel):
         self._theme = DARK
 
     def set_rows(self, rows: tuple[ComparisonRow, ...]) -> None:
-        """Replace the rows. The scroll position is retained if their number stays the same."""
+        """Replace the rows. The scroll position is retained if the number of rows stays the same."""
         if len(rows) != len(self.rows):
             self.beginResetModel()
             self.rows, self._cells = rows, [cells(row) for row in rows]
@@ -127,7 +127,9 @@ class FiguresView(QWidget):
         self.range_chosen.emit()
 
     def _fit_columns(self) -> None:
-        """Widen columns as needed but never narrow them, because the table is refreshed twice per second."""
+        """Widen columns as needed but never narrow them: columns would jump, as the table is refreshed twice
+        per second.
+        """
         for column in range(_PARTS_B):
             header = self.table.horizontalHeader()
             needed_width = max(self.table.sizeHintForColumn(column), header.sectionSizeHint(column))

@@ -67,7 +67,10 @@ class Curve:
     values: FloatArray
 
     def at(self, second: float) -> float:
-        """Return the value of the point nearest to `second`; NaN if it is more than 1 s and one point spacing away."""
+        """Return the value of the point nearest to `second`.
+
+        Returns NaN if that point is farther away than 1 s and farther than the distance between points.
+        """
         if not self.seconds.size:
             return float("nan")
         step = (self.seconds[-1] - self.seconds[0]) / max(self.seconds.size - 1, 1)

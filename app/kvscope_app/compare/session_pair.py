@@ -1,7 +1,7 @@
-"""Two synchronized sessions with a common timeline, which has the same interface as that of one session.
+"""Two synchronized sessions with a common timeline, which has the same interface as the timeline of one session.
 
-Owns the cursor on A's clock, the alignment of B, and the bookmarks of both on A's clock. Each session plays on its own
-timeline; the one that is ahead is paused until the other has caught up. Imports no widgets.
+Owns the cursor on A's clock, the alignment of B, and the bookmarks of both sessions with their times on A's clock. Each
+session plays on its own timeline; the one that is ahead is paused until the other has caught up. Imports no widgets.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ class SessionPair(QObject):
 
     @property
     def is_paused(self) -> bool:
-        """Always False, because there is no live end."""
+        """Always False, because only a live timeline can be paused (`Timeline.is_paused`), and both runs are
+        recordings.
+        """
         return False
 
     @property

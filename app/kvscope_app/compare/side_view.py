@@ -57,7 +57,10 @@ class SideView(QWidget):
     """Header and page map of one run. `name` is the file name or the label of a live engine."""
 
     moment_chosen = Signal(float)
-    """Emitted with the time, in seconds since this run's start, to align with the time that the other run shows."""
+    """Emitted when the user edits the time field, with the new time in seconds since this run's start.
+
+    That time is to be aligned with the time that the other run shows.
+    """
 
     def __init__(self, session: Session, name: str, curve: CurveSpec) -> None:
         super().__init__()

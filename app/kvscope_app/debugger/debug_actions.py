@@ -193,7 +193,9 @@ class _Commands:
     def selection_action(
         self, name: str, text: str, run: Callable[[], object], why_not: Callable[[], str], **more: Any
     ) -> ActionSpec:
-        """Return an action on the selected request or current block. Its shown text contains their number."""
+        """Return an action on the selected request or current block. The text of the action contains the
+        request or block number.
+        """
         return ActionSpec(
             name,
             text,
@@ -266,7 +268,7 @@ class _Commands:
 
 
 def current_block(window: SessionWindow) -> int:
-    """Return the current block of the page map, or -1 if there is none."""
+    """Return the block of the page map that was last clicked or reached by keyboard, or -1 if there is none."""
     return window.page_map.canvas.current_block
 
 

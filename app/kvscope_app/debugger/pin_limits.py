@@ -53,8 +53,9 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
 
 
 def _max_own_blocks(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinned: Set[int]) -> int:
-    """Return how many of the `pinned` blocks hold the start of the request's text, or an upper bound if that is
-    unknown.
+    """Return how many of the `pinned` blocks hold the start of the text of the request in `row`.
+
+    If that is unknown, returns an upper bound.
     """
     assert mirror.hello is not None, "a mirror with blocks has a hello"
     requests, hashes = mirror.requests, mirror.ledger.hash

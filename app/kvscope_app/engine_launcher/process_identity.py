@@ -1,6 +1,7 @@
-"""Identifies processes beyond the reuse of their ids, so that a later process can check if an owner still runs. No Qt.
+"""Identifies processes even if their ids are reused, so that a later process can check whether an owner still runs. No
+Qt.
 
-An identity has the process id and the process's start time, in clock ticks since boot.
+An identity consists of the process id and the process's start time, in clock ticks since boot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Submits many requests, to show the cache under pressure, and aborts them when stopped.
 
 Owns the load's requests from submission to their end, and the counts. At most `MAX_CONCURRENCY` requests are
-unfinished. Pauses after a refused request.
+unfinished. After a request was refused, the generator pauses before it submits the next one.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ def suffix_of(path: Path, format_name: str | None) -> str:
 
     Args:
         path: Output file, whose suffix names the format.
-        format_name: "png", "svg" or "video", or None to accept any format. A still picture may
-            have any file name.
+        format_name: "png", "svg" or "video", or None to accept any format. For "png" and "svg", `path` may have any
+            suffix.
 
     Raises:
-        BadInput: The suffix is unknown, or is not that of a video although one is requested.
+        BadInput: The suffix is unknown, or `format_name` is "video" and the suffix is not that of a video.
     """
     suffix = path.suffix.lower()
     accepted = {"video": VIDEO_SUFFIXES, None: (*STILL_SUFFIXES, *VIDEO_SUFFIXES)}.get(

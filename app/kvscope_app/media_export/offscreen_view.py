@@ -157,7 +157,7 @@ class OffscreenView:
     def play_to(self, seconds: float) -> None:
         """Play up to a time in seconds of the recording, so that highlights appear.
 
-        A time in the past, or more than `_MAX_PLAYED_GAP_S` ahead, is jumped to.
+        Jump to the time instead if it is before the shown time, or more than `_MAX_PLAYED_GAP_S` after it.
         """
         gap_s = seconds - self._source.position
         if not 0 <= gap_s <= _MAX_PLAYED_GAP_S:

@@ -35,7 +35,7 @@ def export_picture(recording: Recording, spec: PictureSpec, report_progress: Pro
     """Write the picture or video that `spec` describes.
 
     Raises:
-        BadInput, KvscopeError: With a message of one line. No file is left then.
+        BadInput, KvscopeError: The file could not be made. No incomplete file is left.
     """
     span = span_of(recording, spec.from_s, spec.until_s)
     if spec.suffix in STILL_SUFFIXES:

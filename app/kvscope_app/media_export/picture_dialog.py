@@ -21,9 +21,9 @@ _AS_SHOWN: Final = "as shown"
 
 class PictureDialog(QDialog):
     saved = Signal(object)
-    """Emitted with the `PictureStyle` of a picture to save to a file."""
+    """Emitted with the chosen `PictureStyle` when the user wants the picture to be saved to a file."""
     copied = Signal(object)
-    """Emitted with the `PictureStyle` of a picture to copy to the clipboard."""
+    """Emitted with the chosen `PictureStyle` when the user wants the picture to be copied to the clipboard."""
 
     def __init__(self, window: SessionWindow, view: View) -> None:
         super().__init__(window)

@@ -40,7 +40,9 @@ class VideoDialog(QDialog):
         assert range_ns is not None, "nothing to make a video of"
         assert origin_ns is not None, "a time to go to has an origin"
         self._start_s = (range_ns[0] - origin_ns) / 1e9
-        """Start of the window's timeline, in seconds from its origin. The dialog's time fields count from this start.
+        """Time at which the window's retained history starts, in seconds from the timeline's origin.
+
+        The dialog's time fields count from the start of the retained history.
         """
         length_s = (range_ns[1] - range_ns[0]) / 1e9
         cursor_s = min(max((timeline.cursor_ns - range_ns[0]) / 1e9, 0.0), length_s)

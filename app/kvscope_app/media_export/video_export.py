@@ -1,7 +1,7 @@
 """Makes a video in the background, by running `kvscope export` in a child process.
 
 The child reads the open recording or, for a live session, a copy of its recent history. The window only polls the
-progress. Owns the child process and the copy; both are removed when the work ends, even by an error.
+progress. When the work ends, even by an error, the child has ended and the copy is deleted.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def _work(session: Session, spec: PictureSpec) -> Callable[[ProgressCallback], P
 
 
 def _copy(recording: Recording, spec: PictureSpec, copy: Path, report_progress: ProgressCallback) -> float:
-    """Copy the time range of `spec` to one file. Returns by how many seconds the copy starts after the recording."""
+    """Copy the time range of `spec` to one file. Returns the time at which the copy starts, in seconds of the
+    recording.
+    """
     from_s = max(spec.from_s or 0.0, recording.first_s)
     save(recording, copy, from_s, spec.until_s, watch=lambda share: report_progress(share * _COPY_SHARE))
     return (Recording.open(copy).start_ns - recording.start_ns) / 1e9

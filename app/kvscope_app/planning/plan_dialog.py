@@ -49,7 +49,7 @@ class PlanDialog(Sheet):
         self.request()
 
     def request(self) -> None:
-        """Request the plan for the form's options, unless it was requested last."""
+        """Request a plan for the form's options, unless the last request had the same options."""
         question = self.form.question
         if question == self._shown_question:
             return

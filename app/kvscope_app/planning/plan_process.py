@@ -26,14 +26,15 @@ Question = tuple[str, ...]
 class PlanProcess(QObject):
     """Runs the planner in a child process.
 
-    The first request starts the child, which takes seconds because it imports torch. It ends some minutes after the
+    The first request starts the child, which takes seconds because it imports torch. The child ends some minutes after
+    the
     last request.
     """
 
     answered = Signal(object)
     """Emitted with the `PlanAnswer` to the newest request: first a partial one, then the complete one."""
     failed = Signal(str)
-    """Emitted with the reason if the newest request has no answer."""
+    """Emitted with the reason when the newest request fails."""
 
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
         """Create the planner without a child process. `command` replaces the engine's command line."""
@@ -92,7 +93,7 @@ class PlanProcess(QObject):
 
 
 def _parse(line: bytes) -> tuple[PlanAnswer | None, str]:
-    """Return the answer and "", or None and the reason why there is none."""
+    """Parse a line of the planner's output. Returns (answer, ""), or (None, reason) if the line has no answer."""
     try:
         return msgspec.json.decode(line, type=PlanAnswer), ""
     except msgspec.MsgspecError as error:

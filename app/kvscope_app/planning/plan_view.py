@@ -39,7 +39,7 @@ _COLORS: Final = {
 }
 """Colour of each part of the bar, as an index into the theme's curve colours. Other parts are grey.
 
-No colour repeats within the parts of serving, or within those of training.
+The parts of a serving plan all have different colours, and so do the parts of a training plan.
 """
 _GREY: Final = 7
 _COMMA_GROUPS: Final = re.compile(r"(?<=\d),(?=\d{3})")

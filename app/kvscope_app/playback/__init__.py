@@ -1,1 +1,1 @@
-"""Opening and playback of recordings: operations on the timeline, bar, slider and actions."""
+"""Opening and playback of recordings: the operations on a timeline, and the playback bar, slider and actions."""

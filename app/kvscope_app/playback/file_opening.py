@@ -12,7 +12,8 @@ _POLL_INTERVAL_MS: Final = 30
 
 
 class FileOpening(QObject):
-    """Opening of one recording, which starts in the constructor if `path` is a path.
+    """Opening of one recording. The constructor starts it, unless `path` is a `RecordingOpening` that was started
+    before.
 
     Emits exactly one of `opened`, `failed` and `cancelled`.
     """

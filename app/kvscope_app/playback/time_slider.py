@@ -22,7 +22,7 @@ class TimeSlider(QSlider):
 
     space_pressed = Signal()
     pointed = Signal(float)
-    """Emitted with the time in seconds at the mouse pointer."""
+    """Emitted with the time in seconds at the mouse pointer when the pointer moves over the slider."""
 
     def __init__(self, duration_s: float) -> None:
         super().__init__(Qt.Orientation.Horizontal)

@@ -172,6 +172,8 @@ def _with_header(recording: ListedRecording, report_progress: ProgressCallback) 
 
 
 def _engine_text(hello: Hello) -> str:
-    """Return the engine's name and version, such as `vLLM 0.32.0`. Some versions already begin with the name."""
+    """Return the engine's name and version, such as `vLLM 0.32.0`. If the version begins with the name, return
+    the version.
+    """
     name, version = engine_name(hello.capabilities.engine), hello.engine_version
     return version if version.casefold().startswith(name.casefold()) else f"{name} {version}".strip()

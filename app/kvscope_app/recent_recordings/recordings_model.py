@@ -90,7 +90,7 @@ COLUMNS: Final = (
 
 
 class RecordingsModel(TableModel):
-    """Recordings that contain every word of the filter, in the order that the user chose.
+    """Recordings whose name, model and engine contain every word of the filter, in the order that the user chose.
 
     Does not use QSortFilterProxyModel, which calls Python for each comparison: with 2,000 recordings it blocked the
     window

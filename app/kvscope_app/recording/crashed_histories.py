@@ -64,7 +64,7 @@ class CrashedHistories(QObject):
     def _offer(self, removed: RemovedRings) -> None:
         """Show the offer in a window that shows data and whose banner is free.
 
-        An earlier offer would disappear with the banner about the engine's start.
+        Before a window shows data, its banner is used to report the engine's start, which would replace the offer.
         """
         window = next((w for w in self._windows() if w.session.live_mirror.hello is not None), None)
         if window is None or window.banner.isVisible():

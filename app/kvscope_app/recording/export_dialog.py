@@ -52,7 +52,9 @@ _FORMATS: Final = (
     *(_ExportFormat(f"Table of {kind.name}", "csv", ".csv", kind.name, f"One row per {kind.row}") for kind in TABLES),
 )
 _END_TOLERANCE_S: Final = 0.05
-"""Tolerance in seconds within which a chosen time means the timeline's start or end. Half of the fields' resolution."""
+"""Tolerance in seconds within which a chosen time means the timeline's start or end: half the resolution of the
+fields.
+"""
 
 
 class ExportDialog(QDialog):

@@ -50,7 +50,7 @@ class HistoryLengthDialog(QDialog):
 
 class SaveHistoryDialog(QDialog):
     chosen = Signal(float)
-    """Emitted with the number of minutes to save."""
+    """Emitted with the number of minutes to save when the user accepts the dialog."""
 
     def __init__(self, parent: QWidget, question: str, proposed: float, available: float) -> None:
         super().__init__(parent)

@@ -133,7 +133,10 @@ def _ask_minutes(window: SessionWindow) -> None:
 
 
 def proposed_minutes(available: float, minutes_ago: float) -> float:
-    """Return the proposed length in minutes, at most `available`, which includes the shown time, `minutes_ago`."""
+    """Return the proposed length in minutes, at most `available`, so that the saved history includes the shown time.
+
+    The shown time is `minutes_ago` before the present.
+    """
     return min(max(_DEFAULT_MINUTES, minutes_ago + _MARGIN_MINUTES), available)
 
 

@@ -1,4 +1,5 @@
-"""Asks once whether recordings may contain prompt and answer texts, which are private. The File menu can change it.
+"""Asks once whether recordings may contain prompt and answer texts, which are private. The File menu can change the
+answer.
 
 `TextRecorder` requests the texts from the engine, only with the user's consent.
 """
@@ -61,9 +62,11 @@ def _records_texts(window: SessionWindow) -> bool:
 
 
 def ask_once(window: SessionWindow, proceed: Callable[[], object]) -> None:
-    """Ask if the user has not answered yet and may request texts, then call `proceed`.
+    """Ask whether to record texts, then call `proceed`.
 
-    A cancelled question is asked again next time.
+    Does not ask if the user has answered already, or if the engine does not execute this client's commands. A question
+    that
+    was cancelled is asked again next time.
     """
     if text_consent(window.settings) is not None or not window.session.may_operate:
         proceed()

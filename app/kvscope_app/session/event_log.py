@@ -18,7 +18,9 @@ from kvscope_telemetry.messages.event_kinds import KIND_CODES
 from kvscope_telemetry.messages.telemetry import Event
 
 _CLEARS: Final = itertools.count(1)
-"""Source of values for `EventLog.num_clears`, unique across all logs, so that a reader detects another or cleared log.
+"""Source of values for `EventLog.num_clears`. They are unique across all logs, so that a reader with a stored value
+notices
+when it reads another log or when the log was cleared.
 """
 
 
@@ -44,7 +46,7 @@ class EventLog:
     def __init__(self, max_events: int) -> None:
         self.last_serial = 0
         self.num_clears = 0
-        """Number that identifies the contents since the last `clear`, unique across all logs."""
+        """Id of the log's contents, unique across all logs. It changes when the log is cleared."""
         self.max_events = self._max_events = max_events
         self._events: list[LoggedEvent] = []
         """Ring buffer: the event with number `serial` is at index `(serial - 1) % max_events`. Shorter until the ring
@@ -69,7 +71,7 @@ class EventLog:
         self._events.clear()
 
     def replace_oldest(self, past: Sequence[tuple[int, int, Event]], num_replaced: int) -> None:
-        """Replace the first `num_replaced` events by `past`: (time in ns, epoch, event), oldest first.
+        """Replace the first `num_replaced` events by `past`, a sequence of (time in ns, epoch, event), oldest first.
 
         The serials of all events change.
         """

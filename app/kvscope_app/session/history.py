@@ -1,8 +1,8 @@
 """Recent history of an engine for charts: ring buffers bounded by time and bytes, filled from updates. Imports no Qt.
 
 All times are on this machine's monotonic clock, also those of recordings (negative if before the boot). Frame times of
-an epoch are mapped to it with the smallest difference between receipt and frame time, so that times continue across
-engine restarts and machines. An absent engine leaves a gap. Data of earlier epochs is retained.
+an epoch are converted to this clock with the smallest difference between receipt and frame time, so that times continue
+across engine restarts and machines. An absent engine leaves a gap. Data of earlier epochs is retained.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class History:
         self._totals: dict[str, int] = {}
         self._last_step = -1
         self.began_engine_ns = 0
-        """`began_ns` on the engine's clock."""
+        """Time of the last `restart` on the engine's clock."""
         self.began_ns: int | None = None
         """Time of the last `restart`, or None. Earlier data was not observed directly, but filled in from the overview.
         """
@@ -428,7 +428,7 @@ class BinRing:
         """Absolute number of the newest bin, or `NONE`. Negative for times before this machine's boot."""
         self._num_sums = len(sums)
         self._gauges = slice(len(sums), len(sums) + len(gauges))
-        """Rows with values that carry over from bin to bin."""
+        """Rows of the 2-D array with the gauges, whose values carry over from bin to bin."""
         self._row = {name: row for row, name in enumerate((*sums, *gauges, *points))}
         self._data = np.full((len(self._row), num_bins), np.nan)
 

@@ -65,7 +65,7 @@ class Player(Protocol):
     def duration(self) -> float: ...
     @property
     def now_ns(self) -> int:
-        """`position` on this machine's monotonic clock."""
+        """The current position (`position`) as a time in ns on this machine's monotonic clock."""
 
     @property
     def consumed_ns(self) -> int:

@@ -61,7 +61,9 @@ class OverviewReader:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all data that the file had when it was opened was added. A growing file may have more."""
+        """Whether the overview has all data that was in the file when the file was opened. A growing file may
+        have more by now.
+        """
         return (self._is_caught_up or self._work.is_finished) and not self._parts and not self._bookmarks
 
     def drain_into(self, overview: SessionOverview) -> bool:

@@ -1,8 +1,8 @@
 """Current rates, shares and latencies: means over the `RECENT_S` seconds before the shown time. Imports no Qt.
 
-They do not depend on the time range of a chart. In a recording, and whenever the cursor is not at the live end, they
-equal the `summaries.run_figures` over the last whole seconds, as does `kvscope export --from --until` for the same
-range. At the live end they are computed from the bins of the history, because the overview lags behind by seconds.
+The figures do not depend on the time range of a chart. In a recording, and whenever the cursor is not at the live end,
+they are those of `summaries.run_figures` for the last whole seconds, so that an export of the same range has the same
+values. At the live end they are computed from the bins of the history, because the overview lags behind by seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def recent_span(session: Session) -> RecentSpan:
 
 
 def recent_sums(session: Session, names: Iterable[str]) -> tuple[Mapping[str, float], float]:
-    """Return sums of columns of `history.SUMS` (NaN if unknown) and the seconds they cover, without pauses."""
+    """Return sums of columns of `history.SUMS` (NaN if unknown), and the number of seconds they cover,
+    excluding pauses.
+    """
     return _overview_sums(session, names) if session.timeline.player is not None else _history_sums(session, names)
 
 

@@ -20,7 +20,9 @@ from kvscope_telemetry.summaries.request_phases import PhaseRows
 
 IntArray = npt.NDArray[np.int64]
 _UNOBSERVED: Final = -2
-"""Value of a time before observation began, so that a later event is not taken for the first."""
+"""Value of a time that passed before observation began. Being set, it is not replaced by the time of a later
+token or step.
+"""
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -67,7 +69,7 @@ class RequestTimes:
         self._num_tokens[slots] = tokens
 
     def _tokens_before(self, slots: IntArray, tokens: IntArray) -> IntArray:
-        """Return the number of tokens of each row's request before that row."""
+        """Return, for each row, the number of tokens that its request had before the update that the row describes."""
         before = self._num_tokens[slots]
         if slots.size > 1:
             order = np.argsort(slots, kind="stable")
@@ -77,9 +79,9 @@ class RequestTimes:
         return before
 
     def add_events(self, events: Iterable[Event]) -> None:
-        """Set end states and admission times. Those of events are exact, and exist even if a request's first step was
-        not
-        observed.
+        """Set end states and admission times from events.
+
+        Event times are exact, and are known even if a request's first step was not observed.
         """
         for event in events:
             slot = event.number % self._capacity
@@ -91,7 +93,7 @@ class RequestTimes:
                 self._ending[slot] = ENDINGS[event.kind]
 
     def add_moments(self, moments: PhaseRows) -> None:
-        """Add rows of `SessionOverview.moments` for this epoch's time before observation began."""
+        """Add times from before observation began: rows of `SessionOverview.moments` of this epoch."""
         slots = moments["number"].astype(np.int64) % self._capacity
         is_known = self._number[slots] == moments["number"]
         for kind, column in ((RequestMoment.STARTED, self._started_ns), (RequestMoment.FIRST_TOKEN, self._first_ns)):
@@ -147,5 +149,5 @@ def _set_first(column: IntArray, slots: IntArray, times: IntArray) -> None:
 
 
 def _states(rows: RequestRows) -> npt.NDArray[np.uint8]:
-    """Return the state of each row; WAITING for all rows without states."""
+    """Return the state of each row, or WAITING for every row if `rows` has no states."""
     return np.frombuffer(rows.state or bytes(len(rows.number) // 4), "u1")

@@ -65,7 +65,7 @@ class Session(QObject):
     `noticed` is emitted with the same text. This signal is for widgets that keep showing the failure.
     """
     replies = Signal(list)
-    """Emitted with a list of `Reply`. Each receiver selects its own by request id or tag."""
+    """Emitted with a list of `Reply` when replies have arrived. Each receiver selects its own by request id or tag."""
 
     def __init__(self, source: Source, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -164,9 +164,7 @@ class Session(QObject):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of the shown engine. Until the source has sent them, the capabilities of kvscope's own
-        engine.
-        """
+        """Capabilities of the shown engine, or those of kvscope's own engine until the source has sent them."""
         return self.mirror.capabilities
 
     @property

@@ -87,7 +87,7 @@ class RecordedRequests:
                 read_until_ns = self._read_after(recorded, read_until_ns, watch)
 
     def _read_after(self, recorded: Recording, after_ns: int, watch: ProgressCallback) -> int:
-        """Read the messages after `after_ns` (wall clock). Returns the time of the last one."""
+        """Read the messages after `after_ns` (wall clock). Returns the time of the newest message read."""
         length_ns = max(recorded.end_ns - recorded.start_ns, 1)
         reader, newest_ns = RequestLogReader(self.log), after_ns
         for at_s, message in recorded.messages((after_ns + 1 - recorded.start_ns) / 1e9, keyframes=True):

@@ -8,9 +8,7 @@ from PySide6.QtCore import QObject, Signal
 
 
 class SessionSelection(QObject):
-    """Selection of at most one of a request, a set of ledger rows and a batch, and independently of at most
-    one block.
-    """
+    """Selection of a session: at most one block, and at most one of a request, a set of ledger rows, and a batch."""
 
     changed = Signal()
 

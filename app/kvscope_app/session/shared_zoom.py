@@ -1,8 +1,9 @@
 """Zoomed time range that the linked views of a session share, with its undo history. Contains no widgets.
 
-Without a zoom, `span` is None and each view shows its own range: charts the length chosen in their bar
-(`time_bar.RANGES_S`), up to the time shown; the roofline likewise (`ROOFLINE_RANGES_S`); the timeline and the
-fragmentation map the whole session, or what was chosen there.
+Without a zoom, `span` is None and each view shows its own range. Charts and the roofline show the length chosen in
+their
+bar (`time_bar.RANGES_S`, `ROOFLINE_RANGES_S`), up to the time shown. The timeline and the fragmentation map show the
+whole session or the range chosen in the view.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class SharedZoom(QObject):
     changed = Signal()
 
     def __init__(self, parent: QObject | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without a zoom. `clock` returns seconds and decides which changes are undone together."""
+        """Start without a zoom. `clock` returns a time in seconds; changes in quick succession are undone together."""
         super().__init__(parent)
         self._clock = clock
         self._span: TimeSpan | None = None

@@ -1,4 +1,4 @@
-"""Memory breakdown at the shown time, also before the engine has sent its first one after a start. Imports no Qt."""
+"""Memory breakdown at the shown time, even if the engine had not yet sent one at that time. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 def shown_memory(timeline: SourceTimeline) -> MemoryBreakdown | None:
     """Return the newest memory breakdown at the shown time, or None.
 
-    Before the first one of an engine start, for example right after attaching, return only the parts that are constant
-    within an engine start (weights and pool), from the newest breakdown at the live end.
+    Before an engine sends its first breakdown after a start, for example right after attaching, return only the parts
+    that
+    are constant within an engine start (weights and pool), from the newest breakdown at the live end.
     """
     shown, newest = timeline.history.memory, timeline.end.history.memory
     if shown is not None or newest is None or newest.epoch != timeline.mirror.epoch:

@@ -1,4 +1,4 @@
-"""Timeline of one source with a cursor: the shown state, and moving it in time.
+"""Timeline of one source with a cursor: the shown state, and the operations that move the cursor.
 
 - Live: the cursor follows the end, and views show the mirror that follows the source.
 - Paused: the cursor stays at the shown time. Updates are still received, applied and recorded. Moving the cursor shows
@@ -6,8 +6,9 @@
   copy, and resuming returns to the present.
 - Playback: the same for a recording, which has a fixed end.
 
-Owns both viewpoints, the cursor and the loop. The overview and the history on disk are passed in. Does not depend on
-the selection.
+Owns the viewpoint at the end, the viewpoint at the cursor, and the loop. The overview and the history on disk are
+passed
+in. Does not depend on the selection.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 _LIVE_DISTANCE_NS: Final = 50_000_000
 """Maximum distance in ns from the present at which a moved cursor becomes live."""
 _MAX_HISTORY_DELAY_NS: Final = 2_500_000_000
-"""Maximum delay in ns of the history on disk. Fast playback that reaches its end within this delay becomes live."""
+"""Maximum delay in ns of the history on disk. Fast playback that reaches the history's end, at most this far behind the
+present, becomes live.
+"""
 
 
 class SourceTimeline(QObject):
@@ -349,7 +352,8 @@ class Viewpoint:
     """A source, the state rebuilt from it, and its recent history.
 
     A timeline has a viewpoint at its end, and another at the cursor after the cursor left the end. With a `player`, a
-    seek resets mirror and history, and the history before it is filled from `overview`.
+    seek
+    resets the mirror and the history, and the history before the new position is filled from `overview`.
     """
 
     def __init__(
@@ -401,7 +405,10 @@ class Viewpoint:
             self._backfill_stops()
 
     def _backfill_stops(self) -> None:
-        """Add the pauses before a seek from the overview, because delta checkpoints do not contain them."""
+        """Add the engine's pauses before a seek position to the mirror. They are taken from the overview, because the
+        recording's
+        delta checkpoints do not contain them.
+        """
         hello, now_ns = self.mirror.hello, self.mirror.time_ns
         if hello is None:
             return
@@ -411,9 +418,9 @@ class Viewpoint:
 
 
 class Cursor:
-    """Position of a live session that is away from the live end, between `freeze` and `return_to_end`.
+    """Cursor of a live session, which is away from the live end between `freeze` and `return_to_end`.
 
-    It then has a frozen copy of the shown state, and after `go_to` a playback of the ring on disk.
+    Away from the end, it has a frozen copy of the shown state, and after `go_to` a playback of the ring on disk.
     """
 
     def __init__(self, overview: SessionOverview) -> None:

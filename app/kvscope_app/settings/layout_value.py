@@ -1,6 +1,8 @@
 """Layout of a window as a value, and as a JSON file that users can read and edit. Imports no Qt.
 
-Sizes are fractions, so that a layout fits any screen. The settings store the same value under a name.
+Sizes are fractions, so that a layout fits any screen. Layouts that the user named are stored in the settings as the
+same
+type of value.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     share: Share = 1.0
-    """Fraction of the containing part; for an area, of the window's width (left, right) or height (bottom, top)."""
+    """Fraction of the containing part's length.
+
+    For an outermost part (`WindowLayout.left` and so on), the fraction of the window's width (left, right) or height
+    (bottom, top).
+    """
     tabs: tuple[str, ...] = ()
     front: str = ""
     """Name of the current tab; empty for the first tab."""

@@ -35,7 +35,7 @@ class SettingsStore(QObject):
     """Current settings in `values`. A change that cannot be written remains in effect for this run."""
 
     changed = Signal(object)
-    """Emitted with the previous `Settings`, to compare with `values`."""
+    """Emitted with the previous `Settings` when `values` has changed, in this or another process."""
     write_failed = Signal(str)
     """Emitted with the reason why a change could not be written."""
 

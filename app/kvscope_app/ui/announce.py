@@ -1,4 +1,7 @@
-"""Reports the contents of widgets that paint themselves to assistive technology. Does little if none is active."""
+"""Reports the contents of widgets that paint themselves to assistive technology, such as a screen reader.
+
+Does little if no assistive technology is active.
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,10 @@ from PySide6.QtWidgets import QAbstractItemView
 def edit_item(view: QAbstractItemView, index: QModelIndex | QPersistentModelIndex) -> None:
     """Open the editor of the item at `index`, or focus the editor if it is open already.
 
-    The editor of another item is committed and closed first. Nothing happens for an invalid index or an item that
-    cannot be edited. In all these cases, `QAbstractItemView.edit` prints `edit: editing failed` and does nothing.
+    If the editor of another item is open, it is committed and closed first. Nothing happens for an invalid index or an
+    item
+    that cannot be edited. `QAbstractItemView.edit` would print `edit: editing failed` and do nothing in each of these
+    cases.
     """
     needed = Qt.ItemFlag.ItemIsEditable | Qt.ItemFlag.ItemIsEnabled
     if not index.isValid() or index.flags() & needed != needed:

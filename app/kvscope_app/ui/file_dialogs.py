@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 class FileDialog(QFileDialog):
     """QFileDialog without name completion.
 
-    Qt selects the completion, so that it replaces characters if the user types faster than the folder is read.
+    Qt selects a completion by itself. If the user types faster than Qt reads the folder, it replaces typed characters.
     """
 
     def showEvent(self, event: QShowEvent) -> None:

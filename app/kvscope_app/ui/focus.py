@@ -46,8 +46,10 @@ def _set_actual_parents(widget: QWidget) -> None:
     widget's actual parent is. A window would then never be freed, and a widget would count as deleted together with its
     predecessor. Setting the actual parent again has no effect in Qt.
 
-    All ancestors are needed: nothing else keeps the Python object of a parent that Qt created itself, such as the tab
-    bar of docks, and PySide marks the objects of its children as deleted with it. Shift+Tab meets the children first.
+    All ancestors are needed. For a parent that Qt created itself, such as the tab bar of docks, only a child keeps the
+    Python object alive; when the object is freed, PySide marks the objects of the parent's children as deleted. In
+    backward
+    order, the children come before their parent.
     """
     current: QWidget | None = widget
     while current is not None:

@@ -15,7 +15,7 @@ it.
 
 
 class FoldingFrame(QFrame):
-    """Frame with a text and buttons. The widget `corner` stays at the right of both."""
+    """Frame with a text and buttons. The widget `corner` stays to the right of the text and the buttons."""
 
     def __init__(self, text_layout: QLayout, buttons: QLayout, corner: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)

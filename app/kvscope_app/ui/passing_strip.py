@@ -28,7 +28,9 @@ class FloatingStrips(QWidget):
     """
 
     covered = Signal(int)
-    """Emitted with the height in pixels that the visible strips cover, 0 if all are hidden."""
+    """Emitted after the strips were laid out, with the height in pixels that the visible strips cover (0 if all
+    are hidden).
+    """
 
     def __init__(self, area: QWidget, over: QWidget) -> None:
         super().__init__(area)

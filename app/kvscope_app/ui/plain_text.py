@@ -1,4 +1,4 @@
-"""Labels and tooltips that show text literally. Names, reasons and prompts of engines and models are never markup."""
+"""Labels and tooltips that show text literally: names, reasons and prompts from engines and models are never markup."""
 
 from __future__ import annotations
 

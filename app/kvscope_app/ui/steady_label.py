@@ -45,7 +45,9 @@ class SteadyLabel(PlainLabel):
             self.setFixedSize(needed)
 
     def _text_size(self) -> QSize:
-        """Return the size of the text. Qt's size hint is never smaller than the fixed size."""
+        """Return the size of the text, computed from the font, because Qt's size hint is never smaller than the
+        label's fixed size.
+        """
         self.ensurePolished()
         metrics, margins = self.fontMetrics(), self.contentsMargins()
         text = self.text() if len(self.text()) > len(self._longest) else self._longest

@@ -1,7 +1,7 @@
 """Dark and light themes: the named colours that the desktop paints with.
 
-Qt's colour scheme has no effect without a platform theme, so both palettes are defined here, on top of the Fusion
-style. pyqtgraph does not follow a palette: views apply colours of a `Theme` in `View.apply_theme`.
+Qt's colour scheme has no effect without a platform theme, so the colours of both themes are defined here, on top of the
+Fusion style. pyqtgraph does not follow Qt's palette: views apply colours of a `Theme` in `View.apply_theme`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Theme:
     flash_copied: str
     flash_saved: str
     flash_loaded: str
-    """Colour of a cell shortly after its block was loaded. Large cells also get a sign."""
+    """Colour of a page map cell shortly after its block was loaded from a lower tier. Large cells also get a glyph."""
     selection: str
 
     def color(self, name: str, alpha: int = 255) -> QColor:

@@ -55,7 +55,9 @@ def apply_zoom(app: QApplication, percent: int) -> None:
 
 
 def restore_own_font(app: QApplication, widget: QWidget) -> None:
-    """Restore the size of a widget's own font after a stylesheet was set, which resets it to its first size."""
+    """Restore the size of a widget's own font. Setting a stylesheet resets it to the size that the font had at
+    first.
+    """
     scale = widget.property(_SCALE)
     if scale is not None:
         font = QFont(widget.font())

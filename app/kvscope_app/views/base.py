@@ -28,7 +28,9 @@ class View(QWidget):
     """Name of the view's dock in saved layouts. It must never change."""
     refresh_hz: ClassVar[float] = 10.0
     follows_page_map: ClassVar[bool] = False
-    """Whether the view shows a new frame in the same event-loop pass as the page map, after a pause in the data."""
+    """Whether the view shows the first update after a pause at the same time as the page map, rather than some
+    time later.
+    """
 
     done = Signal(str, object, object)
     """Emitted after an undoable action, with a description ("deleting the chat") and functions that undo and redo it.
@@ -48,7 +50,7 @@ class View(QWidget):
         """Show the current contents of the session's mirror and history."""
 
     def became_visible(self) -> None:
-        """Called when the view becomes visible again after its dock was closed or behind another."""
+        """Called when the view becomes visible again after its dock was closed or behind another dock."""
 
     def restore_settings(self, settings: QSettings) -> None:
         """Restore the user's choices from `settings`. Called once, before the view is shown."""
@@ -72,7 +74,9 @@ class View(QWidget):
         return False
 
     def use_clock(self, clock: Callable[[], int]) -> None:
-        """Use `clock` (ns) instead of the machine's clock for fading highlights, as in a video."""
+        """Use `clock` (ns) instead of the machine's clock for fading highlights. Called for a view that is drawn
+        offscreen, for an exported picture or video.
+        """
 
     def shut_down(self) -> None:
         """Stop threads and processes that the view started. Called when the window closes."""

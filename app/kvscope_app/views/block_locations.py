@@ -28,7 +28,7 @@ class BlockLocation:
     slot: int = -1
     """Slot of an engine that divides its cache into slots (llama.cpp), else -1.
 
-    For such an engine, `tokens` is the first and last token of the slot in the row.
+    For such an engine, `tokens` has the positions of the first and last token of the slot that the row can hold.
     """
     tokens: tuple[int, int] = (0, 0)
 
@@ -77,7 +77,7 @@ def group_name(group: KVGroup) -> str:
 def map_sections(cache: CacheInfo) -> tuple[int, ...]:
     """Return the number of rows of each section of the page map; empty if the map has a single section.
 
-    The sections are slots if there are 2 to 16 and no lower tiers, otherwise tiers.
+    The sections are slots if the engine has 2 to 16 slots and no lower tiers. Otherwise, they are tiers.
     """
     sizes = tuple(section_sizes(cache).values())
     num_slots = cache.num_blocks // cache.slot_blocks if cache.slot_blocks else 0
@@ -117,7 +117,7 @@ def is_swapped_out(mirror: Mirror, number: int) -> bool:
 
 
 def tier_counts_text(num_by_tier: dict[Tier, int], noun: str = "block") -> str:
-    """Return a text such as `62 blocks in host memory, 3 on disk`. Blocks of the pool and states are not counted."""
+    """Return a text such as `62 blocks in host memory, 3 on disk`. Pool blocks and recurrent states are not counted."""
     lower = [(number, where) for tier, number in num_by_tier.items() if number and (where := TIER_STYLES[tier].where)]
     texts = [f"{count(number)} {where}" for number, where in lower]
     return ", ".join([f"{plural(lower[0][0], noun)} {lower[0][1]}", *texts[1:]]) if lower else ""

@@ -35,8 +35,10 @@ miss a frame.
 """
 _TURN_MS: Final = 8
 _MIN_GAP_NS: Final = 2_000_000
-"""Minimum time in ns between an update and the next turn. An earlier turn is postponed once, because Qt runs overdue
-timers in succession.
+"""Minimum time in ns between an update and the next turn. Qt runs overdue timers in succession, so without this gap it
+would have no time for input between the update and the turn.
+
+A turn that comes too early is postponed, but only once.
 """
 _PAUSE_FACTOR: Final = 3
 """Pause after refreshing a slow view, as a multiple of the refresh's duration, so that slow views use at most a quarter
@@ -44,10 +46,10 @@ of the time.
 """
 _MAX_PAUSE_NS: Final = 500_000_000
 _SINGLE_UPDATE_NS: Final = 100_000_000
-"""Minimum pause in ns before an update after which views with `follows_page_map` show the update together with the page
-map.
+"""Minimum pause in ns between two updates after which the second one is shown by the page map and by all views with
+`follows_page_map` at the same time.
 
-With a slow or stepped engine, all views then show the same state.
+With a slow or stepped engine, these views thus always show the same state.
 """
 _CURVES_SETTLED_NS: Final = 8_000_000_000
 """Time in ns without new data after which heartbeats refresh the views only every `_IDLE_INTERVAL_NS`."""

@@ -53,7 +53,7 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> Difference:
 
 
 def share_of_spread(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the root mean square of the difference divided by that of `expected`."""
+    """Return the root mean square of the difference divided by the root mean square of `expected`."""
     error = (actual.float() - expected.float()).square().mean().sqrt()
     size = expected.float().square().mean().sqrt()
     error_rms = float(error)

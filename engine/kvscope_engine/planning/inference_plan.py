@@ -1,7 +1,7 @@
 """Memory that serving a model takes on each GPU, and how many tokens and requests fit into the remaining memory.
 
-Sums as the engine does (`model/device_memory/memory_plan.py`), with the same reserves; quantities that the engine
-measures at its start are estimated here.
+Adds up the same quantities and reserves as the engine (`model/device_memory/memory_plan.py`). Quantities that the
+engine measures at its start are estimated here.
 
 - Weights: number of parameters times their bytes.
 - KV: two vectors per head, layer and token, each with a float32 scale if stored in 8 bits. Blocks are counted by KV
@@ -132,7 +132,7 @@ class StagePlan:
     num_host_blocks: int
     groups: tuple[LayerGroup, ...]
     needs: BlockNeeds
-    """Computes the number of blocks that a request needs in all KV groups, once its prompt is computed."""
+    """Computes the number of blocks, over all KV groups, that a request holds once its prompt is computed."""
     num_states: int = 0
     """Number of slots for recurrent states on the GPU, for running requests and cached prefixes."""
     state_bytes: int = 0
@@ -155,7 +155,7 @@ class InferencePlan:
     expansion_factor: float = 1.0
     """Factor by which the KV of a model with latents (MLA) would grow if keys and values were stored."""
     own_forward_reason: str = ""
-    """Why the engine runs the model with transformers' own code; empty if it does not."""
+    """Why the engine runs the model with transformers' own code; empty if the engine uses kvscope's attention."""
     index_bytes: int = 0
     """Bytes per token that indexers (sparse attention) store, in all layers."""
 
@@ -171,7 +171,7 @@ class InferencePlan:
     def num_tokens(self) -> int:
         """Maximum number of tokens in the KV cache, over all requests.
 
-        If layers have a window, it holds for requests of the maximum length.
+        If layers have a window, this is the number for requests of the maximum length.
         """
         if not self.has_windows:
             return self.num_blocks * self.question.block_size
@@ -179,8 +179,8 @@ class InferencePlan:
 
     @property
     def has_windows(self) -> bool:
-        """Whether some layers have a window shorter than the longest request, so that blocks are freed while it
-        runs.
+        """Whether some layers have a window shorter than the longest request, so that blocks are freed while
+        such a request runs.
         """
         return any(group.rule.window for stage in self.stages for group in stage.groups)
 
@@ -259,7 +259,8 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
 def _check_own_forward(name: str, shape: ForwardShape, question: InferenceQuestion) -> None:
     """Raise BadInput for options that are not supported for a model run by transformers' own code.
 
-    Tensor parallelism is accepted if all layers store latents, which vLLM and SGLang replicate on each GPU.
+    Tensor parallelism is accepted only if all layers store latents. The plan then describes vLLM and SGLang, which
+    replicate latents on each GPU.
     """
     if question.kv_cache_dtype != "auto":
         raise BadInput(
@@ -409,8 +410,8 @@ class ForwardShape:
 
 @lru_cache(maxsize=16)
 def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int, length: int = 0) -> ForwardShape:
-    """Run `num_tokens` tokens through a model without data. Their requests have up to `length` tokens (0 for
-    `num_tokens`).
+    """Run `num_tokens` tokens through a model whose tensors have no data. The tokens belong to requests of up to
+    `length` tokens; if `length` is 0, it is `num_tokens`.
 
     Raises BadInput if the engine would refuse the model.
     """

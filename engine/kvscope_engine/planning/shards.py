@@ -1,7 +1,8 @@
 """Divides a model among GPUs: matrices by tensor parallelism, consecutive layers by pipeline parallelism.
 
-As in vLLM, after Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): matrices are divided equally, vectors are
-replicated, and KV heads are replicated if there are fewer heads than ranks. Independent of dtypes and of memory.
+The rules are those of vLLM, which follow Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053): matrices are divided
+equally, vectors are replicated, and KV heads are replicated if there are fewer heads than ranks. Independent of dtypes
+and of memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A model without memory: its configuration, its modules with only shapes, and its parameters by layer.
+"""Structure of a model without its weights: the configuration, modules whose tensors have shapes but no data, and the
+number of parameters by layer.
 
-Resolves a name to a configuration without downloading anything else.
+For a model name, only the configuration is downloaded.
 """
 
 from __future__ import annotations

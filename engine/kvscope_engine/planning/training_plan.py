@@ -1,8 +1,9 @@
-"""Memory that training a model takes on each GPU: one step is run on tensors without data, and divided as by ZeRO.
+"""Memory that training a model takes on each GPU: one training step is run on tensors without data, and its memory is
+divided among the GPUs as by ZeRO.
 
-Weights, gradients and the optimizer's states are counted as torch creates them. Activations are what autograd retains
-of transformers' own forward pass, with the loss's float32 logits, at the worst moment of forward, backward and the
-optimizer's step. Sources:
+Weights, gradients and the optimizer's states are counted as torch creates them. Activations are the tensors that
+autograd retains from transformers' own forward pass, and the loss's float32 logits. The result is the maximum over the
+forward pass, the backward pass and the optimizer's step. Sources:
 
 - `mixed`: 16-bit weights and gradients, plus float32 master weights and Adam's two moments, 2 + 2 + 12 bytes per
   parameter: Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054, section 3.1.
@@ -10,7 +11,7 @@ optimizer's step. Sources:
   each rank gathers one layer at a time: the same paper, section 5 and figure 1.
 - Gradient checkpointing keeps each layer's input and recomputes the rest: Chen et al. 2016, arXiv:1604.06174.
 - GPT's layers with dropout retain s*b*h*(34 + 5*a*s/h) bytes per layer without checkpointing: Korthikanti et al. 2022,
-  arXiv:2205.05198, equation 2. Here they are counted, because today's layers differ.
+  arXiv:2205.05198, equation 2. Not used here, because today's layers differ.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ def _master_weights(question: TrainingQuestion, parameters: list[nn.Parameter]) 
 
 
 def _create_optimizer_states(optimizer: Any, parameters: list[nn.Parameter], memory: LiveMemory) -> None:
-    """Run an optimizer step, because optimizers create their states only then."""
+    """Run an optimizer step, because optimizers create their states in their first step."""
     if optimizer is None:
         return
     for parameter in parameters:

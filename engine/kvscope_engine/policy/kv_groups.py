@@ -79,7 +79,8 @@ def find_prefix(
 ) -> PrefixMatch:
     """Return the longest cached prefix after which the computation of a text can continue.
 
-    `digests` are those of the text's full blocks. `get` returns the block of a group by its `group_digest`, or None.
+    `digests` are those of the text's full blocks. `get` returns the cached block for a `group_digest`, or None if no
+    block is cached.
     """
     group_blocks: list[list[int]] = []
     num_blocks = len(digests)

@@ -9,7 +9,9 @@ from kvscope_engine.policy.request import Request
 
 
 def rank(request: Request) -> tuple[int, int, int]:
-    """Return the sort key of the scheduling order. No two requests have the same key, and it never changes."""
+    """Return the sort key of the scheduling order. No two requests have the same key, and the key of a request
+    never changes.
+    """
     return (-request.priority, request.arrival_ns, request.number)
 
 

@@ -69,8 +69,8 @@ class Request:
     """
     num_saved_tokens: int = 0
     parent: int = 0
-    """Number of the request for the same prompt whose blocks this one shares once that prompt is computed; 0
-    for none.
+    """Number of another request for the same prompt, whose blocks this request shares once the prompt is
+    computed; 0 if there is no such request.
     """
     expected_tokens: int | None = None
     """Final number of tokens, prompt and output; None if unknown. Only the simulator knows it."""
@@ -109,10 +109,10 @@ class Request:
     The tuple is empty if the model has no recurrent layers.
     """
     diverged_at: int = 0
-    """End of the cached blocks, in tokens, if the request could not resume there because no recurrent state was saved
-    there.
+    """End of the cached blocks, in tokens, if the request could not resume from that position because no recurrent
+    state was saved there. Otherwise 0.
 
-    0 if it could. This request saves its state at that position, because the texts of prompts diverge there.
+    The request saves its own state at that position, because other prompts are likely to diverge there too.
     """
     matcher: TokenMatcher | None = None
     """Restricts the output to the requested format; None without structured output.
@@ -131,8 +131,8 @@ class Request:
 
     @property
     def kv_tables(self) -> tuple[list[int], ...]:
-        """Block tables of the request, one per KV group. While it is swapped out, they have ledger rows of
-        lower tiers.
+        """Block tables of the request, one per KV group. While the request is swapped out, they contain ledger
+        rows of lower tiers.
         """
         return self.saved_tables or self.block_tables
 

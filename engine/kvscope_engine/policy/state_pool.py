@@ -27,7 +27,9 @@ from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 
 
 def max_recorded_tokens(max_model_len: int) -> int:
-    """Return the maximum of the number of tokens that the ledger records for a recurrent state."""
+    """Return the largest token count that the ledger can record for a recurrent state of a model with this
+    maximum length.
+    """
     return min(max_model_len, MAX_BLOCK_SIZE)
 
 
@@ -121,9 +123,9 @@ class StatePool:
     def allocate(self, request: Request, digest: bytes | None) -> bool:
         """Allocate a slot for a request that starts to run.
 
-        The slot contains a copy of the checkpoint of `digest`, or is empty if that is None. Returns whether the
-        checkpoint was loaded from host memory. A slot must be available (`num_available`). If the checkpoint has the
-        only one, the request gets the slot of the checkpoint.
+        The slot contains a copy of the checkpoint of `digest`, or is empty if `digest` is None. Returns whether the
+        checkpoint was loaded from host memory. A slot must be available (`num_available`). If the only available slot
+        is that of the checkpoint itself, the request gets this slot, and the checkpoint is evicted.
         """
         assert request.state_slot < 0, f"request {request.number} has a state"
         if digest is None:

@@ -40,8 +40,8 @@ def slots_and_blocks(
 def host_slots(host_bytes: int, one_block: int, one_state: int, num_wanted: int) -> int:
     """Return the number of state slots, at most `num_wanted`, in `host_bytes` of host memory.
 
-    They use at most half of the memory and leave space for a block. If no layer has keys and values, they may use all
-    of it.
+    The slots take at most half of the memory and leave space for a block. If no layer has keys and values, the slots
+    may take all of the memory.
     """
     share = STATES_SHARE if one_block else 1.0
     return min(num_wanted, max(0, min(int(share * host_bytes), host_bytes - one_block)) // one_state)

@@ -16,7 +16,8 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 class Scheduled(NamedTuple):
     """A request and its tokens that run in this step, at positions `start` to `start + num_tokens` (exclusive).
 
-    The request's block table has blocks for them. A tuple, because a frozen dataclass takes 4 times as long to create.
+    The request's block table has blocks for these tokens. The class is a NamedTuple, because a frozen dataclass takes 4
+    times as long to create.
     """
 
     request: Request
@@ -34,7 +35,9 @@ class Scheduled(NamedTuple):
 
 
 class StateSave(NamedTuple):
-    """A copy to make of a request's recurrent state after its first `num_tokens` tokens, to a separate slot."""
+    """Planned copy of a request's recurrent state to a separate slot, made when the state covers the request's
+    first `num_tokens` tokens.
+    """
 
     request: Request
     num_tokens: int
@@ -78,7 +81,7 @@ class StepResult:
     With drafts, these are the accepted drafts and one more token.
     """
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
-    """Log-probabilities of each of `token_ids` where they were requested; empty if no request asked for any."""
+    """Log-probabilities of the tokens in `token_ids` whose requests asked for them; empty if no request did."""
     forward_ns: int = 0
     block_shares: NDArray[np.float32] | None = None
     """Fraction of each decode's attention on each of its blocks, shape (groups, num_single_token, blocks).

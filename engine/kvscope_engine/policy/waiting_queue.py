@@ -52,7 +52,7 @@ class WaitingQueue:
         self.num_preemptible_clients = 0
         """Number of clients with at least two running requests."""
         self._tokens_at_admission: dict[int, int] = {}
-        """Number of tokens of each running request at its admission, by request number."""
+        """Number of tokens that each running request had when it was admitted, by request number."""
 
     def __len__(self) -> int:
         return self._num_waiting

@@ -1,8 +1,8 @@
 """Clients' interventions in a running engine: pauses, single steps, pins, evictions, preemptions and limits.
 
-`ClientInterventions` owns the queued single steps, the pins of each client, and the data that heartbeats publish about
-them. `PausingClients` is owned by `CommandReceiver`, because pauses are renewed on its thread. Imports no sockets. Not
-thread-safe: used on the engine's thread, except where stated.
+`ClientInterventions` owns the queued single steps, the pins of each client, and the data on pins, limits and adapters
+that heartbeats publish. `PausingClients` is owned by `CommandReceiver`, because pauses are renewed on its thread.
+Imports no sockets. Not thread-safe: used on the engine's thread, except where stated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HeartbeatFacts:
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     adapters: tuple[LoadedAdapter, ...] = ()
-    """Loaded LoRA adapters. Like `takes_adapters`, published only in `Status`, not in heartbeats."""
+    """Loaded LoRA adapters. They are published in `Status`, but not in heartbeats."""
     takes_adapters: bool = False
 
 
@@ -69,7 +69,7 @@ class ClientInterventions:
 
     @property
     def clients(self) -> list[bytes]:
-        """Clients whose pins end when they disconnect."""
+        """Clients that have pinned blocks."""
         return self._pins.clients
 
     def execute(self, client: bytes, command: Intervention) -> Reply:
@@ -239,8 +239,8 @@ class SingleSteps:
                 self._answer(first, step)
 
     def cancel_all(self, step: int, why: str) -> None:
-        """Reply to all clients with queued steps that no further step will run. `step` is the number of the
-        last step.
+        """Cancel all queued single steps, and reply to their clients with the reason `why`. `step` is the
+        number of the last step that ran.
         """
         while self._requests:
             self._answer(self._requests.popleft(), step, why)

@@ -232,7 +232,7 @@ class CommandReceiver:
 
 
 class ClientLost:
-    """Task: a client disconnected or does not read."""
+    """Task: a client disconnected, or no longer reads its messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,9 @@ class _Waiting(Generic[_Task]):
 
 
 class CommandQueue(Generic[_Task]):
-    """Fair queue of tasks by client. Any thread may append and one thread pops. `stop` ends its wait for a task."""
+    """Fair queue of tasks by client. Any thread may append tasks, and one thread pops them. `stop` wakes that
+    thread if it waits for a task.
+    """
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.is_stopped = False
@@ -398,8 +400,8 @@ class CommandQueue(Generic[_Task]):
             return [task for task, _, _ in removed]
 
     def move(self, previous: bytes, client: bytes) -> None:
-        """Move all tasks of the connection `previous` to `client`, ahead of its own tasks, together with their
-        usage of the bounds.
+        """Move all tasks of the connection `previous` to `client`, ahead of the tasks that `client` has
+        already. The moved tasks then count towards the bounds of `client`.
         """
         with self._lock:
             earlier = self._clients.pop(previous, None)

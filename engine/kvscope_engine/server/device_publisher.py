@@ -1,4 +1,5 @@
-"""Publishes samples of a machine's devices on engine sockets, for machines whose engine does not (vLLM, SGLang).
+"""Publishes samples of a machine's devices on engine sockets, for machines whose engine (vLLM, SGLang) does not publish
+them.
 
 Owns the sampling thread. The `Hello` declares neither blocks nor requests, and all commands but status and snapshot
 queries are refused. Imports no torch.
@@ -60,7 +61,7 @@ NO_ENGINE: Final = "this address reports devices only: there is no engine"
 class DevicePublisher:
     """Publishes device samples from construction to `close`; also a context manager.
 
-    Raises BadInput and EndpointInUse as `ServerSockets` does.
+    Raises BadInput for an endpoint that is not accepted, EndpointInUse if it is in use.
     """
 
     def __init__(

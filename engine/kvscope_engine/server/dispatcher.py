@@ -130,9 +130,10 @@ class Dispatcher:
         self._receiver.wants_ticks = self._wants_ticks
 
     def disconnect(self, client: bytes) -> None:
-        """Handle a client that disconnected or does not read.
+        """Handle a client that disconnected or no longer reads its messages.
 
-        Its requests are aborted now or, if it may return to its session, after it has been away for too long.
+        If the client may return to its session, its requests are aborted only after it has been away for too long,
+        otherwise immediately.
         """
         self._snapshots.remove_client(client)
         self._receiver.pausing_clients.end(client)
@@ -336,7 +337,7 @@ class Dispatcher:
 
 
 class PendingSubmits:
-    """Submissions whose prompts are being tokenized, by request id. Their clients may abort them.
+    """Submissions whose prompts are being tokenized, by request id. A client may abort its own submissions.
 
     All methods are called on the engine's thread. `on_prepared(client, prepared)` is called on another thread.
     """

@@ -5,7 +5,8 @@ prepared in order, one at a time, and clients are served round-robin. One thread
 therefore never wait behind a very long one. Submissions whose grammar is not compiled yet wait in a queue per grammar,
 served by four threads: a client uses at most two of them, and the client that was served least recently is next.
 
-Tokenizers of Hugging Face release the GIL, chat templates do not: after a long one, its thread sleeps.
+Hugging Face's tokenizers release the GIL, but chat templates do not. A thread therefore sleeps after it has prepared a
+prompt that took long, so that the engine's thread can run.
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ class Preparation:
                 del self._waiting[prepared.queue_key]
 
     def move(self, previous: bytes, client: bytes) -> None:
-        """Move the submissions of the connection `previous`, queued or in progress, to `client`, ahead of its
-        queued ones.
+        """Move the submissions of the connection `previous`, queued or in progress, to `client`, ahead of the
+        submissions that `client` has queued already.
         """
         with self._changed:
             origins = {prepared.submit.client for prepared in self._busy if prepared.client == previous}

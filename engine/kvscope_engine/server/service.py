@@ -49,7 +49,8 @@ class Interrupted(BaseException):
 class EngineService:
     """Serves the engine returned by `build` on `endpoint`.
 
-    The sockets are bound on construction. Raises BadInput and EndpointInUse as `ServerSockets` does.
+    The sockets are bound on construction. Raises BadInput for an endpoint that is not accepted, EndpointInUse if it is
+    in use.
 
     Args:
         keyless: Role of clients without a key.

@@ -139,10 +139,11 @@ class ClientSessions:
         return [session.client for session in expired]
 
     def missed_replies(self, client: bytes, awaited: Iterable[Awaited]) -> list[SessionReply]:
-        """Return the replies to these requests that their client has not received, in order.
+        """Return the replies to the requests `awaited` that the client has not received, in order.
 
-        If some are no longer retained, `num_missed` of the next `Tokens` is the number of replies missing before it.
-        Unknown requests are answered with their last messages.
+        If some are no longer retained, `num_missed` of the next `Tokens` is the number of replies missing before it. A
+        request that the session does not know is answered with an error: `Refused` if the client has received nothing
+        about the request, otherwise a `Finished` message for each of its completions that the client still awaits.
         """
         session = self._by_client.get(client)
         awaited_by_id = {awaited_request.request_id: awaited_request for awaited_request in awaited}
@@ -171,7 +172,9 @@ class ClientSessions:
             self._remove(session)
 
     def _drop_received(self) -> None:
-        """Drop the retained replies of sessions without open requests, which have been received or matter least."""
+        """Drop the retained replies of all sessions whose requests have ended. Most of these replies have been
+        received.
+        """
         for session in self._by_token.values():
             if not session.counts:
                 session.replies.clear()

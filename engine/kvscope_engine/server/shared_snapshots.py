@@ -73,10 +73,11 @@ class SharedSnapshots:
                 self._reply(client, Failed(reason=reason, tag=tag))
 
     def _send(self, client: bytes, snapshot: Snapshot, tag: int) -> None:
-        """Send `snapshot` with the current time instead of the time of packing, because its state holds until the next
-        frame.
+        """Send `snapshot` with the current time instead of the time of packing, because the state in a snapshot is
+        valid until the next frame.
 
-        An idle engine may have packed it minutes ago, and a recording begins at the time of its first snapshot.
+        An idle engine may have packed the snapshot minutes ago, and a recording begins at the time of its first
+        snapshot.
         """
         self._reply(client, msgspec.structs.replace(snapshot, tag=tag, time_ns=time.monotonic_ns()))
 

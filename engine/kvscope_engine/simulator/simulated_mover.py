@@ -1,10 +1,10 @@
 """Simulated block mover: copies nothing, counts blocks and computes how long the run waits for their transfers
 (`policy.kv_offload`).
 
-The timing is that of the engine's mover on a GPU. Copies to and from host memory share one link, one after another. The
-forward pass overlaps with saves, except those that exceed the staging buffers, and waits for loads. Writes to disk
-happen in the background while the queue has capacity. The step waits for reads from disk, which do not slow down
-writes. Owns the transfers in progress; the run sets the clock (`start_step`).
+The timing is that of the engine's mover on a GPU. Copies to and from host memory share one PCIe link and run one after
+another. The forward pass overlaps with saves, except those that exceed the staging buffers, and waits for loads. Writes
+to disk happen in the background while the queue has capacity. The step waits for reads from disk, which do not slow
+down writes. Owns the transfers in progress; the run sets the clock (`start_step`).
 """
 
 from __future__ import annotations

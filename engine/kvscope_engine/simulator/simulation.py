@@ -115,7 +115,10 @@ class SimulationSetup:
 
     @property
     def num_tier_blocks(self) -> tuple[int, int]:
-        """Number of blocks that fit in host memory and on disk. Raises BadInput as `SimulatedTiers` does."""
+        """Number of blocks that fit in host memory and on disk; (0, 0) unless the allocator is `paged`.
+
+        Raises BadInput if a tier is smaller than one block or has too many blocks.
+        """
         if self.allocator != "paged":
             return 0, 0
         host_state_bytes = self.num_host_states * self._state_bytes
@@ -139,8 +142,8 @@ class SimulationSetup:
 
 
 class StepObserver(Protocol):
-    """Receives each step of a simulation. It must drain the scheduler's changes, which the simulation does if
-    there is no observer.
+    """Receives each step of a simulation. An observer must drain the scheduler's change log. Without an
+    observer, the simulation drains it.
     """
 
     def step(self, plan: StepPlan, result: StepResult, waited_ns: int) -> None:

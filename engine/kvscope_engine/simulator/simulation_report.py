@@ -25,8 +25,8 @@ class Percentiles(msgspec.Struct, frozen=True):
 class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result for one allocator. Rates are over `simulated_s`, from the first arrival to the end of the last request.
 
-    Values that need a finished request are None without one. Values that need a step under load (a step that left
-    requests waiting) are None without one.
+    Values computed from finished requests are None if no request finished. Values computed from steps under load (steps
+    that left requests waiting) are None if there was no such step.
     """
 
     allocator: str

@@ -167,8 +167,8 @@ def _percentiles(percentiles: Percentiles | None) -> str:
 
 
 def tier_tables(reports: Sequence[SimulationReport]) -> Iterator[str]:
-    """Yield two tables on the lower tiers, and then a line that names the allocators without any; nothing if no
-    allocator has lower tiers.
+    """Yield two tables on the lower tiers, and then a line that names the allocators without lower tiers; yield
+    nothing if no allocator has lower tiers.
     """
     uses = [(policy_label(report), report.tiers) for report in reports if report.tiers is not None]
     if not uses:

@@ -1,7 +1,8 @@
 """Process from which grammar processes are forked. It has loaded XGrammar and the vocabulary, and no torch.
 
-It only waits for requests of the engine and forks. It ends with the engine, and its children end with it, even in the
-middle of a computation. See docs/internals/decisions/0024-grammars-run-in-their-own-processes.md.
+The fork server only waits for requests of the engine, and forks. When the engine ends, the fork server and all grammar
+processes end too, even in the middle of a computation. See
+docs/internals/decisions/0024-grammars-run-in-their-own-processes.md.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class GrammarMatcher:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `fill` does not have to wait. Also True if the grammar's process failed, for which `accept`
-        raises.
+        """Whether `fill` does not have to wait. Also True if the grammar's process failed; `accept` then raises
+        an error.
         """
         return self._mask is not None or self._has_ended or bool(self._grammar.process.failure)
 

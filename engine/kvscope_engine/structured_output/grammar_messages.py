@@ -19,16 +19,18 @@ from numpy.typing import NDArray
 
 PACKET_BYTES: Final = 64 << 10
 FORK: Final = b"f"
-"""Message that asks the fork server for a new process. The process's socket is sent along with it."""
+"""Message that asks the fork server for a new grammar process. It is sent together with the file descriptor of
+the socket for that process.
+"""
 REQUEST: Final = struct.Struct("<cxHIi")
 """Format of a request to a grammar's process: ACCEPT or DROP, mask row, number of the completion, token id. A
-packet contains several.
+packet may contain several requests.
 """
 MAX_REQUEST_BYTES: Final = PACKET_BYTES // REQUEST.size * REQUEST.size
 ACCEPT: Final = b"a"
 DROP: Final = b"d"
 ANSWERS_HEADER: Final = struct.Struct("<Q")
-"""Format of the header of a packet of answers: the CPU time of the slowest of them, in nanoseconds."""
+"""Format of the header of a packet of answers: the CPU time of the slowest answer in the packet, in nanoseconds."""
 ANSWER: Final = struct.Struct("<IBxxx")
 """Format of an answer: number of the completion, and its state (CONTINUES, ENDED, REFUSED or STUCK). A packet
 has at most MAX_ROWS answers.

@@ -36,8 +36,8 @@ MAX_TOKEN_S: Final = 0.25
 grammar end.
 """
 MAX_SILENCE_S: Final = 60.0
-"""Maximum seconds without an answer from a process that uses no CPU time, because it was stopped or is starved.
-It is then killed.
+"""Maximum seconds without an answer from a process that uses no CPU time, because it was stopped or gets no
+CPU. Such a process is then killed.
 """
 LOW_PRIORITY_NICE: Final = 19
 """`nice` value that a process gets when it needs more than `MAX_STEP_WAIT_S` of CPU time for an answer."""

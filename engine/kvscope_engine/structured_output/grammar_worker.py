@@ -1,9 +1,9 @@
 """Process of one grammar: compiles and tests it, and then computes the allowed next tokens of its completions.
 
 All costs of a grammar arise in this process, which the engine kills if they are too high. Compiling and testing run on
-a thread with low priority. Computing a token's mask does not, because the engine waits for it. The requests of a step
-arrive in one packet and are answered in one packet, unless that takes long; then the masks that are ready are sent
-first.
+a thread with low priority. Token masks are computed with normal priority, because the engine waits for them. The
+requests of a step arrive in one packet and are answered in one packet. If the answer takes long, the masks that are
+ready are sent first.
 """
 
 from __future__ import annotations

@@ -70,7 +70,9 @@ def unenforced(schema: Schema) -> str:
 
 
 def unenforced_in_tag(tag: Any) -> str:
-    """Return the same as `unenforced`, for all schemas in one of XGrammar's structural tags."""
+    """Return a text that names the first part of any schema in the structural tag `tag` (XGrammar's format)
+    that would not be enforced; "" if all parts are enforced.
+    """
     pending = [tag]
     while pending:
         part = pending.pop()
@@ -185,8 +187,8 @@ def _referenced_schema(reference: str, root: Schema) -> Any:
 
 
 def _are_exclusive(branches: Any, root: Schema) -> bool:
-    """Return whether no value satisfies two of the schemas, judging by their types or by the values of a
-    property that all objects require.
+    """Return whether it is certain that no value satisfies two of the schemas, judging by their types, by the
+    values that they list, or by a property that all object schemas require.
     """
     if not isinstance(branches, list):
         return True  # the compiler says what is wrong
@@ -209,7 +211,9 @@ def _are_exclusive(branches: Any, root: Schema) -> bool:
 
 
 def _types_with_exclusive_values(branch: Any, branches: list[Any], root: Schema, types: set[str]) -> set[str]:
-    """Return `types` if all branches list their values and no value is in two of them; otherwise the empty set."""
+    """Return `types` if each branch lists its values (by `const` or `enum`) and no value is listed twice;
+    otherwise the empty set.
+    """
     values_of_branches = [_listed_values(_resolve_references(other, root)) for other in branches]
     if any(values is None for values in values_of_branches):
         return set()

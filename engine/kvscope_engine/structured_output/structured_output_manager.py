@@ -63,8 +63,8 @@ def always_wanted() -> bool:
 
 
 class _Compilation:
-    """A grammar that is being compiled. `is_wanted_callbacks` has the `is_wanted` callback of each caller that
-    waits for it.
+    """A grammar that is being compiled. `is_wanted_callbacks` contains the `is_wanted` argument of each caller
+    of `get` that waits for this grammar.
     """
 
     def __init__(self) -> None:
@@ -144,9 +144,10 @@ class StructuredOutputManager:
             process.send()
 
     def await_masks(self, *, is_idle: bool) -> None:
-        """Receive masks from the processes, waiting up to `MAX_STEP_WAIT_S` for those that are expected soon.
+        """Receive masks from the grammar processes, waiting up to `MAX_STEP_WAIT_S` for those that are expected soon.
 
-        With `is_idle`, no request can run until a mask arrives, so it waits for any process.
+        If `is_idle`, no request can run until a mask arrives. The method then also waits for slow processes, and
+        returns when the first answer arrives.
         """
         deadline_s = time.monotonic() + MAX_STEP_WAIT_S
         while self._busy:

@@ -17,8 +17,8 @@ from kvscope_engine.structured_output.grammar_messages import Vocabulary
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 
 BYTE_PIECES = 128
-"""Minimum number of tokens such as <0x0A> from which a vocabulary is taken to have byte fallback. A complete
-one has 256.
+"""Minimum number of byte tokens, such as <0x0A>, in a vocabulary that counts as one with byte fallback. A
+complete set has 256 byte tokens.
 """
 
 

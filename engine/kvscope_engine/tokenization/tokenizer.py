@@ -23,8 +23,8 @@ from kvscope_telemetry.printable import valid_text
 
 REPLACEMENT: Final = "�"
 WINDOW: Final = 16
-"""Number of trailing tokens that are decoded again for each new one. The first of them only provide context,
-which determines leading spaces.
+"""Number of trailing tokens that are decoded again for each new token. The first tokens of the window have been
+returned already; they are decoded only because leading spaces depend on the preceding tokens.
 """
 MAX_WINDOW: Final = 256
 """Number of consecutive tokens without a complete character after which their text is flushed, with replacement
@@ -273,8 +273,9 @@ class IncrementalDecoder:
         return piece
 
     def _slide(self) -> None:
-        """Move the window after a complete character: store the window's end as the next cut, or drop the
-        tokens before the last cut.
+        """After a complete character, limit the number of tokens in the window: record the window's end as the
+        next cut if no cut is recorded, otherwise drop the tokens before the recorded cut once the window is
+        long enough.
         """
         if not self._cut_index:
             if len(self._ids) >= WINDOW // 2:

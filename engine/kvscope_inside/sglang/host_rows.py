@@ -88,7 +88,8 @@ class HostRows:
         """Return the contents of `pages` at the time of the copy, chosen for each page from `before`, `between` and the
         current contents.
 
-        A request that released its pages wrote them before its release, and other requests may use these pages now.
+        The current contents may be newer than the copy: a request that released its pages wrote them before its
+        release, and other requests may use these pages now.
         """
         if not pages.size:  # too many at once
             count = event.pages.size

@@ -41,8 +41,8 @@ class HostPageEvent(NamedTuple):
     """Id of the radix tree's node whose pages are copied together; -1 if the event has no node."""
     pages: Ids
     num_entries: int = 0
-    """Number of page ids that this event has in the next copy of page tables. They are the source or
-    destination of `pages`.
+    """Number of entries that belong to this event in the next copy of page tables. They are the ids of the
+    pool's pages from or to which the host pages in `pages` are copied.
     """
     is_unchanged: bool = False
     """Whether the source pages still had their last published contents when they were copied.
@@ -51,8 +51,8 @@ class HostPageEvent(NamedTuple):
     """
 
     def dropped(self) -> HostPageEvent:
-        """Return the event with kind "nothing" and the same number of page ids. They are ignored, because the
-        cache was emptied.
+        """Return an event of kind "nothing" in place of this event. It has the same number of page ids, which
+        are ignored because the cache was emptied.
         """
         return self._replace(kind="nothing")
 

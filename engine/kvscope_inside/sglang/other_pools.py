@@ -18,7 +18,9 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.producer.cache_state import CacheState, KnownRequest
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
-"""XORed with hashes, so that the hashes of the same text differ between KV groups."""
+"""Constant that is XORed with the hashes of pages to get the hashes of windows, so that the hashes of the same
+text differ between KV groups.
+"""
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
@@ -50,9 +52,9 @@ def hashes_of_windows(hashes: Hashes) -> Hashes:
 class WindowRows:
     """Updates the ledger rows of window pages.
 
-    A page is referenced by each request whose window still reaches it, or whose page is not in the radix tree yet. It
-    remains cached as long as the tree refers to it, which may be shorter than for the corresponding page of full
-    attention.
+    A window page is referenced by a request if the request's window still reaches the page, or if the page is not in
+    the radix tree yet. It remains cached as long as the radix tree refers to it, which may be shorter than for the
+    corresponding page of full attention.
     """
 
     GROUP: Final = 1

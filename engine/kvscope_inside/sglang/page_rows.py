@@ -88,8 +88,8 @@ class SglangRequest(HostRequest):
 class PageRows:
     """Updates the ledger rows of all pools from copies of SGLang's page tables.
 
-    `find` returns the request for SGLang's object, or None. `on_ended` is called when an ended request has released its
-    last table row.
+    `find` maps SGLang's request object to the published request, or to None if it is unknown. `on_ended` is called with
+    a request when it has ended and has released its last table row.
     """
 
     def __init__(
@@ -168,10 +168,11 @@ class PageRows:
             self.evicted_at = 0
 
     def _add_entries(self, held: Sequence[tuple[SglangRequest, Row]], entries: Ids) -> None:
-        """Publish the table entries of each row from its `first` page on, with hashes for pages that are in the radix
+        """Publish the copied page table entries of each request in `held`, with hashes for pages that are in the radix
         tree.
 
-        `entries` has the page ids of all rows, concatenated.
+        `entries` has the page ids of all these requests, concatenated; those of one request are its pages `Row.first`
+        to `Row.end`.
         """
         if not held:
             return
@@ -227,7 +228,7 @@ class PageRows:
             request.forget_pages()
 
     def _fill(self, held: Sequence[tuple[SglangRequest, Row]]) -> None:
-        """Publish the number of tokens in the pages of these requests. Pages in the radix tree are all full."""
+        """Publish the number of tokens in each page of the requests in `held`. Pages in the radix tree are all full."""
         size = self._size
         ids: list[Ids] = []
         starts_at: list[int] = []

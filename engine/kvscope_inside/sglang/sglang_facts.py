@@ -137,7 +137,9 @@ def _bytes_of(allocator: Any) -> int:
 
 
 def _pool_of(allocator: Any) -> Any:
-    """Return the KV pool of an allocator. In hybrid models, it is a part of the KV cache that `get_kvcache` returns."""
+    """Return the KV pool of an allocator. In a hybrid model, the pool is a part of the KV cache that the
+    allocator's `get_kvcache` returns.
+    """
     pool = allocator.get_kvcache()
     return getattr(pool, "full_kv_pool", pool)
 

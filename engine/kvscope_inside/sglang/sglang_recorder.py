@@ -35,7 +35,9 @@ class LaunchedBatch(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Table row of a request. The copy contains the ids of the request's pages `first` to `end` (exclusive)."""
+    """Table row of a request in a copy of page tables. The copy contains the ids of the request's pages `first`
+    to `end` (exclusive).
+    """
 
     request: Any
     first: int
@@ -64,7 +66,7 @@ class Pages(NamedTuple):
     is_whole: bool
     """Whether the copy contains all changes, so that none is left for the next copy."""
     table_rows: list[tuple[Any, int]]
-    """Requests with their row in SGLang's table; empty without recurrent states."""
+    """Requests, each with the index of its row in SGLang's table; empty for a model without recurrent states."""
 
 
 class SglangRecord(NamedTuple):

@@ -117,8 +117,8 @@ class SglangTranslator(Translator[SglangRequest]):
         return MissedBlock(tuple(hash_values), int(hashes[index - 1]) if index else 0, is_cached)
 
     def miss_at_start(self, request: SglangRequest) -> str:
-        """Return why the first page missed: search for cached texts that begin with the same tokens under other
-        keys.
+        """Return why the first page of the request's text missed the prefix cache: `"adapter"` or `"salt"` if a
+        text with the same first page is cached under another adapter or salt, otherwise `"new"`.
         """
         plain = int(hashes_of(text_sums(tokens_of(request.host, 0, self.block_size), 0, 0)[-1:])[0])
         hashes = self.state.ledger.hash
@@ -144,8 +144,8 @@ class SglangTranslator(Translator[SglangRequest]):
         return BlockContent(block=block, number=number, start=start, token_ids=tokens, notes=notes)
 
     def _find(self, host: Any) -> SglangRequest | None:
-        """Return the request for one of SGLang's objects; None if unknown, for example if the object's `id()` was
-        reused.
+        """Return the published request for SGLang's request object `host`; None if it is unknown, for example
+        because another object now has the same `id()`.
         """
         request = self.requests.get(id(host))
         return request if request is not None and request.host is host else None

@@ -33,8 +33,8 @@ publishing the copy took.
 
 
 def watch(scheduler: Any, endpoint: str, record: str | None = None) -> SglangWatch | None:
-    """Publish what a scheduler does on `endpoint`, or on the endpoint derived from it for the scheduler's data-parallel
-    rank.
+    """Watch a scheduler, and publish its activity at `endpoint`, or for a data-parallel rank at the endpoint derived
+    from it.
 
     Returns None for a rank that runs the same schedule as the first rank of its model.
     """

@@ -39,9 +39,9 @@ class LedgerRows:
     """Maps blocks of each KV group to rows of the ledger.
 
     transformers divides its memory into sectors and assigns each sector to one group while needed. A sector contains as
-    many blocks of its group as fit. In the ledger each sector has `per_sector` rows, in memory order, which is the
-    number of blocks of the group with the smallest blocks. A group with larger blocks uses the first rows of its
-    sectors; no block corresponds to the remaining rows.
+    many blocks of its group as fit. In the ledger, each sector has `per_sector` rows, in memory order: as many as the
+    group with the smallest blocks needs. A group with larger blocks uses only the first rows of its sectors; no block
+    corresponds to the remaining rows.
     """
 
     blocks_per_sector: tuple[int, ...]
@@ -145,8 +145,8 @@ def _model(model: Any) -> ModelInfo:
 
 
 def _name(name: str, architecture: str) -> str:
-    """Return the model's name: only the folder's name if `name` is an absolute path, and the architecture if it
-    is empty.
+    """Return the model's name. If `name` is an absolute path, only the name of the folder is returned; if
+    `name` is empty, `architecture` is returned.
     """
     return Path(name).name if Path(name).is_absolute() else name or architecture
 

@@ -26,9 +26,9 @@ class BatchEntry(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """State of the touched blocks of one KV group.
+    """State, after the recorded events, of the blocks of one KV group that were allocated, freed or otherwise changed.
 
-    A block may occur several times; then its last entry is valid. It may have been freed since.
+    A block may occur several times; then its last entry is valid. It may be free again.
     """
 
     blocks: list[int]
@@ -57,7 +57,7 @@ class TransformersRecord(NamedTuple):
     num_generated: list[int]
     num_waiting: int
     touched: list[Touched]
-    """Touched blocks, one entry per KV group."""
+    """One entry per KV group: the state of the blocks that changed since the previous record."""
     timings: Timings | None
     """Durations of the step and of making the previous record; None for a record between two steps."""
 
@@ -214,7 +214,9 @@ class TransformersRecorder:
             self._events.append(("freed", index, block_ids))
 
     def touch(self, group: int, blocks: list[int], *events: Any) -> None:
-        """Append `events` to the record as one event, and mark the blocks of a KV group as touched."""
+        """Record an event, whose kind and arguments are `events`, and add `blocks` of a KV group to the blocks
+        whose state the record will contain.
+        """
         self._touched[group] += blocks
         self._events.append(events)
 
@@ -229,7 +231,7 @@ class TransformersRecorder:
         self._events.append(self._hashes_of(group, request_id, first, table[: first + len(before)]))
 
     def evict(self, group: int, blocks: list[int]) -> None:
-        """Record that the cache evicted all blocks that no request uses, which are `blocks`."""
+        """Record that the cache evicted `blocks`, which are all cached blocks that no request uses."""
         self.touch(group, blocks, "evicted", group, blocks, self._is_offloading)
 
     def _hashes_of(self, group: int, request_id: str, first: int, table: list[int]) -> HostEvent:
@@ -322,7 +324,9 @@ class _GroupRecorder:
 
 
 def _rows(ledger: Any, blocks: list[int]) -> Touched:
-    """Return the state of blocks in transformers' ledger, which counts references only for blocks with at least two."""
+    """Return the state of blocks in transformers' ledger. That ledger has reference counts only for shared
+    blocks; any other block that is not merely cached has one reference.
+    """
     cached, shared, hash_of = ledger.cached_blocks, ledger.shared_ref_counts.get, ledger.block_to_hash.get
     ref_counts = [0 if block in cached else shared(block, 1) for block in blocks]
     return Touched(blocks, ref_counts, [hash_of(block, 0) for block in blocks])

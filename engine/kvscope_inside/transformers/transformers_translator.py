@@ -36,7 +36,7 @@ class TransformersRequest(HostRequest):
     num_hit_tokens: int = 0
     """Tokens found in the prefix cache since the request's arrival or last preemption."""
     num_released: int = 0
-    """Number of blocks in the tables that the request released last."""
+    """Number of blocks in the tables that the request released most recently."""
 
     @property
     def num_earlier_tokens(self) -> int:

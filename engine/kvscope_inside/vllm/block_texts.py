@@ -12,8 +12,8 @@ from kvscope_inside.cached_texts import BlockNotes
 
 _U8: Final = (1 << 64) - 1
 _GROUP_MIX: Final = 0x9E3779B97F4A7C15
-"""Multiplied by the KV group's number and XORed with hashes, so that the hashes of the same text differ between
-KV groups.
+"""Constant that is multiplied by the KV group's number and XORed with hashes, so that the hashes of the same
+text differ between KV groups.
 """
 
 

@@ -27,9 +27,7 @@ MAX_TEXTS: Final = 500_000
 Tokens of further offloaded blocks are unknown.
 """
 _OFFLOADED_WITHIN: Final = 16
-"""Number of steps after the end of a request for which it is remembered, because vLLM may still offload its
-last blocks.
-"""
+"""Number of steps for which a request is retained after its end, because vLLM may still offload its last blocks."""
 
 
 @dataclass(slots=True)
@@ -135,7 +133,9 @@ class OffloadedBlocks:
                 copy.filled[: starts[copy.group]] = [0] * starts[copy.group]
 
     def _stored(self, keys: Iterable[bytes], is_whole: bool) -> None:
-        """Publish that prompts can hit the slots of these keys or, if `is_whole` is False, that writing them failed."""
+        """Publish that prompts can hit the slots of `keys` or, if `is_whole` is False, that writing these slots
+        failed.
+        """
         texts = self._translator.texts
         for key in keys:
             copy = self._copies.pop(key, None)

@@ -119,7 +119,7 @@ def _connectors(connector: Any) -> Iterator[Any]:
 
 
 def _host_memory_manager(manager: Any) -> Any:
-    """Return the manager of host memory, unwrapped from managers that filter stores or add tiers below it."""
+    """Return the manager of host memory. It may be wrapped in managers that filter stores or add lower tiers."""
     for name in ("_backing", "primary_tier"):
         manager = getattr(manager, name, manager)
     return manager

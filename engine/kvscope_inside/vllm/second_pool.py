@@ -44,7 +44,8 @@ def second_pool_of(connectors: Iterable[Any]) -> SecondPool | None:
 def hook_second_pool(hooks: Hooks, pool: Any, touched: list[Any], hook_free: Callable[[str], None]) -> None:
     """Install hooks that append changed blocks of the second pool to `touched`.
 
-    `hook_free` hooks the method with the given name, whose argument may be an iterator.
+    `hook_free` is called with the name of the pool's method that frees blocks, and hooks it. That method needs a
+    separate hook, because its argument may be an iterator, which can be read only once.
     """
     hooks.after(pool, "get_new_blocks", lambda blocks, *_, **__: touched.extend(blocks))
     hooks.after(pool, "touch", lambda _, blocks, *__, **___: touched.extend(blocks))

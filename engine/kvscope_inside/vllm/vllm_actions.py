@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 Action = Abort | Control | Preempt | Evict
 MAX_LEASE_S: Final = 30.0
-"""Default lease of a pause in seconds, used if its client requests none. Each message of the client renews it."""
+"""Lease of a pause in seconds, used if the client that pauses the engine requests no other lease. Each message
+from the client renews it.
+"""
 
 
 class VllmActions:

@@ -134,8 +134,8 @@ def _model(config: Any) -> ModelInfo:
 
 
 def _name(model: Any) -> str:
-    """Return the served name of the model. "default" is replaced by the folder's name, because it means
-    kvscope's own default model.
+    """Return the served name of the model. The name "default" is replaced by the folder's name, because in
+    kvscope "default" means kvscope's own default model.
     """
     served = model.served_model_name
     name = str(served[0] if isinstance(served, list | tuple) and served else served or model.model)

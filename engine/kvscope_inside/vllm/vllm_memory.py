@@ -84,7 +84,7 @@ class EngineMemory:
         self._workers: list[WorkerMemory] = []
 
     def query(self, engine: Any) -> None:
-        """Query all workers. Called on the engine core's own thread before it serves.
+        """Query all workers. Called on the engine core's thread, before the engine core begins to serve.
 
         Errors are logged, and the memory remains unknown.
         """
@@ -95,7 +95,7 @@ class EngineMemory:
 
     @property
     def pid(self) -> int:
-        """Process id of the first worker; that of this process before the workers have answered."""
+        """Process id of the first worker, or of this process while no worker has answered."""
         return self._workers[0].pid if self._workers else os.getpid()
 
     def breakdown(self) -> MemoryBreakdown | None:

@@ -50,8 +50,8 @@ class VllmRecord(NamedTuple):
     """
     num_free: int
     blocks: list[int]
-    """Ids of the touched blocks, parallel to `ref_counts` and `hashes`. If a block occurs several times, its
-    last entry is valid.
+    """Ids of the blocks that changed, parallel to `ref_counts` and `hashes`. If a block occurs several times,
+    its last entry is valid.
     """
     ref_counts: list[int]
     hashes: list[bytes | None]
@@ -262,7 +262,9 @@ class VllmRecorder:
             self._events.append(("loads", request, blocks.get_block_ids(), num_tokens))
 
     def _before_evict(self, ids: Iterable[int], *_: Any, **__: Any) -> None:
-        """Record explicit evictions. A block that loses its hash because it is allocated needs no hook here."""
+        """Record explicit evictions. A block that loses its hash because it is allocated again needs no hook
+        here, because `_allocated` records it.
+        """
         blocks = [self._pool.blocks[block] for block in ids]
         self._touched += blocks
         self._events.append(("evicted", [block.block_id for block in blocks]))

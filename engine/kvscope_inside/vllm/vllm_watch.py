@@ -27,11 +27,11 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 
 def watch(scheduler: Any, endpoint: str, record: str | None = None) -> PublishingThread:
-    """Publish what a scheduler does on `endpoint`, or on the endpoint derived from it for the scheduler's data-parallel
-    rank.
+    """Watch a scheduler, and publish its activity at `endpoint`, or for a data-parallel rank at the endpoint derived
+    from it.
 
-    Ends with the process or with the first exception in kvscope's code. If this function raises (the errors of
-    `Publisher`), nothing is watched.
+    Publishing ends with the process or with the first exception in kvscope's code. If this function raises (the errors
+    of `Publisher`), nothing is watched.
     """
     thread = PublishingThread("vLLM", engine_log("vllm"))
     hooks, hello = thread.hooks, hello_of(scheduler, secrets.randbits(48))

@@ -1,9 +1,9 @@
 """Evaluates alarm rules over the seconds of a session overview, in order.
 
 Owns the state of each rule: since when its condition has held, and the alarm that it fired. An alarm fires once the
-rule's expression has held for `Rule.seconds`. It is resolved once the expression has not held, even with `SLACK`, for
-`CALM_S`, so that a value that fluctuates around a threshold gives one alarm. The rules of an `AlarmEngine` never
-change. Reads no clock: the result is the same live and offline.
+rule's expression has held for `Rule.seconds`. It is resolved once the expression has been false for `CALM_S`, even with
+thresholds relaxed by `SLACK`, so that a value that fluctuates around a threshold gives one alarm. The rules of an
+`AlarmEngine` never change. Reads no clock: the result is the same live and offline.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 CALM_S: Final = 10.0
-"""Seconds for which the condition must not hold, even with `SLACK`, until an alarm is resolved."""
+"""Seconds for which an alarm's condition must be false, even with thresholds relaxed by `SLACK`, until the
+alarm is resolved.
+"""
 SLACK: Final = 0.05
-"""Relative distance between a value and its threshold (0.05: 5 %) below which an active alarm's condition still
-counts as holding.
+"""Fraction of a threshold (0.05: 5 %) by which the threshold of an active alarm is relaxed. While its condition
+still holds with the relaxed threshold, the alarm is not resolved.
 """
 _MAX_GAP_NS: Final = 2 * SECOND_NS
 """Longest gap in the overview, in ns, over which a condition counts as held without interruption."""
@@ -96,8 +98,8 @@ class AlarmEngine:
         return changed
 
     def _advance_to(self, time_ns: int, epoch: int) -> list[Alarm]:
-        """Advance to the next second. Returns the alarms that are resolved because it belongs to another engine
-        start.
+        """Advance to the next second. If that second belongs to another engine start, returns the active
+        alarms, which are then resolved.
         """
         ended: list[Alarm] = []
         if epoch != self._epoch:
@@ -120,10 +122,11 @@ class _RuleState:
         self._worst = math.nan
 
     def columns(self, overview: SessionOverview, rows: slice) -> list[tuple[float, float, float]]:
-        """Return for each second whether the condition holds and whether it holds with slack (1, 0, or NaN if unknown),
-        and its value.
+        """Return three numbers for each second: whether the condition holds, whether it holds with thresholds relaxed
+        by `SLACK` (each 1, 0, or NaN if unknown), and the value that the condition compares.
 
-        If no alarm is active and the condition holds in no second, the last two are not evaluated, but 0.0 and NaN.
+        If no alarm is active and the condition holds in no second, the second number is always 0.0 and the third NaN,
+        because they are not needed.
         """
         expression = self._expression
         is_true = expression.evaluate(overview, rows)
@@ -136,7 +139,7 @@ class _RuleState:
         self._since_ns = self._calm_since_ns = None
 
     def feed(self, time_ns: int, epoch: int, second: tuple[float, float, float], *, is_stopped: bool) -> Alarm | None:
-        """Evaluate the next second. Returns the alarm if it fired or was resolved with this second, else None."""
+        """Evaluate the next second. Returns the alarm if it fired or was resolved in this second, otherwise None."""
         is_true, holds_with_slack, value = second
         if math.isnan(is_true):
             if is_stopped:

@@ -26,8 +26,8 @@ _MAX_GAP_S: Final = 2.5
 
 
 def seconds_left(time_s: FloatArray, free_blocks: FloatArray, num_blocks: float) -> float | None:
-    """Return the seconds until no free or cached block is left. None if their number does not clearly fall, or if it
-    takes more than `MAX_FORECAST_S`.
+    """Return the seconds until no free or cached block is left. Returns None if the number of these blocks does not
+    clearly fall, or if the result would exceed `MAX_FORECAST_S`.
 
     The slope is the median of the slopes between all pairs of samples (Theil 1950, Sen 1968), so that a request that
     starts or finishes is an outlier and does not change the trend.

@@ -80,8 +80,8 @@ def rule_error(rule: Rule) -> str:
 
 
 def parse_rule(text: str) -> Rule:
-    """Parse `[NAME:] EXPRESSION [for N s]` (`min` is accepted too). Without a name, the expression is the name. Raises
-    BadInput.
+    """Parse `[NAME:] EXPRESSION [for N s]`, where the unit may also be `min`. Without a name, the text of the
+    expression is the name. Raises BadInput if the rule is invalid.
     """
     match = _LINE.fullmatch(" ".join(text.split()))
     assert match is not None, "each part of a line may be missing"

@@ -1,8 +1,7 @@
-"""Schema and index of the texts of KV blocks in a recording. They are recorded only on request, because prompts are
-private.
+"""Schema and index of the texts of KV blocks in a recording. Texts are recorded only if the user requests it, because
+prompts are private.
 
-Owns the JSON schema of a recorded text, and the index that finds the text of a block in a given state. Does no file
-I/O.
+Owns the JSON schema of a recorded text, and the index that finds the text of a block at a given time. Does no file I/O.
 """
 
 from __future__ import annotations
@@ -58,7 +57,9 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     hash: str = ""
     """Block hash as 16 hexadecimal digits; empty if the block had no hash yet."""
     number: int = 0
-    """Number of the request that `token_ids` belong to."""
+    """Number of the request whose text contains `token_ids` from position `start` on. For a block shared by
+    several requests, it may differ from `owner`.
+    """
     start: int = 0
     token_ids: tuple[int, ...] = ()
     text: str = ""
@@ -111,8 +112,8 @@ def hash_text(block_hash: int) -> str:
 
 
 class TextIndex:
-    """Index of recorded texts of blocks. Texts must be added in order of time. Finds a text by block and state,
-    or by hash.
+    """Index of recorded texts of blocks. Texts must be added in order of time. `find` finds the text of a block
+    by the block's hash or, if it has none, by its index, owner and time.
     """
 
     def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
@@ -143,8 +144,8 @@ class TextIndex:
 
         A block with a hash is found by the hash alone, because moving to another tier does not change its content. For
         a block that was still being filled, the result is the text nearest in time with at least `lookup.filled`
-        tokens, preferably at or after `at_ns`, and may have a few tokens more. If there is none, it is the latest text
-        before `at_ns`.
+        tokens, preferably at or after `at_ns`, and may have a few tokens more. If no text has that many tokens, the
+        result is the latest text before `at_ns`.
         """
         if lookup.hash:
             full_block_text = self._by_hash.get((lookup.epoch, hash_text(lookup.hash)))

@@ -25,7 +25,9 @@ MAX_BLOCKS_PER_REQUEST: Final = 64
 
 
 class PublishedTexts:
-    """Collects the texts of published blocks, and passes each text to `write` once the ledger confirms it."""
+    """Collects the texts of published blocks. Each text is passed to `write` once the ledger shows that the
+    block has not changed since the text was requested.
+    """
 
     def __init__(self, write: Callable[[Iterable[RecordedText]], object]) -> None:
         self._write = write

@@ -18,7 +18,9 @@ from kvscope_telemetry.ledger import STATE_TIERS, BlockState, Ledger
 from kvscope_telemetry.messages.commands import BlockContent
 
 PARTIAL_EVERY: Final = 4
-"""Partly filled blocks are requested only in every n-th call of `due`, because they will soon contain more tokens."""
+"""Texts of partly filled blocks are requested only in every n-th call of `due`, because these blocks will soon
+contain more tokens.
+"""
 _STATES_WITH_TEXT: Final = np.array([BlockState.ACTIVE, BlockState.CACHED], np.uint8)
 
 IdArray = npt.NDArray[np.uint32]
@@ -95,8 +97,8 @@ class TextCollector:
         self._replies += [content for content in contents if content.block in self._pending]
 
     def confirmed(self, ledger: Ledger, epoch: int) -> list[RecordedText]:
-        """Return and clear the replies whose block still has the owner (and the hash, if it had one) that it
-        had when it was requested.
+        """Return and clear the replies that are still valid: the block has the same owner as when its text was
+        requested, and the same hash if it had one.
         """
         self._reset_if_replaced(ledger, epoch)
         replies, self._replies = self._replies, []

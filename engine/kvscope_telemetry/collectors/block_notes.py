@@ -16,7 +16,7 @@ from kvscope_telemetry.printable import printable
 MAX_NOTES: Final = 8
 MAX_LETTERS: Final = 80
 Notes = tuple[tuple[str, str], ...]
-"""Pairs of name and value that describe a block."""
+"""Description of a block for display: pairs of name and value."""
 _MSGPACK_NIL: Final = b"\xc0"
 _ARRAY_HEAD: Final = 5
 """Maximum number of bytes of a MessagePack array's header, which precedes its elements."""
@@ -49,7 +49,8 @@ def _run_notes(run: BlockStored) -> Notes:
 
 
 def _key_notes(keys: tuple[Any, ...], run: BlockStored) -> Notes:
-    """Return notes from the extra keys of a block in vLLM's KV event, which have no names.
+    """Return the description of a block that its extra keys in vLLM's KV event give. Extra keys have no names; the type
+    of a key tells its meaning.
 
     A pair is a multimodal part and its position, and bytes are a hash of prompt embeddings. A string is the adapter's
     name, which the event contains separately, or a cache salt.

@@ -1,4 +1,5 @@
-"""Stores the tokens and notes of cached blocks by block hash, as KV events reported them.
+"""Stores, by block hash, the tokens of cached blocks and their descriptions for display (`block_notes`), as KV events
+reported them.
 
 Memory is bounded; the oldest blocks are dropped first. One thread writes, any thread reads.
 """
@@ -17,8 +18,8 @@ _TOKEN_BYTES: Final = 4
 _ENTRY_BYTES: Final = 200
 """Estimated memory per block, in bytes, in addition to its tokens."""
 _NOTES_BYTES: Final = 500
-"""Estimated memory for the notes of a block, in bytes. Most need less, because the blocks of one event share
-their notes.
+"""Estimated memory for the description of a block (`block_notes`), in bytes. Most blocks need less, because all
+blocks of one event share a description.
 """
 _MAX_TOKEN: Final = (1 << 32) - 1
 

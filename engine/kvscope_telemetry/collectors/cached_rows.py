@@ -52,8 +52,8 @@ class _Table:
             self.num_more[block_hash] = self.num_more.get(block_hash, 0) + 1
 
     def remove_copy(self, block_hash: int) -> int | None:
-        """Remove one copy of a block. Returns its row if that became empty; None if copies remain or the hash
-        is unknown.
+        """Remove one copy of a block. If it was the last copy, returns the block's row, which is then empty.
+        Returns None if copies remain or the hash is unknown.
         """
         num_more = self.num_more.pop(block_hash, 0)
         if num_more:
@@ -74,7 +74,7 @@ class CachedRows:
         self.num_rows = dict.fromkeys(BLOCK_TIERS, 0) | {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host}
         """Number of rows that the next ledger needs, by tier."""
         self.num_unplaced = 0
-        """Number of blocks since the last `clear` that got no row, because there were too many."""
+        """Number of blocks since the last `clear` that got no ledger row, because all `MAX_ROWS` rows were in use."""
         self.num_stored = dict.fromkeys(BLOCK_TIERS, 0)
         self.num_removed = dict.fromkeys(BLOCK_TIERS, 0)
         """Number of removed blocks since the start, by tier. Blocks removed by `clear` are not counted."""
@@ -191,8 +191,8 @@ class CachedRows:
             parent = block_hash
 
     def _allocate_beyond(self, tier: Tier, block_hash: int, parent: int, group: int) -> int | None:
-        """Allocate a row beyond the current ledger, which exists only after the next `lay_out`; None if
-        `MAX_ROWS` is reached.
+        """Allocate a row after the last row of the current ledger; None if `MAX_ROWS` is reached. The row is
+        written to the ledger by the next `lay_out`, which needs a larger ledger.
         """
         rows = self._rows[tier]
         if rows.size >= self.num_rows[tier]:

@@ -143,7 +143,9 @@ class ExternalAddress:
 
     @property
     def refusal(self) -> str:
-        """Text for users about a status 401 or 403 from this server and its remedy, as the end of a sentence."""
+        """Explanation for users why this server answers with status 401 or 403, and what to do; the end of a
+        sentence.
+        """
         if self.is_announced:
             return (
                 "needs an API key, which is not sent to an address that an engine reports: attach to "
@@ -173,8 +175,8 @@ class ExternalAddress:
         return of_rank(base, self.rank)
 
     def on_this_host(self, endpoint: str) -> str:
-        """Return the endpoint to connect to for an endpoint that the server binds. A wildcard host is replaced
-        by the server's host.
+        """Return the endpoint to which kvscope connects, given the endpoint that the server binds. A wildcard
+        host is replaced by the server's host.
         """
         scheme, _, host_and_port = endpoint.partition("://")
         host, _, port = host_and_port.rpartition(":")

@@ -55,7 +55,9 @@ class ExternalEngine:
 
     metrics_prefix: str
     other_prefixes: tuple[str, ...] = ()
-    """Metric name prefixes of other programs within the engine whose metrics `read_metrics` uses."""
+    """Prefixes of metric names that do not belong to the engine itself but to programs that run in its process,
+    such as LMCache. `read_metrics` also uses these metrics.
+    """
     metrics_path: str = "/metrics"
     rank_label: str
     """Metrics label with the data-parallel rank. Metrics without it apply to all ranks together."""
@@ -79,8 +81,9 @@ class ExternalEngine:
     """Whether the engine reports the contents of its slots (`slot_source`) instead of KV events."""
 
     form_fields: Callable[[Structured], Fields]
-    """Function that converts a structured output request to fields of the engine's API. Not used for JSON,
-    which is the same in OpenAI's API. Raises BadInput for a kind that the API does not support.
+    """Function that converts a structured output request to fields of the engine's API. It is not called for
+    JSON objects and JSON schemas, for which all engines accept OpenAI's `response_format`. Raises BadInput for
+    a kind that the API does not support.
     """
     adapter_fields: Callable[[str], Fields] = _model_field
     """Function that returns the API fields that select a LoRA adapter, given the adapter's name in the server's
@@ -95,7 +98,8 @@ class ExternalEngine:
 def watched_capabilities(scheme: str) -> Capabilities:
     """Return the capabilities of an engine that reports cached blocks by KV events and everything else by metrics.
 
-    kvscope assigns the ledger rows. Requests are known only by their number, and latencies only as histograms.
+    kvscope assigns the ledger rows. The engine reports how many requests there are, but nothing about individual
+    requests, and latencies only as histograms.
     """
     return Capabilities(
         engine=scheme,

@@ -36,8 +36,8 @@ ALIVE_NS: Final = 3_000_000_000
 SILENT_NS: Final = 60_000_000_000
 """Time in ns without a KV event, while tokens are computed, after which events are reported missing."""
 FLOWING_TOKENS: Final = 1_000
-"""Number of tokens that must be computed within `SILENT_NS` before events are reported missing. So many fill
-blocks, which causes KV events.
+"""Number of tokens that must be computed within `SILENT_NS` without a KV event before events are reported
+missing. So many tokens fill at least one block, for which the engine should have published an event.
 """
 WAIT_FOR_METRICS_NS: Final = 3_000_000_000
 
@@ -134,8 +134,8 @@ class ExternalSource(PromptedSource):
                 self._changed.notify_all()
 
     def _can_apply_events(self, now_ns: int) -> bool:
-        """Return whether KV events may be applied. They wait up to `WAIT_FOR_METRICS_NS` for metrics, which
-        give the number of blocks.
+        """Return whether KV events may be applied. They are held back until the first metrics, which give the
+        number of blocks, have arrived, or for `WAIT_FOR_METRICS_NS` at most.
         """
         return self._translator.has_started or now_ns - self._started_ns >= WAIT_FOR_METRICS_NS
 

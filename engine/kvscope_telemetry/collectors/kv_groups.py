@@ -52,7 +52,7 @@ class Groups:
 
     def number_of(self, run: BlockStored) -> int:
         """Return the number of the KV group that the event's blocks belong to, adding the group if it is new.
-        Beyond `MAX_GROUPS` groups, blocks count to the last group.
+        If there are already `MAX_GROUPS` groups, the blocks count as blocks of the last group.
         """
         key = (run.group_idx, run.block_size)
         number = self._numbers.get(key)
@@ -92,8 +92,8 @@ class Groups:
 
     @property
     def block_size(self) -> int:
-        """Tokens per block on the device, those of full attention if there are several groups; 0 before a block
-        was reported.
+        """Tokens per block on the device; 0 before a block was reported. If there are several KV groups, this
+        is the block size of full attention.
         """
         device_groups = [group for group in self._groups if group.is_on_device]
         first = next((group for group in device_groups if group.kind in ("full", "latent", "indexed")), None)

@@ -85,8 +85,8 @@ class OwnApi:
 def reachable_address(announced: str, endpoint: str, *, is_same_machine: bool) -> ExternalAddress:
     """Return the address at which a client attached at `endpoint` can reach the API `announced` by the engine.
 
-    Other options in `announced`, such as a local file, are ignored, because they are not trusted. Raises BadInput with
-    a message for users if the API cannot be reached.
+    Options in `announced` that name other servers or local files are ignored, because they are not trusted. Raises
+    BadInput with a message for users if the API cannot be reached.
     """
     api = ExternalAddress.parse(announced)
     address = ExternalAddress(api.engine, api.host, api.port, api.path, api.tls, rank=api.rank, is_announced=True)

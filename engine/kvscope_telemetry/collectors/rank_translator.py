@@ -52,7 +52,9 @@ engine's.
 """
 SEVERAL_ENGINES: Final = "its counters go up and down: are several engines behind this address?"
 MAX_NOTES: Final = 32
-"""Maximum number of data quality events between two frames. One more event gives the number of those omitted."""
+"""Maximum number of data quality events between two frames. If there are more, one further event says how many
+were omitted.
+"""
 MAX_LETTERS: Final = 500
 HEARTBEAT_NS: Final = 500_000_000
 MANY_ROWS: Final = 400_000
@@ -197,7 +199,7 @@ class RankTranslator:
 
     def messages(self, now_ns: int, *, is_alive: bool) -> list[TelemetryMessage]:
         """Return the messages to publish, in order. `is_alive`: whether the engine has recently answered or
-        published; if not, there is no heartbeat.
+        published; only then a heartbeat is included.
         """
         if not self.has_started:
             return []
@@ -265,7 +267,7 @@ class RankTranslator:
         state.totals["offloaded_blocks"] = sum(stored[tier] for tier in stored if tier is not Tier.HBM)
 
     def _other_messages(self, now_ns: int) -> Iterable[TelemetryMessage]:
-        """Yield messages with the values of the newest metrics that frames do not contain."""
+        """Yield the messages, other than frames, that carry values of the newest metrics."""
         totals = self._totals
         yield Reading(
             epoch=self._epoch,

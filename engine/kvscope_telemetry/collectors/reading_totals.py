@@ -41,7 +41,9 @@ class ReadingTotals:
         self.latencies = tuple([each for each in latencies if each is not None])
 
     def skip(self) -> None:
-        """Do not count the newest reading, nor its difference from the next one, because it may be another engine's."""
+        """Exclude the newest reading, and its difference from the next one, from the totals, because it may be
+        of another engine.
+        """
         self._before, self.latencies, self.used_share = None, (), -1.0
 
     def drain_tokens(self) -> tuple[int, int]:

@@ -23,7 +23,7 @@ GIB: Final = 1 << 30
 MAX_SIZE: Final = 1 << 40
 """Maximum size in blocks or tokens. Larger sizes count as unknown, because their products would overflow an i64."""
 MAX_OF_LABEL: Final = 12
-"""Maximum number of displayed figures for one metric with different values of a label."""
+"""Maximum number of label values for which a metric that is split by a label (`FigureMetric.by`) is displayed."""
 MAX_LABEL_LETTERS: Final = 40
 
 
@@ -40,7 +40,7 @@ class EngineReading:
     block_size: int | None = None
     """Tokens per block; for vLLM with several KV groups, those of the group with the smallest blocks."""
     pool_tokens: int | None = None
-    """Capacity of the pool in tokens of requests."""
+    """Number of tokens of requests that the KV pool can hold."""
     cache_dtype: str = ""
     prompt_tokens: int | None = None
     """Number of prompt tokens, including those from the prefix cache, unlike `Counters.prompt_tokens`."""
@@ -123,11 +123,11 @@ def _figures_of(page: ScrapedPage, figure: FigureMetric) -> Iterator[MetricFigur
 
 
 def read_latencies(page: ScrapedPage, *kinds: tuple[str, ...]) -> dict[str, Cumulative]:
-    """Read latency histograms. Returns them by `Histogram.kind`.
+    """Read latency histograms, and return them by `Histogram.kind`.
 
     Args:
-        kinds: For each histogram its `Histogram.kind`, then its metric names in newer and older versions. The first
-            metric that is on the page is read.
+        kinds: For each histogram a tuple of its `Histogram.kind` and the names of its metric in different versions of
+            the engine. The first name that is on the page is used.
     """
     latencies: dict[str, Cumulative] = {}
     for kind, *names in kinds:

@@ -57,8 +57,8 @@ class RowAllocator:
         self._values: dict[str, list[int]] = {name: [] for name in _EVENT_COLUMNS}  # of each changed row
 
     def allocate(self, block_hash: int, parent: int, group: int) -> int | None:
-        """Allocate a row for a block: the one freed last, otherwise the next one that was never used. Returns
-        None if all are in use.
+        """Allocate a row for a block: the row freed most recently or, if none is free, the next row that was
+        never used. Returns None if all rows are in use.
         """
         if self._free:
             row = self._free.pop()

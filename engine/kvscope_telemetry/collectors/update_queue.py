@@ -1,6 +1,6 @@
 """Bounded queue of locally created messages. Coalesces them to updates for a reader, and passes them to a sink.
 
-Has the same behaviour as the queue of a live source, without sockets.
+The sources of external engines use it in place of the sockets and queue of a live source.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     engine.key      the engine's CURVE keys, created on first use
     clients.toml    allowed clients: a [[client]] with name, role and public key each
-    local.key       key file of this user's desktop on this machine, created with the engine's
+    local.key       key file of this user's desktop on this machine, created together with engine.key
 
-Owns the files in the directory, and reloads the list after a change. Must not depend on sockets. Methods may be called
-from any thread. A lock on the directory (flock) ensures that one process at a time changes the list.
+Owns the files in the directory, and reloads the allow-list after a change. Must not depend on sockets. Methods may be
+called from any thread. A lock on the directory (flock) ensures that one process at a time changes the allow-list.
 """
 
 from __future__ import annotations

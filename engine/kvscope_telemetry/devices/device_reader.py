@@ -15,7 +15,8 @@ from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 def device_sample(devices: Devices, hello: Hello, pid: int | None = None) -> DeviceSample:
     """Return the values of the GPU that the engine uses, or of the host if it uses none.
 
-    `pid` is the engine's process; None means this process. Without an engine, no process is reported for the host.
+    `pid` is the engine's process; None means this process. If only devices are watched and no engine, the values of the
+    host include none of a process.
     """
     pid = os.getpid() if pid is None else pid
     if hello.device.kind != "cuda":

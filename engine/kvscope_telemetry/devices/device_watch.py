@@ -71,8 +71,9 @@ class DeviceWatch:
                 return
 
     def _with_context(self, memory: MemoryBreakdown, devices: Devices) -> MemoryBreakdown:
-        """Return `memory` with `context_bytes`: the process's GPU memory outside torch when it was first known.
-        Later growth is then visible as the difference.
+        """Return `memory` with `context_bytes` set to the process's GPU memory outside torch, as measured when
+        it was first known. Memory that is allocated later outside torch can then be seen as the difference from
+        `context_bytes`.
         """
         if self._context_bytes is None:
             gpu = used_gpu(devices)

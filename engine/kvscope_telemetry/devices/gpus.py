@@ -80,8 +80,8 @@ class Gpus:
         return gpu
 
     def _sample_instances(self, count: int) -> list[Gpu]:
-        """Sample the MIG instances in use, numbered from `count`. The UUID of a GPU that disappeared does not
-        count as an instance.
+        """Sample the MIG instances in use, numbered from `count`. UUIDs in `used` of whole GPUs, including GPUs
+        that disappeared, are skipped.
         """
         gpus = {bare_uuid(facts.uuid) for facts in self._seen.values()}
         instances: list[Gpu] = []

@@ -21,7 +21,7 @@ class MissedRequest:
     took_s: dict[str, float]
     missed: tuple[str, ...]
     chain: tuple[str, ...]
-    """Texts on the delays of the request (`request_delays`), oldest first."""
+    """One text for each delay of the request, as found by `request_delays`, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class GoodputReport:
 
     @property
     def result_text(self) -> str:
-        """Text such as `of 20 finished requests kept TTFT 200 ms and TPOT 50 ms`. Also says how many requests cannot be
-        judged.
+        """Text that follows the number of requests that met the goals, such as `of 20 finished requests kept
+        TTFT 200 ms and TPOT 50 ms`. Also says how many requests cannot be judged.
         """
         goals = " and ".join(f"{name.upper()} {limit_ms:g} ms" for name, limit_ms in self.goals.items())
         num_unknown = self.num_finished - self.results.num_judged

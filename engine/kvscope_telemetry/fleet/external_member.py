@@ -1,4 +1,4 @@
-"""Reads another engine, or one of its ranks, for a fleet, with the same source and mirror that a window uses."""
+"""Reads an external engine, or one of its ranks, for a fleet, with the same source and mirror that a window uses."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ExternalMember:
         self._source.close()
 
     def _first_token_s(self) -> float | None:
-        """Return the upper bound of the median time to first token; None if there is none."""
+        """Return an upper bound of the median time to first token in seconds; None if there were no first tokens."""
         buckets = sum_histograms((reading for _, reading in self._readings), "first_token")
         high = math.nan if buckets is None else buckets.percentile(0.5).high
         return high if math.isfinite(high) else None

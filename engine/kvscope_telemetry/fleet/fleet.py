@@ -1,7 +1,8 @@
 """Watches up to 512 engines with one thread.
 
 kvscope's own engines share a ZeroMQ context and are polled in turn, five times a second, because a thread, a context
-and a mirror for each would cost more than the few figures shown. Sources of other engines have threads of their own.
+and a mirror for each would cost more than the few figures shown. The sources of external engines have threads of their
+own.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class FleetList:
 
 
 def parse_list(text: str, api_key: str = "") -> FleetList:
-    """Parse the addresses in `text`. Repeated addresses are included only once. `api_key` is used for other engines for
-    which no key is stored.
+    """Parse the addresses in `text`. Repeated addresses are included only once. `api_key` is used for external engines
+    for which no key is stored.
 
     Raises BadInput if the text is not empty but contains no valid address, because it is then probably not an address
     list.
@@ -74,8 +74,9 @@ def _entry(text: str, name: str, api_key: str) -> FleetEntry:
 
 
 def _without_comment(line: str) -> str:
-    """Remove a comment. A `#` begins one only at the start of a line or after white space, because addresses may
-    contain one."""
+    """Remove a comment. A `#` begins a comment only at the start of a line or after white space, because
+    addresses may contain `#`.
+    """
     words = line.split()
     comment_starts = [index for index, word in enumerate(words) if word.startswith("#")]
     return " ".join(words[: comment_starts[0]] if comment_starts else words)

@@ -1,6 +1,7 @@
 """Sources of the text of an address list: a file, or the output of a command. Size and time are bounded.
 
-A command runs without a shell; use `sh -c '...'` for one. Raises BadInput with a message for users if reading fails.
+A command runs without a shell; to use shell syntax, write it as `sh -c '...'`. Raises BadInput with a message for users
+if reading fails.
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ class CommandText:
         return bytes(outputs[process.stdout]), bytes(outputs[process.stderr])
 
     def _end(self, process: subprocess.Popen[bytes], stopped: threading.Event) -> int:
-        """Wait for the exit code, because a command may close its output and continue."""
+        """Wait until the command ends, and return its exit code. The end of its output is not enough, because a
+        command may close its output and continue.
+        """
         deadline_s = time.monotonic() + self._limit_s
         while True:
             with suppress(subprocess.TimeoutExpired):

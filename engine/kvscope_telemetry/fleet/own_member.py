@@ -1,7 +1,7 @@
 """Reads one of kvscope's own engines for a fleet: only the block states and counters, no requests.
 
-Owns these block states and counters. `LiveReader` receives the stream and describes the connection, as it does for a
-window.
+Owns these block states and counters. `LiveReader`, which the desktop's windows also use, receives the stream and
+describes the connection.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Summarizes the pool as a small map: at most 1,024 bins of consecutive rows, with the share held and cached in
-each."""
+"""Summarizes the pool as a small map: at most 1,024 bins of consecutive rows, with the shares of active and
+cached blocks in each.
+"""
 
 from __future__ import annotations
 

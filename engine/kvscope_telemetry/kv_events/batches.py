@@ -13,7 +13,7 @@ import msgspec
 HASH_MASK: Final = (1 << 64) - 1
 
 END_SEQ: Final = b"\xff" * 8
-"""Sent instead of a sequence number to mark the end of a replay."""
+"""Bytes that are sent instead of a sequence number to mark the end of a replay."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, gc=False):

@@ -18,7 +18,7 @@ from kvscope_telemetry.kv_events.event_wire import MAX_BATCH_BYTES
 from kvscope_telemetry.transport.connection_watch import Connections
 
 HIGH_WATER: Final = 64
-"""Size of the receive queue in batches. Further ones are queued at the publisher, up to some thousands."""
+"""Size of the receive queue in batches. Further batches are queued at the publisher, up to some thousands."""
 MAX_HALF_BYTES: Final = 4 * MAX_BATCH_BYTES
 """Maximum bytes that a connection may receive between two complete messages."""
 RECONNECT_MS: Final = (50, 1_000)

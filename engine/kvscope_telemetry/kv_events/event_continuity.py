@@ -156,7 +156,7 @@ class EventContinuity:
     # Sequence
 
     def _process_next(self, seq: int, payload: bytes) -> None:
-        """Process a batch while no earlier batch is awaited."""
+        """Process a batch at a time when no earlier batch is missing."""
         self._start_at(seq)
         if seq == self.last + 1:
             if not self._accept(seq, payload):
@@ -172,7 +172,7 @@ class EventContinuity:
                 self._process_next(seq, payload)
 
     def _start_at(self, seq: int) -> None:
-        """Start the sequence at batch `seq` if no batch was received before."""
+        """Let the sequence begin with batch `seq`. Does nothing if a batch was received before."""
         if self.last >= 0 or self.has_joined:
             return
         self.has_joined = True
@@ -226,8 +226,8 @@ class EventContinuity:
         self._seen.add(seq, payload)
 
     def _release(self) -> None:
-        """Pass on buffered batches up to the next gap, for which a replay is requested. If none can be, the gap is
-        reported and skipped.
+        """Pass on buffered batches up to the next gap, and request a replay of the missing batches. If no
+        replay can be requested, the gap is reported and the following batches are passed on.
         """
         for seq in self._buffered.in_order():
             if self.wants:

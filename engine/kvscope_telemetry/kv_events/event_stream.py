@@ -33,9 +33,9 @@ _ITEM_BYTES: Final = 256
 POLL_MS: Final = 100
 MAX_PER_PASS: Final = 256
 CHECK_AFTER_S: Final = 5.0
-"""Seconds without a batch after which a replay checks whether the last one was missed."""
+"""Seconds without a batch after which a replay is requested, to check whether batches were missed."""
 REPLAY_TIMEOUT_S: Final = 10.0
-"""Maximum seconds between two answers of a replay. Publishers poll for requests ten times a second."""
+"""Maximum seconds between two answers of a replay, after which the replay is abandoned."""
 RETRY_S: Final = (1.0, 30.0)
 """Pauses in seconds after an unanswered replay: the first one, which doubles each time, and the maximum."""
 

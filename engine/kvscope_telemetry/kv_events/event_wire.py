@@ -91,7 +91,9 @@ class ClearedArray(msgspec.Struct, gc=False, tag="AllBlocksCleared", array_like=
 
 
 class BatchArray(msgspec.Struct, gc=False, array_like=True):
-    """Batch, an array in every version. Events are decoded separately, so that single ones can be skipped."""
+    """A batch of events, which is an array in every version. Its events are decoded separately, so that an
+    unreadable event can be skipped.
+    """
 
     ts: float
     events: Annotated[list[msgspec.Raw], Meta(max_length=MAX_EVENTS)]
@@ -99,13 +101,13 @@ class BatchArray(msgspec.Struct, gc=False, array_like=True):
 
 
 class HeadMap(msgspec.Struct, gc=False):
-    """Only the type of an event that is encoded as a map."""
+    """Decodes only the type of an event that is encoded as a map."""
 
     type: Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
 class HeadArray(msgspec.Struct, gc=False, array_like=True):
-    """Only the type of an event that is encoded as an array."""
+    """Decodes only the type of an event that is encoded as an array."""
 
     type: Annotated[str, Meta(max_length=MAX_TEXT)]
 

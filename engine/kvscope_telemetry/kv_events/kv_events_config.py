@@ -15,7 +15,7 @@ _Count = Annotated[int, Meta(ge=1, le=10_000_000)]
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's `KVEventsConfig`, with SGLang's `bind`."""
+    """The fields of vLLM's `KVEventsConfig`, and the field `bind` of SGLang's."""
 
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq", "null"] | None = None

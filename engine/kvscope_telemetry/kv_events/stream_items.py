@@ -50,7 +50,7 @@ class StreamStatus:
     num_restarts: int = 0
     num_replays: int = 0
     num_of_other_ranks: int = 0
-    """Number of received messages that do not have the parts of a KV events message."""
+    """Number of received messages that are not KV events, judged by the number of their parts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Capabilities of an engine. The defaults are those of kvscope's own engine."""
 
     engine: str = "kvscope"
-    """Kind of engine: "kvscope", "devices", or the scheme of another engine's addresses, such as "vllm"."""
+    """Kind of engine: "kvscope", "devices" (a machine without an engine), or the scheme of an external engine's
+    addresses, such as "vllm".
+    """
     commands: bool = True
-    """Whether kvscope's command socket accepts requests, aborts and snapshot requests."""
+    """Whether the engine has kvscope's command socket, which accepts prompts, aborts and snapshot requests."""
     completions: bool = True
     """Whether prompts can be sent, through the command socket or an OpenAI-compatible API."""
     physical_rows: bool = True
@@ -29,7 +31,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     known from the counters only.
     """
     requests: bool = True
-    """Whether individual requests are published with their block tables; otherwise at most their number."""
+    """Whether individual requests are published with their block tables. Otherwise, at most the number of
+    running and waiting requests is known.
+    """
     owners: bool = True
     ref_counts: bool = True
     """Whether the ledger's `ref_count` is published, which shows shared and idle blocks."""
@@ -39,7 +43,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     last_used: bool = True
     """Whether the ledger's `last_used_step` is published."""
     token_ids: bool = True
-    """Whether the tokens of blocks are available, either on request or because the engine published them."""
+    """Whether the tokens of blocks are available: the client can request them, or the engine publishes them."""
     steps: bool = True
     """Whether a frame is a step of the engine, with its batch and timings; otherwise it is one poll of the engine."""
     latencies: bool = True
@@ -47,7 +51,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ranges.
     """
     attention: bool = False
-    """Whether the ledger's `attention` is measured from time to time. kvscope's own engine does so on request."""
+    """Whether the ledger's `attention` is measured. kvscope's own engine measures it every N steps if it was
+    started with `--page-heat N`.
+    """
     blocks: bool = True
     """Whether there is a block pool. Otherwise the source only reports devices, and its single row is meaningless."""
     aborts: bool = True
@@ -61,13 +67,16 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Whether the ledger's `eviction_order` is published, which shows the block to be evicted next."""
 
     sparse_decode: bool = False
-    """Whether decodes attend to only a part of their blocks. The ledger's `skipped` is then counted from time to time.
+    """Whether decodes attend to only a part of their blocks. The skipped blocks are then counted in some of the
+    steps and published as the ledger's `skipped`.
     """
     deterministic: bool = False
     """Whether a request's results are bitwise identical, whatever else is in the batch (`--deterministic`)."""
     fingerprints: bool = False
     counters: bool = True
-    """Whether totals are those of a single engine. If several engines answer in turn, the totals are meaningless."""
+    """Whether the totals in `Counters` are those of a single engine. If several engines answer in turn at one
+    address, the totals are meaningless.
+    """
 
     @property
     def unknown_columns(self) -> frozenset[str]:

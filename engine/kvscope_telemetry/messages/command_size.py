@@ -1,7 +1,6 @@
 """Estimates the memory that a queued command takes: its contents and a constant per object.
 
-Queue limits are in these bytes, so that a million empty objects count with the memory that they take. Independent of
-the limits.
+The limits of queues are in these bytes, so that many small objects also reach them. Independent of the limits.
 """
 
 from __future__ import annotations

@@ -90,13 +90,15 @@ class Submit(_Command, frozen=True, kw_only=True):
 class Abort(_Command, frozen=True, kw_only=True):
     """Abort a request of this client. `Done` is also the reply for unknown and finished requests.
 
-    A request of another client is aborted only if `anyones` is set; otherwise the command is refused.
+    A request of another client is aborted only if `anyones` is set; otherwise, the command is refused.
     """
 
     request_id: RequestId
     anyones: bool = False
     client: ClientName = ""
-    """`Submit.client` of the request. With it and `batch`, the engine processes the Abort after the Submit."""
+    """Value of `Submit.client` of the request, for programs that serve several clients. If `client` and `batch`
+    equal those of the Submit, both commands are in the same queue, so the Abort is executed after the Submit.
+    """
     batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
@@ -107,7 +109,9 @@ class GetSnapshot(_Command, frozen=True, kw_only=True):
 
 
 class Awaited(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request for which the client has received no end, as reported after a reconnection."""
+    """A request whose end the client has not received. After a reconnection, the client lists such requests in
+    `GetStatus.awaited`.
+    """
 
     request_id: RequestId
     heard: Annotated[tuple[int, ...], msgspec.Meta(max_length=1024)] = ()
@@ -138,7 +142,9 @@ class GetBlockText(_Command, frozen=True, kw_only=True):
 
 
 class GetAllocatorMap(_Command, frozen=True, kw_only=True):
-    """Request the segments and blocks of torch's GPU allocator, answered with `AllocatorMap` between two steps."""
+    """Request the segments and memory blocks (not KV blocks) of torch's GPU allocator, answered with
+    `AllocatorMap` between two steps.
+    """
 
     tag: Tag = 0
 
@@ -150,7 +156,8 @@ class Control(_Command, frozen=True, kw_only=True):
     """"step" runs `num_steps` steps while the engine is paused, and is answered once they have run."""
     tag: Tag = 0
     lease_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
-    """Seconds without a message from the client after which its pause ends. With 0, it ends when the connection closes.
+    """The client's pause ends when the client has sent no message for this many seconds. If 0, the pause ends
+    when the connection closes.
     """
     num_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 1
 
@@ -199,7 +206,9 @@ class SetLimits(_Command, frozen=True, kw_only=True):
     """Change the batch limits, up to those with which the engine was started; answered with `Done` or `Failed`."""
 
     max_num_seqs: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
-    """New limit. 0 leaves it unchanged; the same holds for `max_num_batched_tokens`."""
+    """New maximum number of running requests. 0 leaves the limit unchanged; the same holds for
+    `max_num_batched_tokens`.
+    """
     max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
     tag: Tag = 0
 
@@ -248,7 +257,9 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probabilities (natural, of the model's unmodified distribution) at one position."""
+    """Natural logarithms of the probabilities of tokens at one position, in the model's distribution before
+    sampling options are applied.
+    """
 
     token_id: int
     logprob: float
@@ -292,7 +303,7 @@ class Tokens(_Command, frozen=True, kw_only=True):
 
 
 class Finished(_Command, frozen=True, kw_only=True):
-    """A completion ended. All its tokens and text were sent in preceding `Tokens` messages."""
+    """A completion ended. All its tokens and text were sent before in `Tokens` messages."""
 
     request_id: str
     finish_reason: str
@@ -323,9 +334,11 @@ class BlockText(_Command, frozen=True, kw_only=True):
 
 
 class AllocatorMap(_Command, frozen=True, kw_only=True):
-    """Answer to GetAllocatorMap: segments, largest first, and their blocks, as columns of little-endian numbers.
+    """Answer to GetAllocatorMap: the segments of torch's allocator, largest first, and their memory blocks, as columns
+    of little-endian numbers.
 
-    Totals and counts cover all segments and blocks, even if adjacent small blocks are merged or segments left out.
+    Totals and counts cover all segments and blocks, even if adjacent small blocks are merged in the columns or segments
+    are left out.
     """
 
     tag: int = 0
@@ -359,7 +372,9 @@ class AllocatorMap(_Command, frozen=True, kw_only=True):
     split_bytes: int = 0
     """Cached bytes in segments that are partly in use, which torch cannot return to the device."""
     largest_cached_bytes: int = 0
-    """Size of the largest cached block, which is the largest allocation that needs no new memory from the device."""
+    """Size of torch's largest cached memory block, which is the largest allocation that needs no new memory
+    from the device.
+    """
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pcie_sent_bytes_s: int | None = None
     pcie_received_bytes_s: int | None = None
     nvlink_sent_bytes_s: int | None = None
-    """Bytes per second sent over all links."""
+    """Bytes per second sent over all NVLink connections of the GPU."""
     nvlink_received_bytes_s: int | None = None
     display_active: bool | None = None
     """Whether the GPU drives a display, so that windows use part of its memory."""

@@ -30,11 +30,11 @@ class EventLane:
     color: str
     """Name of a theme color."""
     column: str = ""
-    """Column of the summary with the number of events per second, for time ranges without individual events; empty if
-    the events are not counted.
+    """Column of the session overview with the number of events per second, which is shown for time ranges
+    without individual events; empty if the events are not counted.
     """
     counted: str = ""
-    """Noun for the events counted by `column`, in the singular. If empty, `EventKind.noun`."""
+    """Singular noun for what `column` counts; empty if `EventKind.noun` is the right noun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,9 @@ def cause_text(event: Event) -> str:
 
 
 def with_cause(event: Event) -> Event:
-    """Return the event with the cause as text, for readers that do not support its data."""
+    """Return the event with its cause as text, composed from its data, for readers that do not support this
+    kind of data.
+    """
     return replace(event, cause=cause_text(event))
 
 
@@ -158,7 +160,8 @@ def retracted_text(
     num_blocks: int,
     num_free_tokens: int,
 ) -> str:
-    """Return why request `number` was preempted by an engine that checks all running requests together before a step.
+    """Return why request `number` was preempted, for an engine such as SGLang that checks before each step whether all
+    running requests together fit.
 
     Args:
         choice: As in `EventData.choice`, or "fewest" (it had generated the fewest tokens).

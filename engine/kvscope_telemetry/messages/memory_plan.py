@@ -1,6 +1,6 @@
 """Types of the answer of `kvscope-engine plan`: the GPU memory that a model's weights, KV cache and activations need.
 
-The command prints them as JSON, which the desktop's page reads. All sizes are bytes of one GPU, unless noted otherwise.
+The command prints the answer as JSON, and the desktop reads it. All sizes are bytes of one GPU, unless noted otherwise.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class StageUse(msgspec.Struct, frozen=True, kw_only=True):
     first_layer: int
     num_layers: int
     parts: tuple[PlanPart, ...]
-    """Parts that add up to `InferenceAnswer.allowed_bytes`, including the KV cache. The last one may be `MISSING`."""
+    """Parts that add up to `InferenceAnswer.allowed_bytes`, including the KV cache. If the memory does not
+    suffice, the last part is `MISSING`.
+    """
     num_blocks: int
 
 
@@ -113,4 +115,4 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     inference: InferenceAnswer
     training: TrainingAnswer | None = None
     is_first: bool = False
-    """Whether this is a preliminary answer without suggested changes and training. A complete one follows."""
+    """Whether this is a preliminary answer without suggested changes and training. The complete answer follows."""

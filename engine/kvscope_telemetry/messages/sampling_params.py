@@ -33,7 +33,7 @@ class ModelSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_tokens: int | None = None
-    """Maximum for all requests, even for those that ask for more (as in vLLM)."""
+    """Maximum number of generated tokens for all requests, even for those that ask for more (as in vLLM)."""
 
     def __post_init__(self) -> None:
         SamplingParams(**{name: getattr(self, name) for name in (*LEFT_TO_THE_MODEL, "max_tokens")})
@@ -62,9 +62,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     default, or 0 if it has none.
     """
     seed: int | None = None
-    """Seed of the request's random numbers, which do not depend on other requests in the batch.
+    """Seed of the request's random numbers, which are the same whatever other requests are in the batch.
 
-    The logits may depend on them: without `--deterministic`, their last bits, and thus tokens, may vary with the batch.
+    The sampled tokens may still differ: without `--deterministic`, the last bits of the logits depend on the batch.
     """
     n: int = 1
     """Number of completions of the same prompt, 1 to 64."""

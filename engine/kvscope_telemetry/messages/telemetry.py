@@ -125,7 +125,9 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Number of blocks in host memory; 0 without that tier."""
     num_disk_blocks: int = 0
     num_physical_blocks: int = 0
-    """Number of blocks with physical memory if fewer than rows (allocator `virtual`); 0 if all rows have memory."""
+    """Number of blocks that can have physical memory at the same time, if that is less than the number of rows
+    (allocator `virtual`); 0 if all rows have memory.
+    """
     has_parents: bool = False
     """Whether the ledger's `parent` column is published. Older engines did not publish it."""
     max_request_tokens: int = 0
@@ -136,7 +138,7 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_reserved_blocks: int = 0
     """Number of leading ledger rows that the engine reserves and never assigns to a request (vLLM's null block)."""
     pool_tokens: int = 0
-    """Number of tokens of requests that another engine's pool can hold; 0 if unknown.
+    """Number of tokens of requests that an external engine's pool can hold; 0 if unknown.
 
     With several KV groups, each of which needs blocks for a request, this is less than the number of blocks times the
     block size.
@@ -147,15 +149,18 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     in token order.
     """
     num_states: int = 0
-    """Number of slots for recurrent states: the last rows of the ledger, except for those of `num_host_states`.
+    """Number of slots for recurrent states outside the block pool. In the ledger, their rows follow those of all blocks
+    and precede those of `num_host_states`.
 
-    Each slot contains the state of one running request, or one retained for prompts with the same prefix. All belong to
-    the group of kind "state".
+    Each slot contains the state of one running request, or a state retained for prompts with the same prefix. All slots
+    belong to the KV group of kind "state".
     """
     num_host_states: int = 0
     """Number of slots for recurrent states in host memory."""
     hit_tokens: int = 0
-    """`smallest_hit` as reported by another engine. If 0, it is the least common multiple of the block sizes."""
+    """Value of `smallest_hit` as reported by an external engine; 0 if not reported, in which case
+    `smallest_hit` is the least common multiple of the block sizes.
+    """
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
@@ -180,8 +185,8 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def first_state(self) -> int:
-        """Ledger row of the first slot for recurrent states. Without such slots, the number of rows before
-        `num_host_states`.
+        """Ledger row of the first slot for recurrent states. If there are no such slots in HBM, this is the row
+        at which those in host memory would begin.
         """
         return self.rows_by_tier.first_state
 
@@ -247,7 +252,9 @@ class Hello(_Message, frozen=True, kw_only=True):
     """Random number that identifies one start of the engine."""
     time_ns: int
     wall_time_ns: int
-    """`time.time_ns()` at `time_ns`."""
+    """Value of `time.time_ns()` at the moment `time_ns`, which relates the engine's monotonic clock to the wall
+    clock.
+    """
     model: ModelInfo
     cache: CacheInfo
     device: DeviceInfo
@@ -260,7 +267,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     num_ranks: int = 1
     """Number of tensor-parallel processes. Each stores the KV of some of the heads of every block."""
     api: str = ""
-    """Address of an OpenAI API for prompts, if the command socket accepts none; else empty.
+    """Address of an OpenAI API for prompts, if the command socket accepts no prompts; otherwise empty.
 
     It has the form of an `ExternalAddress`, such as vllm://127.0.0.1:8000, as reachable from the engine's machine.
     """
@@ -335,7 +342,7 @@ class Moves(msgspec.Struct, frozen=True, gc=False):
     saved: Ids = b""
     """Ledger rows of a lower tier that were written, by swapping out or offloading from the tier above."""
     loaded: Ids = b""
-    """Ledger rows that were filled from the tier below."""
+    """Ledger rows that were filled with blocks or states from a lower tier."""
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False):
@@ -451,14 +458,17 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     num_known_tokens: int = 0
     """started: prompt tokens plus generated tokens. `Event.num_tokens` of them need not be computed."""
     num_pool_blocks: int = 0
-    """started: blocks of the pool with which the request starts. `num_loaded_blocks` are loaded from lower tiers."""
+    """started: number of blocks with which the request starts that were in the pool already.
+    `num_loaded_blocks` is the number of blocks loaded from lower tiers.
+    """
     num_loaded_blocks: int = 0
     num_lost_tokens: int = 0
     """started: tokens that could not be read back intact."""
     missed: str = ""
-    """started: reason why the prefix hit was not longer: "evicted", "differs", "unseen", "new", "salt" or "adapter"
-    (the same text is cached under another salt or adapter), "state" (blocks are cached, but no recurrent state with
-    them), or "" if nothing was missed.
+    """started: reason why the prefix hit was not longer. "evicted": the next block was evicted. "differs":
+    cached prefixes continue with other tokens. "unseen": no cached prefix continues. "new": no cached prefix
+    matches at all. "salt", "adapter": the same text is cached under another cache salt or LoRA adapter.
+    "state": blocks are cached, but no recurrent state with them. "": nothing was missed.
     """
     missed_token: int = 0
     """started: index of the prompt token at which the prefix hit ended."""
@@ -477,8 +487,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     is_swapped: bool = False
     """preempted: whether the blocks were swapped to a lower tier instead of being recomputed later."""
     swap_ns: int = -1
-    """preempted: measured cost in nanoseconds of swapping out and in; -1 if unknown. `recompute_ns` is that of
-    recomputing.
+    """preempted: measured cost in nanoseconds of swapping the blocks out and in again; -1 if unknown.
+    `recompute_ns` is the cost of recomputing them.
     """
     recompute_ns: int = -1
     num_offloaded: int = 0
@@ -489,7 +499,9 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """
     by: str = ""
     """asked, engine_paused, single_step: name of the user who requested it. engine_resumed: name of the user who had
-    paused the engine. The costs of asked are given as for preempted.
+    paused the engine.
+
+    For asked, the fields with the costs of a preemption (such as `swap_ns`) are set too.
     """
     finish_reason: str = ""
     """ended: a `FinishReason`, or a value introduced by a later version."""
@@ -506,7 +518,9 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     slept_ns: int = 0
     """process_suspended: part of `lasted_ns` in which the machine slept, so that the monotonic clock also stopped."""
     why: str = ""
-    """engine_resumed: why the pause ended. restarted: why the step failed, with the costs given as for preempted."""
+    """engine_resumed: why the pause ended. restarted: why the step failed; the fields with the costs of a
+    preemption (such as `swap_ns`) are set too.
+    """
     num_loaded_states: int = 0
     """started: 1 if the state from which the request continues was loaded from host memory."""
 
@@ -545,7 +559,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 
 class Frame(_Message, frozen=True, kw_only=True):
-    """All changes of one step of the engine, since the previous frame."""
+    """All changes since the previous frame, usually those of one step of the engine."""
 
     epoch: int
     seq: int
@@ -575,7 +589,7 @@ class DeltaCheckpoint(Frame, frozen=True, kw_only=True):
     """
 
     since_seq: int = 0
-    """Number of the frame before the merged ones."""
+    """Sequence number of the frame before the first merged frame."""
 
 
 class Snapshot(_Message, frozen=True, kw_only=True):
@@ -594,7 +608,9 @@ class Snapshot(_Message, frozen=True, kw_only=True):
     tag: int = 0
     """Tag of the `GetSnapshot` command that this message answers."""
     stops: tuple[Stop, ...] = ()
-    """Pauses and suspensions since the arrival of the oldest request in the snapshot. The last may not have ended."""
+    """Pauses and suspensions since the arrival of the oldest request in the snapshot. The newest one may still
+    be in progress.
+    """
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):
@@ -603,19 +619,23 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     epoch: int
     time_ns: int
     seq: int
-    """Number of the last published frame. A subscriber that has a lower one has missed frames."""
+    """Sequence number of the last published frame. A subscriber whose last frame has a lower number has missed
+    frames.
+    """
     step: int
     num_unfinished: int = 0
     step_started_ns: int = 0
     """Start of the step in progress; 0 between steps."""
     paused_by: str = ""
-    """Name of the user who paused the engine; empty if it is not paused."""
+    """Names of the users who paused the engine, separated by commas; empty if the engine is not paused."""
     pinned: bytes = b""
     """Ids of the blocks that are pinned, and so not evicted; ascending, u4 each."""
     pinned_by: str = ""
-    """Name of the user who pinned the blocks; empty if none are."""
+    """Names of the users who pinned the blocks; empty if no blocks are pinned."""
     max_num_seqs: int = 0
-    """Scheduler limit in force. This field and `max_num_batched_tokens` are 0 if the engine does not publish them."""
+    """Maximum number of running requests that the scheduler currently allows. This field and
+    `max_num_batched_tokens` are 0 if the engine does not publish its limits.
+    """
     max_num_batched_tokens: int = 0
 
 
@@ -726,7 +746,9 @@ class Histogram(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class MetricFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Metric of another engine that kvscope displays unchanged, with a label from kvscope's module for that engine."""
+    """Metric of an external engine that kvscope displays unchanged, with a label from kvscope's module for that
+    engine.
+    """
 
     name: str
     """Label for users, such as "Sliding-window pool in use"."""

@@ -51,7 +51,7 @@ MAX_TIME_NS: Final = 1 << 62
 MAX_SPAN_NS: Final = 366 * 86_400_000_000_000
 """Maximum duration. It is a year, because measured durations include the time for which a process is suspended."""
 MAX_AHEAD_NS: Final = 86_400_000_000_000
-"""Maximum time from a frame to one of its events: one day."""
+"""Maximum time by which an event, or the arrival of a request, may lie after the message that contains it: one day."""
 
 _ID_BYTES: Final = 4
 _COLUMN_BYTES: Final = tuple(COLUMNS[name].itemsize for name in DENSE)
@@ -134,7 +134,9 @@ def check_delta_checkpoint(checkpoint: DeltaCheckpoint) -> None:
 
 
 def check_reading(reading: Reading) -> None:
-    """Raise ProtocolError unless all figures are finite, and each histogram has ascending bounds and one more count."""
+    """Raise ProtocolError unless all figures are finite, and each histogram has ascending bounds and one count
+    more than bounds.
+    """
     _counts("Reading", (reading.epoch,))
     _counts("Reading", (reading.time_ns,), MAX_TIME_NS)
     if not all(isfinite(figure.value) for figure in reading.figures):

@@ -1,4 +1,5 @@
-"""Input and output lines of `kvscope-engine what-if`, one JSON object per line. Must not depend on either side.
+"""Input and output lines of `kvscope-engine what-if`, one JSON object per line. Must depend neither on the simulator
+nor on its callers.
 
 The first line describes the memory, once per engine start. Each following line lists the requests that currently run:
 
@@ -77,7 +78,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Running(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A request with blocks: `[number, num_tokens, max_tokens, num_prompt_tokens]`. The last may be omitted."""
+    """A request with blocks: `[number, num_tokens, max_tokens, num_prompt_tokens]`. `num_prompt_tokens` may be
+    omitted.
+    """
 
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
     num_tokens: Tokens
@@ -131,7 +134,9 @@ class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
     num_fitting: int = 0
     """Number of requests that would fit if each had the average size of those that fit now; 0 if none fits now."""
     num_preempted: int = 0
-    """Number of preemptions since the setup, because an older request grew or the request itself could not grow."""
+    """Number of times since the setup line that a request lost its blocks, either to an older request that grew
+    or because the request itself could not grow.
+    """
     cells: bytes = b""
     """One `MapKind` per cell, in order of address (base64 in JSON)."""
     slots_per_cell: int = 1
@@ -151,7 +156,7 @@ class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotAsked(msgspec.Struct, frozen=True):
-    """A scenario that cannot be simulated, and the reason."""
+    """A scenario (`PolicyUse.question`) that cannot be simulated, and the reason."""
 
     question: str
     why: str

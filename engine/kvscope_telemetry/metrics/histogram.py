@@ -27,8 +27,8 @@ MAX_DECADES: Final = 12
 
 
 def lengths(max_value: int) -> tuple[float, ...]:
-    """Return histogram bounds for token counts: 1, 2, 5, 10, 20, 50, ... up to `max_value`; only 1 if that is unknown
-    (0).
+    """Return histogram bounds for token counts: 1, 2, 5, 10, 20, 50, ... up to `max_value`. The only bound is 1
+    if `max_value` is 0 (unknown).
     """
     bounds = (mantissa * 10.0**decade for decade in range(MAX_DECADES) for mantissa in (1, 2, 5))
     return tuple(bound for bound in bounds if bound <= max_value) or (1.0,)
@@ -44,7 +44,9 @@ class PrometheusHistogram:
         self._counts = np.zeros(len(self.bounds) + 1, np.int64)
 
     def add(self, value: float) -> None:
-        """Count one value. Negative values (from another machine's clock) count as 0."""
+        """Count one value. A negative value counts as 0: a duration can be negative if one of its times is from
+        another machine's clock.
+        """
         value = max(value, 0.0)
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value

@@ -27,7 +27,9 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.live_source import LiveSource
 
 UPDATE_INTERVAL_S: Final = 0.5
-"""Seconds between updates of the mirror. They would otherwise accumulate until the next scrape."""
+"""Seconds between two times at which received telemetry is applied to the mirror. Without this, telemetry would
+accumulate until the next scrape.
+"""
 READER_SLEEP_S: Final = 0.1
 """Seconds that the reading thread sleeps after each pass. Scrapes do not need lower latency, and large batches of
 frames cost the least.
@@ -45,7 +47,8 @@ class MetricsPage:
 
     Args:
         served_name: Model name that clients use. If empty, the engine's name for the model.
-        with_vllm_names: Whether to include the families that vLLM's own page has, too.
+        with_vllm_names: Whether to include the metrics with vLLM's names. False if the engine itself serves a metrics
+            page.
 
     Raises:
         BadInput: The endpoint or key is not accepted.

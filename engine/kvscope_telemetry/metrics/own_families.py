@@ -83,9 +83,9 @@ def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
 
 
 def connection_metrics(make: Maker, status: SourceStatus, *, is_up: bool) -> Iterator[Metric]:
-    """Yield the metrics about the connection to the engine, which are available even while it is down.
+    """Yield the metrics about the connection to the engine, which are available even while the engine is down.
 
-    Their counters count from the start of this process.
+    The counters among them count from the start of the process that serves `/metrics`.
     """
     yield make.gauge("kvscope_up", "1 while the engine reports, 0 while it is away or loading.", ({}, is_up))
     states = [({"state": str(state)}, float(state is status.state)) for state in _STATES]

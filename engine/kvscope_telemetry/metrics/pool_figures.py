@@ -34,8 +34,8 @@ class PoolFigures:
     slots: PoolUse
     num_pinned: int
     groups: tuple[tuple[int, int], ...] = ()
-    """Numbers of used and of cached blocks (or recurrent states) on the device by KV group; empty if there is only
-    one.
+    """Numbers of used and of cached blocks (or recurrent states) on the device, one pair per KV group. Empty if
+    the model has only one KV group.
     """
 
     @property

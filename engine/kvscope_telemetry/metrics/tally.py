@@ -148,8 +148,8 @@ class _RequestHistory:
 
 @dataclass(slots=True)
 class UnfinishedRequests:
-    """Arrival, start and first token of unfinished requests. Must be fed every snapshot and frame of one epoch, in
-    order.
+    """Times of arrival, start and first token of unfinished requests. Must be fed every snapshot and frame of
+    one epoch, in order.
     """
 
     histograms: Histograms
@@ -185,7 +185,9 @@ class UnfinishedRequests:
         return _RequestHistory(info, Moments(info.arrival_ns, running=self._running))
 
     def _finish(self, event: Event) -> None:
-        """Count a request that ended by itself, whose last token was generated in the step of its end."""
+        """Add a finished (not aborted) request to the histograms. Its last token was generated in the step in
+        which it ended.
+        """
         history = self._requests.pop(event.number, None)
         if history is None:
             return

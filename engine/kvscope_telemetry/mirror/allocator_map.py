@@ -144,8 +144,9 @@ def unpack_map(allocator_map: AllocatorMap) -> list[TorchSegment]:
 
 
 def _merge_small_blocks(segments: list[TorchSegment], max_blocks: int) -> list[TorchSegment]:
-    """Merge adjacent blocks up to a size, which is doubled until few enough blocks remain (at least one per
-    segment).
+    """Merge adjacent small blocks until at most `max_blocks` remain, or one per segment.
+
+    Blocks up to a size limit are merged; the limit is doubled until that suffices.
     """
     size, merged = 1, segments
     largest = max((segment.num_bytes for segment in segments), default=0)

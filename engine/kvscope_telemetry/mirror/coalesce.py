@@ -1,8 +1,9 @@
-"""Merges many frames into one `Update`. Their bytes are concatenated first and then become one numpy array per column.
+"""Merges many frames into one `Update`. The frames' bytes are concatenated first and then become one numpy array per
+column.
 
 At 5,000 frames per second, numpy must be called once per column and batch, never once per frame. Owns the order of
-`Update` and the queue of updates between two threads (`Pending`). Must not depend on sockets or on the state to which
-updates are applied.
+entries in an `Update`, and the queue of updates between two threads (`Pending`). Must not depend on sockets or on the
+state to which updates are applied.
 
 See docs/internals/decisions/0004-updates-are-joined-on-a-reader-thread.md.
 """
@@ -128,7 +129,9 @@ def merge(updates: Sequence[Update]) -> Update:
 
 
 def merge_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
-    """Return the same changes in the same order as one message. A request may occur more than once."""
+    """Merge several messages with changes of requests into one, in the same order. A request may occur more
+    than once.
+    """
     if len(rows) == 1:
         return rows[0]
     return RequestRows(
@@ -149,7 +152,9 @@ def merge_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
 
 
 def _concatenate_counts(columns: Sequence[bytes], rows: Sequence[RequestRows]) -> bytes:
-    """Concatenate optional columns. An empty column is filled with zeros unless all are empty."""
+    """Concatenate an optional column of several `RequestRows`. Where the column is empty, zeros are inserted,
+    unless it is empty in all of them.
+    """
     if not any(columns):
         return b""
     return b"".join([column or bytes(len(r.number)) for column, r in zip(columns, rows, strict=True)])
@@ -251,14 +256,17 @@ MAX_ENTRIES: Final = 2_000_000
 """Maximum number of pending changed blocks, requests, frames and events: about 70 MB, or ten seconds at 5,000 frames/s.
 """
 ENTRY_BYTES: Final = 32
-"""Bytes on the wire that count as one entry, if that gives more entries. This bounds names and texts."""
+"""Bytes on the wire per entry: an update counts as at least its size divided by this. Otherwise, names and
+texts of any length would count little.
+"""
 
 
 class Pending:
     """Bounded queue of updates between the reading thread and a consumer.
 
-    Both threads may use it at any time without waiting. If the consumer is too slow, all updates are dropped, and a
-    snapshot is needed before further changes of state, so that a returned update is never wrong.
+    Both threads may use it at any time without waiting. If the consumer is too slow, all queued updates are dropped.
+    Further updates with frames are then dropped until a snapshot arrives, because they would be applied to a wrong
+    state.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
@@ -271,7 +279,9 @@ class Pending:
         self._lock = threading.Lock()
 
     def put(self, update: Update, num_bytes: int = 0) -> None:
-        """Append an update of `num_bytes` on the wire. It is dropped if a snapshot is needed first."""
+        """Append an update that has `num_bytes` on the wire. An update with frames is dropped while a snapshot
+        is needed.
+        """
         num_entries = max(1 + size_of(update), num_bytes // ENTRY_BYTES)
         with self._lock:
             if update.snapshot is not None:
@@ -286,8 +296,8 @@ class Pending:
                 self._has_overflowed = True
 
     def poll_update(self) -> Update | None:
-        """Remove all updates up to the next snapshot and return them merged. The snapshot starts the following
-        update.
+        """Remove all updates before the next snapshot and return them merged. A snapshot always begins the
+        update that is returned by the next call.
         """
         with self._lock:
             ready: list[Update] = []

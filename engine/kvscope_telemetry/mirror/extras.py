@@ -1,4 +1,5 @@
-"""Messages other than frames that arrived in one pass: device samples, memory, progress, heartbeat, readings.
+"""Messages other than snapshots and frames that arrived in one pass of the reading thread: device samples, memory,
+progress, heartbeat, readings.
 
 Contains all samples and readings, but only the newest message of each other kind. Independent of the state and of
 sequence numbers, because these messages are valid at any time.

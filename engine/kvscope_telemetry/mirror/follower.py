@@ -29,7 +29,9 @@ class Follower:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the state is unknown, because there was no snapshot yet, or frames are missing since then."""
+        """Whether the state is unknown, because no snapshot has arrived yet, or frames have been missing since
+        the last one.
+        """
         return self._continuity.is_lost
 
     def feed(self, message: TelemetryMessage) -> None:

@@ -19,7 +19,9 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 
 def last_used_steps(mirror: Mirror) -> npt.NDArray[np.uint32]:
-    """Return the step of the last use of each row of the ledger, shape (num_rows,). O(rows + entries of tables)."""
+    """Return the step of the last use of each row of the ledger, shape (num_rows,). Takes time linear in the
+    rows and the entries of block tables.
+    """
     requests = mirror.requests
     steps = mirror.ledger.last_used_step.copy()
     for row in np.flatnonzero(requests.state == RequestState.RUNNING).tolist():
@@ -30,7 +32,9 @@ def last_used_steps(mirror: Mirror) -> npt.NDArray[np.uint32]:
 
 
 def last_used_step(mirror: Mirror, block: int, holders: Iterable[int]) -> int:
-    """Return the step of the last use of one row, given the numbers of the requests with that block."""
+    """Return the step of the last use of one row. `holders` are the numbers of the requests whose block tables
+    contain it.
+    """
     requests, steps = mirror.requests, mirror.ledger.last_used_step
     rows = [row for number in holders if (row := requests.row_of(number)) is not None]
     tables = [_active_tables(mirror, row) for row in rows if requests.state[row] == RequestState.RUNNING]

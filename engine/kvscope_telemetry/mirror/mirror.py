@@ -26,7 +26,7 @@ from kvscope_telemetry.source import Update
 
 _STATE_INDICES: Final = {state: place for place, state in enumerate(BlockState)}
 _TIER_INDICES: Final = {tier: place for place, tier in enumerate(Tier)}
-"""Index of each tier in the counts of rows, like `_STATE_INDICES` for states. UNKNOWN is last in both."""
+"""Index of each tier in the array of row counts; UNKNOWN is the last one."""
 
 
 class Mirror:
@@ -52,11 +52,13 @@ class Mirror:
         self.used_share = -1.0
         """Used share of the pool's blocks, 0 to 1, as of the newest reading; -1 if unknown."""
         self.figures: tuple[MetricFigure, ...] = ()
-        """Metrics of an engine other than kvscope's, as of the newest reading."""
+        """Metrics that the engine reports about itself if it is not kvscope's own, as of the newest reading."""
         self.stops = RunningTime()
         """Pauses and suspensions of the engine, on its clock."""
         self.last_hashes: dict[int, int] = {}
-        """Hash of the last cached block of each of the newest ended requests, at its end, by request number."""
+        """Hash of the last cached block that each request had when it ended, by request number. Only the newest
+        ended requests are included.
+        """
         self.version = 0
         """Number that increases with each change of the mirror."""
         self._num_by_state = np.zeros(COUNTS_SHAPE, np.int64)
@@ -78,8 +80,8 @@ class Mirror:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the ledger: the pool's blocks, those of the lower tiers, then those of a later version's
-        tiers.
+        """Number of rows of the ledger. The rows are the pool's blocks, then the blocks of the lower tiers,
+        then those of tiers that a later version added.
         """
         return self.ledger.num_blocks
 
@@ -206,8 +208,8 @@ class Mirror:
         return count_kinds(self.ledger.tier[rows], self.ledger.state[rows])
 
     def _last_rows(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.intp]:
-        """Return the ascending indices of the last occurrence of each block in `ids`. It overrides the block's earlier
-        ones.
+        """Return the index of the last occurrence of each block in `ids`, ascending. The values there override
+        those at the block's earlier occurrences.
         """
         rows, order = ids.astype(np.intp), np.arange(len(ids), dtype=np.int32)
         self._order[rows] = order

@@ -64,7 +64,7 @@ class PoolUse:
 
 
 def pool_use(mirror: Mirror) -> PoolUse:
-    """Return the use of the pool without lower tiers; all 0 before the first snapshot."""
+    """Return the use of the pool; lower tiers are not included. All counts are 0 before the first snapshot."""
     if mirror.hello is None:
         return PoolUse()
     ledger, pool, size = mirror.ledger, slice(mirror.num_blocks), mirror.hello.cache.block_size
@@ -98,9 +98,9 @@ def _num_slots_of(mirror: Mirror, is_selected: npt.NDArray[np.bool_]) -> int:
 
 
 def _sum_of_active(filled: npt.NDArray[np.uint16], state: npt.NDArray[np.uint8]) -> int:
-    """Return the number of filled slots of active blocks. The sum is computed over pieces of the columns.
+    """Return the number of filled slots of active blocks, summed over pieces of the columns.
 
-    Temporary arrays for all blocks would need new memory from the system each time.
+    Temporary arrays for all blocks at once would need new memory from the operating system in each call.
     """
     starts = range(0, filled.size, _PIECE_BLOCKS)
     pieces = (
@@ -113,7 +113,7 @@ def _sum_of_active(filled: npt.NDArray[np.uint16], state: npt.NDArray[np.uint8])
 
 
 def _use_of_pages(mirror: Mirror, hello: Hello, used: int) -> PoolUse:
-    """Return the use with the allocator `virtual`, where requests have whole pages.
+    """Return the use with the allocator `virtual`, where a request occupies whole pages.
 
     Free pages count as one range, because they can be mapped anywhere.
     """
@@ -127,7 +127,9 @@ def _use_of_pages(mirror: Mirror, hello: Hello, used: int) -> PoolUse:
 
 
 def _blocks_by_page(hello: Hello) -> Fraction:
-    """Return the number of blocks that fit in the memory mapped for one block: whole pages in each layer's tensor."""
+    """Return how many blocks fit in the memory that is mapped for one block. That memory consists of whole
+    pages in each layer's tensor.
+    """
     if not hello.model.num_layers or not hello.cache.block_bytes:
         return Fraction(1)
     layer_bytes = Fraction(hello.cache.block_bytes, hello.model.num_layers)
@@ -136,8 +138,8 @@ def _blocks_by_page(hello: Hello) -> Fraction:
 
 
 def _num_slots_beyond_limits(mirror: Mirror, is_active: npt.NDArray[np.bool_], block_size: int) -> int:
-    """Return the number of requests' slots beyond their token limits. A request's run is the contiguous rows that it
-    owns.
+    """Return the number of slots that requests have beyond their token limits. All active rows that a request
+    owns count as its slots.
     """
     owner, requests = mirror.ledger.owner[: mirror.num_blocks], mirror.requests
     starts = np.flatnonzero(np.diff(np.where(is_active, owner, -2), prepend=-3))

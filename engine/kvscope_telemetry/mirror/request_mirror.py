@@ -50,7 +50,7 @@ _SENT_COLUMNS: Final = ("number", "priority", "index", "client", "arrival_ns", "
 _SENT_VALUES: Final = attrgetter(*_SENT_COLUMNS)
 _FIRST_CAPACITY: Final = 64
 _NUM_SEARCHED: Final = 2_000
-"""Number of the newest requests in which a request id is searched."""
+"""Maximum number of requests, newest first, that a search for a request id inspects."""
 MAX_GROUP: Final = 255
 """Maximum index of a KV group, which the ledger stores in a byte."""
 _ROW_TYPES: Final = {
@@ -94,7 +94,8 @@ class RequestMirror:
     def __init__(self, max_finished: int = MAX_FINISHED) -> None:
         self.max_finished = max_finished
         self.num_reserved = 0
-        """Entries of block tables below this number are placeholders without a block (`CacheInfo.num_reserved_blocks`).
+        """Entries of block tables with a value below this number are placeholders for no block
+        (`CacheInfo.num_reserved_blocks`).
         """
         self.group_of_states = -1
         """Index of the KV group with recurrent states instead of blocks in its tables (`CacheInfo.group_of_states`)."""
@@ -156,7 +157,9 @@ class RequestMirror:
 
     @property
     def groups(self) -> list[int]:
-        """KV groups with block tables. The first group is always included; `num_blocks` counts its entries."""
+        """Indices of the KV groups with block tables. The first group is always included; the column
+        `num_blocks` has the lengths of its tables.
+        """
         return list(self._tables)
 
     def pack(self, rows: npt.NDArray[np.intp], starts: npt.NDArray[np.int64]) -> RequestRows:
@@ -223,11 +226,11 @@ class RequestMirror:
         return None
 
     def held(self, row: int, group: int) -> npt.NDArray[np.int32]:
-        """Return the block table of a row as a view."""
+        """Return the block table of the request at index `row` in a KV group, as a view."""
         return self._tables[group].first(row, int(self._lengths(group)[row]))
 
     def _lengths(self, group: int) -> npt.NDArray[np.int32]:
-        """Return a writable view of the block tables' lengths, shape `(len(self),)`."""
+        """Return a writable view of the lengths of all requests' block tables in a KV group, shape `(len(self),)`."""
         lengths: npt.NDArray[np.int32] = self._data[_length_name(group)][: len(self)]
         return lengths
 

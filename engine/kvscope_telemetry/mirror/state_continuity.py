@@ -1,7 +1,8 @@
 """The rule of epochs and sequence numbers: which frames and snapshots can follow a state.
 
-A frame follows if it is the next one, a snapshot if it is newer. After a gap, only a snapshot follows. Waiting for and
-requesting snapshots is left to the users of this module. Must not depend on the mirror.
+A frame follows if it has the next sequence number. A snapshot follows if it is newer than the state. After a gap, only
+a snapshot follows. Waiting for and requesting snapshots is left to the users of this module. Must not depend on the
+mirror.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Continuity:
     def __init__(self) -> None:
         self._position = StatePosition()
         self.is_lost = True
-        """Whether the state is unknown, because there was no snapshot yet, or frames are missing since then."""
+        """Whether the state is unknown, because no snapshot has arrived yet, or frames have been missing since
+        the last one.
+        """
 
     @property
     def epoch(self) -> int | None:

@@ -1,9 +1,9 @@
 """Decides which frames are applied and when a snapshot is requested: the Clone pattern of the ZeroMQ guide.
 
-Owns the outstanding requests and the buffered frames. A frame is passed on only if it directly follows the previous
-one, so a mirror of these frames is never wrong, only late. After a gap, no frame is passed on until a snapshot arrives.
-Only a snapshot that answers a request made by `Sync` changes the epoch; stray messages cannot. Must not depend on
-sockets, threads or clocks: callers pass `now_ns`, monotonic.
+Owns the outstanding snapshot requests and the buffered frames. A frame is passed on only if it directly follows the
+previous one, so a mirror that applies these frames may be late but never has a wrong state. After a gap, no frame is
+passed on until a snapshot arrives. Only a snapshot that answers a request made by `Sync` changes the epoch; stray
+messages cannot. Must not depend on sockets, threads or clocks: callers pass `now_ns`, monotonic.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ MAX_BYTES: Final = 64 << 20
 REQUEST_INTERVAL_NS: Final = 1_000_000_000
 """Minimum time between two snapshot requests, in nanoseconds."""
 MAX_INTERVAL_NS: Final = 30_000_000_000
-"""Maximum time between two snapshot requests. It grows from `REQUEST_INTERVAL_NS` while frames or snapshots cannot be
-decoded, because another snapshot would not help.
+"""Maximum time between two snapshot requests. The time doubles from `REQUEST_INTERVAL_NS` with each frame or
+snapshot that cannot be decoded, because a new snapshot is likely to be undecodable too.
 """
 MAX_ANSWER_NS: Final = 10_000_000_000
-"""Maximum time to wait for an answer before the next request. It is one interval initially and doubles each time."""
+"""Maximum time to wait for the answer to a snapshot request before the request is repeated. The time starts at
+one interval and doubles with each unanswered request.
+"""
 BEHIND_GRACE_NS: Final = 300_000_000
 """Time for which a frame announced by a heartbeat may still be in transit."""
 FIRST_TAG: Final = 1 << 52
@@ -42,8 +44,8 @@ class FrameRun:
 
 
 Passed = Callable[[Frame | Snapshot, bytes | None], None]
-"""Callback for each snapshot or frame to be applied. Also receives its encoded bytes, or None if these are not
-available.
+"""Callback for each snapshot or frame to be applied. The second argument is its encoded form, or None if that
+is not available.
 """
 
 
@@ -196,7 +198,7 @@ class Sync:
         self._tag, self._requested_ns = tag, now_ns
 
     def disconnected(self) -> None:
-        """Process the loss of the connection, and with it of all outstanding answers."""
+        """Process the loss of the connection: outstanding answers will not arrive."""
         self._clock.reset()
         self._oldest_tag, self._answer_timeout_ns = self._tag + 1, REQUEST_INTERVAL_NS
         self._interval_ns = REQUEST_INTERVAL_NS
@@ -213,8 +215,8 @@ class Sync:
         return self.seq if self._last_seen is None else self._last_seen
 
     def _is_behind(self, seq: int) -> bool:
-        """Return whether the state lacks frame `seq`. Even a received or dropped frame may be missing from a
-        snapshot.
+        """Return whether the state lacks frame `seq`. A frame that was received or counted as dropped can be
+        lacking too, if the last snapshot is older.
         """
         return self.in_sync and seq > self.seq
 

@@ -57,8 +57,8 @@ class WholeBlocks:
 
 
 def count_kinds(tiers: Column, states: Column) -> npt.NDArray[np.int64]:
-    """Return the number of rows per tier and state, shape `COUNTS_SHAPE`. Values that are unknown count in the last
-    index.
+    """Return the number of rows per tier and state, shape `COUNTS_SHAPE`. A tier or state that this version
+    does not know is counted at the last index.
     """
     tier, state = np.minimum(tiers.view(np.uint8), _LAST_TIER), np.minimum(states.view(np.uint8), _LAST_STATE)
     kind = tier * np.uint8(len(BlockState)) + state

@@ -28,14 +28,16 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import Update
 
 PAST_NS: Final = 60_000_000_000
-"""Maximum time before a seek target whose updates are delivered, too, for charts."""
+"""Length of the time before a seek target whose updates are delivered along with the state, so that charts can
+show it.
+"""
 _PROGRESS_EVERY: Final = 64
 _FRAME_LOOKBACK_NS: Final = 250_000_000
 _MAX_REPORT_DELAY_NS: Final = 10_000_000_000
 """How long after an event a frame that reports it is searched for. Events are reported at the end of their step."""
 SPAN_NS: Final = 1_000_000_000
-"""Length of an update, which limits the resolution of charts: an update ends with the first frame at least this long
-after the end of the previous update.
+"""Length of recorded time that one update covers: it ends with the first frame at least this long after the end
+of the previous update. Charts cannot have a finer resolution.
 """
 HEARTBEAT_NS: Final = 500_000_000
 
@@ -92,8 +94,8 @@ class PlaybackReader:
         return self._spans.drain_spans()
 
     def nearby_frame_ns(self, at_ns: int, num_frames: int) -> int:
-        """Return the time of the frame `num_frames` after the one shown at `at_ns` (before it if negative), limited to
-        the first and last frame.
+        """Return the time of a frame relative to the one shown at `at_ns`: `num_frames` later, or earlier if
+        negative. Stops at the first and last frame.
         """
         if num_frames >= 0:
             nearest_ns = at_ns
@@ -113,8 +115,10 @@ class PlaybackReader:
             back_ns *= 4
 
     def frame_reporting(self, event: Event, at_ns: int) -> int:
-        """Return the time of the frame that reports `event`, which occurred at about `at_ns`; the state there is the
-        one after the event. If no frame reports it, return the time of the first frame at or after `at_ns`.
+        """Return the time of the frame that reports `event`, which occurred at about `at_ns`. The state at that time
+        includes the effect of the event.
+
+        If no frame reports it, return the time of the first frame at or after `at_ns`.
         """
         after_ns = None
         from_s, until_s = max(0, at_ns - _FRAME_LOOKBACK_NS) / 1e9, (at_ns + _MAX_REPORT_DELAY_NS) / 1e9
@@ -201,7 +205,9 @@ class PlaybackReader:
             self._spans.add_message(time_ns, devices)
 
     def _memory_before(self, time_ns: int, epoch: int) -> MemoryBreakdown | None:
-        """Return the memory breakdown of `epoch` that was read last. If none was read, search the file backwards."""
+        """Return the newest memory breakdown read so far for `epoch`. If there is none, search the recording
+        backwards from `time_ns`.
+        """
         if epoch not in self._memories and time_ns > self._searched_ns.get(epoch, -1):
             memory = self._recording.memory_before(time_ns / 1e9, epoch)
             if memory is not None:
@@ -222,8 +228,8 @@ class TimedUpdate:
 class UpdateBuilder:
     """Converts messages, added in order, to timed updates.
 
-    `memory_before(time_ns, epoch)` returns the memory breakdown of an engine that is followed from the middle of its
-    run.
+    `memory_before(time_ns, epoch)` is called to get an engine's memory breakdown if playback starts in the middle of
+    its run.
     """
 
     def __init__(self, memory_before: Callable[[int, int], MemoryBreakdown | None]) -> None:

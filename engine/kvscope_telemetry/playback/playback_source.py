@@ -29,7 +29,9 @@ TICK_S: Final = 0.008
 GROW_S: Final = 0.25
 """Interval at which a recording that may still be written is checked for new messages."""
 MAX_QUEUED_UPDATES: Final = 400
-"""Number of queued updates at which playback waits for the consumer. The past that a seek delivers may exceed it."""
+"""Number of queued updates at which playback waits for the consumer. After a seek, more updates may be queued,
+because all those of the minute before the target are delivered together.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +56,9 @@ class PlaybackSource:
     ) -> None:
         self.recording = recording
         self.has_jumped = False
-        """Whether the update returned last is the first after a seek, and does not continue the previous one."""
+        """Whether the newest update that `poll_update` returned is the first after a seek, and so does not
+        continue the previous one.
+        """
         self._duration_ns = round(recording.info.duration_s * 1e9)
         self._start_ns = recording.start_ns - (time.time_ns() - time.monotonic_ns())
         self._reader = PlaybackReader(recording)
@@ -70,7 +74,7 @@ class PlaybackSource:
         self._is_closing = False
         self._failure = ""
         self._changed = threading.Condition()
-        """Guards all attributes above except the reader, which only the thread uses."""
+        """Guards all attributes assigned above it, except the reader, which only the playback thread uses."""
         self._thread = threading.Thread(target=self._run, name="kvscope-playback", daemon=True)
         self._thread.start()
 
@@ -113,7 +117,7 @@ class PlaybackSource:
 
     @property
     def duration(self) -> float:
-        """Length of the recording in seconds, as far as it was written."""
+        """Length in seconds of the part of the recording that has been written so far."""
         return self._duration_ns / 1e9
 
     @property
@@ -131,7 +135,9 @@ class PlaybackSource:
 
     @property
     def consumed_ns(self) -> int:
-        """Recorded wall-clock time of the update returned last, converted to this machine's monotonic clock."""
+        """Recorded wall-clock time of the newest update that `poll_update` returned, converted to this
+        machine's monotonic clock.
+        """
         return self._start_ns + self._consumed_ns
 
     @property

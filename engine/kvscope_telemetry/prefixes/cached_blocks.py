@@ -79,11 +79,11 @@ class LedgerCopy:
 
 
 def group_of_tree(cache: CacheInfo) -> int | None:
-    """Return the KV group whose prefixes are shown: the first that keeps the whole text. None if there is only one
-    group.
+    """Return the KV group whose prefixes are shown: the first that keeps the whole text. None if the model has only one
+    KV group.
 
-    A text is in each group under the same hashes. A tree of all groups would count it several times, and would show
-    text as cached that only some groups have, which no prompt can reuse.
+    All KV groups store the same text under the same hashes. A tree of all groups would therefore count the text several
+    times. It would also show text as cached that only some of the groups still have, which no prompt can reuse.
     """
     if len(cache.groups) < 2:
         return None

@@ -30,10 +30,10 @@ def blocks_of_request(mirror: Mirror, number: int) -> Rows:
 
 
 def _rows_before(ledger: Ledger, rows: Rows, last_hash: int) -> Rows:
-    """Return the rows of blocks that precede `rows` in their texts, without `rows`.
+    """Return the rows of the blocks that precede `rows` in their texts, without `rows` themselves.
 
-    Includes the block with `last_hash`, unless it is 0, and the blocks before it. Takes one pass over the ledger for
-    each request that wrote part of the text, not for each block.
+    The block with `last_hash` (unless it is 0) and the blocks before it are included. Takes one pass over the ledger
+    for each request that wrote a part of the text, not for each block.
     """
     seen = set(ledger.hash[rows].tolist())
     missing = ({*ledger.parent[rows].tolist(), last_hash}) - seen

@@ -1,4 +1,5 @@
-"""Prefix tree: texts with a common beginning share a branch, and blocks without a branching point form one node.
+"""Prefix tree: texts with a common beginning share a branch, and consecutive blocks without a branching point form one
+node.
 
 Owns the nodes as columns. A tree is built from the cached blocks of one moment and never changes. Views identify
 expanded nodes by key, which is the same in successive trees as long as the node begins with the same block.
@@ -23,21 +24,21 @@ _NUM_TIERS = len(BLOCK_TIERS)
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """Nodes of a prefix tree as columns of shape (nodes,) unless stated otherwise. A node whose first block is missing
-    may have no cached blocks.
+    """Nodes of a prefix tree as columns of shape (nodes,) unless stated otherwise. A node whose first block is
+    no longer cached may have no cached blocks at all.
     """
 
     key: npt.NDArray[np.uint64]
-    """Hash of the node's first block, even if that is missing."""
+    """Hash of the node's first block, even if that block is no longer cached."""
     parent: Ints
     level: Ints
     is_cut: npt.NDArray[np.bool_]
-    """Whether the node's first block and all blocks before it are missing, while later blocks are cached."""
+    """Whether the node's first block and all blocks before it are no longer cached, while later blocks are."""
     num_blocks: Ints
     """Number of blocks of text, each counted once even if it is in several tiers."""
     num_with_all: Ints
     num_before: Ints
-    """Number of blocks of text before the node; -1 if the beginning is missing."""
+    """Number of blocks of text before the node; -1 if the beginning of the text is no longer cached."""
     num_in_tier: Ints
     """Number of rows in each tier, shape (nodes, 4), in the order of `BLOCK_TIERS`."""
     hits: Ints
@@ -45,7 +46,9 @@ class PrefixTree:
     """
     last_used_step: Ints
     holders: Ints
-    """Largest number of block tables that contain one block of the node."""
+    """Largest number of block tables that contain the same block of the node, or of its descendants if the node
+    has no cached blocks.
+    """
     owner: Ints
     """Number of the request that wrote the node's first cached block; `NO_OWNER` if none of its blocks is cached."""
     rows: Ints
@@ -145,8 +148,8 @@ def build(blocks: CachedBlocks) -> PrefixTree:
 
 
 def _entries_in(merged: MergedNodes, order: Ints) -> tuple[Ints, Ints]:
-    """Return the indices in `CachedBlocks` of the prefixes in `order`, and the start of each prefix's indices plus the
-    end.
+    """Return the entries of `CachedBlocks` that belong to the prefixes in `order`, concatenated, and the bounds
+    of each prefix's entries, shape (len(order) + 1,).
     """
     num_entries = np.diff(merged.first_entry)[order]
     ends = np.concatenate(([0], np.cumsum(num_entries)))
@@ -162,9 +165,9 @@ class _Descendants:
         self._parent = parent
 
     def from_above(self, start: Ints, length: Ints) -> Ints:
-        """Return for each node the `start` of its top-level ancestor plus the `length` of all nodes above it.
+        """Return, for each node, the `start` of its top-level ancestor plus the `length` of all nodes above it.
 
-        -1 for a node whose top-level ancestor has the start -1.
+        The result is -1 for a node whose top-level ancestor has the start -1.
         """
         before = start.copy()
         for nodes in self._levels:
@@ -217,23 +220,29 @@ class _NodeTotals:
 # of hashes, which a hostile sender can cause, are tolerated.
 @dataclass(frozen=True, slots=True)
 class MergedNodes:
-    """Prefixes without duplicates: each cached prefix once, then missing ones that have cached successors. Indices of
-    prefixes refer to these columns.
+    """Prefixes without duplicates, as columns. Cached prefixes come first, then prefixes that are no longer
+    cached but have cached successors.
     """
 
     hash: npt.NDArray[np.uint64]
     parent: Ints
-    """Index of the preceding block; -1 for the first of a text and for missing blocks."""
+    """Index of the preceding block in these columns; -1 for the first block of a text and for blocks that are
+    no longer cached.
+    """
     num_cached: int
-    """Number of cached prefixes. They come first in all columns; the missing ones follow."""
+    """Number of cached prefixes, which come first in all columns. The others are no longer cached."""
     entries: Ints
     first_entry: Ints
-    """Start of each prefix's range in `entries`, plus the end. Missing prefixes have an empty range."""
+    """Start of each prefix's range in `entries`, followed by the end of the last range. Prefixes that are not
+    cached have an empty range.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Assigns each block to a chain. A chain begins where a text begins, or where a block has several successors."""
+    """Assigns each block to a chain of consecutive blocks. A chain begins where a text begins, and after a
+    block that has several successors.
+    """
 
     heads: Ints
     chain: Ints

@@ -49,7 +49,9 @@ class KnownRequest:
     tables: list[list[int]] = field(default_factory=list)
     """Block ids, one list per KV group."""
     unchanged: list[int] = field(default_factory=list)
-    """Number of leading entries of each table that are unchanged since the last frame."""
+    """Number of leading entries of each block table that are unchanged since the last frame, one number per KV
+    group.
+    """
     published: list[int] = field(default_factory=list)  # blocks per table as of the last frame
 
     def __post_init__(self) -> None:
@@ -87,8 +89,8 @@ class CacheState:
         cache.rows_by_tier.write_tiers(self.ledger)
         self.requests: dict[int, KnownRequest] = {}
         self.totals: dict[str, int] = dict.fromkeys(Counters.__struct_fields__, 0)
-        """Counter values by the field names of `Counters`. `num_running` and `num_waiting` are current values, all
-        others totals.
+        """Values by the field names of `Counters`. `num_running` and `num_waiting` are current numbers; all
+        other values are totals since the start.
         """
         self._builder = FrameBuilder(hello.epoch, self.ledger, self._drain_changed)
         self._num_groups = max(1, len(hello.cache.groups))
@@ -143,15 +145,17 @@ class CacheState:
         self._touched[request.number] = request
 
     def set_earlier_tokens(self, request: KnownRequest, num_outputs: int, time_ns: int) -> None:
-        """Set the number of output tokens when observation began, at `time_ns`. The time of the next token counts from
-        then.
+        """Set the number of output tokens that the request had when observation began, at `time_ns`. The
+        latency of the next token is measured from that time.
         """
         request.num_output_tokens = num_outputs
         if num_outputs:
             self._builder.last_token_ns[request.number] = time_ns
 
     def set_num_output_tokens(self, request: KnownRequest, num_outputs: int, time_ns: int) -> None:
-        """Set the number of output tokens at `time_ns`, and count and time the new ones."""
+        """Set the number of output tokens at `time_ns`. The new tokens are added to the totals, and their
+        latencies are recorded.
+        """
         num_new, request.num_output_tokens = num_outputs - request.num_output_tokens, num_outputs
         if num_new > 0:
             self.count(generation_tokens=self._builder.count_tokens([(request, num_new)], time_ns))
@@ -259,7 +263,7 @@ class CacheState:
         return frame
 
     def snapshot(self, tag: int = 0, time_ns: int | None = None) -> Snapshot:
-        """Return the whole state, numbered as the last frame. Nothing may have changed since that frame.
+        """Return the whole state with the sequence number of the last frame. Nothing may have changed since that frame.
 
         `time_ns` is a time by `time.monotonic_ns`; None means the current time.
         """

@@ -1,8 +1,8 @@
-"""Builds frames and snapshots from an engine's state. No other module does.
+"""Builds all frames and snapshots that an engine publishes, from its state.
 
-Owns the sequence numbers of an epoch, the time of each request's newest token, and the packing of requests. It reads
-the ledger and the requests without modifying them; `CacheState` and the `StepRecorder` of kvscope's engine pass in the
-changes. Must not depend on an engine, a socket or a thread.
+Owns the sequence numbers of an epoch, the time of each request's newest token, and the packing of requests. The module
+reads the ledger and the requests without modifying them; `CacheState` and the `StepRecorder` of kvscope's engine pass
+in the changes. Must not depend on an engine, a socket or a thread.
 
 See docs/internals/decisions/0027-one-builder-of-frames.md.
 """
@@ -72,11 +72,13 @@ class RequestUpdates(NamedTuple):
     changed: Sequence[RequestFacts] = ()
     """Requests with any changed value, including the new requests."""
     unchanged_entries: Mapping[int, int] = {}
-    """Number of unchanged leading entries of the block table, by request number. Requests with unchanged tables are
-    absent.
+    """Number of leading entries that are unchanged in the request's block table of each KV group, by request
+    number. Requests with unchanged tables are absent.
     """
     unchanged_group_entries: Mapping[tuple[int, int], int] = {}
-    """Number of unchanged leading entries of the block table, by (request number, KV group)."""
+    """Number of leading entries that are unchanged in a single KV group's block table, by (request number, KV
+    group). Takes effect where it is smaller than `unchanged_entries`.
+    """
 
 
 _columns_of: Final = attrgetter(

@@ -31,8 +31,8 @@ class BlockHistoryPart:
     rows: Rows = field(default_factory=lambda: np.zeros(0, HISTORY_DTYPE))
     block_moments: BlockMoments = field(default_factory=BlockMoments)
     num_forgotten: int = 0
-    """Number of rows dropped because the history exceeded its limit. If not 0, `begin_ns` is the time of the oldest
-    retained row.
+    """Number of history rows dropped because the history exceeded its limit. If not 0, `begin_ns` is the time
+    of the oldest retained row.
     """
 
     @property
@@ -93,11 +93,11 @@ class GrowingBlockHistory:
         self._block_size = block_size
         self._block_moments = BlockMoments()
         self._num_rows = 0
-        """Number of rows already converted to moments, including rows forgotten since."""
+        """Number of history rows converted to moments so far, including rows that were dropped since."""
 
     @property
     def has_news(self) -> bool:
-        """Whether there are rows that the last `part` did not include."""
+        """Whether rows were added since the last `part` was returned."""
         return self._num_rows < self.block_history.num_forgotten + self.block_history.rows.size
 
     def part(self, begin_ns: int, end_ns: int) -> BlockHistoryPart:
@@ -139,8 +139,8 @@ def _repeats_state(last: np.void, first: np.void) -> bool:
 
 
 def _resumed_after(seq: int, message: TelemetryMessage) -> TelemetryMessage:
-    """Return `message`, shortened if it is a delta checkpoint whose first frames the history already covers up to
-    `seq`.
+    """Return `message`. A delta checkpoint that begins before frame `seq` is shortened, because the history
+    already covers the frames up to `seq`.
     """
     if isinstance(message, DeltaCheckpoint) and message.since_seq < seq < message.seq:
         return replace(message, since_seq=seq)

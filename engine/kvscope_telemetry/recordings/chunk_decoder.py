@@ -1,8 +1,8 @@
 """Decodes the chunks of a recording file into messages.
 
 Owns the caches between reads (the chunk decoded last; keyframes and delta checkpoints for seeking) and the record of
-damaged messages, each of which is skipped and counted once. Must not depend on the list of chunks or on seconds of the
-recording; the caller passes in the open file.
+damaged messages, each of which is skipped and counted once. Must not depend on the list of chunks or on positions in
+seconds; the caller passes in the open file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from kvscope_telemetry.recordings.survey import Survey
 MAX_CACHED_BYTES: Final = 128 << 20
 """Memory limit of the cached keyframes and delta checkpoints. Seeks to nearby times read the same ones."""
 ROW_BYTES: Final = 36
-"""Approximate bytes in memory per row of a block or request."""
+"""Approximate bytes in memory per row of a cached message. A row is that of one block or one request."""
 INFO_BYTES: Final = 250
-"""Approximate additional bytes in memory per announced request."""
+"""Approximate additional bytes in memory for each request that a cached message announces."""
 JOINED_CHECKPOINTS: Final = 16
 """Number of delta checkpoints that are merged into one when they are read."""
 MAX_BAD_MESSAGES: Final = 100_000
@@ -44,7 +44,7 @@ _Item = TypeVar("_Item")
 
 
 class ChunkDecoder:
-    """Decodes the chunks of one recording file, which `survey` lists."""
+    """Decodes the chunks of one recording file. `survey` is the result of opening the file."""
 
     def __init__(self, survey: Survey) -> None:
         self.unknowns = Unknowns()
@@ -131,8 +131,8 @@ class ChunkDecoder:
     def _batch_frames(
         self, chunk: Chunk, index: int, raw: RawMessage, block: int | None
     ) -> Iterator[tuple[int, TimedMessage]]:
-        """Yield the frames of a batch. Each comes with the number of the chunk's messages before it, not counting
-        frames.
+        """Yield (number of messages before the frame, (log time, frame)) for the frames of a batch. The number
+        counts the chunk's messages that are not frames.
         """
         try:
             batch = FrameBatch(self._columns_data(chunk, index, raw))
@@ -194,7 +194,7 @@ class ChunkDecoder:
         return items
 
     def joined_frames(self, file: BinaryIO, chunk: Chunk, until_ns: int | None) -> list[TimedFrame] | None:
-        """Return the chunk's frames merged, as `FrameBatch.joined` does.
+        """Return the chunk's frames up to `until_ns` merged into a delta checkpoint (`FrameBatch.joined`).
 
         Returns None if the chunk has frames outside a single batch, or if its decoded messages are cached.
         """
@@ -220,7 +220,8 @@ class ChunkDecoder:
     def checkpoints(
         self, file: BinaryIO, chunks: Sequence[Chunk], position: StatePosition
     ) -> Iterator[tuple[Chunk, int, DeltaCheckpoint | None]]:
-        """Yield for each chunk its end time and its delta checkpoint, or None if that is unreadable.
+        """Yield, for each chunk in `chunks`, the chunk, its end time, and its delta checkpoint, or None if that is
+        unreadable.
 
         Up to `JOINED_CHECKPOINTS` checkpoints that continue from `position` and from one another are merged into one.
         """
@@ -260,8 +261,8 @@ class ChunkDecoder:
         return checkpoint
 
     def _columns_data(self, chunk: Chunk, index: int, raw: RawMessage) -> bytes:
-        """Return the data of a columnar message. Raises ProtocolError if all columns of the file together claim too
-        many bytes.
+        """Return the data of a columnar message. Raises ProtocolError if the uncompressed sizes that the file's
+        columnar messages claim exceed the limit together.
         """
         key = chunk.offset, index
         if key not in self._claimed_bytes:

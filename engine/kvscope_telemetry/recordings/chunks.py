@@ -5,10 +5,10 @@ like a complete one, and a wrong index has no effect. After an invalid record th
 chunk, so that one wrong length costs one chunk. An unreadable chunk is decompressed only once: the reason is stored
 with it. Handles bytes, records and channels; must not depend on message types. Format: mcap.dev/spec.
 
-The reader of the `mcap` package is not used, even for undamaged files, because damage is only known after reading. That
-reader cannot read a file without its end, continue after a damaged record, name and count what was skipped, refuse a
-size before decompression, or stop at a number of records in a chunk. Its walk takes twice as long as this one. See
-docs/internals/decisions/0007-recordings-have-their-own-reader.md.
+The reader of the `mcap` package is not used, even for undamaged files, because damage is only known after reading. The
+package's reader cannot read a file without its end, continue after a damaged record, name and count what was skipped,
+refuse a size before decompression, or stop at a number of records in a chunk. It also takes twice as long to walk over
+the records. See docs/internals/decisions/0007-recordings-have-their-own-reader.md.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class Chunk:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the times of the chunk and of its indexes, which no checksum covers, contradict each other."""
+        """Whether the chunk's times and those in its index records contradict each other. No checksum covers
+        these times.
+        """
         latest_ns = max(self.end_ns, *(self.frames_ns or (0, 0)))
         return self.indexed_ns != (self.start_ns, self.end_ns) or not 0 <= latest_ns < MAX_LOG_TIME_NS
 
@@ -161,8 +163,10 @@ def _decompressed(stored: bytes, claimed_bytes: int, decompressor: zstandard.Zst
 
 
 def _split_messages(data: bytes) -> list[RawMessage]:
-    """Split the data of a chunk into its messages. A single loop without calls, because an overview of hours consists
-    of hundreds of thousands of small messages.
+    """Split the data of a chunk into its messages.
+
+    A single loop without calls is fast enough for an overview of hours, which has hundreds of thousands of small
+    messages.
     """
     messages: list[RawMessage] = []
     offset, count, num_bytes = 0, 0, len(data)
@@ -191,7 +195,9 @@ def _split_messages(data: bytes) -> list[RawMessage]:
 
 
 _CHUNK_HEAD: Final = struct.Struct("<QQQII")
-"""First and last log time, uncompressed size, CRC, and length of the compression's name."""
+"""Beginning of a chunk record: first and last log time, uncompressed size, CRC, and the length of the
+compression's name.
+"""
 _SIZE: Final = struct.Struct("<Q")
 _INDEX: Final = struct.Struct("<HI")  # channel, bytes of entries
 _INDEX_ENTRY: Final = struct.Struct("<QQ")  # log time, offset in the chunk
@@ -248,8 +254,8 @@ class _InvalidRecord(Exception): ...
 
 
 class ChunkWalk:
-    """Walks over the records of a file from offset `at`. A later `run` continues where it stopped when the file has
-    grown.
+    """Walks over the records of a file from offset `at`. If the file has grown, the next `run` continues where
+    the previous one stopped.
     """
 
     def __init__(self, at: int) -> None:
@@ -262,7 +268,7 @@ class ChunkWalk:
         self._budget: ReadBudget
 
     def run(self, file: BinaryIO, budget: ReadBudget) -> None:
-        """Walk until the end of `file`, until the position where it is truncated, or until `budget` is spent."""
+        """Walk until the end of `file` (or the position where the file is truncated), or until `budget` is spent."""
         self._file, self._budget = file, budget
         end = os.fstat(file.fileno()).st_size
         try:
@@ -378,8 +384,8 @@ class ChunkWalk:
         return Chunk(offset, stored, inflated, crc, name, start_ns, end_ns)
 
     def _read_index(self, length: int) -> None:
-        """Store the number of messages and the first and last log time of one channel. The entries of an index are
-        sorted by time.
+        """Store the number of messages and the first and last log time of one channel, from an index record.
+        The record's entries are sorted by time.
         """
         if length < _INDEX.size:
             raise _InvalidRecord
@@ -406,8 +412,8 @@ class ChunkWalk:
 
 
 def _read_metadata(data: bytes, chunk: Chunk | None) -> None:
-    """Store the number and times of the frames in the preceding chunk. Ignored if the record's checksum does not
-    match.
+    """Store the number and times of the preceding chunk's frames, from a metadata record. The record is ignored
+    if its checksum does not match.
     """
     texts: list[bytes] = []
     offset = 0

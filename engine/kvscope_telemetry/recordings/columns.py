@@ -1,6 +1,6 @@
 """Columnar encoding of messages of one type. The columns follow from the struct definitions.
 
-Each number of the structs is a column over all messages, delta-encoded, with the bytes of all its numbers grouped by
+Each number of the structs becomes a column over all messages. Columns are delta-encoded, and their bytes are grouped by
 significance (byte shuffle). All columns together are one zstd frame. docs/recording-format.md specifies the encoding
 for other languages. At 200 steps/s with 32 requests, frames take 1.9 MB per minute, compared with 3.9 MB in msgpack and
 zstd. Must not depend on files or on particular messages.
@@ -28,13 +28,13 @@ Level 11 would take half the time and produce 3 % more bytes.
 """
 LARGE_LEVEL: Final = 3
 LARGE_BYTES: Final = 4 << 20
-"""Size above which `LARGE_LEVEL` is used: in keyframes of very many blocks, most bytes are random hashes, which no
-level compresses.
+"""Size above which `LARGE_LEVEL` is used instead of `LEVEL`. Messages of this size are keyframes of very many
+blocks, and most of their bytes are random hashes, which no level compresses.
 """
 MAX_RECORDS: Final = 1 << 16
 MAX_PACKED_BYTES: Final = 256 << 20
-"""Maximum size of the columns of one message. Larger messages are refused before decompression, and before absent
-columns of zeros are allocated.
+"""Maximum uncompressed size of the columns of one message. Larger messages are refused before they are
+decompressed, and before memory for omitted columns, whose numbers are all 0, is allocated.
 """
 _I8: Final = np.dtype("<i8")
 _BYTE: Final = np.dtype("u1")
@@ -231,16 +231,22 @@ class Columns:
         return [self.number(name)] if self.num_records == 1 else self.numbers(name).tolist()
 
     def packed(self, name: str, dtype: np.dtype[Any]) -> tuple[Numbers, Ints]:
-        """Return the numbers of a packed field without rows, of all messages together, and the count per message."""
+        """Return the numbers of a packed field that is not a struct of columns: those of all messages
+        concatenated, and the count per message.
+        """
         counts = self.counts(name)
         return self._column(name, dtype, counts), counts
 
     def counts(self, name: str) -> Ints:
-        """Return for each message the number of rows of a struct of rows, or of numbers of a packed field."""
+        """Return, for each message, the number of rows of field `name` if it is a struct of columns, or the
+        number of its packed numbers.
+        """
         return self._column(name + "#", U4, np.ones(self.num_records, np.int64)).astype(np.int64)
 
     def keys(self, path: str, key: str) -> tuple[Numbers, Ints]:
-        """Return the keys (ids or numbers) of the rows of a struct of rows, and the number of rows per message."""
+        """Return the column `key` (block ids or request numbers) of the struct of columns at `path`, and the
+        number of its rows per message.
+        """
         counts, name = self.counts(path), f"{path}.{key}"
         return self._column(name, U4, counts if name in self._columns else np.zeros_like(counts)), counts
 
@@ -315,7 +321,9 @@ class Columns:
         return fields_by_name
 
     def _unpacked_rows(self, path: str, rows: Mapping[str, Packing], key: str) -> tuple[dict[str, Numbers], Ints]:
-        """Return the columns of a struct of rows in message order, and the number of rows per message. Cached."""
+        """Return the unpacked columns of the struct at `path`, with rows in message order, and the number of
+        rows per message. Cached.
+        """
         if path in self._rows_by_path:
             return self._rows_by_path[path]
         ids, counts = self.keys(path.rstrip("."), key)
@@ -341,7 +349,9 @@ class Columns:
         return numbers
 
     def _message_order(self, keys: Numbers, counts: Ints) -> Numbers | None:
-        """Return the message-order index of each row in key order; None if both orders are the same."""
+        """Return the indices that bring rows stored in order of their keys into message order; None if both
+        orders are the same.
+        """
         return _sort_order(keys)
 
     def _is_absent(self, field: _Field) -> bool:
@@ -350,8 +360,8 @@ class Columns:
         return field.name not in self._tables and field.info.default is not msgspec.NODEFAULT
 
     def _hash_numbers(self, name: str, counts: Ints) -> Numbers:
-        """Resolve a column of hash references. Columns must be requested in the order of the struct: each continues
-        the numbering of the previous one.
+        """Resolve a column of references to hashes. Must be called for the columns in the order of the struct,
+        because a column's references continue the numbering of the previous column.
         """
         references = self._column(name, U4, counts)
         if self._hashes is None:
@@ -541,9 +551,9 @@ def _repeated(numbers: Sequence[int] | Ints, counts: Ints, dtype: np.dtype[Any])
 
 
 def _without_zeros(numbers: Numbers, marker: Numbers | None, counts: Ints, *, is_merged: bool) -> tuple[Numbers, Ints]:
-    """Drop the numbers of rows that have none. Returns the remaining numbers and their count per message.
+    """Drop the zeros that stand for an absent number. Returns the remaining numbers and their count per message.
 
-    A message whose numbers are all 0 has none. `marker`, if given, is 0 in the rows without a number.
+    `marker`, if given, is 0 in the rows without a number. In addition, a message whose numbers are all 0 has none.
     """
     has_number = np.ones(len(numbers), np.bool_) if marker is None else marker != 0
     if is_merged or len(counts) == 1:

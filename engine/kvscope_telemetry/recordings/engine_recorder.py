@@ -1,4 +1,4 @@
-"""Records what the engine publishes to a file: completely, even where the publisher dropped messages.
+"""Records what the engine publishes to a file, including large messages that the publisher drops instead of sending.
 
 Owns the writer, and whether the file contains a state that frames can continue from. After a gap it requests a
 snapshot.

@@ -1,5 +1,5 @@
-"""Stores the frames of about one second as one message of columns. Reads all frames, only those with one block, or all
-merged into one.
+"""Stores the frames of about one second as one columnar message. A reader can get all frames, only those with one
+block, or all frames merged into one.
 
 Owns the two extra columns: each frame's log time, and its position among the chunk's other messages.
 """
@@ -51,10 +51,10 @@ class FrameBatch:
         return before
 
     def joined(self, until_ns: int | None) -> list[TimedFrame] | None:
-        """Return all frames merged into one delta checkpoint.
+        """Return all frames merged into one delta checkpoint; None if the frames are not consecutive.
 
-        With `until_ns` (log time), only frames up to then are returned, and the last of them is not merged. Returns
-        None if the frames are not consecutive.
+        With `until_ns` (log time), only the frames up to that time are included. The last of them is then returned
+        separately, after the delta checkpoint.
         """
         if not self._is_consecutive():
             return None

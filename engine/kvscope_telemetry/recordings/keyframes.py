@@ -1,10 +1,10 @@
-"""Creates the seek points of a recording: keyframes (complete states) and delta checkpoints (changes since the
-previous seek point). Reading: `reader.Segment.state_messages`.
+"""Creates the seek points of a recording: keyframes (complete states) and delta checkpoints (changes since the previous
+seek point). Reading: `reader.Segment.state_messages`.
 
-Owns the decision when one is due. Both are derived from the recorded messages, so recording costs the engine nothing. A
-state is restored from a keyframe, the delta checkpoints after it, and at most two seconds of frames. Delta checkpoints
-also cover the time across keyframes: each change is stored twice, in its frame and in a checkpoint, so a damaged second
-affects only itself.
+Owns the decision when a seek point is due. Seek points are derived from the recorded messages, so they cost the engine
+nothing. A state is restored from a keyframe, the delta checkpoints after it, and at most two seconds of frames. Each
+change is stored twice, in its frame and in a delta checkpoint, so a damaged second does not affect later ones. For the
+same reason, the frames before a keyframe are covered by a delta checkpoint, too.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from kvscope_telemetry.recordings.columns import Columns, MergedColumns
 
 INTERVAL_NS: Final = 10_000_000_000
 KEYFRAME_SHARE: Final = 1.6
-"""A keyframe is due when the delta checkpoints since the last keyframe have this many rows per row of the state. A
-larger value makes files smaller, but a seek reads more delta checkpoints.
+"""Minimum number of delta checkpoints' rows since the last keyframe, per row of the state, at which a keyframe
+is due. A larger value makes files smaller, but a seek reads more delta checkpoints.
 """
 SMALL_ROWS: Final = 2000
-"""Number subtracted from the rows that `KEYFRAME_SHARE` requires, so that a state of up to `SMALL_ROWS /
-KEYFRAME_SHARE` rows gets a keyframe whenever the interval has passed.
+"""Number by which the rows that `KEYFRAME_SHARE` requires are reduced. A state of up to `SMALL_ROWS /
+KEYFRAME_SHARE` rows thus gets a keyframe after each minimum interval, however few rows changed.
 """
 CHECKPOINT_NS: Final = 1_800_000_000
 CHECKPOINT_FRAMES: Final = 400
-"""A delta checkpoint is due after this many frames or after `CHECKPOINT_NS` (two batches of frames). Longer ones make
-seeks faster, but a damaged second then affects more of the seconds around it.
+"""A delta checkpoint is due after this many frames or after `CHECKPOINT_NS` (two batches of frames). Larger
+values make seeks faster. However, after damaged frames the state is unknown until the end of the delta
+checkpoint that covers them.
 """
 
 

@@ -57,11 +57,11 @@ JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
 }
 
 CHUNK_BYTES: Final = 1 << 20
-"""Bytes of messages after which a chunk ends, counted before frames are packed into columns. A killed process loses at
-most this much, and at most about one second of messages.
+"""Number of bytes of messages after which a chunk ends, counted before frames are packed into columns. If the
+process is killed, at most these bytes are lost, and at most about one second of messages.
 """
 CHUNK_NS: Final = 900_000_000
-"""Time from the first to the last message after which a chunk ends. See
+"""Length of recorded time after which a chunk ends. See
 docs/internals/decisions/0006-a-second-of-frames-is-one-chunk.md.
 """
 FRAMES_RECORD: Final = "kvscope.frames"

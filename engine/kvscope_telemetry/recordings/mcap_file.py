@@ -49,8 +49,8 @@ LIBRARY: Final = "kvscope"
 Entry = tuple[int, int, bytes]
 """A message to be written: its channel, log time in ns, and data."""
 _MAX_CHUNK_ENDS: Final = 8
-"""Number of chunk ends that are stored. If the disk has no space for the file's end after the last chunk, the file is
-truncated at an earlier one.
+"""Number of chunk ends whose offsets are remembered. If the disk has no space for the end of the file after the
+last chunk, the file is truncated at an earlier chunk's end.
 """
 _DATA_END: Final = 15
 _NO_CRC: Final = struct.pack("<I", 0)
@@ -63,8 +63,8 @@ EARLY_END: Final = (
     + _NO_CRC
     + MAGIC
 )
-"""End of an MCAP file without an index, for a full disk. It completes the file after any chunk; readers then scan the
-file.
+"""End of an MCAP file without an index, used when the disk is full. It may follow any chunk. Readers then find
+the chunks by scanning the file.
 """
 
 
@@ -76,7 +76,7 @@ class RecordingFile(Protocol):
 
     @property
     def part(self) -> Path:
-        """Path while the file is incomplete."""
+        """Path of the file under its temporary name, which it has until it is complete."""
 
     def wants_state(self, log_time_ns: int) -> bool:
         """Whether a new file should start before a message of `log_time_ns`. If so, call `start_segment` and add the
@@ -116,7 +116,7 @@ class McapFile:
     Raises BadInput if the path cannot be written or already exists; nothing is overwritten.
 
     The first state and each received snapshot are stored twice, in separate chunks, because later states depend on
-    them: a damaged chunk then affects only its own second.
+    them. If one of the two chunks is damaged, the other one is read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -243,8 +243,8 @@ class McapFile:
     def salvage(self) -> bool:
         """Complete the file after the last fully written chunk, when the disk is full or has been removed.
 
-        The space for the end of the file comes from the truncated data. It does not suffice for the index, which
-        readers do not need.
+        The disk space for the end of the file comes from truncating the file at that chunk's end, or at an earlier one.
+        It does not suffice for the index, which readers do not need.
         """
         if self._stream.closed:
             return False

@@ -50,7 +50,7 @@ class OverviewPart:
 
     @property
     def newest_ns(self) -> int | None:
-        """Start time of the last second, or None if there are no summaries."""
+        """Start time of the part's last second, or None if the part has no summaries."""
         return self.summaries[-1].time_ns if self.summaries else None
 
     def append_to(self, overview: SessionOverview) -> None:
@@ -58,7 +58,7 @@ class OverviewPart:
 
 
 def written_parts(recording: Recording) -> Iterator[OverviewPart]:
-    """Yield the summaries and events stored in the file."""
+    """Yield the summaries and events stored in the file, in parts of limited size."""
     part = OverviewPart()
     for item in recording.overview_items():
         if isinstance(item, Summary):
@@ -73,10 +73,10 @@ def written_parts(recording: Recording) -> Iterator[OverviewPart]:
 
 
 def missing_from(recording: Recording, newest_ns: int | None) -> int | None:
-    """Return the time from which the overview has to be computed, or None if the file has all of it.
+    """Return the time from which the overview has to be computed, or None if the file stores all of it.
 
-    Summaries are written in order, some seconds late. Therefore only the end of a truncated file can be missing, or
-    everything in a file without summaries.
+    Summaries are written in order, a few seconds late. Therefore, a truncated file can lack only those of its end, and
+    a file without summaries lacks all.
 
     Args:
         newest_ns: Start time of the last stored second; None if the file has no summaries.
@@ -121,8 +121,8 @@ def computed_parts(
 
 
 def _resume_from(recording: Recording, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
-    """Restore `follower` and `summarizer` to the state before `at_ns`, if it is known. Returns the time in seconds from
-    which messages must be fed to them.
+    """Restore `follower` and `summarizer` to the state before `at_ns`, if that state is recorded. Returns the
+    position in seconds from which the caller must feed messages to them; 0 if no state was restored.
     """
     newest_s = None
     if at_ns > recording.start_ns:

@@ -11,15 +11,16 @@ from typing import Final
 
 MAX_STEP_BYTES: Final = 512 << 20
 STEP_BYTES_A_STORED_BYTE: Final = 32
-"""Limit of each of the three steps of opening a file (walking over its records, resolving doubtful chunks, finding the
-engines): at most `MAX_STEP_BYTES` plus this many bytes per byte on disk are decompressed and inspected.
+"""Limit of each of the three steps of opening a file (walking over its records, resolving doubtful chunks,
+finding the engines). A step decompresses and inspects at most `MAX_STEP_BYTES` plus this many bytes per byte of
+the file on disk.
 """
 MAX_STEP_S: Final = 30.0
 """Time limit of each step of opening a file, in seconds."""
 MAX_INFLATED_BYTES: Final = 4 << 30
 INFLATED_BYTES_A_STORED_BYTE: Final = 64
-"""Limit on the uncompressed size of all chunks of a file: `MAX_INFLATED_BYTES` plus this many bytes per byte on disk.
-Later chunks are skipped.
+"""Limit on the total uncompressed size of a file's chunks: `MAX_INFLATED_BYTES` plus this many bytes per byte
+of the file on disk. Chunks beyond the limit are skipped.
 """
 RECORD_BYTES: Final = 256
 """Bytes charged to the budget for each record, in addition to its data."""

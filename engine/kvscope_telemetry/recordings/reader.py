@@ -56,7 +56,7 @@ _MAX_DEVICES_AGE_NS: Final = 10_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RecordingInfo:
-    """Contents of a recording when it was opened or last grew."""
+    """Facts about a recording as of the time when it was opened or last grew."""
 
     hello: Hello
     """Hello of the first engine start."""
@@ -95,7 +95,8 @@ class Recording:
     ) -> Recording:
         """Open a file that a `RecordingWriter` wrote or is writing, or the folder of a `Ring`.
 
-        Reads within the limits of `read_budget`: a file that is larger than it seems is opened in part.
+        Reads within the limits of `read_budget`: a file whose content is far larger than its size on disk is opened in
+        part.
 
         Args:
             path: The file or the folder.
@@ -103,7 +104,7 @@ class Recording:
             origin_ns: Wall-clock time of position 0 (`Ring.origin_ns`). Default: the start of the oldest segment.
 
         Raises:
-            BadInput: It is no recording, or nothing in it can be read (yet); the message is one line.
+            BadInput: `path` is not a recording, or nothing in it can be read (yet); the message is one line.
             OpeningCancelled: `watch` returned False.
         """
         return cls(Path(path), origin_ns, watch)
@@ -114,7 +115,7 @@ class Recording:
 
     @property
     def path(self) -> Path:
-        """Path of the folder, or of the file under its current name."""
+        """Path of the folder of a ring, or of the file under its current name."""
         return self._path if self._is_folder else self.segments[-1].path
 
     @property
@@ -154,7 +155,7 @@ class Recording:
 
     @property
     def end_ns(self) -> int:
-        """Wall-clock time of the newest message."""
+        """Wall-clock time of the newest message, in nanoseconds since 1970."""
         return self.start_ns + round(self.info.duration_s * 1e9)
 
     @property
@@ -189,8 +190,8 @@ class Recording:
         """Yield (seconds, message) for all published messages from `from_s` to `until_s`, both inclusive, in recorded
         order.
 
-        With `keyframes`, keyframes are included, and also a snapshot after each damaged part that delta checkpoints
-        bridge.
+        With `keyframes`, keyframes are included. In addition, a snapshot follows each damaged part if delta checkpoints
+        make the state after it known.
         """
         from_ns, until_ns = self._log_time_ns(from_s), self._log_time_ns(until_s)
         start_ns = self.start_ns
@@ -282,8 +283,8 @@ class Recording:
         return self._backwards(seconds, lambda segment, until_ns: segment.newest_first(kinds, until_ns))
 
     def _overlapping_segments(self, from_ns: int, until_ns: int) -> Iterator[tuple[Segment, bool]]:
-        """Yield the segments from the first that may contain `from_ns`, and whether the previous segment was yielded
-        too. Segments that `grow` adds meanwhile are included.
+        """Yield the segments that overlap a time range, each with whether an earlier segment was yielded.
+        Segments that `grow` adds meanwhile are included.
         """
         number, is_continued = 0, False
         while (number := next((at for at in self._segments if at >= number), -1)) >= 0:
@@ -298,8 +299,8 @@ class Recording:
     def _backwards(
         self, seconds: float, read: Callable[[Segment, int], Iterator[_Item]], *, until_found: bool = False
     ) -> Iterator[_Item]:
-        """Yield the items that `read` returns for each segment up to `seconds`, newest segment first. With
-        `until_found`, stop after the first segment with an item.
+        """Yield the items that `read(segment, time_ns)` returns for the segments up to `seconds`, newest
+        segment first. With `until_found`, stop after the first segment that has an item.
         """
         until_ns, is_found = max(self._log_time_ns(seconds), self.segments[0].start_ns), False
         for segment in reversed(self.segments):
@@ -384,8 +385,8 @@ class Recording:
 
 
 class Segment:
-    """One file of a recording, addressed by wall-clock time. Owns the list of its chunks by content, and reads their
-    messages.
+    """One file of a recording, addressed by wall-clock time. Owns the lists of its chunks by kind of content, and reads
+    the messages in them.
 
     Keeps no file open between calls and, apart from the cache for seeking, at most one chunk in memory.
     """
@@ -422,7 +423,7 @@ class Segment:
 
     @property
     def hellos(self) -> list[Hello]:
-        """The hello of each engine start and of each snapshot."""
+        """All hellos in the file: one for each engine start, and the one in each snapshot."""
         return self._survey.hellos
 
     @property
@@ -495,8 +496,8 @@ class Segment:
                         yield timed
 
     def messages_with_restored_states(self, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
-        """Yield the published messages and keyframes in this time range, with an additional snapshot after each
-        damaged part that delta checkpoints bridge.
+        """Yield the published messages and keyframes in this time range. A snapshot is added after each damaged
+        part if delta checkpoints make the state after it known.
         """
         position, retry_ns = StatePosition(), 0
         for log_time_ns, message in self.messages((*PUBLISHED, KEYFRAMES), from_ns, until_ns):
@@ -521,7 +522,9 @@ class Segment:
 
     def state_messages(self, until_ns: int) -> Iterator[TimedMessage]:
         """Yield the messages that determine the state at `until_ns`: the newest snapshot or keyframe that is not later,
-        the delta checkpoints after it, and the frames after the last of them. Empty if there is no such snapshot.
+        the delta checkpoints after it, and the frames after the last of these checkpoints.
+
+        Yields nothing if there is no such snapshot.
         """
         with self._file.open() as file:
             for from_ns, snapshot in self._newest_first(file, _STATES, until_ns):
@@ -594,7 +597,8 @@ class Segment:
     ) -> Iterator[TimedMessage]:
         """Yield the delta checkpoints after a state until about `until_ns`, then the frames that continue from there.
 
-        Unreadable delta checkpoints are replaced by their frames. `position` is that of the state, and is advanced.
+        Unreadable delta checkpoints are replaced by the frames that they cover. `position` is the position of the
+        state, and is advanced.
         """
         offset = 0
         previous_ns = from_ns  # time of the previous checkpoint, readable or not
@@ -666,7 +670,9 @@ def _state_after(messages: Iterator[TelemetryMessage]) -> Mirror:
 
 
 def _without_first_hello(segment: Segment, timed: Iterator[TimedMessage]) -> Iterator[TimedMessage]:
-    """Skip the hello at the start of a segment, which the writer repeated and the engine did not publish again."""
+    """Yield the messages without the hello at the start of a segment. The writer repeats it in each segment;
+    the engine did not publish it again.
+    """
     first = next(timed, None)
     if first is not None and not (isinstance(first[1], Hello) and first[0] == segment.start_ns):
         yield first

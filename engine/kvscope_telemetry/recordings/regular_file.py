@@ -19,11 +19,12 @@ from kvscope_telemetry.recordings.layout import PART_SUFFIX
 from kvscope_telemetry.whole_file import kind_of
 
 _BLOCK_BYTES: Final = 512
-"""Unit of `st_blocks`, on every file system."""
+"""Number of bytes per unit of `stat`'s `st_blocks`, the same on every file system."""
 _MAX_LOCK_ATTEMPTS: Final = 900
-"""Maximum number of attempts to lock a file for writing. A reader that checks for a writer keeps the lock for
-microseconds, or far longer on a busy machine. Without the lock, readers take the file for a truncated one and do not
-follow it.
+"""Maximum number of attempts to lock a file for writing.
+
+A reader that checks for a writer locks the file for microseconds, or far longer on a busy machine, so a single attempt
+may fail. Without the writer's lock, readers would treat the file as truncated and not follow it.
 """
 _LOCK_RETRY_S: Final = 0.001
 
@@ -64,7 +65,9 @@ def hold_for_writing(file: BinaryIO) -> None:
 
 
 class FollowedFile:
-    """A file at `path`, or at the name without `.part` once its writer has completed it. Not open between calls."""
+    """A file at `path`, or at that name without `.part` once its writer has completed it. The file is not open
+    between calls.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -76,7 +79,9 @@ class FollowedFile:
         return not any(name.exists() for name in self._names)
 
     def open(self) -> BinaryIO:
-        """Open the file like `open_regular`. A different file under the final name is refused."""
+        """Open the file under its current name (see `open_regular`). Raises BadInput if a different file has
+        the final name.
+        """
         try:
             return open_regular(self.path)
         except BadInput:

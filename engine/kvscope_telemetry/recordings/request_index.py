@@ -30,8 +30,10 @@ class RecordedRequest:
     is_finished: bool
     prefix_hashes: tuple[int, ...] = ()
     """Hashes of the prompt's full blocks, from its start. Within an epoch, equal hashes mean equal text up to that
-    block. 0 if a hash is unknown because another block held the same text. Empty without prefix caching, and for a
-    request that ended with its first token.
+    block.
+
+    A hash is 0 if it is unknown because another block already held the same text. There are no hashes without prefix
+    caching, and for a request that ended with its first token.
     """
 
 
@@ -89,8 +91,8 @@ class _RequestReader:
                 )
 
     def _record_prefixes(self, rows: RequestRows) -> None:
-        """Set the prefix hashes of requests with their first output token. At that time the prompt is computed, its
-        full blocks are hashed, and none has been freed.
+        """Set the prefix hashes of the requests that received their first output token. At that time all full
+        blocks of the prompt are computed and hashed, and none has been freed.
         """
         numbers, outputs = np.frombuffer(rows.number, "<u4"), np.frombuffer(rows.num_output_tokens, "<u4")
         started = self._unhashed.intersection(numbers[outputs > 0].tolist())

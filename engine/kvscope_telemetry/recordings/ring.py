@@ -2,8 +2,8 @@
 
 Owns the folder and its status. One thread writes, through a bounded queue (`RecordingWriter`). If writing becomes
 impossible, the session continues without a ring and `failure` gives the reason. While the disk is full or fails,
-`pause` gives the reason; the ring later continues with a complete state. Reading is in `Recording`; must not depend on
-it.
+`pause` gives the reason; the ring later continues with a complete state. Must not depend on `Recording`, which reads
+rings.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MAX_BYTES: Final = 512 << 20
 MAX_SECONDS: Final = 600.0
 SEGMENT_S: Final = 30.0
 FLUSH_WAIT_S: Final = 10.0
-"""How long seeking into the past waits for unwritten messages. Without the wait, the readable past could end before
-the requested time.
+"""Maximum time that a seek into the past waits until received messages are written. Otherwise, the readable
+part could end before the requested time.
 """
 
 
@@ -89,7 +89,9 @@ class Ring:
 
     @property
     def origin_ns(self) -> int | None:
-        """Wall-clock time at which the ring started, even if that part was deleted; None before the first message."""
+        """Wall-clock time at which the ring started, even if its first messages were deleted since; None before
+        the first message.
+        """
         return self._segments.origin_ns
 
     @property

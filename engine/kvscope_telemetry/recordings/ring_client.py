@@ -1,8 +1,10 @@
-"""Client of a ring that a separate process writes, so that packing and writing never delay the threads of this process.
+"""Client of a ring that a separate process writes, so that packing and writing never delay the threads of the session's
+process.
 
-Owns the process, the two threads that communicate with it, and its last reported status. Packing frames is Python code:
-in this process it would hold the GIL half of the time at thousands of frames per second, and the window would wait for
-the GIL while drawing. The other process also writes everything it received if this process crashes.
+Owns the ring's process, the two threads that communicate with it, and its last reported status. Packing frames is
+Python code. In the session's process, it would hold the GIL half of the time at thousands of frames per second, and the
+window would wait for the GIL while drawing. If the session's process crashes, the ring's process still writes
+everything that it received.
 
 See docs/internals/decisions/0005-recent-history-has-its-own-process.md.
 """
@@ -47,9 +49,9 @@ COMMAND: Final = (sys.executable, "-P", "-m", "kvscope_telemetry.recordings.ring
 _POLL_INTERVAL_S: Final = 1.0
 _READ_BYTES: Final = 1 << 18
 _MAX_BUFFERS: Final = 512
-"""Buffers per `writev` call. Systems accept 1,024."""
+"""Maximum number of buffers per `writev` system call. Operating systems accept 1,024."""
 _PIPE_BYTES: Final = 1 << 20
-"""Pipe capacity to request, equal to the number of queued bytes at which the sender is woken immediately."""
+"""Capacity requested for the pipe. The sending thread is woken immediately once as many bytes are queued."""
 
 
 class _Flush(Mark):
@@ -116,8 +118,8 @@ class RingClient:
         return self._bounds
 
     def drain_overview(self) -> list[Summary | TimedEvent]:
-        """Return and clear the summaries and events received since the last call. Items of one status message are
-        adjacent, summaries first.
+        """Return and clear the summaries and events received since the last call. Those of each status message
+        are adjacent: first its summaries, then its events.
         """
         return [self._overview.popleft() for _ in range(len(self._overview))]
 
@@ -248,8 +250,8 @@ class RingClient:
 
 
 def _message_parts(data: bytes) -> tuple[bytes, bytes]:
-    """Return the header and the body of a packet. They are not joined, because copying a snapshot of a large pool would
-    delay drawing.
+    """Return the header and the body of a packet as two objects. Concatenating them would copy the snapshot of
+    a large pool and thus delay drawing.
     """
     return head(PacketKind.MESSAGE, len(data)), data
 

@@ -1,7 +1,7 @@
 """The folder of a ring: its lock and its segments.
 
-Owns the names of the segments and the lock, an flock, which disappears with a killed process. Must not depend on
-messages.
+Owns the names of the segments and the lock. The lock is an flock, which the system releases when the process ends, even
+if it is killed. Must not depend on messages.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def segments_in(folder: Path) -> dict[int, Path]:
 
 
 def hold(folder: Path, *, make: bool = False) -> int:
-    """Lock `folder` and return the lock's descriptor; close it to release the lock. Raises BadInput on failure."""
+    """Lock `folder` and return the lock's file descriptor. Closing the descriptor releases the lock. Raises
+    BadInput on failure.
+    """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if make else 0)
     lock: int | None = None
     try:

@@ -27,7 +27,9 @@ class PacketKind(IntEnum):
     TEXTS = 3
     LIMITS = 4
     MARK = 5
-    """Flush marker. The body is its number, an `int`. The process reports it once everything before it is readable."""
+    """Flush marker. The body is the marker's number, an `int`. The ring's process reports that number once
+    everything sent before the marker is readable.
+    """
     END = 6
     """Last packet. The body is a `bool`: whether to keep the written files."""
     STATUS = 7
@@ -58,9 +60,9 @@ class RingStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     summaries: list[Summary] = []
     events: list[TimedEvent] = []
     mark: int = 0
-    """Number of the flush marker that was reached; 0 for none."""
+    """Number of the newest flush marker that the ring's process has reached; 0 if it has not reached any."""
     is_flushed: bool = False
-    """Whether everything before the flush marker was written."""
+    """Whether everything sent before the flush marker `mark` was written."""
     pause: str = ""
 
 

@@ -66,7 +66,9 @@ class RingServer:
         self._send_status()
 
     def _process_all(self, data: bytes) -> list[bool]:
-        """Process packets. Returns the bodies of END packets: one value, or none if the stream continues."""
+        """Process the packets in `data`. Returns the content of the END packet (whether to keep the files) as a
+        list, which is empty if no END packet arrived.
+        """
         for kind, body in self._packets.feed(data):
             if kind is PacketKind.END:
                 return [msgspec.msgpack.decode(body, type=bool)]

@@ -21,13 +21,13 @@ from kvscope_telemetry.recordings.mcap_file import Entry, McapFile
 from kvscope_telemetry.recordings.ring_folder import segment_path
 
 MIN_SEGMENTS: Final = 8
-"""Each segment has at most 1 / `MIN_SEGMENTS` of the ring's limits, so the ring exceeds its limits by at most one
-segment.
+"""Minimum number of segments into which a ring at its limits is divided. Each segment has at most 1 /
+`MIN_SEGMENTS` of the limits, so the ring exceeds its limits by at most one segment.
 """
 RETRY_S: Final = 10.0
 MAX_RETRY_S: Final = 120.0
-"""Maximum pause after a write error. Pauses start at `RETRY_S` and double each time, until writing has worked for
-`MAX_RETRY_S`.
+"""Maximum pause after a write error. The pause is `RETRY_S` after the first error and doubles with each further
+one. After `MAX_RETRY_S` without an error, it is `RETRY_S` again.
 """
 
 
@@ -69,7 +69,9 @@ class RingSegments:
         self.bounds = bounds
         """Current limits. Any thread may replace them at any time."""
         self.origin_ns: int | None = None
-        """Wall-clock start of the first segment of all; None before anything was written."""
+        """Wall-clock start of the first segment that was ever written, even if it was deleted since; None
+        before anything was written.
+        """
         self.start_ns: int | None = None
         self.end_ns: int | None = None
         self.num_bytes = 0
@@ -88,7 +90,9 @@ class RingSegments:
         self._has_frames = False
         self._epoch: int | None = None
         self._run_ns = 0
-        """Total advance of log times, without jumps at the start of an epoch. Segments age by this clock."""
+        """Total advance of log times, without the jump to the start of each new epoch. The age of segments is
+        measured with this clock.
+        """
         self._last_added_s = 0.0
 
     def wants_state(self, log_time_ns: int) -> bool:

@@ -1,5 +1,5 @@
-"""Writes the undamaged messages of a recording, or of a part of it, to a new file; never in place. `kvscope recover`
-uses it.
+"""Writes the undamaged messages of a recording, or of a part of it, to a new file. The recording itself is never
+changed. `kvscope recover` uses this module.
 
 Messages are recorded again without damaged ones. Keyframes, delta checkpoints and summaries are created again, so the
 new file is complete in itself. A part starts with the state at that time, and includes the bookmarks and texts of its
@@ -29,12 +29,12 @@ from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, newest_revi
 
 _PROGRESS_EVERY: Final = 256
 _MAX_QUEUED_BYTES: Final = 4 << 20
-"""Maximum size of the queue between reading and writing. Reading is faster than writing, so a longer queue would take
-several times as many bytes of memory without saving time.
+"""Maximum size of the queue between reading and writing. Reading is faster than writing, so a longer queue
+would need more memory without saving time.
 """
 _TEXTS_TOGETHER: Final = 256
 _TEXTS_LATE_NS: Final = 5_000_000_000
-"""Maximum delay between a block's content and the recording of its text."""
+"""Maximum time by which the text of a block may be recorded later than the block was filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,10 @@ def _bookmarks_of(recorded: Recording, from_ns: int, until_ns: int) -> list[Book
 
 
 def _texts_of(recorded: Recording, from_ns: int, until_ns: int) -> Iterator[RecordedText]:
-    """Yield the texts of this time range, preceded by the newest earlier text of each block, because the block may
-    still contain it. Earlier texts of requests are left out.
+    """Yield the texts recorded in this time range, preceded by the newest earlier text of each block, because the block
+    may still contain that text.
+
+    Texts of requests from before the time range are left out.
     """
     older = (text for text in recorded.texts() if text.time_ns < from_ns and text.request is None) if from_ns else ()
     before = {text.block: text for text in older}

@@ -84,7 +84,9 @@ class Surveyor:
         self._budget: ReadBudget
 
     def run(self, file: BinaryIO, budget: ReadBudget) -> list[Chunk]:
-        """Return the new undamaged chunks, sorted by time. They are added to `found` too."""
+        """Return the undamaged chunks that were found since the last call, sorted by time. The chunks are also
+        added to `found`.
+        """
         self._file, self._budget = file, budget
         found, walked = self.found, self._walk.found
         budget.begin_step(0.0, 0.5)
@@ -107,8 +109,8 @@ class Surveyor:
         return new
 
     def _plausible_chunks(self, walked: ChunkList) -> list[Chunk]:
-        """Return the chunks with valid times and counts, sorted. Doubtful values are determined from the messages
-        themselves.
+        """Return the chunks with valid times and counts, sorted by time. Where the stored times or counts are
+        doubtful, they are determined by reading the chunk's messages.
         """
         plausible: list[Chunk] = []
         new = walked.chunks[self._num_walked :]

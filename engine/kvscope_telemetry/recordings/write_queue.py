@@ -38,7 +38,9 @@ class Queued(msgspec.Struct, frozen=True, gc=False):
 
 
 Mark = threading.Event
-"""Flush marker in the queue. It is set once everything before it is written, or the writer has stopped."""
+"""Flush marker in the queue. The event is set once everything queued before the marker is written, or the
+writer has stopped.
+"""
 
 
 class RecordingQueue:
@@ -51,7 +53,7 @@ class RecordingQueue:
         self._changed = threading.Condition()
         self._is_closed = False
         self._is_urgent = False
-        """Whether a caller waits, or so many bytes are queued that the writer is woken immediately."""
+        """Whether the writer must be woken immediately, because a caller is waiting or so many bytes are queued."""
         self._is_idle = False
         """Whether the draining thread waits for the queue to become non-empty."""
         self.num_refused = 0
@@ -65,8 +67,8 @@ class RecordingQueue:
         return self._enqueue(Queued(message, data, num_bytes, log_time_ns, time.monotonic()), wait=wait)
 
     def put_bytes(self, data: bytes, *, wait: bool) -> bool:
-        """Append an encoded message without decoding it, because the decoded form would take more than as much memory
-        again.
+        """Append an encoded message without decoding it, because its decoded form would more than double the
+        memory needed.
         """
         return self._enqueue(Queued((), data, len(data), None, time.monotonic()), wait=wait)
 
@@ -92,7 +94,9 @@ class RecordingQueue:
             return True
 
     def put_mark(self, mark: Mark) -> None:
-        """Append a flush marker, regardless of the limit. It is set immediately if the queue is closed."""
+        """Append a flush marker, regardless of the queue's limit. If the queue is closed, the marker is set
+        immediately.
+        """
         with self._changed:
             if self._is_closed:
                 mark.set()
@@ -101,8 +105,8 @@ class RecordingQueue:
                 self._request_drain()
 
     def put_bookmark(self, bookmark: Bookmark) -> bool:
-        """Append a bookmark, regardless of the limit: bookmarks are few and small. Returns False if the queue is
-        closed.
+        """Append a bookmark, regardless of the queue's limit: bookmarks are few and small. Returns False if the
+        queue is closed.
         """
         with self._changed:
             if not self._is_closed:
@@ -111,8 +115,8 @@ class RecordingQueue:
             return not self._is_closed
 
     def drain(self, timeout_s: float) -> list[Queued | Mark | Bookmark] | None:
-        """Return all queued items after a short gathering time, after `timeout_s` at the latest. Returns None once the
-        queue is closed and empty.
+        """Wait for a message and briefly for further ones, at most `timeout_s`, and return all queued items.
+        Returns None once the queue is closed and empty.
         """
         until_s = time.monotonic() + timeout_s
         with self._changed:

@@ -1,10 +1,10 @@
 """Writes a recording in a separate thread, fed by a bounded queue.
 
-Owns the thread and the queue. Decides the wall-clock time of each message and when derived data is written: keyframes
-and delta checkpoints between the messages; summaries and events of several seconds together in separate chunks, so that
-a file's whole overview can be read without its frames. The recording caller never blocks and never fails: messages that
-do not fit into the queue are dropped and counted, and a full disk ends the recording but preserves the data written so
-far.
+Owns the thread and the queue. Decides the wall-clock time of each message, and when derived data is written. Keyframes
+and delta checkpoints are written between the messages. The summaries and events of several seconds are written together
+in separate chunks, so that a file's whole overview can be read without its frames. The recording caller never blocks
+and never fails: messages that do not fit into the queue are dropped and counted, and a full disk ends the recording but
+preserves the data written so far.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from kvscope_telemetry.summaries.summary import encode as encode_json
 
 MAX_PENDING_OVERVIEW: Final = 100_000
 FLUSH_S: Final = 0.85
-"""Longest time in seconds that a message waits in the queue and in a partial chunk. Including the time for writing, a
-crash then loses less than a second.
+"""Maximum time in seconds that a message waits in the queue and in a partly filled chunk. The limit ensures
+that a crash loses less than a second of messages, including those that are being written.
 """
 OVERVIEW_INTERVAL_NS: Final = 10_000_000_000
 """Summaries and events are written together after this much recorded time, or after `MAX_OVERVIEW_BYTES`."""
@@ -80,7 +80,7 @@ class RecordingWriter:
         """
         self._queue = RecordingQueue(max_queued_bytes)
         self.num_written = 0
-        """Number of messages written, not counting derived ones."""
+        """Number of messages written, without keyframes, delta checkpoints, summaries and other derived data."""
         self._newest_ns = 0
         self._oldest_queued_s = 0.0  # when the oldest message in the partial chunk was queued
         self._texts: list[tuple[int, int, bytes]] = []  # held until the chunk in progress ends
@@ -96,7 +96,7 @@ class RecordingWriter:
 
     @property
     def path(self) -> Path:
-        """Path of the complete file."""
+        """Path that the file has once it is complete."""
         return self._file.path
 
     @property
@@ -244,8 +244,8 @@ class RecordingWriter:
         self._write_texts()
 
     def _write_texts(self) -> None:
-        """Write texts between two chunks of frames: they arrive with each step, and would end the current chunk each
-        time.
+        """Write texts only between two chunks of frames. Texts arrive with each step; writing them immediately
+        would end the current chunk of frames each time.
         """
         if self._texts and not self._file.has_unwritten:
             texts, self._texts = self._texts, []
@@ -326,14 +326,16 @@ class _Annotations:
         return self._keyframes.add_message(message, log_time_ns)
 
     def last_checkpoint(self) -> DeltaCheckpoint | None:
-        """Return a delta checkpoint up to the current state, for the end of a file; None if the last one already covers
-        it.
+        """Return a delta checkpoint up to the current state, for the end of a file; None if the previous delta
+        checkpoint already covers that state.
         """
         return self._keyframes.checkpoint()
 
     def due_entries(self, *, is_due: bool = False, at_end: bool = False) -> list[Entry]:
-        """Return the summaries and events to be written together, if they are due or `is_due`; otherwise an empty
-        list. `at_end` also ends the last second.
+        """Return the summaries and events to be written together if their interval has passed, `is_due` or `at_end`;
+        otherwise an empty list.
+
+        `at_end` also completes the summary of the current second.
         """
         if at_end:
             for summary in self._summarizer.close():
@@ -388,8 +390,7 @@ class LogClock:
     """Computes log times in ns: the wall clock of an epoch's hello, advanced by the engine's monotonic clock.
 
     Log times never decrease, neither within an epoch nor at the start of an epoch whose wall clock was set back. No two
-    frames have the same log time, even if a heartbeat with a later time preceded both, so that a reader can seek to
-    each frame.
+    frames have the same log time, so that a reader can seek to each frame.
     """
 
     def __init__(self) -> None:
@@ -399,10 +400,10 @@ class LogClock:
         self._epoch: int | None = None
 
     def log_time_ns(self, message: TelemetryMessage) -> int:
-        """Return the log time of `message`, not before that of any earlier one.
+        """Return the log time of `message`, not earlier than that of any previous message.
 
-        A message without a time, or before the first hello, gets the previous log time, or the current wall-clock time
-        if there is none.
+        A message that has no time, or that arrives before the first hello, gets the log time of the previous message.
+        If there is no previous message, it gets the current wall-clock time.
         """
         if isinstance(message, Frame) and self._epoch is not None:  # most messages are frames
             return self._frame_time_ns(message)

@@ -1,8 +1,9 @@
-"""The thread of a live engine: receives messages, checks the sequence of frames, sends commands, and queues updates.
+"""The thread of a live engine's source: receives messages, checks the sequence of frames, sends commands, and queues
+updates.
 
 Owns the sockets, the synchronization and the liveness. Must not depend on the mirror or on the consumer. One pass
-receives up to 512 messages, merges them into at most one update, and then sleeps briefly so that the next pass receives
-many messages. Measurements show that this keeps the load of the GUI thread low.
+receives up to 512 messages and merges them into at most one update. The thread then sleeps briefly, so that the next
+pass receives many messages. Measurements show that this keeps the load of the GUI thread low.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ from kvscope_telemetry.transport.host_id import host_id
 
 MAX_MESSAGES_A_PASS: Final = 512
 NAP_S: Final = 0.008
-"""Seconds to sleep after a pass, for two passes per display frame. Each pass takes as long as about ten messages."""
+"""Seconds to sleep after each pass, so that there are about two passes per display frame. A pass costs as much
+time as about ten messages.
+"""
 TICK_MS: Final = 100  # poll timeout while something is outstanding
 CALM_TICK_MS: Final = 250
 """Poll timeout while no request or command is outstanding. Messages and disconnections end the poll immediately
@@ -68,8 +71,8 @@ changed.
 QUIET_NS: Final = 250_000_000
 """Time after connecting at which a snapshot is requested even if no message has arrived.
 
-A message that arrives earlier triggers the request, because it proves that the subscription is in effect, so that no
-frame after the snapshot is lost.
+A message that arrives earlier triggers the request immediately. It proves that the subscription is in effect, so that
+no frame after the snapshot can be missed.
 """
 SENDS_TOO_MUCH: Final = "the engine sends more than can be read, or what is none of our messages: it was disconnected"
 _STATE_MESSAGES: Final = (Hello.__name__, Snapshot.__name__, Frame.__name__)
@@ -77,12 +80,11 @@ MAX_LATENCY_NS: Final = 3_600_000_000_000
 """Maximum plausible latency. A larger difference means that the two clocks are not comparable."""
 
 Taker = Callable[[list[FrameRun]], None]
-"""Callback on the reading thread for snapshots and the frames that follow them, in order."""
+"""Callback that receives snapshots and the frames that follow them, in order. Called on the reading thread."""
 
 
 class LiveReader:
-    """State of the reading thread, and the parts of that state that other threads may access. The thread executes
-    `run`.
+    """The reading thread's work (`run`) and its state, including the parts that other threads may access.
 
     With a `taker`, snapshots and frames are passed to it instead of being merged and queued in `pending`. A thread that
     serves many readers then calls `poll` repeatedly and `finish` at the end, instead of `run`.
@@ -219,7 +221,9 @@ class LiveReader:
 
     @property
     def _is_calm(self) -> bool:
-        """Whether nothing is outstanding: no request, no queued command, and the session was introduced."""
+        """Whether nothing is outstanding: no snapshot request is open, no command is queued, and this client's
+        session was announced to the engine.
+        """
         return self._sync.is_idle and self.outgoing.is_empty and self._num_introduced > 0
 
     def _read_replies(self, now_ns: int) -> int:
@@ -322,8 +326,8 @@ class LiveReader:
             self.feed.snapshot(snapshot, data)
 
     def _locate_engine(self, hello: Hello) -> None:
-        """Determine by `Hello.host` whether the engine is on this machine, because an address may be that of a
-        tunnel.
+        """Determine from `Hello.host` whether the engine is on this machine. The address is not sufficient,
+        because it may be that of a tunnel.
         """
         self.is_same_machine = hello.host == host_id() if hello.host else self._sockets.is_ipc
         self._liveness.is_local = self.is_same_machine
@@ -364,8 +368,8 @@ class LiveReader:
             self._liveness.rejection, self._liveness.rejected_ns = SENDS_TOO_MUCH, time.monotonic_ns()
 
     def _introduce(self, now_ns: int) -> bool:
-        """Send the session and the awaited requests as the first message of a connection. Returns whether the
-        message was sent.
+        """Send this client's session id and its awaited requests to the engine as the first message of each
+        connection. Returns whether that was done for the current connection.
         """
         num_connections = self._sockets.num_connections
         if num_connections == self._num_introduced:
@@ -381,7 +385,7 @@ class LiveReader:
         self.outgoing.send_all(self._sockets.send, self._awaited.sent)
 
     def _abort_awaited(self) -> None:
-        """Abort the awaited requests, so that the engine does not wait for this client to reconnect."""
+        """Abort this client's awaited requests, so that the engine does not wait for the client to reconnect."""
         for request_id in self._awaited.ids:
             if not self._sockets.send(encode(Abort(request_id=request_id))):
                 return
@@ -415,7 +419,9 @@ class LiveReader:
             self._extras = Extras()
 
     def _unpack(self, snapshot: Snapshot) -> WholeBlocks | None:
-        """Return the unpacked blocks; None if they are invalid, which the consumer also detects."""
+        """Return the unpacked blocks of `snapshot`. Returns None if they are invalid; the consumer then detects
+        and reports the error.
+        """
         try:
             blocks = WholeBlocks(snapshot)
         except ProtocolError:

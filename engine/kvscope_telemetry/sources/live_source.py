@@ -103,7 +103,9 @@ class LiveSource(MirroredSource):
 
     @property
     def position(self) -> tuple[int | None, int]:
-        """Epoch and sequence number of the newest complete frame. `poll_update` returns all changes up to it."""
+        """Epoch and sequence number of the newest frame that was processed. `poll_update` returns all changes
+        up to this frame.
+        """
         return self._reader.position
 
     def poll_update(self) -> Update | None:
@@ -157,9 +159,10 @@ class LiveSource(MirroredSource):
         self._thread.join()
 
     def _send_to_api(self, command: Command) -> bool:
-        """Send a prompt, its abort, or a status request to the prompt API.
+        """Send a prompt, the abort of a prompt, or a status request to the prompt API.
 
-        Returns whether the command needs no further processing. A status request must also be sent to the engine.
+        Returns whether the command is done. False means that it must also be sent to the engine, as a status request
+        must.
         """
         if isinstance(command, Submit | GetStatus) and self._reader.api and self._make_api is not None:
             with self._api_lock:

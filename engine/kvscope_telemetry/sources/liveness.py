@@ -126,8 +126,8 @@ class Liveness:
         return SourceState.LIVE, self.rejection if is_news else ""
 
     def may_be_paused(self, now_ns: int) -> bool:
-        """Return whether the engine makes no progress, so that its status should be requested to find out if it is
-        paused.
+        """Return whether unfinished requests have made no progress for some time. The caller should then
+        request the engine's status to find out whether the engine is paused.
         """
         return self._num_unfinished > 0 and now_ns - self._step_since_ns > STUCK_NS // 2
 

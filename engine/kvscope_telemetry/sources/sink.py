@@ -1,10 +1,12 @@
 """Passes everything that a live source accepts to a sink that records it, so that the recording is valid.
 
 Owns the sink, and knows whether the sink has a state to which the next frame applies. A sink first receives a snapshot,
-and another one after each gap. Either the mirror needed this snapshot anyway, or it is requested for the sink alone;
-the frames that arrived in the meantime then follow it. A recording can thus start at any time without affecting the
-mirror. When a sink is replaced, the previous one first receives the frames that are included in the new one's snapshot,
-so that there is no gap if the new sink forwards to the previous one. All methods except `set` must be called on the
+and another one after each gap. If the mirror does not need a snapshot at that time, one is requested for the sink
+alone, and the frames that arrived in the meantime are passed on after it. A recording can thus start at any time
+without affecting the mirror.
+
+When a sink is replaced, the previous one first receives the frames that are included in the new one's snapshot. There
+is thus no gap if the new sink forwards its messages to the previous one. All methods except `set` must be called on the
 reading thread. Must not depend on sockets or on what sinks do.
 """
 
@@ -20,8 +22,8 @@ from kvscope_telemetry.mirror.state_continuity import StatePosition
 
 MIN_PAUSE_NS: Final = 1_000_000_000
 MAX_PAUSE_NS: Final = 30_000_000_000
-"""Longest wait after a gap before a snapshot is requested. The wait starts at `MIN_PAUSE_NS` and doubles, so
-that a failing sink costs the engine little.
+"""Maximum wait after a gap before a snapshot is requested. The wait starts at `MIN_PAUSE_NS` and doubles with
+each gap, so that a sink that keeps failing costs the engine little.
 """
 MAX_HELD_BYTES: Final = 64 << 20
 """Maximum size of the frames that are buffered until a requested snapshot arrives."""
@@ -141,8 +143,8 @@ class SinkFeed:
             place.advance(frame)
 
     def _write(self, frame: Frame, data: bytes | None) -> None:
-        """Pass a frame to the sink if it directly follows the sink's position. The sink's snapshot may already
-        include it.
+        """Pass a frame to the sink if the frame directly follows the sink's position. Frames that the sink's
+        snapshot already includes are skipped.
         """
         if self._is_lost or self._sink is None or not self._place.is_before(frame):
             return

@@ -12,7 +12,7 @@ from kvscope_telemetry.summaries.summary import MAX_BINS, AddressBins
 
 IntArray = npt.NDArray[np.int64]
 MAX_RUN_SIZES: Final = 32
-"""Number of classes of run lengths. The last class contains runs of 2^31 blocks and more."""
+"""Number of size classes of runs of free blocks. The last class contains runs of 2^31 blocks and more."""
 
 
 def bin_edges(num_rows: int) -> IntArray:

@@ -21,18 +21,20 @@ MAX_ROWS: Final = 20_000
 
 
 class ChangeKind(IntEnum):
-    """How the values of a history row are known."""
+    """How the values of a row of a block's history became known."""
 
     CHANGED = 0
     """A frame reported the values."""
     KNOWN = 1
-    """A snapshot or mirror contained the values; the values before it are unknown."""
+    """A snapshot or mirror contained the values; the block's earlier values are unknown."""
     LOST = 2
     """The values are unknown from here on: frames are missing, or the block was not watched."""
 
 
 class Moved(IntFlag):
-    """Lists in `messages.telemetry.Moves` that contain the block, for the frame of a history row."""
+    """The lists of a frame's `messages.telemetry.Moves` that contain the block, as flags. Stored in each row of
+    a block's history.
+    """
 
     EVICTED = 1
     COPIED = 2
@@ -51,7 +53,9 @@ HISTORY_DTYPE: Final = np.dtype(
         *((name, COLUMNS[name]) for name in LASTING),
     ]
 )
-"""Dtype of a history row: the lasting columns of the ledger, with the time and how the values are known."""
+"""Dtype of a row of a block's history: the columns of the ledger that events change (`LASTING`), the time, and
+how the values became known.
+"""
 _MOVES: Final = {name: flag for flag in Moved if (name := str(flag.name).lower())}
 _NOTHING: Final = (0,) * len(LASTING)
 assert (*DENSE, "parent") == LASTING, "`_row` knows no other order"
@@ -59,8 +63,8 @@ Rows = npt.NDArray[np.void]
 
 
 class BlockChanges:
-    """Collects the history of `block` from messages (`feed`) or updates (`add_update`), up to the newest
-    `max_rows` changes.
+    """Collects the history of `block` from messages (`feed`) or updates (`add_update`). Only the newest
+    `max_rows` changes are retained.
     """
 
     def __init__(self, block: int, max_rows: int = MAX_ROWS) -> None:
@@ -194,8 +198,8 @@ def _find(ids: bytes, needle: bytes) -> int | None:
 
 
 def _row(blocks: BlockRows, index: int) -> tuple[int, ...]:
-    """Return the values of one block in the order of `LASTING`. `parent` is packed differently from the other
-    columns.
+    """Return the values of the block at `index` in the order of `LASTING`. The column `parent` is packed
+    differently from the others.
     """
     return (*(_value(blocks, name, index) for name in DENSE), parent_at(blocks, index))
 
@@ -220,7 +224,9 @@ def _taker(changes: tuple[RequestRows, ...], needle: bytes) -> int:
 
 
 def _frame_of(update: Update, step: int) -> tuple[int, int]:
-    """Return the engine time and step of the update's frame for `step`, or of the last frame if none matches."""
+    """Return the engine time and step number of the frame in `update` that completed `step`, or of the update's
+    last frame if there is none.
+    """
     steps = update.series["step"]
     index = int(np.searchsorted(steps, step))
     index = index if index < steps.size and steps[index] == step else steps.size - 1

@@ -20,11 +20,11 @@ from kvscope_telemetry.summaries.block_changes import ChangeKind, Moved, Rows
 
 class MomentKind(StrEnum):
     KNOWN = "known"
-    """The block's history begins with this state; nothing changed."""
+    """Beginning of the block's known history. The block's state at that time is given, but nothing changed."""
     LOST = "lost"
     """The block's state is unknown from here on."""
     RESTARTED = "restarted"
-    """The engine was restarted. The block's state is the one after the restart."""
+    """The engine was restarted. The block now has its state after the restart."""
     BORN = "born"
     """A request allocated the block for its own tokens."""
     COPIED = "copied"
@@ -40,7 +40,7 @@ class MomentKind(StrEnum):
     SHARED = "shared"
     """A further request began to use the block."""
     LEFT = "left"
-    """One of several requests released the block."""
+    """One of several requests that shared the block released it."""
     IDLE = "idle"
     """The last request released the block; it stays in the prefix cache."""
     EVICTED = "evicted"
@@ -98,8 +98,8 @@ def block_moments_of(moments: Sequence[BlockMoment]) -> BlockMoments:
 
 
 def moments_of(rows: Rows, block_size: int) -> list[BlockMoment]:
-    """Return the moments that the history `rows` imply: one or more for each row in which something changed or
-    became known.
+    """Return the moments that successive history `rows` imply. There are one or more for each row in which
+    something changed or became known.
     """
     moments: list[BlockMoment] = []
     before: dict[str, Any] | None = None

@@ -23,7 +23,7 @@ MAX_BOOKMARKS: Final = 10_000
 
 
 class Bookmark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One revision of a bookmark, from `time_ns` to `until_ns`, in ns since 1970 on the recording's clock."""
+    """One revision of a bookmark. `time_ns` and `until_ns` are in ns since 1970 on the recording's clock."""
 
     bookmark_id: str
     time_ns: int

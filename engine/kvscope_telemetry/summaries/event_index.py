@@ -69,9 +69,14 @@ class EventIndex:
         kinds: Collection[str] | None = None,
         request: tuple[int, int] | None = None,
     ) -> npt.NDArray[np.int64]:
-        """Return the indices, ascending, of events from `first_ns` to `last_ns` with one of `kinds` that
-        happened to or were caused by `request` (epoch and number). An argument of None does not restrict the
-        search.
+        """Return the ascending indices of the events that match all arguments. An argument of None does not restrict
+        the search.
+
+        Args:
+            first_ns: Earliest time.
+            last_ns: Latest time.
+            kinds: Kinds of events.
+            request: Epoch and number of a request that the event happened to, or that caused it.
         """
         begin = 0 if first_ns is None else int(np.searchsorted(self.time_ns, first_ns, "left"))
         end = len(self) if last_ns is None else int(np.searchsorted(self.time_ns, last_ns, "right"))
@@ -86,8 +91,8 @@ class EventIndex:
         return indices
 
     def index_of(self, timed: TimedEvent) -> int | None:
-        """Return the index of an event, or None if it is not retained. Times may differ by the drift of two
-        clocks (`_MAX_CLOCK_DRIFT_NS`).
+        """Return the index of an event, or None if it is not retained. The event's time may differ from the
+        retained one by up to `_MAX_CLOCK_DRIFT_NS`, because two clocks can drift apart.
         """
         indices = self.find(
             timed.time_ns - _MAX_CLOCK_DRIFT_NS, timed.time_ns + _MAX_CLOCK_DRIFT_NS, (timed.event.kind,)
@@ -98,8 +103,8 @@ class EventIndex:
     def neighbor(
         self, shown: TimedEvent | None, at_ns: int, kinds: Collection[str] | None, *, forward: bool
     ) -> TimedEvent | None:
-        """Return the next event of `kinds` (None: of any kind) after `shown`, or the previous one if not `forward`. If
-        `shown` is None, start at `at_ns`.
+        """Return the next event after `shown`, or the previous one if not `forward`, with one of `kinds` (None allows
+        all kinds). If `shown` is None, start at `at_ns`.
 
         Several events may have the time of one frame, so a search by time alone would skip some.
         """

@@ -1,8 +1,8 @@
 """Packs the latencies of a second into buckets that are 1 % wide.
 
-Percentiles of any range are then accurate to half a percent, for any combination of seconds. (Percentiles computed from
-those of each second were wrong by up to a quarter.) Defines how buckets are packed in a summary. Based on DDSketch
-(Masson et al., VLDB 2019) without its memory limit, because latencies have a bounded range.
+Buckets of any seconds can be added up, and percentiles computed from the sum are accurate to half a percent. In
+contrast, combining the percentiles of the seconds was wrong by up to a quarter. Defines how buckets are packed in a
+summary. Based on DDSketch (Masson et al., VLDB 2019) without its memory limit, because latencies have a bounded range.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Detects when requests first ran and got their first token, on their engine's clock, packed as in summaries.
+"""Detects when requests first ran and got their first token. The times are on their engine's clock and packed as in
+summaries.
 
 After a seek, views use these times for everything before the new position. Nothing is detected or guessed for a request
 that ran before telemetry was received.

@@ -148,7 +148,7 @@ class PhaseLog:
             self._drop(self._size - self._max_phases * 7 // 8)
 
     def forget_before(self, time_ns: int) -> None:
-        """Drop the phases that precede the first phase with a time of at least `time_ns`."""
+        """Drop the phases that were added before the first phase with a time of at least `time_ns`."""
         retained = np.flatnonzero(self.rows["time_ns"] >= time_ns)
         self._drop(int(retained[0]) if retained.size else self._size)
 

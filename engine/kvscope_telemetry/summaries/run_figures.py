@@ -1,8 +1,8 @@
 """Definitions of all figures of a run: name, unit, meaning, and how to compute each from counters or an overview.
 
-The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts use these definitions, so
-that a figure of the same range is the same number everywhere. To add a figure, add an entry to `FIGURES`. A `Figure` is
-measured over a time range. A `Share` is a ratio that applies to any data with the names of
+The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts use these definitions.
+Therefore, a figure has the same value everywhere for the same time range. To add a figure, add an entry to `FIGURES`. A
+`Figure` is measured over a time range. A `Share` is a ratio that applies to any data with the names of
 `messages.telemetry.Counters`: differences of counters, one second, or the bins of a chart. Must not depend on files or
 windows.
 """
@@ -32,8 +32,8 @@ class Range(Protocol):
 
 
 Measure = Callable[[SessionOverview, slice, Range], float | None]
-"""Computes a figure from an overview, the slice of the overview's seconds in a range, and the range. Returns
-None if the figure is unknown.
+"""Function that computes a figure. Its arguments are an overview, the slice of the overview's seconds in a time
+range, and this range. Returns None if the figure is unknown.
 """
 
 
@@ -77,9 +77,11 @@ def rows_in(overview: SessionOverview, span: Range) -> slice:
 
 
 def ends_of(overview: SessionOverview, rows: slice, span: Range) -> IntArray:
-    """Return the time at which the values of each second are shown, shape (n,): the end of the second or of the range.
+    """Return the time at which the values of each second are shown, shape (n,). This is the end of the second, or of
+    `span` if that is earlier.
 
-    Levels are values at that time, counts are of the second before it. Tables, reports and charts all follow this rule.
+    Levels are values at that time. Counts cover the second before that time. Tables, reports and charts all follow this
+    rule.
     """
     ends: IntArray = np.minimum(overview.time_ns[rows] + SECOND_NS, span.until_ns)
     return ends
@@ -158,9 +160,10 @@ _QUANTILE_WEIGHTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
 
 
 def quantile_of(overview: SessionOverview, latency: str, share: float, rows: slice) -> float | None:
-    """Return a latency quantile over the range, accurate to half a percent, from the latency buckets of its seconds.
+    """Return a latency quantile over the time range, accurate to half a percent, from the latency buckets of the
+    range's seconds.
 
-    In seconds without buckets, each stored quantile represents the latencies nearest to it (`_QUANTILE_WEIGHTS`).
+    For seconds without buckets, each stored quantile stands for the latencies nearest to it (`_QUANTILE_WEIGHTS`).
     Returns None if there are no latencies or the quantile has no upper bound.
     """
     counts = overview.column(f"{latency}_count")[rows]
@@ -202,15 +205,17 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class FigureUses:
-    """Where a figure is shown, in addition to `kvscope info --json`, which shows all figures, and comparisons."""
+    """Where a figure is shown. In addition, `kvscope info --json` shows all figures, and comparisons show those
+    with `Figure.is_compared`.
+    """
 
     card: Card | None = None
     alarms: str = ""
-    """Group under which alarms offer the figure, per second; "" if no alarm can use it. Requires a `column` or
-    a `share`.
+    """Group under which the alarm editor offers the figure, as a value per second; "" if no alarm can use the
+    figure. Requires a `column` or a `share`.
     """
     in_range: bool = False
-    """Whether the timeline shows the figure for a selected range."""
+    """Whether the timeline shows the figure for a time range that the user selected."""
 
 
 NO_USES: Final = FigureUses()
@@ -231,7 +236,9 @@ class Figure:
     is_compared: bool = False
     """Whether a comparison of two runs lists the figure."""
     has_spread: bool = True
-    """Whether values from parts of the run estimate the value of the whole run. False for lengths, counts and peaks."""
+    """Whether the figure's values in parts of a run estimate its value for the whole run. False for lengths,
+    counts and peaks.
+    """
     column: str = ""
     """Overview column that is summed; "" if the figure is not a sum."""
     share: Share | None = None
@@ -252,8 +259,8 @@ def _known_sum(overview: SessionOverview, names: tuple[str, ...], rows: slice) -
 
 
 def _total(names: tuple[str, ...], overview: SessionOverview, rows: slice, span: Range) -> float | None:
-    """Return the sum of columns. Tokens of a step that ran over several seconds are divided among these
-    seconds, so that a rate equals the total divided by the time.
+    """Return the sum of `names`, columns of the overview, over the range. The tokens of a step that ran over
+    several seconds are divided among these seconds, so that a rate equals the total divided by the time.
     """
     total = _known_sum(overview, tuple(map(_rate_column, names)), rows) if len(overview.time_ns[rows]) else None
     return None if total is None else float(round(total))

@@ -39,7 +39,9 @@ class _Change:
 
 
 class SecondPeaks:
-    """Collects the snapshots and frames of one second. Call `begin` with the state at its start."""
+    """Computes the peaks of one second from its snapshots and frames. Call `begin` with the state at the
+    second's start.
+    """
 
     def __init__(self) -> None:
         self._begin_ns = 0
@@ -85,7 +87,9 @@ class SecondPeaks:
             self._waiting = Peak(counters.num_waiting, time_ns)
 
     def _deltas(self) -> IntArray:
-        """Return by how much each change raised the number of active blocks, shape (num_changes,)."""
+        """Return the increase of the number of active blocks by each collected change (a frame or snapshot),
+        shape (num_changes,).
+        """
         ids = np.frombuffer(b"".join([change.ids for change in self._changes]), "<u4").astype(np.int64)
         states = np.frombuffer(b"".join([change.states for change in self._changes]), "u1")
         numbers = np.repeat(np.arange(len(self._changes)), [len(change.ids) // 4 for change in self._changes])

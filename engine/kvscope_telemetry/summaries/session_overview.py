@@ -1,7 +1,7 @@
 """Overview of a session: all summarized seconds as columns, oldest first.
 
-Owns the columns and the memory limit. The numbers of all seconds are retained, but compressed address bins only of as
-many seconds as fit, thinned out evenly. Used by one thread. Must not depend on files.
+Owns the columns and the memory limit. The numbers of all seconds are retained. Compressed address bins are retained for
+as many evenly spaced seconds as fit into the limit. Used by one thread. Must not depend on files.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ _DTYPES: Final = {"owner": np.dtype("<i4")}
 
 
 class SessionOverview:
-    """Collects summaries in time order. A summary of an existing second replaces it and all later ones."""
+    """Collects summaries in time order. A summary of a second that the overview already contains replaces that
+    second and removes all later ones.
+    """
 
     def __init__(self, max_bin_bytes: int = MAX_BIN_BYTES) -> None:
         self.events = EventIndex()
@@ -80,8 +82,8 @@ class SessionOverview:
         self._free_runs: list[tuple[int, ...]] = []
         self._buckets: list[tuple[bytes, ...]] = []
         self._carried: list[FloatArray | None] = []
-        """Tokens of each second's first step that were moved to earlier seconds, shape (2, number of earlier
-        seconds); the rows are prefill and decode.
+        """Tokens of each second's first completed step that were moved to earlier seconds, shape (2, number of
+        earlier seconds). Row 0 is prefill, row 1 decode.
         """
         self._bin_bytes = 0
         self._stride = 1
@@ -119,8 +121,8 @@ class SessionOverview:
     def bins(self, name: str, indices: IntArray) -> npt.NDArray[np.generic]:
         """Return a column of `AddressBins` for the seconds at `indices`, shape (len(indices), bins).
 
-        The number of bins is that of the last second that has any. Seconds without bins, and index -1, yield 0 (-1 for
-        the owner).
+        The number of bins is that of the newest second that has any. Seconds without bins, and index -1, yield 0 (-1
+        for the owner).
         """
         dtype = _DTYPES.get(name, np.dtype(np.uint8))
         rows = [np.frombuffer(self._packer.column(bins, name), dtype) for bins in self._bins_of(indices.tolist())]
@@ -210,7 +212,9 @@ class SessionOverview:
         return carried
 
     def _move(self, carried: FloatArray, index: int) -> None:
-        """Subtract `carried` from the rates of the second at `index`, and add it to the seconds before."""
+        """Subtract the tokens in `carried` from the rates of the second at `index`, and add them to the rates
+        of the seconds before it.
+        """
         columns = self._columns[-len(_DISTRIBUTED) :]
         num_before = min(carried.shape[1], index)
         columns[:, index - num_before : index] += carried[:, carried.shape[1] - num_before :]
@@ -238,8 +242,8 @@ class SessionOverview:
             self._bins[index] = None
 
     def _bins_of(self, indices: list[int]) -> Iterator[Packed]:
-        """Yield the address bins of the second at each index. For ascending indices, long stretches without
-        changes are scanned only once.
+        """Yield the address bins of the second at each index. If indices are ascending, no second is inspected
+        twice, even where bins rarely change.
         """
         previous, current = -1, NOTHING
         for index in indices:
@@ -275,8 +279,8 @@ def _numbers(summary: Summary) -> list[float]:
 
 
 class BinPacker:
-    """Compresses the columns of address bins, and reuses the previous column if it is equal. For one overview
-    and one thread.
+    """Compresses the columns of address bins, and reuses the previous result if a column did not change. Each
+    overview and thread needs its own instance.
     """
 
     def __init__(self) -> None:
@@ -286,7 +290,9 @@ class BinPacker:
         self._last_packed = NOTHING
 
     def pack(self, bins: AddressBins) -> Packed:
-        """Compress the columns. A column equal to that of the previous call is the same object."""
+        """Compress the columns. For a column equal to that of the previous call, the same bytes object is
+        returned again.
+        """
         packed = tuple(
             before if column == last else self._compressor.compress(column)
             for column, last, before in zip(_columns(bins), _columns(self._last), self._last_packed, strict=True)
@@ -300,7 +306,7 @@ class BinPacker:
 
 
 def num_bytes(packed: Packed | None) -> int:
-    """Return the size of the columns in bytes, including columns shared with other seconds."""
+    """Return the size of compressed address bins in bytes, including columns shared with other seconds."""
     return 0 if packed is None else sum(map(len, packed))
 
 

@@ -1,8 +1,8 @@
-"""Computes summaries and timed events from telemetry messages in order, identically live, while recording, and from a
-file.
+"""Computes summaries and timed events from telemetry messages in order. The results are the same in a live session,
+while recording, and from a file.
 
-Owns the counts of the current second. The state at the end of the second is read from the follower, which the caller
-feeds afterwards.
+Owns the counts of the current second. The state at the end of the second is read from the follower, to which the caller
+passes each message afterwards.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LEVELS: Final = ("num_running", "num_waiting")
 _TOTALS: Final = tuple(
     name for name in Counters.__struct_fields__ if name in Summary.__struct_fields__ and name not in _LEVELS
 )
-"""Counters that count from the engine start. A summary has their increase in its second."""
+"""Counters whose values are totals since the engine start. A summary contains how much each increased in its second."""
 MAX_TIME_NS: Final = (1 << 62) - 1
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _MOVED: Final = ("work.weights_bytes", "work.kv_read_bytes", "work.kv_written_bytes", "work.other_bytes")
@@ -116,8 +116,8 @@ class Summarizer:
         return done
 
     def resume_from(self, snapshot: Snapshot, log_time_ns: int) -> None:
-        """Continue from the state of `follower`, whose events and phases were reported elsewhere. The snapshot's
-        blocks are not used.
+        """Continue from the state of `follower`. The events and phases of this state are not reported again.
+        The snapshot's blocks are not used.
         """
         self._apply_snapshot(snapshot, log_time_ns)
         self._peaks.begin(self._follower.mirror, log_time_ns)
@@ -208,7 +208,9 @@ class Summarizer:
             self._num_lost += max(0, seq - self._last_seq - 1)
 
     def _add_totals(self) -> None:
-        """Add the increase of the counter totals over the frames so far, which the last frame contains."""
+        """Add the increase of the counter totals over the frames collected so far. Only the last frame is
+        needed, because it contains the newest totals.
+        """
         if self._frames:
             if not self._totals:
                 self._record_totals(self._frames[0].counters)
@@ -238,7 +240,7 @@ class Summarizer:
         }
 
     def _num_steps(self) -> int:
-        """Return the number of frames with a new step. A frame that reports changes without a step repeats the
+        """Return the number of frames that completed a step. A frame that only reports changes repeats the
         previous step's number.
         """
         previous, count = self._step, 0
@@ -300,10 +302,10 @@ class Summarizer:
         return max(0, peak.time_ns - self._second * SECOND_NS)
 
     def _without_unknown(self, summary: Summary, mirror: Mirror) -> Summary:
-        """Return a copy of `summary` adapted to what this engine reports.
+        """Return a copy of `summary` adapted to the capabilities of this engine.
 
-        Values that the engine reports in messages other than frames come from there. All others that it does not report
-        are marked as unknown.
+        Some values are taken from messages other than frames if the engine reports them there. Values that it does not
+        report at all are marked as unknown.
         """
         capabilities = mirror.capabilities
         changes: dict[str, object] = dict.fromkeys(unknown_fields(capabilities), -1)
@@ -350,7 +352,7 @@ def _in_use(mirror: Mirror, tier: Tier) -> int:
 
 
 def latency_of(buckets: Buckets | None) -> Latency:
-    """Return a summary of the latencies in a histogram, with bounds of the percentiles."""
+    """Return the count and percentiles of the latencies in a histogram, with the lower bounds of the percentiles."""
     if buckets is None or not buckets.total:
         return Latency()
     p50, p95, p99 = (buckets.percentile(share) for share in (0.50, 0.95, 0.99))

@@ -1,7 +1,7 @@
-"""Summary of one second of a session, small enough to read hours of summaries together.
+"""Summary of one second of a session, small enough that a reader can load hours of summaries together.
 
-Defines their contents and their encoding in a recording (JSON, with a schema). `summarizer` computes summaries;
-`session_overview` collects them.
+Defines the contents of summaries and their encoding in a recording (JSON, with a schema). `summarizer` computes
+summaries; `session_overview` collects them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ MAX_LIST_BYTES: Final = 4 * MAX_SUMMARY_BYTES
 
 
 class Latency(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Percentiles of the latencies that ended in the second; -1 if there were no latencies."""
+    """Percentiles of the latencies that were complete in the second; -1 if there were none."""
 
     count: int = 0
     p50_s: float = -1.0
     p95_s: float = -1.0
     p99_s: float = -1.0
     p50_above_s: float = -1.0
-    """Lower bound of the 50th percentile if the engine reports a histogram: the percentile is then above this
-    and at most `p50_s`, which is -1 without an upper bound. If this field is -1, the percentile is exactly
-    `p50_s`. The next two fields are alike.
+    """Lower bound of the 50th percentile, for an engine that reports a histogram. The percentile is above this and at
+    most `p50_s`, which is -1 if there is no upper bound.
+
+    If this field is -1, the percentile is exactly `p50_s`. `p95_above_s` and `p99_above_s` are defined in the same way.
     """
     p95_above_s: float = -1.0
     p99_above_s: float = -1.0
@@ -59,8 +60,8 @@ class AddressBins(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class CarriedStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The step that ended first in a second, if it started before that second, so that its tokens were computed
-    in both.
+    """The first step that ended in a second, if it started before that second. Its tokens were then computed
+    partly in earlier seconds.
     """
 
     before_ns: int = 0
@@ -73,8 +74,8 @@ class CarriedStep(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Summary of the second that starts at `time_ns`.
 
-    Counts are of this second; tokens count in the second in which their step ended. `num_...` and `..._blocks` without
-    a verb are levels at the end of the second, `peak_...` are maxima within it. -1 means unknown.
+    Fields are counts of this second, except that `num_...` and `..._blocks` without a verb are levels at its end, and
+    `peak_...` are maxima within it. Tokens count in the second in which their step ended. -1 means unknown.
     """
 
     time_ns: int
@@ -103,8 +104,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     prefill_tokens: int = 0
     decode_tokens: int = 0
     cached_tokens: int = 0
-    """Tokens found in the prefix cache. Like `prefill_tokens` and `decode_tokens`, defined in
-    `messages.telemetry.Counters`.
+    """Tokens found in the prefix cache. This field, `prefill_tokens` and `decode_tokens` count the same as the
+    fields of these names in `messages.telemetry.Counters`.
     """
     admitted: int = 0
     finished: int = 0
@@ -124,7 +125,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     first_token: Latency = Latency()
     inter_token: Latency = Latency()
     queued: Latency = Latency()
-    """Queue times of requests. Like `first_token` and `inter_token`, defined in `latencies`."""
+    """Queue times of requests. Queue time, and the latencies in `first_token` and `inter_token`, are defined in
+    `latencies`.
+    """
     utilization: float = -1.0
     power_watts: float = -1.0
     temperature_celsius: float = -1.0
@@ -134,7 +137,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     bins: AddressBins | None = None
     """Address bins; None if they are those of the previous second."""
     longest_wait_s: float = -1.0
-    """Longest time that a request waits for its first step at the end of the second; 0 if no request waits."""
+    """Longest time that a request has waited for its first step, as of the end of the second; 0 if no request waits."""
     stalled_s: float = -1.0
     """Time since the last completed step while there are unfinished requests, from the engine's heartbeats. 0
     if all requests are finished or the engine is paused.
@@ -154,15 +157,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """
     moved_bytes: int = 0
     stops: tuple[Stop, ...] = ()
-    """Stops of the engine on the recording's clock: complete stops that ended in the second, and the elapsed
-    part of a current stop. The first summary of an engine start also has the earlier stops.
+    """Stops of the engine on the recording's clock: those that ended in the second, and the elapsed part of a stop that
+    still lasts.
+
+    The first summary of an engine start also has the earlier stops.
     """
     prompt_tokens: int = -1
     generation_tokens: int = -1
     restored_tokens: int = -1
     recomputed_tokens: int = -1
-    """Recomputed tokens. Like `prompt_tokens`, `generation_tokens` and `restored_tokens`, defined in
-    `messages.telemetry.Counters`.
+    """Recomputed tokens. This field, `prompt_tokens`, `generation_tokens` and `restored_tokens` count the same
+    as the fields of these names in `messages.telemetry.Counters`.
     """
     moments: bytes | None = None
     """When requests first ran and got their first token (`moments.RequestMoment`); None if not recorded."""

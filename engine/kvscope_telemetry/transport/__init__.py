@@ -1,1 +1,1 @@
-"""All code that uses ZeroMQ: the two socket pairs between engine and client, their endpoints and locks."""
+"""All code that uses ZeroMQ: the two sockets of an engine and of a client, their endpoints and locks."""

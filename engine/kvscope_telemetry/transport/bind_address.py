@@ -49,7 +49,7 @@ class TcpAddress:
 
 
 def default_endpoint() -> str:
-    """Return the default endpoint, in the user's runtime directory: one engine per user."""
+    """Return the default endpoint, which is in the user's runtime directory. Only one engine per user can have it."""
     return f"ipc://{runtime_folder()}"
 
 
@@ -60,7 +60,8 @@ def runtime_folder() -> Path:
 
 
 def folder_for_sockets(prefix: str) -> Path:
-    """Return the directory in which to create a private subdirectory for sockets, whose name is `prefix` and 8 letters.
+    """Return the directory in which the caller creates a private subdirectory for sockets. The name of the subdirectory
+    will be `prefix` and 8 letters.
 
     The user's runtime directory is preferred, then the temporary directory, then /tmp. Directories that do not exist,
     are not writable or have a path too long for a socket are skipped.
@@ -75,8 +76,9 @@ def _supports_sockets(folder: Path, name: str) -> bool:
 
 
 def shared_folder() -> Path:
-    """Return the user's directory for files that all engines must find, however they were started. The runtime
-    directory is unsuitable, because there is none under cron, su and the like.
+    """Return the user's directory for files that all engines must find, however they were started.
+
+    This is not the runtime directory, because under cron, su and the like there is none.
     """
     return Path(f"/tmp/kvscope-{os.getuid()}")
 

@@ -52,18 +52,20 @@ this module's queue and are counted there.
 """
 RECONNECT_MS: Final = (50, 1_000)
 LINGER_MS: Final = 200
-"""Time to send commands that were issued immediately before closing, such as an abort or a shutdown."""
+"""Time in milliseconds for which closing a socket waits until commands sent shortly before, such as an abort or
+a shutdown, are transmitted.
+"""
 TCP_HEARTBEAT_MS: Final = (2_000, 10_000)
-"""Interval and timeout of ZMTP heartbeats, by which a silently broken tcp connection is detected and reopened.
-ipc reports disconnections immediately.
+"""Interval and timeout of ZMTP heartbeats, by which ZeroMQ detects and reopens a silently broken tcp
+connection. ipc does not need heartbeats, because it reports disconnections immediately.
 """
 KNOCK_AGAIN_S: Final = 0.5
 WATCH_S: Final = 0.25
 MAX_CONNECTIONS: Final = 16
 """Maximum number of connections per socket. One is in use; any further ones are being closed."""
 MAX_BURST_BYTES: Final = 64 << 20
-"""Number of bytes read without ever finding the queue empty, in addition to the largest message, that counts as
-a flood. After a flood, the same number of bytes may be queued on the connection.
+"""Number of bytes that may be read without ever finding the queue empty, in addition to the largest message.
+More bytes count as a flood. After a flood, the new connection may queue about this many bytes.
 """
 MAX_READ_BYTES: Final = 16 << 20
 """Number of bytes after which a `receive` call reads no further message, because decoded messages take several
@@ -71,7 +73,9 @@ times as much memory.
 """
 MIN_HIGH_WATER: Final = 2
 PARTS_S: Final = 0.005
-"""Time per call for reading the remaining parts of a multipart message, which precede further messages."""
+"""Maximum time per call for discarding the remaining parts of a multipart message. The next messages can only
+be read after these parts.
+"""
 HANDSHAKE_EVENTS: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -91,7 +95,7 @@ MAX_WAIT_NS: Final = 5_000_000_000
 """Maximum time for which a command is queued before it is refused."""
 NO_ENGINE: Final = "the engine does not answer"
 ENDED: Final = -1
-"""Value in `Awaited.heard` for a completion that has ended."""
+"""Value in `Awaited.heard`, instead of a number of replies, for a completion that has ended."""
 
 
 class ClientSockets:
@@ -262,8 +266,10 @@ class _Line:
         self._poll_s = 0.0
         self._descriptor = -1
         self.is_up = False
-        """Whether the monitor reported the handshake of the current connection. ZeroMQ accepts messages for it slightly
-        earlier; a command sent then would precede the session, because the connection is not known to be new yet.
+        """Whether the monitor reported that the current connection's handshake is complete.
+
+        ZeroMQ accepts messages for the connection slightly earlier. A command sent then would reach the engine before
+        the message that introduces this client, because the connection is not yet known to be new.
         """
         socket.connect(address)
 
@@ -331,16 +337,17 @@ class _Line:
 class Intake:
     """Reads complete messages from `socket`, a limited number of bytes at a time, and detects floods.
 
-    ZeroMQ limits the number of messages (`high_water`), not of bytes: a limit suitable for small messages would use all
-    memory for large ones. Changing the limit of an existing connection can block both ends forever. Therefore, a flood
-    ends the connection, and the next one starts with a limit that fits the size of the received messages.
+    ZeroMQ limits the number of queued messages (`high_water`), not their bytes. A limit that suits small messages would
+    allow large ones to use all memory. Changing the limit of an existing connection can block both ends forever.
+    Therefore, a flood ends the connection, and the next one starts with a limit that fits the size of the received
+    messages.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], high_water: int) -> None:
         self.num_refused = 0
         """Number of discarded multipart messages: our protocol has none."""
         self.is_skipping = False
-        """Whether a multipart message is partly read. The connection must not be closed then."""
+        """Whether a multipart message is partly read. The connection must not be closed in this state."""
         self._socket = socket
         self._high_water = high_water
         self._burst_bytes = 0  # read since the queue was last empty
@@ -353,8 +360,8 @@ class Intake:
         return self._burst_bytes - self._largest > MAX_BURST_BYTES
 
     def begin(self) -> None:
-        """Set the socket's high-water mark before connecting. After a flood, it depends on the size of the
-        messages received.
+        """Set the socket's high-water mark. Must be called before each connection. After a flood, the mark
+        depends on the size of the messages received so far.
         """
         mark = max(MIN_HIGH_WATER, MAX_BURST_BYTES // self._largest) if self.is_flooded else self._high_water
         self._socket.rcvhwm = min(mark, self._high_water)
@@ -489,7 +496,8 @@ class Outgoing:
 
 
 class AwaitedRequests:
-    """Unfinished requests and the number of replies received for each. A client reports them after a reconnection.
+    """This client's unfinished requests and the number of replies received for each, which it reports to the engine
+    after a reconnection.
 
     Must be fed every command that was sent and every reply received, on the reading thread.
     """

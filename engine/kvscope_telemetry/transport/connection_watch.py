@@ -23,19 +23,23 @@ from dataclasses import dataclass, field
 from typing import Final
 
 HANDSHAKE_S: Final = 2.0
-"""Age below which a connection is considered young: it may be one that never sends anything."""
+"""Age in seconds up to which a connection counts as young. A young connection that has sent at most
+`GREETING_BYTES` may be closed in favor of a new one.
+"""
 GREETING_BYTES: Final = 64
-"""A connection that sent more than this speaks ZeroMQ's protocol."""
+"""Maximum number of bytes that a peer may send without speaking ZeroMQ's protocol. A connection that sent more
+speaks it.
+"""
 NUM_ASKED: Final = 8
 MAX_GROWTH_BYTES: Final = 256 << 20
 """Maximum growth of resident memory that is attributed to a partial message over a unix socket before the
 connection is suspected.
 """
 MAX_SUSPECT_CHECKS: Final = 3
-"""Number of checks with unread data after which a connection is considered the cause of memory growth."""
+"""Number of checks that must find unread data on a connection before it is considered the cause of memory growth."""
 FAST_GROWTH_BYTES: Final = 16 << 20
-"""Growth of resident memory between two checks above which a suspected connection is checked several times,
-because its data may just have been read.
+"""Growth of resident memory between two checks above which connections without unread data are checked several
+more times. Their data may have been read just before the check.
 """
 NUM_GLANCES: Final = 25
 GLANCE_S: Final = 0.001
@@ -84,8 +88,8 @@ class Connections:
         self._address = rest if scheme == "ipc" else int(rest.rpartition(":")[2])
 
     def accepted(self, descriptor: int) -> None:
-        """Add a connection. If there are too many, a young connection that has sent nothing is closed, or else
-        the new one.
+        """Add a connection. If there are too many, a young connection that has sent at most `GREETING_BYTES` is
+        closed; if there is none, the new connection is closed.
         """
         try:
             inode = os.fstat(descriptor).st_ino
@@ -109,8 +113,8 @@ class Connections:
             connection.mark_resident = 0
 
     def record_activity_on_all(self) -> None:
-        """Record that a complete message was read on every connection. For sockets that normally have a single
-        connection, so that the message is likely from it.
+        """Record that a complete message was read, on every connection. Used for sockets that normally have a
+        single connection, from which the message then came.
         """
         for descriptor in self._connections:
             self.record_activity(descriptor)
@@ -169,7 +173,9 @@ class Connections:
         return next((descriptor for descriptor in asked if _received_bytes(descriptor) <= GREETING_BYTES), newest)
 
     def _end(self, descriptor: int) -> None:
-        """Shut a connection down if the descriptor still refers to it: the number may have been reused."""
+        """Shut a connection down if `descriptor` still refers to it. The system may have reused the descriptor
+        for another file.
+        """
         connection = self._connections.pop(descriptor)
         try:
             duplicate = os.dup(descriptor)
@@ -210,9 +216,7 @@ def _received_bytes(descriptor: int) -> int:
 
 
 def _sending_soon(descriptors: list[int]) -> set[int]:
-    """Return the descriptors that have unread data at one of several checks within the next `NUM_GLANCES` x
-    `GLANCE_S`.
-    """
+    """Return the descriptors that have unread data at one of `NUM_GLANCES` checks, which are `GLANCE_S` apart."""
     found: set[int] = set()
     for _ in range(NUM_GLANCES):
         if len(found) == len(descriptors):

@@ -31,7 +31,7 @@ from kvscope_telemetry.transport.endpoints import endpoints, is_loopback
 from kvscope_telemetry.transport.ssh_tunnel import SCHEME, SshAddress
 
 NO_KEY: Final = Path("none")
-"""Path to pass instead of a key file to use no key, even if one is remembered."""
+"""Path to pass as a key file in order to use no key, even if one is remembered for the endpoint."""
 MAX_REMEMBERED: Final = 100
 _WHAT: Final = "connections file"
 
@@ -45,7 +45,9 @@ class Connection:
     """Path of the key file; empty if there is none."""
     label: str = ""
     kv_events: str = ""
-    """Address of the KV events of an engine other than kvscope's; empty if the engine reports it."""
+    """Address at which an engine other than kvscope's own publishes KV events; empty if the engine reports this
+    address itself.
+    """
     tls: bool = False
     ca: str = ""
     """Path of a PEM file with CA certificates for TLS; empty to use the system's certificates."""
@@ -82,7 +84,9 @@ def remember(connection: Connection) -> None:
 
 
 def rename(endpoint: str, label: str) -> None:
-    """Change the label of a remembered connection, if there is one. Raises BadInput as `remember` does."""
+    """Change the label of a remembered connection, if there is one for `endpoint`. Raises BadInput if the file
+    is invalid or cannot be written.
+    """
     before = read_connections()
     after = [replace(known, label=label) if known.endpoint == endpoint else known for known in before]
     if after != before:
@@ -90,7 +94,9 @@ def rename(endpoint: str, label: str) -> None:
 
 
 def remove(endpoint: str) -> None:
-    """Remove a connection; its key file is not deleted. Raises BadInput as `remember` does."""
+    """Remove a connection from the file; its key file is not deleted. Raises BadInput if the file is invalid or
+    cannot be written.
+    """
     _write([known for known in read_connections() if known.endpoint != endpoint])
 
 
@@ -98,7 +104,7 @@ def key_for(endpoint: str, given: Path | None = None) -> ClientKey | None:
     """Return the key to connect with: the one in the file `given`, the one remembered for the endpoint, or this user's
     local key.
 
-    The local key is used for tcp on loopback only: an engine of the same user created it. Raises BadInput for an
+    The local key is that of an engine of the same user, and is used for tcp on loopback only. Raises BadInput for an
     invalid key file.
     """
     is_tunnel = endpoint.startswith(f"{SCHEME}://")

@@ -23,10 +23,10 @@ _SCHEME: Final = "ipc://"
 class EndpointLock:
     """Exclusive lock on a directory, from construction to `release` or the end of the process.
 
-    The directory itself is locked. The file in it contains the process id of the holder and may be deleted; it is
-    locked, too, for engines of versions that lock only the file.
+    The directory itself is locked. A file in it contains the process id of the holder and may be deleted. The file is
+    locked, too, because older versions of the engine check only the lock of the file.
 
-    Raises BadInput for a directory that other users could tamper with, EndpointInUse if it is locked.
+    Raises BadInput for a directory that other users could tamper with, EndpointInUse if the directory is locked.
     """
 
     def __init__(self, folder: Path, endpoint: str) -> None:
@@ -67,8 +67,9 @@ class EndpointLock:
 
 @contextlib.contextmanager
 def private_umask() -> Iterator[None]:
-    """Set the umask inside the context so that new files and sockets are accessible to this user only. Affects
-    the whole process: keep the block short.
+    """Set the umask inside the context, so that new files and sockets are accessible to this user only.
+
+    The umask applies to the whole process, so the context should be short.
     """
     previous = os.umask(0o077)
     try:

@@ -8,16 +8,17 @@ from typing import Final
 from kvscope_telemetry.errors import KvscopeError
 
 NEEDED_FILES: Final = 4_096
-"""Number of open files needed: the maximum number of connections, including those accepted before they can be
-refused, and the engine's files.
+"""Number of open files that the engine needs: its own files, the maximum number of connections, and connections
+that are accepted before they can be refused.
 """
 MAX_FILES: Final = 1 << 20
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit to the hard limit. Raises KvscopeError if that is not enough.
+    """Raise the soft limit on open files to the hard limit. Raises KvscopeError if that is not enough.
 
-    ZeroMQ aborts the process when it runs out of descriptors, so any client could otherwise end it.
+    ZeroMQ aborts the process when it runs out of file descriptors. With a low limit, any client could thus end the
+    engine by opening connections.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)

@@ -21,20 +21,20 @@ from kvscope_telemetry.messages.wire import encode
 
 MAX_BACKLOG_BYTES = 32 << 20
 MAX_ANSWER_BYTES = 16 << 20
-"""Size of a client's queue beyond which its requests for data are refused until it reads. The queue's remaining
-capacity is reserved for unsolicited messages.
+"""Number of bytes queued for a client above which its requests for data are refused until it reads. The rest of
+the queue's capacity is reserved for messages that the client did not request.
 """
 MAX_TOTAL_BYTES = 256 << 20
 REPLY_OVERHEAD_BYTES = 100
 RETRY_S: Final = (0.002, 0.05)
-"""Delay until queued replies are sent again to a client that does not read: initial and maximum."""
+"""Initial and maximum delay before queued replies are sent again to a client that does not read."""
 BIG_REPLY_BYTES: Final = 16 << 10
-"""Replies of at least this size are sent one at a time per client, so that ZeroMQ holds at most 4 MiB of
-smaller replies.
+"""Size from which a reply counts as large. Each client has at most one large reply in ZeroMQ's queue at a time,
+and smaller replies of at most 4 MiB.
 """
 MAX_REPLY_BYTES_IN_FLIGHT: Final = 128 << 20
-"""Limit on large replies to all clients held by ZeroMQ. Beyond it, the client with the largest reply is
-disconnected.
+"""Maximum bytes of large replies to all clients in ZeroMQ's queues. If they exceed it, the client with the
+largest reply is disconnected.
 """
 
 NOT_READ: Final = "replies are not read: the connection is closed; the client receives them on its next connection"
@@ -43,7 +43,8 @@ NOT_READ: Final = "replies are not read: the connection is closed; the client re
 class ReplySender:
     """Sends replies in order to each client.
 
-    `on_lost` is called with a client that disconnected or does not read; `cut` disconnects a client.
+    `on_lost(client)` is called when a client has disconnected or does not read; `cut(client)` is called to disconnect
+    it.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ReplySender:
         self._backlogs.add(client, data)
 
     def notify_lost(self, client: bytes) -> bool:
-        """Send the reason to a lost client, if it can receive it. Returns whether the client is still connected."""
+        """Send a lost client the reason, if it can still receive it. Returns whether the client is still connected."""
         try:
             self._router.send(client, zmq.SNDMORE | zmq.NOBLOCK)
             self._router.send(encode(Failed(reason=NOT_READ)), zmq.NOBLOCK)

@@ -41,7 +41,7 @@ from kvscope_telemetry.transport.wakeup import Wakeup
 
 NAP_S: Final = 0.001
 CROWDED_HZ: Final = 2_000
-"""Rate of messages per second above which the thread sleeps for `NAP_S` between passes."""
+"""Number of sent messages per second above which the I/O thread sleeps for `NAP_S` between passes."""
 _LATELY_S: Final = 0.02
 HEARTBEAT_S: Final = 0.5
 CLOSE_S: Final = 0.5
@@ -54,7 +54,8 @@ releases them.
 """
 MAX_BIG_BYTES_IN_FLIGHT: Final = 32 << 20
 PUBLISH_HIGH_WATER: Final = 500
-"""Maximum number of messages queued for a subscriber that does not read: with the two limits above, at most 64 MiB.
+"""Maximum number of messages queued for a subscriber that does not read. Together with `BIG_BYTES` and
+`MAX_BIG_BYTES_IN_FLIGHT`, this limits the queue to 64 MiB.
 
 See docs/internals/decisions/0003-telemetry-never-waits.md.
 """
@@ -66,7 +67,9 @@ MAX_PARTS: Final = 16
 connection is closed.
 """
 PARTS_S: Final = 0.005
-"""Time per pass for reading the remaining parts of a refused multipart message, which precede further messages."""
+"""Maximum time per pass for discarding the remaining parts of a refused multipart message. The next messages
+can only be read after these parts.
+"""
 MAX_CONNECTIONS: Final = 256
 """Maximum number of connections on each of the two sockets."""
 MAX_READ_BYTES: Final = MAX_COMMAND_BYTES + (1 << 20)
@@ -76,9 +79,10 @@ above this size closes the connection.
 MAX_UNREAD_COMMANDS: Final = 4
 """Maximum number of commands per client in ZeroMQ's queue."""
 MAX_SUBSCRIPTION_BYTES: Final = (128, 1024)
-"""Maximum size of messages to the publisher without and with keys. kvscope's subscription is empty; a handshake
-takes 40 bytes, with keys 300. ZeroMQ stores each subscription in about 48 times its length and does not limit
-their number.
+"""Maximum size of messages from a subscriber, without and with keys. ZeroMQ stores each subscription in about 48 times
+its length and does not limit the number of subscriptions.
+
+kvscope's subscription is empty. A handshake takes 40 bytes, or 300 with keys.
 """
 MAX_UNSENT_REPLIES: Final = 256
 """Maximum number of replies per client in ZeroMQ's queue."""
@@ -91,15 +95,15 @@ MAX_PORT_ATTEMPTS: Final = 50
 class ServerSockets:
     """PUB socket for telemetry and ROUTER socket for commands on `endpoint`, open from construction to `close`.
 
-    The callbacks `on_command(client, command)`, `heartbeat()`, `on_client_lost(client)` and, when telemetry is sent,
-    `on_published(message, data)` run on the I/O thread and must be fast. The `seq` of heartbeats is set here to the
-    `seq` of the last frame sent.
+    The callbacks run on the I/O thread and must be fast: `on_command(client, command)` for each command, `heartbeat()`
+    to get the next heartbeat, `on_client_lost(client)`, and `on_published(message, data)` for each message that is
+    published. The `seq` of heartbeats is set here to the `seq` of the last frame sent.
 
     With `keys`, only clients on their allow-list may connect, each with its role; keys are required on tcp outside
     loopback. Without keys, all clients have the role `keyless` on tcp. On ipc, only this user can connect, and is
     always an operator.
 
-    Raises BadInput for an endpoint that is not accepted, EndpointInUse if it is in use.
+    Raises BadInput for an endpoint that is not accepted, EndpointInUse if another engine uses the endpoint.
     """
 
     def __init__(
@@ -162,7 +166,9 @@ class ServerSockets:
         return self._outbox.num_dropped + self._num_unsent
 
     def caller(self, client: bytes) -> Caller | None:
-        """Return who sent the latest command of `client`; None if its key was removed. Thread-safe."""
+        """Return the user and role behind the latest command of `client`; None if the client's key was removed.
+        Thread-safe.
+        """
         return self._authenticator.caller(client)
 
     def publish(self, message: TelemetryMessage) -> None:
@@ -297,7 +303,8 @@ class ServerSockets:
         """Disconnect clients whose key was removed, so that their requests are released and they receive no more
         telemetry.
 
-        A single subscriber cannot be disconnected, so all are; those with a valid key reconnect automatically.
+        ZeroMQ cannot disconnect a single subscriber, so all subscribers are disconnected. Those with a valid key
+        reconnect automatically.
         """
         for client in self._authenticator.removed():
             self._on_client_lost(client)
@@ -424,8 +431,9 @@ def _subscription_bytes(seconds: float) -> int:
 
 
 def _end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """Terminate the context on a separate thread, waiting for at most `END_S`. Termination was seen to wait
-    forever for a closed socket, and closing an engine must finish.
+    """Terminate the context on a separate thread, waiting for at most `END_S`.
+
+    Termination was seen to wait forever for a closed socket. Without the limit, `close` might then never return.
     """
     ending = threading.Thread(target=context.term, name="kvscope-zmq-end", daemon=True)
     ending.start()
@@ -456,8 +464,8 @@ def _user_id(part: zmq.Frame) -> str:
 
 
 class Crowding:
-    """Decides when the I/O thread should sleep so that messages accumulate. Each pass costs as much as many messages,
-    and holds the GIL, which the thread that produces the messages needs.
+    """Decides when the I/O thread should sleep so that messages accumulate. Each pass of the thread costs as much time
+    as sending many messages, and holds the GIL, which the thread that produces the messages needs.
 
     Measures the recent rate of messages. Steps of an engine with a model are far less frequent and are never delayed.
     """

@@ -58,7 +58,7 @@ class SocketWatch:
 
     def detach(self, socket: zmq.Socket[bytes]) -> None:
         """Stop monitoring a socket that will be closed while the other sockets stay open. Must be called before
-        it is closed.
+        that socket is closed.
         """
         for watched in [watched for watched in self._watched if watched.socket is socket]:
             self._watched.remove(watched)

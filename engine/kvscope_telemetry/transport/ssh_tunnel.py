@@ -38,8 +38,8 @@ _KEEPER: Final = (
     'exec 3<&0; "$@" </dev/null 3<&- & ssh=$!; { read -r _ <&3; rm -rf "$0"; kill $ssh; } 2>/dev/null & keeper=$!;'
     " wait $ssh; code=$?; kill $keeper 2>/dev/null; exit $code"
 )
-"""Shell script that ends ssh and deletes the directory `$0` when the script's standard input is closed. This
-happens when this process ends, even if it is killed.
+"""Shell script that runs ssh, and ends it and deletes the directory `$0` when the script's standard input is
+closed. The input is closed when kvscope's process ends, even if it is killed.
 """
 _FIND: Final = (
     'for d in "$XDG_RUNTIME_DIR/kvscope" "/run/user/$(id -u)/kvscope" "/tmp/kvscope-$(id -u)"; do'
@@ -76,7 +76,7 @@ class SshAddress:
 
     @property
     def command(self) -> list[str]:
-        """Command line of ssh without the host and the remote command."""
+        """Beginning of the ssh command line, which the caller extends by the host and the remote command."""
         port = ["-p", self.port] if self.port else []
         return [SCHEME, *_OPTIONS, *port]
 

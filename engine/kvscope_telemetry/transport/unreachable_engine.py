@@ -17,7 +17,7 @@ from typing import Any, Final
 from kvscope_telemetry.transport.bind_address import IpcAddress, parse_bind_address
 
 FIRST_S: Final = 0.3
-"""Time within which a running engine has answered; the first attempt is made after it."""
+"""Time in seconds before the first attempt. A running engine answers sooner, so that no attempt is needed."""
 SILENT_S: Final = 1.5
 """Time after which a peer that has not answered is reported as silent."""
 _AGAIN_S: Final = (1.0, 15.0)
@@ -44,7 +44,7 @@ class UnreachableEngine:
         self._since_s = 0.0
 
     def poll(self, now_s: float, *, is_open: bool, is_up: bool) -> None:
-        """Continue the search for the reason.
+        """Continue to determine the reason. Never blocks.
 
         Args:
             is_open: Whether ZeroMQ has a connection.
@@ -136,7 +136,7 @@ class UnreachableEngine:
 
 
 class _Lookup:
-    """Resolves the first address of a host name on a separate thread, because that may take many seconds."""
+    """Finds the first address of a host name on a separate thread, because name resolution may take many seconds."""
 
     def __init__(self, host: str, port: int) -> None:
         self.address: tuple[int, Any] | None = None

@@ -1,4 +1,6 @@
-"""A self-pipe that ends another thread's poll. Several signals before that thread polls are combined into one byte."""
+"""A self-pipe that ends another thread's poll. Several signals are combined into one byte until that thread
+reads it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ class Wakeup:
         self._lock = threading.Lock()
 
     def signal(self) -> None:
-        """Make `reader` readable, unless the pipe is closed. A flag saves the system call while an earlier
-        signal is pending.
+        """Make `reader` readable, unless the pipe is closed. While an earlier signal is pending, a flag saves
+        the system call.
         """
         if self._is_set:
             return
@@ -33,7 +35,9 @@ class Wakeup:
                     os.write(self._writer, b"\0")
 
     def clear(self) -> None:
-        """Discard all signals so far. The flag is cleared last, so that a later signal always writes."""
+        """Discard all signals so far. The flag for a pending signal is cleared after the pipe is read, so that
+        any later signal writes to the pipe again.
+        """
         with contextlib.suppress(BlockingIOError):
             os.read(self.reader, 4096)
         self._is_set = False

@@ -53,7 +53,7 @@ def block_scores(
         seq_lens: (batch,) int32.
         scale: As for decode attention.
         softcap: As for decode attention.
-        max_seq_len: Upper bound of seq_lens on the host; None: the capacity of block_tables.
+        max_seq_len: Upper bound of seq_lens on the host. If None, the capacity of block_tables is used.
 
     Returns:
         (batch, num_kv_heads, blocks of the longest request) float32.

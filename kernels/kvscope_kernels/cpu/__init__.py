@@ -1,3 +1,3 @@
-"""CPU operations, compiled from C on the machine that runs them if it has a compiler. Each has a torch
-reference as fallback.
+"""CPU operations in C, which are compiled on the machine that runs them if it has a compiler. Each operation
+has a torch reference as fallback.
 """

@@ -1,9 +1,9 @@
 """Compilation of the C sources in this directory for this CPU, and the cache of compiled libraries.
 
-Defines the compiler's name and options, the library's file name (a hash of sources, options and CPU, so that another
-CPU or version builds another library) and the trial in a separate process, where an illegal instruction does no harm.
-On a machine without compiler, disk space or permissions there is no library, and no error is raised. See
-docs/internals/decisions/0013-cpu-operations-are-compiled-where-they-run.md.
+Defines the compiler's name and options and the library's file name. The file name is a hash of sources, options and
+CPU, so that another CPU or version gets another library. A new library is first tried in a separate process, where an
+illegal instruction does no harm. On a machine without compiler, disk space or permissions there is no library, and no
+error is raised. See docs/internals/decisions/0013-cpu-operations-are-compiled-where-they-run.md.
 """
 
 import fcntl

@@ -17,7 +17,7 @@ _HEAD_STEP = 16
 
 def decode_refusal(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, value_dim: int) -> str:
     """Return why `paged_decode_attention_native` uses the torch reference for heads of these dtypes and sizes,
-    or "".
+    or "" if it does not.
     """
     if refusal := cache_refusal(dtype, cache_dtype):
         return refusal

@@ -21,9 +21,9 @@ _TINY: Final = 1e-30
 class NativeGrouped(NativeProduct):
     """A grouped weight in the memory layout for this CPU, with its matmul.
 
-    Activations are exact, and the result equals that of the dequantized weight except for the order of float32 sums.
-    With `rounds_activations`, activations are rounded to 8 bits in groups of CHUNK. Raises RuntimeError without a
-    compiled library (`library`).
+    By default, activations are not rounded, and the result equals that of the dequantized weight except for the order
+    of float32 sums. With `rounds_activations`, activations are rounded to 8 bits in groups of CHUNK. Raises
+    RuntimeError without a compiled library (`library`).
     """
 
     def __init__(

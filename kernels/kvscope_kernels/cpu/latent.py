@@ -10,10 +10,10 @@ from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.latent_blocks import plain_latents
 
 _FEWEST_HEADS = {torch.bfloat16: 16, torch.float32: 32}
-"""Minimum number of query heads, by dtype, for which latent decode uses the prefill operation, which packs tiles.
+"""Minimum number of query heads, by dtype, from which latent decode uses the prefill operation, which packs tiles.
 
-With bfloat16, it takes a quarter of the decode operation's time for 128 heads, and 0.7 of it for 16. With float32, it
-would take twice as long for 16.
+With bfloat16, the prefill operation takes a quarter of the decode operation's time for 128 heads, and 0.7 of that time
+for 16 heads. With float32, it would take twice the decode operation's time for 16 heads.
 """
 
 

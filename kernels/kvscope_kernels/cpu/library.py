@@ -120,7 +120,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def library_refusal() -> str:
-    """Return why there is no compiled library, or "". The first call may compile it (`library`)."""
+    """Return why there is no compiled library, or "" if there is one. The first call may compile it (`library`)."""
     if library() is not None:
         return ""
     return compiler_refusal() or "the C operations could not be compiled or loaded"

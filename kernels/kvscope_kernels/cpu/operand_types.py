@@ -8,7 +8,7 @@ DTYPES: Final = (torch.bfloat16, torch.float32)
 
 
 def dtype_refusal(*dtypes: torch.dtype) -> str:
-    """Return why the compiled operations do not support these dtypes, or ""."""
+    """Return why the compiled operations do not support these dtypes, or "" if they do."""
     for dtype in dtypes:
         if dtype not in DTYPES:
             return f"C does not compute in {_name(dtype)}"
@@ -16,7 +16,7 @@ def dtype_refusal(*dtypes: torch.dtype) -> str:
 
 
 def cache_refusal(dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
-    """Return why the compiled operations do not read or write a KV cache of `cache_dtype`, or ""."""
+    """Return why the compiled operations do not read or write a KV cache of `cache_dtype`, or "" if they do."""
     if refusal := dtype_refusal(dtype):
         return refusal
     return (

@@ -13,7 +13,7 @@ from kvscope_kernels.paged_prefill_attention import check_prefill, paged_prefill
 
 def prefill_refusal(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> str:
     """Return why `paged_prefill_attention_native` uses the torch reference for heads of these dtypes and sizes,
-    or "".
+    or "" if it does not.
     """
     if refusal := cache_refusal(dtype, cache_dtype):
         return refusal

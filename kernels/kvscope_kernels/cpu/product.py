@@ -36,11 +36,11 @@ class NativeProduct:
         """All tensors of the weight, which must not be freed while the struct points to them."""
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Multiply x (..., inputs) -> (..., outputs). The result has `dtype`, else the dtype of `add`, else of x;
-        bfloat16 or float32.
+        """Multiply x (..., inputs) -> (..., outputs). The result has `dtype` if given, otherwise the dtype of `add` if
+        given, otherwise that of x. It must be bfloat16 or float32.
 
         `add`, (..., outputs), is added before the result is rounded to its dtype. Raises ValueError for unsupported
-        arguments, MemoryError without memory for a temporary copy of activations.
+        arguments, and MemoryError if there is no memory for a temporary copy of activations.
         """
         out_dtype = dtype or (x.dtype if add is None else add.dtype)
         if x.shape[-1] != self.inputs or x.dtype not in _DTYPES or out_dtype not in _DTYPES:

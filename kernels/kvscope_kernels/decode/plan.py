@@ -51,9 +51,11 @@ class BlockSums:
 
 
 class DecodePlans:
-    """Plans of one step, or of one CUDA graph. Each plan is computed on first use.
+    """Plans for splitting the requests of one step, or of one CUDA graph, into parts. Each plan is computed on first
+    use.
 
-    There is one plan per window, tile and number of programs, of which a model has one or two combinations.
+    There is a separate plan for each combination of window, tile and number of programs. The layers of a model have one
+    or two such combinations.
     """
 
     def __init__(self) -> None:

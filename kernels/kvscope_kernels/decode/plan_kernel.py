@@ -34,7 +34,7 @@ def plan_decode(
     With v_b = min(seq_lens[b], window), or, with `is_chunked`, the request's tokens in its last chunk of `window`
     tokens, T their sum, and ceilings everywhere:
 
-        S   = max(min_tokens, T / num_cuts, min(T / num_filling, MAX_PART_TOKENS));  no bound with num_cuts 0
+        S   = max(min_tokens, T / num_cuts, min(T / num_filling, MAX_PART_TOKENS));  not bounded if num_cuts is 0
         n_b = max(1, v_b / (v_b / (v_b / S) rounded up to a multiple of tile_n))
 
     so that the sum of n_b is at most batch + num_cuts for any lengths. A request without tokens is one part.
@@ -51,9 +51,9 @@ def plan_decode(
         tile_n: Tokens per tile.
         is_chunked: As in `AttentionArgs`.
         sum_offsets: Output, (bounds.num_parts,) int32: index of each part's first block in the concatenation of all
-            requests' visible blocks; -1 unless all blocks of its request are among the first `sum_capacity`. None: not
-            needed.
-        block_size: Size of blocks whose sums are stored; 0: none are.
+            requests' visible blocks; -1 unless all blocks of its request are among the first `sum_capacity`. Not
+            computed if None.
+        block_size: Size of blocks whose sums are stored; 0 if no sums are stored.
         sum_capacity: Capacity of the block sums, in blocks.
     """
     require_triton()

@@ -148,8 +148,8 @@ def expert_tiles(
 ) -> MoeProductTiles:
     """Return the shape of tiles of up to `tile_m` pairs. All shapes fit 99 KiB of shared memory.
 
-    For a single token, tiles are narrow, to occupy all multiprocessors. The shape depends on `tile_m` only, whose
-    powers of two the warm-up covers.
+    For a single token, tiles are narrow, to occupy all multiprocessors. Within one model, the shape depends only on
+    `tile_m`, a power of two. The warm-up runs all its values, so that no kernel is compiled while serving.
     """
     is_gated = gate is not None and gate.is_gated
     rows = max(16, tile_m)
@@ -213,7 +213,8 @@ def _expert_product_kernel(
 ) -> None:
     """Each program computes TILE_N outputs of the pairs in a tile. Without `pairs`, each tile is one pair.
 
-    Rows of the weight are rows of the matrix units, rows of x their columns.
+    The matrix multiplication is weight times transposed x, so that rows of the weight are its rows, and rows of x its
+    columns.
     """
     tile = tl.program_id(1)
     expert = tl.load(experts + tile)
@@ -303,8 +304,8 @@ def _powers(power: tl.tensor, TILE_N: tl.constexpr, GROUPS: tl.constexpr) -> tl.
 def _widened(code: tl.tensor, power: tl.tensor, like: tl.tensor) -> tl.tensor:
     """Convert 4-bit numbers to the dtype of `like`.
 
-    Exponent and mantissa bits are moved to their positions in float32, whose subnormal numbers continue like the
-    format's. All results are too small by 2^126, which `power` compensates.
+    Exponent and mantissa bits are moved to their positions in a float32. This is also correct for the format's
+    subnormal number, which becomes a subnormal float32. All results are too small by 2^126, which `power` compensates.
     """
     bits = code.to(tl.int32)
     number = (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True)

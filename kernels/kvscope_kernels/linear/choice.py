@@ -11,15 +11,15 @@ from kvscope_kernels.graph_timing import Call, capture, replay_s
 from kvscope_kernels.linear.skinny_linear import ALWAYS, MAX_ROWS, FewRows, Linear, linear, linear_torch
 
 _MAX_TIME_RATIO: Final = 0.97
-"""Maximum time relative to torch's for which our kernels are used. The gain must exceed the noise of the
-measurement.
+"""Maximum time of our kernels, divided by torch's, for which our kernels are used. The gain must exceed the
+noise of the measurement.
 """
 _TOLERANCE: Final = 0.02
 """Allowed difference from torch's result, relative to the largest absolute value of that result."""
 _ROUNDS: Final = 5
 _CYCLE_BYTES: Final = 512 << 20
-"""Bytes of weights multiplied in a cycle while measuring, more than a GPU's caches hold. Smaller models stay in
-the cache while serving, too.
+"""Bytes of different weights that are multiplied one after the other while measuring: more than a GPU's caches
+hold. Models with fewer bytes are measured in the cache, as their weights stay there while serving, too.
 """
 _SEVERAL_ROWS: Final = (4, MAX_ROWS)
 

@@ -179,7 +179,8 @@ def _skinny_linear_kernel(
 ) -> None:
     """Each program computes TILE_N outputs of all rows.
 
-    Rows of the weight are rows of the matrix units, rows of x their columns.
+    The matrix multiplication is weight times transposed x, so that rows of the weight are its rows, and rows of x its
+    columns.
     """
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     in_n = (n < outputs) | WHOLE_N

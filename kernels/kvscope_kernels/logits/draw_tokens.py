@@ -30,7 +30,8 @@ def draw_tokens(logits: Tensor, options: Tensor, keys: Tensor, rows: Tensor) -> 
 
     Args:
         logits: (num_rows, vocabulary) float32, contiguous; may be overwritten in `rows`.
-        options: (n, 4) float64, contiguous: temperature (above 0), top-k (0: all), top-p (1: all), min-p (0: all).
+        options: (n, 4) float64, contiguous: temperature (above 0), top-k (0 disables it), top-p (1 disables it), min-p
+            (0 disables it).
         keys: (n,) int64: start of each row's random numbers.
         rows: (n,) int64, distinct.
 

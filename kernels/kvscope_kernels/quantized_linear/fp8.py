@@ -167,8 +167,8 @@ class TorchFp8:
         return weight_tensors if self._bias is None else (*weight_tensors, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype`, else the dtype
-        of `add`, else of x.
+        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype` if given,
+        otherwise the dtype of `add` if given, otherwise that of x.
 
         Raises ValueError for unsupported arguments.
         """
@@ -183,11 +183,12 @@ class TorchFp8:
 
 
 class GpuFp8:
-    """x @ weight.T summed in float32, with both in e4m3 for any number of rows, or with x unrounded, in our kernel
-    only.
+    """Matmul x @ weight.T with a weight in e4m3, summed in float32. x is rounded to e4m3, too, unless
+    `rounds_activations` is False.
 
-    Torch's matmul is tried with this weight at construction, and no longer used once it fails. Only one stream at a
-    time may use an instance: see `KernelWeight.arrived`.
+    Torch's matmul is tried with this weight at construction, and no longer used once it fails. Our kernel is used for
+    few rows, for unrounded x, and wherever torch's matmul does not work. Only one stream at a time may use an instance:
+    see `KernelWeight.arrived`.
     """
 
     def __init__(
@@ -212,8 +213,8 @@ class GpuFp8:
         return weight_tensors if self._bias is None else (*weight_tensors, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype`, else the dtype
-        of `add`, else of x.
+        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype` if given,
+        otherwise the dtype of `add` if given, otherwise that of x.
 
         Raises ValueError for unsupported arguments.
         """
@@ -283,8 +284,8 @@ def fp8_product(
 
 
 def fp8_implementation(device: torch.device) -> tuple[str, str]:
-    """Return the implementation of matmuls with FP8 weights on a GPU, as far as it is known without the weight,
-    and the reason.
+    """Return the implementation of matmuls with FP8 weights on a GPU, and the reason. A particular weight may
+    use another one, if torch does not support its shape.
     """
     if multiplies_fp8(device):
         return TORCH, f"{TRITON} for up to {_FEW_ROWS} rows, and for weights that torch's product does not take"

@@ -30,9 +30,10 @@ from kvscope_kernels.triton_language import (
 _FEW_ROWS: Final = 16
 _SOME_ROWS: Final = 64
 _PROGRAMS_PER_MULTIPROCESSOR: Final = {1: 8, _FEW_ROWS: 4, _SOME_ROWS: 2}
-"""Number of programs per multiprocessor up to which inputs are split, by the maximum number of rows.
+"""Number of programs per multiprocessor that splitting the inputs may create, by the maximum number of rows.
 
-Programs for one row are small and wait for memory; others fill a multiprocessor.
+Programs for one row are small and mostly wait for memory, so many can run at a time. With more rows, a few programs
+occupy a multiprocessor.
 """
 _WORDS_PER_UNIT: Final = 4
 _SMALLEST_TILE: Final = 16
@@ -75,8 +76,8 @@ class TritonGrouped:
         return weight if self._bias is None else (*weight, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype`, else the dtype
-        of `add`, else of x.
+        """Return x @ weight.T + bias + `add`, (..., inputs) -> (..., outputs). The result has `dtype` if given,
+        otherwise the dtype of `add` if given, otherwise that of x.
 
         Raises ValueError for unsupported arguments.
         """
@@ -172,7 +173,7 @@ def num_splits(rows: int, outputs: int, inputs: int, bits: int, tiles: ProductTi
     """Return the number of parts into which the inputs are split to fill a GPU. Each part is computed by one program
     per tile.
 
-    Each part has at least two tiles unless there is one row, and none is empty.
+    No part is empty. If there are several rows, each part has at least two tiles.
     """
     programs_each = next((count for most, count in _PROGRAMS_PER_MULTIPROCESSOR.items() if rows <= most), 0)
     num_tiles = cdiv(inputs, tiles.tile_u * (128 // bits))

@@ -1,8 +1,8 @@
 """Choice of the attention library for prompts. Each installed library that supports the model is compared with our
 kernels.
 
-The choice is made once, at startup, and does not depend on the engine. A library that fails, or whose results differ,
-is not used.
+The choice is made once, at startup. A library that fails, or whose results differ, is not used. Must not depend on the
+engine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,8 @@ MAKERS: Final[Mapping[str, Mapping[str, Callable[[], Library]]]] = {
     FLASH_ATTN: {"flash-attn 3": FlashAttention3, "flash-attn 2": FlashAttention2},
 }
 _MAX_TIME_RATIO: Final = 0.97
-"""Maximum time of a library relative to our kernels' for which the library is used. The gain must exceed the
-noise of the measurement.
+"""Maximum time of a library, divided by that of our kernels, for which the library is used. The gain must
+exceed the noise of the measurement.
 """
 _TOLERANCE: Final = 0.02
 """Allowed difference of results, relative to the largest absolute value: above 16-bit rounding, below the error

@@ -55,8 +55,8 @@ def table_key(
 ) -> str:
     """Return the key of a shape in tables.
 
-    The field `rows` distinguishes few from many queries per request, `split` marks queries whose keys are split over
-    several programs.
+    In the key, the number of rows distinguishes few from many queries per request. The word "split" marks queries whose
+    keys are split over several programs.
     """
     cache_text = ", 8-bit cache" if is_quantized else ""
     return (

@@ -14,7 +14,7 @@ from kvscope_telemetry.recordings.read_budget import ProgressCallback
 
 
 class BlockContentService:
-    """Accepts the same requests as an engine, and returns the replies later."""
+    """Answers `GetBlockText` requests from `source` on threads, one per request. `pop_replies` returns the replies."""
 
     def __init__(self, source: BlockContentSource) -> None:
         self._source = source

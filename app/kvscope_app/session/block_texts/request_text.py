@@ -21,7 +21,10 @@ from kvscope_telemetry.prefixes.cached_blocks import group_of_tree
 MAX_BLOCKS_PER_END: Final = 64
 """Maximum number of blocks read at each end of the prompt and of the output."""
 _MAX_OWNERS: Final = 8
-"""Maximum number of other requests whose cached blocks are followed backward to find a request's prefix."""
+"""Maximum number of requests whose cached blocks are searched for the blocks of one request.
+
+A request's prefix may consist of blocks that several earlier requests wrote.
+"""
 _MAX_BLOCKS: Final = 8192
 PROMPT, BETWEEN, OUTPUT = "Prompt", "Prompt ends, output begins", "Output"
 NOT_IN_BLOCKS: Final = "None of its tokens is in a block at this time."
@@ -59,7 +62,8 @@ def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
 def text_parts(
     blocks: list[TextBlock], get: Callable[[BlockTextLookup], BlockContent | None], why_not: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) for the prompt, the output and a block with both.
+    """Yield (title, text) for the prompt, the output, and the block that has the end of the prompt and the start of the
+    output.
 
     If no text is known and `why_not` is not empty, yield only `why_not`.
     """

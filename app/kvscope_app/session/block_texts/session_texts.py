@@ -135,7 +135,8 @@ class SessionTexts(QObject):
         return NOT_RECORDED if session.mirror.epoch != session.live_mirror.epoch else ""
 
     def containing(self, text: str) -> set[tuple[int, int]]:
-        """Return (epoch, hash) of the cached full blocks that contain `text` in their text or notes, ignoring case.
+        """Return (epoch, hash) of the full blocks with a known text that contain `text` in their text or notes,
+        ignoring case.
 
         A note is for example `LoRA sql`.
         """

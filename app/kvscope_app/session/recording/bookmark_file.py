@@ -51,7 +51,7 @@ def save_bookmarks(path: Path, revisions: list[Bookmark]) -> str:
 
 
 def _data_folder() -> Path:
-    """Return the folder that Qt calls GenericDataLocation."""
+    """Return the user's data folder: `$XDG_DATA_HOME`, or the system's default."""
     data_home = os.environ.get("XDG_DATA_HOME", "")
     if os.path.isabs(data_home):
         return Path(data_home)

@@ -1,7 +1,7 @@
 """Stored history of a live session: the ring on disk, its overview, and an optional recording written concurrently.
 
-Owns the ring and the recording. The source has a single sink, so that `TeeSink` forwards its data to both. Imports no
-Qt.
+Owns the ring and the recording. The source has only one sink, so `TeeSink` forwards its data to the ring and the
+recording. Imports no Qt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _FINISH_TIMEOUT_S: Final = 10.0
 class TeeSink:
     """Sink that forwards messages to a ring and a recording.
 
-    A message lost by either is reported as lost, upon which a snapshot repairs both.
+    If the ring or the recording loses a message, `write` returns False, and the snapshot that the source then requests
+    repairs both files.
     """
 
     def __init__(self, ring: Sink, recording: Sink) -> None:
@@ -107,8 +108,8 @@ class DiskHistory:
             recorder.writer.write_texts(texts)
 
     def save(self, path: Path, seconds: float) -> Background[str]:
-        """Write the last `seconds` of the ring to `path` on a thread. The result describes defects of the data, usually
-        "".
+        """Write the last `seconds` of the ring to `path` on a thread. The thread's result describes defects of
+        the data, or is "".
         """
 
         def work(watch: ProgressCallback) -> str:

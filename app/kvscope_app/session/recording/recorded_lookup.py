@@ -1,6 +1,6 @@
-"""Looks up keys in a recording on a thread, one at a time. Does not depend on the type of the keys.
+"""Finds facts about requests or other keys in a recording, on a thread, one key at a time. Works with any type of key.
 
-Owns the results, the key being looked up, and the key requested last, which is looked up next.
+Owns the results, the key being searched for, and the key requested last, which is searched for next.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ _Result = TypeVar("_Result")
 
 
 class RecordedLookup(QObject, Generic[_Key, _Result]):
-    """Looks up keys in the session's recording on a worker thread, and caches the newest `max_results` results.
+    """Finds results for keys in the session's recording on a worker thread, and caches the newest `max_results`
+    results.
 
     `get` returns cached results only; call it again after `found` was emitted. `read` runs on the worker thread: it
-    looks up a key near a wall-clock time in ns and returns None if there is no result.
+    searches
+    for a key near a wall-clock time in ns, and returns None if there is no result.
     """
 
     found = Signal()

@@ -17,7 +17,7 @@ class Recorder:
 
     @property
     def path(self) -> Path:
-        """Path of the file once it is complete."""
+        """Final path of the file, which has another name until it is complete."""
         return self.writer.path
 
     @property

@@ -40,7 +40,7 @@ def set_text_consent(settings: QSettings, agreed: bool) -> None:
 
 
 class TextRecorder(QObject):
-    """Records the texts of one live session while it is on. Initially off."""
+    """Records the block texts of one live session while the recorder is on. It is off at first."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)

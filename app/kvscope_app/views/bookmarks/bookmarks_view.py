@@ -244,7 +244,7 @@ class BookmarkModel(QAbstractListModel):
         self._bookmarks = bookmarks
 
     def refresh(self) -> bool:
-        """Update the rows from the bookmarks. Returns whether they changed, which clears the selection."""
+        """Update the rows from the bookmarks. Returns whether any row changed. If so, the view loses its selection."""
         marks = [mark for mark in self._bookmarks.shown if self.choice in (ALL, MINE if mark.is_user_note else ALARMS)]
         if marks == self.marks:
             return False

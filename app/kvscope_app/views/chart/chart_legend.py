@@ -26,7 +26,9 @@ _TITLE_SHARE: Final = 0.6
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """Entry of a curve in the legend. `name` is the key of its value; `label` is empty if the title suffices."""
+    """Entry of a curve in the legend. `name` is the curve's key in the shown values; `label` is empty if the
+    title suffices.
+    """
 
     name: str
     label: str
@@ -73,9 +75,10 @@ class ChartLegend(QWidget):
         return f"{values} ({self._time_text})" if self._time_text and not self._is_read else values
 
     def set_values(self, values: Mapping[str, str], time_text: str = "", *, is_read: bool = False) -> None:
-        """Show `values`, by curve name, and their time next to the title.
+        """Show `values`, by curve name, with `time_text` next to the title.
 
-        `is_read` says whether they are the values at the pointer. The title is then elided if their time needs its
+        `is_read` says whether the values are those at the pointer. In that case, the title is elided if `time_text`
+        needs the
         space.
         """
         if values != self._values or time_text != self._time_text:

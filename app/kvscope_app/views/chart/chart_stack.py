@@ -121,12 +121,13 @@ class ChartStack(PanelGrid):
     charts_per_refresh: ClassVar[int] = 1
     """Number of charts drawn per `refresh`, which limits the duration of a call."""
     max_lag_s: ClassVar[float] = 1.5
-    """Maximum seconds between the session's cursor and the right edge for which the cursor is not drawn."""
+    """The session's cursor is not drawn if it is at most this many seconds before the right edge."""
 
     def __init__(self, session: Session, heading: str = "") -> None:
         """Create the stack.
 
-        With a `heading`, the heading and the bar are above the charts. Without one, the caller lays out the bar.
+        With a `heading`, the heading and the time bar are above the charts. Without one, the caller lays out the time
+        bar.
         """
         super().__init__()
         self.session = session

@@ -46,7 +46,11 @@ def decimate(x: FloatArray, y: FloatArray, max_columns: int, phase: int = 0) -> 
 
 
 def join_near(x: FloatArray, y: FloatArray, max_gap: float) -> tuple[FloatArray, FloatArray, npt.NDArray[np.bool_]]:
-    """Return the known points, shape (m,), and whether a line joins each to the next one, at most `max_gap` away."""
+    """Return the times and values of the known points, shape (m,) each, and whether a line joins each point to the next
+    one.
+
+    A line joins two points that are at most `max_gap` apart.
+    """
     is_known = np.isfinite(y)
     x, y = x[is_known], y[is_known]
     is_joined = np.zeros(x.size, bool)

@@ -43,7 +43,10 @@ class GapBands(pg.GraphicsObject):  # type: ignore[misc]
         return bounds
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
-        """Paint in coordinates of the screen or picture. SVG numbers have too few digits for seconds since boot."""
+        """Paint in coordinates of the screen or picture, because SVG numbers have too few digits for plot coordinates,
+        which are
+        seconds since boot.
+        """
         to_picture = painter.worldTransform()
         painter.save()
         painter.setWorldTransform(QTransform())

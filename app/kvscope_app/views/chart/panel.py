@@ -142,7 +142,7 @@ class ChartPanel(QWidget):
         self.plot.scene().prepareForPaint()
 
     def zoom_by(self, steps: int) -> None:
-        """Zoom the time by `steps` around the cursor line or the middle. 0 follows the present again."""
+        """Zoom the time by `steps` around the cursor line or the middle. If `steps` is 0, follow the present again."""
         if not steps:
             self.fit_requested.emit()
             return

@@ -58,7 +58,7 @@ class Chat(QObject):
     answer_changed = Signal(str)
     """Emitted with the key of a conversation when the phase or statistics of its answer changed."""
     answer_ended = Signal(str, object)
-    """Emitted with the key of the conversation and the complete message."""
+    """Emitted with the key of the conversation and the complete message when an answer has ended."""
     notified = Signal(str)
 
     def __init__(self, session: Session, store: ConversationStore, parent: QObject | None = None) -> None:
@@ -107,7 +107,7 @@ class Chat(QObject):
         return added
 
     def delete(self, conversation: Conversation) -> None:
-        """Remove a conversation and abort its request. A new conversation replaces the last one."""
+        """Remove a conversation and abort its request. If no conversation remains, add an empty one."""
         self.stop(conversation)
         self._answers = {k: a for k, a in self._answers.items() if a.conversation is not conversation}
         self.conversations.remove(conversation)

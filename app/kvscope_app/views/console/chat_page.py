@@ -67,7 +67,9 @@ _LIST_WIDTH: Final = 220
 
 class ChatPage(QWidget):
     done = Signal(str, object, object)
-    """See `View.done`."""
+    """Emitted after an undoable action with the arguments of `View.done`: a description, and functions that
+    undo and redo it.
+    """
 
     def __init__(self, session: Session, chat: Chat) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class PromptEdit(QPlainTextEdit):
         return num_lines * self.fontMetrics().lineSpacing() + margins + 2
 
     def event(self, event: QEvent) -> bool:
-        """Ignore Undo and Redo if the text has no such step, so that the window handles them."""
+        """Ignore Undo and Redo if there is nothing to undo or redo in the text, so that the window handles them."""
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
             undo, redo = QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo
             document = self.document()

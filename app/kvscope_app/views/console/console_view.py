@@ -78,7 +78,9 @@ class ConsoleView(View):
         self.load.refresh()
 
     def _request_status(self) -> None:
-        """Request the engine's status, which is the only way to learn its adapters. Called regularly."""
+        """Request the engine's status, which is the only source of the LoRA adapters that the engine has
+        loaded. Called regularly.
+        """
         now_s = time.monotonic()
         if self.session.accepts_prompts and now_s - self._last_status_request_s >= STATUS_INTERVAL_S:
             self._last_status_request_s = now_s

@@ -20,7 +20,10 @@ from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSa
 NEW_TITLE: Final = "New conversation"
 MAX_TITLE_CHARS: Final = 60
 DEFAULT_SAMPLING: Final = SamplingParams(max_tokens=512)
-"""Sampling options of a new conversation. Unset options use the model's generation config, or else `UNKNOWN_MODEL`."""
+"""Sampling options of a new conversation. Options that are unset have the values in the model's generation config.
+
+If the model has no generation config, they have the values in `UNKNOWN_MODEL`.
+"""
 UNKNOWN_MODEL: Final = ModelSampling(temperature=0.7, top_p=0.95)
 
 Ending: TypeAlias = Literal["", "stop", "length", "stopped", "refused", "error", "interrupted"]
@@ -136,7 +139,7 @@ class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
     edited: str = ""
     """`key` of the prompt being edited, "" if no prompt is edited."""
     edited_text: str = ""
-    """Text of the prompt being edited. `text` stays until the edit is sent or cancelled."""
+    """Text of the prompt being edited. The unsent new prompt in `text` is kept until the edit is sent or cancelled."""
 
     @property
     def shown(self) -> str:
@@ -164,7 +167,9 @@ def sampling_defaults(model: ModelSampling) -> ResolvedSampling:
 def sampling_to_send(conversation: Conversation, model: ModelSampling) -> SamplingParams:
     """Return the sampling options to send.
 
-    Unset options stay unset if the model has a generation config, because the engine applies that.
+    If the model has a generation config, unset options stay unset, because the engine applies the config. Otherwise,
+    they
+    get the values in `UNKNOWN_MODEL`.
     """
     sampling = conversation.sampling
     return sampling.resolved(UNKNOWN_MODEL) if model == ModelSampling() else sampling

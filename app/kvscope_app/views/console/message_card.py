@@ -32,7 +32,7 @@ class MessageCard(QFrame):
     regenerate_requested = Signal()
     edit_requested = Signal()
     version_requested = Signal(int)
-    """Emitted with -1 or 1, the offset from this version of the message to the one to show."""
+    """Emitted when the user clicks a version button, with the offset to the version to show: -1 or 1."""
 
     def __init__(self, message: Message) -> None:
         super().__init__()
@@ -110,7 +110,11 @@ class MessageCard(QFrame):
             self.show_state("")
 
     def show_versions(self, index: int, num_versions: int) -> None:
-        """Show that this is version `index` (from 0) of `num_versions`. Hidden if there is only one version."""
+        """Show the number of this version, `index` (from 0) of `num_versions`, and the buttons that choose another
+        version.
+
+        The number and the buttons are hidden if there is only one version.
+        """
         self.version.setText(f"{index + 1}/{num_versions}")
         self.previous.setEnabled(index > 0)
         self.next.setEnabled(index < num_versions - 1)
@@ -182,7 +186,7 @@ class MessageCard(QFrame):
 def stats_text(stats: AnswerStats) -> str:
     """Return a line such as `120 tokens · 45.2 tok/s · first after 120 ms · prompt 345 tokens, 128 cached`.
 
-    Until the engine reports its own time, the line has `first seen after 130 ms`.
+    Until the engine reports the time to first token, the line has the time measured here: `first seen after 130 ms`.
     """
     parts = []
     if stats.num_tokens:

@@ -260,7 +260,8 @@ def _unescape(text: str) -> str:
 
 
 def _parse(field: SamplingField, text: str) -> object:
-    """Return the number in `text`, None if it is empty and may be, or `text` itself if it is invalid.
+    """Return the number in `text`, or None if `text` is empty and the field may be empty. Return an invalid `text`
+    itself.
 
     `SamplingParams` then reports the invalid option and its limits.
     """

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser
 
 _REASONING: Final = re.compile(r"\s*<think>\s*(.*?)\s*(?:</think>\s*(.*))?", re.DOTALL)
 _THINK_END: Final = re.compile(r"(.*?)\n</think>\s*(.*)", re.DOTALL)
-"""Pattern for reasoning without `<think>`, because that tag was part of the chat template."""
+"""Pattern for reasoning that ends in `</think>` without a `<think>` before it, which was part of the chat template."""
 _MARKDOWN_PARTS: Final = re.compile(  # quantifiers are bounded, so that the time is linear in the length of any text
     r"""
     (?P<code>^[ ]{0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?(?:^[ ]{0,3}(?P=fence)[^\n]*(?:\n|\Z)|\Z)

@@ -21,7 +21,7 @@ class Transcript(QScrollArea):
     regenerate_requested = Signal(object)
     edit_requested = Signal(object)
     version_requested = Signal(object)
-    """Emitted with the version of a message to show."""
+    """Emitted when the user clicks a version button of a message, with the version (a `Message`) to show."""
 
     def __init__(self) -> None:
         super().__init__()

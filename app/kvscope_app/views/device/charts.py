@@ -1,4 +1,4 @@
-"""Charts of devices over time: one per quantity, with a curve per GPU, and some of the host.
+"""Charts of devices over time: one per quantity, with a curve per GPU. Some quantities are those of the host instead.
 
 A quantity without any data has no chart.
 """

@@ -17,7 +17,7 @@ MAX_NAMED: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class MemoryUser:
-    """Process or other user of a device's memory. `color_index` is -1 unless it is a single process."""
+    """Process or other user of a device's memory. `color_index` is -1 unless the user is a single process."""
 
     label: str
     num_bytes: int
@@ -36,7 +36,9 @@ def gpu_memory_users(gpu: Gpu) -> list[MemoryUser]:
 
 
 def host_memory_users(host: Host) -> list[MemoryUser]:
-    """Return the users of host memory. Processes count with their anonymous and shared memory, without mapped files."""
+    """Return the users of host memory. The memory of a process includes anonymous and shared memory, but no
+    mapped files.
+    """
     used = host_used_bytes(host)
     if used is None:
         return []
@@ -46,7 +48,7 @@ def host_memory_users(host: Host) -> list[MemoryUser]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """Row of the table of processes. None and "" mean unknown."""
+    """Row of the table of processes. A value of None or "" is unknown."""
 
     device: str
     pid: int

@@ -6,6 +6,8 @@ from kvscope_app.ui.theme import Theme
 
 
 def process_color(index: int, theme: Theme) -> str:
-    """Return the colour (`#rrggbb`) of segment `index`, or grey if `index` is negative: not a single process."""
+    """Return the colour (`#rrggbb`) of bar segment `index`, or grey if `index` is negative: the segment is not
+    one process.
+    """
     *series, grey = theme.series
     return grey if index < 0 else series[index % len(series)]

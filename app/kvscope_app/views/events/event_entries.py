@@ -23,7 +23,7 @@ WHY: Final = 3
 
 
 class EventEntries(TableModel):
-    """Table model of events. Event times plus `wall_offset_ns` are ns since 1970."""
+    """Table model of events. The time of an event plus `wall_offset_ns` is its time in ns since 1970."""
 
     table_head: ClassVar[TableHead] = TableHead(HEADERS)
 

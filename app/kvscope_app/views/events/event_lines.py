@@ -41,7 +41,7 @@ class EventExport(QObject):
     """
 
     done = Signal(str)
-    """Emitted with the result as text: the number of events, or the error."""
+    """Emitted when the export ends, with the result as text: the number of events, or the error."""
 
     def __init__(self, path: str, events: list[TimedEvent], parent: QObject) -> None:
         super().__init__(parent)

@@ -1,7 +1,7 @@
-"""Searches the events of an index: by kind, request and time on columns, by text for a limited number per call.
+"""Searches the events of an index. Text is compared with a limited number of events per call, because that is slow.
 
-Owns the filter and the text matches found so far. An event is identified by its serial: its index counted from the
-first event ever recorded. Imports no Qt.
+Kind, request and time are compared with columns of the index. Owns the filter and the text matches found so far. An
+event is identified by its serial: its index counted from the first event ever recorded. Imports no Qt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 IntArray = npt.NDArray[np.int64]
 _UNKNOWN, _NO, _YES = range(3)
 _MAX_LATE: Final = 1024
-"""Number of newest events among which a late event may be inserted."""
+"""Number of newest events that are searched again when an event was inserted among them, because it arrived out
+of order.
+"""
 _NUMBER: Final = re.compile(r"#(\d{1,18})")
 
 

@@ -102,7 +102,7 @@ class EventTable(RowTable):
         super().keyPressEvent(event)
 
     def scroll_by(self, num_rows: int) -> None:
-        """Scroll down immediately by `num_rows`, including rows that were just added."""
+        """Scroll down by `num_rows` immediately. Rows that were just added are included in the scroll range."""
         self.updateGeometries()
         self.verticalScrollBar().setValue(self.verticalScrollBar().value() + num_rows)
 

@@ -219,7 +219,7 @@ class EventsView(View):
 class IndexModel(EventEntries):
     """Model of an overview's events, newest first. Stores only a serial per row.
 
-    Times of an overview are ns since 1970 already.
+    `wall_offset_ns` stays 0, because event times of an overview are ns since 1970.
     """
 
     def __init__(self, parent: QObject | None = None) -> None:

@@ -1,7 +1,7 @@
 """One-byte keys of the heatmap's cells, one for each bin and second, in four modes. Imports no Qt.
 
-A key determines the colour. Keys are ordered by importance: if several cells share a pixel, the highest key is shown,
-as on the page map. Key 0 is a second without data, 1 an address that did not exist, 2 free.
+A key determines the colour. If several cells share a pixel, the highest key is shown, so important states have higher
+keys. Key 0 means a second without data, key 1 an address that did not exist, and key 2 a bin with only free blocks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ _FIRST_STATE_KEY: Final = 16
 _ACTIVE: Final = np.array([5, 3, 2, 5, 3], np.uint8)
 _CACHED: Final = np.array([4, 1, 0, 4, 1], np.uint8)
 _SHARED: Final = np.array([6, 3, 2, 6, 3], np.uint8)
-"""Index in `_STATES` of the state "shared", by tier. `_ACTIVE` and `_CACHED` have the indices of these states."""
+"""Index in `_STATES` of the state "shared", by tier. `_ACTIVE` and `_CACHED` have the indices of "active" and
+"cached".
+"""
 
 
 def cell_keys(mode: HeatMode, overview: SessionOverview, indices: IntArray, tiers: IntArray) -> Keys:
@@ -101,9 +103,10 @@ def unreferenced_color(theme: Theme) -> str:
 
 
 def _with_level(kinds: npt.NDArray[np.integer], shares: npt.NDArray[np.integer]) -> Keys:
-    """Return cell keys of these colours with a shade for each share (0 to 255), or `FREE` if the share is 0.
+    """Return the cell keys of the colours `kinds`, each with a shade for its share (0 to 255), or `FREE` if the share
+    is 0.
 
-    `kinds` are indices in `_STATES`, or tiers in tier mode.
+    `kinds` are indices in `_STATES` or, if the heatmap shows tiers, tiers.
     """
     keys = (
         (kinds.astype(np.uint8, copy=False) << 4)

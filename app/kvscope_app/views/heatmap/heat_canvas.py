@@ -101,7 +101,11 @@ class HeatCanvas(TimeArea):
             )
 
     def zoom_by(self, steps: int) -> None:
-        """Zoom around the cell cursor or, without one, around the newest second while following, else the middle."""
+        """Zoom around the cell cursor.
+
+        Without a cell cursor, zooms around the newest second if the view follows the newest data, otherwise around the
+        middle.
+        """
         if not steps:
             self.frame.fit()
             return

@@ -31,15 +31,15 @@ class PoolRegistry:
         return is_new
 
     def cache_of(self, epoch: int, num_rows: int) -> CacheInfo | None:
-        """Return the `CacheInfo` of an engine start, or None if it is unknown or has another number of rows.
+        """Return the `CacheInfo` of an engine start, or None if it has another number of rows than `num_rows`.
 
-        An unknown start is assumed to have the same cache as the newest one.
+        If the start was not recorded, the `CacheInfo` recorded last is used. Returns None if none was recorded.
         """
         cache = self._caches.get(epoch, self._newest)
         return cache if cache is not None and cache.num_rows == num_rows else None
 
     def tiers(self, epoch: int, num_rows: int) -> IntArray:
-        """Return the tier of each bin's first row, shape (bins,). `Tier.HBM` for all if the cache is unknown."""
+        """Return the tier of each bin's first row, shape (bins,). If the cache is unknown, all tiers are `Tier.HBM`."""
         result = np.zeros(num_cells(num_rows), np.int64)
         cache = self.cache_of(epoch, num_rows)
         if cache is not None:

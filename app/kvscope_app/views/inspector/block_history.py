@@ -42,8 +42,9 @@ _POLL_INTERVAL_MS: Final = 80
 _TOLERANCE_NS: Final = 1_000_000_000
 _EXTEND_INTERVAL_NS: Final = 250_000_000
 _MAX_IDLE_NS: Final = 600_000_000_000
-"""Maximum time in ns for which an engine that sends nothing counts as idle. A cursor further ahead means that the
-engine's clock differs.
+"""Maximum time in ns by which the cursor may be ahead of the newest frame while the engine counts as idle.
+
+If the cursor is further ahead, the clocks of the engine and this machine differ, and the cursor's time is not used.
 """
 HISTORY_UNAVAILABLE: Final = "Earlier history is not available"
 
@@ -277,8 +278,9 @@ def _read_slices(
 ) -> None:
     """Read the block's history in `slices` into `parts`.
 
-    `end`: time at which live changes replace the recording, and the (epoch, seq) of the frame at that time; None for a
-    recording in a file.
+    For a live session, `end` is the time at which live changes replace the recording, and the (epoch, seq) of the frame
+    at
+    that time. For a recording in a file, `end` is None.
     """
     deadline_s = time.monotonic() + MAX_WORK_S
     recorded, num_rows = handle.get(report_progress), 0

@@ -30,7 +30,7 @@ KIND_COLORS: Final = {
 
 
 def moment_text(moment: BlockMoment) -> str:
-    """Return what happened, for example `Allocated to request #12`."""
+    """Return what happened to the block at `moment`, for example `Allocated to request #12`."""
     holder = f"request #{count(moment.request)}" if moment.request != NO_OWNER else ""
     sharing_text = f"Shared by {count(moment.ref_count)} requests"
     if moment.kind is MomentKind.KNOWN:

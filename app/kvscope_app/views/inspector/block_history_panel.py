@@ -26,7 +26,7 @@ _KINDS_WITH_TEXT: Final = (MomentKind.FILLED, MomentKind.KNOWN, MomentKind.REUSE
 
 
 class MomentTable(RowTable):
-    """List of what happened to a block. Enter or a click moves the cursor to that time; Ctrl+C copies."""
+    """List of what happened to a block. Enter or a click moves the cursor to the time of the row; Ctrl+C copies."""
 
     chosen = Signal(object)
 

@@ -51,8 +51,9 @@ class BlockHistoryPicture:
         self._owner = np.where(is_known & has_content, rows_at_ends["owner"], NO_OWNER).astype(np.int64)
 
     def state_pixels(self, height: int) -> Pixels:
-        """Return columns as high as the block's filled share, hatched where the state is unknown; shape (height,
-        width).
+        """Return the pixels of the block's state over time, shape (height, width).
+
+        Each column is filled up to the block's filled share, and hatched where the state is unknown.
         """
         filled_rows = np.maximum(np.ceil(self._share * height), np.where(self._kind == 4, height, 0))
         colors = self._colors[np.maximum(self._kind, 0)]

@@ -27,7 +27,7 @@ _NUMBER: Final = re.compile(rf"({'|'.join(('#', 'request', 'step', *_TIERS))})?\
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Search result at `time_ns`; None for the time shown."""
+    """Search result. `time_ns` is the time to show with it, or None to stay at the time shown."""
 
     text: str
     detail: str

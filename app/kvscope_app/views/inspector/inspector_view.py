@@ -304,7 +304,9 @@ class InspectorView(View):
 
 
 class StepReader(RecordedLookup[FrameKey, Frame]):
-    """Reads the frame of the step shown from the recording, on a thread. Only the last frame is cached."""
+    """Reads the frame of the step shown from the recording, on a thread. Only the frame read most recently is
+    cached.
+    """
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(session, _read, "kvscope-step", 1, parent)

@@ -44,7 +44,7 @@ def request_page(
 
     Args:
         texts: Known text of the request's prompt and output.
-        find_first: See `phases`.
+        find_first: Function that returns the engine time of the request's first token in ns, or -1 if it is not known.
         event: Facts of the event that is shown.
         columns: The request's values as shown in the table of requests; None to compute them for the time shown.
     """
@@ -129,7 +129,9 @@ def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
 def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
     """Yield the number of blocks that request `number` holds in each KV group, if there are several groups.
 
-    Only the part of a cached prefix that all groups had counts as a hit.
+    The text of a group also has the number of blocks found in the prefix cache. That covers only the part of the prefix
+    that
+    all groups had in the cache.
     """
     row = mirror.requests.row_of(number)
     if row is None or len(cache.groups) < 2:

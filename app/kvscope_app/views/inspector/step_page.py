@@ -48,8 +48,8 @@ def step_page(
 
     Args:
         frame: Frame of the step; None if it was not read.
-        newest: Series of the newest update, from which the durations are taken without a frame.
-        why_no_batch: Without a frame, the reason why the requests that ran are unknown.
+        newest: Series of the newest update. If there is no `frame`, the durations are taken from it.
+        why_no_batch: Reason why the requests that ran are unknown, which is shown if there is no `frame`.
         can_step: Whether the cursor can move by single frames.
         event: Facts about the event shown.
     """

@@ -24,7 +24,10 @@ class DeviceUse:
 
     @property
     def used_by_engine(self) -> int | None:
-        """Bytes that the engine's breakdown must explain. If its share is unknown, other processes are included."""
+        """Bytes that the breakdown of the engine's memory must explain.
+
+        If the engine's own memory is unknown, this includes the memory of other processes.
+        """
         if self.engine is not None:
             return self.engine
         if self.total is None or self.free is None:

@@ -105,7 +105,9 @@ class KVDetail:
     num_saved_blocks: int
     """Number of additional blocks that requests would need without block sharing."""
     resident_bytes: int | None = None
-    """Measured bytes of physical memory behind the blocks (allocator `virtual`)."""
+    """Measured bytes of physical memory behind the blocks. None unless the engine's allocator is `virtual`,
+    which measures them.
+    """
     dtype: str = ""
     allocator: str = ""
     capabilities: Capabilities = OWN_ENGINE

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """Part of a device's memory. `color` is the name of a theme colour or a key of the view's series."""
+    """Part of a device's memory. `color` is a name that the memory view maps to a theme colour
+    (`memory_view.part_color`).
+    """
 
     key: str
     label: str

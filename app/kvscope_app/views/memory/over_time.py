@@ -84,7 +84,7 @@ class _ByteScale:
         self._power = min(int(math.log2(2 * highest) // 10), len(_UNITS) - 1) if highest >= 1 else 0
 
     def text(self, value: float) -> str:
-        """Format `value`, which counts this unit, for example as `1.5 GiB`."""
+        """Format `value`, a number of the scale's unit, for example as `1.5 GiB`."""
         return f"{value:g} {_UNITS[self._power]}" if value else "0"
 
 

@@ -16,7 +16,7 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 @dataclass(frozen=True, slots=True)
 class TierOccupancy:
-    """Numbers of blocks (or states) in one lower tier. `swapped`, `cached` and `free` add up to `size`."""
+    """Numbers of blocks (or recurrent states) in one lower tier. `swapped`, `cached` and `free` add up to `size`."""
 
     tier: Tier
     size: int

@@ -48,8 +48,12 @@ class BlockCard(QFrame):
         )
 
     def show_block(self, facts: BlockFacts, content: BlockContent | None, placeholder: str = "") -> None:
-        """Show a block. `content`: its tokens and text, None while unknown; `placeholder`: text to show in place of
-        unknown content.
+        """Show a block's facts and text.
+
+        Args:
+            facts: Facts about the block.
+            content: Tokens and text of the block; None while they are unknown.
+            placeholder: Text shown in place of unknown content.
         """
         self._title.setText(facts.title)
         self._state.setText(facts.state)

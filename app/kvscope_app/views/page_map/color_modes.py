@@ -40,7 +40,8 @@ class ColorMode:
     tip: str
     keys: Callable[[Ledger, Rows, int, int], Keys]
     """Function (ledger, rows, block size, step) that returns the colour key of each block in `rows`, shape (n,).
-    `rows`: block ids of shape (n,), or a slice.
+
+    `rows` is an array of block ids, shape (n,), or a slice.
     """
     colors: Callable[[Theme], Mapping[int, str]]
     """Function that returns the colour of each key that a block with content can have in a theme."""
@@ -48,8 +49,9 @@ class ColorMode:
     scale: Callable[[ShownItems], Scale | None] = lambda shown: None
     is_available: Callable[[Capabilities], bool] = lambda capabilities: True
     needs: str = ""
-    """Data that the mode needs from an engine, as text for the user; empty for the KV group mode, which needs several
-    groups.
+    """Data that the engine must report for the mode, as text for the user.
+
+    Empty for the KV group mode, which instead needs a model with several KV groups.
     """
     hint: str = ""
     """Instruction for the user on how to make an engine that accepts commands report the data."""
@@ -116,7 +118,7 @@ def _set_keys_without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Key
 DISK_CACHED: Final = 3
 HOST_CACHED: Final = 4
 DISK: Final = 5
-"""Colour key of a block on disk that a swapped-out request needs. `HOST` is the same in host memory."""
+"""Colour key of a block on disk that a swapped-out request needs. The key of such a block in host memory is `HOST`."""
 HOST: Final = 6
 CACHED: Final = 7
 ACTIVE: Final = 8

@@ -25,7 +25,7 @@ _OWNERS_LABEL: Final = "one colour per request, dimmer when only cached"
 
 
 class PageMapLegend(SwatchLegend):
-    """Legend of one to three lines; more than one only if tiers or flashes need explanation.
+    """Legend of one to three lines. It has more than one line only if tiers or flashes need explanation.
 
     Swatches that do not fit are counted ("+2 more"); the tooltip explains all of them.
     """

@@ -425,7 +425,7 @@ def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
 class PendingMoves:
     """Block moves received since the map was last drawn, at most the newest `MAX_MOVES_AT_ONCE` of each kind.
 
-    `kinds_seen`: all kinds of moves that this engine has reported.
+    `kinds_seen` has all kinds of moves that this engine has reported.
     """
 
     def __init__(self) -> None:

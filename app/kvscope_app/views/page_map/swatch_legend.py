@@ -26,7 +26,11 @@ PlacedSwatch = tuple[LegendSwatch, int, int]
 
 
 class SwatchLegend(QWidget):
-    """Legend with `num_lines` lines. `between`: gap between two swatches; lengths are pixels at 100 % scale."""
+    """Legend with `num_lines` lines.
+
+    `between` is the gap between two swatches, `scale_width` the width of the colour scale; both in pixels at 100 %
+    zoom.
+    """
 
     def __init__(self, parent: QWidget | None, *, between: int, scale_width: int) -> None:
         super().__init__(parent)

@@ -47,8 +47,9 @@ class PrefixMoment:
         """Time of each node's last use in ns, shape (nodes,); `UNKNOWN` if before `first_ns`."""
 
     def idle_s(self, node: int) -> int:
-        """Return the seconds since the node was last used: 0 while a request holds it, a lower bound if
-        `is_before_all`.
+        """Return the seconds since the node was last used, or 0 while a request holds it.
+
+        If the last use was before the first known step (`is_before_all`), this is a lower bound.
         """
         used_ns = self.first_ns if self.is_before_all(node) else int(self.used_ns[node])
         return 0 if self.tree.holders[node] else max(self.now_ns - used_ns, 0) // 1_000_000_000

@@ -32,8 +32,9 @@ class PrefixModel(TableModel):
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
-    """Emitted before rows are assigned to other nodes. Until `reordered` is emitted, Qt changes the selection, not the
-    user.
+    """Emitted before rows are assigned to other nodes. Any change of the selection between this signal and `reordered`
+    is made
+    by Qt, not by the user.
     """
     reordered = Signal()
 

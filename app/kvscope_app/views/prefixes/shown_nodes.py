@@ -43,7 +43,10 @@ class ShownNodes:
 
 
 def matches(tree: PrefixTree, node_filter: PrefixFilter, is_match: Mask | None = None) -> Mask:
-    """Return which nodes pass `node_filter`, shape (nodes,). `is_match`: nodes that a search matches."""
+    """Return which nodes pass `node_filter`, shape (nodes,).
+
+    `is_match` says which nodes a search matches; None if no search is active.
+    """
     lower = tree.num_in_tier[:, BLOCK_TIERS.index(Tier.HOST) :].sum(axis=1)
     passes: dict[PrefixFilter, Mask] = {
         PrefixFilter.ALL: np.ones(len(tree), np.bool_),

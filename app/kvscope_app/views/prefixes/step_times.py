@@ -31,7 +31,7 @@ class StepTimes:
     def times_of(self, steps: Ints) -> Ints:
         """Return the approximate time of each step in ns, in the shape of `steps`.
 
-        `UNKNOWN` for steps before the first known one.
+        The time of a step before the first known one is `UNKNOWN`.
         """
         begin_ns = int(self._times_ns[0])
         since_ns = np.interp(steps, self._steps, (self._times_ns - begin_ns).astype(np.float64))

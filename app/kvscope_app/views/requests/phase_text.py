@@ -24,8 +24,11 @@ FindFirst = Callable[[], int]
 def phases(
     mirror: Mirror, times: RequestTimes, events: Sequence[Event], number: int, find_first: FindFirst = lambda: -1
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of each phase of request `number`. `events`: events in engine time, oldest first; those of
-    other requests are ignored.
+    """Yield (name, text) of each phase of request `number`.
+
+    `events` has events with engine times, oldest first; events of other requests are ignored. `find_first` is called
+    for the
+    time of the first token if it was not observed.
     """
     row = mirror.requests.row_of(number)
     if row is None:
@@ -82,8 +85,9 @@ def _preempted_text(preempted_ns: int) -> str:
 def _prefill_facts(
     mirror: Mirror, row: int, own_events: list[Event], times_ns: tuple[int, int, int]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the prefill's duration and number of tokens. `times_ns`: the request's start, its first token, and the time
-    shown.
+    """Yield the prefill's duration and number of tokens.
+
+    `times_ns` has the times of the request's start and first token, and the time shown.
     """
     requests, (started_ns, first_ns, until_ns) = mirror.requests, times_ns
     num_prompt_tokens, num_cached_tokens = int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row])

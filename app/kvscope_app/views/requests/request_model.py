@@ -50,7 +50,10 @@ _ENDING_COLORS: Final = {Ending.ABORTED: "warn", Ending.REFUSED: "bad"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestColumn(TableColumn[[RequestColumns, int]]):
-    """Column of the request table. `sort_by`: field of `RequestColumns` by which it sorts."""
+    """Column of the request table. `sort_by` is the field of `RequestColumns` by which the table is sorted when the
+    user clicks
+    the column's title.
+    """
 
     sort_by: str
     is_worst_first: bool = False
@@ -231,8 +234,9 @@ class RequestModel(TableModel):
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
-    """Emitted before rows are assigned to other requests. Until `reordered` is emitted, Qt changes the selection, not
-    the user.
+    """Emitted before rows are assigned to other requests. Any change of the selection between this signal and
+    `reordered` is
+    made by Qt, not by the user.
     """
     reordered = Signal()
 
@@ -247,7 +251,9 @@ class RequestModel(TableModel):
         """Function from request key to the reason for the request's delay, in one line."""
         self.query = RequestQuery()
         self.epoch = 0
-        """Epoch of the engine run that is shown. Request numbers refer to it."""
+        """Epoch of the engine run that is shown. Request numbers passed to this model are numbers in this
+        engine run.
+        """
         self._sort_column = 0
         self._is_descending = True
         self._columns: RequestColumns | None = None

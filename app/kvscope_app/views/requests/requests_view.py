@@ -190,11 +190,12 @@ class RequestsView(View):
             self._split()
 
     def _split(self) -> None:
-        """Give three fifths of the space to the table.
+        """Divide the space between the table and the panel with details.
 
-        While no details are wanted, their panel gets a quarter of the width if it is next to the table. In a low
-        window, the panel below the table gets half of the height if details are wanted, else only the height of its
-        tabs.
+        The table gets three fifths. Exceptions: next to the table, the panel gets only a quarter of the width while the
+        user
+        wants no details. Below the table in a low window, the panel gets half of the height if the user wants details,
+        otherwise only the height of its tabs.
         """
         if self.splitter.orientation() is Qt.Orientation.Horizontal:
             detail = self.width() * 2 // 5 if self._is_detail_wanted else self.width() // 4
@@ -247,8 +248,9 @@ class RequestsView(View):
         self.session.selection.select_batch(tuple(sorted(numbers)))
 
     def _choose(self, row: int) -> None:
-        """Select the request in table row `row`. If the state shown does not contain it, move the cursor to a time that
-        does.
+        """Select the request in table row `row`. If the state shown does not contain the request, move the cursor to a
+        time at
+        which the request existed.
         """
         number, key = self.model.number_at(row), self.model.key_at(row)
         if number is None or key is None:

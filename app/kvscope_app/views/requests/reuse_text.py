@@ -16,7 +16,9 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 @dataclass(frozen=True, slots=True)
 class PromptReuse:
-    """Prompt length and reused tokens of a request. `has_cache`: whether its engine has a prefix cache."""
+    """Prompt length and reused tokens of a request. `has_cache` says whether the request's engine has a prefix
+    cache.
+    """
 
     num_tokens: int
     num_reused: int
@@ -34,7 +36,7 @@ def prompt_of(mirror: Mirror, number: int) -> PromptReuse | None:
 def reuse_text(events: Iterable[Event], number: int, prompt: PromptReuse) -> str:
     """Return what request `number` reused at its admission and when it last resumed; "" before admission.
 
-    `events`: oldest first; those of other requests are ignored.
+    `events` must be in order, oldest first; events of other requests are ignored.
     """
     own_events = [event for event in events if event.number == number]
     admitted = next((event for event in own_events if event.kind == "admitted"), None)

@@ -114,10 +114,11 @@ def first_waiting(mirror: Mirror) -> int | None:
 
 
 def queue_text(mirror: Mirror, log: EventLog, wall_ns: int) -> str:
-    """Return one line on waiting and refused requests, with reasons for the first waiting and the last refused one, or
-    "" if there are none.
+    """Return one line on waiting and refused requests, or "" if there are none.
 
-    `wall_ns`: offset in ns from the log's times to the wall clock.
+    The line has the reasons of the first waiting and of the most recently refused request. `wall_ns` is the offset in
+    ns
+    from the log's times to the wall clock.
     """
     parts = []
     first = first_waiting(mirror)

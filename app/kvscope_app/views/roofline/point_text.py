@@ -13,18 +13,24 @@ KIND_TEXTS: Final = {PointKind.DECODE: "decode", PointKind.MIXED: "mixed", Point
 KIND_COLORS: Final = {PointKind.DECODE: "good", PointKind.MIXED: "warn", PointKind.PREFILL: "block_active"}
 """Theme colour of each kind of step. Prefill and decode have the same colours as on the timeline."""
 _OVERHEAD_BELOW: Final = 0.2
-"""Share of the memory and compute limits: if a step stays below it for both, launches, copies and Python count as the
-bottleneck.
+"""Fraction of a device limit. A step that uses less than this of both memory bandwidth and compute counts as limited by
+overhead: kernel launches, copies and Python.
 """
 
 
 def bytes_text(rate: float, limit: float) -> str:
-    """Return text such as `3.1 GB/s, 61 % of memory bandwidth`. `limit`: bytes per second, 0 if unknown."""
+    """Return text such as `3.1 GB/s, 61 % of memory bandwidth`. `rate` and `limit` are in bytes per second; a `limit`
+    of 0 is
+    unknown.
+    """
     return with_prefix(rate, "B/s") + (f", {percent(rate / limit, 0)} of memory bandwidth" if limit else "")
 
 
 def flops_text(rate: float, limit: float) -> str:
-    """Return text such as `5.2 GFLOP/s, 4 % of peak FLOP/s`. `limit`: FLOP per second, 0 if unknown."""
+    """Return text such as `5.2 GFLOP/s, 4 % of peak FLOP/s`. `rate` and `limit` are in FLOP per second; a `limit` of 0
+    is
+    unknown.
+    """
     return with_prefix(rate, "FLOP/s") + (f", {percent(rate / limit, 0)} of peak FLOP/s" if limit else "")
 
 

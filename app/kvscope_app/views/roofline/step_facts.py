@@ -13,7 +13,12 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Wor
 
 
 def execution_facts(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
-    """Yield facts on graph or eager execution and on waiting. Yields none for an engine that does not report work."""
+    """Yield facts on how a step's kernels were launched (CUDA graph or eager), and on the time that the engine waited
+    for the
+    device and for copies between tiers.
+
+    Yields none for an engine that does not report work.
+    """
     work = frame.work
     if not work.flops:
         return

@@ -28,7 +28,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 MAX_MARKED_EVENTS: Final = 2000
 _MAX_MARKS: Final = 80
-"""Maximum number of event marks across the visible time. Preemptions that are closer together share a mark."""
+"""Maximum number of event marks across the visible time. Preemptions closer together than that allows share a mark."""
 _MAX_NAMED_PER_MARK: Final = 4
 _JOIN_LATENCIES_S: Final = 3.0
 
@@ -241,7 +241,7 @@ _RATES: Final = {
     "evicted": ("evicted_blocks",),
     "copied": ("copied_blocks",),
 }
-"""History columns whose sum, per second, is the curve of a panel, by panel key."""
+"""Names of history columns by panel key. The curve of each of these panels is the sum of the columns, per second."""
 _SHARES: Final = {"hits": ("hit_share", HIT_RATE), "drafts": ("draft_share", ACCEPTED)}
 """Curve name and ratio of each panel that shows a ratio, by panel key."""
 SAMPLE_GAUGES_OF: Final = {"busy": "utilization", "power": "power_watts", "temperature": "temperature_celsius"}
@@ -250,7 +250,9 @@ PEAK_COLUMNS: Final = {
     "num_waiting": ("peak_waiting", "peak_waiting_ns"),
     "blocks_active": ("peak_active_blocks", "peak_active_ns"),
 }
-"""Overview columns with the maximum of a level within each second, and the time when it was first reached."""
+"""Overview columns by name of a gauge: the gauge's maximum within each second, and the time when it was first
+reached.
+"""
 _PEAK_MARGIN_S: Final = 1e-6
 """Seconds added to the time of a peak, so that rounding does not exclude the frame that reports it."""
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
@@ -332,7 +334,8 @@ def peaks_of(
 ) -> list[CurvePeak]:
     """Return the maximum of each curve in `span`, a range of seconds. The curve `PanelSpec.peak_first` comes first.
 
-    If the window is from an overview, the maximum of a level within each second is used, not the value at its end.
+    If the window is from an overview, the maximum of a gauge within each second is used, not the value at the second's
+    end.
     """
     first_s, last_s = span
     spec, peaks = _BY_KEY[key], []
@@ -392,7 +395,10 @@ def _highest_in_bins(key: str, name: str, drawn: DrawnPanel, window: HistoryWind
 
 
 def _curves(key: str, window: HistoryWindow) -> dict[str, FloatArray]:
-    """Return the curves of panel `key`: levels unchanged, rates and ratios over the second before each point."""
+    """Return the curves of panel `key`. A gauge is shown as it is, a rate or ratio as its value over the second before
+    each
+    point.
+    """
     width = max(SECOND_NS // window.bin_ns, 1)
     if key in _RATES:
         rates = [trailing_mean(window.rate(name), width) for name in _RATES[key]]

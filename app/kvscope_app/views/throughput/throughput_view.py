@@ -52,7 +52,7 @@ _FLAT_REFRESH_S = 9.0
 advancing does not change how they look.
 """
 _IDLE_INTERVAL_S = 1.0
-"""Minimum seconds between refreshes above which only heartbeats cause them.
+"""Interval in seconds between two refreshes from which on the engine counts as idle, because only heartbeats arrive.
 
 All panels are then drawn together, because otherwise each would show another time.
 """
@@ -102,9 +102,10 @@ class ThroughputView(ChartedView):
 
 
 class ThroughputCharts(ChartStack):
-    """Throughput charts. Each refresh draws one of them, so that all advance several times per second.
+    """Throughput charts. Each refresh draws one of the charts in turn, so that all of them advance several times per
+    second.
 
-    If refreshes are rare, all visible charts are drawn together at intervals.
+    While the engine is idle, refreshes are rare, and all visible charts are drawn together.
     """
 
     has_data = Signal()
@@ -237,11 +238,11 @@ class ThroughputCharts(ChartStack):
         return preemption_marks((overview.events[index] for index in indices), wall_ns, first_s, last_s)
 
     def _known_in_overview(self) -> set[str]:
-        """Return those optional columns for which the overview has data. Optional columns are those that only some
-        sources report.
+        """Return the optional columns (those that only some sources report) for which the overview has data.
 
-        With them, a panel of a recording or of a whole session is present from the start, even if its data starts
-        later.
+        They are known before the view shows the data, so that a panel of a recording or of a whole session is present
+        from the
+        start.
         """
         uses_overview = self.session.timeline.player is not None or math.isinf(self.range_s)
         if not uses_overview or not len(self.session.overview):

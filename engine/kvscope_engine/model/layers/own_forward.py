@@ -73,7 +73,9 @@ class SequenceCache(Protocol):
     """Cached keys and values of the sequences of one call, in KV blocks or in a stub."""
 
     past: int
-    """Number of tokens cached before the current call; with several sequences, the number for the longest."""
+    """Number of tokens cached before the current call. With several sequences, this is the number for the
+    longest one.
+    """
 
     def write(self, layer: int, name: str, values: torch.Tensor) -> None:
         """Store `values`, (sequences, T, ...), for the tokens of the call. `layer` is transformers' layer index."""
@@ -209,14 +211,14 @@ class TokensInBlocks(SequenceCache):
 
     storage: KVStorage
     numbers: dict[int, int]
-    """Layer index in the storage, by the layer's index in transformers."""
+    """Index of a layer in `storage`, by the layer's index in transformers."""
     block_slots: Sequence[tuple[torch.Tensor, torch.Tensor]]
     """For each KV group, the block of each token and the token's slot in it, both (sequences, tokens) int64."""
     indices: torch.Tensor
     """Position of each token in its sequence, shape (sequences, tokens)."""
     past: int = 0
     end: int = 0
-    """Number of tokens, including the tokens of the call."""
+    """Number of columns, including those of the call's tokens."""
 
     def write(self, layer: int, name: str, values: torch.Tensor) -> None:
         part, rows, blocks, slots = self._part_columns(layer, name)
@@ -251,7 +253,7 @@ class OwnBatch:
     """Sequences of a step, described in host memory, for a model that runs its own forward code."""
 
     query_start: Sequence[int]
-    """First batch row of each sequence, and the number of rows, (sequences + 1,)."""
+    """First batch row of each sequence, followed by the total number of rows, (sequences + 1,)."""
     seq_lens: Sequence[int]
     """Length of each sequence including the step's tokens, (sequences,)."""
     rows: Sequence[int]
@@ -288,7 +290,9 @@ class OwnForward:
         self.reason = reason
         """Why kvscope's attention cannot be used."""
         self.row_watchers: list[Any] = []
-        """Callbacks that are given the batch rows of the next call, one list per sequence."""
+        """Functions called before each call of the model, with the batch rows of the call: one list of rows per
+        sequence.
+        """
         model: Any = module
         self._module = model
         self._use_eager_attention()
@@ -312,8 +316,9 @@ class OwnForward:
     def run(self, ids: torch.Tensor, context: Any, rows: torch.Tensor | None) -> torch.Tensor:
         """Return the logits (R, vocabulary) of `rows` of the batch; of all T rows if `rows` is None.
 
-        If `context` is a `PagedContext` with an `OwnBatch`, the batch's `rows` are used, so the device need not be
-        read. Any other context is a measuring run: `ids` run as one sequence without blocks.
+        If `context` is a `PagedContext` with an `OwnBatch`, the rows are taken from the `OwnBatch`, which is in host
+        memory, so that `rows` need not be copied from the device. With any other context, the call measures memory:
+        `ids` run as one sequence that does not use the block pool.
         """
         batch: OwnBatch | None = getattr(context, "own", None)
         if batch is None:
@@ -340,8 +345,8 @@ class OwnForward:
         sampled_rows: Sequence[int],
         row_logits: dict[int, torch.Tensor],
     ) -> None:
-        """Run one sequence of the step in one or several calls. Adds the logits of each call to `row_logits`, under the
-        first of their rows.
+        """Run one sequence of the step in one or several calls. Adds the logits of each call to `row_logits`;
+        the key is the first batch row of these logits.
         """
         batch: OwnBatch = context.own
         start, end = batch.query_start[number : number + 2]
@@ -441,7 +446,8 @@ class OwnForward:
                 _reset_recurrent_layer(layer)
 
     def _run_largest_calls(self, ids: torch.Tensor, num_rows: int, longest: int) -> torch.Tensor:
-        """Run calls as large as any call of a step can be, without blocks, to measure their memory.
+        """Run calls as large as any call of a step can be, to measure their memory. The calls do not use the block
+        pool.
 
         The first call has as many tokens as fit at the end of a sequence of `longest` tokens, the second has as many of
         `ids` as fit without context, and the third is a batch of decodes.
@@ -638,7 +644,7 @@ def _state(layer: Any) -> Iterator[StatePart]:
 
 
 class CallStates:
-    """Moves the recurrent states of a call's sequences between their slots and a cache."""
+    """Moves the recurrent states of a call's sequences between their slots and a transformers `Cache`."""
 
     def __init__(self, batch: StateBatch, numbers: Sequence[int]) -> None:
         self._storage = batch.storage
@@ -649,7 +655,7 @@ class CallStates:
 
     @property
     def cuts(self) -> list[int]:
-        """Batch rows before which a state is saved. Calls must end there."""
+        """Batch rows before which a state is saved. A call must end before each of these rows."""
         return [row for _, (row, _) in self._saves]
 
     def load_into(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState]) -> None:
@@ -669,7 +675,11 @@ class CallStates:
                     )
 
     def store_from(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState], row: int) -> None:
-        """Store the states after the tokens before `row`, or after the single token of each of several sequences."""
+        """Copy the states from `cache` to the sequences' slots after a call, and to the slots of `StateBatch.saves`.
+
+        With a single sequence, the call's last token is the one before batch row `row`, and only the states to be saved
+        before that row are saved. With several sequences, each has a single token.
+        """
         saves = [(place, slot) for place, (at, slot) in self._saves if at == row or not self._is_alone]
         for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
             cache_layer = cache.layers[layer]
@@ -684,7 +694,9 @@ class CallStates:
 
 @contextmanager
 def _tracking_modules(model: nn.Module, recorded: _RecordingCache) -> Iterator[None]:
-    """Return a context that records the modules that are running, as a stack, and those that have been called."""
+    """Return a context that records the running modules, as a stack, and all modules that have been called, in
+    `recorded`.
+    """
     handles = []
     for name, submodule in model.named_modules():
 

@@ -112,8 +112,10 @@ def _sampling(
 
 
 def _check_window(fields: dict[str, Any], source: str) -> None:
-    """Check llama.cpp's window for repetition penalties (default 64 tokens). kvscope's penalties, as vLLM's, apply to
-    all tokens of a request.
+    """Raise BadInput if llama.cpp's repetition penalty applies only to a window of the last tokens (default 64). In
+    kvscope, as in vLLM, the penalty applies to all tokens of a request.
+
+    A window of 0 disables the penalty: it is removed from `fields`.
     """
     window = fields.get("penalty_last_n", 64)
     if window == 0:

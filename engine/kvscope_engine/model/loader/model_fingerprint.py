@@ -72,7 +72,9 @@ def _as_int64(value: int) -> int:
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """View the tensor's bytes as int64, padded with zeros. They are copied only if they are not aligned to 8 bytes."""
+    """View the tensor's bytes as int64, padded with zeros. The bytes are copied only if they are not aligned to
+    8 bytes.
+    """
     content = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     over = len(content) % 8
     if over or content.storage_offset() % 8:

@@ -1,6 +1,7 @@
-"""Loading of a model, from its name to a model on its device with kvscope's attention installed.
+"""Loads a model by its name to a device, with kvscope's attention installed.
 
-Decides the order of these steps. Must not depend on blocks or scheduling; `layers.attention` computes attention.
+Decides the order of download, conversion, checks and loading. Must not depend on blocks or scheduling;
+`layers.attention` computes attention.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def load_model(
     rank: Rank = ALONE,
     await_turn: Callable[[torch.device], object] = lambda device: None,
 ) -> LoadedModel:
-    """Find, download, convert and load `config.model`, or its shard for `rank`. Steps done by an earlier start are
-    skipped.
+    """Find, download, convert and load `config.model`, or its shard for `rank`. Downloads and conversions that an
+    earlier start of the engine completed are not repeated.
 
     Args:
         await_turn: Called when the model's files are local, before memory is checked.
@@ -279,8 +280,9 @@ def _check_gpu_memory(
 
 
 def _make_ready(module: torch.nn.Module) -> None:
-    """Switch to evaluation mode and install kvscope's attention. Raises KvscopeError if transformers did not accept
-    it."""
+    """Switch the model to evaluation mode and install kvscope's attention. Raises KvscopeError if transformers
+    did not accept that attention.
+    """
     from kvscope_engine.model.layers.attention.paged_attention import ATTENTION_NAME, register_attention
 
     freeze_rope(module)

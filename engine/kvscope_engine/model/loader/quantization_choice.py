@@ -1,4 +1,4 @@
-"""Chooses the weights' bit width at run time, once at load."""
+"""Chooses, when a model is loaded, the format in which its weights are used: unquantized or in fewer bits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 FILED: Final = "filed"
-"""Quantization that runs each layer in its checkpoint's format if kernels support it, and dequantizes it otherwise.
+"""Quantization that runs each layer in the checkpoint's weight format if kernels support that format, and dequantizes
+the layer's weights otherwise.
 
 Activations are not quantized.
 """
 FILED_A8: Final = "a8"
-"""Quantization as FILED, but with activations rounded to 8 bits, and 8-bit weights for layers in unsupported formats.
+"""Quantization that differs from FILED in two ways: activations are rounded to 8 bits, and layers in
+unsupported formats get 8-bit weights.
 """
 
 

@@ -1,4 +1,5 @@
-"""Refuses unsupported models before weights are read, by configuration and by the modules that it would create.
+"""Refuses unsupported models before weights are read, based on their configuration and the modules that the
+configuration describes.
 
 Covers only the cases that can be detected early; `hook_check` later verifies attention by running the model. Must not
 depend on weights.

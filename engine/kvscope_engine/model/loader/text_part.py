@@ -1,7 +1,7 @@
 """The text part of a model: the whole model, or the causal language model inside a multimodal one.
 
-Chooses its transformers class and extracts it from the whole model. Other parts of a multimodal model are not created
-in memory, and their weights are not read.
+Chooses the transformers class of the text part, and extracts the text part from the whole model. Other parts of a
+multimodal model are not created in memory, and their weights are not read.
 """
 
 from __future__ import annotations
@@ -190,7 +190,9 @@ def _pruned_class(config: Any) -> Any:
 
 
 def _without_own_parts(model: Any) -> nn.Module:
-    """Remove the modules of `model` with a separate configuration class, through which text does not pass."""
+    """Remove the modules of `model` whose configuration class is not that of the model, such as an image
+    encoder. Text does not pass through them.
+    """
     for submodule in list(model.modules()):
         for name, child in list(submodule.named_children()):
             if type(getattr(child, "config", model.config)) is not type(model.config):
@@ -226,7 +228,8 @@ def _logit_attributes(kind: Any) -> tuple[str, ...] | None:
 
 
 def _has_own_head(kind: Any, config: Any) -> bool:
-    """Whether the multimodal model does not scale its logits, although the text-only class `kind` does.
+    """Whether the head of the multimodal model returns unscaled logits, although the text-only class `kind` scales its
+    logits.
 
     This holds for Aya Vision and Command A Vision.
     """

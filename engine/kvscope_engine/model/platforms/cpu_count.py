@@ -42,7 +42,7 @@ def cpu_quota(own_groups: str, mount: Path) -> float:
 def _folders(own_groups: str, mount: Path) -> Iterator[Path]:
     """Yield the folder of each of the process's cgroups that may limit the CPU, and the folders of its parents.
 
-    In a container, the folder of its own cgroup is `mount` itself, which is the last parent.
+    The last parent is the mount point, which in a container is usually the folder of the process's own cgroup.
     """
     for line in own_groups.splitlines():
         _, _, controllers_and_path = line.partition(":")

@@ -29,7 +29,9 @@ from kvscope_engine.model.platforms.cpu_count import THREAD_COUNT_VARIABLES, usa
 
 CHECK_INTERVAL_S: Final = 0.25
 MIN_MEASURED_S: Final = 0.1
-"""Minimum total seconds that threads must have run or waited for the average to be used."""
+"""Minimum seconds that threads must have run or waited, in total, before the average number of waiting threads
+is computed.
+"""
 MAX_WAITING_THREADS: Final = 0.3
 """Average number of threads waiting for a core above which threads are removed."""
 FEW_WAITING_THREADS: Final = 0.15
@@ -70,8 +72,9 @@ class CpuThreads:
         return self._count
 
     def refresh(self) -> None:
-        """Remove a thread for each one that waits, or restore all. Call it often; it checks every
-        `CHECK_INTERVAL_S`."""
+        """Remove a thread for each one that waits for a core, or restore all threads. Call this often; only one
+        call per `CHECK_INTERVAL_S` measures.
+        """
         if not self._is_adaptive or (now_s := self._clock()) < self._next_check_s:
             return
         self._next_check_s = now_s + CHECK_INTERVAL_S

@@ -44,7 +44,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def unsupported_gpu_reason() -> str:
-    """Return why the GPU that torch would use is too old for the kernels; empty if it is not."""
+    """Return why the GPU that torch would use is too old for the kernels; empty if that GPU is supported."""
     capability = torch.cuda.get_device_capability()
     if capability >= MIN_CAPABILITY:
         return ""

@@ -18,7 +18,7 @@ from typing import Final
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 MAX_FREE_HEAP_BYTES: Final = 256 << 20
-"""Maximum free bytes that glibc retains at the top of the heap; it returns more to the system."""
+"""Maximum free bytes that glibc retains at the top of the heap; it returns the excess to the system."""
 MAX_HEAP_BUFFER_BYTES: Final = 32 << 20
 """Maximum bytes of a buffer that glibc allocates on the heap; the largest value that it accepts on all systems."""
 MAX_COMPILED_PRODUCTS: Final = 128

@@ -30,7 +30,9 @@ def keep_filed(module: nn.Module, weights: Sequence[FiledWeight]) -> None:
 
 
 def pass_filed(modules: Sequence[nn.Module], target: nn.Module) -> None:
-    """Set the readers of `modules` on `target`, a layer that concatenates their outputs; none if any has no reader."""
+    """Set the readers of `modules` on `target`, a layer that concatenates their outputs. Sets none if any of
+    the modules has no reader.
+    """
     weights_by_module = [_stored_weights(module) for module in modules]
     keep_filed(
         target, [weight for weights in weights_by_module for weight in weights] if all(weights_by_module) else ()

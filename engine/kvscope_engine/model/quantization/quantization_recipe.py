@@ -35,7 +35,9 @@ _AUTO_ROUND: Final = {
     "auto_round:auto_gptq": {"quant_method": "gptq", "checkpoint_format": "gptq"},
     "auto_round:auto_awq": {"quant_method": "awq", "version": "gemm"},
 }
-"""Settings of another method, for each packing format of AutoRound that is identical to that method's."""
+"""Settings of GPTQ, AWQ or another method, by the name of an AutoRound packing format that is identical to that
+method's.
+"""
 METHODS: Final = "GPTQ, AWQ, FP8, MXFP4, compressed-tensors, ModelOpt, bitsandbytes"
 
 

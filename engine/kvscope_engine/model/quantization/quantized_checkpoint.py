@@ -33,8 +33,8 @@ def load_quantized(
     *,
     keeps_stored: bool,
 ) -> tuple[nn.Module, str]:
-    """Load the module of `folder`. Returns it, and a message about weights whose format is not used, or an empty
-    string.
+    """Load the checkpoint in `folder` as a module. Returns the module, and a message about weights whose stored format
+    is not used (or an empty string).
 
     `build` creates the module from dequantized weights in `dtype`. It receives tensors or stand-ins that are read with
     `[...]`, so that weights are dequantized only as they are read. With `keeps_stored`, each layer's stored weight

@@ -21,7 +21,9 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
 class PendingMeasurements(NamedTuple):
-    """Measurements being copied to the host. A field is None if it was not measured or no layer recorded it."""
+    """Measurements being copied to the host. A field is None if its quantity was not measured or no layer
+    recorded it.
+    """
 
     shares: Rows | None = None
     skips: Rows | None = None
@@ -46,8 +48,8 @@ class StepExecution:
 class InFlightStep:
     """A step enqueued on the device, with its sampled tokens on the device, and later its results on the host.
 
-    Created by `ModelRunner.launch`. Only `result` waits. `samples` is None if nothing is sampled, or if the tokens can
-    be sampled only by `sample_later`, once the previous step has been committed.
+    Created by `ModelRunner.launch`. Of all methods, only `result` waits for the device. `samples` is None if nothing is
+    sampled, or if the tokens can be sampled only by `sample_later`, once the previous step has been committed.
     """
 
     def __init__(
@@ -75,11 +77,11 @@ class InFlightStep:
         return {number: row for row, number in enumerate(sampling)}
 
     def sample(self) -> StepPlan:
-        """Enqueue the sampling that `launch` deferred, once the previous step has been committed. Returns the remaining
-        plan.
+        """Enqueue the sampling that `launch` deferred, and return the plan without the requests to be dropped. The
+        previous step must have been committed.
 
         Finished requests, and requests whose grammar mask is not ready, are removed from the plan. Their tokens are
-        sampled anyway and dropped.
+        sampled with the others and then discarded.
         """
         if self._sample_later is not None:
             sample_later, self._sample_later = self._sample_later, None

@@ -37,8 +37,9 @@ class Launches:
     ) -> PassKind | None:
         """Return the key of passes that launch the same kernels; None on a CPU.
 
-        Lengths and sizes are reduced to their number of binary digits, because they decide whether decodes are split
-        and merged. `num_pieces`: number of CUDA graphs replayed between attention calls.
+        The number of decodes and the longest length determine whether attention is split and merged, which takes more
+        kernels. The key contains only their number of binary digits, to limit the number of keys. `num_pieces`: number
+        of CUDA graphs replayed between attention calls.
         """
         if not self._is_gpu:
             return None

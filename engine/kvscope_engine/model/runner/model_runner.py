@@ -90,8 +90,8 @@ class OtherRanks(Protocol):
             inputs: Arrays of the step.
             copies: Blocks to copy before the step, as (source, target) pairs.
             lora_slots: Adapter slot of each row, as in `StepRows`.
-            num_sampled: Number of tokens that the previous step sampled, if this step awaits any. `broadcast_tokens`
-                then sends them first.
+            num_sampled: Number of tokens sampled by the previous step that the other ranks must receive, by
+                `broadcast_tokens`, before they run this step; 0 if this step needs none of them.
             graph_size: Size of the CUDA graph that all ranks replay; 0 if none.
         """
 
@@ -105,7 +105,7 @@ class OtherRanks(Protocol):
 
 
 class StepMeasurements(NamedTuple):
-    """Accumulators for a step's measurements. A field is None if it is not measured."""
+    """Accumulators for a step's measurements. A field is None if its quantity is not measured."""
 
     shares: AttentionScores | None = None
     skips: BlockSkips | None = None
@@ -187,9 +187,9 @@ class ModelRunner:
         num_shares = limits.max_num_seqs * table_blocks * storage.num_groups
         self._shares_back, self._skips_back = (RowReadBack(loaded.device, num_shares, self._wait) for _ in range(2))
         self._copies_made: deque[tuple[tuple[int, int], ...]] = deque(maxlen=2)
-        """Block copies of the last two plans, to recognize a failed step that is run again.
+        """Block copies of the last two plans, by which a failed step that is run again is recognized.
 
-        Its copies are not repeated, because their source blocks may belong to other requests by then.
+        The copies of such a step are not repeated, because their source blocks may belong to other requests by then.
         """
         self._graphs = self._make_decode_graphs(config)
         self._piecewise_graphs = self._make_piecewise_graphs(config)
@@ -245,7 +245,7 @@ class ModelRunner:
 
     @property
     def captures_shared_graphs(self) -> bool:
-        """Whether all ranks must call `capture_shared_graphs` if this rank does."""
+        """Whether this rank has CUDA graphs that all ranks must capture together, by `capture_shared_graphs`."""
         return self._shared_graphs is not None and not self._shared_graphs.is_refused
 
     @torch.inference_mode()
@@ -414,10 +414,11 @@ class ModelRunner:
         return self._graphs is not None and self._shared_graphs is None
 
     def keep_graphs(self, *, of_decodes: bool, of_prefills: bool) -> None:
-        """Free the CUDA graphs of all other kinds of steps, to save memory.
+        """Free the CUDA graphs of decodes unless `of_decodes`, and those of steps with prefills unless `of_prefills`,
+        to save memory.
 
-        They are not captured again until a call of this method includes them. No step may be in flight. Does nothing
-        with several ranks.
+        Freed graphs are not captured again until a call of this method includes their kind. No step may be in flight.
+        Does nothing with several ranks.
         """
         if self._shared_graphs is not None:
             return
@@ -528,8 +529,10 @@ class ModelRunner:
         )
 
     def _eager_logits(self, tensors: StepTensors, shares: AttentionScores | None) -> torch.Tensor:
-        """Return the logits of all rows. Each call uses a new context, because a graph must create the tensors that its
-        layers share.
+        """Return the logits of all rows, computed with a new attention context.
+
+        The context is not reused, because tensors that the layers share must be created within the CUDA graph that is
+        being captured.
         """
         states = None
         if self._states is not None and tensors.state_slots is not None:
@@ -538,11 +541,11 @@ class ModelRunner:
         return self._model.logits(tensors.input_ids, tensors.positions, context)
 
     def _warm_up_logits(self, tensors: StepTensors) -> torch.Tensor:
-        """Return the logits of all rows of a warm-up step. If such steps are measured in service, run it with
-        measurement too.
+        """Return the logits of all rows of a warm-up step. A step of a kind whose attention is measured in service runs
+        twice, once with measurement.
 
-        A model that runs its own forward code is skipped, since its kernels are unknown. Fixed tiles have one shape,
-        whatever the step.
+        A model that runs its own forward code is not run, and the logits are zeros, because its kernels are unknown. If
+        steps run in fixed tiles, an idle tile is run instead of the step.
         """
         if self._tiles is not None:
             return self._tiles.run_idle()

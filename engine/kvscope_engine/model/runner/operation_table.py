@@ -53,7 +53,7 @@ def machine_table() -> tuple[str, tuple[OperationChoice, ...]]:
 
 
 def operation_table(device: torch.device, ops: Ops, operands: Operands) -> tuple[OperationChoice, ...]:
-    """Return a table row for each operation of a model with such operands, for a runner that uses `ops`."""
+    """Return a table row for each operation of a model with these `operands`, for a runner that uses `ops`."""
     rows = explain_ops(ops, operands)
     rows["linear"] = _linear(rows["linear"], device, operands.dtype)
     rows["mix_experts"] = _experts(rows["mix_experts"], device)
@@ -63,8 +63,8 @@ def operation_table(device: torch.device, ops: Ops, operands: Operands) -> tuple
 
 
 def _prefill(row: OperationChoice) -> OperationChoice:
-    """Return the table row of kvscope's prefill kernels, or "timed at load" if other libraries are timed
-    against them.
+    """Return `row`, the table row of kvscope's prefill kernels. If other attention libraries are installed,
+    returns a row that says that the implementation is chosen by timing at load.
     """
     libraries = importable() if row.implementation == TRITON else ()
     if not libraries:

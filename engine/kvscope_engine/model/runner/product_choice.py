@@ -43,7 +43,9 @@ def choose_products(module: nn.Module, report: Callable[[str], object], clock: C
 
 
 def is_timed_at_load(device: torch.device) -> bool:
-    """Whether matmuls are timed at load, because the kernels have not been measured on GPUs like `device`."""
+    """Whether matmuls are timed at load, because the kernels have not been measured on GPUs of the same kind as
+    `device`.
+    """
     return device.type == "cuda" and default_few_rows(compute_capability(device)) == NEVER
 
 

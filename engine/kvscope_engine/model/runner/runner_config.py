@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
-    """Options of a `ModelRunner`. Those with the same name in `EngineConfig` are described there."""
+    """Options of a `ModelRunner`. Options without a docstring have the meaning of those with the same name in
+    `EngineConfig`.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -27,7 +29,7 @@ class RunnerConfig:
     """Sizes in tokens of the fixed tiles in which steps run, for results that do not depend on the batch; empty for no
     tiles.
 
-    The size of most tiles comes first.
+    The first size is the one that most tiles have.
     """
     fingerprints: bool = False
     """Whether to compute a checksum of the logits of each sampled row."""

@@ -83,9 +83,10 @@ class HeadShape:
     """
 
     def visible(self, length: int, num_queries: int = 1) -> set[int]:
-        """Return, for each window, how many KV tokens the last `num_queries` tokens of a request read in total.
+        """Return, for each window, how many KV tokens the last `num_queries` tokens of a request of `length` tokens
+        read in total.
 
-        The request has `length` tokens. With latents, all of them are read.
+        If the cache stores latents (MLA), this is `length`.
         """
         if self.latents is not None:
             return {length}
@@ -221,9 +222,10 @@ def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:
 
 
 def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
-    """Return the bytes of the partial results of split attention. Layers with the same window share them.
+    """Return the bytes of the partial results of split attention. Layers with the same window share the memory.
 
-    This is the sum for the decode step and for the short query runs that need the most, since one step may have both.
+    The result is the maximum for decodes plus the maximum for short runs of queries, because one step may contain both
+    decodes and such runs.
     """
     sizes = range(1, limits.max_num_seqs + 1)  # fewer requests may need more: large batches are not split
     queries = range(1, MAX_CUT_QUERIES + 1)

@@ -28,7 +28,7 @@ def virtual_cache(config: EngineConfig, loaded: LoadedModel, num_blocks: int) ->
     """Reserve an address space for a pool with the memory of `num_blocks` blocks. Returns None for other allocators.
 
     Raises:
-        BadInput: One request may need more than that.
+        BadInput: One request may need more memory than `num_blocks` blocks have.
         KvscopeError: The operating system or the driver refuses.
     """
     if config.allocator != "virtual":

@@ -1,6 +1,7 @@
 """Compiles every kernel that steps can need and captures CUDA graphs, before the first request on a GPU.
 
-Decides which steps are run for that. They write no KV and attend to no tokens, so no block of the pool needs to exist.
+Decides which warm-up steps are run. These steps write no KV and attend to no tokens, so no block of the pool needs to
+exist.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from kvscope_telemetry.messages.telemetry import Progress
 
 STAGE: Final = "warm up"
 LONGEST_RUN: Final = 128
-"""Number of queries above which prefill tiles no longer grow, except those of the longest possible runs."""
+"""Number of queries of a request above which prefill uses no larger tiles. The longest possible requests are an
+exception and have a separate warm-up step.
+"""
 EVERY_OPTION: Final = (
     ResolvedSampling(temperature=0.0),
     ResolvedSampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=1, logprobs=3),

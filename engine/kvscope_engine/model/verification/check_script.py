@@ -29,7 +29,10 @@ TABLES: Final = ((5, 1, 6), (2, 7, 4), (3,))
 SHORT_WINDOW: Final = 6
 """Length of sliding windows in the checks, in tokens, shorter than the sequences."""
 UNWRITTEN: Final = 64.0
-"""Content of unwritten slots. Reading one gives a large error, but masked (times zero) it is 0, unlike NaN."""
+"""Value of KV slots that were never written. An implementation that reads such a slot gives a clearly wrong
+result. If it masks the slot by multiplying it by zero, the result is right, which would not be the case with
+NaN.
+"""
 UNKNOWN_LIMIT: Final = 4096
 
 
@@ -106,9 +109,10 @@ def check_sequences(config: Any, device: torch.device) -> tuple[CheckSequence, .
 
 
 def check_steps(sequences: tuple[CheckSequence, ...]) -> Iterator[CheckStep]:
-    """Yield two steps: two prefills; then one decode, the rest of the first prefill, and a whole third sequence.
+    """Yield two steps. The first has the prefills of two sequences, one of them partial. The second has a decode, the
+    rest of the partial prefill, and a whole third sequence.
 
-    There are only two, since each step reads all weights.
+    There are only two steps, because each step reads all weights.
     """
     first, second, third = sequences
     half, last = first.length // 2, second.length - 1

@@ -50,9 +50,10 @@ trained model has 0.057.
 ROW_SLACK: Final = 7.0
 """Factor by which the bound is larger for a single token than for all tokens together."""
 LAYER_SLACK: Final = 3.0
-"""Factor of the bound for a whole layer's output, applied to the upper quartile of its tokens' differences.
+"""Factor of the bound for a whole layer's output. The bound is applied to the upper quartile of the tokens'
+differences.
 
-The other quarter may be routed to another expert.
+The tokens above the upper quartile are not bounded, because they may have been routed to another expert.
 """
 RECURRENT_SLACK: Final = 4.0
 """Factor of the bound for recurrent layers. They sum over all previous tokens, in another order if computed in chunks.
@@ -63,7 +64,8 @@ FUSED_SLACK: Final = 3.0
 """Factor of the bound for fused layers, which round at other points; attention with sharp scores amplifies that."""
 NUM_NUDGES: Final = 4
 NUDGE_SLACK: Final = 3.0
-"""Factor by which a layer may differ more than if one bit of its input changes, if only a quarter of its tokens differ.
+"""Limit on the difference of a layer of which at most a quarter of the tokens exceed the normal bound, as a multiple of
+the difference that a one-bit change of the layer's input causes.
 
 With experts, or very sharp scores, one bit of the input can change the expert or the token attended to.
 """
@@ -82,7 +84,8 @@ temperature.
 class DiffersError(BadInput):
     """Paged attention gives another result than eager attention. That is a bug in kvscope.
 
-    Running the model with its own forward code is therefore no remedy.
+    Unlike a model that kvscope's attention does not support, such a model is refused and not run with its own forward
+    code.
     """
 
 
@@ -181,8 +184,8 @@ def _largest(differences: Sequence[Difference]) -> Difference | None:
 
 
 def _is_few_tokens(measured: Difference, bound: float, nudge_difference: Difference | None) -> bool:
-    """Whether at most a quarter of the tokens differ more than `bound`, and no more than after a one-bit change
-    of the input.
+    """Whether at most a quarter of the tokens differ more than `bound`, and the difference of all tokens
+    together is not much larger than that caused by a one-bit change of the input.
     """
     if nudge_difference is None or not (measured.is_number and nudge_difference.is_number):
         return False
@@ -227,8 +230,8 @@ def _is_small(measured: Difference, bound: float, token_slack: float) -> bool:
 def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], locations: Sequence[LayerLocation]) -> Trace:
     """Run whole sequences with eager attention.
 
-    The first sequence runs without positions: what the model then computes is the reference. The others run as one
-    batch, or separately if attention counts tokens.
+    The first sequence runs without positions, so that the positions that the model computes itself are the reference.
+    The other sequences run as one batch, or separately if the model's attention computes positions by counting tokens.
     """
     first, *others = sequences
     tap = LayerTap(_num_rows(sequences))

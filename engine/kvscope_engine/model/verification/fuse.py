@@ -58,7 +58,7 @@ class FusedCounts:
     experts: int = 0
     """Number of layers with experts that run as one operation."""
     packed_experts: int = 0
-    """Number of layers among `experts` with 4-bit weights, as in the checkpoint."""
+    """Number of layers counted in `experts` whose experts have the 4-bit weights of the checkpoint."""
 
 
 def fuse_model(module: nn.Module, quantization: str = "none") -> FusedCounts:

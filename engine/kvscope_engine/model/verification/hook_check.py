@@ -177,7 +177,9 @@ def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
 
 
 def _refusal(module: nn.Module, reason: str) -> BadInput:
-    """Return an error that refuses the model for `reason`, or because a weight is damaged, if one is."""
+    """Return an error that refuses the model. The error states `reason`, or names a damaged weight if the model
+    has one.
+    """
     weight = bad_weight(module)
     if weight is not None:
         return BadInput(f"the model is damaged: its weight {weight}")
@@ -387,7 +389,7 @@ def _recording_hook(model: nn.Module, recording: _RecordingContext) -> Iterator[
 class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses attention that counts its tokens itself, which gives wrong positions in a batch of several sequences.
 
-    Attention that reads the number of previous tokens from a cache is accepted if that is a `PositionCache`.
+    Attention that reads the number of previous tokens from a cache is accepted if the cache is a `PositionCache`.
     """
 
     def __init__(self, model: nn.Module) -> None:

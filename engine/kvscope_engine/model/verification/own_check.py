@@ -38,14 +38,15 @@ CHOICES: Final = ("index_topk",)
 MAX_OVERALL_DIFFERENCE: Final = 0.5
 """Bound on the difference of all tokens together, if three quarters of them are within the normal bound.
 
-In 16 bits, one bit can change which of several equal scores an indexer selects, or the expert. The cache of a wrong
-sequence would differ by 1.4.
+In 16-bit dtypes, one bit can change which token an indexer selects among tokens with almost equal scores, or which
+expert is chosen. If the cache of a wrong sequence were read, the difference would be 1.4.
 """
 
 
 @torch.inference_mode()
 def check_own_forward(module: nn.Module) -> None:
-    """Compare both runs, and set `supports_batches` on the model's `OwnForward`.
+    """Compare a run over the paged cache with a run without a cache, and set `supports_batches` on the model's
+    `OwnForward`.
 
     Raises BadInput naming the first layer that differs.
     """
@@ -182,9 +183,9 @@ def _paged_trace(
 def _fault(paged: Trace, whole: Trace, compares_all_tokens: bool, rows: list[int] | None = None) -> str:
     """Describe the first difference between the traces that is larger than rounding; empty if there is none.
 
-    `compares_all_tokens` bounds the difference of each token (of `rows`), otherwise only that of three quarters of
-    them. If attention was recorded, the parts after attention are bounded in the second way, since one bit can change
-    the expert.
+    With `compares_all_tokens`, the difference of each token (of `rows`, if given) is bounded; otherwise, only that of
+    three quarters of the tokens. If attention was recorded, only attention is compared in the first way, because in the
+    parts after it one bit can change the expert.
     """
     assert paged.logits is not None, "a script computes logits"
     assert whole.logits is not None, "a script computes logits"

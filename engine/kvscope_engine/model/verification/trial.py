@@ -68,7 +68,7 @@ class ModuleCall:
 @dataclass(slots=True)
 class TrialContext(AttentionContext):
     """Attention context that records the arguments of each layer's first call. Later calls of the layer must
-    equal it.
+    have equal arguments.
     """
 
     layers: dict[int, tuple[tuple[torch.Tensor, ...], AttentionOptions, torch.Tensor]] = field(default_factory=dict)

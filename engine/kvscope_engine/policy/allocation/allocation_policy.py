@@ -14,11 +14,11 @@ class AllocationPolicy(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the policy as in `--allocator`."""
+        """Name of the policy, as the option `--allocator` accepts it."""
 
     @property
     def reserves(self) -> bool:
-        """Whether a request may hold blocks that are not in its block table yet. Requests then share no blocks."""
+        """Whether a request may hold blocks that are not in its block table yet. If so, requests share no blocks."""
 
     @property
     def max_request_tokens(self) -> int:
@@ -42,10 +42,10 @@ class AllocationPolicy(Protocol):
         """Return the number of blocks reserved for the request when it starts; 0 if the policy does not reserve."""
 
     def move(self, request: Request, count: int) -> list[int] | None:
-        """Return new blocks for the request's whole block table, so that `count` more can follow; None if no move is
-        needed.
+        """Move the request to other blocks if that is needed before `count` more blocks can be added to its table.
 
-        The step copies from the old blocks, which are therefore not allocated again until `commit`.
+        Returns the new blocks for the whole block table, or None if no move is needed. The step copies from the old
+        blocks, so they are not allocated again until `commit`.
         """
 
     def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:

@@ -90,11 +90,11 @@ def make_allocation(
 
 
 def fitting_model_len(name: str, num_blocks: int, block_size: int, max_model_len: int) -> int:
-    """Return the largest maximum length, up to `max_model_len` tokens, that the policy `name` can serve with
-    `num_blocks` blocks.
+    """Return the largest maximum length of a request, up to `max_model_len` tokens, that the policy `name` can serve
+    with `num_blocks` blocks.
 
-    Only `contiguous` limits it, to the longest run of the pool, because it reserves the maximum length for each
-    request.
+    Only `contiguous` may return less than `max_model_len`. It reserves the maximum length for each request, which must
+    therefore fit in the pool's longest run.
     """
     if name != "contiguous":
         return max_model_len

@@ -1,6 +1,6 @@
 """Measures how the token slots of the KV cache are used, and how scattered the free ones are. Changes nothing.
 
-The parts are those of PagedAttention's Figure 2 (Kwon et al. 2023, arXiv 2309.06180, sections 3.1 and 6.2):
+The categories are those of PagedAttention's Figure 2 (Kwon et al. 2023, arXiv 2309.06180, sections 3.1 and 6.2):
 
 | in the figure                   | `KVUse`                                                   |
 |---------------------------------|-----------------------------------------------------------|
@@ -9,9 +9,9 @@ The parts are those of PagedAttention's Figure 2 (Kwon et al. 2023, arXiv 2309.0
 | internal fragmentation          | `num_internal`                                            |
 | external fragmentation & others | `num_rounding + num_external` (`num_external_and_others`) |
 
-A buddy allocator rounds reservations up to a power of two. In the paper, the added slots belong to no token: they are
-counted separately (`num_rounding`) and included in the fourth part. The paper's cache has no idle prefix blocks;
-`num_cached` counts them.
+A buddy allocator rounds reservations up to a power of two. The slots added by rounding belong to no token. They are
+counted separately (`num_rounding`); the paper includes them in the fourth category. The paper's cache has no idle
+prefix blocks; `num_cached` counts them.
 
 Under `virtual`, only slots with memory count. The unused end of a request's pages is `num_internal`. Pages that no
 request needs are `num_external`, and count as one run wherever they are mapped, because they can be mapped

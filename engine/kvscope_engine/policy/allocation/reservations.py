@@ -1,4 +1,6 @@
-"""Rules for the number of tokens reserved for a request; the policies that reserve differ only in these."""
+"""Rules that compute how many tokens are reserved for a request. The policies that reserve blocks differ only
+in this rule.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ class ReservationRule(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the policy as in `--allocator`."""
+        """Name of the policy that uses the rule, as the option `--allocator` accepts it."""
 
     def num_tokens(self, request: Request) -> int:
         """Return the number of tokens, prompt and output, to reserve for the request in its current state."""

@@ -50,12 +50,12 @@ class RunPool(BlockPool):
 class BuddyList(AllMapped):
     """Free blocks as contiguous runs: a buddy allocator (Knowlton 1965).
 
-    A run has a power of two of blocks and starts at a multiple of its length. Two free halves of a run ("buddies") are
-    always merged, so free runs are split no further than necessary. It replaces `FreeList` in a pool: it has the same
-    methods, and `allocate_run`.
+    The number of blocks of a run is a power of two, and the run starts at a multiple of its length. Two free halves of
+    a run ("buddies") are always merged, so free runs are split no further than necessary. The class has the methods of
+    `FreeList`, which it replaces in a pool, and `allocate_run`.
 
-    All `num_blocks` blocks are free at first. If `num_blocks` is not a power of two, there is one run for each of its
-    binary digits, longest first. Allocating and freeing a run costs O(log num_blocks).
+    All `num_blocks` blocks are free at first. If `num_blocks` is not a power of two, they form one run for each 1 among
+    its binary digits, longest first. Allocating and freeing a run costs O(log num_blocks).
     """
 
     __slots__ = ("_count", "_num_blocks", "_starts")

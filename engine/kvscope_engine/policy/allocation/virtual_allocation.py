@@ -1,7 +1,8 @@
 """The policy `virtual`: each request has addresses for the maximum length, and memory is mapped page by page.
 
 After vAttention (Prabhu et al. 2024, arXiv 2405.04437). A request's blocks are contiguous, so its block table is a
-range. Only the unused end of its last page is reserved, but a page has far more tokens than a block.
+range. The memory that a request holds without using it is only the end of its last page, but a page has far more tokens
+than a block.
 
 Owns the slot of each request. `PageSlots` counts groups, the pool owns the rows, and the `PageMapper` maps memory.
 Memory is mapped when blocks are allocated, before the step that writes them. It is unmapped only while blocks are
@@ -39,7 +40,7 @@ class PageMapper(Protocol):
     def unmap(self, first_block: int, num_blocks: int) -> None:
         """Unmap the memory of `num_blocks` blocks from `first_block` on.
 
-        Their content is lost, so no running step may use them.
+        The content of these blocks is lost, so no running step may use them.
         """
 
 
@@ -127,9 +128,10 @@ class VirtualAllocation(TableAllocation):
 
     @property
     def _num_spare_groups(self) -> int:
-        """Number of page groups that must stay available when a request starts; 0 if no request runs.
+        """Number of page groups that must remain available to running requests when another request starts; 0 if no
+        request runs.
 
-        Without them, the request could be preempted immediately.
+        If none remained, a request could be preempted immediately after its start.
         """
         return max(1, self._space.num_groups // SPARE_SHARE) if self._slots else 0
 

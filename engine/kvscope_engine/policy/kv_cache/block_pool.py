@@ -87,13 +87,15 @@ class BlockPool:
         self.history = PrefixHistory() if prefix_caching else None
         self.moves = MoveLog()
         self.lower_tier: LowerTier | None = None
-        """Destination of evicted blocks. If it is None, their contents are lost."""
+        """Tier to which evicted blocks are offloaded; if None, the contents of evicted blocks are lost."""
         self.cache_log: CacheLog | None = None
         """Log of insertions into the prefix cache and removals from it; None if no KV events are published."""
         self.step = 0
         """Number of the step in progress, recorded with each change. Set by the scheduler."""
         self.evicted_blocks = 0
-        """Number of cached blocks that lost their prefix since the start, because they were reused or on request."""
+        """Number of cached blocks whose prefix was dropped from the pool since the start, because the block was
+        reused or a user evicted it.
+        """
         keeps_null = any(group.window for group in groups)
         self._free: FreeBlocks = free if free is not None else FreeList(num_blocks, keeps_null=keeps_null)
         self.num_usable = num_blocks - keeps_null
@@ -156,7 +158,9 @@ class BlockPool:
         return self.index.prefix(block) if self.index is not None else None
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """Return how many of `blocks` are cached and not pinned. Reusing those reduces `num_available`."""
+        """Return how many of `blocks` are cached and not pinned. Each of these blocks that is reused reduces
+        `num_available` by one.
+        """
         idle = self._eviction_order.idle
         return sum(block in idle for block in blocks)
 
@@ -243,8 +247,8 @@ class BlockPool:
         self.changed_rows.add(ids)
 
     def record_skips(self, ids: Ids, skipped: npt.NDArray[np.uint32]) -> None:
-        """Record the fraction of each active block that decodes skipped with sparse attention
-        (`ledger.attention_units`).
+        """Record how often sparse attention skipped each active block: `skipped` is the fraction of KV heads of sparse
+        layers that did not read it, in `ledger.attention_units`.
 
         If `ids` contains a block several times, the minimum is recorded.
         """

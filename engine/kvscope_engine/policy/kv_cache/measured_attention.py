@@ -22,9 +22,10 @@ def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32]
 
 
 def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
-    """Write the fractions of blocks that decodes skipped, (num_single_token, blocks), to the ledger.
+    """Write to the ledger, for each block of a decode, the fraction of KV heads of sparse layers that skipped the
+    block.
 
-    Models with sparse attention have a single KV group.
+    `skips` has shape (num_single_token, blocks). Models with sparse attention have a single KV group.
     """
     ids, values = _values_by_block(pool, plan, skips[None], np.ones((1, len(skips)), np.bool_))
     if len(ids):
@@ -34,7 +35,9 @@ def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> 
 def _values_by_block(
     pool: BlockPool, plan: StepPlan, rows: NDArray[np.float32], is_selected: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the block ids of the decodes selected by `is_selected` (groups, num_single_token), and their values."""
+    """Return the block ids of the decodes selected by `is_selected` (groups, num_single_token), and for each of
+    these blocks its value in `rows` (groups, num_single_token, blocks).
+    """
     decodes = plan.scheduled[: plan.num_single_token]
     ids: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     values: list[NDArray[np.float32]] = [np.empty(0, np.float32)]

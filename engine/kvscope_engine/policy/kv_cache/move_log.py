@@ -16,7 +16,9 @@ MAX_IDS: Final = 1 << 16
 
 
 class MoveLog:
-    """Ids of moved ledger rows, with the meaning of the fields of `messages.telemetry.Moves`."""
+    """Ids of ledger rows whose content was evicted, copied, saved or loaded since the last drain, as published
+    in `messages.telemetry.Moves`.
+    """
 
     __slots__ = ("_copied", "_evicted", "_loaded", "_saved")
 

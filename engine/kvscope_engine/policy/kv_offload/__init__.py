@@ -1,3 +1,3 @@
-"""Host memory and disk below the pool: which blocks are offloaded and loaded back, and at which cost. Copies no
-bytes.
+"""Bookkeeping of host memory and disk below the pool: decides which blocks are offloaded and loaded back, and
+estimates the cost. A `TierMover` outside this package copies the bytes.
 """

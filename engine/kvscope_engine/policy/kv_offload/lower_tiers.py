@@ -1,8 +1,8 @@
-"""Copies evicted prefixes and swapped-out requests to host memory and disk, and loads them back.
+"""Offloads evicted prefixes and swapped-out requests to host memory and disk, and loads them back.
 
-Owns the slots of both tiers; `TierMover` copies the bytes. Evicted prefixes are dropped when space is short. Blocks of
-swapped-out requests (`Request.saved_tables`) are not: when they fill host memory, those of the lowest-ranked request
-(`ranked_queue.rank`) move to disk.
+Owns the slots of both tiers; `TierMover` copies the bytes. When space is short, evicted prefixes are dropped. Blocks of
+swapped-out requests (`Request.saved_tables`) are not dropped: when they fill host memory, those of the lowest-ranked
+request (`ranked_queue.rank`) move to disk.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ class LowerTiers:
         self._drop_prefixes(self.disk, rows)
 
     def _add_recovered(self, recovered: Sequence[tuple[int, Prefix]]) -> None:
-        """Add the disk slots, possibly very many, that a disk file contains from a previous run."""
+        """Add the disk slots whose content a previous run left in the disk file. There may be very many."""
         rows, prefixes = [self.disk.first + slot for slot, _ in recovered], [prefix for _, prefix in recovered]
         self.disk.adopt(rows)
         groups = [prefix.group for prefix in prefixes]

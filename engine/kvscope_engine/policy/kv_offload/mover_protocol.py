@@ -1,8 +1,8 @@
-"""Interface for copying blocks between tiers, as the tier bookkeeping (`LowerTiers`) uses it. Imports no torch.
+"""Interface for copying blocks between tiers, used by `LowerTiers`, which decides what is copied. Imports no torch.
 
-The engine's implementation copies real bytes, the simulator's counts them, the tests' checks them. Calls take effect as
-if each were complete when it returns. An implementation may defer copies as long as this cannot be observed, and must
-have made them when `flush` returns. Blocks are numbered as in the pool, slots from 0 in each tier.
+The engine's implementation copies bytes, the simulator's only counts blocks, and that of the tests checks the calls.
+Calls take effect as if each were complete when it returns. An implementation may defer copies as long as this cannot be
+observed, and must have made them when `flush` returns. Blocks are numbered as in the pool, slots from 0 in each tier.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class TierMover(Protocol):
         """
 
     def load_from_disk(self, disk_slots: Sequence[int], slots: Sequence[int]) -> list[bool]:
-        """Copy slots on disk to slots in host memory. Returns, for each slot, whether it was read intact.
+        """Copy slots on disk to slots in host memory. Returns, for each slot, whether its content was read intact.
 
-        The content of other slots is lost.
+        The content of a slot that was not read intact is lost.
         """
 
     def flush(self) -> None:
@@ -66,4 +66,4 @@ class TierMover(Protocol):
         """Ensure that the current content of the disk is not found at the next start."""
 
     def recovered(self) -> Sequence[tuple[int, Prefix]]:
-        """Return the slots on disk with content from before this start, with their prefixes."""
+        """Return the disk slots that a previous run of the engine filled, each with the prefix of its content."""

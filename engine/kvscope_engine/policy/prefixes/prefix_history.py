@@ -1,4 +1,5 @@
-"""Explains why a prompt found no longer prefix in the cache: what was evicted, and where known texts differ.
+"""Explains why a prompt did not find a longer prefix in the cache: which blocks were evicted, and where the prompt
+differs from cached texts.
 
 Owns a bounded record of evicted digests and, for each cached block, the blocks that follow it in texts. It only
 explains the result of `find_reusable` and does not affect it.

@@ -36,7 +36,7 @@ def published_hash(digest: bytes) -> int:
 class Prefix(msgspec.Struct, frozen=True, gc=False):
     """Contents of a hashed block: `tokens` (little-endian int32) from position `start` of its text.
 
-    There is one per cached block; `gc=False` exempts up to a million of them from garbage collection.
+    There is one instance per cached block; `gc=False` exempts up to a million of them from garbage collection.
     """
 
     digest: bytes
@@ -97,8 +97,8 @@ class PrefixIndex:
         return hashlib.sha256((parent or self._root) + tokens + extra).digest()
 
     def extend(self, digests: list[bytes], token_ids: Sequence[int], salt: str = "", adapter_key: bytes = b"") -> None:
-        """Append the missing digests of the full blocks of `token_ids` to `digests`, which has those of the first
-        blocks.
+        """Append the missing digests of the full blocks of `token_ids` to `digests`, which contains the digests of the
+        first blocks already.
 
         `salt` and `adapter_key` become part of the first block's digest, so that texts that differ in them share no
         blocks.
@@ -137,7 +137,9 @@ class PrefixIndex:
         return self._prefix_of.get(block)
 
     def items(self) -> list[tuple[int, Prefix]]:
-        """Return every (block, prefix). Raises AssertionError if the two mappings disagree."""
+        """Return every (block, prefix). Raises AssertionError if the mappings from digest to block and from
+        block to prefix disagree.
+        """
         assert len(self._block_of) == len(self._prefix_of), (
             f"the prefix index has {len(self._block_of)} digests for {len(self._prefix_of)} blocks"
         )
@@ -150,7 +152,9 @@ class PrefixIndex:
 
 
 def first_extra(salt: str, adapter_key: bytes) -> bytes:
-    """Return the bytes that adapter and salt add to the digest of a text's first block; empty without both."""
+    """Return the bytes that adapter and salt add to the digest of a text's first block; empty if the text has
+    neither.
+    """
     return (_ADAPTER_KEY_TAG + adapter_key if adapter_key else b"") + salt.encode()
 
 

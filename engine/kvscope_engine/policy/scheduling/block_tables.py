@@ -120,7 +120,7 @@ class BlockTables:
     def swap_out(self, request: Request, step: int, builder: PlanBuilder) -> bool:
         """Move the content of the request's computed blocks to a lower tier, and release all its blocks.
 
-        Returns False, and does nothing, if nothing is computed, there is no lower tier, or it has no space.
+        Returns False, and does nothing, if nothing is computed, there is no lower tier, or the lower tier has no space.
         """
         size, num_tokens = self._pool.block_size, request.num_computed_tokens
         if self._tiers is None or not num_tokens:
@@ -148,7 +148,9 @@ class BlockTables:
         return True
 
     def share(self, parent: Request, child: Request) -> None:
-        """Set the child's tables to the parent's blocks of the child's computed tokens, and add references to them."""
+        """Put the parent's blocks with the child's computed tokens into the child's block tables, and add
+        references to these blocks.
+        """
         held = num_blocks_for(child.num_computed_tokens, self._pool.block_size)
         child.block_tables = tuple(table[:held] for table in parent.block_tables)
         child.num_null_blocks = parent.num_null_blocks
@@ -187,8 +189,8 @@ class BlockTables:
             self._allocation.commit(step)
 
     def _record_evictions(self, evicted_before: int, request: Request, builder: PlanBuilder) -> None:
-        """Record `request` as the first for which cached blocks were evicted in this step, if any were and it
-        is the first.
+        """If cached blocks were evicted since the count `evicted_before`, record that `request` needed them,
+        unless another request is recorded for this step already.
         """
         if self._pool.evicted_blocks > evicted_before:
             builder.evicted_for = builder.evicted_for or request.number
@@ -199,8 +201,8 @@ class BlockTables:
         """Load blocks in lower tiers into new blocks. Returns the resulting block tables and the number of tokens in
         them.
 
-        The tables end before the first block that could not be read. If a KV group has a window, they are then empty,
-        because earlier blocks cannot be used without the unreadable block.
+        The tables end before the first block that could not be read. If there is such a block and a KV group has a
+        window, the tables are empty, because earlier blocks cannot be used without the unreadable block.
         """
         assert self._tiers is not None, "rows of a lower tier without one"
         pool, size = self._pool, self._pool.block_size
@@ -235,7 +237,7 @@ class BlockTables:
     def _write_loaded(self, request: Request, loaded: list[tuple[int, int]], step: int) -> None:
         """Record loaded blocks in the ledger and the prefix cache.
 
-        `loaded` has pairs (ledger row in a lower tier, block of the pool).
+        `loaded` contains a pair (ledger row in a lower tier, block of the pool) for each block.
         """
         assert self._tiers is not None, "rows of a lower tier without one"
         blocks = [block for _, block in loaded]
@@ -295,10 +297,12 @@ class BlockTables:
         return len(groups)
 
     def _avoid_copy_source(self, block: int, builder: PlanBuilder) -> int:
-        """Return a target for a copy or a load: `block`, just allocated for it, unless this step copies from `block`.
+        """Return a block as the target of a copy or a load: the newly allocated `block`, or another one if this step
+        copies from `block`.
 
-        In that case, `block` was released in this step. Copies are unordered, and run after loads. The request that
-        copies from `block` keeps it instead, and the target of that copy is returned.
+        A step's copies run after its loads and in any order, so a block must not be both a source and a target. If
+        another request copies from `block` in this step, that copy is cancelled: the other request keeps `block`, and
+        the former target of its copy is returned.
         """
         cancelled_copy = builder.undo_copy_from(block)
         if cancelled_copy is None:

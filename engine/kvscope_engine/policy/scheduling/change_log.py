@@ -19,7 +19,9 @@ MAX_EVENTS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RequestChanges:
-    """Changes since the last `drain`. Requests that only ran are not included; they are in the step's plan."""
+    """Changes since the last `drain`. A request that ran without such a change is not included, because the
+    step's plan contains it.
+    """
 
     added: tuple[Request, ...] = ()
     touched: tuple[Request, ...] = ()

@@ -25,8 +25,8 @@ class Drafting:
     def add_drafts(self, plan: PlanBuilder, step: int, max_sampled: int) -> None:
         """Add drafts to the plan's decodes, so that the step samples at most `max_sampled` tokens.
 
-        If one request with all its drafts needs more than that, its number is the limit: memory for that many is
-        allocated.
+        The limit is higher if a single request with all its drafts samples more tokens than that. Memory is always
+        allocated for this number.
         """
         remaining = max(max_sampled, 1 + self.drafter.max_draft_tokens) - plan.num_sampled
 

@@ -18,7 +18,9 @@ from kvscope_telemetry.errors import BadInput
 
 
 def check_fits_with_pins(pool: BlockPool, needs: BlockNeeds, request: Request) -> None:
-    """Raise BadInput, with the numbers and what to do, if pinned blocks leave too few blocks for the request."""
+    """Raise BadInput if pinned blocks leave too few blocks for the request. The message states how many blocks
+    must be unpinned.
+    """
     missing = _num_missing(pool, needs, request, pool.pinned)
     if missing > 0:
         needed = needs.max_blocks_of_request(request)

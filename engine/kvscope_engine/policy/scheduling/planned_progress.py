@@ -35,7 +35,7 @@ class PlannedProgress:
         """Return the first position that is neither computed nor in flight, and the number of tokens known after the
         step in flight.
 
-        Tokens that it samples count as known.
+        The tokens that the step in flight samples count as known.
         """
         item = self._items.get(request.number)
         if item is None:

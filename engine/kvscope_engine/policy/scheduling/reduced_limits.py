@@ -1,8 +1,8 @@
 """Temporarily reduced step limits, after a step that failed or for which there was not enough memory.
 
-Another process may be using the memory. Without reduced limits, each following step would fail first and then be split.
-Owns the reduced limits and the time of their next increase; `BatchLimits` applies them in addition to the configured
-limits.
+The memory may be in use by another process for a while. Without reduced limits, each following step would first fail
+and then be split. Owns the reduced limits and the time of their next increase; `BatchLimits` applies them in addition
+to the configured limits.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def usable_digests(pool: BlockPool, request: Request) -> list[bytes]:
 def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
     """Return why the request found only `num_found` cached blocks; an empty `Miss` if it found all.
 
-    With several KV groups, this explains the first missing block, in any group, of those needed to continue after one
-    more block.
+    A prefix that is one block longer needs blocks in each KV group. The result explains the first of these blocks that
+    is not cached.
     """
     if pool.history is None or num_found >= (request.num_tokens - 1) // pool.block_size:
         return Miss()

@@ -82,9 +82,9 @@ from kvscope_telemetry.messages.telemetry import EventData
 from kvscope_telemetry.running_time import RunningTime
 
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = 8
-"""Maximum number of restarts of a request after failed steps that generate no token for it.
+"""Maximum number of times that a request is restarted after a failed step, counted since its last generated token.
 
-Each failure halves the step, so that after 8, a request out of 256 runs alone.
+Each failure halves the step, so that after 8 failures a request out of 256 runs alone.
 """
 
 
@@ -198,7 +198,7 @@ class Scheduler:
         check_fits_with_pins(self._pool, self._needs, request)
 
     def add_request(self, request: Request) -> None:
-        """Enqueue a new request. Raises BadInput like `check_fits`, and records the refusal."""
+        """Enqueue a new request. Raises BadInput, and records the refusal, if the request could not run even alone."""
         assert request.number not in self._requests, f"request {request.number} was added twice"
         try:
             self.check_fits(request)
@@ -337,7 +337,7 @@ class Scheduler:
         Its tokens must start with the parent's computed tokens, with at least one token left to compute. Full blocks
         remain shared; a partial last block is copied (`StepPlan.copies`) once either request writes to it. If the
         parent does not run, the limit of running requests is reached, or the policy reserves blocks (and shares none),
-        the child waits in the queue. Raises BadInput like `add_request`.
+        the child waits in the queue. Raises BadInput if the child could not run even alone.
         """
         self.add_request(child)
         self._fork(parent, child, now_ns)

@@ -76,9 +76,9 @@ class _Text:
 def find_draft(tokens: NDArray[np.int32], count: int, shortest: int, longest: int) -> list[int]:
     """Return up to `count` tokens that followed an earlier occurrence of the last tokens of a text.
 
-    The longest match of `shortest` to `longest` tokens wins. Of several, the first in the text wins, as in vLLM,
-    because the most tokens follow it. The list is empty if the last `shortest` tokens did not occur before. Costs one
-    pass over `tokens`, and one over the remaining matches for each further token of the match.
+    The longest match of `shortest` to `longest` tokens is used. Of several matches of this length, the first in the
+    text is used, as in vLLM, because the most tokens follow it. The list is empty if the last `shortest` tokens did not
+    occur before. Costs one pass over `tokens`, and one over the remaining matches for each further token of the match.
     """
     size = len(tokens)
     if size <= shortest or count < 1:

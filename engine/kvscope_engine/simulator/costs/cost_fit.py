@@ -26,7 +26,9 @@ from kvscope_telemetry.errors import KvscopeError
 MAX_ROUNDS: Final = 50
 MIN_SAMPLES: Final = 5
 EQUAL_ERROR: Final = 1e-9
-"""Root mean square of the relative error of step times. Solutions whose errors differ by less count as equally good."""
+"""Smallest difference of errors that distinguishes two solutions. The error of a solution is the root mean
+square of the relative errors of step times.
+"""
 FREE_RATE: Final = 1e18
 """Rate in bytes/s or FLOP/s that is used if the measurements show no cost."""
 Floats = NDArray[np.float64]

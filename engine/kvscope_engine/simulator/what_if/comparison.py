@@ -1,4 +1,6 @@
-"""Runs a shadow for each candidate allocator of one engine, and combines their results into one answer."""
+"""Simulates each candidate allocator with the memory and requests of one engine (`Shadow`), and combines the
+results into one answer.
+"""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class BlockGroup:
     """Tokens per block; 0 if a request has one block, whatever its length (recurrent states)."""
     rule: GroupRule = _EVERYTHING
     readers: tuple[tuple[float, GroupRule], ...] = ((1.0, _EVERYTHING),)
-    """Pairs of a fraction of the group's bytes and the rule that determines which tokens of it are read. The
-    fractions add up to 1.
+    """Pairs of a fraction of the group's bytes and the rule that determines the tokens of which this fraction
+    is read. The fractions add up to 1.
     """
 
     def num_blocks(self, num_tokens: int) -> int:
@@ -230,7 +230,7 @@ def _single_group(memory: Memory) -> _PublishedGroup:
 
 
 def _published_group(group: KVGroup, memory: Memory) -> _PublishedGroup:
-    """Convert a KV group. If it is the only one, its blocks have the size in bytes that `memory` states."""
+    """Convert a KV group. If the group is the only one, its block size in bytes is taken from `memory`."""
     num_bytes, expanded = group.block_bytes, group.expanded_bytes
     if len(memory.groups) == 1 and memory.block_bytes:
         expanded = expanded * memory.block_bytes // num_bytes if num_bytes else 0

@@ -1,6 +1,7 @@
-"""One pool of a shadow: allocates blocks for requests, and frees blocks that attention no longer reads.
+"""One memory pool of a what-if simulation: allocates blocks for requests, and frees blocks that attention no longer
+reads.
 
-Owns the pool and its allocator. Decides neither which requests exist nor which are preempted.
+Owns the simulated pool and its allocator. Decides neither which requests exist nor which are preempted.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class LayoutUse:
 
 
 class PlacedPool:
-    """Places requests in one pool with one allocator. Raises BadInput for an allocator that cannot manage such
-    a pool.
+    """Places requests in one pool with one allocator. Raises BadInput if the allocator cannot manage a pool
+    with this layout.
     """
 
     def __init__(self, allocator_name: str, layout: PoolLayout, *, max_model_len: int) -> None:
@@ -140,8 +141,8 @@ class PlacedPool:
         self._pool.check_integrity(holders)
 
     def _prepare_group(self, request: Request, number: int, step: int) -> int:
-        """Free the request's blocks that the layers of group `number` no longer read. Returns the number of
-        blocks that it still needs in that group.
+        """Free the request's blocks that the layers of KV group `number` no longer read. Returns the number of
+        further blocks that the request needs in this group.
         """
         group, table = self.layout.groups[number], request.block_tables[number]
         first, stop = request.num_null_blocks[number], group.num_null_blocks(request.num_computed_tokens)
@@ -171,8 +172,8 @@ class PlacedPool:
         self._pool.record_write(table[first:], filled, [request.number] * len(filled), step)
 
     def _unread(self, request: Request) -> Iterator[tuple[list[int], npt.NDArray[np.int64]]]:
-        """For each group, yield the request's blocks that contain slots that are no longer read, and the number
-        of these slots in each block.
+        """For each KV group, yield the request's blocks in which some slots are no longer read, and the number
+        of such slots in each of these blocks.
         """
         for number, group in enumerate(self.layout.groups):
             if not group.num_tokens or not request.block_tables[number]:
@@ -192,8 +193,9 @@ class PlacedPool:
         return -(-num_tokens * self._pool.block_size // group.num_tokens)
 
     def _spans_of_runs(self, requests: Iterable[Request], limits: Mapping[int, int]) -> dict[MapKind, Spans]:
-        """Return the slots without tokens in each request's run of blocks: reserved up to the request's limit,
-        reserved beyond the limit, and beyond the reservation.
+        """Return the empty slots in each request's contiguous blocks, in three kinds: reserved slots up to the
+        request's token limit (`RESERVED`), reserved slots beyond the limit (`INTERNAL`), and slots after the
+        reservation (`ROUNDING`).
         """
         rows = sorted(self._run_marks(request, limits[request.number]) for request in requests if request.block_table)
         marks = np.array(rows, np.int64).reshape(-1, 4)
@@ -203,7 +205,9 @@ class PlacedPool:
         }
 
     def _run_marks(self, request: Request, limit: int) -> tuple[int, int, int, int]:
-        """Return the pool slots at which the request's tokens, its limit, its reservation and its run of blocks end."""
+        """Return the pool slots at which four parts of the request's contiguous blocks end: its tokens, its
+        token limit, its reservation, and its last block.
+        """
         size, computed = self._pool.block_size, request.num_computed_tokens
         first = request.block_table[0] * size
         reserved = max(request.num_reserved_tokens, computed)

@@ -1,4 +1,5 @@
-"""Shadow of an engine: its requests in a separate simulated memory, in which another allocator places them.
+"""What-if simulation of an engine's memory: the engine's requests in a simulated memory, where another allocator places
+them.
 
 Owns the requests that have memory. It has no scheduler and no clock: requests arrive, grow and end as in the engine, so
 free slots are fragmented in the same way. Prefixes are not shared.
@@ -38,14 +39,14 @@ class ShadowUse:
     num_outside: int
     external_fragmentation: float
     num_fitting: int
-    """Number of requests that would fill the memory if all had the mean size of the placed ones; 0 if none is
-    placed.
+    """Number of requests that would fill the memory if each had the mean size of the placed requests; 0 if no
+    request is placed.
     """
 
 
 class Shadow:
-    """Places the engine's requests with one allocator. Raises BadInput for an allocator that cannot manage such a
-    memory.
+    """Places the engine's requests in simulated memory with one allocator. Raises BadInput if the allocator
+    cannot manage the memory of `candidate`.
     """
 
     def __init__(self, candidate: Candidate, *, max_model_len: int) -> None:
@@ -54,8 +55,8 @@ class Shadow:
         self.num_waiting = 0
         """Number of requests in the last `update` that did not fit."""
         self.num_preempted = 0
-        """Number of times that a request lost its blocks, because an older request grew or because it could not
-        grow itself.
+        """Number of times that a request lost its blocks, either to an older request that grew or because the
+        request itself could not grow.
         """
         first, *others = candidate.pools
         self._pools = [PlacedPool(candidate.allocator_name, first, max_model_len=max_model_len)]
@@ -76,8 +77,8 @@ class Shadow:
     def update(self, running_requests: Sequence[Running]) -> None:
         """Place the engine's running requests, which must be ordered by number and distinct.
 
-        Requests that do not fit wait, and are tried again in each call. A placed request that cannot grow takes blocks
-        from newer ones, as a scheduler preempts the newest request.
+        Requests that do not fit wait, and are tried again in each call. If a placed request cannot grow, the newest
+        placed requests lose their blocks until it can.
         """
         self._step += 1
         self._limits = {running.number: running.max_tokens for running in running_requests}
@@ -226,8 +227,8 @@ def placed_request(running: Running) -> Request:
 
 
 def set_output_length(request: Request, running: Running) -> None:
-    """Set the number of output tokens to that of `running`: the computed ones, plus the sampled one that is not
-    computed yet.
+    """Set the number of output tokens of `request` so that it matches `running`: the output tokens whose KV is
+    computed, plus the newest sampled token, whose KV is not computed yet.
     """
     num_output = running.num_tokens + 1 - running.num_prompt_tokens
     request.output_token_ids = NumTokens(max(0, num_output))

@@ -1,7 +1,8 @@
 """A small map of a large memory: each cell represents the same number of consecutive slots. Uses only numpy.
 
-Decides which `MapKind` represents the slots of a cell. It is a kind that occurs in the cell, and over the whole map the
-cells of a kind are proportional to its slots, so that a little waste everywhere remains visible as a little waste.
+Chooses the `MapKind` that each cell shows. It is always a kind that occurs among the cell's slots. Over the whole map,
+the number of cells of a kind is proportional to the number of its slots, so that small amounts of waste in many cells
+remain visible.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def _num_before(edges: Slots, spans: Spans) -> Slots:
 
 
 def _kinds(counts: Slots, size: int) -> bytes:
-    """Return the kind of each cell. The slots of other kinds in a cell are carried over to the following cells."""
+    """Return the kind of each cell. Slots of the kinds that a cell does not show count towards the choice for
+    the following cells.
+    """
     kinds: npt.NDArray[np.uint8] = counts.argmax(axis=1).astype(np.uint8)
     deficits = [0] * counts.shape[1]
     mixed = np.flatnonzero(counts.max(axis=1) < size)

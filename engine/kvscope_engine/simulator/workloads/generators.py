@@ -1,9 +1,10 @@
-"""Generates workloads from a seed: arrivals as a Poisson process or in bursts, lengths like published data sets.
+"""Generates workloads from a seed: arrivals as a Poisson process or in bursts, lengths distributed as in published data
+sets.
 
 Lengths are log-normal. Their means are those of PagedAttention (SOSP'23, figure 11): ShareGPT 161 input and 338 output
 tokens, Alpaca 19 and 58. The paper gives no other moment; the sigmas here (of the logarithm) are chosen for the heavy
-tails in its figure. Lengths are truncated to fit into `max_model_len`, whereas the paper drops longer requests. Means
-are therefore lower than requested if many are truncated; the report shows the actual means.
+tails in its figure. Lengths are truncated to fit into `max_model_len`, whereas the paper drops longer requests. If many
+lengths are truncated, the actual means are therefore lower than the requested ones; the report shows the actual means.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Converts a recording to a workload: arrivals, lengths, and shared prefixes of its requests.
 
 Shared prefixes are found by the hashes of the prompts' full blocks. They are underestimated where the recording has no
-hash: without prefix caching, for requests that ended with their first token, and for a block whose text another block
-already contained when it was computed.
+hash: without prefix caching, for requests that ended with their first token, and for blocks whose text was already
+cached in another block when they were computed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ EpochAndHash = tuple[int, int]
 def read_recording(path: Path, max_requests: int | None = None) -> Workload:
     """Return the first `max_requests` requests of a recording, or all if None, with their final lengths.
 
-    A request without output counts as one token, which the prefill yields. Raises BadInput for a file that is no
-    recording, and for one without requests.
+    A request without output tokens gets one, because the prefill always yields a token. Raises BadInput for a file that
+    is no recording, and for a recording without requests.
     """
     recording = Recording.open(path)
     requests = recorded_requests(recording)[:max_requests]
@@ -38,8 +38,8 @@ def read_recording(path: Path, max_requests: int | None = None) -> Workload:
 
 
 def _text_ids(requests: Sequence[RecordedRequest]) -> list[tuple[int, ...]]:
-    """Return, for each request, the numbers of its first blocks, up to the last block that it shares with
-    another request.
+    """Return, for each request, the ids of the texts in its first blocks, up to the last block whose text
+    another request has too.
     """
     counts = Counter(name for request in requests for name in _text_names(request))
     numbers: dict[EpochAndHash, int] = {}

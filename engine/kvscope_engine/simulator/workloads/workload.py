@@ -13,7 +13,9 @@ class WorkloadRequest:
     num_prompt_tokens: int
     num_output_tokens: int
     text_ids: tuple[int, ...] = ()
-    """Ids (from 0) of the texts that the prompt starts with, in order. Equal ids stand for equal texts."""
+    """Ids (from 0) of the equally long texts (`Workload.tokens_per_text`) with which the prompt starts, in
+    order. Requests with equal ids have equal texts, which they can share as a prefix.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,9 @@ class Workload:
     name: str
     requests: tuple[WorkloadRequest, ...]
     tokens_per_text: int = 1
-    """Length of each text in tokens. A prompt that is shorter than its texts ends within the last of them."""
+    """Length in tokens of each text in `WorkloadRequest.text_ids`. If a prompt is shorter than its texts
+    together, it ends within the last one.
+    """
 
     @property
     def longest(self) -> int:

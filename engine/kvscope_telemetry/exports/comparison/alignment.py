@@ -33,8 +33,8 @@ class Alignment:
 
     @classmethod
     def of(cls, moment_a_ns: int, moment_b_ns: int) -> Alignment:
-        """Return the alignment in which these two moments coincide. If their times are equal, both recordings use the
-        same clock.
+        """Return the alignment that maps `moment_a_ns` of recording A to `moment_b_ns` of recording B. If both
+        are equal, the recordings use the same clock.
         """
         return cls(moment_b_ns - moment_a_ns)
 

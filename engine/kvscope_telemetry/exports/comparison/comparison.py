@@ -44,8 +44,8 @@ _POOL: Final = {
 
 
 NUM_PARTS: Final = 60
-"""Maximum number of parts of a run in which a figure is measured to show how much it varies. More would add no
-information, and an open window recomputes them repeatedly.
+"""Maximum number of parts of a run in which a figure is measured to show how much it varies. More parts would
+add no information, and would slow down the desktop's comparison window.
 """
 _RATIO_UNITS: Final = ("s", "tokens/s", "1/min")
 
@@ -143,7 +143,8 @@ def _row(figure: Figure, a: Run, b: Run) -> ComparisonRow:
 def _values(figure: Figure, run: Run, number: int, min_part_s: float) -> FloatArray:
     """Return the figure in each of `number` equally long parts of the run, NaN where it is unknown.
 
-    Empty if the parts would be shorter than `min_part_s` seconds, or if the figure has no spread.
+    The result is empty if the parts would be shorter than `min_part_s` seconds, or if the figure has only one value per
+    run (`has_spread`).
     """
     if not figure.has_spread or run.span.length_s < number * min_part_s:
         return np.empty(0)

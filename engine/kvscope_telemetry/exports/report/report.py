@@ -134,7 +134,9 @@ def _text(figure: Figure, summary: RunSummary) -> str:
 
 
 def _stops_note(overview: SessionOverview, span: Span) -> str:
-    """Return a note on when the engine was stopped, which latencies exclude; "" if it never was."""
+    """Return an HTML note with the times for which the engine was stopped, saying that latencies and rates
+    exclude them; "" if it never was stopped.
+    """
     stopped_ns = overview.stops.stopped_ns(span.from_ns, span.until_ns)
     if not stopped_ns:
         return ""

@@ -51,8 +51,9 @@ class Cells:
         """Whether the engine reports the filled slots of blocks; otherwise cells are drawn as full."""
         self.step = 0
         self.last_used: npt.NDArray[np.uint32] | None = None
-        """Step of each block's last use, including reads (`mirror.last_use`), shape (num_blocks,). None: use the
-        ledger's values, which exclude reads.
+        """Step of each block's last use, including reads (`mirror.last_use`), shape (num_blocks,).
+
+        If this is None, the ledger's values are used, which exclude reads.
         """
         self.selected: Ids = _NO_IDS
         self.has_selection = False
@@ -161,8 +162,11 @@ class CellShape:
         return self._glyphs.get(LEVELS[level].kind, _NO_PIXELS)
 
     def _corners(self) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
-        """Return the corner pixels that show the background, and two lists of those covered by two thirds and by one
-        third.
+        """Return the pixels at the corners of a rounded cell as indices.
+
+        The first array has the pixels that show the background. The list has the pixels that the cell covers by two
+        thirds, then
+        those that it covers by one third.
         """
         if self.pitch < _MIN_PITCH_FOR_CORNERS:
             return np.empty(0, np.int64), []

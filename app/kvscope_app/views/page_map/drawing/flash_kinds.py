@@ -26,8 +26,11 @@ MOVES: Final = (FlashKind.EVICTED, FlashKind.COPIED, FlashKind.SAVED, FlashKind.
 
 @dataclass(frozen=True, slots=True)
 class FlashLevel:
-    """One fading level of a flash. `share_*`: how far the cell's colour moves towards the theme's `color`, 0 to 1, in a
-    dark and in a light theme; `fade_ns`: age at which the flash drops to the next lower level.
+    """One fading level of a flash.
+
+    `share_dark` and `share_light` say how far the cell's colour moves towards the theme's `color` in a dark and in a
+    light
+    theme, 0 to 1. `fade_ns` is the age at which the flash drops to the next lower level.
     """
 
     kind: FlashKind

@@ -40,7 +40,9 @@ class Section:
 class Grid:
     """Arrangement of `num_blocks` blocks in rows of `columns` cells.
 
-    `sizes`: number of blocks in each section, () for a single section; `gap_rows`: empty rows above each section.
+    `sizes` has the number of blocks in each section, and is empty for a single section. `gap_rows` is the number of
+    empty
+    rows above each section.
     """
 
     num_blocks: int

@@ -76,7 +76,7 @@ class Scene:
     def set_ledger(self, ledger: Ledger, block_size: int, step: int, sizes: tuple[int, ...] = ()) -> Span:
         """Switch to `ledger`. The camera stays if the number of blocks and the sections stay the same.
 
-        `sizes`: number of blocks in each tier, () for one section without a heading.
+        `sizes` has the number of blocks in each tier, and is empty for one section without a heading.
         """
         selected = self.cells.selected if self.cells is not None and self.cells.has_selection else None
         has_same_size = self.cells is not None and self.grid.num_blocks == ledger.num_blocks and self._sizes == sizes
@@ -97,9 +97,11 @@ class Scene:
         return heading_height(len(self._sizes), self.height, self._full_heading_height)
 
     def resize(self, width: int, height: int, heading: int = 0) -> Span:
-        """Replace the pixel buffer. Fits all blocks again if they were fitted, otherwise keeps the centre of the view.
+        """Replace the pixel buffer by one of `width` x `height` pixels.
 
-        `heading`: height of a section's heading, in pixels.
+        If all blocks were fitted into the old size, they are fitted into the new one. Otherwise the centre of the view
+        stays.
+        `heading` is the height of a section's heading, in pixels.
         """
         if (height, width) == self.pixels.shape and heading == self._full_heading_height:
             return None
@@ -263,8 +265,9 @@ def union(first: Span, second: Span) -> Span:
 def fit(num_blocks: int, width: int, height: int, sizes: tuple[int, ...] = (), heading: int = 0) -> tuple[Grid, Camera]:
     """Return the grid and camera that show all blocks with the largest possible cells in `width` x `height` pixels.
 
-    `sizes`: number of blocks in each section, () for one section without a heading; `heading`: height of a heading in
-    pixels.
+    `sizes` has the number of blocks in each section, and is empty for one section without a heading. `heading` is the
+    height
+    of a heading in pixels.
     """
     shape = _Shape(sizes or (num_blocks,), heading_height(len(sizes), height, heading))
     columns, pitch = _integral_pitch(shape, width, height) or _dense_pitch(shape, width, height)

@@ -1,8 +1,8 @@
-"""Computes the experts of an MoE layer as one device operation without lookups on the host, so that CUDA graphs can
-capture it.
+"""Computes the experts of an MoE layer as one device operation that never reads expert ids on the host, so that CUDA
+graphs can capture it.
 
-Recognizes transformers' expert modules by the attributes that `use_experts_implementation` sets, and their gate
-function by its outputs. Routing and shared experts remain transformers' code.
+An expert module of transformers is recognized by the attributes that `use_experts_implementation` sets, and its gate
+function by the function's outputs. Routing and shared experts remain transformers' code.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class FusedExperts(nn.Module):
 
     @property
     def weights(self) -> ExpertWeights:
-        """Weights at their current addresses. They are not cached, because streamed weights change buffers."""
+        """Weights at their current addresses. They must not be cached, because weights that are streamed from
+        host memory move between buffers.
+        """
         up, down = self.up, self.down
         if self.up_powers is None or self.down_powers is None:
             return ExpertWeights(up, down, self.up_bias, self.down_bias, self.gate)
@@ -102,10 +104,11 @@ def experts_candidate(part: Any) -> FusedExperts | None:
 
 
 def is_faster_on(device: torch.device) -> bool:
-    """Whether fused experts are faster on `device` than transformers' own.
+    """Whether fused experts are faster on `device` than transformers' implementation of experts.
 
-    On a CPU, torch's grouped matmul is faster than a loop over experts: mostly 1.0 to 1.5 times, in 15 of 16 pairs of
-    runs (1 to 128 tokens, 16 and 32 experts, float32 and bfloat16, one core).
+    They are faster on GPUs only. On a CPU, transformers uses torch's grouped matmul, which is faster than the loop over
+    experts of `FusedExperts`: mostly 1.0 to 1.5 times, in 15 of 16 pairs of runs (1 to 128 tokens, 16 and 32 experts,
+    float32 and bfloat16, one core).
     """
     return device.type == "cuda"
 

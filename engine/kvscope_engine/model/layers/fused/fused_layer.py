@@ -43,7 +43,7 @@ class ExpertsBlock:
         self.down = IdentityLinear()
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the complete block, (T, hidden) -> (T, hidden). The `down` projection after it is the identity."""
+        """Run the complete block, (T, hidden) -> (T, hidden). Callers then apply `down`, which is the identity here."""
         output: Any = self._block(x[None])
         result: torch.Tensor = output[0] if isinstance(output, torch.Tensor) else output[0][0]
         return result
@@ -80,8 +80,8 @@ class FusedLayer:
         self.keeps_float32 = False
         """Whether the result is float32 for any dtype of the input."""
         self.next_norm: FastRMSNorm | None = None
-        """Attention norm of the next layer; None without a fused next layer. The norm is computed with the residual sum
-        and passed in the step's `scratch`.
+        """Attention norm of the next layer; None if this is the last layer or the next layer is not fused. This
+        layer computes the norm together with the residual sum and passes the result in the step's `scratch`.
         """
         self.whole: WholeLayer | None = None
         """Compiled version of this layer; None if it has none."""
@@ -127,10 +127,10 @@ def chain_layers(module: nn.Module) -> None:
 
 
 def layer_candidate(layer: nn.Module) -> FusedLayer | None:
-    """Return `layer` as a `FusedLayer`; None unless it has exactly two norms, attention and an MLP as children, and all
+    """Return `layer` as a `FusedLayer`; None unless its children are two norms, an attention module and an MLP, and all
     of them were fused.
 
-    The experts may be fused in place of the MLP.
+    An MLP that contains experts is accepted if its experts were fused.
     """
     if {name for name, _ in layer.named_children()} != {
         "self_attn",

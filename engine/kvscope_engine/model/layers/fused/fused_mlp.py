@@ -1,4 +1,6 @@
-"""Gated feed-forward block in few operations, with one matmul for gate and up. `fuse` checks its results."""
+"""Gated feed-forward block in few operations, with one matmul for gate and up. `verification.fuse` compares its
+results with those of the original block.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ def mlp_candidate(mlp: nn.Module, packed: bool) -> FusedMLP | None:
 
 
 def activation_kind_of(act_fn: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> int | None:
-    """Return the number of the kernels' activation function whose outputs equal those of `act_fn`; None if no function
-    does.
+    """Return the kernels' identifier of the activation function whose outputs equal those of `act_fn`; None if
+    the kernels have no such function.
     """
     probe = torch.linspace(-12.0, 12.0, 481, device=device)
     try:

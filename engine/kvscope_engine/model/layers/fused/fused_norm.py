@@ -41,7 +41,7 @@ class FastRMSNorm:
     def add_norm(
         self, x: torch.Tensor, linear: LinearWithAdd, linear_input: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x + linear(linear_input), (T, size) in the dtype of x, and its norm."""
+        """Return the sum x + linear(linear_input), (T, size) in the dtype of x, and the norm of this sum."""
         if linear.fuses_add:
             total = linear.forward_add(linear_input, x)
             return total, self(total)
@@ -49,8 +49,10 @@ class FastRMSNorm:
 
 
 def norm_candidates(module: nn.Module) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    """Return the norms to which `module` may be equal if it is an RMSNorm: scaled by its weight, or by 1 + weight
-    (Gemma).
+    """Return the two functions that an RMSNorm module may compute: normalization scaled by the weight, and by 1 +
+    weight (Gemma).
+
+    The list is empty if `module` cannot be an RMSNorm.
     """
     weight, eps = getattr(module, "weight", None), norm_eps(module)
     only_weight = [name for name, _ in module.named_parameters()] == ["weight"]
@@ -61,7 +63,7 @@ def norm_candidates(module: nn.Module) -> list[Callable[[torch.Tensor], torch.Te
 
 
 def norm_eps(module: nn.Module) -> float | None:
-    """Return the epsilon of an RMSNorm; None if it has no attribute with a usual name for it."""
+    """Return the epsilon of an RMSNorm; None if `module` has no attribute that is usually called so."""
     for name in ("variance_epsilon", "eps"):
         value = getattr(module, name, None)
         if isinstance(value, float):

@@ -1,7 +1,7 @@
-"""Linear layers on weights of 4 or 8 bits, in groups or FP8. The weights are those of the checkpoint, or else rounded
-at load.
+"""Linear layers on quantized weights: integers of 4 or 8 bits with a scale per group, or FP8. The quantized weights are
+read from the checkpoint or computed at load.
 
-`fuse` does not check these layers, as with `int8_linear`, because rounding changes their results.
+Quantization changes a layer's results, so `fuse` does not compare these layers with the original ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GroupedLinear(nn.Module):
 
         Args:
             dtype: Dtype of the result; None for the dtype of the input.
-            buffer: Memory for the weights of a model on a CPU.
+            buffer: Allocator that the layers of a model on a CPU share for their quantized weights.
             rounds_activations: Whether activations are rounded to 8 bits. For FP8, it applies on any device; for other
                 weights, on a CPU only.
         """
@@ -64,6 +64,8 @@ class GroupedLinear(nn.Module):
         return self.grouped.product(x, other)
 
     def on_failure(self, report: Callable[[str], object]) -> None:
-        """Register a callback for failed FP8 matmuls; see `GpuFp8.on_failure`."""
+        """Set the callback for a failure of torch's FP8 matmul. It is called with one line of text, and never
+        for other weights than FP8 on a GPU.
+        """
         if isinstance(self.grouped, GpuFp8):
             self.grouped.on_failure(report)

@@ -33,7 +33,7 @@ class Int8Linear(nn.Module):
 
         Args:
             dtype: Dtype of the result; None for the dtype of the input.
-            buffer: Memory for the weights of the model.
+            buffer: Allocator that the layers of a model share for their rounded weights.
         """
         super().__init__()
         self.out_features, self.in_features = weight.shape

@@ -1,7 +1,8 @@
-"""Linear layers on prepacked weights: on a CPU, oneDNN reads its own blocked layout about twice as fast.
+"""Linear layers on prepacked weights. On a CPU, oneDNN reads a weight in its own blocked layout about twice as fast as
+a plain weight.
 
-Decides whether packing is possible. The plain weight is released, so memory does not grow, except for a shared weight
-(an embedding tied to the head), which stays in addition to its copy.
+Decides whether packing is possible. The plain weight is released after packing, so memory does not grow. A weight that
+other code shares (an embedding tied to the head) cannot be released and stays in memory in addition to its packed copy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from kvscope_kernels import ops_for
 from kvscope_kernels.linear.skinny_linear import FewRows
 
 BATCH_HINT: Final = 8
-"""Number of tokens per call for which oneDNN chooses the layout; from 1 to 32, it makes no measurable difference."""
+"""Number of tokens per call that is passed to oneDNN, which chooses the layout accordingly. Values from 1 to 32
+make no measurable difference.
+"""
 _CPU_CAPABILITIES: Final = ("AVX2", "AVX512", "AMX")
 
 
@@ -59,7 +62,9 @@ class FusedLinear(nn.Module):
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.few_rows: FewRows | None = None
-        """Implementation of matmuls with few rows; see `skinny_linear.linear`."""
+        """Numbers of rows for which kvscope's kernel computes the matmul instead of cuBLAS; None for the
+        default of `skinny_linear.linear`.
+        """
         self._ops = ops_for(weight.device.type)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Replaces a model's linear layers by quantized ones, after all other checks. Decides how each layer is replaced.
+"""Replaces a model's linear layers by quantized ones, after all checks of the model. Decides how each layer is
+replaced.
 
 Rounding changes the model's output slightly, so `fuse` does not check these layers. The user's option `quantization`
 decides what replaces the exact weights.
@@ -23,8 +24,8 @@ from kvscope_kernels.quantized_linear.fp8 import Fp8Weight, rounded_fp8
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, rounded
 
 _MAX_EXACT_OUTPUTS: Final = 128
-"""Maximum number of outputs of a layer that is not quantized. Such layers are routers or gates, sensitive to rounding
-and cheap.
+"""Layers with at most this many outputs are not quantized, because they are routers or gates, which are
+sensitive to rounding and cheap.
 """
 _GROUP_OF_8_BITS: Final = 64
 _DTYPES: Final = {"cpu": (torch.bfloat16, torch.float32), "cuda": (torch.bfloat16, torch.float32, torch.float16)}
@@ -33,15 +34,17 @@ Rounded = GroupedLinear | Int8Linear
 
 
 def round_linears(module: nn.Module, called: Container[nn.Module], quantization: str) -> Counter[int]:
-    """Replace the linear layers of `module` by quantized ones. Returns the number of replaced layers by bits.
+    """Replace the linear layers of `module` by quantized ones. Returns the number of replaced layers for each bit
+    width.
 
-    Replaces fused layers, layers in `called`, and the head; the result of a `Float32Head` stays float32. The new format
-    depends on `quantization`:
+    Replaces fused layers, layers in `called`, and the head; the result of a `Float32Head` stays float32. The new weight
+    format depends on `quantization`:
 
     - "int8": 8 bits.
-    - "int4": 4 bits; the head has 4 or 8 bits if the checkpoint has such weights, else 8 where that is possible.
+    - "int4": 4 bits. The head uses the checkpoint's weights of 4 or 8 bits if there are any; otherwise it is rounded to
+      8 bits where that is possible.
     - "filed": the quantized weights of the checkpoint, for layers that have readable ones. Activations are not rounded.
-    - "a8": as "filed", and 8 bits for the other layers.
+    - "a8": the quantized weights of the checkpoint, and 8 bits for the other layers.
     - "fp8": e4m3 weights and activations; the head is not replaced.
 
     On a CPU, activations are rounded too, except with "filed". A layer that does not support the format is not
@@ -61,8 +64,8 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
 
 
 def watch_fp8_failures(module: nn.Module, report: Callable[[str], object]) -> None:
-    """Call `report` with a line for each FP8 matmul that has failed or will fail and is replaced by another
-    implementation.
+    """Call `report` with one line of text when torch's FP8 matmul fails in a layer of `module`, which then uses
+    kvscope's own kernel. Failures that happened before this call are reported immediately.
 
     Equal lines, such as those for layers of one shape, are reported once.
     """

@@ -2,8 +2,9 @@
 
 Owns names, weights in host memory, and the assignment of slots. An adapter that a step uses is given a slot if it has
 none: a free one, or that of the least recently used adapter. With tensor parallelism, the other ranks then receive
-their shard of the weights, so they need no names. The weights of an unloaded adapter stay until no request uses it.
-Must not depend on the scheduler, which ensures that a step uses no more adapters than there are slots.
+their shard of the adapter's weights and the index of the slot; they do not know adapter names. The weights of an
+unloaded adapter stay until no request uses it. Must not depend on the scheduler, which ensures that a step uses no more
+adapters than there are slots.
 """
 
 from __future__ import annotations

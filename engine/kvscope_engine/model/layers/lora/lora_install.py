@@ -67,7 +67,7 @@ class _SkippedWithLora:
 
 
 def layer_names(module: nn.Module) -> frozenset[str]:
-    """Return the names of the linear layers that can have deltas, as in the original model."""
+    """Return the names, in the original model, of the linear layers that can have deltas."""
     return frozenset(part.name for site in _sites(module) for part in site.parts)
 
 

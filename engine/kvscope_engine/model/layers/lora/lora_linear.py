@@ -4,9 +4,9 @@ Owns the stacks of A and B, with a slot per adapter, and computes the sum. `lora
 rows. A fused layer (q, k and v, or gate and up, in one matmul) has a delta for each of its original layers, added to
 the output columns of that layer. In steps without adapters, the only cost is reading one attribute.
 
-All slots of a step are computed in one matmul, in which the results of other rows' slots are set to zero: the number of
-operations does not depend on the adapters, and A and B are not copied per row. Source of the batching: Chen et al.,
-Punica: Multi-tenant LoRA serving, 2023.
+One matmul computes the results of all of the step's slots for each row, and those of slots that the row does not use
+are set to zero. The number of operations thus does not depend on the adapters, and A and B are not copied per row.
+Source of the batching: Chen et al., Punica: Multi-tenant LoRA serving, 2023.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class StepSlots:
     first: int
     stop: int
     others: torch.Tensor | None
-    """Shape (T, stop - first), bool: True for slots that the row does not use, so that their results are set to zero.
+    """Shape (T, stop - first), bool: True for slots that the row does not use. The results of these slots are set to
+    zero.
 
     None if there is a single slot, which all rows use.
     """
@@ -44,8 +45,8 @@ class StepSlots:
 class LoraStepState:
     """State of the running step that the LoRA layers of a model share.
 
-    `slots` is None if no row has an adapter. `call_rows` are the rows for which the running recurrent layer is called:
-    it runs sequences separately, or decodes in the order of their states.
+    `slots` is None if no row has an adapter. `call_rows` are the batch rows that a recurrent layer is currently
+    processing: those of one sequence, or one row each of several decodes.
     """
 
     def __init__(self, call_rows: CallRows) -> None:

@@ -47,7 +47,9 @@ class LoraSlots:
         )
         self._stacks = {target.stack.parts[0].name: target.stack for target in self._targets.values()}
         self.stacks = {name: tuple(part.name for part in stack.parts) for name, stack in self._stacks.items()}
-        """Names of the layers of each stack, by the name of the stack. Both are the same on all ranks."""
+        """Names of the layers of each stack, by the name of the stack. The names of layers and stacks are the
+        same on all ranks.
+        """
 
     def shape(self, layer: str) -> tuple[int, int] | None:
         """Return (outputs, inputs) of a layer on this rank; None if it has no slots."""

@@ -100,7 +100,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 
 def read_adapter(name: str, path: str, max_rank: int, dtype: torch.dtype) -> AdapterWeights:
-    """Read the adapter in the folder `path`, to be served as `name`, for a model of type `dtype`.
+    """Read the adapter in the folder `path`, to be served as `name`, for a model with weights of dtype `dtype`.
 
     Raises:
         BadInput: The adapter is not supported. The message is one line with the name and the path.

@@ -38,15 +38,18 @@ def forward_calling(module: nn.Module, name: str, other: Callable[..., Any]) -> 
 
 
 def limits_steps(module: nn.Module) -> bool:
-    """Whether a Mamba 2 layer limits its time steps. transformers applies these limits only in its chunked form."""
+    """Whether a Mamba 2 layer limits its time steps. transformers applies these limits only in the code that
+    processes several tokens in chunks, not in its update for one token.
+    """
     return tuple(getattr(module, "time_step_limit", NO_LIMITS)) != NO_LIMITS
 
 
 def with_in_place_update(module: nn.Module, is_in_prompt: Callable[[], bool]) -> Callable[..., Any] | None:
     """Return the `forward` of a Mamba 2 layer with `update_in_place`; None for other layers.
 
-    While `is_in_prompt()`, one token gives the same result as within a longer prompt: transformers' update of one token
-    lacks the limits of the time step (`time_step_limit`) that its chunked form has.
+    While `is_in_prompt()`, the time step of a single token is limited (`time_step_limit`), so that the result is the
+    same as within a longer prompt. transformers' update of one token does not apply these limits; its code for several
+    tokens does.
     """
     original: Any = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(UPDATE_FUNCTION)
 

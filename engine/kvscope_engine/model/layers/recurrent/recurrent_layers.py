@@ -34,7 +34,9 @@ _MASKS: Final = ("attention_mask", "mask")
 
 
 class StateStep(Protocol):
-    """Runs recurrent layers in a step with the states of the step's sequences. May be a stub."""
+    """Runs recurrent layers in a step with the states of the step's sequences. Stubs for trial runs implement
+    this protocol too.
+    """
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any: ...
 
@@ -67,11 +69,13 @@ class RecurrentLayer:
     call_rows: CallRows
     """Rows of the running call. All layers of a model share this object."""
     state: LayerState = ()
-    """Tensors of the state, determined by a trial run."""
+    """Shapes and dtypes of the tensors of one request's state, determined by a trial run."""
     scan: ContinuedScan | None = None
     """Runs several tokens from an existing state; None if transformers' own `forward` can do that."""
     supports_pieces: bool = False
-    """Whether several tokens can continue from a state in one call; otherwise each token is a call."""
+    """Whether several tokens can continue from a state in one call. If False, tokens after a sequence's first
+    call run in one call each.
+    """
     supports_batches: bool = False
     """Whether single tokens of several sequences can run in one call."""
 
@@ -94,10 +98,10 @@ class RecurrentLayer:
     def call(
         self, arguments: dict[str, Any], states: Sequence[torch.Tensor] | None, *, has_initial_state: bool
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
-        """Run the layer. Returns its output and its states by kind and index.
+        """Run the layer. Returns the layer's output and its new states by kind and index.
 
-        If `states` are given, one row per sequence, they are overwritten with the new states. Their contents are read
-        only if `has_initial_state`.
+        The tensors in `states`, if given, have one row per sequence and are overwritten with the new states. Their
+        previous contents are used only if `has_initial_state`.
         """
         initial_states = {} if states is None else dict(zip(_keys(self.state), states, strict=True))
         output, new_states = self.caller.call(self, arguments, initial_states, has_initial_state=has_initial_state)
@@ -151,7 +155,7 @@ class RecurrentLayers:
 
     @property
     def states(self) -> list[LayerState]:
-        """State of one request in each recurrent layer."""
+        """Shapes and dtypes of one request's state tensors, for each recurrent layer."""
         return [layer.state for layer in self.layers]
 
     def _replace_forward(self, name: str, submodule: nn.Module, caller: StateCaller) -> None:
@@ -220,13 +224,15 @@ class StateBatch(StateStep):
     slots: Sequence[int]
     """Slot of each sequence of the flattened batch."""
     has_initial_state: Sequence[bool]
-    """Whether each sequence's slot has the state after its previous tokens; False if the step has its first tokens."""
+    """Whether each sequence's slot has the state after its previous tokens; False if the step computes the
+    sequence's first tokens.
+    """
     query_start: Sequence[int]
-    """First batch row of each sequence, and the number of rows, (sequences + 1,)."""
+    """First batch row of each sequence, followed by the total number of rows, (sequences + 1,)."""
     saves: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Pairs (batch row, slot) by sequence: the state before the row is copied to the slot."""
     in_prompt: Sequence[bool] = ()
-    """Whether each sequence's tokens are part of its prompt; empty if none are."""
+    """Whether each sequence's tokens are part of its prompt; empty if no sequence runs prompt tokens."""
     decodes: list[int] = field(default_factory=list)
     """Indices of the sequences that can run in one call, in the order of their slots; empty if there is at most one."""
     decode_slots: StateSlots | None = None
@@ -295,7 +301,8 @@ class StateBatch(StateStep):
         """Split the tokens of a sequence into calls as (start, end), which end at each row before which a state is
         saved.
 
-        A first call may have any length.
+        If the layer does not support several tokens that continue from a state, each call has one token, except a
+        sequence's first call.
         """
         ends = sorted({end, *(row for row, _ in self.saves.get(number, ()))})
         pieces: list[tuple[int, int]] = []
@@ -367,10 +374,10 @@ def concatenate_outputs(outputs: Sequence[Any]) -> Any:
 
 
 def _sequences_first(arguments: dict[str, Any], num_tokens: int, rows: slice | torch.Tensor) -> dict[str, Any]:
-    """Return `rows` of the batch, (1, T, ...), as sequences of one token, (rows, 1, ...).
+    """Return the arguments for `rows` of the batch, (1, T, ...), as sequences of one token each, (rows, 1, ...).
 
-    The strides are those of a tensor created with that shape: for a transposed tensor, torch's matmuls copy their
-    weights for each sequence.
+    Not implemented as a transposition of the first two axes, because torch's matmuls copy their weights for each
+    sequence if the strides are those of a transposed tensor.
     """
     return _map_token_rows(arguments, num_tokens, lambda values: values[0, rows].unsqueeze(1))
 

@@ -41,8 +41,8 @@ class SamplerOutput:
     num_top: int
 
     def read(self, numbers: list[int] | list[float]) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """Convert `packed`, copied to the host, to a token per row and log-probabilities (empty if none were
-        requested).
+        """Convert the numbers of `packed`, which were copied to the host, to one token per row, and
+        log-probabilities (empty if none were requested).
         """
         if self.logprobs is None:
             return list(map(int, numbers)), []
@@ -128,7 +128,7 @@ def first_largest(values: torch.Tensor) -> torch.Tensor:
 class RawLogprobs:
     """Log-probabilities of the model's distribution before temperature, penalties and filters, as in vLLM.
 
-    The rows that request them are copied before the logits are changed.
+    The logits of rows whose request asks for log-probabilities are copied before sampling changes them.
     """
 
     def __init__(self, logits: torch.Tensor, inputs: LogprobInputs) -> None:

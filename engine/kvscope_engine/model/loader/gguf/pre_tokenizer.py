@@ -43,8 +43,8 @@ _ALIASES: Final = {
     "glm4": "llama-bpe",
     "chatglm-bpe": "llama-bpe",
 }
-"""Values of `tokenizer.ggml.pre` that transformers does not support, each with a supported value of the same
-pattern.
+"""Values of `tokenizer.ggml.pre` that transformers does not support, each with a supported value that splits
+text by the same pattern.
 """
 _IGNORING_MERGES: Final = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken")

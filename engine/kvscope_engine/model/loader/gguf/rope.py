@@ -74,7 +74,9 @@ def apply_rope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, conf
 def _parameters(
     header: GgufHeader, metadata: dict[str, Scalar], config: Any, parameters: dict[str, Any], scaling: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the `rope_parameters` for one kind of layer. The format's default base is 10,000."""
+    """Return the `rope_parameters` for one kind of layer. If the file does not state the base of the
+    frequencies, it is 10,000.
+    """
     partial = {key: value for key, value in parameters.items() if key == "partial_rotary_factor"}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     count = metadata.get("rope.dimension_count", head_dim)
@@ -131,9 +133,9 @@ def _longrope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, confi
 
 
 def _scaled_frequencies(factors: list[float], config: Any) -> dict[str, Any]:
-    """Return parameters that divide each rotary frequency by its factor, whatever the sequence length.
+    """Return rotary parameters that divide each frequency by its factor, whatever the sequence length.
 
-    They use `longrope` with the same list for short and long sequences.
+    The parameters are of type `longrope`, with `factors` for both short and long sequences.
     """
     if all(factor == 1.0 for factor in factors):
         return {"rope_type": "default"}

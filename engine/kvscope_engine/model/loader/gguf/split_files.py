@@ -1,4 +1,4 @@
-"""Parts of a split GGUF model, named as by `llama-gguf-split`. Imports no torch."""
+"""Finds the parts of a split GGUF model, whose file names are those that `llama-gguf-split` gives. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts GGUF tensors to transformers' weights, for architectures for which its loader has no processor.
+"""Converts GGUF tensors to transformers' weights, for architectures for which transformers' loader has no processor.
 
 A processor stores converted weights itself and returns a tensor without a name, which the loader then skips.
 """
@@ -60,7 +60,9 @@ def processors() -> dict[str, Any]:
 
 
 def _target_key(name: str, mapping: dict[str, str]) -> str:
-    """Return the key of a tensor in `mapping`, without `.weight` if transformers has a plain parameter."""
+    """Return the key of the tensor `name` in `mapping`. The key has no `.weight` suffix if the weight is a
+    plain parameter in transformers.
+    """
     short = name.removesuffix(".weight")
     return short if short in mapping else name
 
