@@ -1,7 +1,7 @@
 """Publishes changes of the prefix cache after each step, in the format of vLLM's KV events.
 
-Owns the publisher and defines the hash salt, which is equal for all engines with the same seed. Exists only if the
-configuration enables KV events.
+Owns the publisher and defines the hash salt, which is equal for all engines with the same seed. An engine has a
+publisher only if its configuration enables KV events.
 """
 
 from __future__ import annotations

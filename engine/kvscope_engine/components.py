@@ -1,6 +1,7 @@
 """Builds an engine's components from its configuration: model, block pool, scheduler, KV storage, runner.
 
-This is the only module that imports all of them. Each component imports at most what the import contracts allow.
+This is the only module that imports all of them. The import contracts in `pyproject.toml` limit what each component may
+import.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.transport.host_id import host_id
 
 SAVE_PREFIXES_TIMEOUT_S = 5.0
-"""Maximum seconds that closing an engine spends writing cached blocks to a KV file that outlives it."""
+"""Maximum seconds that closing an engine spends writing cached blocks to the disk tier's file, if that file is
+kept for the next start.
+"""
 
 
 NO_MEMORY_FOR_PIECEWISE_GRAPHS: Final = (
@@ -116,7 +119,7 @@ class EngineComponents:
     mover: BlockMover | None
     """Copies blocks between the tiers; None without lower tiers."""
     notes: list[str]
-    """Deviations from the configuration, one line each. The runner appends features that it disables later."""
+    """Deviations from the configuration, one line each. If the runner disables a feature later, it appends a line."""
     threads: CpuThreads | None
     """CPU threads that compute a step; None on a GPU."""
     plan: MemoryPlan | None
@@ -482,9 +485,7 @@ def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) ->
 def _agree_on_pool_size(
     config: EngineConfig, model: _ReadyModel, leader: Leader | None, progress: Callable[[Progress], None]
 ) -> PoolSize:
-    """Agree with the other ranks on the smallest number of blocks of any rank. Returns this rank's pool size
-    with it.
-    """
+    """Return this rank's pool size, with the number of blocks reduced to that of the rank with the fewest blocks."""
     with in_full(None if model.lora is None else model.lora.slots):
         size = pool_size(config, model.loaded)
     if leader is not None:
@@ -562,7 +563,9 @@ def _build_states(config: EngineConfig, loaded: LoadedModel, size: PoolSize, und
 
 
 def mla_expansion_notes(module: torch.nn.Module) -> list[str]:
-    """Return a note if an MLA model caches keys and values instead of latents; empty for other models."""
+    """Return a line for the user if an MLA model caches keys and values instead of latents. It has the elements
+    per token and the reason. Returns an empty list for other models.
+    """
     config: Any = module.config
     config = config.get_text_config(decoder=True)
     calls = check_hook(module)
@@ -601,7 +604,7 @@ def _notes_on_own_forward(config: EngineConfig, loaded: LoadedModel) -> list[str
 
 
 def _notes_on_states(config: EngineConfig, states: StateStorage | None, *, together: bool) -> list[str]:
-    """Return notes on the memory of recurrent states and the resulting limit on running requests.
+    """Return lines for the user about the memory of recurrent states, and about features and limits that depend on it.
 
     `together`: whether the recurrent layers decode as a batch.
     """
@@ -747,10 +750,10 @@ def overlaps_steps(config: EngineConfig, device: torch.device) -> bool:
 
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
-    """Return the identity of the model's KV values, which is stored in a disk file that outlives the engine; "" if
-    there is no such file.
+    """Return a text that identifies everything that determines the KV values of a prompt: model, quantization, weights
+    and sparse attention.
 
-    Includes quantization and sparse attention, which change the KV values.
+    The text is stored in a disk tier file that outlives the engine. Returns "" if there is no such file.
     """
     if not config.keep_disk_kv:
         return ""

@@ -154,7 +154,8 @@ class Engine:
         self._publish(self.memory())
 
     def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool] = always_wanted) -> list[int]:
-        """Return the prompt's token ids, with the compiled grammar if `submit` requests structured output.
+        """Return the prompt's token ids. If `submit` requests structured output, the returned list also holds the
+        compiled grammar (`PreparedPrompt`).
 
         Thread-safe. Slow if a grammar has to be compiled; compilation is abandoned once `is_wanted` returns False.
 

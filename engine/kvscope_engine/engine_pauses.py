@@ -133,7 +133,9 @@ class EnginePauses:
 
     @contextmanager
     def single_step(self, by: str) -> Iterator[None]:
-        """Context in which a paused engine runs a step requested by `by`. Its time counts as running time."""
+        """Return a context in which a paused engine runs one step, requested by the client `by`. The time of
+        this step counts as running time.
+        """
         open_pause, began_ns = self._running.open, time.monotonic_ns()
         self._running.end(began_ns)
         yield

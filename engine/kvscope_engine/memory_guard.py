@@ -1,4 +1,5 @@
-"""Polls the GPU's memory between steps, and limits steps while other programs hold memory that was planned for them.
+"""Polls the GPU's memory between steps, and limits steps while other programs hold memory that the engine has planned
+to use.
 
 Decides when to poll and what to release or restore; `memory_watch` decides how far steps are limited. The block pool is
 never resized. A poll queries two values from the driver and waits for no kernel.
@@ -168,8 +169,8 @@ class MemoryGuard:
         return describe_holders(grown(self._memory.holders.others(), self._initial_holders))
 
     def _release_unused(self, free: int, now_s: float, finish_in_flight: Callable[[], object]) -> None:
-        """Release torch's unused memory if it is large. If that freed little (CUDA graphs may hold it), the interval
-        until the next release is longer.
+        """Release the unused memory of torch's allocator if it is at least `MIN_UNUSED_BYTES`. If little of it
+        became free, for example because CUDA graphs hold it, the interval until the next release is longer.
         """
         if self._memory.reserved_bytes() - self._memory.held_bytes() < MIN_UNUSED_BYTES:
             return

@@ -1,6 +1,6 @@
-"""Names and colours of the tiers, the same in every view. Imports no Qt.
+"""Names and colours of the KV cache tiers, used by all views. Imports no Qt.
 
-`CacheInfo.rows_by_tier` defines which ledger rows a tier has.
+`CacheInfo.rows_by_tier` defines which rows of the block ledger belong to a tier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class TierStyle:
     title: str = ""
     """Name of the tier; "" for the pool, whose name depends on the device, and for an unknown tier."""
     where: str = ""
-    """Location of the tier's blocks as part of a sentence, such as `in host memory`; "" if texts do not mention it."""
+    """Location of the tier's blocks as part of a sentence, such as `in host memory`; "" if texts about these
+    blocks do not mention a location.
+    """
     word: str = ""
     """Short name in legends and cells, such as `host`; "" for recurrent states on the device."""
     search_words: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
 """Navigation from views with a time axis: go to a time and select its request.
 
-Owns the request to select once its engine start is shown. Must not depend on any view.
+If the chosen request belongs to an epoch (start of an engine) that is not shown yet, this module remembers the request
+and selects it later. Must not depend on any view.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ class TimeNavigator:
         self._pending: tuple[int, int] | None = None
 
     def choose(self, time_ns: int, epoch: int = 0, number: int = 0) -> None:
-        """Go to `time_ns`, and select request `number` of `epoch` once that epoch is shown. `number` 0 means no
-        request.
+        """Go to `time_ns`. If `number` is not 0, select request `number` of `epoch` (the start of its engine)
+        once that epoch is shown.
         """
         self._pending = (epoch, number) if number else None
         self._session.timeline.go_to(time_ns)

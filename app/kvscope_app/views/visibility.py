@@ -1,7 +1,7 @@
 """Determines whether a widget may be visible to the user.
 
-Qt's `isVisible` is also true in a minimised window, and for a dock behind another tab, which Qt moves outside its
-window.
+Qt's `isVisible` is also true in a minimised window, and for a dock behind another tab. Qt does not hide such a dock but
+moves it outside its window.
 """
 
 from __future__ import annotations

@@ -101,7 +101,8 @@ def require_qt() -> None:
 
 
 def require_sound_qt() -> None:
-    """Raise KvscopeError for a PySide6 that corrupts reference counts on this Python (6.12 below 3.12).
+    """Raise KvscopeError if PySide6 is version 6.12 or newer and Python is older than 3.12. This combination corrupts
+    reference counts.
 
     See docs/internals/decisions/0011-pyside6-stays-below-6-12.md.
     """

@@ -33,14 +33,17 @@ _FIRST_VIEW_MS: Final = 40
 
 
 class DockedViews(QObject):
-    """Docks and views of one window. `refresher` refreshes the views; their changes are pushed to `undo`."""
+    """Docks and views of one window. `refresher` refreshes the views. Changes in views that the user can undo
+    are pushed to `undo`.
+    """
 
     loaded = Signal(str)
     """Emitted with the name of a view after it was put into its dock."""
     all_loaded = Signal()
     _next_view = Signal()
     _last_view = Signal()
-    """Queued signals from this object to itself, delivered in the next turn of the event loop.
+    """Signal from this object to itself, like `_next_view`. Both are queued and delivered in the next turn of the event
+    loop.
 
     A `QTimer.singleShot` of 0 ms is not used, because its callback is never released if the window closes first.
     """

@@ -107,8 +107,8 @@ class MenuBarCorner(QWidget):
     def _hide_what_does_not_fit(self) -> None:
         """Move the buttons into a menu and shorten the state text if the menu bar's menus need the space.
 
-        If that is still too wide, first the state is hidden, which the status bar shows as well, then the menu, which
-        has only actions of the menu bar.
+        If the space is still too small, the state text is hidden, because the status bar shows the state as well. Then
+        the menu with the buttons is hidden, because the menu bar has all of its actions.
         """
         if self._bar is None:
             return

@@ -1,12 +1,14 @@
 """Works around a crash of PySide 6.11 on Python 3.11: an error that a Python override of a Qt method raises.
 
-If such an override is called while Python waits for a call of Qt, as `focusNextPrevChild` is under
-`super().event(event)`, shiboken stores the error and prepends the override's name to its message
+The crash happens if Qt calls the override while Python waits for a call of Qt. An example is `focusNextPrevChild`,
+which Qt calls during `super().event(event)`. shiboken stores the error and prepends the override's name to its message
 (`prependToExceptionMessage` in `sbkerrors.cpp`). Before Python 3.12, `PyErr_Fetch` returns a bare string instead of an
-exception object for most errors raised in C, among them "Internal C++ object already deleted" and `int("x")`. Shiboken
+exception object for most errors raised in C, among them "Internal C++ object already deleted" and `int("x")`. shiboken
 reads the string as if it were an exception, and the process ends with a segmentation fault.
 
-Python creates the object immediately if another exception is being handled, because the new one needs its context.
+Python creates the exception object immediately if another exception is being handled, because it then has to set the
+new exception's context. `call_with_exception_objects` therefore calls functions while it handles a placeholder
+exception.
 """
 
 from __future__ import annotations

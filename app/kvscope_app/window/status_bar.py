@@ -309,8 +309,8 @@ class StatusBar(QStatusBar):
 
 
 def frames_tip(status: SourceStatus) -> str:
-    """Return the tooltip of the frame count. It includes the data that was skipped because the engine has a newer
-    version.
+    """Return the tooltip of the frame count. If the engine is newer than this program, the tooltip also has the
+    numbers of skipped messages and unknown states.
     """
     lines = [_TIPS["frames"]]
     if status.num_skipped:
@@ -360,9 +360,10 @@ def _model_text(hello: Hello | None) -> str:
 
 
 def quantization_text(quantization: str) -> str:
-    """Return a text such as `4-bit weights` for `int4`, also with activations for `int4-a8`; "" without quantization.
+    """Return a text such as `4-bit weights` for `int4`, or `4-bit weights, 8-bit activations` for `int4-a8`; "" without
+    quantization.
 
-    Quantizations whose names have no number of bits are returned unchanged.
+    If the name of the quantization has no number of bits, the text is the name followed by `weights`.
     """
     weights, _, activations = quantization.partition("-a")
     bits = weights.removeprefix("int")

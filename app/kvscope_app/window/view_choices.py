@@ -107,7 +107,9 @@ def _apply_request_choices(view: View, choices: Choices) -> None:
 
 
 def _changed_widths(view: View) -> dict[str, int] | None:
-    """Return the changed widths by title, in pixels at 100 % zoom; None if the view has no table with known widths."""
+    """Return the changed column widths by column title, in pixels at 100 % zoom. Returns None if the view has
+    no table with known initial widths.
+    """
     table = getattr(view, "table", None)
     initial = table.property(_INITIAL_WIDTHS) if isinstance(table, QTableView) else None
     if initial is None or not isinstance(table, QTableView):

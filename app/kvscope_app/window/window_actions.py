@@ -68,7 +68,7 @@ _A8_OFF_TEXT: Final = (
 
 
 def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) -> None:
-    """Add all actions of `window`. Those that restart kvscope's own engine use `notices`."""
+    """Add all actions of `window`. Actions that restart kvscope's own engine call methods of `notices`."""
     jumps = EventJumps(window.session.timeline, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time_actions = (
         *playback_actions(window.session.timeline, jumps),
@@ -374,7 +374,9 @@ def _text_size_actions(window: WindowBody) -> list[ActionSpec]:
 
 
 def _dock_actions(window: WindowBody) -> list[ActionSpec]:
-    """Return the actions whose shortcuts apply only while one view has the focus. The view may not be loaded yet."""
+    """Return the actions whose shortcuts apply only while a certain view has the focus. The actions do nothing
+    while that view is not loaded.
+    """
 
     def call_view(name: str, view: str) -> Callable[[], object]:
         return lambda: getattr(window.views[view], name)() if view in window.views else None

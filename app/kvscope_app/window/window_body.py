@@ -33,7 +33,9 @@ class WindowBody(SessionWindow):
     """
 
     linking = Signal(bool)
-    """Emitted when the user links the shown time of all windows or ends the link."""
+    """Emitted with True when the user links the shown time of all windows, and with False when the user ends
+    the link.
+    """
     link_changed = Signal()
     """Emitted when `link_text` or `may_link` may have changed."""
 
@@ -53,9 +55,9 @@ class WindowBody(SessionWindow):
         """
         self._is_squeezed = False
         self.may_link, self.link_text = False, ""
-        """`may_link`: whether another window exists to link times with.
+        """`may_link`: whether another window is open whose shown time can be linked to that of this window.
 
-        `link_text`: state of the link, empty if not linked.
+        `link_text`: text about the linked windows; "" if the times are not linked.
         """
         self.setWindowTitle("kvscope")
         self.debugger = Debugger(session, self)
@@ -99,7 +101,9 @@ class WindowBody(SessionWindow):
         self.docks["console"].setVisible(not self.session.timeline.is_file)
 
     def zoom_by(self, steps: int) -> None:
-        """Zoom the page map (1: in, -1: out, 0: fit). Used unless a focused view handles zooming itself."""
+        """Zoom the page map in (1) or out (-1), or fit it into the view (0). Called if no focused view handles
+        zooming itself.
+        """
         (self.page_map.fit_all, self.page_map.zoom_in, self.page_map.zoom_out)[steps]()
 
     def event(self, event: QEvent) -> bool:

@@ -1,12 +1,12 @@
 """Compare attention methods for long contexts, on the keys and values of a real model.
 
-The model reads a text (the story that comes with kvscope, repeated if it is too short). At each length, every method
-attends the same queries to the same keys and values of some of the layers. The table has time (median; the methods
-alternate), bytes stored and temporary bytes for each token of each request, and the error of the output relative to
-full attention. Then the perplexity of each method that needs no training is measured on the last tokens of the shortest
-text, read one at a time. Last, the engine's own operations decode the same tokens with `--sparse-decode` at several
-fractions: perplexity, the standard error of its change, and the divergence of the predictions from those of full
-attention.
+The model reads a text (the story that comes with kvscope, repeated if it is too short). At each length, all methods
+compute attention of the same queries over the same keys and values, in some of the layers. The methods alternate. The
+table has the median time, the stored and the temporary bytes per token of each request, and the error of the output
+relative to full attention. Then the perplexity of each method that needs no training is measured on the last tokens of
+the shortest text, read one at a time. Last, the engine's own operations decode the same tokens with `--sparse-decode`
+at several fractions: perplexity, the standard error of its change, and the divergence of the predictions from those of
+full attention.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _sparse_quality(
     """Measure sparse decode with fused layers, as the engine runs it. Returns None if no layer supports block
     selection.
 
-    Fusing changes the model, so it must not be used afterwards.
+    The layers of `loaded` are fused in place, so the unfused model is not available afterwards.
     """
     from kvscope_engine.bench.laboratory.sparse_quality import sparse_quality
     from kvscope_engine.model.runner.sparse_layers import may_choose

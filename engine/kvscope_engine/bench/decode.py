@@ -103,8 +103,8 @@ def _text_ids(ours: Any) -> list[int]:
 
 
 def _peers(module: Any, wanted: Sequence[str]) -> tuple[list[Contender], dict[str, str]]:
-    """Return the contenders in `wanted` that can run on this machine, and for all others the reason why not,
-    by name.
+    """Return the contenders in `wanted` that can run on this machine. For each of the others, return the reason
+    why it cannot run, by name.
     """
     from kvscope_engine.bench.contenders import llama_cpp
     from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous

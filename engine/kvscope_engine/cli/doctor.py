@@ -1,5 +1,5 @@
-"""Command `kvscope-engine doctor`: reports what this machine has and lacks, how to fix that, and which kernels are
-used.
+"""Command `kvscope-engine doctor`: reports what this machine has and lacks, how to install what is missing, and which
+kernels are used.
 
 `model.runner.operation_table` creates the table of operations.
 """

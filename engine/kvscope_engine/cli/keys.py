@@ -1,4 +1,4 @@
-"""Command `kvscope-engine keys`: creates, lists and removes the keys of clients on tcp."""
+"""Command `kvscope-engine keys`: creates, lists and removes the key files with which clients authenticate over TCP."""
 
 from __future__ import annotations
 

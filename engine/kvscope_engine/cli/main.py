@@ -26,8 +26,8 @@ from kvscope_telemetry.termination import INTERRUPTED, exiting_on_signals
 
 PROGRAM: Final = "kvscope-engine"
 STARTED_AS: Final = "KVSCOPE_STARTED_AS"
-"""Name of an environment variable. It has the name of the program that the user started, if that program runs this one
-(`kvscope replay`).
+"""Name of the environment variable with the name of the program that the user started, if that program runs
+this one (`kvscope replay`).
 """
 COMMANDS: Final = {
     "serve": "cli.serve",

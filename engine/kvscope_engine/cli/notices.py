@@ -1,4 +1,4 @@
-"""Prints messages about deviations from the configuration to standard error."""
+"""Prints notices to standard error, one line each, about features that run otherwise than configured."""
 
 from __future__ import annotations
 

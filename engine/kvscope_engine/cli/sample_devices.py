@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def default_sample_endpoint() -> str:
-    """Return an endpoint derived from an engine's default endpoint, so that both can run concurrently."""
+    """Return the default endpoint of this command. It differs from an engine's default endpoint, so that this
+    command and an engine can run at the same time.
+    """
     return f"{default_endpoint()}/devices"
 
 

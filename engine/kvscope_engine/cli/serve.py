@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 HTTP_VALUE_OPTIONS: Final = ("served_model_name", "tool_call_parser", "allowed_origins")
 HTTP_FLAGS: Final = ("no_metrics", "metrics_open", "trust_forwarded")
-"""Options that, like `HTTP_VALUE_OPTIONS`, are passed unchanged to the OpenAI API's process."""
+"""Flags that are passed unchanged to the process of the OpenAI API. `HTTP_VALUE_OPTIONS` are the options with a
+value that are passed as well.
+"""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:

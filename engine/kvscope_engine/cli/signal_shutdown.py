@@ -75,8 +75,8 @@ class Stopping:
 
 @contextmanager
 def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
-    """Let a signal end the block within `limit_s` seconds: immediately while the model loads, otherwise after the
-    current step.
+    """Return a context whose body a signal ends within `limit_s` seconds: immediately while the model loads,
+    otherwise after the current step.
     """
     stopping = Stopping(limit_s)
     _adopt_orphans()

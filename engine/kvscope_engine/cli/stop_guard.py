@@ -44,7 +44,9 @@ def kill_children() -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Return the descendants of all threads of process `pid`, parents before children, without this process."""
+    """Return the descendants of process `pid`, parents before children, without this process. Children that any
+    thread of a process started are included.
+    """
     children = _children(pid)
     return children + [one for child in children for one in _descendants(child)]
 

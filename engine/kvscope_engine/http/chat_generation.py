@@ -1,4 +1,4 @@
-"""Generation of answers to one conversation, read for reasoning, content and tool calls.
+"""Generates the answers to one conversation, and separates reasoning, content and tool calls in them.
 
 Shared by the endpoints of chat completions and responses, which differ only in the form of bodies and answers.
 """
@@ -22,7 +22,9 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
 class ChatGeneration:
-    """One chat at the engine. `generation` submits and ends it; `read` returns what the engine's replies say."""
+    """One chat at the engine. `generation` submits and ends it; `read` converts the engine's replies to parts
+    of the answers.
+    """
 
     def __init__(
         self,
@@ -40,7 +42,9 @@ class ChatGeneration:
         self.tokenizer = tokenizer
         self.num_choices = sampling.n
         self.num_reasoning_tokens = 0
-        """Tokens of steps that ended within the reasoning, over all choices."""
+        """Number of reasoning tokens over all choices. The tokens of an engine reply count as reasoning if the
+        reply ends within the reasoning.
+        """
         self._includes_reasoning = body.include_reasoning is not False
         prompt_ids = prompt.fields.get("prompt_token_ids", ())
         self._readers = [answers.reader(tokenizer, prompt_ids) for _ in range(sampling.n)]

@@ -50,7 +50,7 @@ The replies of a complete step then arrive together, and the event loop is woken
 """
 TICK_MS: Final = 250
 MIN_QUERY_TAG: Final = 2
-"""Minimum tag of a query. The thread itself uses lower tags."""
+"""Minimum tag of a query from an endpoint. The client's thread uses lower tags for its own queries."""
 READY_POLL_S: Final = 5.0
 STARTING_POLL_S: Final = 0.25
 RECONNECT_TIMEOUT_S: Final = 5.0
@@ -76,7 +76,7 @@ class _OpenRequest:
 class EngineClient:
     """Connection to the engine at `endpoint`.
 
-    All methods except `close` are called on the event loop. Raises BadInput as `key_for` does.
+    All methods except `close` are called on the event loop. Raises BadInput for a bad endpoint or key file.
     """
 
     def __init__(self, endpoint: str, *, key: Path | None = None) -> None:

@@ -233,8 +233,8 @@ def encode_events(chunks: Iterable[msgspec.Struct]) -> bytes:
 
 
 class TextEvents:
-    """Encodes events that differ only in a text. All other parts of the event are encoded once per choice, from
-    `chunk`.
+    """Encodes events that differ only in a text. `chunk` returns the event for a choice index and a text.
+    Everything around the text is encoded only once per choice.
     """
 
     def __init__(self, chunk: Callable[[int, str], msgspec.Struct]) -> None:

@@ -45,9 +45,10 @@ OWN_FILES: Final = 256
 
 
 class HttpServer:
-    """Serves on `listener`.
+    """Serves the API on `listener`.
 
-    Raises BadInput for an address beyond loopback without an API key, and as `make_app` does.
+    Raises BadInput for an address beyond loopback without an API key, and for an engine endpoint or key file that is
+    not accepted.
     """
 
     def __init__(self, settings: HttpSettings, listener: socket.socket, mounts: Sequence[BaseRoute] = ()) -> None:

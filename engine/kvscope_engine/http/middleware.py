@@ -90,7 +90,8 @@ class AccessMiddleware:
 async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> _Body:
     """Read and decode the body as `kind`, and count the request as in progress. Raises ApiError.
 
-    The body's bytes count until the slot's `release_body` is called or the request ends.
+    The bytes of the body count towards the limit on bodies until the slot's `release_body` is called or the request
+    ends.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body is not accepted: Content-Type: application/json is")

@@ -1,4 +1,4 @@
-"""Converts a body's prompts for the engine: to token ids, or to text if no tokenizer is available in this process."""
+"""Converts the prompts in a request body to token ids, or to text if this process has no tokenizer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def chat_ids(
     max_len: int,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Return the token ids of a conversation. Raises BadInput if it is too long, or ApiError."""
+    """Return the token ids of a conversation. Raises BadInput if the conversation is too long or the chat
+    template cannot render it, and ApiError for a message that is not accepted.
+    """
     text = conversation_text(tokenizer, messages, tools, extra, add_generation_prompt=add_generation_prompt)
     return text_ids(tokenizer, text, max_len, add_special_tokens=False)
 

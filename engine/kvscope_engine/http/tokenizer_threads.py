@@ -28,7 +28,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import ModelInfo
 
 SMALL_BYTES: Final = 64 << 10
-"""Maximum bytes of a text that is tokenized within milliseconds."""
+"""Maximum bytes of a small piece of text, which is tokenized within milliseconds."""
 _Result = TypeVar("_Result")
 
 

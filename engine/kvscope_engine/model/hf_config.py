@@ -26,7 +26,9 @@ long before it fails for lack of memory.
 FLOAT_KEY: Final = "__float__"
 NON_JSON_FLOATS: Final = ("Infinity", "-Infinity", "NaN")
 FIRST_POSITION: Final = "kvscope_first_position"
-"""Attribute set on a configuration whose model's positions start above 0: the first position. Not read from a file."""
+"""Name of an attribute that is set on the configuration of a model whose positions start above 0. Its value is
+the first position. It is not read from a file.
+"""
 EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names of the configuration fields that may have the number of experts per layer."""
 _LENGTH_NAMES: Final = (
@@ -126,7 +128,9 @@ def _layers(config: Any) -> list[Any]:
 
 
 def _with_floats(value: Any) -> Any:
-    """Replace objects with which transformers encodes infinities and NaN, which JSON cannot represent, by floats."""
+    """Replace the objects that stand for infinities and NaN by floats. transformers writes such objects,
+    because JSON cannot represent these values.
+    """
     if isinstance(value, list):
         return [_with_floats(item) for item in value]
     if not isinstance(value, dict):

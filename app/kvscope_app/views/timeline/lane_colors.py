@@ -1,4 +1,6 @@
-"""Colours of the lanes: request states as in the request table, blocks as in the page map."""
+"""Colours of the timeline's lanes. Request states have the same colours as in the request table, and blocks the
+same as in the page map.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ PHASE_LEGEND: Final = {
     RequestPhase.SWAPPED: "swapped out",
     RequestPhase.ABORTED: "aborted",
 }
-"""Legend entries, in the order of a request's life. Refused requests have no entry. They are drawn as a short mark in
-the colour of preempted requests.
+"""Legend entries, in the order of a request's life. Refused requests are drawn as short ticks in the colour of
+preempted requests, and have no entry of their own.
 """
 QUEUED_PALENESS: Final = 0.35
 """Share of background in the colour of waiting requests, which hold no blocks and are drawn as a thin line."""
@@ -46,7 +48,9 @@ STOPPED_COLOR: Final = "muted"
 STOPPED_PALENESS: Final = 0.45
 STOPPED_LABEL: Final = "engine paused or suspended"
 STOPPED_BACKGROUND_PALENESS: Final = 0.83
-"""Share of the normal background behind the lanes while the engine is paused or suspended."""
+"""Share of the normal background colour (0 to 1) in the warning colour that is drawn behind the lanes while the
+engine is paused or suspended.
+"""
 
 
 def theme_pixel(name: str, theme: Theme) -> int:

@@ -25,8 +25,8 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 _MAX_EVENTS_SHOWN: Final = 3
 STEP_MARGIN_NS: Final = 1_000
-"""Offset added to a step's end when the cursor moves to it, so that the time still reaches the step after rounding to
-float seconds.
+"""Nanoseconds added to a step's end when the cursor moves there. Without them, rounding to float seconds could
+put the cursor before the step's end.
 """
 _STEP_COLUMNS: Final = ("num_steps", "prefill_tokens", "decode_tokens")
 
@@ -89,7 +89,9 @@ def _hit_step_lane(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) 
 
 
 def step_hit(steps: StepColumns, index: int) -> LaneHit:
-    """Return the hit for the step at `index`. Its time is the step's end, when the frame was published."""
+    """Return the hit for the step at `index`. The hit's time is just after the step's end, so that the cursor
+    moves to the state after the step.
+    """
     batch, duration_s = steps.batch(index), float(steps.end_ns[index] - steps.begin_ns[index]) / 1e9
     text = (
         f"Step {count(int(steps.step[index]))}: {plural(batch.numbers.size, 'request')}, "

@@ -36,7 +36,9 @@ def row_height() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Lane above the requests. Its heights, for a low widget and for all higher ones, are in pixels at 100 % scale."""
+    """Lane above the requests. It has `low_height` in a low widget and `full_height` in all others, in pixels
+    at 100 % scale.
+    """
 
     name: str
     title: str
@@ -51,7 +53,7 @@ class TickLane:
     title: str
     color: str
     column: str
-    """Column of the per-second summaries with the number of items; empty if there is none."""
+    """Column of the per-second summaries that counts the lane's items; "" if there is no such column."""
     noun: str
     """Singular noun for a counted item."""
     kind: str = ""
@@ -59,7 +61,9 @@ class TickLane:
 
 
 def _tick_lanes() -> dict[str, TickLane]:
-    """Return the tick lanes by name: one per event kind, each followed by related lanes for which only counts exist."""
+    """Return the tick lanes by name, in display order. The lane of an event kind is followed by related lanes,
+    such as swaps after preemptions.
+    """
     related = {
         "preempted": {"swapped": TickLane("Swaps", "flash_saved", "swapped_blocks", "swapped block", "preempted")},
         "evicted": {"copied": TickLane("Copy-on-write", "flash_copied", "copied_blocks", "copied block")},
@@ -96,8 +100,9 @@ LANES: Final = (
 class LaneLayout:
     """Positions of the lanes in a widget of `width` x `height` pixels.
 
-    If the lanes and `_MIN_ROWS` request rows do not fit, the last lanes scroll with the requests. `first_row` is then
-    the index of the first visible request row or, if negative, minus the number of these lanes that are visible.
+    If the lanes and `_MIN_ROWS` request rows do not fit, the last lanes scroll with the requests. `first_row` is the
+    index of the first visible request row. If it is negative, `-first_row` of the scrolling lanes are visible above the
+    requests.
     """
 
     width: int

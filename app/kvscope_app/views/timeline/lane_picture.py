@@ -110,7 +110,9 @@ def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> P
 
 
 def usage_shares(overview: SessionOverview) -> tuple[FloatArray, FloatArray]:
-    """Return the shares of the pool that are active, and active or cached, per second; shape (seconds,) each."""
+    """Return two shares (0 to 1) of the block pool for each second: that of active blocks, and that of active
+    and cached blocks together. Shape (seconds,) each.
+    """
     active, cached = overview.column("active_blocks"), overview.column("cached_blocks")
     pool = np.maximum(pool_of(overview), 1.0)
     return usage_of(overview), (active + cached) / pool
@@ -124,8 +126,8 @@ def gaps(overview: SessionOverview) -> tuple[IntArray, IntArray]:
 
 
 def lanes_without_data(overview: SessionOverview) -> frozenset[str]:
-    """Return the names of lanes without data in `overview`. The bookmark lane is included, because bookmarks are stored
-    elsewhere.
+    """Return the names of the lanes without data in `overview`. The bookmark lane is always included, because
+    an overview contains no bookmarks.
     """
     names = {name for name in TICK_LANES if not _counts(name, overview).any()}
     names -= {name for name in names if (overview.events.kind_codes == KIND_CODES.get(name, -1)).any()}
@@ -163,8 +165,8 @@ def _draw_usage(box: Pixels, overview: SessionOverview, seconds: tuple[IntArray,
 
 
 def peak_requests(overview: SessionOverview, state: str) -> float:
-    """Return the largest number of requests that were in `state` ("running" or "waiting") at any moment, also within a
-    second.
+    """Return the largest number of requests that were in `state` ("running" or "waiting") at any moment. Peaks
+    between two per-second values count as well.
     """
     columns = (overview.column(f"{prefix}_{state}") for prefix in ("num", "peak"))
     return max(float(np.nan_to_num(column).max(initial=0.0)) for column in columns)

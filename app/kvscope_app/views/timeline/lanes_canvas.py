@@ -95,7 +95,10 @@ class LanesCanvas(QWidget):
         return LaneLayout(self.width(), self.height(), empty_lanes, self.first_row, has_requests)
 
     def show_overview(self, overview: SessionOverview, lanes: RequestLanes, whole: TimeSpan, cursor_ns: int) -> None:
-        """Show new data. If the canvas follows the cursor, the visible span moves with it."""
+        """Show the data in `overview` and `lanes`. `whole` is the span of the whole timeline.
+
+        If the canvas follows the cursor, the visible span moves to contain it.
+        """
         is_at_end = self.shown.span.end_ns >= self.whole.end_ns
         self.whole, self.cursor_ns = whole, cursor_ns
         self._lanes_without_data = lanes_without_data(overview)
@@ -186,8 +189,8 @@ class LanesCanvas(QWidget):
         self._choose_span(self.shown.span.zoomed(factor, at_share, self.whole))
 
     def zoom_by(self, steps: int) -> None:
-        """Zoom in by `steps` (out if negative), around the cursor if it is visible, else around the middle. 0 shows the
-        whole timeline.
+        """Zoom in by `steps`, or out if `steps` is negative. The cursor stays in place if it is visible,
+        otherwise the middle of the visible span does. 0 shows the whole timeline.
         """
         if not steps:
             self.fit()
@@ -208,7 +211,7 @@ class LanesCanvas(QWidget):
             self.measuring.emit()
 
     def hit_test(self, point: QPoint) -> LaneHit | None:
-        """Return the item at a point of the widget, or None left of the time axis."""
+        """Return the item at a point of the widget, or None if the point is left of the time axis."""
         if point.x() < gutter():
             return None
         self._update_rows()

@@ -14,7 +14,9 @@ from kvscope_app.views.timeline.measured_range import MeasuredRange
 
 _MARGIN: Final = 8
 _MIN_WIDTH_FOR_TWO_COLUMNS: Final = 640
-"""Minimum width in pixels of the parent for two columns of statistics, which fit into low docks."""
+"""Minimum width of the parent, in pixels, for showing the statistics in two columns. Two columns need less
+height than one.
+"""
 
 
 class RangeCard(QFrame):

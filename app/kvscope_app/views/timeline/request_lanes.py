@@ -172,7 +172,9 @@ class RequestLanes:
         self._close_request(event.number, time_ns)
 
     def _on_aborted(self, event: Event, time_ns: int, _: int) -> None:
-        """Mark the request as aborted. A request that never ran is shown only by this mark."""
+        """End the request with a mark of zero length for the abort. A request that never ran consists of this
+        mark only.
+        """
         self._add_mark(event.number, RequestPhase.ABORTED, time_ns)
 
     def _on_refused(self, event: Event, time_ns: int, _: int) -> None:

@@ -32,7 +32,9 @@ class StepFeed(QObject):
         self._session = session
         self._last_request_s = 0.0
         self._requested_frame: tuple[int | None, int] | None = None
-        """Newest frame when the last read began; None if that read ended before the newest data."""
+        """(epoch, sequence number) of the newest frame when the last read began. None for a file, and if that
+        read ended before the newest frame.
+        """
         self._reader: RecordingReader[StepColumns] = RecordingReader(session, "kvscope-steps", self)
         self._reader.finished.connect(self._on_read)
 

@@ -76,10 +76,10 @@ class StepColumns:
         return nearest if nearest is not None and distances[nearest] <= reach_ns else None
 
     def neighbor_index(self, time_ns: int, sign: int) -> int | None:
-        """Return the index of the next step to end after `time_ns` (`sign` 1), or of the previous step (`sign` -1), or
-        None.
+        """Return the index of a step next to the cursor time `time_ns`, or None if there is no such step.
 
-        With -1, the last step that ended by `time_ns` counts as the current one, so the step before it is returned.
+        With `sign` 1, this is the first step that ends after `time_ns`. With `sign` -1, it is the step before the last
+        one that ended by `time_ns`: the cursor is already at the end of that one.
         """
         num_ended = int(np.searchsorted(self.end_ns, time_ns, "right"))
         index = num_ended if sign > 0 else num_ended - 2

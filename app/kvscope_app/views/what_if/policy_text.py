@@ -35,7 +35,9 @@ _MAP_LABELS: Final = {
 
 
 def map_colors(theme: Theme) -> dict[MapKind, str]:
-    """Return the colour of each kind of slot: the page map's colours for equal states, red for wasted slots."""
+    """Return the colour of each kind of slot. Used and free slots have the colours of active and free blocks in
+    the page map. Slots that are wasted inside an allocation are red.
+    """
     return {
         MapKind.USED: theme.block_active,
         MapKind.RESERVED: mix(theme.block_active, theme.block_free, 0.55),
@@ -79,8 +81,8 @@ def waste_share(use: PolicyUse) -> str:
 
 
 def placed(use: PolicyUse) -> str:
-    """Return how many requests run and how many wait. If none waits, return how many requests of their average length
-    would fit.
+    """Return a text with the number of running requests. The text also has the number of waiting requests or,
+    if none waits, how many requests of average length would fit in all.
     """
     if use.refused:
         return "not enough memory"

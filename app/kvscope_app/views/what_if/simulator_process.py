@@ -30,7 +30,7 @@ class WhatIfSimulator(QObject):
     """Emitted with the reason if a question will not be answered. The next question sends the setup again."""
 
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
-        """Create the simulator. `command` is started instead of `kvscope-engine what-if`."""
+        """Create the simulator. If `command` is given, it is started instead of `kvscope-engine what-if`."""
         super().__init__(parent)
         self.child = LineProcess(command or engine_command("what-if"), _MAX_ANSWER_BYTES, self)
         self.child.line_received.connect(self._on_line)

@@ -74,7 +74,9 @@ class WhatIfView(View):
     def __init__(
         self, session: Session, parent: QWidget | None = None, *, command: Sequence[str] | None = None
     ) -> None:
-        """Create the view. `command` is started instead of `kvscope-engine what-if`."""
+        """Create the view. If `command` is given, it is started as the simulator instead of `kvscope-engine
+        what-if`.
+        """
         super().__init__(session, parent)
         self.process = WhatIfSimulator(self, command)
         self.process.answered.connect(self._on_answer)
@@ -114,7 +116,7 @@ class WhatIfView(View):
         self.became_visible()
 
     def became_visible(self) -> None:
-        """Allow another question after a failure."""
+        """Allow the view to ask again if its last question failed."""
         self._failure = ""
 
     @property

@@ -199,7 +199,9 @@ class AttachDialog(Sheet):
         self.close()
 
     def _label_of(self, endpoint: str) -> str:
-        """Return the name under which an address is saved if it was typed rather than selected."""
+        """Return the name of the saved connection to `endpoint`. Returns "" if there is none, or if the user
+        selected a saved connection and removed its name.
+        """
         is_saved_selected = (
             self.fields.saved_engines.currentIndex() > 0
         )  # then an empty name means that the user removed it

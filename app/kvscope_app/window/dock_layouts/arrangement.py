@@ -88,14 +88,16 @@ def show_layout(window: WindowBody, layout: WindowLayout) -> None:
 
 
 def _bottom_width(layout: WindowLayout, width: int) -> float:
-    """Return the width of the docks below the page map. The bottom left corner belongs to the left docks."""
+    """Return the width of the docks below the page map. It is the window's width without the left docks, which
+    reach down to the window's bottom.
+    """
     left = layout.areas.get("left")
     return width * max(1 - (left.share if left else 0.0), 0.1)
 
 
 def _split(window: WindowBody, part: LayoutPart) -> None:
-    """Split the area by the first view of each part. The views of further tabs are added later, because Qt cannot split
-    a tab.
+    """Split the dock area among the parts of `part`, recursively. Only the first dock of each part is placed
+    here. Docks that share a place with it as tabs are added later, because Qt cannot split the area at a tab.
     """
     orientation = _HORIZONTAL if part.across else _VERTICAL
     for before, after in zip(part.parts, part.parts[1:], strict=False):
@@ -155,12 +157,12 @@ def _tab_stacks(window: WindowBody) -> list[_Stack]:
 
 
 def _tab_stack(window: WindowBody, tabs: tuple[str, ...]) -> _Stack:
-    """Return the stack of the docks named `tabs`, which Qt reports as tabs of one group. Only their tab bar has their
-    order.
+    """Return the stack of the docks named `tabs`, which Qt reports as one tab group. Only the group's tab bar has the
+    order of the tabs.
 
-    For a while after docks moved, a window also has the tab bar of the former group, perhaps with the same titles and
-    another current tab. The dock in front is therefore the one inside the window: Qt moves the docks of the other tabs
-    out of it.
+    For a while after docks were moved, the window also has the tab bar of a former group, perhaps with the same titles
+    and another current tab. Therefore the dock in front is not read from a tab bar. It is the dock inside the window,
+    because Qt moves the docks of all other tabs out of the window.
     """
     front = next((name for name in tabs if window.docks[name].geometry().intersects(window.rect())), tabs[0])
     rect = window.docks[front].geometry()

@@ -34,7 +34,7 @@ class DockLengths(QObject):
         self._window = window
         self._lengths: dict[str, int] = {}
         self._window_size = QSize()
-        """Window size for which all lengths were recorded."""
+        """Window size at which the lengths of all visible docks were last recorded."""
         self._lengths_on_press: dict[str, int] = {}
         self._restore_timer = QTimer(self, singleShot=True, interval=0)
         self._restore_timer.timeout.connect(self._restore)
@@ -44,7 +44,9 @@ class DockLengths(QObject):
         window.installEventFilter(self)
 
     def restore(self, settings: QSettings, group: str) -> None:
-        """Load the saved lengths. They are needed because a window that was closed while it was small opens small."""
+        """Load the saved lengths. A window that was closed while it was small opens small, and needs these
+        lengths when it grows.
+        """
         saved = settings.value(lengths_name(group))
         if isinstance(saved, Mapping):
             size, lengths = saved.get(_WINDOW_KEY), {name: saved.get(name) for name in self._window.docks}
@@ -76,8 +78,8 @@ class DockLengths(QObject):
     def _record(self, is_whole: bool) -> None:
         """Record the lengths after docks were moved.
 
-        `is_whole`: whether the whole layout was replaced. Otherwise, some docks may be too short in a small window, and
-        only lengths that grew are recorded.
+        `is_whole`: whether the whole layout was replaced. Otherwise, a window that is smaller than at the last complete
+        recording may have squeezed docks, so only lengths that grew are recorded.
         """
         size, current = self._window.size(), self._current_lengths()
         is_smaller = size.width() < self._window_size.width() or size.height() < self._window_size.height()

@@ -1,6 +1,6 @@
 """llama.cpp as a contender, through the low-level batch interface of llama-cpp-python, if installed.
 
-All sequences are in one context; finished sequences leave the batch, as in llama.cpp's server.
+All sequences share one llama.cpp context. Finished sequences leave the batch.
 """
 
 from __future__ import annotations

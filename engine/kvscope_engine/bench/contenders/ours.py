@@ -42,7 +42,7 @@ class OurEngine:
         self.engine = Engine(config, publish=self._receive)
 
     def publish_to(self, publish: Callable[[TelemetryMessage], None] | None) -> None:
-        """Also pass telemetry messages to `publish` from then on; None ends it."""
+        """Set the function that receives each telemetry message from now on; None for no function."""
         self._publish = publish
 
     def run(self, workload: BenchWorkload) -> None:

@@ -134,7 +134,7 @@ class BatchingSession:
     def _unfinished(self) -> dict[str, list[int]]:
         """Return the token ids that unfinished requests have after a stop, by request id.
 
-        transformers reports them as failed, with their tokens.
+        transformers reports these requests as failed, but returns the tokens generated so far.
         """
         unfinished: dict[str, list[int]] = {}
         while (result := self._manager.get_result(timeout=0.0)) is not None:

@@ -1,4 +1,4 @@
-"""Runs a contest: one operation in one case by several contenders.
+"""Runs a contest, in which several contenders compute one operation in one case.
 
 Their results are compared with those of kvscope's implementation, and the contenders that agree are timed in the same
 rounds.
@@ -69,7 +69,9 @@ class ContenderResult:
     """`gb_per_s` divided by the bandwidth of a plain read in the same rounds."""
     tflop_per_s: float | None
     ours_over_it: float
-    """The contender's time divided by that of kvscope's implementation, which is faster if this is above 1."""
+    """The contender's time divided by the time of kvscope's implementation. Above 1, kvscope's implementation
+    is faster.
+    """
 
 
 @dataclass(frozen=True, slots=True)

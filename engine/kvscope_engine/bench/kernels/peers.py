@@ -61,8 +61,8 @@ def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a call of FlashAttention-2 on contiguous keys and values. Its paged version needs pages of at least 256
-    tokens.
+    """Return a call of FlashAttention-2 on contiguous keys and values. Paged keys and values are not used,
+    because FlashAttention-2 needs pages of at least 256 tokens.
     """
     library = _import_library("flash_attn")
     keys, values = contiguous_kv(work, pool)
@@ -76,8 +76,8 @@ def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a prefill call of the FlashAttention version that accepts kvscope's block layout, called as
-    `--attention-backend` calls it.
+    """Return a prefill call of the newest FlashAttention version that accepts kvscope's block layout. The call
+    uses the same wrapper as an engine with the option `--attention-backend`.
     """
     if work.query_lens is None:
         raise Absent("taken for prefill only")

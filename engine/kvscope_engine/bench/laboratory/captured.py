@@ -93,7 +93,8 @@ def read(loaded: LoadedModel, ids: Sequence[int], show_progress: Callable[[int],
 def samples(context: DenseContext, length: int, batch: int, num_layers: int) -> list[LayerSample]:
     """Return samples of evenly spaced layers, with the keys and values of the first `length` tokens.
 
-    The queries are always those of the last tokens read, for any `length`, as if the text continued.
+    The queries are those of the last tokens of the whole text, whatever `length` is, as if these tokens followed the
+    first `length` tokens.
     """
     layers = sorted(context.kv_of_layer)
     selected = {layers[index * (len(layers) - 1) // max(1, num_layers - 1)] for index in range(num_layers)}

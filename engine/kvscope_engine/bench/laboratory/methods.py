@@ -135,6 +135,8 @@ METHODS: Final[dict[str, Callable[[], AttentionMethod]]] = {
 }
 """Factories of the attention methods, by name in the table."""
 UNTRAINED: Final = frozenset({"low rank 1/4"})
-"""Names of methods that cannot replace attention without training, so that their perplexity is not measured."""
+"""Names of the methods that give no useful output unless a model was trained with them. Their perplexity is not
+measured.
+"""
 EXACT: Final = frozenset({FULL, "paged, in order", "paged, shuffled", "sparse 1"})
 """Names of methods that attend to every token."""

@@ -140,7 +140,7 @@ def _in_blocks(tensor: Tensor, *, pad_last: bool = False) -> Tensor:
 def _shares(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Estimate each block's share of attention: (B, Hkv, group, D) and (B, Hkv, n, D) -> (B, Hkv, n).
 
-    Equals the engine's `block_scores`, which returns logarithms.
+    The engine's `block_scores` returns the logarithm of the same estimate.
     """
     up, down, far = rows.clamp(min=0), rows.clamp(max=0), 1.0 - NEAR
     estimates = (NEAR * up + far * down) @ high.mT + (far * up + NEAR * down) @ low.mT

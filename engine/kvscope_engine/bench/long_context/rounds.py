@@ -14,7 +14,7 @@ MAX_ROUNDS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class LongBatch:
-    """Batch of requests with equally long contexts that decode together: number of requests and tokens."""
+    """Size of a batch of requests with equally long contexts that decode together."""
 
     num_requests: int = 8
     context_tokens: int = 4096

@@ -39,8 +39,8 @@ def decode_steps(
     show_progress: Callable[[str], None],
     report: dict[str, Any],
 ) -> None:
-    """Add the start time and memory of each engine to `report`, and a table row for each of its batches and sampling
-    modes.
+    """Add the start time and memory of each engine to `report`, and a table row for each engine, batch size and
+    sampling mode.
     """
     report |= {"engines": {}, "steps": []}
     for kind, options in engines.items():

@@ -31,7 +31,9 @@ SMALLER_BATCH_TOKENS: Final = 2048
 PAGE_SIZE: Final = 256
 """Default page size of transformers, in tokens."""
 WARM_TOKENS: Final = 8
-"""Output tokens per warm-up request. They take more steps than are needed until a batch's graph is captured."""
+"""Number of output tokens per warm-up request. It is large enough that the CUDA graph of each batch size is
+captured.
+"""
 LATENCIES: Final = {
     "ttft_p50_ms": "first token p50, ms",
     "ttft_p99_ms": "p99",
@@ -41,7 +43,7 @@ LATENCIES: Final = {
 
 
 class _TooSlow(Exception):
-    """Raised if no token was generated within the time limit, so that another attempt would take as long."""
+    """Raised if no token was generated within the time limit. Another attempt would take as long, so none is made."""
 
 
 def requests(
@@ -53,8 +55,8 @@ def requests(
 ) -> dict[str, Any]:
     """Measure kvscope's engine with its default options and with each of `engines`, then transformers.
 
-    transformers is stopped after `limit_s` seconds, and its tokens so far count. If it fails, the report has the
-    reason.
+    transformers is stopped after `limit_s` seconds, and the tokens that it generated until then are counted. If it
+    fails, the report has the reason.
     """
     workload, ours = _measure_ours(setting, {}, count, show_progress)
     free_unused_memory()

@@ -1,7 +1,7 @@
 """Measures decode steps with frames sent to a subscriber in another process, and with frames discarded.
 
-Both are measured on one engine and one running batch, a few steps each in the order with, without, without, with, so
-that the growing context has the same mean length for both. Steps are timed by wall clock.
+Both are measured on one engine and one running batch. Telemetry is on, off, off, and on again, for a few steps each, so
+that the growing context has the same mean length with and without telemetry. Steps are timed by wall clock.
 """
 
 from __future__ import annotations

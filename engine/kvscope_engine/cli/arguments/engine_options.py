@@ -22,7 +22,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def engine_option_values(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that are not None, as fields of a configuration."""
+    """Return the engine options by name of the field of `EngineConfig`, without those that are None."""
     values = {name: getattr(args, name) for name in options_of(EngineConfig)}
     set_values = {name: value for name, value in values.items() if value is not None}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in set_values.items()}

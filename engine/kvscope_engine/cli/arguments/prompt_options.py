@@ -46,7 +46,7 @@ def read_prompts(
 
 
 def _validated(submit: Submit) -> Submit:
-    """Validate a submission as decoding from the wire would do. Raises BadInput."""
+    """Apply the checks that a submission from a client would undergo when it is decoded. Raises BadInput."""
     try:
         return msgspec.convert(msgspec.to_builtins(submit, str_keys=True), Submit, str_keys=True)
     except (msgspec.ValidationError, UnicodeError) as error:
@@ -78,8 +78,8 @@ def _from_file(path: Path, base: Submit) -> Iterator[Submit]:
 
 
 def _lone_surrogate(line: bytes) -> str:
-    """Return the error text if the line has a lone surrogate, which the decoder would report as a truncated line; else
-    "".
+    """Return the error text for a line with a lone surrogate, which the decoder would report as a truncated
+    line. Returns "" for other lines.
     """
     try:
         value = json.dumps(json.loads(line), ensure_ascii=False)

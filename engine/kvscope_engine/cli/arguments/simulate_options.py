@@ -290,8 +290,8 @@ def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, 
 
 
 def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording | None) -> SimulatedLimits:
-    """Return the simulated limits. A limit is taken from the options or else from the recording, or is the default.
-    Raises BadInput for a value outside its range.
+    """Return the simulated limits. Each limit comes from the options or, if it is not given there, from the
+    recording; otherwise it is the default. Raises BadInput for a value outside its range.
     """
     cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
 

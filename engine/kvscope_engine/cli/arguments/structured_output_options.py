@@ -75,7 +75,9 @@ def structured_from_options(options: Mapping[str, Any]) -> Structured | None:
 
 
 def _text_or_file(value: str, mark: str) -> str:
-    """Return `value` if it contains `mark`, otherwise the contents of the file with that name."""
+    """Return `value` itself if it contains the string `mark`. Otherwise, return the contents of the file at the
+    path `value`.
+    """
     if mark in value:
         return value
     try:

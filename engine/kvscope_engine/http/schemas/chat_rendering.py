@@ -1,7 +1,7 @@
 """Renders a chat's messages and tools with the model's chat template.
 
-The template is part of the model and the messages are sent by a client, so the rendering time is bounded, as in the
-engine.
+The template comes with the model and the messages come from a client. Neither is trusted, so the rendering time is
+bounded.
 """
 
 from __future__ import annotations

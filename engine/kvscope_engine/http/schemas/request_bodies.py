@@ -45,7 +45,7 @@ class ResponseFormat(_Body, frozen=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema: dict[str, Any] | None = None
-    """Schema of a `json_object`, as in llama.cpp."""
+    """JSON schema for the type `json_object`. This field is an extension of llama.cpp."""
 
 
 class StructuredOutputs(_Body, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class IgnoredFields(_Body, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     """Accepted without effect: special tokens are never shown."""
     length_penalty: float | None = None
-    """Option of beam search, as is `early_stopping`. Beam search itself is refused."""
+    """Accepted without effect. `length_penalty` and `early_stopping` are options of beam search, which is refused."""
     early_stopping: bool | str | None = None
     guided_decoding_backend: Text = None
     cache_prompt: bool | None = None
@@ -110,7 +110,7 @@ class NeutralFields(IgnoredFields, frozen=True, kw_only=True):
     vllm_xargs: Any = None
     prompt_embeds: Any = None
     typical_p: Any = None
-    """Option of llama.cpp, as are all fields after this one."""
+    """This field and all fields after it are options of llama.cpp."""
     mirostat: Any = None
     dry_multiplier: Any = None
     xtc_probability: Any = None
@@ -248,7 +248,7 @@ class MessageBody(_Body, frozen=True, kw_only=True):
     tool_call_id: Text = None
     refusal: Text = None
     reasoning: Text = None
-    """Reasoning of an earlier turn, as is `reasoning_content`."""
+    """The model's reasoning in an earlier turn. Some clients call this field `reasoning_content`."""
     reasoning_content: Text = None
     annotations: list[Any] | None = None
     audio: Any = None
@@ -282,9 +282,9 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """Variable for the chat template; most templates ignore it."""
     include_reasoning: bool | None = None
-    """Whether the answer contains its reasoning (the default)."""
+    """Whether the answer contains its reasoning; true by default."""
     add_generation_prompt: Any = None
-    """Accepted with the values in `CHAT_NEUTRAL`, as are all fields after this one."""
+    """This field and all fields after it are accepted only with the values in `CHAT_NEUTRAL`."""
     continue_final_message: Any = None
     echo: Any = None
     chat_template: Any = None

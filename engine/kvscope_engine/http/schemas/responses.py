@@ -90,8 +90,8 @@ class ChatCompletionMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str | None = None
     refusal: None = None
     reasoning: str | UnsetType = UNSET
-    """Text before the answer, if the model's chat template has marks for it. `reasoning_content` is the same, under the
-    name that DeepSeek's clients read.
+    """Reasoning that the model wrote before its answer. Unset if the model's chat template has no tags around
+    reasoning, such as `<think>`. `reasoning_content` is a copy for clients of DeepSeek's API.
     """
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[CalledTool] | UnsetType = UNSET

@@ -1,6 +1,7 @@
 """Maps OpenAI's and vLLM's request fields to the engine's `SamplingParams` and `Submit`.
 
-The only module that depends on both. Fields that the engine's messages lack are refused by name.
+No other module depends on both the request fields and the engine's messages. Fields that the engine's messages lack are
+refused by name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ DEFAULT_MAX_TOKENS: Final = 16
 limit leaves.
 """
 UNLIMITED: Final = -1
-"""`max_tokens` of clients that want all tokens that the model's limit leaves, as in llama.cpp."""
+"""Value of `max_tokens` with which a client requests all tokens that the model's limit leaves. llama.cpp uses
+the same value.
+"""
 SAME_NAME_FIELDS: Final = (
     "temperature",
     "top_p",
@@ -153,8 +156,8 @@ def _logit_bias(logit_bias: dict[str, float]) -> dict[int, float]:
 
 
 def _structured(body: SamplingBody) -> dict[str, str] | None:
-    """Return the structured output requested in any of the three formats; None without such a request. Raises ApiError
-    for several.
+    """Return the structured output that the body requests with `response_format`, `structured_outputs` or a
+    `guided_` field; None without such a request. Raises ApiError for several requests.
     """
     constraints = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
     if len(constraints) > 1:

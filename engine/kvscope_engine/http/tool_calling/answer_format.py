@@ -33,9 +33,9 @@ from kvscope_telemetry.messages.structured import Structured
 REASONING_MARKS: Final = frozenset((*REASONING, *REASONING.values()))
 _REASONING_TEXT: Final = "\n".join(sorted(REASONING_MARKS))
 PROMPT_END_TOKENS: Final = 16
-"""Number of tokens at the end of a prompt that are searched for a mark that begins reasoning."""
+"""Number of tokens at the end of a prompt that are searched for an opening tag of reasoning, such as `<think>`."""
 TOOLS_VARIABLE: Final = re.compile(r"\btools\b")
-"""Name by which chat templates read the tools."""
+"""Matches the template variable `tools` in the source of a chat template that supports tools."""
 ACCEPTED_CHOICES: Final = "none, auto, required or a function by its name"
 
 
@@ -52,14 +52,15 @@ class _ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
 class AnswerFormat:
     """How the answers to one request are written.
 
-    `hidden`: special tokens to hide, if marks of calls or reasoning are special tokens; None if all marks are text.
-    `reasoning_marks`: marks of the reasoning that is returned in a field of its own; empty if it stays in the content.
+    Marks are texts such as `<tool_call>` or `<think>` around a call or the reasoning. `hidden`: special tokens to leave
+    out of an answer's text; None if no mark is a special token. `reasoning_marks`: closing mark by opening mark of the
+    reasoning that is returned in a separate field; empty if reasoning stays in the content.
     """
 
     functions: Sequence[Function]
     tool_format: ToolFormat = UNKNOWN_FORMAT
     structural_tag_json: str = ""
-    """Structural tag that answers must match; "" if they are free."""
+    """Structural tag that answers must match; "" if answers are not constrained."""
     max_calls: int = MAX_CALLS
     hidden: frozenset[int] | None = None
     reasoning_marks: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +96,9 @@ class AnswerFormat:
         return MarkedAnswerReader(splitter, calls)
 
     def marked_text(self, tokenizer: Tokenizer | None) -> MarkedText | None:
-        """Return a decoder of one answer that shows the marks of calls; None if the engine's text contains them."""
+        """Return a decoder for one answer that keeps the marks of calls in the text. Returns None if the text
+        from the engine contains these marks already.
+        """
         return None if self.hidden is None or tokenizer is None else MarkedText(tokenizer, self.hidden)
 
 
@@ -149,7 +152,7 @@ def check_tool_choice(body: ChatBody) -> None:
 
 
 def _forced(body: ChatBody, functions: Sequence[Function]) -> list[Function]:
-    """Return the functions one of which must be called; empty if none must."""
+    """Return the functions of which an answer must call one; empty if an answer need not call any."""
     if body.tool_choice == "required":
         return list(functions)
     if not isinstance(body.tool_choice, dict):
@@ -170,7 +173,9 @@ def _name(choice: dict[str, Any]) -> str:
 
 
 class MarkedText:
-    """Decodes one completion's text with the marks of calls, which the engine hides because they are special tokens."""
+    """Decodes one completion's text, including the marks of calls, such as `<tool_call>`. The engine's own text
+    lacks these marks, because they are special tokens.
+    """
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         def decode(ids: Sequence[int]) -> str:
@@ -185,13 +190,17 @@ class MarkedText:
 
 
 def _reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
-    """Return the mark that ends the reasoning which the prompt begins (many templates do so); "" if it begins none."""
+    """Return the mark that will end the reasoning, such as `</think>`, if the prompt ends with an opening mark.
+    Returns "" for other prompts.
+    """
     begin = tokenizer.decode(prompt[-PROMPT_END_TOKENS:]).rstrip()
     return next((end for mark, end in REASONING.items() if begin.endswith(mark)), "")
 
 
 def hidden_tokens(tool_format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int] | None:
-    """Return the tokens to hide when the marks of calls and reasoning are shown; None if no mark is a special token."""
+    """Return the special tokens to leave out of an answer's text: all except the marks of calls and reasoning.
+    Returns None if no mark is a special token.
+    """
     special = tokenizer.special_texts.items()
     visible = {token for text, token in special if text and (text in tool_format.marks or text in _REASONING_TEXT)}
     return tokenizer.special_token_ids - visible if visible else None

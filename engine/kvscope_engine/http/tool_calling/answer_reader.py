@@ -1,6 +1,7 @@
 """Reads one answer while it streams: separates reasoning, content and tool calls.
 
-Reasoning is separated only at the beginning of an answer: a mark further on is text that the model writes about.
+Reasoning is separated only at the beginning of an answer. A reasoning mark in the middle of an answer is ordinary text,
+for example in an answer about such marks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from kvscope_engine.http.tool_calling.tool_call_reader import ToolCallReader
 
 
 class AnswerPart(NamedTuple):
-    """What a piece of an answer added: text of the reasoning, text of the content, and complete calls."""
+    """Result of reading one piece of an answer: new text of the reasoning, new text of the content, and newly
+    completed calls.
+    """
 
     reasoning: str
     content: str
@@ -30,8 +33,10 @@ class AnswerReader(Protocol):
     def num_calls(self) -> int: ...
 
     def read(self, text: str, *, is_last: bool) -> AnswerPart:
-        """Read the next piece. `is_last`: the answer ends with it, so that text held back as a possible mark is
-        returned.
+        """Read the next piece of the answer.
+
+        `is_last`: whether the answer ends with this piece. If so, text that was held back because it may begin a mark,
+        such as `<tool_call>`, is returned as well.
         """
 
 
@@ -41,8 +46,8 @@ class ReasoningSplitter:
     White space at the beginning of the reasoning, and between it and the content, is dropped.
 
     Args:
-        marks: Marks that begin reasoning, with those that end it.
-        end: Mark that ends the reasoning which the prompt began; "" if the prompt began none.
+        marks: Closing mark by opening mark of reasoning, such as `</think>` by `<think>`.
+        end: Closing mark of reasoning that the prompt has already opened; "" if the prompt opened none.
     """
 
     def __init__(self, marks: Mapping[str, str], end: str = "") -> None:
@@ -94,7 +99,9 @@ class ReasoningSplitter:
 
 
 class MarkedAnswerReader:
-    """Reads answers whose reasoning and calls stand between marks: first the reasoning, then calls in the content."""
+    """Reads answers in which marks such as `<think>` and `<tool_call>` enclose the reasoning and the calls. The
+    reasoning comes first, and the calls are in the content.
+    """
 
     def __init__(self, splitter: ReasoningSplitter | None, call_reader: ToolCallReader | None) -> None:
         self._splitter = splitter

@@ -1,4 +1,5 @@
-"""Parsers for the text between a format's marks: JSON, JSON after a name, Python, or named fields.
+"""Parsers for the text of tool calls, which a format encloses in marks such as `<tool_call>` and `</tool_call>`. The
+text is JSON, JSON after a name, Python, or named fields.
 
 Each parser is a search in a growing text. It ends where the calls are complete, and ignores marks within strings, so
 that a truncated call is never returned.
@@ -129,7 +130,7 @@ class NamedJson:
 class NamedValues:
     """Parser for a name and an object with unquoted keys, as in `call:NAME{KEY:<|"|>TEXT<|"|>,KEY:[1,true]}`.
 
-    `quote` is the mark at both ends of a text, in which nothing is escaped.
+    `quote` is the string before and after each text value. Nothing is escaped in these values.
     """
 
     def __init__(self, quote: str) -> None:

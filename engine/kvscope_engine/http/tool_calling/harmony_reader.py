@@ -66,8 +66,8 @@ class HarmonyReader:
     def _read_header(self, is_last: bool) -> bool:
         """Read the header of the next message. Returns False if more text is needed.
 
-        Text without a header, as a continuation of an answer or from a model that was fine-tuned without channels, is
-        content.
+        Text without a header is content. It occurs if the answer continues an earlier one, or if the model was
+        fine-tuned without channels.
         """
         begin = self._text.lstrip()
         if not any(begin.startswith(start) or start.startswith(begin) for start in _HEADER_STARTS):

@@ -81,7 +81,9 @@ class ToolFormat:
     """Marks that are not part of the answer's text if they follow a call."""
     forced: ForcedFormat = JSON_LIST
     inner: tuple[str, ...] = ()
-    """Marks within a `CallSpan`."""
+    """Special tokens within a `CallSpan`, for example around arguments. They are kept in the text that the
+    parser reads.
+    """
     has_short_ids: bool = False
     """Whether call ids have nine letters and digits, the only ids that Mistral's templates accept."""
 
@@ -350,6 +352,8 @@ def format_of(template: str | None, name: str = "") -> ToolFormat:
 
 @lru_cache(maxsize=64)
 def reasoning_marks(template: str | None) -> Mapping[str, str]:
-    """Return the marks of `REASONING` that the chat template has: a model without them does not separate reasoning."""
+    """Return the entries of `REASONING` whose marks occur in the chat template. If there are none, the model's
+    reasoning is not separated from its answer.
+    """
     found = {begin: end for begin, end in REASONING.items() if begin in (template or "") or end in (template or "")}
     return MappingProxyType(found)

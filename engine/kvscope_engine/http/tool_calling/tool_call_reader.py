@@ -38,8 +38,8 @@ class ToolCallReader:
     """Parses the tool calls of one streaming answer. At most `max_calls` calls are returned; later ones are dropped.
 
     Args:
-        reasoning_end: Mark that ends the reasoning which the prompt began; "" if the prompt began none.
-        hidden: Marks of `REASONING` that are not part of the answer's text.
+        reasoning_end: Closing mark of reasoning that the prompt has already opened; "" if the prompt opened none.
+        hidden: Marks of `REASONING` to leave out of the answer's text.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class ToolCallReader:
         return ""
 
     def _read_whole(self) -> str:
-        """Parse a complete answer as calls. Only functions of the request count, because no marks identify the answer
-        as calls.
+        """Parse a complete answer as calls. Only calls of functions in the request are accepted, because no
+        marks show that the text is a call.
         """
         text, end = self._text.text, 0
         start = len(text) - len(text.lstrip())
@@ -215,7 +215,9 @@ class ToolCallReader:
 
 
 def _resume(search: Search[ParseResult], text: StreamedText) -> ParseResult | None:
-    """Continue a search; None if it needs more text. If the answer ends within a call, all of it counts as text."""
+    """Continue a search. Returns None if the search needs more text. If the answer ends within a call, the text
+    of this call counts as content.
+    """
     try:
         next(search)
     except StopIteration as stop:

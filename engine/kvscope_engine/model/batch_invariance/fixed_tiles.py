@@ -3,9 +3,10 @@
 oneDNN, cuBLAS and torch's own kernels choose their order of summation by the number of rows: the same row has different
 last bits in a matmul of 64 rows and in one of a single row. If every matmul has the same number of rows, only a row's
 position in its tile varies. `tile_check` proves at load that the bits are the same at every position and, on a CPU,
-which other tile sizes also give the same bits. Decodes run as prefills: attention of prefill.c and, on a GPU, with
-`QueryRuns.is_fixed`, gives a token the same bits wherever its query run was split (decode attention sums in another
-order).
+which other tile sizes also give the same bits.
+
+Decodes run as prefills, because decode attention sums in another order. Prefill attention (prefill.c on a CPU,
+`QueryRuns.is_fixed` on a GPU) gives a token the same bits wherever its query run was split.
 
 A tile runs through all layers before the next one, so it reads KV that earlier tiles of the same requests have written.
 Must not depend on policy or sampling.
@@ -70,11 +71,11 @@ class Tile:
     input_ids: Int64
     """Token ids, shape (size,)."""
     positions: Int64
-    """Shape (size,)."""
+    """Position of each token in its sequence, shape (size,)."""
     slot_mapping: Int64
-    """Shape (G, size) for G KV groups; -1 for padding."""
+    """Slot to which each token's KV is written, shape (G, size) for G KV groups; -1 for padding."""
     block_tables: Int32
-    """Shape (G, S, max_blocks), for the S sequences with tokens in the tile."""
+    """Block ids of the S sequences with tokens in the tile, shape (G, S, max_blocks)."""
     seq_lens: Int32
     """Shape (S,): length of each sequence up to its last token in the tile."""
     query_start: Int32
@@ -108,7 +109,9 @@ def split_into_tiles(inputs: StepInputs, sizes: Sequence[int], spare_rows: int =
 
 
 def _next_size(num_tokens: int, sizes: Sequence[int], spare_rows: int) -> int:
-    """Return the smallest size that holds all tokens; if that would waste too many rows, the largest that they fill."""
+    """Return the smallest size that holds all tokens. If it would waste too many rows, return the largest size
+    that the tokens fill.
+    """
     enough = next((size for size in sizes if size >= num_tokens), None)
     filled = next((size for size in reversed(sizes) if size <= num_tokens), None)
     if enough is not None and (filled is None or enough <= _MAX_PADDED_RATIO * num_tokens + spare_rows):

@@ -176,10 +176,10 @@ class _Trial:
         return ""
 
     def _logits_after_other(self, num_other: int) -> torch.Tensor:
-        """Compute the sequence after `num_other` tokens of the other sequence, and its last tokens in steps shared with
-        it.
+        """Run the sequence in the same steps as the other sequence, and return the logits of its last token.
 
-        In these steps, the head also gets `num_other` rows before the sampled one. Returns the last token's logits.
+        The first step has `num_other` tokens of the other sequence before those of the sequence. Each later step has
+        one token of each. In the later steps, the head also computes `num_other` rows before the sampled one.
         """
         num_other = min(num_other, self.length - NUM_SINGLE_TOKEN_STEPS)
         start = self.length - NUM_SINGLE_TOKEN_STEPS
@@ -216,7 +216,9 @@ class _Trial:
 
 
 def _inputs(ranges: tuple[_TokenRange, ...], head_rows: int) -> StepInputs:
-    """Return a step of these token ranges. Its first token is sampled `head_rows` times before the last one."""
+    """Return a step of these token ranges that samples its last token. Before this row, the head computes the
+    row of the first token `head_rows` times.
+    """
     positions = [np.arange(token_range.start, token_range.end) for token_range in ranges]
     slots = [
         np.array(token_range.table)[range_positions // BLOCK_SIZE] * BLOCK_SIZE + range_positions % BLOCK_SIZE

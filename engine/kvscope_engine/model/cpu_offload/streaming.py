@@ -11,7 +11,8 @@ without triggering these hooks (`forward_add`; separate norms): on a fused Llama
 error. Here, one hook per decoder layer suffices, since every weight with two or more dimensions is read inside its
 layer's call.
 
-The copies are not part of CUDA graphs: copying such a layer takes milliseconds, its ten launches a fraction of one.
+CUDA graphs are not used, because they would save little: copying a layer takes milliseconds, and launching its ten
+kernels only a fraction of one.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class StreamedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in host memory."""
+        """Bytes of the streamed weights in host memory."""
         return sum(slab.num_bytes for slab in self._slabs)
 
     @property

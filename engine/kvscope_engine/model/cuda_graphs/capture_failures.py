@@ -19,10 +19,13 @@ Key = TypeVar("Key")
 
 FIRST_PAUSE_S: Final = 2.0
 MAX_PAUSE_S: Final = 30.0
-"""Maximum seconds between two tries of one size. A try delays requests that arrive meanwhile by about three steps."""
+"""Maximum seconds between two attempts to capture the graph of one size. An attempt delays requests that arrive
+meanwhile by about three steps.
+"""
 MAX_TRIES: Final = 4
-"""Number of tries of a capture that CUDA refuses for another reason than memory. Errors other than RuntimeError are
-never retried."""
+"""Maximum number of attempts to capture a graph that CUDA refuses for a reason other than missing memory.
+Errors other than RuntimeError are never retried.
+"""
 
 
 class CaptureFailures:
@@ -45,7 +48,7 @@ class CaptureFailures:
         self._is_suspended = is_suspended
 
     def contains(self, key: Hashable) -> bool:
-        """Whether the capture failed or the graph was released, without a successful capture since."""
+        """Whether the graph `key` could not be captured or was released, and has not been captured since."""
         return key in self._retry_at_s
 
     def may_try(self, key: Hashable) -> bool:
@@ -60,9 +63,10 @@ class CaptureFailures:
         return not self._is_suspended and any(retry_at_s < math.inf for retry_at_s in self._retry_at_s.values())
 
     def record(self, key: Hashable, error: Exception, *, is_permanent: bool = False) -> None:
-        """Record that a capture raised `error`, without reporting it: the report on another key covers it.
+        """Record that a capture raised `error`, without a report, because one report about another key stands for all
+        failed keys.
 
-        `is_permanent`: do not retry.
+        `is_permanent`: whether the capture is never retried.
         """
         self._tries[key] = self._tries.get(key, 0) + 1
         self._retry_at_s[key] = math.inf if is_permanent else time.monotonic() + self._pause_s(key, error)

@@ -57,8 +57,8 @@ DRAFTED_SIZES: Final = (4, 8, 16, 32, 64, 128, 256)
 """Token counts of steps with drafts. There are fewer than `SIZES` because all are captured at the start."""
 
 FEW_REQUESTS: Final = 32
-"""Maximum number of requests of the smaller variant of drafted graphs. With 8 KV heads, about this many fill a device
-without splitting attention.
+"""Maximum number of requests of the graphs with drafts that are captured for few requests. With 8 KV heads,
+about this many requests occupy a whole GPU without splitting attention.
 """
 
 _SHORTEST_LENGTH: Final = 4096
@@ -266,10 +266,11 @@ class DecodeGraphs:
         self._graphs[key] = graph
 
     def size_of(self, inputs: StepInputs) -> int | None:
-        """Return the size of the smallest graph for a step of decodes only, or with drafts; None if there is none.
+        """Return the size of the smallest graph for a step that consists of decodes, with or without drafts. Returns
+        None if no graph fits.
 
-        Must be called before anything of the step is in the buffer. A released graph is captured again here once its
-        pause is over, because an engine that is never idle would otherwise not get it back.
+        Must be called before data of the step is written into the buffer, because a released graph is captured again
+        here once its pause is over. Otherwise an engine that is never idle would not get the graph back.
         """
         if inputs.is_drafted:
             drafted = self._drafted_key(inputs)

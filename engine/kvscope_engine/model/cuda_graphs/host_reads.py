@@ -1,6 +1,7 @@
-"""Detects operations whose result the host waits for, which CUDA graphs cannot contain, and the module that runs them.
+"""Detects operations that make the host wait for a result of the device, and the module that runs them.
 
-A capture that contains one fails, and may leave the device in a state in which later captures fail too.
+CUDA graphs cannot contain such operations. A capture that contains one fails, and may leave the device in a state in
+which later captures fail too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Queries a device's memory: its size, free bytes, bytes of this process and their peak, and claims of other processes.
+"""Queries a device's memory: its size, its free bytes, the bytes of this process and their peak, and the bytes that
+other processes hold or have planned to allocate.
 
 The queries are behind a protocol, so that tests can simulate a start on a device that is not present. Must not depend
 on the model.
@@ -40,7 +41,7 @@ class DeviceMemory(Protocol):
         """Return the maximum of `held_bytes` since `reset_peak`."""
 
     def empty_cache(self) -> None:
-        """Return cached memory that no tensor uses to the driver."""
+        """Give cached memory that no tensor uses back to the driver."""
 
     def reserved_bytes(self) -> int:
         """Return the bytes that torch's allocator holds, in tensors or cached."""
@@ -96,8 +97,9 @@ class CudaMemory:
         return promised_bytes(self._uuid)
 
     def draws_display(self) -> bool:
-        """Whether the driver reports a display. If it does not report either, a GPU under WSL is assumed to draw
-        one."""
+        """Whether the driver reports that the GPU draws a display. If the driver reports nothing about
+        displays, a GPU under WSL is assumed to draw one.
+        """
         return is_drawing(self._holders.draws_display())
 
     @property

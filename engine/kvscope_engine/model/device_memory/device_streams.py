@@ -16,7 +16,9 @@ class StreamMark(Protocol):
     def has_passed(self) -> bool: ...
 
     def seconds_since(self, earlier: StreamMark) -> float:
-        """Return the device time in seconds from `earlier` to this event. The lane must have reached both."""
+        """Return the device time in seconds from the event `earlier` to this event. The device must have
+        reached both events.
+        """
 
 
 class Streams(Protocol):

@@ -51,8 +51,8 @@ class GpuHolders:
     def others(self) -> tuple[GpuHolder, ...]:
         """Return the other processes on the GPU, those with the most memory first.
 
-        Empty if this process is not in the driver's list: in a container, process ids differ from the driver's, so the
-        list would not identify anything.
+        Empty if this process is not in the driver's list. That happens in a container, where the process ids in the
+        list are not those that a process sees, so the list would identify nothing.
         """
         gpu = self._gpu()
         processes = gpu.processes if gpu is not None else None
@@ -76,7 +76,9 @@ class GpuHolders:
 
 
 def is_drawing(display_active: bool | None) -> bool:
-    """Whether a GPU draws a display, as the driver reports; if it does not report it, whether this is WSL."""
+    """Whether a GPU draws a display. `display_active` is what the driver reports. If it is None, a GPU under
+    WSL is assumed to draw a display.
+    """
     return is_wsl() if display_active is None else display_active
 
 

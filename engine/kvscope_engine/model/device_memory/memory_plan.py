@@ -15,7 +15,8 @@ from kvscope_telemetry.errors import KvscopeError
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 PIECEWISE_SHARE: Final = 0.25
-"""Maximum share of the memory available to the KV cache for graphs of steps with prefills, unless these were requested.
+"""Maximum share of the memory available to the KV cache that CUDA graphs of steps with prefills may take,
+unless the user requested these graphs.
 """
 WEIGHTS_SHARE: Final = 0.85
 """Share of the usable memory that weights may take if a step and some KV cache are to fit as well. A rule of thumb."""
@@ -62,7 +63,7 @@ class MemoryPlan:
 
     @property
     def allowed(self) -> int:
-        """Bytes that all programs together may take, without windows opened later."""
+        """Bytes that all programs together may take. Windows that are opened later are not included."""
         return allowed_bytes(self.total, self.utilization, draws_display=self.draws_display)
 
     @property

@@ -1,4 +1,5 @@
-"""Decides how much memory steps may use while other programs hold memory that was planned for them. Plain arithmetic.
+"""Decides how much memory steps may use while other programs hold memory that the engine has planned to use. Plain
+arithmetic.
 
 Owns the current level, from everything planned down to a minimum. The level falls immediately and rises after a delay.
 Reads no device and frees nothing.
@@ -13,7 +14,9 @@ from typing import Final, NamedTuple
 from kvscope_engine.model.device_memory.memory_plan import MemoryPlan
 
 RAISE_AFTER_S: Final = 30.0
-"""Seconds for which memory must suffice before the level rises. A game frees memory between its levels only briefly."""
+"""Seconds for which memory must suffice before the level rises, because other programs may free memory only
+briefly. An example is a game that loads a new scene.
+"""
 
 
 class Level(NamedTuple):
@@ -42,8 +45,9 @@ class StepCosts:
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """Levels, highest first. Tokens per step are reduced before graphs, graphs of prefills before those of
-        decodes."""
+        """Levels, highest first. From level to level, first the tokens per step are reduced, then the graphs of
+        steps with prefills are freed, then all other graphs.
+        """
         sizes = [self.max_tokens]
         while sizes[-1] // 2 >= self.min_tokens:
             sizes.append(sizes[-1] // 2)

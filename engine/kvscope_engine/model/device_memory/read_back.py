@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from kvscope_engine.model.device_memory import step_buffer
 
 NUM_BUFFERS: Final = 2
-"""Number of host buffers for results. A step's results are read before the step after the next is launched, or never.
+"""Number of host buffers for results. Two suffice, because a step's results are read before the second step
+after it is launched, or not at all.
 """
 _NUMBER_BYTES: Final = 8
 _FLOAT_BYTES: Final = 4
@@ -23,7 +24,7 @@ _FLOAT_BYTES: Final = 4
 Rows = Callable[[], NDArray[np.float32]]
 """Function that waits until a step's rows have arrived on the host, and returns them."""
 Wait = Callable[[torch.cuda.Event], None]
-"""Returns once the device has reached an event."""
+"""Function that waits until the device has reached an event."""
 
 
 def synchronize(event: torch.cuda.Event) -> None:
@@ -87,7 +88,9 @@ class VectorReadBack:
         self._buffers = [] if self._is_host else [PinnedBuffer(num_numbers, wait) for _ in range(NUM_BUFFERS)]
 
     def start(self, vector: torch.Tensor) -> PendingVector:
-        """Start copying `vector` to the host. The result of the call before the last must have been read."""
+        """Start copying `vector` to the host. The result of the call before the previous one must have been
+        read, because this call reuses its buffer.
+        """
         if self._is_host:
             return PendingVector(vector)
         self._buffers.reverse()

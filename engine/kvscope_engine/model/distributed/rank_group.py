@@ -1,8 +1,8 @@
 """All-reduce among ranks on one machine: gloo over loopback on CPUs, NCCL on GPUs.
 
-Owns the connections between the ranks' devices, and counts the points at which ranks synchronize. In a sum, the host
-waits on a CPU, and the device's stream on a GPU. These waits have no timeout. A host that waits polls `is_lost`, with
-which `leader` reports a lost rank; `leader` also ends the other ranks.
+Owns the connections between the ranks' devices, and counts the points at which ranks synchronize. In an all-reduce on
+CPUs, the host waits for the other ranks; on GPUs, the device's stream waits. These waits have no timeout. A host that
+waits polls `is_lost`, with which `leader` reports a lost rank; `leader` also ends the other ranks.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class RankGroup:
         self._is_lost = is_lost
         self._only_records = False
         self.num_points = 0
-        """Number of sums, broadcasts and steps of this rank; equal on all ranks.
+        """Number of all-reduces, broadcasts and steps of this rank; equal on all ranks.
 
-        Sums recorded in CUDA graphs do not count: ranks do not wait in them, and a rank whose capture fails skips them.
+        All-reduces recorded in CUDA graphs do not count: ranks do not wait in them, and a rank whose capture fails
+        skips them.
         """
         try:
             self._group: Any = (_nccl if self._is_cuda else _gloo)(store, rank)
@@ -96,7 +97,7 @@ class RankGroup:
         return self.all_reduce(votes).item() == self._count
 
     def abort(self) -> None:
-        """Abort pending sums on the GPU, from any thread; they return without results.
+        """Abort pending all-reduces on the GPU, from any thread. They return without results.
 
         On a CPU, waiting hosts notice a lost rank by polling `is_lost`.
         """

@@ -32,8 +32,8 @@ class Cut:
     size: int
     """Size of the sharded dimension in the whole model."""
     num_kv_heads: int = 0
-    """Number of KV heads of the whole model for projections to keys and values, of which several ranks may have the
-    same; 0 for other layers.
+    """Number of KV heads of the whole model if the layer computes keys or values; 0 for other layers. With
+    fewer KV heads than ranks, several ranks have the same KV head.
     """
 
     def part(self, rank: Rank) -> slice:

@@ -61,7 +61,9 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 
 EXIT_GRACE_S: Final = 5.0
-"""Seconds that the main thread has to end this process after rank 0 has ended; then the process is exited."""
+"""Seconds that the main thread has to end this process after rank 0 has ended. After that, another thread ends
+the process.
+"""
 HEARTBEAT_INTERVAL_S: Final = 0.5
 
 
@@ -175,7 +177,7 @@ def _run(
 
 
 def _move_blocks(mover: BlockMover, message: MoveBlocks, channel: Channel) -> None:
-    """Move blocks as ordered. Replies only to the kinds of moves for which rank 0 waits."""
+    """Move blocks as `message` orders. A reply is sent only for the kinds of moves whose result rank 0 waits for."""
     sources, targets = block_ids_of(message)
     if message.how == "flush":
         mover.flush()

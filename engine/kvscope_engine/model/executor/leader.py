@@ -71,7 +71,9 @@ CHECK_INTERVAL_S: Final = 0.25
 MAX_SILENCE_S: Final = 5.0
 """Maximum seconds without a message from a serving rank, unless it is suspended. It sends two heartbeats per second."""
 MAX_SUSPENDED_S: Final = 300.0
-"""Maximum seconds for which a rank's process may be suspended (SIGSTOP, a debugger). Meanwhile, silence is ignored."""
+"""Maximum seconds for which a rank's process may be suspended (SIGSTOP, a debugger). A suspended rank need not
+send messages.
+"""
 MAX_BEHIND_S: Final = 60.0
 """Maximum seconds for which a live rank may be behind rank 0's synchronization point, for example because it compiles a
 kernel that the other ranks have cached.
@@ -242,8 +244,8 @@ class Leader:
         sources: Sequence[int] = (),
         targets: Sequence[int] = (),
     ) -> None:
-        """Order the other ranks to move the same blocks between tiers, after the steps sent before. Each rank has other
-        heads of a block.
+        """Order the other ranks to move the same blocks between tiers once they have run the steps sent
+        earlier. All ranks must move a block, because each rank stores different heads of it.
         """
         message = encode(move_of(how, sources, targets))
         for rank, channel in self._channels.items():

@@ -26,9 +26,9 @@ RENDEZVOUS_TIMEOUT_S: Final = 120.0
 """Maximum seconds until all ranks that torchrun started have connected to its store."""
 FOLDER_PREFIX: Final = "kvscope-ranks-"
 EXIT_TIMEOUT_S: Final = 3.0
-"""Seconds that ranks have to end by themselves, and again to end after SIGTERM.
+"""Seconds that ranks have to end by themselves, and then again to end after SIGTERM.
 
-Stopping the engine may take ten seconds in all.
+Both periods together must be shorter than the ten seconds in which the engine has to stop.
 """
 
 

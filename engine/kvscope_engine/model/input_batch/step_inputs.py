@@ -26,11 +26,13 @@ class StepInputs:
     input_ids: Int64
     """Token ids, shape (T,)."""
     positions: Int64
-    """Shape (T,)."""
+    """Position of each token in its sequence, shape (T,)."""
     slot_mapping: Int64
-    """Shape (G, T), one row per KV group; -1 for padding."""
+    """Slot to which each token's KV is written, shape (G, T), one row per KV group; -1 for padding."""
     block_tables: Int32
-    """Shape (G, S, max_blocks). Entries after a sequence's last block or before its window are never read."""
+    """Block ids of each sequence, shape (G, S, max_blocks). Entries after a sequence's last block or before its
+    window are never read.
+    """
     seq_lens: Int32
     """Shape (S,): length of each sequence, including the step's tokens."""
     query_start: Int32

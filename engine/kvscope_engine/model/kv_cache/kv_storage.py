@@ -58,7 +58,9 @@ class TokenPart:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """KV heads and head dimension of one layer. Keys and values are stored with the larger of their two dimensions."""
+    """KV heads and head dimension of one layer. If keys and values have different dimensions, both are stored
+    with the larger one.
+    """
 
     num_kv_heads: int
     head_dim: int

@@ -156,8 +156,8 @@ class StateStorage:
         """Copy slots, given as (source, target), in order on the stream of the step. `copy_rows` is the device's
         operation.
 
-        If memory for a batched copy is missing, rows are copied individually: a later retry of the whole call might
-        copy states that have changed.
+        If memory for a batched copy is missing, the slots of the batch are copied individually. The call cannot fail
+        and be repeated instead, because slots copied before the failure would be copied again from changed sources.
         """
         batch: list[tuple[int, int]] = []
         for source, target in (*pairs, (-1, -1)):

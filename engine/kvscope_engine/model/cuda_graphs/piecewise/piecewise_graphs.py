@@ -35,8 +35,8 @@ from kvscope_engine.model.layers.forward import Forward
 from kvscope_kernels import Ops
 
 SIZES: Final = (16, 32, 64, 128, 256, 512)
-"""Token counts of captured graphs, ascending. Steps of fewer tokens than the first are padded to it, as a matmul's tile
-would be.
+"""Token counts of captured graphs, ascending. Steps with fewer tokens are padded to the first size; a smaller
+graph would not be faster, because a matmul computes whole tiles of rows.
 """
 
 

@@ -49,7 +49,9 @@ class OpenFile:
 
 
 def index_path(path: Path) -> Path:
-    """Return the path of the index file next to `path`. Its existence also marks the file as kvscope's."""
+    """Return the path of the index file next to `path`. The index file also shows that kvscope created the file
+    at `path`.
+    """
     return path.with_name(f"{path.name}.index")
 
 
@@ -129,7 +131,9 @@ def _too_large(path: Path | None, num_bytes: int, limit: str) -> str:
 
 
 def _unlink(path: Path) -> None:
-    """Unlink the file, so that it disappears even if the process is killed, and the index of an earlier run."""
+    """Unlink the file, so that it disappears even if the process is killed. Also unlink the index that an
+    earlier run wrote.
+    """
     path.unlink(missing_ok=True)
     index_path(path).unlink(missing_ok=True)
 

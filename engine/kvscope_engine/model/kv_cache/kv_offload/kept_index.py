@@ -59,7 +59,9 @@ class IndexRequirements:
 
     @property
     def max_bytes(self) -> int:
-        """Maximum bytes of an index that is read. The file may have had more slots in an earlier run."""
+        """Maximum bytes of an index that is read. The maximum allows for more slots than the file has now,
+        because it may have had more in an earlier run.
+        """
         return (1 << 26) + 4 * self.num_slots * (4 * self.block_size + 96)
 
 

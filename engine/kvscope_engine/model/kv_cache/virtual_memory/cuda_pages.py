@@ -71,7 +71,7 @@ class CudaPages:
         return len(self._mapped) * self._layout.page_bytes
 
     def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return the tensor at `index` of `block_bytes`. It does not own its memory."""
+        """Return the tensor for entry `index` of `block_bytes`. The tensor does not own its memory."""
         assert self._address is not None, "the memory is closed"
         return tensor_at(self._address + self._layout.offsets[index], shape, dtype, self._device)
 
@@ -134,7 +134,9 @@ class CudaPages:
 
 
 def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a contiguous tensor over memory at `address`, which it neither owns nor accesses."""
+    """Return a contiguous tensor over the memory at `address`. The tensor does not own the memory, and creating
+    the tensor does not access it.
+    """
     empty = torch.empty(0, dtype=dtype, device=device)  # has a device with an index, which the storage needs too
     storage = torch._C._construct_storage_from_data_pointer(address, empty.device, prod(shape) * dtype.itemsize)
     return empty.set_(storage).view(tuple(shape))

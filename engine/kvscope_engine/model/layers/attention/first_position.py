@@ -1,7 +1,9 @@
-"""Supports models whose positions start after the padding's instead of at 0 (RoBERTa), with a table that has more rows.
+"""Supports models such as RoBERTa, whose first token has a position above 0. The first rows of their position table are
+reserved for padding.
 
-Called without positions, such a model starts from its first position by itself, as in training; `eager_check` compares
-with that. The model uses positions that are passed unchanged, so a hook of this module shifts them.
+If such a model is called without positions, it counts from its first position by itself. If it is called with positions
+counted from 0, it does not shift them, so a hook of this module adds the first position. `eager_check` verifies that
+both calls give the same result.
 """
 
 from __future__ import annotations

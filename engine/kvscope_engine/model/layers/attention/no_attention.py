@@ -9,7 +9,7 @@ from kvscope_kernels.rotate_write import Rotation
 
 
 class NoAttention(AttentionContext):
-    """Attention context without blocks, whose result is zeros."""
+    """Attention context that uses no KV cache and returns zeros."""
 
     def __init__(self, longest: int = 0) -> None:
         self.longest = longest

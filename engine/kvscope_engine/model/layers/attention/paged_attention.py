@@ -45,8 +45,8 @@ class AttentionOptions:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     latents: Latents | None = None
-    """Set for a layer whose cache stores latents. Its key and value are then the latents and rotary keys, with one head
-    each.
+    """Conversions between latents and heads, for a layer whose cache stores latents; None for other layers. The
+    key and value passed to attention are then the latents and rotary keys, with one head each.
     """
     is_chunked: bool = False
     """Whether `sliding_window` is the length of chunks of the sequence, so that a query reads only its own chunk."""
@@ -92,7 +92,7 @@ class DecodeBatch:
     """Sequences with one query token each: the first tokens of the flattened batch."""
 
     block_tables: tuple[torch.Tensor, ...]
-    """Shape (num_single_token, max_blocks), int32, one tensor per KV group."""
+    """Block ids of each sequence, shape (num_single_token, max_blocks), int32, one tensor per KV group."""
     seq_lens: torch.Tensor
     """Shape (num_single_token,), int32: length of each sequence, including the query token."""
     max_seq_len: int
@@ -103,7 +103,7 @@ class PrefillBatch:
     """Sequences with several query tokens, after those of `DecodeBatch` in the flattened batch."""
 
     block_tables: tuple[torch.Tensor, ...]
-    """Shape (num_prefills, max_blocks), int32, one tensor per KV group."""
+    """Block ids of each sequence, shape (num_prefills, max_blocks), int32, one tensor per KV group."""
     seq_lens: torch.Tensor
     """Shape (num_prefills,), int32: length of each sequence, including the query tokens."""
     max_seq_len: int
@@ -138,7 +138,7 @@ class PagedContext(AttentionContext):
     storage: KVStorage
     ops: Ops
     slot_mapping: tuple[torch.Tensor, ...]
-    """Shape (T,), int64, one tensor per KV group; -1 for padding."""
+    """Slot to which each token's KV is written, shape (T,), int64, one tensor per KV group; -1 for padding."""
     num_single_token: int
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
@@ -189,7 +189,11 @@ class PagedContext(AttentionContext):
         rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Same as `attend`. Norm, rotation and KV write are one operation if the cache has the heads' dimension."""
+        """Normalize and rotate fused queries, keys and values, write keys and values, then compute attention.
+
+        Norm, rotation and KV write are one operation if the cache has the same head dimension and the layer stores its
+        own KV.
+        """
         kv = self.storage.layer(layer)
         if kv.k.shape[-1] != heads.shape[-1] or kv.is_shared:
             return self.attend(layer, *rotate_torch(heads, rotation), options)
@@ -216,7 +220,7 @@ class PagedContext(AttentionContext):
     def attend_into(
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor
     ) -> torch.Tensor:
-        """Same as `attend_written`, written to `out`."""
+        """Same as `attend_written`, but write the result to `out` and return `out`."""
         assert options.bias is None, "a graph between attention has no place for what queries bring to their scores"
         count = self.num_single_token
         if self.decode is not None:
@@ -348,7 +352,9 @@ def paged_attention(
 
 
 def _rows(heads: torch.Tensor) -> torch.Tensor:
-    """Make the last dimension contiguous. After a convolution before attention, it is not."""
+    """Return `heads` with a contiguous last dimension. It is not contiguous if the model has a convolution
+    before attention.
+    """
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 

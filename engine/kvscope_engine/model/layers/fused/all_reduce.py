@@ -51,7 +51,7 @@ def install_all_reduce(module: nn.Module, all_reduce: AllReduce) -> None:
 def keep_residual_in_float32(module: nn.Module, keeps_float32: bool) -> None:
     """Set `keeps_float32` of every fused layer to the value that all ranks agreed on.
 
-    Each rank has checked only its own shard.
+    Ranks must agree on the value, because each rank has checked only its own shard.
     """
     for layer in _fused_layers(module):
         layer.keeps_float32 = keeps_float32

@@ -1,4 +1,4 @@
-"""Attention block in few operations: one matmul for q, k and v, and one rotation for q and k together.
+"""Attention module with few operations: one matmul for q, k and v, and one rotation for q and k together.
 
 Supports variants with or without q and k norms, and with or without rotation; `fuse` determines the variant of a
 module. The `AttentionContext` computes attention itself.

@@ -1,4 +1,5 @@
-"""Attention of runs of queries over latents: expanded to keys and values if that is cheaper, else absorbed.
+"""Attention of query runs over latents. If it is cheaper, the latents are expanded to keys and values; otherwise the
+queries are absorbed (converted to the dimension of the stored latents).
 
 Decides between the two for each run, and computes the expansion. Only some heads are expanded at a time, which limits
 the workspace and is possible because attention is independent per head. Short runs are absorbed together, like decodes.
@@ -23,7 +24,7 @@ EXPANDED_BYTES = 64 << 20
 MAX_GROUPED_REQUESTS = 512
 """Maximum number of query tokens in a group of absorbed runs (a single run may have more).
 
-Each query becomes a vector of `stored_dim` elements.
+The maximum limits the workspace, because each query of a head becomes a vector of `stored_dim` elements.
 """
 MAX_EXPANDED_TOKENS = 4096
 """Maximum number of tokens in a group of expanded requests, each padded to the longest. A single request may have more.
@@ -164,8 +165,8 @@ def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: Quer
 
 
 def expanded_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int:
-    """Return the workspace bytes for expanding requests of up to `num_tokens`: a copy of the stored data, and some
-    heads.
+    """Return the workspace bytes for expanding requests of up to `num_tokens`: a copy of the stored data, and
+    the keys and values of the heads that are expanded at a time.
     """
     num_tokens = max(num_tokens, MAX_EXPANDED_TOKENS)
     stored = num_tokens * latents.stored_dim * element_bytes

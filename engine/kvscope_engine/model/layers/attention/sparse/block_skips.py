@@ -1,4 +1,4 @@
-"""Counts, in some of the steps, for which share of layers and KV heads the decodes skip a block.
+"""Counts, in some of the steps, the share of layers and KV heads in which decodes skip each block.
 
 Must not depend on requests or on the readers of the counts.
 """
@@ -29,7 +29,9 @@ class BlockSkips:
         self._num_choices = 0
 
     def add_choice(self, chosen: Chosen | None, block_tables: torch.Tensor, num_kv_heads: int) -> None:
-        """Add the blocks that a layer chose; None if it read all blocks."""
+        """Count, for each block, the KV heads of a layer that chose it. `chosen` is None if the layer read all
+        blocks.
+        """
         batch, width = block_tables.shape
         if self._choice_counts is None:
             self._choice_counts = torch.zeros(batch, width + 1, device=block_tables.device)

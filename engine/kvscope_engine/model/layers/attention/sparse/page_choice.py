@@ -35,7 +35,9 @@ class Chosen(NamedTuple):
     block_tables: torch.Tensor
     """Shape (batch * num_kv_heads, max_chosen), int32: block numbers in the view that `by_head` returns."""
     seq_lens: torch.Tensor
-    """Shape (batch * num_kv_heads,), int32: number of tokens in the chosen blocks. All are full except the last."""
+    """Shape (batch * num_kv_heads,), int32: number of tokens in the chosen blocks. All chosen blocks are full
+    except the last.
+    """
     max_seq_len: int
 
 
