@@ -59,6 +59,8 @@ class Completion:
     error: str = ""
     logprob_texts: list[tuple[str, ...]] = field(default_factory=list)
     """For each entry of `logprobs`, the text of its token, followed by the texts of its `top` tokens."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Log-probabilities of the prompt's tokens from the second one on, if `SamplingParams.prompt_logprobs` was set."""
 
     def add_output(self, message: Tokens | Finished) -> None:
         if isinstance(message, Tokens):
@@ -66,6 +68,7 @@ class Completion:
             self.text += message.text
             self.logprobs.extend(message.logprobs)
             self.logprob_texts.extend(message.logprob_texts)
+            self.prompt_logprobs.extend(message.prompt_logprobs)
         else:
             self.finish_reason = message.finish_reason
             self.usage, self.timing, self.error = message.usage, message.timing, message.error

@@ -387,6 +387,8 @@ class Engine:
         try:
             if submit.request_id in self._requests_by_client_id:
                 raise BadInput(f"request id {submit.request_id!r} is in use: an id is free once its request ended")
+            if submit.sampling.prompt_logprobs is not None and (why := self.components.runner.why_no_prompt_logprobs):
+                raise BadInput(f"prompt_logprobs={submit.sampling.prompt_logprobs} is not accepted: {why}")
             ids = prepare_prompt(token_ids(), submit.sampling.structured, self.components.structured_output)
             requests = child_requests(
                 submit,
@@ -518,6 +520,10 @@ class Engine:
         Returns the plan and the result without draft tokens that were not emitted.
         """
         logprobs = result.logprobs or ((),) * len(plan.scheduled)
+        for item, scores in zip(plan.scheduled, result.prompt_logprobs, strict=False):
+            if scores:
+                stream = self._streams_with_output[item.request.number] = self.streams[item.request.number]
+                stream.add_prompt_logprobs(item.start, scores)
         num_emitted: list[int] = []
         ends: list[tuple[Request, FinishReason, str]] = []
         for item, token_ids, details in zip(plan.scheduled, result.token_ids, logprobs, strict=True):

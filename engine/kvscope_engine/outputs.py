@@ -4,7 +4,7 @@ and blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ class OutputStream:
     running_time: RunningTime = field(default_factory=RunningTime)
     """Converts time spans to running time, which excludes pauses and suspensions."""
     pending: list[Tokens | Finished] = field(default_factory=list)
+    _num_scored: int = 0
+    """Number of prompt tokens with log-probabilities so far, without the first token, which has none."""
 
     def add_token(self, token_id: int, logprobs: TokenLogprobs | None, now_ns: int) -> FinishReason | None:
         """Append a sampled token. Returns the finish reason if the token ends the completion, else None."""
@@ -51,6 +53,25 @@ class OutputStream:
             )
         )
         return reason
+
+    def add_prompt_logprobs(self, start: int, scores: Sequence[TokenLogprobs]) -> None:
+        """Append log-probabilities of prompt tokens, which follow the tokens from position `start`.
+
+        Tokens that were scored before are left out: a preempted prompt is computed again.
+        """
+        new = tuple(scores[max(0, self._num_scored - start) :])
+        self._num_scored = max(self._num_scored, start + len(scores))
+        if new:
+            self.pending.append(
+                Tokens(
+                    request_id=self.client_id,
+                    index=self.request.index,
+                    token_ids=(),
+                    text="",
+                    prompt_logprobs=new,
+                    prompt_logprob_texts=tuple(text for entry in new for text in self._texts(entry)),
+                )
+            )
 
     def finish(self, reason: FinishReason, now_ns: int, error: str = "") -> None:
         """Append the `Finished` message. Text that was held back for a possible stop string is sent before it."""

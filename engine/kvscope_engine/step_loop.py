@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -388,6 +388,7 @@ def run_with_retries(runner: StepRunner, plan: StepPlan, explain: Explain = lamb
         logprobs=_tuple_or_empty([completed[number].logprobs for number in indices]),
         forward_ns=attempts.forward_ns,
         logit_sums=_tuple_or_empty([completed[number].logit_sums for number in indices]),
+        prompt_logprobs=_tuple_or_empty([completed[number].prompt_logprobs for number in indices]),
     )
     fitting_tokens = plan.num_tokens // 2 if plan.changes_states else attempts.max_completed_tokens
     is_limited = (attempts.ran_out_of_memory or plan.changes_states) and 0 < fitting_tokens < plan.num_tokens
@@ -400,6 +401,7 @@ class _CompletedItem(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     logit_sums: tuple[int, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...]
 
 
 T = TypeVar("T")
@@ -453,6 +455,7 @@ class _Attempts:
         no request.
         """
         completed: dict[int, _CompletedItem] = {}
+        scores: defaultdict[int, tuple[TokenLogprobs, ...]] = defaultdict(tuple)
         whole_plan = list(enumerate(plan.scheduled))
         parts = _halves(whole_plan) or [whole_plan]
         copies = plan.copies  # made with the first part only: repeating them would overwrite later writes
@@ -470,14 +473,20 @@ class _Attempts:
                 copies = ()
                 logprobs = result.logprobs or ((),) * len(items)
                 sums = result.logit_sums or ((),) * len(items)
-                for (number, item), ids, item_logprobs, item_sums in zip(
-                    part, result.token_ids, logprobs, sums, strict=True
+                prompt_logprobs = result.prompt_logprobs or ((),) * len(items)
+                for (number, item), ids, item_logprobs, item_sums, item_scores in zip(
+                    part, result.token_ids, logprobs, sums, prompt_logprobs, strict=True
                 ):
+                    scores[number] += item_scores
                     whole = plan.scheduled[number]
                     num_tokens = item.num_tokens if item.drafts or whole.drafts else whole.num_tokens
                     if item.start + item.num_tokens == whole.start + num_tokens:
                         completed[number] = _CompletedItem(
-                            whole._replace(num_tokens=num_tokens, drafts=item.drafts), ids, item_logprobs, item_sums
+                            whole._replace(num_tokens=num_tokens, drafts=item.drafts),
+                            ids,
+                            item_logprobs,
+                            item_sums,
+                            scores[number],
                         )
                 continue
             if not halves:

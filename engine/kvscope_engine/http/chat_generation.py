@@ -11,6 +11,7 @@ from kvscope_engine.http.api_state import Api
 from kvscope_engine.http.generation import Generation
 from kvscope_engine.http.http_connection import cancel_on_disconnect
 from kvscope_engine.http.middleware import owner_of, slot_of
+from kvscope_engine.http.prompt_echo import PromptScores
 from kvscope_engine.http.request_prompts import Prompt, chat_prompt
 from kvscope_engine.http.schemas.request_bodies import ChatBody
 from kvscope_engine.http.schemas.sampling_mapping import chat_sampling, submission
@@ -45,6 +46,8 @@ class ChatGeneration:
         """Number of reasoning tokens over all choices. The tokens of an engine reply count as reasoning if the
         reply ends within the reasoning.
         """
+        self.scores = PromptScores()
+        self.returns_scores = body.prompt_logprobs is not None
         self._includes_reasoning = body.include_reasoning is not False
         prompt_ids = prompt.fields.get("prompt_token_ids", ())
         self._readers = [answers.reader(tokenizer, prompt_ids) for _ in range(sampling.n)]
@@ -55,6 +58,8 @@ class ChatGeneration:
 
     def read(self, index: int, reply: Tokens | Finished) -> AnswerPart:
         """Read the next reply to choice `index`: text that can be shown, and calls that are complete."""
+        if isinstance(reply, Tokens) and reply.prompt_logprobs:
+            self.scores.add(reply)
         reader, marked = self._readers[index], self._texts[index]
         text = reply.text if isinstance(reply, Tokens) else ""
         if marked is not None:

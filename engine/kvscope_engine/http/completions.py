@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -23,6 +24,7 @@ from kvscope_engine.http.generation import ChoiceReplies, Generation
 from kvscope_engine.http.http_connection import Events, EventStream, TextEvents, cancel_on_disconnect, encode_events
 from kvscope_engine.http.info_endpoints import json_response
 from kvscope_engine.http.middleware import owner_of, read_body, slot_of
+from kvscope_engine.http.prompt_echo import PromptEcho, PromptScores
 from kvscope_engine.http.request_prompts import Prompt, text_prompts
 from kvscope_engine.http.schemas.api_errors import ApiError
 from kvscope_engine.http.schemas.logprobs import chat_logprobs, completion_logprobs, concatenate_logprobs
@@ -84,8 +86,14 @@ async def _read_completion(request: Request) -> tuple[_CompletionAnswer, StreamU
     slot.count_choices(len(given_prompts) * sampling.n)
     tokenizer = await api.tokenizer_threads.tokenizer(api.hello.model)
     prompts = await cancel_on_disconnect(request, text_prompts(api, owner_of(request), tokenizer, given_prompts))
+    echoes: list[PromptEcho] = []
+    if body.echo:
+        if tokenizer is None:
+            raise ApiError(400, f"echo=true is not accepted: {api.tokenizer_threads.reason}", param="echo")
+        work = partial(_echoes, given_prompts, prompts, tokenizer, body.logprobs)
+        echoes = await api.tokenizer_threads.run(owner_of(request), slot.body_bytes, work)
     slot.release_body()
-    return _CompletionAnswer(api, slot.client, body, sampling, prompts, tokenizer, adapter), usage
+    return _CompletionAnswer(api, slot.client, body, sampling, prompts, echoes, tokenizer, adapter), usage
 
 
 def _prompts_of(body: CompletionBody) -> Sequence[str | list[int]]:
@@ -104,6 +112,16 @@ def _prompts_of(body: CompletionBody) -> Sequence[str | list[int]]:
     return prompts
 
 
+def _echoes(
+    given: Sequence[str | list[int]], prompts: Sequence[Prompt], tokenizer: Tokenizer, num_top: int | None
+) -> list[PromptEcho]:
+    echoes = []
+    for one, prompt in zip(given, prompts, strict=True):
+        token_ids = prompt.fields["prompt_token_ids"]
+        echoes.append(PromptEcho(one if isinstance(one, str) else tokenizer.decode(one), token_ids, num_top))
+    return echoes
+
+
 class _CompletionAnswer:
     def __init__(
         self,
@@ -112,6 +130,7 @@ class _CompletionAnswer:
         body: CompletionBody,
         sampling: SamplingParams,
         prompts: Sequence[Prompt],
+        echoes: Sequence[PromptEcho],
         tokenizer: Tokenizer | None,
         adapter: str,
     ) -> None:
@@ -120,6 +139,11 @@ class _CompletionAnswer:
         self._model = adapter or api.model_name
         self._tokenizer = tokenizer
         self._lengths: dict[int, int] = {}
+        self._echoes = echoes
+        self._scores = [PromptScores() for _ in prompts]
+        self._returns_scores = body.prompt_logprobs is not None
+        self._drops_output = body.max_tokens == 0
+        self._num_completions = sampling.n
         owner = {"client": client, "batch": self._id, "adapter": adapter}
         submits = [
             submission(f"{self._id}-{number}", body, sampling, raw=True, **owner, **prompt.fields)
@@ -159,8 +183,19 @@ class _CompletionAnswer:
     def _choices(self, replies: ChoiceReplies) -> list[CompletionChoice]:
         choices = []
         for number, reply in replies:
+            scores = self._scores[number // self._num_completions]
+            if isinstance(reply, Tokens) and reply.prompt_logprobs:
+                scores.add(reply)
+                continue
+            if number not in self._lengths and self._echoes and self._tokenizer is not None:
+                echo = self._echoes[number // self._num_completions]
+                self._lengths[number] = len(echo.text)
+                choices.append(CompletionChoice(number, echo.text, echo.logprobs(scores, self._tokenizer)))
             if isinstance(reply, Finished):
-                choices.append(CompletionChoice(number, "", None, reply.finish_reason))
+                prompt_logprobs = scores.as_vllm(self._returns_scores)
+                choices.append(CompletionChoice(number, "", None, reply.finish_reason, prompt_logprobs))
+                continue
+            if self._drops_output:
                 continue
             offset = self._lengths.get(number, 0)
             self._lengths[number] = offset + len(reply.text)
@@ -170,13 +205,16 @@ class _CompletionAnswer:
         return choices
 
     def _completion(self, choices: list[CompletionChoice], usage: UsageInfo | UnsetType | None) -> CompletionResponse:
+        if self._drops_output and isinstance(usage, UsageInfo):
+            usage = replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
         return CompletionResponse(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
 
 
 def _merged_choice(number: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
     logprobs: list[CompletionLogprobs] = [part.logprobs for part in parts if part.logprobs is not None]
     text = "".join(part.text for part in parts)
-    return CompletionChoice(number, text, concatenate_logprobs(logprobs), parts[-1].finish_reason)
+    last = parts[-1]
+    return CompletionChoice(number, text, concatenate_logprobs(logprobs), last.finish_reason, last.prompt_logprobs)
 
 
 async def chat(request: Request) -> Response:
@@ -206,7 +244,14 @@ class _ChatAnswer:
             ]
             choices = [self._choice(index, pieces) for index, pieces in enumerate(replies_by_choice)]
             usage = generation.usage
-        return ChatCompletion(id=self._id, created=self._created, model=self._chat.model, choices=choices, usage=usage)
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._chat.model,
+            choices=choices,
+            usage=usage,
+            prompt_logprobs=self._chat.scores.as_vllm(self._chat.returns_scores),
+        )
 
     async def events(self, usage: StreamUsage) -> Events:
         first_delta = ChatDelta(role="assistant", content="")

@@ -194,6 +194,11 @@ class Request:
         )
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt's tokens are computed. Of several completions, the first one does."""
+        return self.sampling.prompt_logprobs is not None and self.index == 0
+
+    @property
     def is_finished(self) -> bool:
         return self.state is RequestState.FINISHED
 

@@ -103,6 +103,10 @@ class StepResult:
     """Number of tokens for which the piecewise CUDA graphs (between attention) were captured; 0 if none were used."""
     logit_sums: tuple[tuple[int, ...], ...] = ()
     """Checksums of the logits (sums of their bits), one per new token of each entry; empty if not requested."""
+    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
+    """Log-probabilities of the prompt tokens that follow the entry's computed tokens; empty if no request asked for
+    them.
+    """
 
 
 def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
@@ -133,7 +137,8 @@ def keep_items(plan: StepPlan, result: StepResult, is_kept: Sequence[bool]) -> t
     shares = None if result.block_shares is None else result.block_shares[:, decodes]
     skips = None if result.block_skips is None else result.block_skips[decodes]
     sums = tuple(result.logit_sums[index] for index in kept) if result.logit_sums else ()
-    step_fields = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens, sums)
+    scores = tuple(result.prompt_logprobs[index] for index in kept) if result.prompt_logprobs else ()
+    step_fields = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens, sums, scores)
     requests = {plan.scheduled[index].request for index in kept}
     return (
         replace(

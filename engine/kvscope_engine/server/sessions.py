@@ -203,7 +203,7 @@ def _retained(session: ClientSession, reply: SessionReply) -> _RetainedReply:
         return _RetainedReply(reply, 400 + len(reply.error))
     number = session.counts.get(key, 0)
     session.counts[key] = number + 1
-    logprobs = sum(100 + 100 * len(position.top) for position in reply.logprobs)
+    logprobs = sum(100 + 100 * len(position.top) for position in (*reply.logprobs, *reply.prompt_logprobs))
     return _RetainedReply(reply, 300 + 4 * len(reply.text) + 40 * len(reply.token_ids) + logprobs, number)
 
 

@@ -265,6 +265,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token id, log-probability) pairs, most likely first."""
+    rank: int = 0
+    """Number of tokens that are as likely or more, itself included; 0 if it was not computed."""
 
 
 class Accepted(_Command, frozen=True, kw_only=True):
@@ -300,6 +302,12 @@ class Tokens(_Command, frozen=True, kw_only=True):
     """
     logprob_texts: tuple[tuple[str, ...], ...] = ()
     """For each of `logprobs`, the text of its token, then of each of its `top`; empty without a tokenizer."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities of the next prompt tokens, from the second one on, if `SamplingParams.prompt_logprobs` is
+    set. They are sent while the prompt is computed, before the first new token.
+    """
+    prompt_logprob_texts: tuple[tuple[str, ...], ...] = ()
+    """As `logprob_texts`, for `prompt_logprobs`."""
 
 
 class Finished(_Command, frozen=True, kw_only=True):

@@ -92,6 +92,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}
     """Values added to the logits, by token id. -100 to 100, for at most 1,024 tokens."""
     structured: Structured | None = None
+    prompt_logprobs: int | None = None
+    """Number of most likely tokens, 0 to 20, for which log-probabilities are returned at each position of the prompt
+    but
+    the first, in addition to that of the prompt's own token. If None, none are returned. The prompt is then computed
+    without the prefix cache.
+    """
 
     def __post_init__(self) -> None:
         if self.temperature is not None:
@@ -114,6 +120,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _stop_strings(self.stop)
         _token_ids(self.stop_token_ids)
         _biases(self.logit_bias)

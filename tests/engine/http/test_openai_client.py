@@ -237,3 +237,53 @@ def test_requests_that_can_never_fit_are_refused_with_400(client: openai.OpenAI)
         assert error.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match=r"16384 choices .* at most 8192"):
         client.completions.create(model="default", prompt=["a"] * 256, n=64)
+
+
+def test_echoed_prompt_has_the_log_probabilities_of_its_tokens(client: openai.OpenAI, served: Served) -> None:
+    text = "The capital of France is Paris."
+    ids = served.engine.tokenizer.encode(text)
+    asked: Any = {"model": "default", "temperature": 0, "echo": True, "logprobs": 2}
+    whole = client.completions.create(**asked, prompt=text, max_tokens=3).choices[0]
+    assert whole.text.startswith(text)
+    logprobs: Any = whole.logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(ids) + 3
+    assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
+    assert all(value <= 0 for value in logprobs.token_logprobs[1:])
+    assert "".join(logprobs.tokens) == whole.text
+    assert [whole.text[at:][: len(token)] for at, token in zip(logprobs.text_offset, logprobs.tokens, strict=True)] == (
+        logprobs.tokens
+    )
+    only_prompt = client.completions.create(**asked, prompt=ids, max_tokens=0)
+    choice: Any = only_prompt.choices[0]
+    assert (choice.text, choice.finish_reason) == (text, "length")
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(logprobs.token_logprobs[1 : len(ids)], abs=0.02)
+    assert only_prompt.usage is not None
+    assert only_prompt.usage.completion_tokens == 0
+    pieces: Any = list(client.completions.create(**asked, prompt=text, max_tokens=3, stream=True))
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.text
+
+
+def test_each_prompt_of_a_list_is_echoed_with_its_own_scores(client: openai.OpenAI, served: Served) -> None:
+    prompts = [served.engine.tokenizer.encode(text) for text in ("One two three four", "Hello")]
+    answer: Any = client.completions.create(model="default", prompt=prompts, max_tokens=1, echo=True, logprobs=1, n=2)
+    assert [len(choice.logprobs.tokens) for choice in answer.choices] == [len(ids) + 1 for ids in prompts for _ in "ab"]
+    firsts = [choice.logprobs.token_logprobs[1:-1] for choice in answer.choices]
+    assert (firsts[0], firsts[2]) == (firsts[1], firsts[3])
+
+
+def test_prompt_logprobs_are_returned_in_the_format_of_vllm(client: openai.OpenAI, served: Served) -> None:
+    ids = served.engine.tokenizer.encode("The capital of France")
+    asked: Any = {"model": "default", "max_tokens": 1, "extra_body": {"prompt_logprobs": 1}}
+    positions: Any = client.completions.create(**asked, prompt=ids).choices[0].model_extra
+    first, *others = positions["prompt_logprobs"]
+    assert first is None
+    for token_id, position in zip(ids[1:], others, strict=True):
+        own = position[str(token_id)]
+        assert own["decoded_token"] == served.engine.tokenizer.token_text(token_id)
+        best = max(position.values(), key=lambda one: one["logprob"])
+        assert best["rank"] == 1
+        assert (own["rank"] == 1) == (own["logprob"] == best["logprob"])
+    chat: Any = client.chat.completions.create(**asked, messages=HELLO).model_extra
+    assert len(chat["prompt_logprobs"]) == len(served.engine.tokenizer.chat(HELLO))
+    with pytest.raises(openai.BadRequestError, match="not accepted with stream"):
+        client.completions.create(**asked, prompt=ids, stream=True)

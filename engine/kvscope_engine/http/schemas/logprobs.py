@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
-from kvscope_engine.http.schemas.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from kvscope_engine.http.schemas.responses import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import TokenLogprobs, Tokens
 
@@ -37,6 +45,37 @@ def completion_logprobs(tokens: Tokens, tokenizer: Tokenizer | None, offset: int
         ],
         text_offset=offsets,
     )
+
+
+def echoed_logprobs(
+    prompt_token_ids: Sequence[int],
+    scores: Sequence[TokenLogprobs],
+    texts: Sequence[Sequence[str]],
+    tokenizer: Tokenizer,
+) -> CompletionLogprobs:
+    """Return the log-probabilities of an echoed prompt.
+
+    `scores` and `texts` are those of `Tokens.prompt_logprobs`, which start at the second token.
+    """
+    first = tokenizer.token_text(prompt_token_ids[0])
+    tokens = [first, *(position_texts[0] for position_texts in texts)]
+    return CompletionLogprobs(
+        tokens=tokens,
+        token_logprobs=[None, *(_finite(entry.logprob) for entry in scores)],
+        top_logprobs=[None, *(_top(entry, one) for entry, one in zip(scores, texts, strict=True))],
+        text_offset=list(accumulate(map(len, tokens[:-1]), initial=0)),
+    )
+
+
+def prompt_logprobs(scores: Sequence[TokenLogprobs], texts: Sequence[Sequence[str]]) -> PromptLogprobs:
+    """Return the log-probabilities of a prompt in vLLM's format, which lists the prompt's token first."""
+    positions: PromptLogprobs = [None]
+    for entry, (own_text, *top_texts) in zip(scores, texts, strict=True):
+        position = {str(entry.token_id): PromptLogprob(_finite(entry.logprob), entry.rank, own_text)}
+        for rank, ((token_id, logprob), text) in enumerate(zip(entry.top, top_texts, strict=True), 1):
+            position.setdefault(str(token_id), PromptLogprob(_finite(logprob), rank, text))
+        positions.append(position)
+    return positions
 
 
 def concatenate_logprobs(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:

@@ -98,7 +98,6 @@ class NeutralFields(IgnoredFields, frozen=True, kw_only=True):
     truncate_prompt_tokens: Any = None
     allowed_token_ids: Any = None
     bad_words: Any = None
-    prompt_logprobs: Any = None
     logprob_token_ids: Any = None
     return_token_ids: Any = None
     return_tokens_as_token_ids: Any = None
@@ -127,7 +126,6 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "truncate_prompt_tokens": (),
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "prompt_logprobs": (),
     "logprob_token_ids": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -192,6 +190,10 @@ class SamplingBody(NeutralFields, frozen=True, kw_only=True):
     guided_regex: Text = None
     guided_choice: list[str] | None = None
     guided_grammar: Text = None
+    prompt_logprobs: Int | None = None
+    """Number of most likely tokens at each position of the prompt for which log-probabilities are returned (vLLM). Not
+    with a stream.
+    """
 
 
 class CompletionBody(SamplingBody, frozen=True, kw_only=True):
@@ -200,7 +202,7 @@ class CompletionBody(SamplingBody, frozen=True, kw_only=True):
     best_of: Int | None = None
     """Accepted only if it equals `n`."""
     echo: bool | None = None
-    """Must be false."""
+    """Whether the prompt precedes the completion, with its log-probabilities if `logprobs` is set."""
     suffix: Text = None
     """Must be null or an empty string."""
 

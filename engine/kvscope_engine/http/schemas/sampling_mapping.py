@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from kvscope_engine.http.schemas.api_errors import ApiError
 from kvscope_engine.http.schemas.request_bodies import (
@@ -46,21 +47,25 @@ SAME_NAME_FIELDS: Final = (
     "repetition_penalty",
     "ignore_eos",
     "stop_token_ids",
+    "prompt_logprobs",
 )
 """Fields with the same name and meaning in request bodies and in `SamplingParams`."""
 MAX_PRIORITY: Final = 1000
 
 
 def completion_sampling(body: CompletionBody) -> SamplingParams:
-    if body.echo:
-        raise ApiError(400, "echo=true is not accepted: prompts are not echoed", param="echo")
     if body.suffix:
         raise ApiError(400, "suffix is not accepted: text can only be continued", param="suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise ApiError(400, f"best_of={body.best_of} is not accepted: all n completions are returned", param="best_of")
     _check_neutral(body, COMPLETION_NEUTRAL)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return _sampling(body, max_tokens, body.logprobs, "logprobs")
+    if body.echo and max_tokens == 0:
+        max_tokens = 1  # the engine computes at least one token; the answer leaves it out
+    sampling = _sampling(body, max_tokens, body.logprobs, "logprobs")
+    if body.echo and body.logprobs is not None:
+        sampling = replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
+    return sampling
 
 
 def chat_sampling(body: ChatBody) -> SamplingParams:
@@ -115,6 +120,8 @@ def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None, 
     errors.
     """
     _check_neutral(body, NEUTRAL)
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(400, "prompt_logprobs is not accepted with stream=true", param="prompt_logprobs")
     fields: dict[str, Any] = {"max_tokens": None if max_tokens == UNLIMITED else max_tokens, "logprobs": logprobs}
     for name in SAME_NAME_FIELDS:
         value = getattr(body, name)

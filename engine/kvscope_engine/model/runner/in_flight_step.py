@@ -16,6 +16,7 @@ import torch
 
 from kvscope_engine.model.device_memory.read_back import PendingVector, Rows, Wait
 from kvscope_engine.model.layers.sampling.sampler import SamplerOutput
+from kvscope_engine.model.runner.prompt_scoring import PendingScores
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult, keep_items
 from kvscope_telemetry.messages.commands import TokenLogprobs
 
@@ -43,6 +44,8 @@ class StepExecution:
     """Number of tokens of the piecewise CUDA graphs that run the step; 0 if none do."""
     logit_sums: Sequence[int] = ()
     """Checksum of each sampled row's logits; empty if fingerprints are not recorded."""
+    scores: PendingScores | None = None
+    """Log-probabilities of prompt tokens; None if no request asked for them."""
 
 
 class InFlightStep:
@@ -108,6 +111,7 @@ class InFlightStep:
             block_skips=skips() if skips is not None else None,
             graph_tokens=execution.graph_tokens,
             launches=execution.launches,
+            prompt_logprobs=execution.scores.read(len(scheduled)) if execution.scores is not None else (),
         )
         if self._samples is None:
             forward_ns = execution.timer.elapsed_ns()

@@ -59,6 +59,7 @@ from kvscope_engine.model.runner.in_flight_step import (
     StepTimer,
 )
 from kvscope_engine.model.runner.kernel_launches import Launches, PassKind
+from kvscope_engine.model.runner.prompt_scoring import PendingScores, PromptRows, prompt_rows, score_prompts
 from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.runner.step_memory import logits_width, step_buffer_bytes
 from kvscope_engine.model.runner.warm_up import idle_decodes, warm_up
@@ -225,6 +226,13 @@ class ModelRunner:
             failures=CaptureFailures(self.notes.append),
         )
 
+    @property
+    def why_no_prompt_logprobs(self) -> str:
+        """Reason why requests with `prompt_logprobs` cannot run; "" if they can."""
+        if self._tiles is not None:
+            return "with --deterministic, only the logits of sampled tokens are computed"
+        return "this model runs its own forward code, which returns only the logits of sampled tokens" * self._is_own
+
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[Progress], None]) -> None:
         """Compile every kernel that steps can need and capture CUDA graphs. Does nothing on a CPU."""
@@ -284,7 +292,9 @@ class ModelRunner:
         requests, num_output_tokens = sampled_positions(plan.scheduled)
         measures = self._measures(is_due=self._measured.is_due(inputs.num_single_token))
         copies = () if any(plan.copies is previous_copies for previous_copies in self._copies_made) else plan.copies
-        graphs, size = self._graphs_for(inputs, measures) if measures.skips is None and lora_rows is None else (None, 0)
+        prompts = prompt_rows(plan.scheduled)
+        needs_eager = measures.skips is not None or lora_rows is not None or prompts is not None
+        graphs, size = (None, 0) if needs_eager else self._graphs_for(inputs, measures)
         if self._others is not None:
             num_sampled = len(after.tokens) if after is not None and inputs.awaited is not None else 0
             self._others.send_step(
@@ -312,12 +322,16 @@ class ModelRunner:
         own = own_batch(inputs) if self._is_own else None
         count = len(requests)
         kind = self._launch_kind(inputs, count, graphs, size, is_measured=measures != NOT_MEASURED)
+        scores = None
         with self._launches.counted(kind):
             if self._tiles is not None:
                 logits = self._tiles.logits(inputs)
             elif graphs is None:
                 with self._lora_applied(lora_rows, slots):
-                    logits = self._forward(tensors, count, measures, states, own)
+                    if prompts is None:
+                        logits = self._forward(tensors, count, measures, states, own)
+                    else:
+                        logits, scores = self._score_prompts(tensors, count, measures, states, prompts)
             elif isinstance(graphs, PiecewiseGraphs):
                 logits = graphs.replay(size, count, measures.shares)
             else:
@@ -335,6 +349,7 @@ class ModelRunner:
             graph_size=graphs.num_requests if isinstance(graphs, DecodeGraphs) else 0,
             graph_tokens=size if isinstance(graphs, PiecewiseGraphs) else 0,
             logit_sums=logit_sums(logits) if self._sums_logits and logits is not None else (),  # before sampling
+            scores=scores,
         )
         if logits is None:
             return InFlightStep(plan, execution)
@@ -513,6 +528,22 @@ class ModelRunner:
             self._model.fill(tensors.input_ids, tensors.positions, context)
             return None
         return self._model.logits(tensors.input_ids, tensors.positions, context, tensors.sample_rows)
+
+    def _score_prompts(
+        self,
+        tensors: StepTensors,
+        num_samples: int,
+        measures: StepMeasurements,
+        states: StateBatch | None,
+        prompts: PromptRows,
+    ) -> tuple[torch.Tensor | None, PendingScores]:
+        """Run the model. Returns the logits as `_forward` does, and the scores of the prompt tokens."""
+        context = self._context(tensors, measures, states)
+        hidden = self._model.hidden(tensors.input_ids, tensors.positions, context)
+        scores = score_prompts(self._model, hidden, prompts, self._vocab_size)
+        if not num_samples or tensors.sample_rows is None:
+            return None, scores
+        return self._model.logits_of(hidden, tensors.sample_rows), scores
 
     def _start_read_back(
         self, measures: StepMeasurements, graphs: DecodeGraphs | PiecewiseGraphs | None, size: int, inputs: StepInputs

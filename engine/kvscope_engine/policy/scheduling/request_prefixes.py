@@ -10,8 +10,11 @@ from kvscope_engine.policy.request import Request
 
 
 def usable_digests(pool: BlockPool, request: Request) -> list[bytes]:
-    """Return the digests of the full blocks that the request could reuse, in order; empty without a prefix cache."""
-    if pool.index is None:
+    """Return the digests of the full blocks that the request could reuse, in order.
+
+    Empty without a prefix cache, and for a request whose prompt tokens are scored, because they must be computed.
+    """
+    if pool.index is None or request.scores_prompt:
         return []
     usable = (request.num_tokens - 1) // pool.block_size
     _extend_digests(pool.index, pool.block_size, request, usable)
@@ -24,7 +27,7 @@ def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
     A prefix that is one block longer needs blocks in each KV group. The result explains the first of these blocks that
     is not cached.
     """
-    if pool.history is None or num_found >= (request.num_tokens - 1) // pool.block_size:
+    if pool.history is None or request.scores_prompt or num_found >= (request.num_tokens - 1) // pool.block_size:
         return Miss()
     group, index = _first_missing(pool, request, num_found + 1)
     return pool.history.explain(_prefix_at(pool, request, index, group))

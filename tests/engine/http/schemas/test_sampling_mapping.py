@@ -75,7 +75,6 @@ def test_fields_with_equal_names_are_passed_on() -> None:
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        (completion(echo=True), "echo"),
         (completion(suffix="x"), "suffix"),
         (completion(n=1, best_of=2), "best_of"),
         (completion(temperature=-1.0), "temperature"),
