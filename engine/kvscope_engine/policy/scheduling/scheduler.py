@@ -485,7 +485,7 @@ class Scheduler:
         while self._waiting:
             request = self._waiting.first
             if len(self._running) >= self.limits.max_step_requests:
-                self._set_waits_for(request, WaitsFor.PLACE)
+                self._set_waits_for(request, WaitsFor.SEQUENCE_LIMIT)
                 return
             if not builder.budget:
                 self._set_waits_for(request, WaitsFor.BUDGET)
