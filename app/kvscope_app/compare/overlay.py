@@ -66,7 +66,7 @@ class Curve:
     seconds: FloatArray
     values: FloatArray
 
-    def at(self, second: float) -> float:
+    def value_at(self, second: float) -> float:
         """Return the value of the point nearest to `second`; NaN if it is more than 1 s and one point spacing away."""
         if not self.seconds.size:
             return float("nan")

@@ -132,7 +132,7 @@ def test_save_requires_the_newest_revision(store):
     with pytest.raises(ChangedElsewhere) as caught:
         store.save(conversation())
     assert caught.value.theirs == theirs
-    store.accept("a")
+    store.mark_seen("a")
     store.save(conversation())
     assert ConversationStore(store.folder).load().conversations == [conversation()]
 
