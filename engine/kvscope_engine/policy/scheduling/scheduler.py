@@ -245,7 +245,7 @@ class Scheduler:
             return planned_progress.RESERVING_ALLOCATOR
         if self.states is not None:
             return planned_progress.RECURRENT_STATES
-        if self.tables.any_shares_tail or (
+        if self.tables.has_shared_last_blocks or (
             self._waiting_forks and any(map(self._waiting_forks.are_released_by, running.scheduled))
         ):
             return planned_progress.SHARED_PROMPT
