@@ -16,7 +16,7 @@ RAISE_AFTER_S: Final = 30.0
 """Seconds for which memory must suffice before the level rises. A game frees memory between its levels only briefly."""
 
 
-class Level(NamedTuple):
+class MemoryLevel(NamedTuple):
     """Limit on the tokens of a step, and whether CUDA graphs are kept."""
 
     max_tokens: int
@@ -41,19 +41,19 @@ class StepCosts:
     piecewise_graphs: int
 
     @cached_property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[MemoryLevel, ...]:
         """Levels, highest first. Tokens per step are reduced before graphs, graphs of prefills before those of
         decodes."""
         sizes = [self.max_tokens]
         while sizes[-1] // 2 >= self.min_tokens:
             sizes.append(sizes[-1] // 2)
         last = sizes[-1]
-        levels = [Level(size) for size in sizes]
-        levels += [Level(last, has_piecewise_graphs=False)] if self.piecewise_graphs else []
-        levels += [Level(last, has_piecewise_graphs=False, has_graphs=False)] if self.graphs else []
+        levels = [MemoryLevel(size) for size in sizes]
+        levels += [MemoryLevel(last, has_piecewise_graphs=False)] if self.piecewise_graphs else []
+        levels += [MemoryLevel(last, has_piecewise_graphs=False, has_graphs=False)] if self.graphs else []
         return tuple(levels)
 
-    def needed(self, level: Level) -> int:
+    def needed(self, level: MemoryLevel) -> int:
         step = self.activations * level.max_tokens // self.max_tokens + self.fixed
         return step + level.has_piecewise_graphs * self.piecewise_graphs + level.has_graphs * self.graphs
 
@@ -85,7 +85,7 @@ class MemoryWatch:
         self._sufficient_since_s: float | None = None
 
     @property
-    def level(self) -> Level:
+    def level(self) -> MemoryLevel:
         return self._costs.levels[self._index]
 
     @property
