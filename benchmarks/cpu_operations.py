@@ -90,20 +90,20 @@ def layers(pairs: int) -> None:
     """Print milliseconds per step of a model with six random 8-bit layers, fused and as single operations."""
     with tempfile.TemporaryDirectory() as folder, _qwen3(Path(folder) / "config.json") as engine:
         fused_layers = [item for item in gc.get_objects() if type(item) is FusedLayer]
-        wholes = [layer.whole for layer in fused_layers]
+        runners = [layer.compiled for layer in fused_layers]
         for batch in BATCHES:
             _submit(engine, batch, tuple(range(5, 69)), 2 * pairs + 8)
             for _ in range(4):
                 engine.step()
             step_times: dict[bool, list[float]] = {True: [], False: []}
             for number in range(2 * pairs):
-                is_whole = number % 4 in (0, 3)
-                for layer, whole in zip(fused_layers, wholes, strict=True):
-                    layer.whole = whole if is_whole else None
-                step_times[is_whole].append(_step(engine))
+                is_compiled = number % 4 in (0, 3)
+                for layer, runner in zip(fused_layers, runners, strict=True):
+                    layer.compiled = runner if is_compiled else None
+                step_times[is_compiled].append(_step(engine))
             while engine.has_unfinished:
                 engine.step()
-            whole_ms, parts_ms = (1e3 * statistics.median(step_times[is_whole]) for is_whole in (True, False))
+            whole_ms, parts_ms = (1e3 * statistics.median(step_times[is_compiled]) for is_compiled in (True, False))
             print(
                 f"batch {batch}: {whole_ms:.2f} ms a step in one call, {parts_ms:.2f} part by part: "
                 f"{parts_ms / whole_ms:.2f} x"

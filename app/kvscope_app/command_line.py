@@ -215,4 +215,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_arguments(args: argparse.Namespace) -> list[str]:
-    return [word for name, option in options_of(EngineConfig).items() for word in option.words(getattr(args, name))]
+    return [
+        word
+        for name, option in options_of(EngineConfig).items()
+        for word in option.command_line_arguments(getattr(args, name))
+    ]

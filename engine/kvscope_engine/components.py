@@ -39,7 +39,7 @@ from kvscope_engine.model.kv_cache.layer_groups import LayerGroup
 from kvscope_engine.model.kv_cache.state_storage import StateStorage
 from kvscope_engine.model.layers.fused.round_linears import watch_fp8_failures
 from kvscope_engine.model.layers.lora.lora_adapters import LoraAdapters, adapted_layers, read_configured_adapters
-from kvscope_engine.model.layers.lora.lora_slots import in_full
+from kvscope_engine.model.layers.lora.lora_slots import all_slots_used
 from kvscope_engine.model.layers.own_forward import own_forward, states_of
 from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
 from kvscope_engine.model.layers.weight_bytes import weights_by_part
@@ -53,7 +53,7 @@ from kvscope_engine.model.runner.attention_backend import attention_choice
 from kvscope_engine.model.runner.kv_cache_spec import expanded_layers, groups_of_model, storage_for_model
 from kvscope_engine.model.runner.model_runner import ModelRunner
 from kvscope_engine.model.runner.pool_size import PoolSize, pool_size
-from kvscope_engine.model.runner.product_choice import choose_products
+from kvscope_engine.model.runner.product_choice import choose_matmul_kernels
 from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.runner.step_memory import logits_width, max_batched_tokens
 from kvscope_engine.model.runner.virtual_cache import VirtualCache, virtual_cache
@@ -204,7 +204,7 @@ class EngineComponents:
                 num_tokens=plan.num_tokens,
                 num_requests=len(plan.scheduled),
                 utilization=self.utilization if is_gpu else 0.0,
-                takers=self.guard.grown_holders_text() if self.guard is not None else "",
+                grown_holders=self.guard.grown_holders_text() if self.guard is not None else "",
             )
         )
 
@@ -455,7 +455,7 @@ def _load_ready_model(
 
     attention = attention_choice(config, loaded, report)
     is_chosen = not (config.cpu_offload_gb or config.deterministic)
-    products = choose_products(loaded.module, report) if is_chosen else ""
+    products = choose_matmul_kernels(loaded.module, report) if is_chosen else ""
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
     return _ReadyModel(loaded, fused, attention, products, fingerprint, lora, tiles)
 
@@ -486,7 +486,7 @@ def _agree_on_pool_size(
     config: EngineConfig, model: _ReadyModel, leader: Leader | None, progress: Callable[[Progress], None]
 ) -> PoolSize:
     """Return this rank's pool size, with the number of blocks reduced to that of the rank with the fewest blocks."""
-    with in_full(None if model.lora is None else model.lora.slots):
+    with all_slots_used(None if model.lora is None else model.lora.slots):
         size = pool_size(config, model.loaded)
     if leader is not None:
         size = size._replace(num_blocks=leader.agree_on_blocks(size.num_blocks, model.fused))

@@ -60,7 +60,7 @@ class Interventions:
         return () if self._lora is None else self._lora.loaded
 
     @property
-    def takes_adapters(self) -> bool:
+    def can_update_adapters(self) -> bool:
         """Whether `load_adapter` and `unload_adapter` are enabled."""
         return self._lora is not None and self._lora.can_update
 

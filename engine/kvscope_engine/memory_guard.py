@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from kvscope_engine.model.device_memory.device_memory import DeviceMemory
 from kvscope_engine.model.device_memory.gpu_holders import describe_holders, grown
 from kvscope_engine.model.device_memory.memory_plan import gib
-from kvscope_engine.model.device_memory.memory_watch import Level, MemoryWatch, StepCosts
+from kvscope_engine.model.device_memory.memory_watch import MemoryLevel, MemoryWatch, StepCosts
 from kvscope_engine.model.device_memory.paging import PagingWatch
 from kvscope_engine.policy.step_plan import StepPlan, StepResult
 
@@ -186,7 +186,7 @@ class MemoryGuard:
         own_bytes = self._memory.reserved_bytes() + max(0, self._pages()) + self._graph_nodes
         return self._memory.free_bytes(), own_bytes
 
-    def _change_text(self, level: Level, missing: int, *, is_down: bool) -> str:
+    def _change_text(self, level: MemoryLevel, missing: int, *, is_down: bool) -> str:
         if not is_down:
             return f"a part of the GPU's memory is free again: {self._level_text(level)}, until all of it is"
         processes = self.grown_holders_text()
@@ -200,7 +200,7 @@ class MemoryGuard:
             f" {self._level_text(level)} until it is free again"
         )
 
-    def _level_text(self, level: Level) -> str:
+    def _level_text(self, level: MemoryLevel) -> str:
         planned = "" if level.max_tokens == self._full_level.max_tokens else f" and not {self._full_level.max_tokens}"
         graphs = "" if level.has_piecewise_graphs else ", steps with prefills without CUDA graphs"
         graphs = graphs if level.has_graphs else ", all steps without CUDA graphs"

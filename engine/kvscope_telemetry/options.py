@@ -232,8 +232,8 @@ class Option:
         group.add_argument(*self.flags, dest=name, default=self.default, help=self.help, **settings)
 
     def add_passed_on(self, group: argparse._ArgumentGroup, name: str) -> None:
-        """Add the option to the parser of a program that passes it on (`words`). The value is checked but remains
-        text.
+        """Add the option to the parser of a program that passes it on (`command_line_arguments`). The value is
+        checked but remains text.
         """
         match self.kind:
             case OnOff():
@@ -246,7 +246,7 @@ class Option:
                 settings = {"type": self._checked, "metavar": self.metavar}
         group.add_argument(*self.flags, dest=name, help=self.brief, **settings)
 
-    def words(self, value: str | bool | list[str] | None) -> list[str]:
+    def command_line_arguments(self, value: str | bool | list[str] | None) -> list[str]:
         """Return the command-line arguments that pass on a value read by `add_passed_on`."""
         flag = self.flags[0]
         if value is None:

@@ -203,7 +203,7 @@ class RequestDelays:
         """
         limit = self._batch_limit
         if waits_for != WaitsFor.UNKNOWN:
-            return limit if waits_for == WaitsFor.PLACE else None
+            return limit if waits_for == WaitsFor.SEQUENCE_LIMIT else None
         times, counts = _num_running_over_time(runs, from_ns, until_ns)
         lengths = np.diff(np.append(times, until_ns))
         is_limit_known = limit > 0 and int(counts.max()) <= limit  # the limit may be changed while the engine runs

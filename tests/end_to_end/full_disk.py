@@ -53,8 +53,8 @@ def small_disk(path: Path, kilobytes: int) -> Path:
 def complete_recording(path: Path) -> Recording:
     """Return the recording in `path`, which must be complete."""
     recording = Recording.open(path)
-    assert recording.info.is_complete, recording.detail
-    assert recording.num_damaged == 0, recording.detail
+    assert recording.info.is_complete, recording.damage_details
+    assert recording.num_damaged == 0, recording.damage_details
     assert recording.info.num_frames > 0
     assert not path.with_name(path.name + ".part").exists()
     return recording

@@ -52,7 +52,7 @@ def kill_once(endpoint: str, home: Path, after_s: float) -> KillResult:
         killed_ns = time.time_ns()
         desktop.kill()
     recording = Recording.open(part)
-    assert recording.num_damaged == 0, recording.detail
+    assert recording.num_damaged == 0, recording.damage_details
     whole = path.with_name(f"whole-{path.name}")
     recovered = save(recording, whole)
     assert recovered.num_without_state == 0, "a state goes before the first frame"

@@ -14,7 +14,7 @@ import pytest
 from tests.warm_python import WarmPython
 
 from kvscope_engine.cli.main import main
-from kvscope_engine.model.kv_cache.kv_offload.kept_index import IndexRequirements, read_index
+from kvscope_engine.model.kv_cache.kv_offload.disk_index import IndexRequirements, read_index
 
 BAD_INPUT = 2
 MIB = 1 << 20

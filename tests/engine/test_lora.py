@@ -236,7 +236,7 @@ def test_impossible_adapter_commands_are_refused_with_the_reason(
         plain.submit(make_submit("a"))
     fixed = make_engine(lora_modules=lora_modules(adapter_folders, "a"))
     for engine in (plain, fixed):
-        assert not engine.interventions.takes_adapters
+        assert not engine.interventions.can_update_adapters
         with pytest.raises(BadInput, match="started with --allow-runtime-lora-updating"):
             engine.interventions.load_adapter("b", str(adapter_folders / "b"), "me")
         with pytest.raises(BadInput, match="started with --allow-runtime-lora-updating"):

@@ -349,7 +349,7 @@ def test_next_request_in_the_queue_reports_what_it_waits_for() -> None:
     few = PublishedScheduler(num_blocks=30, budget=40, max_running=1, limits={"max_num_seqs": 1})
     few.add("runs", list(range(5)), 4)
     few.add("waits", list(range(20, 29)), 2)
-    assert first_waits(few) is WaitsFor.PLACE
+    assert first_waits(few) is WaitsFor.SEQUENCE_LIMIT
     while few.state.requests[2].state is RequestState.WAITING:
         few.step()
     assert few.state.requests[2].waits_for is WaitsFor.UNKNOWN

@@ -191,7 +191,7 @@ def _read_recording(path: Path, rng: random.Random) -> str:
     recording.snapshot_before(at_s)
     recording.memory_before(at_s, 1)
     recorded_requests(recording)
-    return f"opened, {recording.note.partition(':')[0] or 'whole'}"
+    return f"opened, {recording.damage_summary.partition(':')[0] or 'whole'}"
 
 
 @contextmanager

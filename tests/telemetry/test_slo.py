@@ -114,7 +114,7 @@ def test_delay_reason_of_a_request_uses_the_wait_reason_reported_by_the_engine()
         return delays.chain(4, one, 3, waits_for)[0]
 
     assert waited(WaitsFor.BLOCKS) == "waited 800.0 ms for blocks held by #1, #2"
-    assert waited(WaitsFor.PLACE) == "waited 800.0 ms for a place in the batch behind #1, #2 (2 running)"
+    assert waited(WaitsFor.SEQUENCE_LIMIT) == "waited 800.0 ms for a place in the batch behind #1, #2 (2 running)"
     assert waited(WaitsFor.BUDGET) == "waited 800.0 ms for tokens of the step's budget, spent on #1, #2"
     assert waited(WaitsFor.GRAMMAR) == "waited 800.0 ms for the grammar of its answer"
 

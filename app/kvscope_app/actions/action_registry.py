@@ -34,8 +34,8 @@ _PLATFORM_KEYS: Final = {
 }
 """Classes of Qt widgets that handle a key themselves on every platform while they have the focus, by key.
 
-An action whose `ActionSpec.yields` is set leaves these keys to such a widget. All other shortcuts work regardless of
-the
+An action whose `ActionSpec.yields_to_widget` is set leaves these keys to such a widget. All other shortcuts work
+regardless of the
 focus, so a view must use keys that no action has. Qt makes sure that text fields keep their editing keys.
 """
 
@@ -58,14 +58,14 @@ class ActionSpec:
     """Whether the action has a check state. Unless the action is `exclusive`, `run` is called with the new state."""
     exclusive: str = ""
     """Name of a group of actions of which exactly one is checked; empty if the action is in no group."""
-    yields: bool = False
+    yields_to_widget: bool = False
     """Whether a focused button or combo box that handles the key itself (`_PLATFORM_KEYS`) takes precedence over the
     shortcut.
     """
     tip: str = ""
     starts_section: bool = False
     """Whether a separator is drawn above the action in its menu."""
-    within: str = ""
+    focus_dock: str = ""
     """Name of the dock that must have the keyboard focus for the shortcuts to work, or "" for the whole window."""
     question: Callable[[], str] | None = None
     """Returns a question to ask before an action that cannot be undone. If the text is empty, the action runs without
@@ -121,7 +121,7 @@ class Actions(QObject):
     def add_action(self, spec: ActionSpec, owner: QWidget | None = None) -> QAction:
         """Create the action and add it to the window, or to `owner` if its shortcuts apply only there."""
         assert spec.name not in self._specs, f"two actions are named {spec.name}"
-        kind = YieldingAction if spec.yields else QAction
+        kind = YieldingAction if spec.yields_to_widget else QAction
         action = kind(spec.text, self._parent)
         action.setObjectName(spec.name)
         action.setCheckable(spec.checkable)
@@ -161,7 +161,7 @@ class Actions(QObject):
 
     def commands(self) -> list[Command]:
         return [
-            Command(spec.name, self._actions[spec.name].text().replace("&", ""), tuple(spec.shortcuts), spec.within)
+            Command(spec.name, self._actions[spec.name].text().replace("&", ""), tuple(spec.shortcuts), spec.focus_dock)
             for spec in self
         ]
 

@@ -14,7 +14,7 @@ class Command:
     name: str
     text: str
     own_keys: tuple[str, ...]
-    within: str = ""
+    focus_dock: str = ""
     """Name of the dock that must have the keyboard focus for the shortcuts to work, or "" for the whole window."""
 
 
@@ -64,4 +64,4 @@ def _set_keys(shortcuts: dict[str, tuple[str, ...]], command: Command, keys: tup
 
 def _overlap(first: Command, second: Command) -> bool:
     """Whether there is a dock whose keyboard focus makes the shortcuts of both commands active."""
-    return not first.within or not second.within or first.within == second.within
+    return not first.focus_dock or not second.focus_dock or first.focus_dock == second.focus_dock

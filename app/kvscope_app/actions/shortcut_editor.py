@@ -113,7 +113,7 @@ class ShortcutEditor(Sheet):
         for spec, command in zip(self._actions, self._actions.commands(), strict=True):
             keys = keys_of(command.name, command.own_keys, shortcuts)
             text = ", ".join(_native(key) for key in keys)
-            location = f"{spec.group}, when it has the focus" if command.within else spec.group
+            location = f"{spec.group}, when it has the focus" if command.focus_dock else spec.group
             item = QTreeWidgetItem([command.text.rstrip("…"), text, location])
             item.setData(0, _NAME, command.name)
             if command.name in shortcuts:

@@ -115,7 +115,7 @@ class AlarmEvaluator(QObject):
         if self._session.timeline.is_file:
             self._evaluated_ns = -1
             self._derived_bookmarks.clear()
-            self._session.bookmarks.derive(())
+            self._session.bookmarks.set_derived(())
         else:
             for alarm in ongoing:
                 self._report(_end_alarm(alarm, self._evaluated_ns))
@@ -160,7 +160,7 @@ class AlarmEvaluator(QObject):
             bookmark = bookmark_of(alarm)
             self._derived_bookmarks[bookmark.bookmark_id] = bookmark
         if alarms:
-            self._session.bookmarks.derive(self._derived_bookmarks.values())
+            self._session.bookmarks.set_derived(self._derived_bookmarks.values())
 
     def _report(self, alarm: Alarm) -> None:
         self._session.bookmarks.add_revisions([bookmark_of(alarm)])

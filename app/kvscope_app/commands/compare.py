@@ -90,7 +90,7 @@ def _read_run(path: Path, args: argparse.Namespace) -> Run:
     with ProgressBar(f"reading {path.name}") as progress:
         recording = Recording.open(path)
         span = span_of(recording, args.from_s, args.until_s)
-        return Run(recording, read_overview(recording, progress.watch), span)
+        return Run(recording, read_overview(recording, progress.report_progress), span)
 
 
 def _as_json(args: argparse.Namespace, comparison: Comparison) -> str:

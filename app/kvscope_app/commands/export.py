@@ -87,8 +87,8 @@ def _export_data(args: argparse.Namespace) -> int:
     with ProgressBar("exporting") as progress:
         recording = Recording.open(named_recording(args.file))
         bookmarks = read_bookmarks(bookmark_file(recording))
-        exports.export(recording, target, args.from_s, args.until_s, progress.watch, bookmarks, goals)
-    _report(args.out, recording.note)
+        exports.export(recording, target, args.from_s, args.until_s, progress.report_progress, bookmarks, goals)
+    _report(args.out, recording.damage_summary)
     return 0
 
 
@@ -107,8 +107,8 @@ def _export_picture(args: argparse.Namespace) -> int:
 
     with ProgressBar("exporting", is_forced=args.tell_progress) as progress:
         recording = Recording.open(named_recording(args.file))
-        export_picture(recording, spec, progress.watch)
-    _report(args.out, recording.note)
+        export_picture(recording, spec, progress.report_progress)
+    _report(args.out, recording.damage_summary)
     return 0
 
 

@@ -57,9 +57,9 @@ def info(args: argparse.Namespace) -> int:
     goals, goodput = read_goals(args.goodput), None
     with ProgressBar("reading") as progress:
         recording = Recording.open(named_recording(args.file))
-        overview, span = read_overview(recording, progress.watch), span_of(recording)
+        overview, span = read_overview(recording, progress.report_progress), span_of(recording)
         if goals:
-            histories = Content(recording, overview, span, watch=progress.watch).histories()
+            histories = Content(recording, overview, span, watch=progress.report_progress).histories()
             max_missed = _MAX_IN_JSON if args.json else _MAX_IN_TEXT
             goodput = evaluate_goals(histories, overview, recording, span, goals, max_missed)
     summary = summarize_run(recording, overview, span)
@@ -110,7 +110,7 @@ def _as_json(recording: Recording, summary: RunSummary) -> dict[str, object]:
         "is_complete": recording.info.is_complete,
         "num_frames": recording.info.num_frames,
         "has_texts": recording.has_texts,
-        "damage": recording.detail.splitlines(),
+        "damage": recording.damage_details.splitlines(),
         **msgspec.to_builtins(summary),
     }
 
@@ -197,4 +197,6 @@ def _gaps_text(summary: RunSummary) -> str:
 def _file_text(recording: Recording) -> str:
     """Return the size of the file, followed by "complete" or a description of the damage."""
     size = f"{recording.path.stat().st_size / 1e6:,.1f} MB"
-    return " ".join([size + ("," if recording.detail else ", complete"), *recording.detail.splitlines()])
+    return " ".join(
+        [size + ("," if recording.damage_details else ", complete"), *recording.damage_details.splitlines()]
+    )

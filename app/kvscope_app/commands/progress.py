@@ -14,7 +14,7 @@ SHOW_AFTER_S = 0.5
 
 
 class ProgressBar:
-    """Context manager that shows a command's progress. Call `watch` with the fraction done, 0 to 1."""
+    """Context manager that shows a command's progress. Call `report_progress` with the fraction done, 0 to 1."""
 
     def __init__(self, activity: str, *, is_forced: bool = False) -> None:
         """If `is_forced`, print each fraction as a line on standard output, for programs that parse it."""
@@ -23,7 +23,7 @@ class ProgressBar:
         self._next_s = time.monotonic() + SHOW_AFTER_S
         self._is_shown = False
 
-    def watch(self, share: float) -> bool:
+    def report_progress(self, share: float) -> bool:
         """Show the fraction done. Always returns True, which means that the work may continue."""
         now_s = time.monotonic()
         if self._is_forced:

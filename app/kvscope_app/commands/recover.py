@@ -38,9 +38,9 @@ def recover(args: argparse.Namespace) -> int:
         raise BadInput(f"--out {str(out)!r} is the input file: choose another name")
     with ProgressBar("recovering") as progress:
         recording = Recording.open(file)
-        saved = save(recording, out, watch=progress.watch)
+        saved = save(recording, out, watch=progress.report_progress)
     lost = f", {saved.num_without_state:,} of them without a preceding state" if saved.num_without_state else ""
     print_line(f"{out}: {saved.num_frames:,} frames, {saved.length_s:,.1f} s{lost}")
-    for line in recording.detail.splitlines():
+    for line in recording.damage_details.splitlines():
         print_line(f"  {file}: {line}")
     return 0

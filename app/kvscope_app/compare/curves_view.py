@@ -104,7 +104,7 @@ class CurvesView(QWidget):
             panel.show_cursor(at_s)
             if spec.key in self._curves:
                 a, b = self._curves[spec.key]
-                panel.legend.set_values({"A": spec.text(a.at(at_s)), "B": spec.text(b.at(at_s))})
+                panel.legend.set_values({"A": spec.text(a.value_at(at_s)), "B": spec.text(b.value_at(at_s))})
 
     def apply_theme(self, theme: Theme) -> None:
         self._charts.apply_theme(theme)

@@ -66,7 +66,7 @@ class Curve:
     seconds: FloatArray
     values: FloatArray
 
-    def at(self, second: float) -> float:
+    def value_at(self, second: float) -> float:
         """Return the value of the point nearest to `second`.
 
         Returns NaN if that point is farther away than 1 s and farther than the distance between points.

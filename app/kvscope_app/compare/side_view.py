@@ -118,7 +118,7 @@ class SideView(QWidget):
         cache = hello.cache
         pool = f"{count(cache.num_blocks)} blocks of {cache.block_size}"
         player = self.session.timeline.player
-        note = "" if player is None else player.note
+        note = "" if player is None else player.damage_summary
         return " · ".join(filter(None, (model_name(hello), pool, cache.allocator, note)))
 
     def _set_up_moment(self) -> None:

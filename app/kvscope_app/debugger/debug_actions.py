@@ -110,7 +110,7 @@ def _request_actions(window: SessionWindow, commands: _Commands) -> list[ActionS
             lambda: permission.why_not_abort(session.mirror, session.selection.request),
             shortcuts=("Del",),
             tip="Abort the selected request, even if another client sent it",
-            within="requests",
+            focus_dock="requests",
             question=commands.abort_question,
         ),
         commands.selection_action(

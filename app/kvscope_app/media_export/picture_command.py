@@ -44,7 +44,7 @@ def export_picture(recording: Recording, spec: PictureSpec, report_progress: Pro
         _make_video(recording, spec, span, report_progress)
 
 
-def moments(span: Span, speed: float, fps: float) -> tuple[int, Iterator[float]]:
+def frame_times(span: Span, speed: float, fps: float) -> tuple[int, Iterator[float]]:
     """Return the number of frames of a video of `span`, and the time in seconds of the recording that each frame shows.
 
     The video takes `span.length_s / speed` seconds. Its first frame shows the start of the span, its last one the end.
@@ -95,7 +95,7 @@ def _make_video(recording: Recording, spec: PictureSpec, span: Span, report_prog
         raise BadInput("--at applies to a picture; use --from and --until for a video")
     if is_stream(spec.path):
         raise BadInput(f"a video is written to a file, not to {str(spec.path)!r}")
-    num_frames, times_s = moments(span, spec.speed, spec.fps)
+    num_frames, times_s = frame_times(span, spec.speed, spec.fps)
     if num_frames < 2:
         raise BadInput(
             f"{span.length_s:.2f} s at {spec.speed:g} × and {spec.fps:g} fps is too short for a video:"

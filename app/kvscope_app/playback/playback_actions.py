@@ -67,10 +67,12 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             partial(toggle, timeline),
             ("Space",),
             "play" if timeline.is_file else "pause",
-            yields=True,
+            yields_to_widget=True,
             tip="Pause here, or play from here",
         ),
-        history_action("to_start", "Go to start", partial(to_start, timeline), ("Home",), "to-start", yields=True),
+        history_action(
+            "to_start", "Go to start", partial(to_start, timeline), ("Home",), "to-start", yields_to_widget=True
+        ),
         ActionSpec(
             "to_end",
             end,
@@ -78,7 +80,7 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             timeline.go_live,
             ("End",),
             "to-end" if timeline.is_file else "live",
-            yields=True,
+            yields_to_widget=True,
             enabled=None if timeline.is_file else lambda: timeline.is_paused or shared_zoom.span is not None,
         ),
         ActionSpec(

@@ -83,7 +83,7 @@ class BlockCounts(Protocol):
     @property
     def num_blocks(self) -> int: ...
     @property
-    def num_room(self) -> int: ...
+    def num_available_blocks(self) -> int: ...
     @property
     def num_active(self) -> int: ...
     @property
@@ -410,7 +410,7 @@ class History:
                 active = mirror.used_share * mirror.num_blocks
                 self.ring.set_bin(bin_number, {"blocks_active": active, "blocks_free": mirror.num_blocks - active})
         else:
-            counts = (mirror.num_active, mirror.num_cached, mirror.num_room)
+            counts = (mirror.num_active, mirror.num_cached, mirror.num_available_blocks)
             self.ring.set_bin(bin_number, dict(zip(BLOCK_GAUGES, counts, strict=True)))
 
 

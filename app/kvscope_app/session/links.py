@@ -52,12 +52,12 @@ class Player(Protocol):
     """Whether the last returned update is the first after a seek."""
 
     @property
-    def note(self) -> str:
+    def damage_summary(self) -> str:
         """Short description of damaged or missing data in the file; empty if no damage is known."""
 
     @property
-    def detail(self) -> str:
-        """Full description of the defects that `note` summarizes, one defect per line."""
+    def damage_details(self) -> str:
+        """Full description of the defects that `damage_summary` summarizes, one defect per line."""
 
     @property
     def position(self) -> float: ...

@@ -37,20 +37,20 @@ class TimeSpan:
         """
         length_ns = min(max(round(self.length_ns * factor), SHORTEST_NS), whole.length_ns)
         begin_ns = self.time_at(at_share) - round(length_ns * at_share)
-        return TimeSpan(begin_ns, begin_ns + length_ns).inside(whole)
+        return TimeSpan(begin_ns, begin_ns + length_ns).clamped_to(whole)
 
     def moved(self, by_ns: int, whole: TimeSpan) -> TimeSpan:
         """Return the range shifted later by `by_ns`, within `whole`."""
-        return TimeSpan(self.begin_ns + by_ns, self.end_ns + by_ns).inside(whole)
+        return TimeSpan(self.begin_ns + by_ns, self.end_ns + by_ns).clamped_to(whole)
 
-    def inside(self, whole: TimeSpan) -> TimeSpan:
+    def clamped_to(self, whole: TimeSpan) -> TimeSpan:
         """Return the range shifted into `whole`, or `whole` if the range is longer."""
         if self.length_ns >= whole.length_ns:
             return whole
         begin_ns = min(max(self.begin_ns, whole.begin_ns), whole.end_ns - self.length_ns)
         return TimeSpan(begin_ns, begin_ns + self.length_ns)
 
-    def showing(self, time_ns: int, whole: TimeSpan) -> TimeSpan:
+    def shifted_to_show(self, time_ns: int, whole: TimeSpan) -> TimeSpan:
         """Return the range shifted as little as possible so that it contains `time_ns`, within `whole`."""
         too_early_ns, too_late_ns = self.begin_ns - time_ns, time_ns - self.end_ns
         return self.moved(-too_early_ns if too_early_ns > 0 else max(too_late_ns, 0), whole)

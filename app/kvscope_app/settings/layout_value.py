@@ -23,7 +23,7 @@ _MAX_BYTES: Final = 1 << 20
 _MAX_DEPTH: Final = 20
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Place = Annotated[float, msgspec.Meta(ge=-1, le=2)]
+ScreenFraction = Annotated[float, msgspec.Meta(ge=-1, le=2)]
 """Position of a floating window as a fraction of the screen's width or height."""
 AREAS: Final = ("left", "right", "bottom", "top")
 
@@ -84,7 +84,7 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     right: LayoutPart | None = None
     bottom: LayoutPart | None = None
     top: LayoutPart | None = None
-    floating: dict[str, tuple[Place, Place, Share, Share]] = {}
+    floating: dict[str, tuple[ScreenFraction, ScreenFraction, Share, Share]] = {}
     """Floating views by name: left, top, width and height as fractions of the screen."""
     choices: Choices = Choices()
 

@@ -26,7 +26,7 @@ class TierStyle:
     """Location of the tier's blocks as part of a sentence, such as `in host memory`; "" if texts about these
     blocks do not mention a location.
     """
-    word: str = ""
+    short_name: str = ""
     """Short name in legends and cells, such as `host`; "" for recurrent states on the device."""
     search_words: tuple[str, ...] = ()
     """Words that the user can type before a block number of this tier in a search."""
@@ -35,7 +35,7 @@ class TierStyle:
 
 
 TIER_STYLES: Final = {
-    Tier.HBM: TierStyle("Block", "", "device memory", word="memory", search_words=("block",)),
+    Tier.HBM: TierStyle("Block", "", "device memory", short_name="memory", search_words=("block",)),
     Tier.HOST: TierStyle(
         "Host block", "H", "host memory", "Host memory", "in host memory", "host", ("h", "host"), "block_host"
     ),
@@ -46,11 +46,13 @@ TIER_STYLES: Final = {
         "HS",
         "host memory",
         "Recurrent states in host memory",
-        word="host",
+        short_name="host",
         search_words=("hs", "host state"),
         color="block_host",
     ),
-    Tier.UNKNOWN: TierStyle("Place", "?", "an unknown tier", where="elsewhere", word="unknown tier", color="muted"),
+    Tier.UNKNOWN: TierStyle(
+        "Place", "?", "an unknown tier", where="elsewhere", short_name="unknown tier", color="muted"
+    ),
 }
 
 

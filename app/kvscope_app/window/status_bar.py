@@ -220,8 +220,8 @@ class StatusBar(QStatusBar):
         )
         player = self._session.timeline.player if self._session.timeline.is_file else None
         if player is not None:
-            note = player.note
-            self._set_frames_tip(player.detail or "Frames of the recording")
+            note = player.damage_summary
+            self._set_frames_tip(player.damage_details or "Frames of the recording")
             self._set_text(
                 "frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else "")
             )

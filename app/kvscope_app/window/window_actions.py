@@ -87,11 +87,11 @@ def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) ->
         *_map_actions(window),
         *_panel_actions(window),
     ):
-        actions.add_action(spec, window.docks[spec.within] if spec.within else None)
+        actions.add_action(spec, window.docks[spec.focus_dock] if spec.focus_dock else None)
     for spec in (*_text_size_actions(window), *_theme_actions(window), *_palette_actions(window)):
         actions.add_action(spec)
     for spec in _dock_actions(window):
-        actions.add_action(spec, window.docks[spec.within])
+        actions.add_action(spec, window.docks[spec.focus_dock])
     _add_dock_toggles(window, actions)
     for spec in _help_actions(window):
         actions.add_action(spec)
@@ -389,19 +389,19 @@ def _dock_actions(window: WindowBody) -> list[ActionSpec]:
             call_view("new_conversation", "console"),
             ("Ctrl+N",),
             starts_section=True,
-            within="console",
+            focus_dock="console",
         ),
         ActionSpec(
-            "rename_chat", "Rename conversation", PANELS, call_view("rename", "console"), ("F2",), within="console"
+            "rename_chat", "Rename conversation", PANELS, call_view("rename", "console"), ("F2",), focus_dock="console"
         ),
-        ActionSpec("delete_chat", "Delete conversation", PANELS, call_view("delete", "console"), within="console"),
+        ActionSpec("delete_chat", "Delete conversation", PANELS, call_view("delete", "console"), focus_dock="console"),
         ActionSpec(
             "segments",
             "PyTorch memory segments…",
             PANELS,
             call_view("open_segments", "memory"),
             starts_section=True,
-            within="memory",
+            focus_dock="memory",
         ),
     ]
 

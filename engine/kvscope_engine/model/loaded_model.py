@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvscope_engine.model.distributed.rank import ALONE, Rank
-from kvscope_engine.model.distributed.shard import Cut
+from kvscope_engine.model.distributed.shard import LinearSharding
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.messages.telemetry import ModelInfo
 
@@ -39,7 +39,7 @@ class LoadedModel:
     fingerprint: str = ""
     """Hash of the configuration and the loaded weights; empty unless KV on disk persists between starts."""
     rank: Rank = ALONE
-    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    shardings: Mapping[str, LinearSharding] = field(default_factory=dict)
     """Sharding of the linear layers by name; empty with a single rank."""
 
     @property

@@ -52,7 +52,7 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> Difference:
     return Difference(*measures)
 
 
-def share_of_spread(actual: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_rms_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the root mean square of the difference divided by the root mean square of `expected`."""
     error = (actual.float() - expected.float()).square().mean().sqrt()
     size = expected.float().square().mean().sqrt()
@@ -63,7 +63,7 @@ def share_of_spread(actual: torch.Tensor, expected: torch.Tensor) -> float:
 def is_close(actual: Any, expected: Any, tolerance: float | None = None) -> bool:
     """Whether two results (tensors, None, or tuples of them) are equal except for rounding.
 
-    `tolerance` limits `share_of_spread`; the default depends on the dtype.
+    `tolerance` limits `relative_rms_error`; the default depends on the dtype.
     """
     if isinstance(expected, tuple | list):
         same_length = isinstance(actual, tuple | list) and len(actual) == len(expected)
@@ -73,4 +73,4 @@ def is_close(actual: Any, expected: Any, tolerance: float | None = None) -> bool
     if not isinstance(actual, torch.Tensor) or actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
     tolerance = TOLERANCE.get(expected.dtype, LOW_PRECISION_TOLERANCE) if tolerance is None else tolerance
-    return share_of_spread(actual, expected) <= tolerance
+    return relative_rms_error(actual, expected) <= tolerance

@@ -219,7 +219,7 @@ class InferencePlan:
         return all(stage.memory.fits and stage.num_blocks > 0 for stage in self.stages)
 
     @property
-    def holds_longest(self) -> bool:
+    def fits_longest_request(self) -> bool:
         """Whether a single request of `max_model_len` tokens fits."""
         return self.fits and self.requests(self.max_model_len) >= 1
 

@@ -86,7 +86,7 @@ def _inference(
         allowed_bytes=tightest.memory.allowed,
         num_gpus=question.tensor_parallel * question.pipeline_parallel,
         fits=plan.fits,
-        holds_longest=plan.holds_longest,
+        holds_longest=plan.fits_longest_request,
         max_model_len=plan.max_model_len,
         block_size=question.block_size,
         block_bytes=tightest.block_bytes,
@@ -187,7 +187,7 @@ def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> Traini
         else f"as torch's {question.optimizer} makes them"
     )
     activations_text = "layers' inputs alone (arXiv:1604.06174)" if question.checkpointing else "what autograd keeps"
-    held_bytes, moment = plan.at_worst, _MOMENTS[plan.worst]
+    held_bytes, moment = plan.at_peak, _MOMENTS[plan.peak_phase]
     tokens = f"{question.batch_size} x {question.length:,} tokens"
     parts = [
         ("weights", held_bytes[WEIGHTS], f"{question.precision}{divided if question.zero >= 3 else ''}"),
@@ -203,14 +203,14 @@ def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> Traini
         fits=plan.needed <= gpu_memory,
         parts=tuple(PlanPart(name=name, num_bytes=size, how=how) for name, size, how in parts if size),
         peak_bytes=plan.needed,
-        worst=plan.worst,
+        worst=plan.peak_phase,
         changes=training_improvements(skeleton, plan, gpu_memory),
         notes=(_gradients_note(plan, moment),),
     )
 
 
 def _gradients_note(plan: TrainingPlan, moment: str) -> str:
-    held_bytes, total = plan.at_worst[GRADIENTS], gib(plan.gradients)
+    held_bytes, total = plan.at_peak[GRADIENTS], gib(plan.gradients)
     if held_bytes >= plan.gradients:
         return f"parts are of the worst moment, {moment}, when all gradients are there"
     held = f"{gib(held_bytes)} of {total}" if held_bytes else f"none of the {total}"
@@ -230,10 +230,10 @@ def serving_improvements(skeleton: Skeleton, plan: InferencePlan) -> tuple[Chang
         except BadInput:
             continue  # for example, the number of heads is not divisible
         if changed_plan.num_tokens > max(plan.num_tokens * MIN_GAIN, 0) or (
-            changed_plan.holds_longest and not plan.holds_longest
+            changed_plan.fits_longest_request and not plan.fits_longest_request
         ):
             changes.append((changed_plan, _change(options, note, changed_plan)))
-    changes.sort(key=lambda one: (not one[0].holds_longest, -one[0].num_tokens))
+    changes.sort(key=lambda one: (not one[0].fits_longest_request, -one[0].num_tokens))
     return tuple(change for _, change in changes)
 
 
@@ -282,7 +282,7 @@ def _serving_changes(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[
     for number in (2, 4, 8):
         if number > question.tensor_parallel:
             yield f"--tensor-parallel-size {number}", f"{number} such GPUs", replace(question, tensor_parallel=number)
-    if not plan.holds_longest and plan.num_tokens:
+    if not plan.fits_longest_request and plan.num_tokens:
         shorter = plan.num_tokens // question.block_size * question.block_size
         changed = replace(question, max_model_len=shorter)
         yield f"--max-model-len {shorter}", "requests are at most so long", changed
@@ -290,11 +290,11 @@ def _serving_changes(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[
 
 
 def _larger_gpus(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[str, str, InferenceQuestion]]:
-    if plan.holds_longest:
+    if plan.fits_longest_request:
         return
     for size in GPU_SIZES_GIB:
         larger = replace(plan.question, gpu_memory=size * GIB)
-        if larger.gpu_memory > plan.question.gpu_memory and plan_inference(skeleton, larger).holds_longest:
+        if larger.gpu_memory > plan.question.gpu_memory and plan_inference(skeleton, larger).fits_longest_request:
             yield f"--gpu-memory {size}GiB", "a larger GPU", larger
             return
 

@@ -101,9 +101,9 @@ class TrainingPlan:
     optimizer: int
     activations: int
     """Bytes that the forward pass retains for the backward pass, and the loss."""
-    worst: str
+    peak_phase: str
     """Phase of the step in which most memory is in use: "forward", "backward" or "optimizer"."""
-    at_worst: Mapping[str, int]
+    at_peak: Mapping[str, int]
     gathered: int
     """Bytes of weights that ZeRO stage 3 has gathered at the moment of peak memory: twice the largest layer."""
     others: int = CONTEXT_BYTES
@@ -113,12 +113,12 @@ class TrainingPlan:
         """Bytes of activations at peak memory that the forward pass did not retain: results of operations that
         run then.
         """
-        return max(0, self.at_worst[ACTIVATIONS] - self.activations)
+        return max(0, self.at_peak[ACTIVATIONS] - self.activations)
 
     @property
     def peak(self) -> int:
         """Peak bytes of all kinds of memory, including `gathered`."""
-        return sum(self.at_worst.values()) + self.gathered
+        return sum(self.at_peak.values()) + self.gathered
 
     @property
     def needed(self) -> int:
@@ -189,8 +189,8 @@ def measure_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPlan
         gradients=round(gradients),
         optimizer=round(final_bytes[OPTIMIZER]),
         activations=round(retained),
-        worst=worst,
-        at_worst={kind: round(size) for kind, size in peaks[worst].items()},
+        peak_phase=worst,
+        at_peak={kind: round(size) for kind, size in peaks[worst].items()},
         gathered=gathered[worst],
     )
 

@@ -11,7 +11,7 @@ import torch
 from kvscope_engine.model.loader.download.model_names import parse_model_name
 from kvscope_engine.model.loader.gguf.gguf_blocks import main_bits, main_format, packed_bytes
 from kvscope_engine.model.loader.gguf.gguf_file import gguf_file
-from kvscope_engine.model.loader.quantization_choice import FILED, choose_quantization
+from kvscope_engine.model.loader.quantization_choice import AS_STORED, choose_quantization
 from kvscope_engine.roofline.weights_line import file_bits_text, format_size
 from kvscope_kernels.cpu.library import library
 from kvscope_telemetry.engine_config import EngineConfig
@@ -28,7 +28,7 @@ def default_weights() -> tuple[str, bool]:
     if library() is None:
         return NO_COMPILER, False
     file = gguf_file(parse_model_name("default"))
-    if file is None or choose_quantization(EngineConfig(), torch.device("cpu"), torch.float32, None, file) != FILED:
+    if file is None or choose_quantization(EngineConfig(), torch.device("cpu"), torch.float32, None, file) != AS_STORED:
         return NO_FILE, file is None
     text = file_bits_text(main_bits(file.header), main_format(file.header))
     return f"{text}, {format_size(packed_bytes(file.header))} read a step", True

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from kvscope_engine.model.loaded_model import LoadedModel
-from kvscope_engine.model.loader.quantization_choice import FILED, FILED_A8
+from kvscope_engine.model.loader.quantization_choice import AS_STORED, AS_STORED_A8
 from kvscope_engine.model.platforms.device import dtype_name
-from kvscope_engine.model.quantization.filed_weight import filed_format
+from kvscope_engine.model.quantization.stored_weight import stored_format
 from kvscope_engine.model.verification.fuse import FusedCounts
 from kvscope_engine.roofline.step_costs import ModelWork
 
@@ -39,14 +39,14 @@ def format_size(num_bytes: int) -> str:
 
 
 def _weights_text(loaded: LoadedModel, fused: FusedCounts) -> str:
-    file_format, activations = filed_format(loaded.module), ""
-    if loaded.device.type == "cpu" and loaded.quantization not in (FILED, "none"):
+    file_format, activations = stored_format(loaded.module), ""
+    if loaded.device.type == "cpu" and loaded.quantization not in (AS_STORED, "none"):
         activations = ", 8-bit activations"
     if fused.int4 or fused.int8:
         bits = 4 if fused.int4 else 8
         if loaded.quantization == "fp8":
             return "8 bits (fp8, as asked for), 8-bit activations"
-        is_own = loaded.quantization in (FILED, FILED_A8)
+        is_own = loaded.quantization in (AS_STORED, AS_STORED_A8)
         return (file_bits_text(bits, file_format) if is_own else f"{bits} bits (int{bits}, as asked for)") + activations
     if fused.packed_experts:
         return f"{dtype_name(loaded.dtype)}, experts in {file_bits_text(4, file_format)}"

@@ -151,7 +151,11 @@ class ClientInterventions:
         packed = struct.pack(f"<{len(interventions.pinned)}I", *interventions.pinned)
         self._publish_facts(
             HeartbeatFacts(
-                packed, self._pins.names, *interventions.limits, interventions.adapters, interventions.takes_adapters
+                packed,
+                self._pins.names,
+                *interventions.limits,
+                interventions.adapters,
+                interventions.can_update_adapters,
             )
         )
 

@@ -38,7 +38,7 @@ class ServedInterventions(Protocol):
     def adapters(self) -> tuple[LoadedAdapter, ...]: ...
 
     @property
-    def takes_adapters(self) -> bool:
+    def can_update_adapters(self) -> bool:
         """Whether LoRA adapters can be loaded and unloaded at runtime."""
 
     @property

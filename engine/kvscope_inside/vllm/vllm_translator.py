@@ -393,7 +393,7 @@ class VllmTranslator(Translator[VllmRequest]):
             return WaitsFor.UNKNOWN
         limits = self.state.hello.cache
         if len(record.running) >= limits.max_num_seqs:
-            return WaitsFor.PLACE
+            return WaitsFor.SEQUENCE_LIMIT
         if sum(record.step.num_scheduled_tokens.values()) >= limits.max_num_batched_tokens:
             return WaitsFor.BUDGET
         adapter = key_of(host)[0]

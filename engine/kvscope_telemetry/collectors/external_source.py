@@ -87,7 +87,7 @@ class ExternalSource(PromptedSource):
             frames_received=self._translator.num_frames,
             frames_dropped=self._updates.num_discarded,
             resyncs=self._translator.restarts.count,
-            messages_rejected=stream.num_unreadable + stream.num_of_other_ranks,
+            messages_rejected=stream.num_unreadable + stream.num_malformed,
             num_skipped=stream.num_unknown_events,
             last_message_ns=self._last_sign_ns,
             adapters=self._prompter.adapters,

@@ -16,7 +16,7 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
-from kvscope_telemetry.mirror.coalesce import Pending, coalesce
+from kvscope_telemetry.mirror.coalesce import PendingUpdates, coalesce
 from kvscope_telemetry.mirror.extras import Extras
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.sources.sink import Sink, SinkFeed
@@ -29,7 +29,7 @@ class UpdateQueue:
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._feed = SinkFeed(sink)
-        self._pending = Pending()
+        self._pending = PendingUpdates()
         self._snapshot: Snapshot | None = None
         self._frames: list[Frame] = []
         self._extras = Extras()

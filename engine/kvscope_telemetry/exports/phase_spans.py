@@ -36,7 +36,7 @@ class PhaseSpan:
     start_ns: int
     end_ns: int | None = None
     cause: str = ""
-    other: int = 0
+    preemptor_number: int = 0
     """Number of the request that caused this preemption; 0 if there is none."""
 
 

@@ -69,7 +69,7 @@ class KvEventStream:
         self._pending = pending or PendingItems()
         self._continuity = EventContinuity(self._pending.put, can_replay=replay_endpoint is not None)
         self._status = StreamStatus()
-        self._num_of_other_ranks = 0
+        self._num_malformed = 0
         self._num_connections = 0
         self._replay: ReplayClient | None = None
         self._last_message_s = self._last_answer_s = time.monotonic()
@@ -150,7 +150,7 @@ class KvEventStream:
         for parts in self._connection.receive(MAX_PER_PASS):
             published = read_published(parts)
             if published is None:
-                self._num_of_other_ranks += 1
+                self._num_malformed += 1
             elif self._pending.has_capacity:
                 self._last_message_s = now_s
                 self._continuity.live(*published)
@@ -185,7 +185,7 @@ class KvEventStream:
 
     def _end_replay(self) -> None:
         if self._replay is not None:
-            self._num_of_other_ranks += self._replay.num_of_other_ranks
+            self._num_malformed += self._replay.num_malformed
             self._replay.close()
             self._replay = None
 
@@ -220,7 +220,7 @@ class KvEventStream:
             num_duplicates=counts.duplicates,
             num_restarts=counts.restarts,
             num_replays=counts.replays,
-            num_of_other_ranks=self._num_of_other_ranks,
+            num_malformed=self._num_malformed,
         )
 
     def _state(self) -> tuple[StreamState, str]:
@@ -228,7 +228,7 @@ class KvEventStream:
         if not connection.is_connected:
             state = StreamState.LOST if connection.num_connections or connection.refusal else StreamState.JOINING
             return state, connection.refusal or f"nobody publishes at {self.endpoint}"
-        if self._num_of_other_ranks and not continuity.counts.batches:
+        if self._num_malformed and not continuity.counts.batches:
             return StreamState.LOST, f"{self.endpoint} sends something other than KV events"
         is_asking = bool(continuity.wants) or continuity.is_replaying
         if is_asking and not continuity.is_checking:
@@ -276,7 +276,7 @@ class ReplayClient:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, start: int) -> None:
         self.is_over = False
         """Whether the end of the replay was received."""
-        self.num_of_other_ranks = 0
+        self.num_malformed = 0
         self.socket = context.socket(zmq.DEALER)
         self.socket.rcvhwm = HIGH_WATER
         self.socket.maxmsgsize = MAX_BATCH_BYTES
@@ -292,7 +292,7 @@ class ReplayClient:
             while len(answers) < max_answers and not self.is_over:
                 answer = read_answer(self.socket.recv_multipart(zmq.NOBLOCK))
                 if answer is None:
-                    self.num_of_other_ranks += 1
+                    self.num_malformed += 1
                 elif answer[0] is None:
                     self.is_over = True
                 else:

@@ -49,7 +49,7 @@ class StreamStatus:
     """Number of batches received twice without a request, and of late batches that were already accepted as missing."""
     num_restarts: int = 0
     num_replays: int = 0
-    num_of_other_ranks: int = 0
+    num_malformed: int = 0
     """Number of received messages that are not KV events, judged by the number of their parts."""
 
 

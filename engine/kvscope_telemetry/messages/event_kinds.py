@@ -45,7 +45,7 @@ class EventKind:
     """Theme color of the kind's name in lists."""
     noun: str = ""
     """Noun for counts and searches, in the singular. The plural has an s appended."""
-    words: Mapping[str, CauseClauses] = field(default_factory=dict)
+    cause_functions: Mapping[str, CauseClauses] = field(default_factory=dict)
     """Functions that describe the cause of an event, by `EventData.kind`."""
     lane: EventLane | None = None
     is_stop: bool = False
@@ -71,7 +71,7 @@ class EventKind:
 
 def cause_text(event: Event) -> str:
     data, kind = event.data, BY_NAME.get(event.kind)
-    clauses_of = None if data is None or kind is None else kind.words.get(data.kind)
+    clauses_of = None if data is None or kind is None else kind.cause_functions.get(data.kind)
     return event.cause if data is None or clauses_of is None else "; ".join(clauses_of(event, data))
 
 
@@ -345,7 +345,7 @@ EVENT_KINDS: Final = (
         is_first_named=True,
         is_traced=False,
     ),
-    EventKind("resumed", "accent", words={"started": _started}, is_reported=False, is_traced=False),
+    EventKind("resumed", "accent", cause_functions={"started": _started}, is_reported=False, is_traced=False),
     EventKind(
         "evicted",
         "muted",
@@ -367,10 +367,10 @@ EVENT_KINDS: Final = (
     EventKind("finished", "good", "request completion", is_stepped=True, is_reported=False, is_traced=False),
     EventKind("aborted", "warn", is_traced=False),
     EventKind("note", "muted"),
-    EventKind("engine_paused", "warn", words={"engine_paused": _paused}, is_stop=True),
-    EventKind("engine_resumed", "good", words={"engine_resumed": _resumed}, is_stop=True),
-    EventKind("single_step", "accent", words={"single_step": _single_step}, is_stop=True),
-    EventKind("process_suspended", "warn", words={"process_suspended": _suspended}, is_stop=True),
+    EventKind("engine_paused", "warn", cause_functions={"engine_paused": _paused}, is_stop=True),
+    EventKind("engine_resumed", "good", cause_functions={"engine_resumed": _resumed}, is_stop=True),
+    EventKind("single_step", "accent", cause_functions={"single_step": _single_step}, is_stop=True),
+    EventKind("process_suspended", "warn", cause_functions={"process_suspended": _suspended}, is_stop=True),
 )
 """All kinds of events, in the order of menus and lanes."""
 BY_NAME: Final = {kind.name: kind for kind in EVENT_KINDS}

@@ -27,7 +27,7 @@ class WaitsFor(IntEnum):
     """Not reported, because the request is behind others in the queue, or arrived after the last step was scheduled."""
     BLOCKS = 1
     """Too few free KV blocks."""
-    PLACE = 2
+    SEQUENCE_LIMIT = 2
     """`max_num_seqs` requests are running."""
     BUDGET = 3
     """The token budget of the step (`max_num_batched_tokens`) is used up."""

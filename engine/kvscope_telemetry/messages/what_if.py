@@ -155,7 +155,7 @@ class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_unread + self.num_reserved + self.num_internal + self.num_rounding
 
 
-class NotAsked(msgspec.Struct, frozen=True):
+class UnsupportedScenario(msgspec.Struct, frozen=True):
     """A scenario (`PolicyUse.question`) that cannot be simulated, and the reason."""
 
     question: str
@@ -166,7 +166,7 @@ class WhatIfAnswer(msgspec.Struct, frozen=True, kw_only=True):
     policies: list[PolicyUse]
     page_bytes: int = PAGE_BYTES
     """Page size of the allocator `virtual`."""
-    not_asked: list[NotAsked] = []
+    not_asked: list[UnsupportedScenario] = []
 
 
 class Complaint(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ STEP_TOKENS: Final = (1.0, *(float(8 << power) for power in range(12)))
 MAX_DECADES: Final = 12
 
 
-def lengths(max_value: int) -> tuple[float, ...]:
+def length_bounds(max_value: int) -> tuple[float, ...]:
     """Return histogram bounds for token counts: 1, 2, 5, 10, 20, 50, ... up to `max_value`. The only bound is 1
     if `max_value` is 0 (unknown).
     """

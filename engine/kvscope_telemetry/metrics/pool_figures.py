@@ -55,7 +55,7 @@ def pool_figures(mirror: Mirror) -> PoolFigures:
         num_used=mirror.num_active,
         num_shared=_num_shared(mirror, rows[Tier.HBM]),
         num_cached=mirror.num_cached,
-        num_free=mirror.num_room,
+        num_free=mirror.num_available_blocks,
     )
     tiers = [pool, *(_lower_tier(mirror, tier, part) for tier, part in rows.items() if tier is not Tier.HBM)]
     return PoolFigures(

@@ -29,7 +29,7 @@ from kvscope_telemetry.metrics.histogram import (
     STEP_TOKENS,
     TOKEN_S,
     PrometheusHistogram,
-    lengths,
+    length_bounds,
 )
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.summaries.moments import FirstTokens
@@ -125,7 +125,7 @@ class Histograms:
     """All histograms of an epoch, with vLLM's names. `max_model_len` determines the bounds of token counts."""
 
     def __init__(self, max_model_len: int) -> None:
-        of_lengths = lengths(max_model_len)
+        of_lengths = length_bounds(max_model_len)
         self.time_to_first_token_seconds = PrometheusHistogram(FIRST_TOKEN_S)
         self.inter_token_latency_seconds = PrometheusHistogram(TOKEN_S)
         self.request_time_per_output_token_seconds = PrometheusHistogram(TOKEN_S)

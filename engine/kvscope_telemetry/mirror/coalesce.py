@@ -2,8 +2,8 @@
 column.
 
 At 5,000 frames per second, numpy must be called once per column and batch, never once per frame. Owns the order of
-entries in an `Update`, and the queue of updates between two threads (`Pending`). Must not depend on sockets or on the
-state to which updates are applied.
+entries in an `Update`, and the queue of updates between two threads (`PendingUpdates`). Must not depend on sockets
+or on the state to which updates are applied.
 
 See docs/internals/decisions/0004-updates-are-joined-on-a-reader-thread.md.
 """
@@ -161,7 +161,7 @@ def _concatenate_counts(columns: Sequence[bytes], rows: Sequence[RequestRows]) -
 
 
 def size_of(update: Update) -> int:
-    """Return the number of entries in an update, by which the queue `Pending` is bounded."""
+    """Return the number of entries in an update, by which the queue `PendingUpdates` is bounded."""
     request_bytes = sum(len(r.number) + len(r.table_blocks) for r in update.requests)
     num_frames = len(update.series["seq"]) if update.series else 0
     num_times = len(update.first_token_ns) + len(update.inter_token_ns)
@@ -261,7 +261,7 @@ texts of any length would count little.
 """
 
 
-class Pending:
+class PendingUpdates:
     """Bounded queue of updates between the reading thread and a consumer.
 
     Both threads may use it at any time without waiting. If the consumer is too slow, all queued updates are dropped.

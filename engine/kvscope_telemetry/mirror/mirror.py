@@ -90,7 +90,7 @@ class Mirror:
         return self.count(BlockState.FREE)
 
     @property
-    def num_room(self) -> int:
+    def num_available_blocks(self) -> int:
         """Number of blocks in the pool that can be allocated without eviction, because they are free.
 
         If there are fewer physical blocks than rows (allocator `virtual`), these are the physical blocks that are

@@ -108,12 +108,12 @@ class PlaybackSource:
             return self._failure
 
     @property
-    def note(self) -> str:
-        return self.recording.note
+    def damage_summary(self) -> str:
+        return self.recording.damage_summary
 
     @property
-    def detail(self) -> str:
-        return self.recording.detail
+    def damage_details(self) -> str:
+        return self.recording.damage_details
 
     @property
     def duration(self) -> float:

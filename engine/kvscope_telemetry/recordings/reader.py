@@ -71,7 +71,7 @@ class RecordingInfo:
 
 
 class Recording:
-    """An open recording, read by one thread. `info`, `note` and `detail` may be read by any thread.
+    """An open recording, read by one thread. `info`, `damage_summary` and `damage_details` may be read by any thread.
 
     Positions are seconds since `start_ns`, which never changes. A recording that is being written grows (`grow`), and
     recent history loses its oldest segments: positions before `first_s` are then treated as `first_s`.
@@ -139,18 +139,18 @@ class Recording:
         return sum(segment.num_damaged for segment in self.segments)
 
     @property
-    def note(self) -> str:
+    def damage_summary(self) -> str:
         """Short text about damage in the recording; "" if none has been found so far."""
-        notes = (segment.note for segment in self.segments)
+        notes = (segment.damage_summary for segment in self.segments)
         return next(filter(None, notes), "a segment cannot be read and is left out" if self._unreadable else "")
 
     @property
-    def detail(self) -> str:
+    def damage_details(self) -> str:
         """Text on what was skipped and why, one line per finding."""
         if not self._is_folder:
-            return self.segments[-1].detail
+            return self.segments[-1].damage_details
         lines = [f"{number:06}.mcap is left out: {why}." for number, why in sorted(self._unreadable.items())]
-        details = [(segment.path.name, segment.detail) for segment in self.segments]
+        details = [(segment.path.name, segment.damage_details) for segment in self.segments]
         return "\n".join(lines + [f"{name}: {detail}" for name, detail in details if detail])
 
     @property
@@ -456,7 +456,7 @@ class Segment:
         return len(self._survey.damages) + self._decoder.num_bad_messages
 
     @property
-    def note(self) -> str:
+    def damage_summary(self) -> str:
         if self._survey.limit:
             return "opened in part"
         if self.num_damaged:
@@ -464,7 +464,7 @@ class Segment:
         return "truncated; recovered to the last complete chunk" if self._is_truncated else ""
 
     @property
-    def detail(self) -> str:
+    def damage_details(self) -> str:
         lines = [f"Opened in part: {self._survey.limit}."] if self._survey.limit else []
         if self._survey.damages:
             lines.append(f"{len(self._survey.damages)} damaged and left out: {self._survey.damages[0]}.")

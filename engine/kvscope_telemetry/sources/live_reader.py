@@ -38,7 +38,7 @@ from kvscope_telemetry.messages.telemetry import (
 )
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode, tag_of
-from kvscope_telemetry.mirror.coalesce import MAX_ENTRIES, Pending, coalesce
+from kvscope_telemetry.mirror.coalesce import MAX_ENTRIES, PendingUpdates, coalesce
 from kvscope_telemetry.mirror.extras import Extras
 from kvscope_telemetry.mirror.sync import FIRST_TAG, FrameRun, Sync
 from kvscope_telemetry.mirror.whole_blocks import WholeBlocks
@@ -100,7 +100,7 @@ class LiveReader:
     ) -> None:
         self._taker = taker
         self.feed = SinkFeed(sink)
-        self.pending = Pending(max_entries)
+        self.pending = PendingUpdates(max_entries)
         self.outgoing = Outgoing()
         self.replies = ReplyQueue()
         self.changed = threading.Condition()

@@ -63,7 +63,7 @@ class LiveSource(MirroredSource):
             the endpoint, or on loopback that of an engine of the same user (`connections`).
         sink: Receives all accepted messages (`set_sink`).
         nap_s: Sleep of the reading thread between passes in seconds. A longer sleep lowers the load and adds latency.
-        max_entries: Maximum number of entries in updates that were not polled yet, as counted by `Pending`.
+        max_entries: Maximum number of entries in updates that were not polled yet, as counted by `PendingUpdates`.
         make_api: Creates the client for prompts of an engine that accepts them at a separate API (`Hello.api`).
 
     Raises:

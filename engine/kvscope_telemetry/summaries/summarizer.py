@@ -266,7 +266,7 @@ class Summarizer:
             num_waiting=mirror.counters.num_waiting,
             active_blocks=mirror.num_active,
             cached_blocks=mirror.num_cached,
-            free_blocks=mirror.num_room,
+            free_blocks=mirror.num_available_blocks,
             shared_blocks=int(np.count_nonzero(pool.ref_count > 1)),
             host_blocks=_in_use(mirror, Tier.HOST),
             disk_blocks=_in_use(mirror, Tier.DISK),

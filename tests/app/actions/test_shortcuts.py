@@ -14,8 +14,8 @@ from kvscope_app.ui.sheet import Sheet
 
 PLAY = Command("play", "Play", ("Space",))
 OPEN = Command("open", "Open", ("Ctrl+O", "F3"))
-NEW = Command("new", "New", ("Ctrl+N",), within="console")
-ABORT = Command("abort", "Abort", ("Del",), within="requests")
+NEW = Command("new", "New", ("Ctrl+N",), focus_dock="console")
+ABORT = Command("abort", "Abort", ("Del",), focus_dock="requests")
 ALL = (PLAY, OPEN, NEW, ABORT)
 
 

@@ -19,7 +19,7 @@ from tests.telemetry.conftest import record_in, simulated_messages
 
 from kvscope_app.main import main
 from kvscope_app.media_export import offscreen_view
-from kvscope_app.media_export.picture_command import moments
+from kvscope_app.media_export.picture_command import frame_times
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
@@ -145,6 +145,6 @@ def test_slow_machine_does_not_change_the_picture(qapp, path, tmp_path, monkeypa
 
 
 def test_video_frames_are_evenly_spaced_over_the_span():
-    num, shown = moments(Span(0, 1_000_000_000, 3_000_000_000), speed=2.0, fps=10.0)
+    num, shown = frame_times(Span(0, 1_000_000_000, 3_000_000_000), speed=2.0, fps=10.0)
     assert num == 10
     assert list(shown) == pytest.approx([1.0 + 2.0 * number / 9 for number in range(10)])

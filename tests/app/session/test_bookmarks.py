@@ -83,13 +83,13 @@ def test_saved_alarm_replaces_an_overlapping_derived_alarm(bookmarks):
     same = Bookmark(bookmark_id="b", time_ns=150, until_ns=260, kind="kv_usage", text="again")
     later = Bookmark(bookmark_id="c", time_ns=300, kind="kv_usage", text="later")
     other = Bookmark(bookmark_id="d", time_ns=150, kind="hot", text="other")
-    bookmarks.derive([same, later, other])
+    bookmarks.set_derived([same, later, other])
     assert texts(bookmarks) == ["kept", "other", "later"]
     assert bookmarks.is_stored(kept)
     assert not bookmarks.is_stored(later)
     bookmarks.delete([later])
     assert texts(bookmarks) == ["kept", "other", "later"]
-    bookmarks.derive(())
+    bookmarks.set_derived(())
     assert texts(bookmarks) == ["kept"]
 
 

@@ -35,7 +35,7 @@ START = 100 * SECOND
 
 
 def mirror(epoch=7, free=6, active=3, cached=1):
-    counts = {"num_room": free, "num_active": active, "num_cached": cached}
+    counts = {"num_available_blocks": free, "num_active": active, "num_cached": cached}
     return SimpleNamespace(epoch=epoch, capabilities=OWN_ENGINE, used_share=-1.0, num_blocks=0, **counts)
 
 

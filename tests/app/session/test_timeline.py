@@ -319,7 +319,7 @@ def test_last_seconds_of_the_history_are_saved_to_a_file(live, qtbot, tmp_path):
     assert work.result == "", work.failure
     with_state = Recording.open(tmp_path / "kept.mcap")
     assert with_state.info.duration_s == pytest.approx(1.5, abs=0.2)
-    assert with_state.note == ""
+    assert with_state.damage_summary == ""
 
 
 def test_recording_is_complete_and_the_history_continues(live, qtbot, tmp_path):

@@ -90,7 +90,7 @@ def test_virtual_allocator_counts_slots_of_mapped_memory(engine, make_mirror):
     use = pool_use(mirror)
     assert (use.num_used, use.num_wasted, use.num_free) == (24, 8, 8 * 16)
     assert use.external_fragmentation == 0.0
-    assert mirror.num_room == 8
+    assert mirror.num_available_blocks == 8
     assert summaries(mirror, mirror.hello.cache)[0].startswith(
         "10 blocks of memory in 64 locations  ·  2 active  ·  2 more"
     )

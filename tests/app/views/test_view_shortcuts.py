@@ -65,7 +65,7 @@ def focusable(view):
 def documented_shortcuts(actions):
     """Yield (action name, key sequence) of all shortcuts that apply wherever the focus is."""
     for spec in actions:
-        if not spec.within and not spec.name.startswith("toggle_"):
+        if not spec.focus_dock and not spec.name.startswith("toggle_"):
             for sequence in actions[spec.name].shortcuts():
                 yield spec.name, sequence
 

@@ -77,7 +77,7 @@ def test_zooming_the_heatmap_zooms_charts_and_timeline(window):
     heatmap = window.views["heatmap"]
     heatmap.frame.zoom(3.0, 150)
     assert is_about(
-        window.views["timeline"].canvas.shown.span, heatmap.frame.span.inside(window.views["timeline"].canvas.whole)
+        window.views["timeline"].canvas.shown.span, heatmap.frame.span.clamped_to(window.views["timeline"].canvas.whole)
     )
     assert is_about(charts_span(window), heatmap.frame.span)
 

@@ -67,8 +67,8 @@ def test_parts_of_a_training_plan_describe_the_moment_of_peak_memory(skeleton: M
     assert told is not None
     parts = {part.name: part.num_bytes for part in told.parts}
     assert sum(parts.values()) == told.peak_bytes
-    assert parts["activations"] + parts.get("temporary buffers", 0) == plan.at_worst["activations"]
-    assert parts.get("gradients", 0) == plan.at_worst["gradients"] <= plan.gradients
+    assert parts["activations"] + parts.get("temporary buffers", 0) == plan.at_peak["activations"]
+    assert parts.get("gradients", 0) == plan.at_peak["gradients"] <= plan.gradients
     assert re.search(words, told.notes[0]), told.notes
 
 

@@ -258,7 +258,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             monkeypatch.setattr(fuse, "whole_trace", lambda *_: Trace())
             monkeypatch.setattr(fuse, "fault_of", lambda *_: "")
         monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
-        monkeypatch.setattr(tensor_agreement, "share_of_spread", lambda *_: 0.0)
+        monkeypatch.setattr(tensor_agreement, "relative_rms_error", lambda *_: 0.0)
         for module in (eager_check, fused_norm, fused_mlp, fused_experts, packed_linear, float32_head):
             monkeypatch.setattr(module, "ops_for", lambda _: shape_true_ops())
         monkeypatch.setattr(fused_experts, "to_mxfp4", lambda weight: None)  # it looks at numbers

@@ -13,8 +13,8 @@ from kvscope_engine.model.loader import quantization_choice
 from kvscope_engine.model.loader.gguf.gguf_blocks import Q4_1, Q8_0
 from kvscope_engine.model.loader.gguf.gguf_file import GgufFile
 from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, TensorLocation
-from kvscope_engine.model.loader.quantization_choice import FILED
-from kvscope_engine.model.quantization.filed_weight import name_format
+from kvscope_engine.model.loader.quantization_choice import AS_STORED
+from kvscope_engine.model.quantization.stored_weight import name_format
 from kvscope_engine.model.verification.fuse import FusedCounts
 from kvscope_engine.roofline import default_weights
 from kvscope_engine.roofline.step_costs import ModelWork
@@ -37,10 +37,10 @@ def test_weights_line_describes_the_layers(tiny_loaded: Load) -> None:
     assert line_of("int8", int8=9) == f"weights: 8 bits (int8, as asked for), {rounded}"
     assert line_of("int4", int8=1, int4=8) == f"weights: 4 bits (int4, as asked for), {rounded}"
     assert line_of("fp8", int8=8) == f"weights: 8 bits (fp8, as asked for), {rounded}"
-    assert line_of(FILED, int8=1, int4=8) == "weights: the file's own 4 bits (Q4_1), 98 MB read a step"
+    assert line_of(AS_STORED, int8=1, int4=8) == "weights: the file's own 4 bits (Q4_1), 98 MB read a step"
     assert line_of("a8", int8=1, int4=8) == f"weights: the file's own 4 bits (Q4_1), {rounded}"
     name_format(loaded.module, "Q8_0")
-    assert line_of(FILED, int8=9) == "weights: the file's own 8 bits (Q8_0), 98 MB read a step"
+    assert line_of(AS_STORED, int8=9) == "weights: the file's own 8 bits (Q8_0), 98 MB read a step"
     name_format(loaded.module, "MXFP4")
     experts = replace(PLAIN, experts=2, packed_experts=2)
     assert weights_line(loaded, experts, None) == "weights: float32, experts in the file's own 4 bits (MXFP4)"

@@ -96,7 +96,7 @@ class FakeInterventions:
     pinned: list[int] = field(default_factory=list)
     limits: tuple[int, int] = (16, 64)
     adapters: tuple[LoadedAdapter, ...] = ()
-    takes_adapters: bool = True
+    can_update_adapters: bool = True
 
     def preempt(self, number: int, how: str, by: str) -> str:
         if number % 2:

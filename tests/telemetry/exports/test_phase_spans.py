@@ -32,7 +32,7 @@ def test_request_phases_of_an_export_are_derived_from_events(record_story: Calla
         (RequestPhase.DECODE, 800),
     ]
     swapped = first.phases[3]
-    assert swapped.other == 2
+    assert swapped.preemptor_number == 2
     assert "request #2 needed 3 blocks" in swapped.cause
     assert first.queue_ns == 100 * MS
     assert first.first_token_ns == first.arrival_ns + 150 * MS

@@ -136,7 +136,7 @@ def test_publisher_of_other_data_is_reported(fake: Fake, watch: Watch) -> None:
     publisher.await_subscriber()
     for parts in ([b"one"], [b"a", b"b"], [b"", b"short", b""], [b"", b"\xff" * 8, b""], [b"1", b"2", b"3", b"4"]):
         publisher.send(*parts)
-    watched.until(lambda: watched.stream.status.num_of_other_ranks == 5)
+    watched.until(lambda: watched.stream.status.num_malformed == 5)
     status = watched.stream.status
     assert (status.state, status.why) == (LOST, f"{publisher.endpoint} sends something other than KV events")
     publisher.publish(0, batch(stored(1)))

@@ -19,7 +19,7 @@ from tests.telemetry.metrics.scripted import LABELS, ScrapedMetrics, ScriptedEng
 
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import DeviceSample
-from kvscope_telemetry.metrics.histogram import lengths
+from kvscope_telemetry.metrics.histogram import length_bounds
 from kvscope_telemetry.metrics.metrics_page import MetricsPage
 
 ROOT = Path(__file__).parents[3]
@@ -109,8 +109,8 @@ def test_histogram_bounds_equal_those_of_vllm(scraped: ScrapedMetrics, name: str
 
 
 def test_length_histogram_has_one_bucket_if_the_model_limit_is_unknown() -> None:
-    assert lengths(0) == (1,)
-    assert lengths(3) == (1, 2)
+    assert length_bounds(0) == (1,)
+    assert length_bounds(3) == (1, 2)
 
 
 def test_all_other_metrics_have_our_prefix_and_labels(scraped: ScrapedMetrics) -> None:

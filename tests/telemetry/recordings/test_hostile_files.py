@@ -110,8 +110,8 @@ def test_sparse_hole_of_10_gib_ends_the_recording(record: Record, tmp_path: Path
             file.truncate(10 << 30)
     recording = Recording.open(whole)
     assert 0 < len(list(recording.frames())) <= 50
-    assert recording.note, "the chunk that runs into the hole is damaged, or there is none"
-    assert "looked at" not in recording.detail, "the hole is not walked through"
+    assert recording.damage_summary, "the chunk that runs into the hole is damaged, or there is none"
+    assert "looked at" not in recording.damage_details, "the hole is not walked through"
     with open_regular(whole) as file:
         assert len(data) // 2 < stored_bytes(file) < 16 << 20, "a hole does not add to the read budget"
     assert "holds no telemetry" in refusal(empty)
@@ -133,8 +133,8 @@ def test_millions_of_tiny_messages_in_a_chunk_are_refused(tmp_path: Path, make_m
     path.write_bytes(MAGIC + good_chunk(make_messages) + chunk(tiny))
     recording = Recording.open(path)
     assert recording.num_damaged == 1
-    assert recording.note == "damaged parts left out"
-    assert f"more than {MAX_CHUNK_MESSAGES} records" in recording.detail
+    assert recording.damage_summary == "damaged parts left out"
+    assert f"more than {MAX_CHUNK_MESSAGES} records" in recording.damage_details
 
 
 def test_chunks_of_zeros_are_inflated_once_within_a_budget(
@@ -155,8 +155,8 @@ def test_chunks_of_zeros_are_inflated_once_within_a_budget(
 
     monkeypatch.setattr(zstandard, "ZstdDecompressor", Counted)
     recording = Recording.open(path)
-    assert recording.note == "opened in part"
-    assert "MiB would have to be read" in recording.detail
+    assert recording.damage_summary == "opened in part"
+    assert "MiB would have to be read" in recording.damage_details
     assert sum(inflated) < 2 * ((64 << 20) + 32 * path.stat().st_size)
     count = len(inflated)
     list(recording.messages(keyframes=True))
@@ -196,7 +196,7 @@ def test_total_claimed_size_of_chunks_is_bounded(
     monkeypatch.setattr(budgets, "MAX_INFLATED_BYTES", 1 << 20)
     path = tmp_path / "many.mcap"
     path.write_bytes(MAGIC + good_chunk(make_messages) + chunk(bytes(1 << 20)) * 100)
-    assert "its chunks claim more than" in Recording.open(path).detail
+    assert "its chunks claim more than" in Recording.open(path).damage_details
 
 
 def test_opening_reports_progress_and_can_be_cancelled(record: Record, monkeypatch: Any) -> None:
@@ -215,7 +215,7 @@ def test_opening_that_takes_too_long_returns_a_part(record: Record, monkeypatch:
     monkeypatch.setattr(budgets, "_PROGRESS_EVERY", 1)
     now = iter(range(1 << 30))
     monkeypatch.setattr(surveys, "ReadBudget", lambda stored, watch: ReadBudget(stored, watch, clock=now.__next__))
-    assert "it took longer than 30 s" in Recording.open(record(2_000).path).detail
+    assert "it took longer than 30 s" in Recording.open(record(2_000).path).damage_details
     spent = ReadBudget(0, max_seconds=0.5, clock=now.__next__)
     with pytest.raises(ReadBudgetSpent):
         spent.spend(1)
@@ -251,7 +251,7 @@ def test_message_times_beyond_the_year_2116_in_a_recording_are_ignored(
     path.write_bytes(MAGIC + chunk(late) + chunk(state, times=(0, 1 << 63)) + chunk(late))
     recording = Recording.open(path)
     assert (recording.info.duration_s, recording.start_ns, recording.num_damaged) == (0.0, 10**18, 2)
-    assert "after the year 2116" in recording.detail
+    assert "after the year 2116" in recording.damage_details
 
 
 def test_message_outside_the_times_of_its_chunk_is_skipped(record: Record) -> None:

@@ -55,7 +55,7 @@ def test_segments_of_a_recent_history_read_as_one_recording(make_ring: MakeRing,
     )
     assert (ring_recording.info.num_frames, len(ring_recording.segments)) == (600, len(segments_in(ring.folder)))
     assert ring_recording.info.duration_s == (session.times_ns[-1] - session.times_ns[0]) / 1e9
-    assert (ring_recording.note, ring_recording.detail) == ("", "")
+    assert (ring_recording.damage_summary, ring_recording.damage_details) == ("", "")
     alone = recorded_requests(Recording.open(segments_in(ring.folder)[1]))
     requests = recorded_requests(ring_recording)
     assert [each.number for each in requests[: len(alone)]] == [each.number for each in alone]
@@ -201,7 +201,7 @@ def test_file_written_by_another_process_is_followed(
     assert recording.path == tmp_path / "x.mcap"
     assert recording.info.is_complete
     assert not recording.may_grow
-    assert not recording.note
+    assert not recording.damage_summary
     assert [message for _, message in written_messages(recording)] == session.messages
 
 
@@ -243,8 +243,8 @@ def test_unreadable_segment_is_left_out(
     ring.close(keep=True)
     segments_in(ring.folder)[2].write_bytes(b"\0" * 1000)
     ring_recording = Recording.open(ring.folder)
-    assert "left out" in ring_recording.note
-    assert "000002.mcap" in ring_recording.detail
+    assert "left out" in ring_recording.damage_summary
+    assert "000002.mcap" in ring_recording.damage_details
     assert_same_state(ring_recording.state_at(1e9), session.mirror_at(session.times_ns[-1]))
     assert ring_recording.state_at(ring_recording.info.duration_s / 3).hello is not None
 
@@ -273,7 +273,8 @@ def test_ring_is_played_while_it_is_written(
             assert ring.flush(60.0)
             length_s = (session.times_ns[-1] - session.times_ns[0]) / 1e9
             assert source.wait(lambda at_s=length_s: source.duration == at_s, WAIT_S), (
-                f"{source.duration} s of {length_s} s are seen; {source.failure or source.note or source.detail}"
+                f"{source.duration} s of {length_s} s are seen; "
+                f"{source.failure or source.damage_summary or source.damage_details}"
             )
             source.seek(source.duration)
             assert_same_state(follow(), session.mirror_at(session.times_ns[-1]))

@@ -71,7 +71,7 @@ def test_file_without_its_last_bytes_is_truncated(record: Callable[..., Any], mi
     path.write_bytes(path.read_bytes()[:-missing])
     recording = Recording.open(path)
     assert not recording.info.is_complete
-    assert recording.note == "truncated; recovered to the last complete chunk"
+    assert recording.damage_summary == "truncated; recovered to the last complete chunk"
     assert recording.info.num_frames == 20
 
 

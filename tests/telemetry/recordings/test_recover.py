@@ -49,7 +49,7 @@ def test_truncated_file_is_recovered_up_to_its_end(record, assert_same_state, tm
     save(old, tmp_path / "new.mcap")
     new = Recording.open(tmp_path / "new.mcap")
     assert new.info.is_complete
-    assert new.note == ""
+    assert new.damage_summary == ""
     assert 50 < new.info.num_frames == old.info.num_frames
     assert missing_from(new, OverviewPart.joined(written_parts(new)).newest_ns) is None  # the overview was rebuilt
     end_s = new.info.duration_s

@@ -58,7 +58,7 @@ def test_saved_part_has_the_states_of_the_original(
     assert shares[-1] == 1.0
     part = Recording.open(tmp_path / "part.mcap")
     assert part.info.is_complete
-    assert not part.note
+    assert not part.damage_summary
     assert part.start_ns == ring_recording.start_ns + round(from_s * 1e9)
     from_ns, until_ns = part.start_ns, ring_recording.start_ns + round(until_s * 1e9)
     expected = [

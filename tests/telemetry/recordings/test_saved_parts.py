@@ -58,7 +58,7 @@ def test_saved_part_of_a_recording_equals_the_original_in_its_time_range(
         save(recorded, tmp_path / f"part{number}.mcap", from_s, until_s)
         part = Recording.open(tmp_path / f"part{number}.mcap")
         until_ns = recorded.end_ns if until_s is None else recorded.start_ns + round(until_s * 1e9)
-        assert part.note == ""
+        assert part.damage_summary == ""
         frames = [
             (at_ns, message)
             for at_ns, message in zip(session.times_ns, session.messages, strict=True)
@@ -82,7 +82,7 @@ def test_damage_is_left_out_of_a_saved_part_and_reported(written: Any, tmp_path:
     data[bad.offset + bad.stored_bytes // 2] ^= 1
     file.path.write_bytes(data)
     save(recorded, tmp_path / "part.mcap", 1.0)
-    assert "damaged" in recorded.note
+    assert "damaged" in recorded.damage_summary
     part = Recording.open(tmp_path / "part.mcap")
     whole = [at_ns for at_ns, m in zip(session.times_ns, session.messages, strict=True) if isinstance(m, Frame)]
     assert len(_frames(part)) == sum(at_ns > part.start_ns for at_ns in whole) - bad.num_frames

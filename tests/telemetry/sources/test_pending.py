@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.messages.telemetry import DeviceSample, Frame
-from kvscope_telemetry.mirror.coalesce import Pending, coalesce
+from kvscope_telemetry.mirror.coalesce import PendingUpdates, coalesce
 from kvscope_telemetry.source import Update
 
 
@@ -23,7 +23,7 @@ def _snapshot(epoch: int = 1) -> Update:
 
 
 def test_pending_frames_come_as_one_update() -> None:
-    pending = Pending()
+    pending = PendingUpdates()
     for seq in (1, 2, 3):
         pending.put(_frame(seq))
     assert _seqs(pending.poll_update()) == [1, 2, 3]
@@ -31,7 +31,7 @@ def test_pending_frames_come_as_one_update() -> None:
 
 
 def test_snapshot_starts_a_new_update() -> None:
-    pending = Pending()
+    pending = PendingUpdates()
     for update in (_frame(1), _frame(2), _snapshot(2), _frame(3), _snapshot(3)):
         pending.put(update)
     assert _seqs(pending.poll_update()) == [1, 2]
@@ -45,7 +45,7 @@ def test_snapshot_starts_a_new_update() -> None:
 
 
 def test_absent_consumer_costs_bounded_memory_and_one_snapshot() -> None:
-    pending = Pending(max_entries=100)
+    pending = PendingUpdates(max_entries=100)
     for seq in range(1, 1000):
         pending.put(_frame(seq))
     assert pending.poll_update() is None
@@ -60,7 +60,7 @@ def test_absent_consumer_costs_bounded_memory_and_one_snapshot() -> None:
 
 
 def test_device_samples_are_delivered_while_a_snapshot_is_awaited() -> None:
-    pending = Pending()
+    pending = PendingUpdates()
     pending.put(_frame(1))
     pending.discard()
     pending.put(_frame(2))
@@ -72,13 +72,13 @@ def test_device_samples_are_delivered_while_a_snapshot_is_awaited() -> None:
 
 
 def test_single_update_larger_than_the_pending_limit_is_delivered() -> None:
-    pending = Pending(max_entries=1)
+    pending = PendingUpdates(max_entries=1)
     pending.put(coalesce([SimulatedEngine(num_blocks=500).advance()]))
     assert _seqs(pending.poll_update()) == [1]
 
 
 def test_bytes_of_long_texts_count_towards_the_bound() -> None:
-    pending = Pending(max_entries=1_000)
+    pending = PendingUpdates(max_entries=1_000)
     pending.put(_snapshot())
     for seq in range(1, 100):
         pending.put(_frame(seq), num_bytes=10_000)

@@ -76,7 +76,7 @@ def test_summary_has_the_mirror_state_at_the_end_of_its_second(record: Callable[
         end_ns = int(overview.time_ns[place]) + SECOND_NS - 1
         mirror = recording.state_at((end_ns - recording.start_ns) / 1e9)
         assert overview.column("active_blocks")[place] == mirror.num_active
-        assert overview.column("free_blocks")[place] == mirror.num_room
+        assert overview.column("free_blocks")[place] == mirror.num_available_blocks
         assert overview.column("step")[place] == mirror.step
         held = mirror.ledger.filled[mirror.ledger.state == 1].sum()
         assert overview.column("used_slots")[place] == held

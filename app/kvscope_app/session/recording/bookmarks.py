@@ -93,7 +93,7 @@ class Bookmarks(QObject):
         if stored := list(bookmarks):
             self._merge(stored)
 
-    def derive(self, bookmarks: Iterable[Bookmark]) -> None:
+    def set_derived(self, bookmarks: Iterable[Bookmark]) -> None:
         """Replace the bookmarks that the alarm rules derive from the overview. They are not stored."""
         self._derived = list(bookmarks)
         self._update_shown()

@@ -115,7 +115,7 @@ class DiskHistory:
         def work(watch: ProgressCallback) -> str:
             recording = self.open_recording(watch)
             save(recording, path, recording.info.duration_s - seconds, watch=watch)
-            return recording.note
+            return recording.damage_summary
 
         return Background(work, "kvscope-save")
 

@@ -60,7 +60,7 @@ class CurveSpec:
 class PlotMark:
     x: float
     text: str
-    about: object = None
+    timed_event: object = None
     """Event that `mark_chosen` emits on a click; None if the mark represents events that were only counted."""
 
 
@@ -326,7 +326,12 @@ class ChartPanel(QWidget):
             return
         position = view.mapSceneToView(click.scenePos())
         event = next(
-            (spot.data().about for spot in self.mark_points.pointsAt(position) if spot.data().about is not None), None
+            (
+                spot.data().timed_event
+                for spot in self.mark_points.pointsAt(position)
+                if spot.data().timed_event is not None
+            ),
+            None,
         )
         if event is not None:
             self.mark_chosen.emit(event)

@@ -93,7 +93,7 @@ class Chat(QObject):
     def touch_draft(self, key: str) -> None:
         self._saver.touch_draft(key)
 
-    def add(self, template: Conversation | None = None) -> Conversation:
+    def add_conversation(self, template: Conversation | None = None) -> Conversation:
         """Add a conversation at the top, with the options of `template`.
 
         Returns the first conversation instead if it is empty and unnamed.

@@ -106,7 +106,7 @@ class ChatPage(QWidget):
         self._show_messages()
 
     def new_conversation(self) -> None:
-        self.show_conversation(self.chat.add(self.current))
+        self.show_conversation(self.chat.add_conversation(self.current))
         self.composer.edit.setFocus()
 
     def apply_theme(self, theme: Theme) -> None:

@@ -131,7 +131,7 @@ class ConversationSaver(QObject):
         unsaved = [c for c in self._conversations if c.key in self._unsaved and (c.messages or c.named)]
         if not unsaved:
             return ""
-        paths, is_all = rescue(self.store.folder, unsaved)
+        paths, is_all = write_rescue_files(self.store.folder, unsaved)
         return rescue_text(paths, is_all, self.store.folder)
 
     def _save(self, conversation: Conversation) -> None:
@@ -147,7 +147,7 @@ class ConversationSaver(QObject):
         ours.messages = merge_messages(ours.messages, theirs.messages)
         if our_last in their_path and not self._is_writing(ours.key):
             ours.last = theirs.last  # the other window only continued the path
-        self.store.accept(ours.key)
+        self.store.mark_seen(ours.key)
         self.store.save(ours, is_writing=self._is_writing(ours.key))
         if ours.last == our_last and theirs.last not in {message.key for message in ours.path}:
             self.notified.emit(f"“{ours.title}” was changed in two windows at once: both versions are kept.")
@@ -157,7 +157,7 @@ class ConversationSaver(QObject):
     def _replace(self, theirs: Conversation) -> None:
         ours = next((c for c in self._conversations if c.key == theirs.key), None)
         if ours is not None:
-            adopt(ours, theirs)
+            update_from_copy(ours, theirs)
             self.messages_changed.emit(ours.key)
             return
         row = sum(c.changed_s > theirs.changed_s for c in self._conversations)
@@ -176,7 +176,7 @@ class ConversationSaver(QObject):
             self._save_timer.start(milliseconds)
 
 
-def adopt(ours: Conversation, theirs: Conversation) -> None:
+def update_from_copy(ours: Conversation, theirs: Conversation) -> None:
     """Replace the contents of `ours` by those of `theirs`. Equal messages stay the same objects, so that their cards
     are kept.
     """
@@ -189,7 +189,7 @@ def adopt(ours: Conversation, theirs: Conversation) -> None:
 # Conversations that could not be saved when a window closed are written to files, wherever there is space.
 #
 # Files in the conversations' own folder have names that the store imports at the next start.
-def rescue(folder: Path, conversations: Iterable[Conversation]) -> tuple[list[Path], bool]:
+def write_rescue_files(folder: Path, conversations: Iterable[Conversation]) -> tuple[list[Path], bool]:
     """Write conversations to files. Returns the files, and whether they contain all conversations. Never raises."""
     all_conversations = list(conversations)
     paths = [path for path in (_write(folder, conversation) for conversation in all_conversations) if path is not None]

@@ -152,7 +152,7 @@ class ConversationStore:
             self.close()
             raise KvscopeError(f"the draft was not saved: {_reason(error)}") from error
 
-    def accept(self, key: str) -> None:
+    def mark_seen(self, key: str) -> None:
         """Mark the stored version as seen after a merge, so that the next `save` may replace it.
 
         Raises KvscopeError if reading fails.

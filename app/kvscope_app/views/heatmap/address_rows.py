@@ -23,7 +23,7 @@ def num_cells(num_addresses: int) -> int:
     return min(num_addresses, MAX_BINS)
 
 
-def spread(keys: Keys, num_own: int, num_addresses: int) -> Keys:
+def resample_keys(keys: Keys, num_own: int, num_addresses: int) -> Keys:
     """Resample the cell keys of a pool of `num_own` addresses to a heatmap of `num_addresses` addresses.
 
     `keys` has shape (seconds, bins of the pool), the result (seconds, cells).
@@ -35,11 +35,11 @@ def spread(keys: Keys, num_own: int, num_addresses: int) -> Keys:
     first = np.searchsorted(own_edges, picture_edges[:-1][exists], "right") - 1
     last = np.searchsorted(own_edges, np.minimum(picture_edges[1:][exists], num_own) - 1, "right") - 1
     result = np.full((len(keys), len(picture_edges) - 1), NO_ADDRESS, np.uint8)
-    result[:, exists] = highest(keys, first, last + 1, axis=1)
+    result[:, exists] = max_over_ranges(keys, first, last + 1, axis=1)
     return result
 
 
-def highest(keys: Keys, starts: IntArray, ends: IntArray, axis: int) -> Keys:
+def max_over_ranges(keys: Keys, starts: IntArray, ends: IntArray, axis: int) -> Keys:
     """Return the highest key in each range [start, end) along `axis`, or 0 for an empty range."""
     size = keys.shape[axis]
     if not size or not starts.size:

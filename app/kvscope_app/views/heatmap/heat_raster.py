@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.views.heatmap.address_rows import highest, picture_rows
+from kvscope_app.views.heatmap.address_rows import max_over_ranges, picture_rows
 from kvscope_app.views.heatmap.cell_keys import GAP
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.time_scale import TimeScale
@@ -77,7 +77,7 @@ class HeatRaster:
         height = self.pixels.shape[0]
         if not keys.size:
             keys = np.zeros((last - first, max(self._store.num_cells, 1)), np.uint8)
-        rows = highest(keys, *picture_rows(keys.shape[1], height), axis=1)
+        rows = max_over_ranges(keys, *picture_rows(keys.shape[1], height), axis=1)
         self.pixels[:, first:last] = self._colors[rows].T
         gaps = np.flatnonzero((keys.max(axis=1) == GAP) & self._is_within(first, last)) + first
         self.pixels[:, np.flatnonzero(keys.max(axis=1) == GAP) + first] = self._gap_pixels[0]

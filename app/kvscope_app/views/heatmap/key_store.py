@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.views.heatmap.address_rows import Keys, highest
+from kvscope_app.views.heatmap.address_rows import Keys, max_over_ranges
 from kvscope_app.views.heatmap.time_scale import TimeScale
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -76,7 +76,7 @@ class KeyStore:
         edges = (scale.first + np.arange(first, last + 1, dtype=np.int64)) * scale.column_ns
         starts = np.searchsorted(self._end_ns[: self._size], edges[:-1], "right")
         ends = np.searchsorted(self._begin_ns[: self._size], edges[1:], "left")
-        return highest(self._keys[: self._size], starts, ends, axis=0)
+        return max_over_ranges(self._keys[: self._size], starts, ends, axis=0)
 
     def _num_valid(self, overview: SessionOverview) -> int:
         """Return the number of rows, from the first, that need not be computed again.

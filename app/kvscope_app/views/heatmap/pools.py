@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.views.heatmap.address_rows import Keys, num_cells, spread
+from kvscope_app.views.heatmap.address_rows import Keys, num_cells, resample_keys
 from kvscope_app.views.heatmap.cell_keys import HeatMode, cell_keys
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.summaries.address_bins import bin_edges
@@ -58,5 +58,5 @@ class PoolRegistry:
             if num_rows:
                 tiers = self.tiers(int(epochs[part[0]]), num_rows)
                 pool_keys = cell_keys(mode, overview, indices[part], tiers)
-                result[part] = spread(pool_keys, num_rows, num_addresses)
+                result[part] = resample_keys(pool_keys, num_rows, num_addresses)
         return result

@@ -179,7 +179,7 @@ def block_counts(mirror: Mirror) -> tuple[int | None, int | None, int | None]:
     if not mirror.capabilities.free_rows:
         return round(mirror.used_share * mirror.num_blocks) if mirror.used_share >= 0 else None, None, None
     is_gpu = mirror.hello is not None and mirror.hello.device.kind == "cuda"
-    return mirror.num_active, mirror.num_cached, mirror.num_room if is_gpu else mirror.num_free
+    return mirror.num_active, mirror.num_cached, mirror.num_available_blocks if is_gpu else mirror.num_free
 
 
 def _known(value: int) -> int | None:

@@ -56,7 +56,7 @@ _CHARTS: Final = (
     _Chart(
         "Lower tiers",
         tuple(
-            CurveSpec(f"{TIER_STYLES[tier].word}_blocks", TIER_STYLES[tier].word, TIER_STYLES[tier].color)
+            CurveSpec(f"{TIER_STYLES[tier].short_name}_blocks", TIER_STYLES[tier].short_name, TIER_STYLES[tier].color)
             for tier in (Tier.HOST, Tier.DISK)
         ),
         True,

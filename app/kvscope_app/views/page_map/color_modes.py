@@ -175,7 +175,7 @@ def _state_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 def _lower_tiers(theme: Theme, shown: ShownItems) -> list[tuple[str, str]]:
     tiers = [tier for tier in LOWER_TIERS if tier in shown.tiers]
-    return list(dict.fromkeys((tier_color(tier, theme), TIER_STYLES[tier].word) for tier in tiers))
+    return list(dict.fromkeys((tier_color(tier, theme), TIER_STYLES[tier].short_name) for tier in tiers))
 
 
 def _lower_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:

@@ -315,7 +315,7 @@ class PageMapView(View):
         self._update_groups(mirror)
         self.canvas.show_pins(mirror.pinned)
         if mirror.capabilities.free_rows:
-            self.usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
+            self.usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_available_blocks)
         else:
             self.usage.show_share(mirror.used_share)
         self.summary.set_variants(*summaries(mirror, mirror.hello.cache))

@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.prefixes.tree import PrefixTree
 from kvscope_telemetry.tier_rows import BLOCK_TIERS
 
-_TIER_LABELS: Final = tuple(TIER_STYLES[tier].word for tier in BLOCK_TIERS)
+_TIER_LABELS: Final = tuple(TIER_STYLES[tier].short_name for tier in BLOCK_TIERS)
 
 
 Ints = npt.NDArray[np.int64]

@@ -55,7 +55,7 @@ def why_waits(mirror: Mirror, number: int) -> str:
     if is_full:
         parts.append(f"{plural(num_running, 'request')} {'runs' if num_running == 1 else 'run'}, the maximum")
     num_needed, needed_text = _needed_blocks(mirror, row)
-    num_free, num_cached = mirror.num_room, mirror.num_cached
+    num_free, num_cached = mirror.num_available_blocks, mirror.num_cached
     has_watermark = num_running and cache.allocator == "paged" and mirror.capabilities.engine == OWN_ENGINE.engine
     num_reserved = max(1, cache.num_blocks // 100) if has_watermark else 0
     available_text = f"{count(num_free)} free" + (f" and {count(num_cached)} idle in the cache" if num_cached else "")

@@ -132,7 +132,7 @@ class RooflineView(View):
         A range that ends with a step is retained while other steps in it are shown, so that the points do not move.
         """
         if self._fixed_span is not None:
-            return self._fixed_span.inside(available)
+            return self._fixed_span.clamped_to(available)
         timeline, cursor_ns = self.session.timeline, self._newest_ns()
         length_ns = round(self._range_s * 1e9)
         span = self._span

@@ -427,7 +427,7 @@ def _mean_phases(sums: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
 def _pool_shares(mirror: Mirror) -> dict[str, float]:
     if mirror.capabilities.free_rows:
         counts = {"cached": mirror.num_cached, "active": mirror.num_active}
-        pool = mirror.num_active + mirror.num_cached + mirror.num_room
+        pool = mirror.num_active + mirror.num_cached + mirror.num_available_blocks
         return {name: _nan_if_none(USAGE.of({"active": part, "pool": pool})) for name, part in counts.items()}
     return {"cached": np.nan, "active": mirror.used_share if mirror.used_share >= 0 else np.nan}
 

@@ -103,9 +103,9 @@ class LanesCanvas(QWidget):
         self.whole, self.cursor_ns = whole, cursor_ns
         self._lanes_without_data = lanes_without_data(overview)
         self.shown.overview, self.shown.lanes, self.shown.until_ns = overview, lanes, whole.end_ns
-        span = whole if self.length_ns is None else self.shown.span.inside(whole)
+        span = whole if self.length_ns is None else self.shown.span.clamped_to(whole)
         if self.is_following and self.length_ns is not None:
-            span = span.showing(whole.end_ns if is_at_end and cursor_ns >= whole.end_ns else cursor_ns, whole)
+            span = span.shifted_to_show(whole.end_ns if is_at_end and cursor_ns >= whole.end_ns else cursor_ns, whole)
         self._set_span(span)
 
     def show_cursor(self, cursor_ns: int) -> None:
@@ -151,7 +151,7 @@ class LanesCanvas(QWidget):
     def show_span(self, span: TimeSpan) -> None:
         """Show `span`, clamped to the timeline, and stop following the cursor."""
         self.is_following = False
-        shown = TimeSpan(span.begin_ns, max(span.end_ns, span.begin_ns + SHORTEST_NS)).inside(self.whole)
+        shown = TimeSpan(span.begin_ns, max(span.end_ns, span.begin_ns + SHORTEST_NS)).clamped_to(self.whole)
         self.length_ns = None if shown == self.whole else shown.length_ns
         self._set_span(shown)
 
@@ -159,7 +159,7 @@ class LanesCanvas(QWidget):
         """Set whether the visible span moves to contain the cursor."""
         self.is_following = is_following
         if is_following:
-            self._set_span(self.shown.span.showing(min(self.cursor_ns, self.whole.end_ns), self.whole))
+            self._set_span(self.shown.span.shifted_to_show(min(self.cursor_ns, self.whole.end_ns), self.whole))
         self.moved.emit()
 
     def set_first_row(self, row: int) -> None:
@@ -388,7 +388,7 @@ class LanesCanvas(QWidget):
             self._go_to(hit)
 
     def _go_to(self, hit: LaneHit) -> None:
-        self._set_span(self.shown.span.showing(hit.time_ns, self.whole))
+        self._set_span(self.shown.span.shifted_to_show(hit.time_ns, self.whole))
         self.chosen.emit(hit)
 
     def _drag(self, point: QPoint) -> None:

@@ -6,7 +6,14 @@ from typing import Final
 
 from kvscope_app.ui.number_text import count, num_bytes, percent, plural
 from kvscope_app.ui.theme import Theme, mix
-from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED, MapKind, NotAsked, PolicyUse, WhatIfAnswer
+from kvscope_telemetry.messages.what_if import (
+    EXPANDED,
+    NOT_FREED,
+    MapKind,
+    PolicyUse,
+    UnsupportedScenario,
+    WhatIfAnswer,
+)
 
 HEADING: Final = "The running requests in the same memory, without prefix sharing, placed or stored differently."
 HEADING_TIP: Final = (
@@ -146,13 +153,13 @@ def _page_size(page_bytes: int) -> str:
     return f"{page_bytes >> 20} MiB" if page_bytes >= 1 << 20 else f"{page_bytes >> 10} KiB"
 
 
-def not_asked(missing: list[NotAsked]) -> str:
+def not_asked(missing: list[UnsupportedScenario]) -> str:
     """Return a text that lists the what-if questions that were not simulated, or "" if all were."""
     names = ", ".join(each.question for each in missing)
     return f"Not known: {names}" if names else ""
 
 
-def why_not_asked(missing: list[NotAsked]) -> str:
+def why_not_asked(missing: list[UnsupportedScenario]) -> str:
     return "\n".join(f"{_capitalized(each.question)}: {each.why}" for each in missing)
 
 

@@ -38,7 +38,7 @@ def copies_of(num_bytes: int, device: str) -> int:
     return 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // num_bytes))
 
 
-def weight_products(shape: tuple[int, int], device: str) -> dict[str, GroupedProduct]:
+def quantized_linears(shape: tuple[int, int], device: str) -> dict[str, GroupedProduct]:
     """Return quantized linear layers with random weights of `shape` (outputs, inputs), by weight type: int4, int8 and
     fp8.
     """

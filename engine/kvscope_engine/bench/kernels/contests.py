@@ -17,7 +17,7 @@ from kvscope_engine.bench.kernels.calls import (
     layer_calls,
     pools_of,
     prefill_call,
-    weight_products,
+    quantized_linears,
     write_call,
 )
 from kvscope_engine.bench.kernels.contest import OURS, REFERENCE, CallCycle, Contest, first_line
@@ -180,7 +180,7 @@ def experts(
         yield _without_duplicate_reference(contest, ops, "mix_experts")
 
 
-def products(
+def quantized_matmuls(
     ops: Ops,
     device: str,
     dtype: torch.dtype,
@@ -191,7 +191,7 @@ def products(
     outputs, inputs = shape or ((1536, 576) if device == "cpu" else (4096, 14336))
     plain = torch.randn(outputs, inputs, device=device).to(dtype)
     plain_copies = [plain, *(plain.clone() for _ in range(1, copies_of(plain.nbytes, device)))]
-    for name, quantized in weight_products((outputs, inputs), device).items():
+    for name, quantized in quantized_linears((outputs, inputs), device).items():
         if name == "fp8" and device == "cpu":
             continue  # fp8 products are not supported on a CPU
         num_bytes = sum(tensor.nbytes for tensor in quantized.tensors)
@@ -221,7 +221,7 @@ def copies(ops: Ops, device: str, dtype: torch.dtype, num_blocks: int | None = N
     yield _without_duplicate_reference(contest, ops, "copy_rows")
 
 
-def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
+def token_masks(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
     """Yield a contest of applying token masks of structured output, for 8 requests."""
     logits = torch.randn(8, vocabulary, device=device)
     allowed = torch.randint(-(2**31), 2**31 - 1, (8, -(-vocabulary // 32)), device=device).to(torch.int32)
@@ -236,7 +236,7 @@ def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
     yield _without_duplicate_reference(contest, ops, "allow_tokens")
 
 
-def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
+def top_p_sampling(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
     """Yield contests of top-p sampling of one token per request, from flat and from peaked logits."""
     for count, spread in ((1, 4.0), (64, 4.0), (64, 1.0)):
         logits = spread * torch.randn(count, vocabulary, device=device)
@@ -272,10 +272,10 @@ KERNELS: Final[dict[str, ContestFactory]] = {
     "write": write,
     "layer": layer,
     "experts": experts,
-    "products": products,
+    "products": quantized_matmuls,
     "copy": copies,
-    "forms": forms,
-    "draws": draws,
+    "forms": token_masks,
+    "draws": top_p_sampling,
     "heat": heat,
 }
 

@@ -73,7 +73,7 @@ def kernel_of(work: AttentionWorkload) -> str:
     return DECODE if work.query_lens is None else PREFILL
 
 
-def is_cut(work: AttentionWorkload) -> bool:
+def splits_keys(work: AttentionWorkload) -> bool:
     """Whether the workload is a short run of tokens after a context, for which the keys are split among programs."""
     return work.query_lens is not None and max(work.query_lens) < min(work.seq_lens)
 
@@ -150,7 +150,7 @@ def search(
             best_us[tiles] = min(best_us[tiles], samplers[tiles]() * 1e6)
     best = min(best_us, key=best_us.__getitem__)
     is_quantized = work.kv_dtype is not None
-    key = table_key(kernel, default, group, work.dtype.itemsize, is_quantized=is_quantized, is_cut=is_cut(work))
+    key = table_key(kernel, default, group, work.dtype.itemsize, is_quantized=is_quantized, is_cut=splits_keys(work))
     return TileSearchResult(
         key, default, best, best_us[default], best_us[best], len(tried_tiles), len(tried_tiles) - len(times)
     )

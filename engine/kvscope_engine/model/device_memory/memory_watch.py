@@ -19,7 +19,7 @@ briefly. An example is a game that loads a new scene.
 """
 
 
-class Level(NamedTuple):
+class MemoryLevel(NamedTuple):
     """Limit on the tokens of a step, and whether CUDA graphs are kept."""
 
     max_tokens: int
@@ -44,7 +44,7 @@ class StepCosts:
     piecewise_graphs: int
 
     @cached_property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[MemoryLevel, ...]:
         """Levels, highest first. From level to level, first the tokens per step are reduced, then the graphs of
         steps with prefills are freed, then all other graphs.
         """
@@ -52,12 +52,12 @@ class StepCosts:
         while sizes[-1] // 2 >= self.min_tokens:
             sizes.append(sizes[-1] // 2)
         last = sizes[-1]
-        levels = [Level(size) for size in sizes]
-        levels += [Level(last, has_piecewise_graphs=False)] if self.piecewise_graphs else []
-        levels += [Level(last, has_piecewise_graphs=False, has_graphs=False)] if self.graphs else []
+        levels = [MemoryLevel(size) for size in sizes]
+        levels += [MemoryLevel(last, has_piecewise_graphs=False)] if self.piecewise_graphs else []
+        levels += [MemoryLevel(last, has_piecewise_graphs=False, has_graphs=False)] if self.graphs else []
         return tuple(levels)
 
-    def needed(self, level: Level) -> int:
+    def needed(self, level: MemoryLevel) -> int:
         step = self.activations * level.max_tokens // self.max_tokens + self.fixed
         return step + level.has_piecewise_graphs * self.piecewise_graphs + level.has_graphs * self.graphs
 
@@ -89,7 +89,7 @@ class MemoryWatch:
         self._sufficient_since_s: float | None = None
 
     @property
-    def level(self) -> Level:
+    def level(self) -> MemoryLevel:
         return self._costs.levels[self._index]
 
     @property

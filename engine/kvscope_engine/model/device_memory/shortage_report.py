@@ -30,7 +30,7 @@ class Shortage:
     num_requests: int = 0
     utilization: float = 0.0
     """Value of --gpu-memory-utilization; 0 on a CPU."""
-    takers: str = ""
+    grown_holders: str = ""
     """Description of the processes that took memory since the start; empty if unknown."""
 
 
@@ -72,9 +72,9 @@ def _remedy(shortage: Shortage) -> str:
     split = max(0, shortage.memory.split_bytes)
     if grown > max(significant, split):
         share = max(0.05, shortage.utilization - grown / shortage.total)
-        taker_text = f" ({shortage.takers})" if shortage.takers else ""
+        holders_text = f" ({shortage.grown_holders})" if shortage.grown_holders else ""
         return (
-            f"other programs took {gib(grown)} since the start{taker_text}: end them, or give"
+            f"other programs took {gib(grown)} since the start{holders_text}: end them, or give"
             f" --gpu-memory-utilization {int(100 * share) / 100:.2f}"
         )
     if split > significant:

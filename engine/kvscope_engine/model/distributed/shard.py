@@ -24,7 +24,7 @@ _MLP: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class LinearSharding:
     """How a linear layer's weight is sharded among ranks."""
 
     dim: int
@@ -56,7 +56,7 @@ def check_divides(count: int, num_query_heads: int, num_kv_heads: int, intermedi
     )
 
 
-def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, Cut]:
+def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, LinearSharding]:
     """Shard every layer in place and free the weights of other ranks. Returns the sharding by name of the linear layer.
 
     Raises:
@@ -72,17 +72,17 @@ def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, Cut]:
     unsupported += [part for part in parts.values() if _has_experts(part)]
     if unsupported or not len(attentions) == len(mlps) == num_layers:
         raise _unsupported_layers_error(rank, name)
-    cuts: dict[str, Cut] = {}
+    shardings: dict[str, LinearSharding] = {}
     with torch.no_grad():
         for (key, attention), (mlp_key, mlp) in zip(attentions.items(), mlps.items(), strict=True):
-            attention_cuts = _attention_cuts(attention, mlp, rank, name)
-            _shard(attention, attention_cuts, rank)
-            mlp_cuts = _mlp_cuts(mlp)
-            _shard(mlp, mlp_cuts, rank)
+            attention_shardings = _attention_shardings(attention, mlp, rank, name)
+            _shard(attention, attention_shardings, rank)
+            mlp_shardings = _mlp_shardings(mlp)
+            _shard(mlp, mlp_shardings, rank)
             attention.num_key_value_groups = attention.q_proj.out_features // attention.k_proj.out_features
-            cuts |= {f"{key}.{part}": cut for part, cut in attention_cuts.items()}
-            cuts |= {f"{mlp_key}.{part}": cut for part, cut in mlp_cuts.items()}
-    return cuts
+            shardings |= {f"{key}.{part}": sharding for part, sharding in attention_shardings.items()}
+            shardings |= {f"{mlp_key}.{part}": sharding for part, sharding in mlp_shardings.items()}
+    return shardings
 
 
 def check_fused(num_fused: int, num_layers: int, rank: Rank, name: str) -> None:
@@ -98,24 +98,33 @@ def _unsupported_layers_error(rank: Rank, name: str) -> BadInput:
     )
 
 
-def _attention_cuts(attention: Any, mlp: Any, rank: Rank, name: str) -> dict[str, Cut]:
+def _attention_shardings(attention: Any, mlp: Any, rank: Rank, name: str) -> dict[str, LinearSharding]:
     head_dim = int(attention.head_dim)
     num_query, num_kv = (getattr(attention, key).out_features // head_dim for key in ("q_proj", "k_proj"))
     check_divides(rank.count, num_query, num_kv, mlp.gate_proj.out_features, name)
-    kv = Cut(0, num_kv * head_dim, num_kv)
+    kv = LinearSharding(0, num_kv * head_dim, num_kv)
     query_rows = num_query * head_dim
-    return {"q_proj": Cut(0, query_rows), "k_proj": kv, "v_proj": kv, "o_proj": Cut(1, query_rows)}
+    return {
+        "q_proj": LinearSharding(0, query_rows),
+        "k_proj": kv,
+        "v_proj": kv,
+        "o_proj": LinearSharding(1, query_rows),
+    }
 
 
-def _mlp_cuts(mlp: Any) -> dict[str, Cut]:
+def _mlp_shardings(mlp: Any) -> dict[str, LinearSharding]:
     rows = mlp.gate_proj.out_features
-    return {"gate_proj": Cut(0, rows), "up_proj": Cut(0, rows), "down_proj": Cut(1, rows)}
+    return {
+        "gate_proj": LinearSharding(0, rows),
+        "up_proj": LinearSharding(0, rows),
+        "down_proj": LinearSharding(1, rows),
+    }
 
 
-def _shard(parent: nn.Module, cuts: dict[str, Cut], rank: Rank) -> None:
-    for name, cut in cuts.items():
-        linear, part = getattr(parent, name), cut.part(rank)
-        if cut.dim == 0:
+def _shard(parent: nn.Module, shardings: dict[str, LinearSharding], rank: Rank) -> None:
+    for name, sharding in shardings.items():
+        linear, part = getattr(parent, name), sharding.part(rank)
+        if sharding.dim == 0:
             shard = _linear(linear.weight[part], None if linear.bias is None else linear.bias[part])
         else:
             # The bias is added once, by rank 0.

@@ -45,7 +45,7 @@ from kvscope_engine.model.executor.rank_processes import FOLDER_KEY, remove_fold
 from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover
 from kvscope_engine.model.kv_cache.kv_offload.tier_builder import make_tier_mover
 from kvscope_engine.model.layers.fused.all_reduce import install_all_reduce, keep_residual_in_float32
-from kvscope_engine.model.layers.lora.lora_slots import LoraSlots, in_full, lora_slots
+from kvscope_engine.model.layers.lora.lora_slots import LoraSlots, all_slots_used, lora_slots
 from kvscope_engine.model.layers.weight_bytes import weights_bytes
 from kvscope_engine.model.loaded_model import LoadedModel
 from kvscope_engine.model.loader.model_loader import load_model
@@ -53,7 +53,7 @@ from kvscope_engine.model.platforms.cpu_threads import CpuThreads
 from kvscope_engine.model.runner.kv_cache_spec import groups_of_model, storage_for_model
 from kvscope_engine.model.runner.model_runner import ModelRunner
 from kvscope_engine.model.runner.pool_size import pool_size
-from kvscope_engine.model.runner.product_choice import choose_products
+from kvscope_engine.model.runner.product_choice import choose_matmul_kernels
 from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.runner.step_memory import max_batched_tokens
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
@@ -107,8 +107,8 @@ def _serve(channel: Channel, folder: Path, rank: Rank) -> None:
     loaded = load_model(config, lambda progress: None, rank)
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     lora = lora_slots(config, loaded, load.lora_layers)
-    choose_products(loaded.module, lambda tried: None)
-    with in_full(lora):
+    choose_matmul_kernels(loaded.module, lambda tried: None)
+    with all_slots_used(lora):
         num_blocks = pool_size(config, loaded).num_blocks
     channel.send(encode(Ready(num_blocks=num_blocks, float32_residual=fused.float32_residual)))
     settings = decode_to_rank(_receive_next(channel))
@@ -186,11 +186,11 @@ def _move_blocks(mover: BlockMover, message: MoveBlocks, channel: Channel) -> No
     elif message.how == "load":
         mover.load(sources, targets)
     elif message.how == "drain":
-        channel.send(encode(BlocksMoved(whole=bytes((mover.drain(),)))))
+        channel.send(encode(BlocksMoved(succeeded=bytes((mover.drain(),)))))
     elif message.how == "load_from_disk":
-        channel.send(encode(BlocksMoved(whole=bytes(mover.load_from_disk(sources, targets)))))
+        channel.send(encode(BlocksMoved(succeeded=bytes(mover.load_from_disk(sources, targets)))))
     else:
-        channel.send(encode(BlocksMoved(whole=bytes(mover.offload(sources, targets, (None,) * len(sources))))))
+        channel.send(encode(BlocksMoved(succeeded=bytes(mover.offload(sources, targets, (None,) * len(sources))))))
 
 
 def _send_heartbeats(channel: Channel, group: RankGroup) -> None:

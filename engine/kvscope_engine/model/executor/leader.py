@@ -251,13 +251,13 @@ class Leader:
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
 
-    def moved_on_all_ranks(self, whole: Sequence[bool]) -> list[bool]:
-        """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks; `whole` is
-        rank 0's result.
+    def moved_on_all_ranks(self, succeeded: Sequence[bool]) -> list[bool]:
+        """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks;
+        `succeeded` is rank 0's result.
         """
-        is_moved = np.array(whole, np.bool_)
+        is_moved = np.array(succeeded, np.bool_)
         for rank in sorted(self._channels):
-            is_moved &= np.frombuffer(self._expect(rank, BlocksMoved, LOAD_TIMEOUT_S).whole, np.bool_)
+            is_moved &= np.frombuffer(self._expect(rank, BlocksMoved, LOAD_TIMEOUT_S).succeeded, np.bool_)
         is_moved_list: list[bool] = is_moved.tolist()
         return is_moved_list
 

@@ -131,7 +131,7 @@ class RankHeartbeat(_Message, frozen=True, kw_only=True):
 class BlocksMoved(_Message, frozen=True, kw_only=True):
     """Result of an `offload`, `load_from_disk` or `drain` of `BlockMover` on one rank."""
 
-    whole: bytes
+    succeeded: bytes
     """One byte per block, or a single byte for `drain`: 1 if it succeeded."""
 
 

@@ -210,7 +210,7 @@ class TokensInBlocks(SequenceCache):
     """Cache of sequences in the block pool, padded on the left so that all sequences end at the same column."""
 
     storage: KVStorage
-    numbers: dict[int, int]
+    storage_layers: dict[int, int]
     """Index of a layer in `storage`, by the layer's index in transformers."""
     block_slots: Sequence[tuple[torch.Tensor, torch.Tensor]]
     """For each KV group, the block of each token and the token's slot in it, both (sequences, tokens) int64."""
@@ -237,7 +237,7 @@ class TokensInBlocks(SequenceCache):
 
     def _part_columns(self, layer: int, name: str) -> tuple[TokenPart, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the `TokenPart` called `name`, its columns in all token rows, and the sequences' blocks and slots."""
-        storage_layer = self.numbers[layer]
+        storage_layer = self.storage_layers[layer]
         start = 0
         for part in self.storage.layers[storage_layer].parts:
             end = start + part.num_elements(self.storage.dtype)

@@ -44,15 +44,20 @@ from kvscope_engine.model.loader.gguf.gguf_entries import is_intact
 from kvscope_engine.model.loader.gguf.gguf_file import gguf_file
 from kvscope_engine.model.loader.image_layers import image_layers
 from kvscope_engine.model.loader.model_fingerprint import model_fingerprint
-from kvscope_engine.model.loader.quantization_choice import choose_quantization, filed_bits, option_of, shown
+from kvscope_engine.model.loader.quantization_choice import (
+    choose_quantization,
+    option_of,
+    quantization_label,
+    stored_bits,
+)
 from kvscope_engine.model.loader.supported_models import Blueprint, blueprint, check_options_with_states
-from kvscope_engine.model.loader.text_part import make_model, reads_more, text_config
+from kvscope_engine.model.loader.text_part import is_multimodal, make_model, text_config
 from kvscope_engine.model.platforms.device import choose_device, choose_dtype, device_notes, dtype_name, free_bytes
-from kvscope_engine.model.platforms.host_allocator import limit_compiled_products
-from kvscope_engine.model.quantization.filed_weight import name_format
+from kvscope_engine.model.platforms.host_allocator import limit_compiled_matmuls
 from kvscope_engine.model.quantization.quantization_recipe import UNNAMED, Recipe, pop_recipe
 from kvscope_engine.model.quantization.quantized_checkpoint import load_quantized
 from kvscope_engine.model.quantization.scaled_weights import is_scaled
+from kvscope_engine.model.quantization.stored_weight import name_format
 from kvscope_engine.model.stored_tensor import StoredTensor, stored_tensors
 from kvscope_engine.tokenization.tokenizer_files import load_tokenizer
 from kvscope_kernels.cpu.compiler import must_build
@@ -92,7 +97,7 @@ def load_model(
         check_streaming(config.cpu_offload_gb, device, free_host_bytes())
     if device.type == "cpu":
         quiet_kernel_advice()
-        limit_compiled_products()
+        limit_compiled_matmuls()
         _compile_operations(progress)
     dtype = choose_dtype(config.dtype, device)
     try:
@@ -128,7 +133,7 @@ def _load(
     check_options_with_states(config, plan, name.text)
     hf_config = text_config(full_config)
     max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
-    _check_shares(hf_config, rank, name)
+    _check_divisible_by_ranks(hf_config, rank, name)
     await_turn(device)
     _check_memory(plan, name, dtype, device, config)
     file = gguf_file(name)
@@ -142,7 +147,7 @@ def _load(
     else:
         load_args = folder, full_config, dtype, source, name.text, progress
         module, notes = _module(check_weights(folder), recipe, quantization, load_args)
-    cuts = shard_model(module, rank, name.text)
+    shardings = shard_model(module, rank, name.text)
     if not rank.is_alone:
         module.to(device)
     if config.cpu_offload_gb:
@@ -160,7 +165,7 @@ def _load(
             text_config(module.config),
             dtype,
             max_model_len,
-            (shown(quantization, device, filed_bits(recipe, file)), option_of(quantization), sampling),
+            (quantization_label(quantization, device, stored_bits(recipe, file)), option_of(quantization), sampling),
         ),
         eos_token_ids=eos_token_ids(folder, full_config) or eos_token_ids(folder, hf_config),
         device=device,
@@ -170,7 +175,7 @@ def _load(
         notes=(*(device_notes(config.device, device) if rank.index == 0 else ()), *notes),
         fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
         rank=rank,
-        cuts=cuts,
+        shardings=shardings,
     )
 
 
@@ -195,8 +200,8 @@ def _module(
         widened_note = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
         notes = [line for line in (note, widened_note if quantization == "none" else "") if line]
     else:
-        module = load_weights(*load_args, stored if reads_more(full_config) else None)
-    return module, [*notes, *([_unread_note(full_config, stored)] if reads_more(full_config) else [])]
+        module = load_weights(*load_args, stored if is_multimodal(full_config) else None)
+    return module, [*notes, *([_unread_note(full_config, stored)] if is_multimodal(full_config) else [])]
 
 
 def _unread_note(config: Any, stored: dict[str, StoredTensor]) -> str:
@@ -218,7 +223,7 @@ def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.
     module.kvscope_resident = ResidentLayers(layers, device)  # type: ignore[assignment]
 
 
-def _check_shares(hf_config: PretrainedConfig, rank: Rank, name: ModelName) -> None:
+def _check_divisible_by_ranks(hf_config: PretrainedConfig, rank: Rank, name: ModelName) -> None:
     """Raise BadInput, before weights are read, if the model can't be sharded over the ranks.
 
     Sizes that the configuration does not state are checked when the layers exist.

@@ -59,7 +59,7 @@ def has_other_parts(config: Any) -> bool:
     return text_config(config) is not config
 
 
-def reads_more(config: Any) -> bool:
+def is_multimodal(config: Any) -> bool:
     """Whether the model accepts inputs other than text, even if its configuration has no separate text
     configuration.
     """

@@ -21,7 +21,7 @@ MAX_FREE_HEAP_BYTES: Final = 256 << 20
 """Maximum free bytes that glibc retains at the top of the heap; it returns the excess to the system."""
 MAX_HEAP_BUFFER_BYTES: Final = 32 << 20
 """Maximum bytes of a buffer that glibc allocates on the heap; the largest value that it accepts on all systems."""
-MAX_COMPILED_PRODUCTS: Final = 128
+MAX_COMPILED_MATMULS: Final = 128
 """Maximum number of compiled matmuls that oneDNN caches, enough for about twenty different numbers of tokens.
 
 Compiling one takes 0.6 ms, once for all layers.
@@ -30,13 +30,13 @@ _CACHE_VARIABLES: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACIT
 """Environment variables that size oneDNN's cache and torch's cache above it; a compiled matmul may be in either."""
 
 
-def limit_compiled_products() -> None:
+def limit_compiled_matmuls() -> None:
     """Limit oneDNN's and torch's caches of compiled matmuls. Call it before the first matmul.
 
     The libraries read the environment variables on first use. Values that the user set are respected.
     """
     for name in _CACHE_VARIABLES:
-        os.environ.setdefault(name, str(MAX_COMPILED_PRODUCTS))
+        os.environ.setdefault(name, str(MAX_COMPILED_MATMULS))
 
 
 def keep_freed_memory() -> bool:

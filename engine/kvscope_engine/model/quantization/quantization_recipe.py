@@ -54,7 +54,7 @@ class Recipe:
     """Number added to a stored zero point."""
     tile: tuple[int, int] | None = None
     """Size of the weight's tiles that share a scale, (outputs, inputs); None if the configuration does not state it."""
-    form: str = ""
+    variant: str = ""
     """Variant of the quantization method, for display and to detect FP8."""
 
     @property
@@ -64,14 +64,14 @@ class Recipe:
 
     @property
     def is_fp8(self) -> bool:
-        return self.method in ("fp8", "fbgemm_fp8") or self.form in ("float-quantized", "FP8")
+        return self.method in ("fp8", "fbgemm_fp8") or self.variant in ("float-quantized", "FP8")
 
     @property
     def format(self) -> str:
         if self.is_in_words:
             return f"{self.method.upper()}, groups of {self.group or 'a row'}"
         name = _NAMES.get(self.method, self.method)
-        return f"{name}, {self.form}" if self.form else name
+        return f"{name}, {self.variant}" if self.variant else name
 
     def __str__(self) -> str:
         if self.is_in_words:
@@ -134,11 +134,11 @@ def _scaled_recipe(raw: dict[str, Any], name: str) -> Recipe:
     if method == "compressed-tensors":
         return _compressed(raw, name)
     if method == "modelopt":
-        return Recipe(method, 0, form=str(raw.get("quant_algo", "")))
+        return Recipe(method, 0, variant=str(raw.get("quant_algo", "")))
     if method == "bitsandbytes":
         is_int8 = bool(raw.get("load_in_8bit"))
         return Recipe(
-            method, 8 if is_int8 else 0, form="int8" if is_int8 else str(raw.get("bnb_4bit_quant_type", "4 bits"))
+            method, 8 if is_int8 else 0, variant="int8" if is_int8 else str(raw.get("bnb_4bit_quant_type", "4 bits"))
         )
     return Recipe(method, 0, tile=_tile(raw.get("weight_block_size"), method, "weight_block_size", name))
 
@@ -162,7 +162,7 @@ def _compressed(raw: dict[str, Any], name: str) -> Recipe:
     tiles = (weight_args.get("block_structure") for weight_args in weights)
     tile = next((structure for structure in tiles if structure), None)
     return Recipe(
-        method, integer_bits[0] if integer_bits else 0, tile=_tile(tile, method, "block_structure", name), form=form
+        method, integer_bits[0] if integer_bits else 0, tile=_tile(tile, method, "block_structure", name), variant=form
     )
 
 

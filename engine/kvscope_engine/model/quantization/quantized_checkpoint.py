@@ -12,10 +12,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from kvscope_engine.model.quantization.filed_weight import keep_filed
 from kvscope_engine.model.quantization.packed_words import TENSOR_NAMES, words_of
 from kvscope_engine.model.quantization.quantization_recipe import Recipe
 from kvscope_engine.model.quantization.scaled_weights import ScaledWeight, plain_tensors, scaled_weights
+from kvscope_engine.model.quantization.stored_weight import set_stored_weight_readers
 from kvscope_engine.model.stored_tensor import ComputedTensor, StoredTensor
 from kvscope_telemetry.errors import BadInput
 
@@ -38,7 +38,7 @@ def load_quantized(
 
     `build` creates the module from dequantized weights in `dtype`. It receives tensors or stand-ins that are read with
     `[...]`, so that weights are dequantized only as they are read. With `keeps_stored`, each layer's stored weight
-    remains available (`filed_weight`).
+    remains available (`read_stored_weight`).
 
     Raises BadInput for tensors with inconsistent shapes.
     """
@@ -80,7 +80,7 @@ def _attach_stored(module: Any, weights: list[ScaledWeight], tensors: dict[str, 
             continue  # part of the model that is not used, or that transformers fuses with others
         num_quantized += 1
         if weight.is_in_order:
-            keep_filed(layer, [weight.grouped])
+            set_stored_weight_readers(layer, [weight.grouped])
         else:
             num_unordered += 1
     if not num_unordered:

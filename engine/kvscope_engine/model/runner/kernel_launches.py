@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
 
-START_NOTHING: Final = frozenset(
+OPS_WITHOUT_KERNELS: Final = frozenset(
     ("empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "detach", "alias", "sym_size", "lift_fresh")
 )
 """Names of torch operations that allocate or alias memory and launch no kernel."""
@@ -75,7 +75,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         first = result[0] if isinstance(result, tuple | list) and result else result
-        starts_none = func.is_view or func.overloadpacket.__name__ in START_NOTHING
+        starts_none = func.is_view or func.overloadpacket.__name__ in OPS_WITHOUT_KERNELS
         self.count += isinstance(first, torch.Tensor) and first.device.type == "cuda" and not starts_none
         return result
 

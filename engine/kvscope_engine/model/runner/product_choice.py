@@ -20,7 +20,7 @@ from kvscope_kernels.linear.skinny_linear import NEVER, default_few_rows, suppor
 
 
 @torch.inference_mode()
-def choose_products(module: nn.Module, report: Callable[[str], object], clock: Clock = time_by_graphs) -> str:
+def choose_matmul_kernels(module: nn.Module, report: Callable[[str], object], clock: Clock = time_by_graphs) -> str:
     """Time the matmul of each weight shape with both implementations, and set the faster one on every layer.
 
     `report` is called with a description of each trial. Returns a one-line summary; empty if nothing was timed.

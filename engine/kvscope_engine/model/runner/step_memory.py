@@ -16,7 +16,7 @@ from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import piecewis
 from kvscope_engine.model.device_memory.memory_plan import StepReserves
 from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import inputs_bytes, table_width
-from kvscope_engine.model.layers.attention.mla.latent_runs import MAX_GROUPED_REQUESTS, expanded_bytes
+from kvscope_engine.model.layers.attention.mla.latent_runs import MAX_GROUPED_QUERIES, expanded_bytes
 from kvscope_engine.model.layers.attention.mla.latents import Latents
 from kvscope_engine.model.verification.hook_check import LayerCall, check_hook
 from kvscope_kernels.attention_scores.block_scores import MAX_PARTIAL_BYTES
@@ -186,7 +186,7 @@ def latent_bytes(limits: StepLimits, heads: HeadShape) -> int:
     latents = heads.latents
     if latents is None:
         return 0
-    num_queries = max(limits.max_num_seqs, MAX_GROUPED_REQUESTS)
+    num_queries = max(limits.max_num_seqs, MAX_GROUPED_QUERIES)
     num_elements = num_queries * heads.num_heads * (latents.stored_dim + 2 * latents.latent_dim)
     return max(
         num_elements * heads.element_bytes, expanded_bytes(latents, limits.max_request_tokens, heads.element_bytes)

@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from kvscope_engine.model.hf_config import position_limit
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.kv_cache.state_storage import StateStorage
-from kvscope_engine.model.layers.attention.given_positions import position_cache
 from kvscope_engine.model.layers.attention.paged_attention import ATTENTION_NAME, AttentionContext, AttentionOptions
+from kvscope_engine.model.layers.attention.position_cache import position_cache
 from kvscope_engine.model.layers.recurrent.recurrent_layers import StateStep, recurrent_layers
 from kvscope_engine.model.tensor_agreement import Difference, difference
 from kvscope_engine.model.verification.check_script import (

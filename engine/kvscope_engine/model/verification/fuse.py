@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from kvscope_engine.model.cpu_offload.resident_layer import load_layer_of
-from kvscope_engine.model.layers.attention.given_positions import counts_positions
 from kvscope_engine.model.layers.attention.mla.latents import latents_of
 from kvscope_engine.model.layers.attention.paged_attention import layer_of
+from kvscope_engine.model.layers.attention.position_cache import counts_positions
 from kvscope_engine.model.layers.fused.compiled_layer import compile_layers
 from kvscope_engine.model.layers.fused.fused_attention import attention_candidates
 from kvscope_engine.model.layers.fused.fused_experts import TENSORS, FusedExperts, experts_candidate, is_faster_on

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvscope_engine.model.hf_config import num_query_heads, position_limit
 from kvscope_engine.model.kv_cache.kv_storage import LayerShape
 from kvscope_engine.model.layers.attention.first_position import count_from_first
-from kvscope_engine.model.layers.attention.given_positions import install_position_cache, position_cache
 from kvscope_engine.model.layers.attention.mla.latent_modules import store_expanded, store_latents
 from kvscope_engine.model.layers.attention.paged_attention import (
     ATTENTION_NAME,
@@ -27,6 +26,7 @@ from kvscope_engine.model.layers.attention.paged_attention import (
     AttentionOptions,
     register_attention,
 )
+from kvscope_engine.model.layers.attention.position_cache import install_position_cache, position_cache
 from kvscope_engine.model.layers.attention.query_bias import has_distance_bias, use_distance_bias
 from kvscope_engine.model.layers.attention_interface import uses_interface
 from kvscope_engine.model.layers.own_forward import accepts_cache, install_own_forward, remove_own_forward

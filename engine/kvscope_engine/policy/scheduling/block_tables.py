@@ -41,7 +41,7 @@ class BlockTables:
         request.num_null_blocks = self._no_null_blocks
 
     @property
-    def any_shares_tail(self) -> bool:
+    def has_shared_last_blocks(self) -> bool:
         """Whether any request may have to copy a shared last block before it writes to it."""
         return bool(self._forked)
 

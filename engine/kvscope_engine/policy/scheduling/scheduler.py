@@ -245,7 +245,7 @@ class Scheduler:
             return planned_progress.RESERVING_ALLOCATOR
         if self.states is not None:
             return planned_progress.RECURRENT_STATES
-        if self.tables.any_shares_tail or (
+        if self.tables.has_shared_last_blocks or (
             self._waiting_forks and any(map(self._waiting_forks.are_released_by, running.scheduled))
         ):
             return planned_progress.SHARED_PROMPT
@@ -485,7 +485,7 @@ class Scheduler:
         while self._waiting:
             request = self._waiting.first
             if len(self._running) >= self.limits.max_step_requests:
-                self._set_waits_for(request, WaitsFor.PLACE)
+                self._set_waits_for(request, WaitsFor.SEQUENCE_LIMIT)
                 return
             if not builder.budget:
                 self._set_waits_for(request, WaitsFor.BUDGET)

@@ -9,7 +9,7 @@ from typing import Final
 from kvscope_engine.policy.allocation.address_space import page_group
 from kvscope_engine.simulator.what_if.layouts import GroupedMemory, PoolLayout
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.what_if import EXPANDED, MAX_SLOTS, NOT_FREED, Memory, NotAsked
+from kvscope_telemetry.messages.what_if import EXPANDED, MAX_SLOTS, NOT_FREED, Memory, UnsupportedScenario
 
 PAGED_BLOCK_SIZES: Final = (8, 16, 32, 64, 128)
 VIRTUAL: Final = "virtual"
@@ -64,13 +64,13 @@ def candidates(memory: Memory) -> list[Candidate]:
     return result
 
 
-def unanswerable_questions(memory: Memory) -> list[NotAsked]:
+def unanswerable_questions(memory: Memory) -> list[UnsupportedScenario]:
     """Return the scenarios that cannot be simulated because information is missing, with the reason."""
     groups, result = GroupedMemory(memory), []
     if groups.has_windows and (why := groups.why_not_whole):
-        result.append(NotAsked(NOT_FREED, why))
+        result.append(UnsupportedScenario(NOT_FREED, why))
     if groups.holds_latents and (why := groups.why_not_expanded):
-        result.append(NotAsked(EXPANDED, why))
+        result.append(UnsupportedScenario(EXPANDED, why))
     return result
 
 

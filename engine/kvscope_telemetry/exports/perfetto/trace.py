@@ -188,17 +188,17 @@ def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], s
         flow = _flow(history, index, uuids, span)
         if flow:
             values = {"cause": phase.cause, "preempted": f"#{history.info.number}"}
-            uuid = uuids[history.epoch, phase.other]
+            uuid = uuids[history.epoch, phase.preemptor_number]
             yield packets.instant(uuid, phase.start_ns, f"preempts #{history.info.number}", "request", values, flow)
 
 
 def _flow(history: RequestHistory, index: int, uuids: Mapping[tuple[int, int], int], span: Span) -> int:
     phase = history.phases[index]
     is_preempted = phase.kind in PREEMPTED_PHASES
-    is_available = (history.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
+    is_available = (history.epoch, phase.preemptor_number) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
     return (
         uuids[history.epoch, history.info.number] << 20 | index + 1
-        if is_preempted and phase.other and is_available
+        if is_preempted and phase.preemptor_number and is_available
         else 0
     )
 
@@ -220,8 +220,8 @@ def _request(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span
         if begin_ns > end_ns:
             continue
         cause_values = {"cause": phase.cause} if phase.cause else {}
-        if phase.other:
-            cause_values["for request"] = f"#{phase.other}"
+        if phase.preemptor_number:
+            cause_values["for request"] = f"#{phase.preemptor_number}"
         flow = _flow(history, index, uuids, span)
         yield packets.slice_begin(uuid, begin_ns, phase.kind.label, "request", {**cause_values, **facts}, flow)
         yield packets.slice_end(uuid, end_ns)

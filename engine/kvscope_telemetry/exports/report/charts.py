@@ -24,7 +24,7 @@ BOTTOM: Final = 22
 NOTE_INK: Final = "bookmark"
 ALARM_INK: Final = "alarm"
 STOP_INK: Final = "stopped"
-STANDING_INK: Final = "standing"
+STOPPED_TIME_INK: Final = "stopped-time"
 """CSS class of the colour that marks, in a request's bar, the time in which the engine was stopped."""
 _MAX_POINTS: Final = 480
 _NICE: Final = (1.0, 2.0, 2.5, 5.0, 10.0)

@@ -33,7 +33,7 @@ LIGHT: Final = {
     "bookmark": "#1a66dd",
     "alarm": "#8b5301",
     "stopped": "#8b5301",
-    "standing": "#a9b1be",
+    "stopped-time": "#a9b1be",
 }
 DARK: Final = {
     "page": "#0d0f13",
@@ -60,7 +60,7 @@ DARK: Final = {
     "bookmark": "#5b9dff",
     "alarm": "#f0b040",
     "stopped": "#f0b040",
-    "standing": "#566072",
+    "stopped-time": "#566072",
 }
 _AROUND: Final = ("page", "paper", "edge", "text", "soft", "grid")
 

@@ -24,8 +24,8 @@ from kvscope_telemetry.exports.report.charts import (
     LEFT,
     NOTE_INK,
     PLOT_WIDTH,
-    STANDING_INK,
     STOP_INK,
+    STOPPED_TIME_INK,
     TOP,
     Band,
     ChartLine,
@@ -38,7 +38,7 @@ from kvscope_telemetry.exports.report.charts import (
 )
 from kvscope_telemetry.exports.report.inks import DARK, LIGHT, rgb
 from kvscope_telemetry.exports.report.png import png
-from kvscope_telemetry.exports.report.report_page import clean, figures, keys, page, section, table
+from kvscope_telemetry.exports.report.report_page import chart_legend, clean, figures, page, section, table
 from kvscope_telemetry.exports.report.report_requests import event_rows, missed_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
 from kvscope_telemetry.exports.run_summary import RunSummary, summarize_run
@@ -101,7 +101,7 @@ def _head(title: str, recording: Recording, summary: RunSummary) -> str:
         f"{pool.num_blocks:,} blocks of {pool.block_size_tokens} tokens on {summary.device or 'an unknown device'}",
         f"allocator {pool.allocator}, prefix caching {'on' if pool.prefix_caching else 'off'}",
     ]
-    notes = "".join(f'<p class="note">{clean(line)}</p>' for line in recording.detail.splitlines())
+    notes = "".join(f'<p class="note">{clean(line)}</p>' for line in recording.damage_details.splitlines())
     return f'<h1>{clean(title)}</h1>\n<p class="soft">{clean("; ".join(facts))}</p>{notes}'
 
 
@@ -163,7 +163,7 @@ def _bookmarks(marks: Sequence[Bookmark], span: Span) -> str:
     ]
     header = (("When", True), ("For", True), ("What", False), ("Text", False))
     more = f'<p class="soft">{len(marks) - len(rows):,} more are not shown.</p>' if len(marks) > len(rows) else ""
-    flags = keys(((NOTE_INK, "bookmarks"), (ALARM_INK, "alarms")))
+    flags = chart_legend(((NOTE_INK, "bookmarks"), (ALARM_INK, "alarms")))
     return section("Bookmarks and alarms", flags, table(header, rows), more)
 
 
@@ -222,7 +222,7 @@ def _curves(overview: SessionOverview, span: Span, axis: ReportTimeAxis) -> list
 
 def _heatmap(overview: SessionOverview, span: Span, axis: ReportTimeAxis) -> str:
     picture = heatmap(overview, axis, span.start_ns) if len(overview) else ""
-    meaning = keys((("active", "held by requests"), ("cached", "cached"), ("free", "free"), *_band_key(axis)))
+    meaning = chart_legend((("active", "held by requests"), ("cached", "cached"), ("free", "free"), *_band_key(axis)))
     return section("Blocks by address over time", meaning, picture) if picture else ""
 
 
@@ -237,7 +237,7 @@ def _requests(
         ("decoding", "decode"),
         ("preempted", "preempted"),
         ("swapped", "swapped out"),
-        *([(STANDING_INK, axis.band_name)] if axis.bands else []),
+        *([(STOPPED_TIME_INK, axis.band_name)] if axis.bands else []),
     )
     header = (("Request", False), ("Lost", True), ("Prompt", True), ("Output", True), ("Why", False))
     rows, num_events = event_rows(overview, span, MAX_EVENTS)
@@ -247,7 +247,7 @@ def _requests(
             "Most delayed requests",
             f'<p class="soft">Of {len(shown):,} requests, those that waited longest: queued, in a slow prefill, or '
             "preempted.</p>",
-            keys(phases),
+            chart_legend(phases),
             request_lanes(worst, axis, span),
             table(header, request_rows(worst)),
         )
@@ -286,7 +286,7 @@ def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> R
 
 
 def _keys(lines: Sequence[ChartLine], axis: ReportTimeAxis) -> str:
-    return keys([*((line.css_class, line.name) for line in lines), *_band_key(axis)])
+    return chart_legend([*((line.css_class, line.name) for line in lines), *_band_key(axis)])
 
 
 def _band_key(axis: ReportTimeAxis) -> list[tuple[str, str]]:

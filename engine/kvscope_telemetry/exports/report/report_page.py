@@ -78,7 +78,7 @@ def figures(items: Sequence[tuple[str, str, str]]) -> str:
     return f"<dl>{''.join(rows)}</dl>"
 
 
-def keys(items: Sequence[tuple[str, str]]) -> str:
+def chart_legend(items: Sequence[tuple[str, str]]) -> str:
     """Return the legend of a chart as HTML. `items`: CSS class and text of each colour."""
     return "".join(f'<span class="key {css}"><i></i>{clean(text)}</span>' for css, text in items)
 

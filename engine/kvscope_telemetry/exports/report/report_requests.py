@@ -11,7 +11,7 @@ from kvscope_telemetry.exports.phase_spans import RequestHistory
 from kvscope_telemetry.exports.report.charts import (
     BOTTOM,
     LEFT,
-    STANDING_INK,
+    STOPPED_TIME_INK,
     TOP,
     ReportTimeAxis,
     frame,
@@ -19,7 +19,7 @@ from kvscope_telemetry.exports.report.charts import (
     svg,
 )
 from kvscope_telemetry.exports.report.report_page import clean
-from kvscope_telemetry.exports.report.worst import WorstRequest, without
+from kvscope_telemetry.exports.report.worst import WorstRequest, stopped_time_note
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, STOP_KINDS, cause_text, kind_text
 from kvscope_telemetry.request_phase import RequestPhase
@@ -54,7 +54,7 @@ def request_lanes(worst: Sequence[WorstRequest], axis: ReportTimeAxis, span: Spa
                 continue
             x, x_end = axis.x(span.seconds(phase.start_ns)), axis.x(span.seconds(end_ns))
             length_s = each.history.length_ns(phase, span.until_ns) / 1e9
-            text = f"{phase.kind.label}, {length_s:.2f} s{without(each.history, [phase], span.until_ns)}" + (
+            text = f"{phase.kind.label}, {length_s:.2f} s{stopped_time_note(each.history, [phase], span.until_ns)}" + (
                 f": {phase.cause}" if phase.cause else ""
             )
             parts.append(
@@ -73,7 +73,7 @@ def _stopped_rectangles(history: RequestHistory, axis: ReportTimeAxis, span: Spa
         if first_s < last_s:
             x, width = axis.x(first_s), axis.x(last_s) - axis.x(first_s)
             geometry = f'x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{_LANE - 5}"'
-            yield f'<rect class="bar {STANDING_INK}" {geometry}><title>{band.html}</title></rect>'
+            yield f'<rect class="bar {STOPPED_TIME_INK}" {geometry}><title>{band.html}</title></rect>'
 
 
 def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:

@@ -30,7 +30,7 @@ def worst_requests(histories: Sequence[RequestHistory], until_ns: int, count: in
     return [WorstRequest(history, lost_ns, tuple(_reasons(history, until_ns))) for _, lost_ns, history in rated[:count]]
 
 
-def without(history: RequestHistory, phases: Sequence[PhaseSpan], until_ns: int) -> str:
+def stopped_time_note(history: RequestHistory, phases: Sequence[PhaseSpan], until_ns: int) -> str:
     """Return a text on the stopped time that is excluded from the length of `phases`; "" if there is none."""
     stopped_ns = sum(history.stopped_ns(phase, until_ns) for phase in phases)
     return f" (without {stopped_ns / 1e9:.2f} s {history.stopped_text(phases, until_ns)})" if stopped_ns else ""
@@ -53,18 +53,22 @@ def _reasons(history: RequestHistory, until_ns: int) -> list[str]:
     queued = [phase for phase in history.phases if phase.kind is RequestPhase.QUEUED]
     queued_ns = sum(history.length_ns(phase, until_ns) for phase in queued)
     if queued_ns >= _NOTABLE_NS:
-        reasons.append(f"waited {queued_ns / 1e9:.2f} s in the queue{without(history, queued, until_ns)}")
+        reasons.append(f"waited {queued_ns / 1e9:.2f} s in the queue{stopped_time_note(history, queued, until_ns)}")
     if prefill_ns := _slow_prefill_ns(history, until_ns):
         prompt = f"{history.info.num_prompt_tokens:,} prompt tokens, {history.num_cached_tokens:,} cached"
         reasons.append(f"prefill took {prefill_ns / 1e9:.2f} s: {prompt}")
     for phase in history.phases:
         if phase.kind in PREEMPTED_PHASES:
-            for_request = f" for request #{phase.other}" if phase.other not in (0, history.info.number) else ""
+            for_request = (
+                f" for request #{phase.preemptor_number}"
+                if phase.preemptor_number not in (0, history.info.number)
+                else ""
+            )
             verb = "swapped out" if phase.kind is RequestPhase.SWAPPED else "preempted"
             cause = f": {phase.cause}" if phase.cause else ""
             preempted_s = history.length_ns(phase, until_ns) / 1e9
             reasons.append(
-                f"{verb}{for_request}, {preempted_s:.2f} s aside{without(history, [phase], until_ns)}{cause}"
+                f"{verb}{for_request}, {preempted_s:.2f} s aside{stopped_time_note(history, [phase], until_ns)}{cause}"
             )
     if history.end in ("refused", "aborted"):
         reasons.append(f"{history.end}: {history.end_reason}" if history.end_reason else history.end)

@@ -420,7 +420,7 @@ def test_long_conversation_shows_the_newest_messages_first(console, qtbot):
         console.token("a")
         console.finish()
     console.page.show_row(0)
-    other = console.chat.add(console.page.current)
+    other = console.chat.add_conversation(console.page.current)
     console.page.show_conversation(other)
     console.page.show_row(1)
     assert len(console.page.transcript.cards) == 40

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope_app.views.console.conversation import Conversation, Message
-from kvscope_app.views.console.conversation_saver import ConversationSaver, rescue, rescue_text
+from kvscope_app.views.console.conversation_saver import ConversationSaver, rescue_text, write_rescue_files
 from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 
@@ -67,7 +67,7 @@ def test_rescue_uses_the_home_folder_if_the_data_folder_is_unusable(tmp_path, mo
     folder, home = tmp_path / "file" / "c", tmp_path / "me"
     home.mkdir()
     monkeypatch.setattr(Path, "home", lambda: home)
-    paths, is_all = rescue(folder, [conversation("x")])
+    paths, is_all = write_rescue_files(folder, [conversation("x")])
     assert is_all
     assert [path.parent for path in paths] == [home]
     assert f"Move them to {folder}" in rescue_text(paths, is_all, folder)

@@ -132,7 +132,7 @@ def test_saving_a_conversation_changed_elsewhere_raises_until_the_change_is_acce
     with pytest.raises(ChangedElsewhere) as caught:
         store.save(conversation())
     assert caught.value.theirs == theirs
-    store.accept("a")
+    store.mark_seen("a")
     store.save(conversation())
     assert ConversationStore(store.folder).load().conversations == [conversation()]
 

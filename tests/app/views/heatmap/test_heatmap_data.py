@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvscope_app.session.time_span import TimeSpan
-from kvscope_app.views.heatmap.address_rows import NO_ADDRESS, highest, spread
+from kvscope_app.views.heatmap.address_rows import NO_ADDRESS, max_over_ranges, resample_keys
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.measures import NO_RUNS, num_sizes, run_keys, size_text
 from kvscope_app.views.heatmap.time_frame import TimeFrame, TimeFrameMode
@@ -98,7 +98,7 @@ def test_heatmap_data_is_rebuilt_for_another_overview(overview, add_seconds, beg
 )
 def test_heatmap_bins_of_a_smaller_pool_are_spread_over_the_addresses_of_a_larger_one(num_own, num_addresses, rng):
     keys = rng.integers(2, 250, (2, min(num_own, 1024))).astype(np.uint8)
-    result = spread(keys, num_own, num_addresses)
+    result = resample_keys(keys, num_own, num_addresses)
     own_edges, edges = bin_edges(num_own), bin_edges(num_addresses)
     assert result.shape == (2, len(edges) - 1)
     for cell in range(result.shape[1]):
@@ -114,13 +114,13 @@ def test_heatmap_bins_of_a_smaller_pool_are_spread_over_the_addresses_of_a_large
 def test_maximum_over_each_range_of_heatmap_values_equals_numpy(rng):
     keys = rng.integers(1, 250, (30, 3)).astype(np.uint8)
     starts, ends = np.array([0, 3, 3, 7, 29, 30, 40]), np.array([3, 3, 9, 30, 30, 30, 50])
-    result = highest(keys, starts, ends, axis=0)
+    result = max_over_ranges(keys, starts, ends, axis=0)
     for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
         wanted = keys[start:end].max(axis=0) if end > start and start < 30 else np.zeros(3)
         if start < 30:
             assert np.array_equal(result[row], wanted)
-    assert np.array_equal(highest(keys.T, starts, ends, axis=1), result.T)
-    assert highest(keys[:0], starts, ends, axis=0).shape == (7, 3)
+    assert np.array_equal(max_over_ranges(keys.T, starts, ends, axis=1), result.T)
+    assert max_over_ranges(keys[:0], starts, ends, axis=0).shape == (7, 3)
 
 
 def test_zooming_the_heatmap_time_scale_keeps_the_time_at_the_anchor_pixel(begin_ns):

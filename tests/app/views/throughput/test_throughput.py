@@ -227,7 +227,7 @@ def test_preemption_marks_name_the_request_and_the_cause(session, view):
     view.charts.refresh_all()
     points = view.charts.panels["requests"].mark_points.points()
     assert [point.data().text for point in points] == ["Request 12 preempted: no free block for request 14"]
-    assert points[0].data().about.event == event
+    assert points[0].data().timed_event.event == event
 
 
 def test_overlapping_preemptions_share_a_mark(session, view):

@@ -155,7 +155,7 @@ def test_marks_of_a_recording_name_the_preempted_request(session, view, seek):
     view.charts.refresh_all()
     marks = view.charts.panels["requests"].shown_marks[1]
     assert marks
-    assert all(mark.text.startswith("Request ") and mark.about.event.kind == "preempted" for mark in marks)
+    assert all(mark.text.startswith("Request ") and mark.timed_event.event.kind == "preempted" for mark in marks)
 
 
 def test_busiest_second_stays_the_maximum_after_a_click_on_it(session, view, seek):

@@ -56,7 +56,7 @@ def test_memory_shortage_report_names_the_option_that_prevents_its_cause(found: 
 
 def test_memory_taken_by_other_programs_is_reported() -> None:
     assert "other programs took 6.0 GiB since the start: end them" in shortage_report(shortage(others=8))
-    named = replace(shortage(others=8), takers="game 5.9 GiB (pid 7)")
+    named = replace(shortage(others=8), grown_holders="game 5.9 GiB (pid 7)")
     assert "took 6.0 GiB since the start (game 5.9 GiB (pid 7)): end them" in shortage_report(named)
     assert "other programs and contexts 8.0 GiB, free 2.0 GiB" in shortage_report(shortage(others=8))
 

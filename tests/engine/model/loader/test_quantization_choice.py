@@ -11,7 +11,12 @@ from kvscope_engine.model.loader import quantization_choice
 from kvscope_engine.model.loader.gguf.gguf_blocks import Q4_0, Q4_1, Q8_0
 from kvscope_engine.model.loader.gguf.gguf_file import GgufFile
 from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, TensorLocation
-from kvscope_engine.model.loader.quantization_choice import FILED, choose_quantization, filed_bits, shown
+from kvscope_engine.model.loader.quantization_choice import (
+    AS_STORED,
+    choose_quantization,
+    quantization_label,
+    stored_bits,
+)
 from kvscope_engine.model.quantization.quantization_recipe import Recipe
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
@@ -45,8 +50,8 @@ def _compiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_automatic_choice_uses_the_bits_of_a_gguf_file(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (Q4_0, Q4_1, Q8_0):
-        assert chosen(EngineConfig(), CPU, dtype, file=file_of(kind)) == FILED
-    assert chosen(EngineConfig(dtype="float32"), CPU, dtype, file=file_of(Q4_1)) == FILED
+        assert chosen(EngineConfig(), CPU, dtype, file=file_of(kind)) == AS_STORED
+    assert chosen(EngineConfig(dtype="float32"), CPU, dtype, file=file_of(Q4_1)) == AS_STORED
     assert chosen(EngineConfig(), CPU, dtype) == "none"
     assert chosen(EngineConfig(), CPU, dtype, file=file_of(14)) == "none"  # Q6_K
     assert chosen(EngineConfig(), CPU, torch.float16, file=file_of(Q4_1)) == "none"
@@ -58,23 +63,23 @@ def test_automatic_choice_uses_the_bits_of_a_gguf_file(dtype: torch.dtype, monke
 
 
 def test_automatic_quantization_keeps_checkpoint_weights_quantized_where_supported() -> None:
-    assert chosen(EngineConfig(), recipe=GPTQ) == FILED
-    assert chosen(EngineConfig(), GPU, torch.float16, GPTQ) == FILED
+    assert chosen(EngineConfig(), recipe=GPTQ) == AS_STORED
+    assert chosen(EngineConfig(), GPU, torch.float16, GPTQ) == AS_STORED
     assert chosen(EngineConfig(), GPU, recipe=Recipe("gptq", 8, 128, 1)) == "none"
-    assert chosen(EngineConfig(), recipe=Recipe("gptq", 8, 128, 1)) == FILED
-    assert chosen(EngineConfig(), GPU, recipe=Recipe("fp8", 0, tile=(128, 128))) == FILED
+    assert chosen(EngineConfig(), recipe=Recipe("gptq", 8, 128, 1)) == AS_STORED
+    assert chosen(EngineConfig(), GPU, recipe=Recipe("fp8", 0, tile=(128, 128))) == AS_STORED
     assert chosen(EngineConfig(), recipe=Recipe("fp8", 0)) == "none"
     assert chosen(EngineConfig(tensor_parallel_size=2), recipe=GPTQ) == "none"
     assert chosen(EngineConfig(tensor_parallel_size=2), GPU, recipe=GPTQ) == "none"
 
 
 def test_displayed_quantization_name_depends_on_option_device_and_file() -> None:
-    of_4, of_8 = filed_bits(None, file_of(Q4_1)), filed_bits(Recipe("gptq", 8, 128, 1), None)
-    assert (of_4, of_8, filed_bits(None, file_of(14)), filed_bits(None, None)) == (4, 8, 0, 0)
-    assert [shown(each, CPU, of_4) for each in ("none", FILED, "a8")] == ["", "int4", "int4-a8"]
-    assert [shown(each, CPU, 0) for each in ("int8", "int4", "a8")] == ["int8-a8", "int4-a8", "int8-a8"]
-    assert [shown(each, GPU, 0) for each in ("fp8", FILED)] == ["fp8-a8", "fp8"]
-    assert [shown(each, GPU, of_4) for each in ("int8", "int4", FILED)] == ["int8", "int4", "int4"]
+    of_4, of_8 = stored_bits(None, file_of(Q4_1)), stored_bits(Recipe("gptq", 8, 128, 1), None)
+    assert (of_4, of_8, stored_bits(None, file_of(14)), stored_bits(None, None)) == (4, 8, 0, 0)
+    assert [quantization_label(each, CPU, of_4) for each in ("none", AS_STORED, "a8")] == ["", "int4", "int4-a8"]
+    assert [quantization_label(each, CPU, 0) for each in ("int8", "int4", "a8")] == ["int8-a8", "int4-a8", "int8-a8"]
+    assert [quantization_label(each, GPU, 0) for each in ("fp8", AS_STORED)] == ["fp8-a8", "fp8"]
+    assert [quantization_label(each, GPU, of_4) for each in ("int8", "int4", AS_STORED)] == ["int8", "int4", "int4"]
 
 
 def test_unsupported_quantization_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,13 @@ from kvscope_engine.model.platforms.host_allocator import keep_freed_memory
 
 MANY_SHAPES = """
 import torch
-from kvscope_engine.model.platforms.host_allocator import limit_compiled_products
+from kvscope_engine.model.platforms.host_allocator import limit_compiled_matmuls
 from kvscope_engine.model.layers.fused.packed_linear import PackedLinear
 
 def resident_mib():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
 
-limit_compiled_products()
+limit_compiled_matmuls()
 linears = [PackedLinear(torch.randn(out, 576).bfloat16(), None) for out in (576, 960, 3072)]
 with torch.inference_mode():
     before = resident_mib()

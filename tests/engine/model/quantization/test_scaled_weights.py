@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from kvscope_engine.model.layers.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.loader.model_loader import load_model
-from kvscope_engine.model.quantization.filed_weight import filed_weight
+from kvscope_engine.model.quantization.stored_weight import read_stored_weight
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_engine.planning.skeleton import read_skeleton
 from kvscope_kernels.quantized_linear.fp8 import Fp8Weight
@@ -241,7 +241,7 @@ def test_fp8_weights_are_kept_quantized(case: str, tiny_checkpoint: Callable[...
     loaded = load(folder, "int4")
     assert sum(each.weight.numel() for each in keepers(loaded.module)) == sum(each.numel() for each in meant.values())
     for layer in keepers(loaded.module):
-        held = filed_weight(layer)
+        held = read_stored_weight(layer)
         assert isinstance(held, Fp8Weight)
         torch.testing.assert_close(held.widened(), layer.weight, rtol=1e-6, atol=1e-7)
     fused = make_ready_to_run(loaded.module, "fp8")
@@ -251,7 +251,7 @@ def test_fp8_weights_are_kept_quantized(case: str, tiny_checkpoint: Callable[...
 
 def keepers(module: Any) -> list[Any]:
     """Return the linear layers that keep a quantized weight of the file."""
-    return [part for part in module.modules() if type(part) is torch.nn.Linear and filed_weight(part) is not None]
+    return [part for part in module.modules() if type(part) is torch.nn.Linear and read_stored_weight(part) is not None]
 
 
 @pytest.mark.parametrize("case", KEPT)

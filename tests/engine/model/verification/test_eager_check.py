@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from kvscope_engine.model.layers.attention.given_positions import PositionCache
+from kvscope_engine.model.layers.attention.position_cache import PositionCache
 from kvscope_engine.model.verification import eager_check
 from kvscope_engine.model.verification.check_script import check_block_size, check_sequences, check_steps
 from kvscope_engine.model.verification.hook_check import check_hook

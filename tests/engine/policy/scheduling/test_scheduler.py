@@ -119,7 +119,7 @@ def test_next_waiting_request_knows_what_it_waits_for(drive: Make) -> None:
     narrow.submit([1], 2)
     second = narrow.submit([2], 1)
     narrow.step()
-    assert second.waits_for is WaitsFor.PLACE
+    assert second.waits_for is WaitsFor.SEQUENCE_LIMIT
 
 
 def test_request_may_wait_for_its_grammar_or_for_the_prompt_of_its_parent(drive: Make) -> None:

@@ -10,7 +10,7 @@ import torch
 from tests.engine.gpu_notes import faults_in
 from tests.engine.rehearsal.steps.plans import decodes
 
-from kvscope_engine.model.runner.product_choice import choose_products
+from kvscope_engine.model.runner.product_choice import choose_matmul_kernels
 from kvscope_kernels.linear import choice
 from kvscope_kernels.linear.skinny_linear import linear
 
@@ -30,7 +30,7 @@ def test_faster_matrix_product_is_chosen_for_each_number_of_rows(
     heard: list[str] = []
     said: list[str] = []
     runner = fake_gpu.make_runner(
-        enforce_eager=True, joined=lambda module: said.append(choose_products(module, heard.append, clock))
+        enforce_eager=True, joined=lambda module: said.append(choose_matmul_kernels(module, heard.append, clock))
     )
     assert said[0].startswith("products of one row and of 2 to 16, our kernels' time over cuBLAS's: ")
     assert faults_in(said) == [], "a start notes it"
@@ -50,5 +50,5 @@ def test_faster_matrix_product_is_chosen_for_each_number_of_rows(
 
 def test_nothing_is_timed_on_a_measured_gpu(fake_gpu: Any) -> None:
     said: list[str] = []
-    fake_gpu.make_runner(joined=lambda module: said.append(choose_products(module, said.append, clock)))
+    fake_gpu.make_runner(joined=lambda module: said.append(choose_matmul_kernels(module, said.append, clock)))
     assert said == [""]

@@ -38,10 +38,10 @@ class OtherMovers(Protocol):
         targets: Sequence[int] = (),
     ) -> None: ...
 
-    def moved_on_all_ranks(self, whole: Sequence[bool]) -> list[bool]:
+    def moved_on_all_ranks(self, succeeded: Sequence[bool]) -> list[bool]:
         """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks.
 
-        `whole` is the result on this rank.
+        `succeeded` is the result on this rank.
         """
 
 

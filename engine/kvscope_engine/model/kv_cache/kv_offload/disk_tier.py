@@ -21,7 +21,7 @@ from kvscope_engine.model.kv_cache.kv_offload.disk_records import (
     record_bytes,
 )
 from kvscope_engine.model.kv_cache.kv_offload.disk_writer import DiskWriter
-from kvscope_engine.model.kv_cache.kv_offload.kept_file import PersistentPrefixes
+from kvscope_engine.model.kv_cache.kv_offload.persistent_prefixes import PersistentPrefixes
 from kvscope_engine.model.kv_cache.kv_storage import MIB
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 

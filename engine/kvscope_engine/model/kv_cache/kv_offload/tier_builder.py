@@ -15,11 +15,11 @@ from kvscope_engine.model.device_memory.host_slab import CudaPinner, HostSlab
 from kvscope_engine.model.kv_cache.kv_offload.block_copies import BlockCopier, HostBlockCopier
 from kvscope_engine.model.kv_cache.kv_offload.block_layout import BlockLayout, layout_text
 from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover, OtherMovers
+from kvscope_engine.model.kv_cache.kv_offload.disk_index import IndexRequirements
 from kvscope_engine.model.kv_cache.kv_offload.disk_open import open_disk_file
 from kvscope_engine.model.kv_cache.kv_offload.disk_records import record_bytes
 from kvscope_engine.model.kv_cache.kv_offload.disk_tier import QUEUE_BYTES, DiskTier
-from kvscope_engine.model.kv_cache.kv_offload.kept_file import PersistentPrefixes
-from kvscope_engine.model.kv_cache.kv_offload.kept_index import IndexRequirements
+from kvscope_engine.model.kv_cache.kv_offload.persistent_prefixes import PersistentPrefixes
 from kvscope_engine.model.kv_cache.kv_offload.staged_copies import StagedBlockCopier
 from kvscope_engine.model.kv_cache.kv_storage import MIB, KVStorage
 from kvscope_telemetry.engine_config import EngineConfig

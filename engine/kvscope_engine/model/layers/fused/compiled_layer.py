@@ -80,13 +80,13 @@ class CompiledFusedLayer:
 
 
 def compile_layers(module: nn.Module) -> int:
-    """Set `whole` of each fused layer of `module` that is supported. Returns the number of these layers."""
+    """Set `compiled` of each fused layer of `module` that is supported. Returns the number of these layers."""
     layers = [getattr(submodule, "kvscope_fused", None) for submodule in module.modules()]
     count = 0
     for layer in layers:
         spec = _layer_spec(layer) if isinstance(layer, FusedLayer) else None
         if spec is not None and isinstance(layer, FusedLayer):
-            layer.whole = CompiledFusedLayer(layer, spec)
+            layer.compiled = CompiledFusedLayer(layer, spec)
             count += 1
     return count
 

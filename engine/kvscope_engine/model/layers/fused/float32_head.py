@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from kvscope_engine.model.layers.fused.packed_linear import PackedLinear, can_pack
-from kvscope_engine.model.quantization.filed_weight import pass_filed
+from kvscope_engine.model.quantization.stored_weight import concatenate_stored_weight_readers
 from kvscope_kernels import ops_for
 from kvscope_kernels.linear.skinny_linear import FewRows
 
@@ -112,7 +112,7 @@ def use_float32_logits(module: nn.Module) -> bool:
     if type(head) is not nn.Linear or head.weight.dtype not in LOW_PRECISION:
         return False
     float32_head = Float32Head(head.weight, head.bias)
-    pass_filed([head], float32_head)
+    concatenate_stored_weight_readers([head], float32_head)
     model.set_output_embeddings(float32_head)
     return model.get_output_embeddings() is not head
 

@@ -21,7 +21,7 @@ from kvscope_engine.model.layers.fused.fused_mlp import FusedMLP
 from kvscope_engine.model.layers.fused.fused_norm import FastRMSNorm
 
 
-class WholeLayer(Protocol):
+class LayerRunner(Protocol):
     """Runs a fused layer in one call. Implemented by `compiled_layer.CompiledFusedLayer` and by its wrapper
     for LoRA.
     """
@@ -83,7 +83,7 @@ class FusedLayer:
         """Attention norm of the next layer; None if this is the last layer or the next layer is not fused. This
         layer computes the norm together with the residual sum and passes the result in the step's `scratch`.
         """
-        self.whole: WholeLayer | None = None
+        self.compiled: LayerRunner | None = None
         """Compiled version of this layer; None if it has none."""
 
     def __call__(
@@ -92,7 +92,7 @@ class FusedLayer:
         x = hidden_states[0].float() if self.keeps_float32 else hidden_states[0]
         cached = paged.scratch.pop(id(hidden_states), None)
         normed = None if cached is None else cached[1]
-        compiled_result = None if self.whole is None else self.whole.run(x, normed, position_embeddings, paged)
+        compiled_result = None if self.compiled is None else self.compiled.run(x, normed, position_embeddings, paged)
         x, normed = compiled_result or self._run_parts(x, normed, position_embeddings, paged)
         result = x[None]
         if normed is not None:
@@ -106,7 +106,7 @@ class FusedLayer:
         position_embeddings: PositionEmbeddings,
         paged: AttentionContext,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the layer part by part, with the arguments and result of `WholeLayer.run`."""
+        """Run the layer part by part, with the arguments and result of `LayerRunner.run`."""
         normed = self.attention_norm(x) if normed is None else normed
         attended = self.attention.attend(normed, position_embeddings, paged)
         x, normed = self.mlp_norm.add_norm(x, self.attention.o, attended)

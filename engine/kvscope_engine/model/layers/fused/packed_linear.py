@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from kvscope_engine.model.layers.fused.released_weight import ReleasedWeight
 from kvscope_engine.model.platforms.device import dtype_name
-from kvscope_engine.model.quantization.filed_weight import pass_filed
+from kvscope_engine.model.quantization.stored_weight import concatenate_stored_weight_readers
 from kvscope_kernels import ops_for
 from kvscope_kernels.linear.skinny_linear import FewRows
 
@@ -100,7 +100,7 @@ def fast_linear(linears: Sequence[nn.Linear], packed: bool) -> FastLinear:
     weight = linears[0].weight if len(linears) == 1 else torch.cat([plain.weight for plain in linears])
     bias = _fused_bias(linears)
     fused = PackedLinear(weight, bias) if packed else FusedLinear(weight, bias)
-    pass_filed(linears, fused)
+    concatenate_stored_weight_readers(linears, fused)
     return fused
 
 

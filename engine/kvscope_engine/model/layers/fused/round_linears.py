@@ -18,7 +18,7 @@ from kvscope_engine.model.layers.fused.float32_head import Float32Head
 from kvscope_engine.model.layers.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.layers.fused.int8_linear import Int8Linear, can_round
 from kvscope_engine.model.layers.fused.packed_linear import FusedLinear, is_plain
-from kvscope_engine.model.quantization.filed_weight import filed_weight
+from kvscope_engine.model.quantization.stored_weight import read_stored_weight
 from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 from kvscope_kernels.quantized_linear.fp8 import Fp8Weight, rounded_fp8
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, rounded
@@ -43,11 +43,12 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
     - "int8": 8 bits.
     - "int4": 4 bits. The head uses the checkpoint's weights of 4 or 8 bits if there are any; otherwise it is rounded to
       8 bits where that is possible.
-    - "filed": the quantized weights of the checkpoint, for layers that have readable ones. Activations are not rounded.
+    - "as_stored": the quantized weights of the checkpoint, for layers that have readable ones. Activations are not
+    rounded.
     - "a8": the quantized weights of the checkpoint, and 8 bits for the other layers.
     - "fp8": e4m3 weights and activations; the head is not replaced.
 
-    On a CPU, activations are rounded too, except with "filed". A layer that does not support the format is not
+    On a CPU, activations are rounded too, except with "as_stored". A layer that does not support the format is not
     replaced. See docs/internals/decisions/0017-activations-keep-their-precision.md.
     """
     model: Any = module
@@ -93,24 +94,24 @@ def _replacement(
     dtype = torch.float32 if isinstance(child, Float32Head) else None
     weight = _weight(child, quantization, is_head=is_head)
     if weight is not None:
-        return GroupedLinear(child, weight, dtype, buffer, rounds_activations=quantization != "filed")
-    rounds = device == "cpu" and quantization not in ("filed", "fp8") and can_round()
+        return GroupedLinear(child, weight, dtype, buffer, rounds_activations=quantization != "as_stored")
+    rounds = device == "cpu" and quantization not in ("as_stored", "fp8") and can_round()
     return Int8Linear(child.weight, child.bias, dtype, buffer) if rounds else None
 
 
 def _weight(child: Any, quantization: str, *, is_head: bool) -> GroupedWeight | Fp8Weight | None:
     """Return the grouped or FP8 weight for the replacement of `child`; None if the layer gets neither."""
     on_gpu = child.weight.device.type != "cpu"  # GPUs use groups for 8 bits too; CPUs have an own int8 product
-    filed = filed_weight(child)
+    stored = read_stored_weight(child)
     if quantization == "fp8":
-        return None if is_head else filed if isinstance(filed, Fp8Weight) else rounded_fp8(child.weight)
-    if isinstance(filed, Fp8Weight):
-        if quantization == "filed" and on_gpu:
-            return filed
-        filed = None
+        return None if is_head else stored if isinstance(stored, Fp8Weight) else rounded_fp8(child.weight)
+    if isinstance(stored, Fp8Weight):
+        if quantization == "as_stored" and on_gpu:
+            return stored
+        stored = None
     allowed = {"int8": (8,), "int4": (4, 8) if is_head else (4,)}.get(quantization, (4, 8))
-    if filed is not None and filed.bits in allowed:
-        return filed
+    if stored is not None and stored.bits in allowed:
+        return stored
     if quantization == "int4" and not is_head:
         return rounded(child.weight)
-    return rounded(child.weight, 8, _GROUP_OF_8_BITS) if on_gpu and quantization != "filed" else None
+    return rounded(child.weight, 8, _GROUP_OF_8_BITS) if on_gpu and quantization != "as_stored" else None

@@ -64,7 +64,7 @@ class LoraAdapters:
         assert slots is not None, "adapters are asked for"
         self.slots = slots
         self._others = others
-        self._rank, self._cuts = loaded.rank, loaded.cuts
+        self._rank, self._shardings = loaded.rank, loaded.shardings
         self._model_name = loaded.info.name
         self._dtype, self._max_rank = loaded.dtype, config.max_lora_rank
         self._can_update = config.allow_runtime_lora_updating
@@ -157,10 +157,10 @@ class LoraAdapters:
         """
         deltas: list[Delta | None] = []
         for name in names:
-            delta, cut = weights.deltas.get(name), self._cuts.get(name)
-            if delta is not None and cut is not None:
-                part = cut.part(rank)
-                delta = Delta(delta.a, delta.b[part]) if cut.dim == 0 else Delta(delta.a[:, part], delta.b)
+            delta, sharding = weights.deltas.get(name), self._shardings.get(name)
+            if delta is not None and sharding is not None:
+                part = sharding.part(rank)
+                delta = Delta(delta.a, delta.b[part]) if sharding.dim == 0 else Delta(delta.a[:, part], delta.b)
             deltas.append(delta)
         return deltas
 
@@ -181,8 +181,8 @@ class LoraAdapters:
                 f"{layer!r:.160} is no linear layer of this model that adapters are for: {self.slots.layer_kinds:.300}"
             )
         full_shape = list(shard_shape)
-        if (cut := self._cuts.get(layer)) is not None:
-            full_shape[cut.dim] = cut.size
+        if (sharding := self._shardings.get(layer)) is not None:
+            full_shape[sharding.dim] = sharding.size
         if tuple(full_shape) != shape:
             raise BadInput(
                 f"{layer!r:.160} is for {shape[1]} inputs and {shape[0]} outputs,"

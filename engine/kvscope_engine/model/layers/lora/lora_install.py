@@ -17,7 +17,7 @@ from kvscope_engine.model.layers.attention.no_attention import NoAttention
 from kvscope_engine.model.layers.attention.paged_attention import AttentionContext
 from kvscope_engine.model.layers.forward import Forward
 from kvscope_engine.model.layers.fused.fused_attention import FusedAttention, PositionEmbeddings
-from kvscope_engine.model.layers.fused.fused_layer import FusedLayer, WholeLayer
+from kvscope_engine.model.layers.fused.fused_layer import FusedLayer, LayerRunner
 from kvscope_engine.model.layers.fused.fused_mlp import FusedMLP
 from kvscope_engine.model.layers.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.layers.fused.int8_linear import Int8Linear
@@ -53,8 +53,8 @@ class _Site(NamedTuple):
 class _SkippedWithLora:
     """Wrapper of a compiled layer, which does not support LoRA, that runs it only in steps without adapters."""
 
-    def __init__(self, whole: WholeLayer, step_state: LoraStepState) -> None:
-        self._whole, self._step_state = whole, step_state
+    def __init__(self, compiled: LayerRunner, step_state: LoraStepState) -> None:
+        self._compiled, self._step_state = compiled, step_state
 
     def run(
         self,
@@ -63,7 +63,7 @@ class _SkippedWithLora:
         position_embeddings: PositionEmbeddings,
         paged: AttentionContext,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        return None if self._step_state.slots is not None else self._whole.run(x, normed, position_embeddings, paged)
+        return None if self._step_state.slots is not None else self._compiled.run(x, normed, position_embeddings, paged)
 
 
 def layer_names(module: nn.Module) -> frozenset[str]:
@@ -90,8 +90,8 @@ def install(
             setattr(site.parent, site.attribute, lora)
             installed.append((site, lora))
     for layer in [getattr(part, _FUSED, None) for part in module.modules()]:
-        if isinstance(layer, FusedLayer) and layer.whole is not None:
-            layer.whole = _SkippedWithLora(layer.whole, step_state)
+        if isinstance(layer, FusedLayer) and layer.compiled is not None:
+            layer.compiled = _SkippedWithLora(layer.compiled, step_state)
     _trial_run(module, step_state, like.device)
     targets: dict[str, DeltaTarget] = {}
     for site, lora in installed:

@@ -30,7 +30,7 @@ class StepRows:
         """Slot of each row, shape (T,); -1 for rows without adapter."""
         used = slots[slots >= 0]
         self.first, self.stop = int(used.min()), int(used.max()) + 1
-        self.is_of_one = self.stop - self.first == 1 and len(used) == len(slots)
+        self.has_single_slot = self.stop - self.first == 1 and len(used) == len(slots)
         """Whether all rows use the same slot."""
 
 
@@ -70,7 +70,7 @@ class LoraSlots:
         `slots`: slot of each row, on the device.
         """
         others = None
-        if not rows.is_of_one:
+        if not rows.has_single_slot:
             others = slots[:, None] != torch.arange(rows.first, rows.stop, device=slots.device)
         self._step_state.slots = StepSlots(rows.first, rows.stop, others)
         try:
@@ -79,7 +79,7 @@ class LoraSlots:
             self._step_state.slots = None
 
     @contextmanager
-    def in_full(self) -> Iterator[None]:
+    def all_slots_used(self) -> Iterator[None]:
         """Return a context in which each row uses all slots, to measure the maximum memory of a step. No slot may be
         filled yet.
         """
@@ -106,5 +106,5 @@ def lora_slots(config: EngineConfig, loaded: LoadedModel, layers: Collection[str
     return LoraSlots(loaded, config.num_lora_slots, config.max_lora_rank, layer_names)
 
 
-def in_full(slots: LoraSlots | None) -> AbstractContextManager[None]:
-    return nullcontext() if slots is None else slots.in_full()
+def all_slots_used(slots: LoraSlots | None) -> AbstractContextManager[None]:
+    return nullcontext() if slots is None else slots.all_slots_used()

@@ -16,7 +16,7 @@ from torch import nn
 
 from kvscope_engine.model.loader.gguf.gguf_file import GgufFile
 from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, TensorLocation
-from kvscope_engine.model.quantization.filed_weight import FiledWeight, keep_filed, name_format
+from kvscope_engine.model.quantization.stored_weight import StoredWeightReader, name_format, set_stored_weight_readers
 from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight, grouped
 
 Q4_0: Final = 2
@@ -45,7 +45,7 @@ def attach_gguf(module: nn.Module, file: GgufFile) -> int:
     for layer, name in names:
         blocks = _matching_blocks(layer, header, name) if name in header.locations else None
         if blocks is not None:
-            keep_filed(layer, [blocks])
+            set_stored_weight_readers(layer, [blocks])
             count += 1
     return count
 
@@ -134,7 +134,7 @@ def _tensor_names(header: GgufHeader, module: nn.Module) -> list[tuple[Any, str]
     return layers_and_names
 
 
-def _matching_blocks(layer: nn.Linear, header: GgufHeader, name: str) -> FiledWeight | None:
+def _matching_blocks(layer: nn.Linear, header: GgufHeader, name: str) -> StoredWeightReader | None:
     location, shape = header.locations[name], header.shapes[name]
     outputs, inputs = layer.weight.shape
     if location.type_number not in BITS or shape != (inputs, outputs):

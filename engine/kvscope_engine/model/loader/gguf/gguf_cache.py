@@ -27,7 +27,7 @@ from kvscope_engine.model.loader.gguf.gguf_entries import MANIFEST, content_sha2
 from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, check_gguf
 from kvscope_engine.model.loader.gguf.pre_tokenizer import apply_pre_tokenizer, check_pre_tokenizer
 from kvscope_engine.model.loader.gguf.rope import ROPE_TENSORS
-from kvscope_engine.model.loader.gguf.split_files import whole_files
+from kvscope_engine.model.loader.gguf.split_files import reading_all_parts
 from kvscope_engine.model.loader.gguf.tensor_processors import is_unused, processors
 from kvscope_engine.model.loader.supported_models import blueprint
 from kvscope_engine.model.platforms.device import dtype_name
@@ -118,7 +118,7 @@ def _load_model(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     auto: Any = AutoModelForCausalLM
-    with quiet_gguf(progress, gguf.name), whole_files(), watched_tensors() as used:
+    with quiet_gguf(progress, gguf.name), reading_all_parts(), watched_tensors() as used:
         config = config_of(gguf, header)
         model, report = auto.from_pretrained(
             gguf.parent, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **source

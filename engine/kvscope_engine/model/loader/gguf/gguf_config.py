@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvscope_engine.model.loader.gguf.gemma4 import GEMMA4, gemma4_config
 from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, Scalar
 from kvscope_engine.model.loader.gguf.rope import ROPE_KEYS, apply_rope
-from kvscope_engine.model.loader.gguf.split_files import whole_files
+from kvscope_engine.model.loader.gguf.split_files import reading_all_parts
 from kvscope_telemetry.errors import BadInput
 
 CONFIG_NAMES: Final = {
@@ -85,7 +85,7 @@ def config_of(gguf: Path, header: GgufHeader) -> Any:
         return config
     pattern = lists.pop(_WINDOW_PATTERN, None)
     _refuse_lists(header, lists)
-    with whole_files():
+    with reading_all_parts():
         config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
     _apply_pattern(header, config, metadata.pop(_WINDOW_PATTERN, None) if pattern is None else pattern)
     rope = _apply(header, metadata, config)

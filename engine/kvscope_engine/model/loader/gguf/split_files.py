@@ -57,7 +57,7 @@ def read_gguf(path: Path) -> Any:
 
 
 @contextmanager
-def whole_files() -> Iterator[None]:
+def reading_all_parts() -> Iterator[None]:
     """Return a context in which loaders read all parts of a model when they open the first."""
     import gguf
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 
 from kvscope_engine.model.kv_cache.kv_offload.block_mover import BlockMover
-from kvscope_engine.model.kv_cache.kv_offload.kept_index import (
+from kvscope_engine.model.kv_cache.kv_offload.disk_index import (
     DiskIndex,
     IndexedBlock,
     IndexRequirements,

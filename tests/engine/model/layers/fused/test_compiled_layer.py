@@ -42,12 +42,12 @@ pytestmark = pytest.mark.skipif(not can_round(), reason="needs a C compiler")
 class CountingLayer:
     """A compiled layer that records whether it was used."""
 
-    def __init__(self, whole: Any) -> None:
-        self.whole = whole
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
         self.taken: list[bool] = []
 
     def run(self, *args: Any) -> Any:
-        done = self.whole.run(*args)
+        done = self.compiled.run(*args)
         self.taken.append(done is not None)
         return done
 
@@ -55,19 +55,19 @@ class CountingLayer:
 def counted_layers(module: Any) -> list[CountingLayer]:
     """Return a counting wrapper for each layer of the model that has a compiled form."""
     layers = [getattr(part, "kvscope_fused", None) for part in module.modules()]
-    wholes = [
-        layer for layer in layers if isinstance(layer, FusedLayer) and isinstance(layer.whole, CompiledFusedLayer)
+    compiled_layers = [
+        layer for layer in layers if isinstance(layer, FusedLayer) and isinstance(layer.compiled, CompiledFusedLayer)
     ]
-    for layer in wholes:
-        layer.whole = CountingLayer(layer.whole)
-    return [layer.whole for layer in wholes if isinstance(layer.whole, CountingLayer)]
+    for layer in compiled_layers:
+        layer.compiled = CountingLayer(layer.compiled)
+    return [layer.compiled for layer in compiled_layers if isinstance(layer.compiled, CountingLayer)]
 
 
 def without_them(module: Any) -> None:
     for part in module.modules():
         layer = getattr(part, "kvscope_fused", None)
         if isinstance(layer, FusedLayer):
-            layer.whole = None
+            layer.compiled = None
 
 
 def logits_of(module: Any, cache: torch.dtype | None = None, **changes: Any) -> torch.Tensor:

@@ -14,7 +14,7 @@ from kvscope_engine.model.layers.fused.int8_linear import Int8Linear, can_round
 from kvscope_engine.model.layers.fused.packed_linear import FusedLinear, can_pack
 from kvscope_engine.model.layers.weight_bytes import weights_by_part, weights_bytes
 from kvscope_engine.model.loaded_model import LoadedModel
-from kvscope_engine.model.quantization.filed_weight import keep_filed
+from kvscope_engine.model.quantization.stored_weight import set_stored_weight_readers
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_engine.model.verification.trial import TrialContext
 from kvscope_kernels import grouped_product as product
@@ -89,10 +89,10 @@ def test_checkpoint_int4_weights_are_used_as_stored_without_rounding_activations
     for part in kept:
         held = grouped_weight.rounded(part.weight)
         part.weight.copy_(held.widened())
-        keep_filed(part, [lambda held=held: held])
+        set_stored_weight_readers(part, [lambda held=held: held])
     expected = logits_of(module.float())
     module = module.to(dtype)
-    found = make_ready_to_run(module, "filed")
+    found = make_ready_to_run(module, "as_stored")
     assert found.int4 > 0
     assert found.int8 == 0
     assert len([part for part in module.modules() if isinstance(part, GroupedLinear)]) == found.int4

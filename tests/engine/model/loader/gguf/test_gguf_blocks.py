@@ -14,7 +14,7 @@ import torch
 from kvscope_engine.model.loader.gguf.gguf_blocks import main_bits, read_blocks
 from kvscope_engine.model.loader.gguf.gguf_header import check_gguf
 from kvscope_engine.model.loader.model_loader import load_model
-from kvscope_engine.model.quantization.filed_weight import filed_weight
+from kvscope_engine.model.quantization.stored_weight import read_stored_weight
 from kvscope_telemetry.engine_config import EngineConfig
 
 Kind = gguf.GGMLQuantizationType
@@ -53,15 +53,15 @@ def test_quantized_gguf_blocks_dequantize_to_the_values_of_the_file(kind: Kind, 
         assert torch.equal(found.widened(), expected[rows])
 
 
-@pytest.mark.parametrize(("kind", "num_filed"), [(Kind.Q4_0, 15), (Kind.Q8_0, 15), (Kind.Q5_1, 0)])
-def test_quantized_gguf_weights_are_found_for_each_linear_layer(kind: Kind, num_filed: int, write: Write) -> None:
+@pytest.mark.parametrize(("kind", "num_stored"), [(Kind.Q4_0, 15), (Kind.Q8_0, 15), (Kind.Q5_1, 0)])
+def test_quantized_gguf_weights_are_found_for_each_linear_layer(kind: Kind, num_stored: int, write: Write) -> None:
     """Includes queries and keys, whose rows have another order in the file, and a head tied to the embedding."""
     config = EngineConfig(model=str(write(kind)), device="cpu", dtype="float32", quantization="int4")
     loaded = load_model(config, lambda _: None)
     found = 0
     for layer in (part for part in loaded.module.modules() if isinstance(part, torch.nn.Linear)):
-        weight = filed_weight(layer)
+        weight = read_stored_weight(layer)
         if weight is not None:
             assert torch.equal(weight.widened(), layer.weight)
             found += 1
-    assert found == num_filed
+    assert found == num_stored

@@ -252,7 +252,7 @@ def start_engine(
     monkeypatch.setattr(model_loader, "CudaMemory", UnusedGpuMemory)
     monkeypatch.setattr(pool_size, "CudaMemory", UnusedGpuMemory)
     monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
-    monkeypatch.setattr(tensor_agreement, "share_of_spread", lambda *_: 0.0)
+    monkeypatch.setattr(tensor_agreement, "relative_rms_error", lambda *_: 0.0)
     monkeypatch.setattr(tier_builder, "HostSlab", partial(FakeHostSlab, lanes))
     monkeypatch.setattr(streaming, "HostSlab", partial(FakeHostSlab, lanes))
     monkeypatch.setattr(core_model_loading, "_materialize_copy", read_shape)

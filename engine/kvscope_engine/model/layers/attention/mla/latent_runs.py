@@ -21,7 +21,7 @@ from kvscope_kernels.latent_blocks import latent_blocks
 
 EXPANDED_BYTES = 64 << 20
 """Maximum bytes of expanded keys and values at a time; at least one head is expanded."""
-MAX_GROUPED_REQUESTS = 512
+MAX_GROUPED_QUERIES = 512
 """Maximum number of query tokens in a group of absorbed runs (a single run may have more).
 
 The maximum limits the workspace, because each query of a head becomes a vector of `stored_dim` elements.
@@ -110,7 +110,7 @@ def _group_bounds(is_long: list[bool], sizes: list[int], lengths: list[int]) -> 
 def _exceeds_group_limit(is_long: bool, first: int, stop: int, sizes: list[int], lengths: list[int]) -> bool:
     if is_long:
         return (stop - first) * max(lengths[first:stop]) > MAX_EXPANDED_TOKENS
-    return sum(sizes[first:stop]) > MAX_GROUPED_REQUESTS
+    return sum(sizes[first:stop]) > MAX_GROUPED_QUERIES
 
 
 def attend_runs(

@@ -95,7 +95,7 @@ def test_runs_of_any_length_equal_plain_attention(
     monkeypatch: pytest.MonkeyPatch, ops: Any, room: int, is_split: bool, lengths: list[tuple[int, int]]
 ) -> None:
     monkeypatch.setattr(latent_runs, "EXPANDED_BYTES", room)
-    monkeypatch.setattr(latent_runs, "MAX_GROUPED_REQUESTS", 4)
+    monkeypatch.setattr(latent_runs, "MAX_GROUPED_QUERIES", 4)
     monkeypatch.setattr(latent_runs, "MAX_EXPANDED_TOKENS", 150)
     latents = make_latents()
     expected_of = make_latents()

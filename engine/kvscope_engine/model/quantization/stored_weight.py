@@ -14,13 +14,13 @@ from torch import nn
 from kvscope_kernels.quantized_linear.fp8 import Fp8Weight, concatenated_fp8
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, concatenated
 
-FiledWeight = Callable[[], GroupedWeight | Fp8Weight]
+StoredWeightReader = Callable[[], GroupedWeight | Fp8Weight]
 """Function that reads the stored weight of some consecutive outputs of a linear layer."""
-_WEIGHTS_ATTRIBUTE: Final = "kvscope_filed"
-_FORMAT_ATTRIBUTE: Final = "kvscope_filed_format"
+_WEIGHTS_ATTRIBUTE: Final = "kvscope_stored_weight_readers"
+_FORMAT_ATTRIBUTE: Final = "kvscope_stored_format"
 
 
-def keep_filed(module: nn.Module, weights: Sequence[FiledWeight]) -> None:
+def set_stored_weight_readers(module: nn.Module, weights: Sequence[StoredWeightReader]) -> None:
     """Set the functions that read the stored weight of `module`, each for some of its outputs, in order.
 
     `weights` is empty if the checkpoint stores the weight unquantized.
@@ -29,17 +29,17 @@ def keep_filed(module: nn.Module, weights: Sequence[FiledWeight]) -> None:
     setattr(target, _WEIGHTS_ATTRIBUTE, tuple(weights))
 
 
-def pass_filed(modules: Sequence[nn.Module], target: nn.Module) -> None:
+def concatenate_stored_weight_readers(modules: Sequence[nn.Module], target: nn.Module) -> None:
     """Set the readers of `modules` on `target`, a layer that concatenates their outputs. Sets none if any of
     the modules has no reader.
     """
     weights_by_module = [_stored_weights(module) for module in modules]
-    keep_filed(
+    set_stored_weight_readers(
         target, [weight for weights in weights_by_module for weight in weights] if all(weights_by_module) else ()
     )
 
 
-def filed_weight(module: nn.Module) -> GroupedWeight | Fp8Weight | None:
+def read_stored_weight(module: nn.Module) -> GroupedWeight | Fp8Weight | None:
     """Read the stored weight of `module`.
 
     Returns None if the checkpoint stores it unquantized, or in different formats for different outputs.
@@ -58,11 +58,11 @@ def name_format(model: nn.Module, name: str) -> None:
     setattr(target, _FORMAT_ATTRIBUTE, name)
 
 
-def filed_format(model: nn.Module) -> str:
+def stored_format(model: nn.Module) -> str:
     """Return the display name of the checkpoint's weight format that `name_format` stored; empty if none was stored."""
     return str(getattr(model, _FORMAT_ATTRIBUTE, ""))
 
 
-def _stored_weights(module: nn.Module) -> tuple[FiledWeight, ...]:
-    parts: tuple[FiledWeight, ...] = getattr(module, _WEIGHTS_ATTRIBUTE, ())
+def _stored_weights(module: nn.Module) -> tuple[StoredWeightReader, ...]:
+    parts: tuple[StoredWeightReader, ...] = getattr(module, _WEIGHTS_ATTRIBUTE, ())
     return parts

@@ -9,14 +9,14 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvscope_engine.model.kv_cache.kv_offload.disk_open import OpenFile, index_path
-from kvscope_engine.model.kv_cache.kv_offload.kept_index import (
+from kvscope_engine.model.kv_cache.kv_offload.disk_index import (
     DiskIndex,
     IndexedBlock,
     IndexRequirements,
     read_index,
     write_index,
 )
+from kvscope_engine.model.kv_cache.kv_offload.disk_open import OpenFile, index_path
 from kvscope_engine.policy.prefixes.prefix_index import SALT_BYTES, Prefix
 from kvscope_telemetry.errors import BadInput
 
