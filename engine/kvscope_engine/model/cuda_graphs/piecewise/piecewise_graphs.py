@@ -186,7 +186,7 @@ class PiecewiseGraphs:
 
         `shares` accumulates attention per block, if it is measured.
         """
-        assert self._step is not None, "nothing was put"
+        assert self._step is not None, "nothing was staged"
         (tensors, num_tokens), self._step = self._step, None
         captured = self._captured[size]
         count, decode, prefill = tensors.num_single_token, tensors.decode, tensors.prefill
