@@ -1,7 +1,8 @@
 """Reads the raw messages in a chunk of a recording file. Checks every size that the chunk claims.
 
 An unreadable chunk is decompressed only once: the reason is stored with it. Handles bytes, records and channels; must
-not depend on message types. `chunk_walk` finds the chunks. Format: mcap.dev/spec.
+not depend on message types. `chunk_walk` finds the chunks. Format: mcap.dev/spec. See
+docs/internals/decisions/0007-recordings-have-their-own-reader.md.
 """
 
 from __future__ import annotations
