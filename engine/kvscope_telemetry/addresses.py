@@ -116,7 +116,7 @@ class Address:
         """Return a source that watches the engine. The engine may start later. Raises BadInput like `check`."""
         self.check()
         if not self.is_external:
-            return LiveSource(self.text, key=self.key, sink=sink, make_api=self._own_api)
+            return LiveSource(self.text, key=self.key, sink=sink, make_prompt_api=self._own_api)
         if self._publishes_slots:
             from kvscope_telemetry.collectors.slot_source import SlotSource
 

@@ -12,7 +12,7 @@ from kvscope_app.media_export.media_names import STILL_SUFFIXES, VIDEO_SUFFIXES,
 from kvscope_app.media_export.picture_options import add_picture_options, picture_spec
 from kvscope_app.option_values import add_goodput_option, parse_moment
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.exports.kinds import FORMATS, KINDS, TABLES
+from kvscope_telemetry.exports.kinds import FORMATS, TABLE_NAMES, TABLES
 from kvscope_telemetry.printable import print_line
 from kvscope_telemetry.recordings.sample import named_recording
 
@@ -48,7 +48,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     )
     parser.add_argument(
         "--kind",
-        choices=KINDS,
+        choices=TABLE_NAMES,
         help="table to write (default: by the name of PATH, else metrics)",
     )
     parser.add_argument(

@@ -43,6 +43,9 @@ _MAX_PLAYED_GAP_S: Final = 2.0
 A longer gap is jumped over, because its highlights would have faded before the next frame.
 """
 _TICK_NS: Final = 100_000_000
+"""Maximum advance of the recording's playback clock, in ns, between two waits for a frame."""
+_OVERVIEW_SHARE: Final = 0.5
+"""Assumed fraction of the whole work that reading a recording without summaries takes. The rest are the frames."""
 _OFFSCREEN_WARNING: Final = "This plugin does not support"
 _SETTLE_S: Final = 0.35
 """Seconds of event processing that a view gets after it has loaded its data, to finish its work."""
@@ -79,6 +82,9 @@ def _print_message(_kind: object, _context: object, text: str) -> None:
 class OffscreenView:
     """Shows `view` of `recording` offscreen, in `theme` and with `size` in pixels. Call `close` at the end.
 
+    `report_progress` is called with the fraction of the whole work that is done while the recording is read. Its result
+    is ignored: this part of the work cannot be cancelled.
+
     Raises BadInput if `size` is too small for the view.
     """
 
@@ -93,8 +99,9 @@ class OffscreenView:
         self.setup_share = 0.0
         """Fraction of the whole work, 0 to 1, that is done before the first frame."""
         self.now_ns = 0
-        """Video time in ns, by which highlights in the view fade."""
+        """Video time in ns, by which highlights in the view fade. Set by the caller for each frame."""
         self._clock_ns = 0
+        """Clock of the playback in ns. It advances only in `play_to`, as far as the recording must be played."""
         self._report_progress = report_progress
         self._app = offscreen_application()
         self._source = PlaybackSource(recording, is_playing=False, clock=lambda: self._clock_ns)
@@ -144,15 +151,16 @@ class OffscreenView:
         self._source.seek(seconds, with_past=False)
         self._wait(lambda: not self._source.is_seeking)
         self._session.poll()
-        start_s = now_s = time.monotonic()
+        start_s = previous_s = time.monotonic()
         settled_s = 0.0
         while settled_s < _SETTLE_S:
             self.view.draw_all()
             self._app.processEvents()
             time.sleep(0.005)
-            now_s, before_s = time.monotonic(), now_s
+            now_s = time.monotonic()
             is_loading = not self.view.is_loaded and now_s - start_s < READY_TIMEOUT_S
-            settled_s = 0.0 if is_loading else settled_s + min(now_s - before_s, _MAX_TURN_S)
+            settled_s = 0.0 if is_loading else settled_s + min(now_s - previous_s, _MAX_TURN_S)
+            previous_s = now_s
 
     def play_to(self, seconds: float) -> None:
         """Play up to a time in seconds of the recording, so that highlights appear.
@@ -205,7 +213,7 @@ class OffscreenView:
             self._session.poll()
             share = self._session.overview_share
             if share is not None and self._report_progress is not None:
-                self.setup_share = 0.5
+                self.setup_share = _OVERVIEW_SHARE
                 self._report_progress(share * self.setup_share)
             time.sleep(0.01)
 

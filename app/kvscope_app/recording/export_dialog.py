@@ -45,7 +45,7 @@ class _ExportFormat(NamedTuple):
 _TABLE_FORMS: Final = {form.title: (form.name, form.suffixes[0]) for form in FORMATS if form.is_of_tables}
 _FORMATS: Final = (
     *(
-        _ExportFormat(form.title, form.name, form.suffixes[0], None, form.about)
+        _ExportFormat(form.title, form.name, form.suffixes[0], None, form.description)
         for form in FORMATS
         if not form.is_of_tables
     ),

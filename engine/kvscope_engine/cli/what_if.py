@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvscope_engine.simulator.what_if.conversation import answer_lines
+    from kvscope_engine.simulator.what_if.line_protocol import answer_lines
 
     os.nice(_NICENESS)
     answer_lines(sys.stdin.buffer, sys.stdout.buffer)

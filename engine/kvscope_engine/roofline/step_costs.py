@@ -38,7 +38,10 @@ class LayerKind(NamedTuple):
     """Bytes of one token's keys and values in this layer."""
     flops_per_pair: int
     attended: Callable[[int], int] | None = None
-    """Maps a context length to the number of tokens whose KV one decode reads; None without sparse decode."""
+    """Maps a context length to the number of tokens that one decode reads; None without sparse decode.
+
+    It includes the bounds of all blocks, expressed in tokens of KV.
+    """
     is_chunked: bool = False
     """Whether the text is divided into chunks of `window` tokens, and tokens attend only within their chunk."""
 
@@ -48,6 +51,7 @@ class ModelWork:
     """Sizes and FLOPs of a model from which `work_of_plan` computes the work of a step."""
 
     kinds: Mapping[LayerKind, int]
+    """Number of layers of each kind."""
     weights_bytes: int
     """Bytes of weights that every step reads, without the LM head and the experts."""
     head_bytes: int = 0
@@ -67,17 +71,16 @@ class ModelWork:
     def work_of_plan(self, plan: StepPlan) -> Work:
         if not plan.scheduled:
             return Work()
-        _, starts, counts, samples, drafts = zip(
-            *plan.scheduled, strict=True
-        )  # zip runs in C: there may be hundreds of sequences
+        # zip runs in C: there may be hundreds of sequences
+        _, starts, counts, samples, drafts = zip(*plan.scheduled, strict=True)
         num_tokens, num_samples = sum(counts), sum(samples) + sum(map(len, drafts))
         decodes, chunks = starts[: plan.num_single_token], plan.scheduled[plan.num_single_token :]
         kv_read = kv_written = attention = 0
-        for kind, count in self.kinds.items():
-            read, pairs = _attended(decodes, chunks, kind)
-            kv_read += count * kind.kv_bytes * read
-            kv_written += count * kind.kv_bytes * num_tokens
-            attention += count * kind.flops_per_pair * pairs
+        for kind, num_layers in self.kinds.items():
+            read, pairs = _read_and_pairs(decodes, chunks, kind)
+            kv_read += num_layers * kind.kv_bytes * read
+            kv_written += num_layers * kind.kv_bytes * num_tokens
+            attention += num_layers * kind.flops_per_pair * pairs
         return Work(
             flops=num_tokens * self.linear_flops + num_samples * self.head_flops + attention,
             attention_flops=attention,
@@ -93,7 +96,7 @@ class ModelWork:
         return read + round(self.expert_bytes * (1 - (1 - self.expert_share) ** num_tokens))
 
 
-def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKind) -> tuple[int, int]:
+def _read_and_pairs(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKind) -> tuple[int, int]:
     """Return the number of positions that one layer reads, and the number of (query, key) position pairs that it
     attends to.
 
@@ -101,7 +104,7 @@ def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKi
     """
     window, attended = kind.window, kind.attended
     read = sum([attended(start + 1) for start in decodes]) if attended is not None else _positions_read(decodes, kind)
-    pairs = read
+    pairs = read  # a decode has a single query, so that it attends to one pair per position read
     for item in chunks:
         start, num = item.start, item.num_tokens
         end = start + num

@@ -89,21 +89,22 @@ class StructuredOutputManager:
         self._num_logits = num_logits
         self._ends = tuple(token for token in sorted(ends) if token < num_logits)
         self._max_s = max_s
-        self._in_use: weakref.WeakValueDictionary[Structured, Grammar] = weakref.WeakValueDictionary()
+        self._live: weakref.WeakValueDictionary[Structured, Grammar] = weakref.WeakValueDictionary()
+        """All grammars that exist: those that requests use, and the cached ones."""
         self._cached: OrderedDict[Structured, Grammar] = OrderedDict()
         self._compilations: dict[Structured, _Compilation] = {}
         self._lock = threading.Lock()
         self._fork_server: ForkServerProcess | None = None
         self._fork_server_lock = threading.Lock()
         self._busy: set[GrammarProcess] = set()
-        """Processes with a pending answer or with dropped completions to send. Any thread adds to this set, so it must
-        be copied before iterating.
+        """Processes that have to answer, or that have to be told which completions were dropped. Any thread adds to
+        this set, so it must be copied before iterating.
         """
         self._is_closed = False
 
     def is_compiled(self, spec: Structured) -> bool:
         with self._lock:
-            grammar = self._in_use.get(spec)
+            grammar = self._live.get(spec)
             return grammar is not None and not grammar.process.failure
 
     def get(self, spec: Structured, is_wanted: IsWanted = always_wanted) -> Grammar:
@@ -119,7 +120,7 @@ class StructuredOutputManager:
         if not self.is_compiled(spec):
             self._measure_memory()
         with self._lock:
-            grammar = self._in_use.get(spec)
+            grammar = self._live.get(spec)
             if grammar is not None and not grammar.process.failure:
                 self._add_to_cache(spec, grammar)
                 return grammar
@@ -163,7 +164,7 @@ class StructuredOutputManager:
         if (fork_server := self._fork_server) is not None:
             fork_server.kill()  # a thread that waits for it to start holds the lock
         with self._fork_server_lock, self._lock:
-            for grammar in list(self._in_use.values()):
+            for grammar in list(self._live.values()):
                 grammar.process.kill()
             self._cached.clear()
             if self._fork_server is not None:
@@ -179,7 +180,7 @@ class StructuredOutputManager:
             return
         with self._lock:
             del self._compilations[spec]
-            self._in_use[spec] = grammar
+            self._live[spec] = grammar
             self._add_to_cache(spec, grammar)
         compilation.grammar.set_result(grammar)
 
@@ -217,9 +218,7 @@ class StructuredOutputManager:
             if time.monotonic() > deadline_s:
                 raise BadInput(f"the engine is behind: {spec.kind} was not compiled within {MAX_WAIT_S:g} s")
             with self._lock:
-                if self._is_closed or not any(
-                    is_wanted_callbacks() for is_wanted_callbacks in compilation.is_wanted_callbacks
-                ):
+                if self._is_closed or not any(is_wanted() for is_wanted in compilation.is_wanted_callbacks):
                     self._compilations.pop(spec, None)  # later callers start another compilation
                     raise BadInput(UNWANTED)
 
@@ -246,27 +245,27 @@ class StructuredOutputManager:
         Raises BadInput if the remaining grammars are all in use.
         """
         while self._cached and (
-            len(self._in_use) + len(self._compilations) >= MAX_GRAMMARS or self._num_bytes() > MAX_BYTES
+            len(self._live) + len(self._compilations) >= MAX_GRAMMARS or self._live_bytes() > MAX_BYTES
         ):
             self._cached.popitem(last=False)  # its process ends, unless it is in use
-        if len(self._in_use) + len(self._compilations) >= MAX_GRAMMARS:
+        if len(self._live) + len(self._compilations) >= MAX_GRAMMARS:
             reason = f"{MAX_GRAMMARS} grammars are in use already, and {spec.kind} is another one"
             raise BadInput(f"the engine is behind: {reason}")
-        if self._num_bytes() > MAX_BYTES:
+        if self._live_bytes() > MAX_BYTES:
             reason = f"grammars in use take {MAX_BYTES >> 20} MiB already, and {spec.kind} is another one"
             raise BadInput(f"the engine is behind: {reason}")
 
     def _measure_memory(self) -> None:
         with self._lock:
-            grammars = list(self._in_use.values())
+            grammars = list(self._live.values())
         for grammar in grammars:
             grammar.num_bytes = grammar.process.own_bytes
 
-    def _num_bytes(self) -> int:
-        return sum(grammar.num_bytes for grammar in list(self._in_use.values()))
+    def _live_bytes(self) -> int:
+        return sum(grammar.num_bytes for grammar in list(self._live.values()))
 
     def _add_to_cache(self, spec: Structured, grammar: Grammar) -> None:
-        if _num_bytes(spec, grammar) > MAX_CACHED_BYTES:
+        if _bytes_in_cache(spec, grammar) > MAX_CACHED_BYTES:
             self._cached.pop(spec, None)
             return
         self._cached[spec] = grammar
@@ -275,7 +274,7 @@ class StructuredOutputManager:
             self._cached.popitem(last=False)
 
     def _cached_bytes(self) -> int:
-        return sum(_num_bytes(spec, grammar) for spec, grammar in self._cached.items())
+        return sum(_bytes_in_cache(spec, grammar) for spec, grammar in self._cached.items())
 
 
 class PreparedPrompt(list[int]):
@@ -310,7 +309,8 @@ def matcher_for(token_ids: list[int]) -> GrammarMatcher | None:
     return token_ids.grammar.matcher() if isinstance(token_ids, PreparedPrompt) else None
 
 
-def _num_bytes(spec: Structured, grammar: Grammar) -> int:
+def _bytes_in_cache(spec: Structured, grammar: Grammar) -> int:
+    """Return the bytes of a cached grammar: those of its process, and 4 for each character of its text."""
     return grammar.num_bytes + 4 * len(spec.text)
 
 

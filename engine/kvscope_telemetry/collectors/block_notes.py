@@ -14,7 +14,7 @@ from kvscope_telemetry.kv_events.decoding import read_extra_keys
 from kvscope_telemetry.printable import printable
 
 MAX_NOTES: Final = 8
-MAX_LETTERS: Final = 80
+MAX_CHARACTERS: Final = 80
 Notes = tuple[tuple[str, str], ...]
 """Description of a block for display: pairs of name and value."""
 _MSGPACK_NIL: Final = b"\xc0"
@@ -60,11 +60,11 @@ def _key_notes(keys: tuple[Any, ...], run: BlockStored) -> Notes:
         if isinstance(key, list | tuple) and len(key) == 2:
             notes.append(("Multimodal part", f"{_short(key[0])}, from token {_short(key[1])} of the block"))
         elif isinstance(key, bytes):
-            notes.append(("Embeddings", key.hex()[:MAX_LETTERS]))
+            notes.append(("Embeddings", key.hex()[:MAX_CHARACTERS]))
         elif key != run.lora_name:
             notes.append(("Cache salt", _short(key)))
     return tuple(notes)
 
 
 def _short(value: object) -> str:
-    return printable(str(value)[:MAX_LETTERS])
+    return printable(str(value)[:MAX_CHARACTERS])

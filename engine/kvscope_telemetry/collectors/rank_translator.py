@@ -55,7 +55,7 @@ MAX_NOTES: Final = 32
 """Maximum number of data quality events between two frames. If there are more, one further event says how many
 were omitted.
 """
-MAX_LETTERS: Final = 500
+MAX_CHARACTERS: Final = 500
 HEARTBEAT_NS: Final = 500_000_000
 MANY_ROWS: Final = 400_000
 """Maximum number of ledger rows in a frame, because the size of a message is limited."""
@@ -300,7 +300,7 @@ class DataQualityEvents:
 
     def add(self, text: str, now_ns: int) -> None:
         if len(self._quality_events) < MAX_NOTES:
-            self._quality_events.append(Event(kind="note", time_ns=now_ns, cause=text[:MAX_LETTERS]))
+            self._quality_events.append(Event(kind="note", time_ns=now_ns, cause=text[:MAX_CHARACTERS]))
         else:
             self._num_omitted += 1
 

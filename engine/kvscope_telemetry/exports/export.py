@@ -13,7 +13,7 @@ from typing import Final
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.content import Content
 from kvscope_telemetry.exports.exported_bookmarks import bookmarks_in
-from kvscope_telemetry.exports.kinds import FORMATS, KINDS, TABLES
+from kvscope_telemetry.exports.kinds import FORMATS, TABLE_NAMES, TABLES
 from kvscope_telemetry.exports.new_file import new_file
 from kvscope_telemetry.exports.perfetto.trace import write_perfetto
 from kvscope_telemetry.exports.report.report import write_report
@@ -41,7 +41,7 @@ class ExportTarget:
 
     path: Path
     kind: str
-    """Table to write, one of `KINDS`; "" for formats without tables."""
+    """Table to write, one of `TABLE_NAMES`; "" for formats without tables."""
     suffix: str
     """File extension, one of `SUFFIXES`."""
 
@@ -60,7 +60,7 @@ class ExportTarget:
             if kind is not None:
                 raise BadInput(f"a kind ({kind}) goes with tables ({', '.join(TABLE_FORMATS)}), not with {suffix}")
             return cls(path, "", suffix)
-        named_kinds = [word for word in KINDS if word in path.stem]
+        named_kinds = [word for word in TABLE_NAMES if word in path.stem]
         if kind is None and len(named_kinds) > 1:
             raise BadInput(f"{str(path)!r} names several tables: choose one of {', '.join(named_kinds)} with --kind")
         if SUFFIXES[suffix].needs_pyarrow:

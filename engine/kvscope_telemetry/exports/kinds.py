@@ -23,11 +23,14 @@ class Format:
     suffixes: tuple[str, ...]
     """File extensions, the usual one first."""
     title: str
-    about: str = ""
+    description: str = ""
     """Description in the dialog, for formats without tables."""
     module: str = ""
-    """Module in `exports.tables` that contains the writer; "" for formats without tables."""
+    """Module in `exports.tables` that contains the writer; "" for formats without tables, whose writers are called by
+    `exports.export`.
+    """
     function: str = ""
+    """Function in `module` that writes a table to a binary file."""
     needs_pyarrow: bool = False
 
     @property
@@ -45,6 +48,7 @@ class TableKind:
     row: str
     """Object that one table row describes, such as "second" or "request"."""
     module: str
+    """Module in `exports.tables` that contains the function `function`, which makes the table from a `Content`."""
     function: str
 
     def table(self, content: Content) -> Table:
@@ -73,7 +77,7 @@ TABLES: Final = (
     TableKind("bookmarks", "bookmark or alarm", "tables", "bookmarks_table"),
     TableKind("devices", "device and sample", "devices_table", "devices_table"),
 )
-KINDS: Final = tuple(kind.name for kind in TABLES)
+TABLE_NAMES: Final = tuple(kind.name for kind in TABLES)
 
 
 def _imported(module: str, name: str) -> Any:

@@ -14,17 +14,8 @@ from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot
 from kvscope_telemetry.messages.validity import check_hello
 from kvscope_telemetry.messages.wire import decode_telemetry, tag_of
-from kvscope_telemetry.recordings.chunks import (
-    MAGIC,
-    MAX_LOG_TIME_NS,
-    Chunk,
-    ChunkList,
-    ChunkWalk,
-    DamagedChunk,
-    OtherFormat,
-    RawMessage,
-    read_chunk,
-)
+from kvscope_telemetry.recordings.chunk_walk import ChunkList, ChunkWalk, OtherFormat
+from kvscope_telemetry.recordings.chunks import MAGIC, MAX_LOG_TIME_NS, Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.columns import Columns, claimed_bytes
 from kvscope_telemetry.recordings.frame_batch import FrameBatch
 from kvscope_telemetry.recordings.layout import FORMAT_VERSION, FRAMES, HELLOS, KEYFRAMES, MESSAGES, SNAPSHOTS, TOPICS

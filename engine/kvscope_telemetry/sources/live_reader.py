@@ -105,7 +105,7 @@ class LiveReader:
         self.replies = ReplyQueue()
         self.changed = threading.Condition()
         """Condition that is notified after each pass in which messages arrived."""
-        self.api = ""
+        self.prompt_api_address = ""
         """Address of the API for prompts (`Hello.api`); empty if the command socket accepts prompts."""
         self._sockets = sockets
         self._nap_s = nap_s
@@ -331,7 +331,7 @@ class LiveReader:
         """
         self.is_same_machine = hello.host == host_id() if hello.host else self._sockets.is_ipc
         self._liveness.is_local = self.is_same_machine
-        self.api = hello.api
+        self.prompt_api_address = hello.api
 
     def _reject(self, error: ProtocolError, data: bytes) -> None:
         self._messages_rejected += 1

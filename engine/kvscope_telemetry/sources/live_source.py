@@ -59,12 +59,13 @@ class LiveSource(MirroredSource):
     The source waits for an engine that is not running yet.
 
     Args:
-        key: Key file created by the engine's operator for this client; `NO_KEY` for none. None: the key remembered for
-            the endpoint, or on loopback that of an engine of the same user (`connections`).
+        key: File with the key that the engine's operator created for this client, or `NO_KEY` to use no key. If None,
+            the key remembered for the endpoint is used; on loopback, the local key of this user otherwise
+            (`connections.key_for`).
         sink: Receives all accepted messages (`set_sink`).
         nap_s: Sleep of the reading thread between passes in seconds. A longer sleep lowers the load and adds latency.
         max_entries: Maximum number of entries in updates that were not polled yet, as counted by `PendingUpdates`.
-        make_api: Creates the client for prompts of an engine that accepts them at a separate API (`Hello.api`).
+        make_prompt_api: Creates the client for prompts of an engine that accepts them at a separate API (`Hello.api`).
 
     Raises:
         BadInput: The endpoint or key is not accepted.
@@ -78,16 +79,16 @@ class LiveSource(MirroredSource):
         sink: Sink | None = None,
         nap_s: float = NAP_S,
         max_entries: int = MAX_ENTRIES,
-        make_api: Callable[[], PromptApi] | None = None,
+        make_prompt_api: Callable[[], PromptApi] | None = None,
     ) -> None:
-        self._name, self._make_api = endpoint, make_api
+        self._name, self._make_prompt_api = endpoint, make_prompt_api
         self._reader = LiveReader(
             ClientSockets(endpoint, key=key_for(endpoint, key)), sink, nap_s, max_entries=max_entries
         )
         super().__init__(self._reader.changed)
         self._is_closed = False
-        self._api_lock = threading.Lock()
-        self._api: PromptApi | None = None
+        self._prompt_api_lock = threading.Lock()
+        self._prompt_api: PromptApi | None = None
         self._thread = threading.Thread(target=self._reader.run, name="kvscope-reader", daemon=True)
         self._thread.start()
 
@@ -97,9 +98,13 @@ class LiveSource(MirroredSource):
 
     @property
     def status(self) -> SourceStatus:
-        """Current status. If there is a prompt API, its adapters are reported."""
-        status, api = self._reader.status(), self._api
-        return replace(status, adapters=None if api is None else api.adapters) if self._reader.api else status
+        """Current status. If the engine has a prompt API, `adapters` are those of the API, and None until the first
+        prompt or status request is sent to it and it has answered.
+        """
+        status, prompt_api = self._reader.status(), self._prompt_api
+        if not self._reader.prompt_api_address:
+            return status
+        return replace(status, adapters=None if prompt_api is None else prompt_api.adapters)
 
     @property
     def position(self) -> tuple[int | None, int]:
@@ -110,6 +115,8 @@ class LiveSource(MirroredSource):
 
     def poll_update(self) -> Update | None:
         if self._reader.pending.pop_overflow():
+            # The pending updates were discarded, because more were queued than fit. Later ones build on them, so that
+            # only a new snapshot helps.
             self._reader.resync()
         return self._reader.pending.poll_update()
 
@@ -147,15 +154,15 @@ class LiveSource(MirroredSource):
         are not included.
         """
         replies = self._reader.replies.drain()
-        return replies if self._api is None else replies + self._api.poll_replies()
+        return replies if self._prompt_api is None else replies + self._prompt_api.poll_replies()
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         self._reader.stop()
-        if self._api is not None:
-            self._api.close()
+        if self._prompt_api is not None:
+            self._prompt_api.close()
         self._thread.join()
 
     def _send_to_api(self, command: Command) -> bool:
@@ -164,9 +171,15 @@ class LiveSource(MirroredSource):
         Returns whether the command is done. False means that it must also be sent to the engine, as a status request
         must.
         """
-        if isinstance(command, Submit | GetStatus) and self._reader.api and self._make_api is not None:
-            with self._api_lock:
-                self._api = self._api or self._make_api()
-            self._api.send(command, self._reader.api, is_same_machine=self._reader.is_same_machine)
+        if (
+            isinstance(command, Submit | GetStatus)
+            and self._reader.prompt_api_address
+            and self._make_prompt_api is not None
+        ):
+            with self._prompt_api_lock:
+                self._prompt_api = self._prompt_api or self._make_prompt_api()
+            self._prompt_api.send(
+                command, self._reader.prompt_api_address, is_same_machine=self._reader.is_same_machine
+            )
             return isinstance(command, Submit)
-        return isinstance(command, Abort) and self._api is not None and self._api.abort(command)
+        return isinstance(command, Abort) and self._prompt_api is not None and self._prompt_api.abort(command)

@@ -1,6 +1,6 @@
-"""Detects when requests first ran and got their first token. The times are on their engine's clock and packed as in
-summaries.
+"""Detects when requests first ran and got their first token, packed as in summaries.
 
+Times are on the engine's clock, unlike those of phases (`request_phases`), with which they share the packed format.
 After a seek, views use these times for everything before the new position. Nothing is detected or guessed for a request
 that ran before telemetry was received.
 """
@@ -12,9 +12,8 @@ from enum import IntEnum
 import numpy as np
 
 from kvscope_telemetry.messages.telemetry import Frame, RequestRows, Snapshot
+from kvscope_telemetry.request_phase import ENDS
 from kvscope_telemetry.summaries.request_phases import PHASE
-
-_ENDS = ("finished", "aborted", "refused")
 
 
 class RequestMoment(IntEnum):
@@ -43,7 +42,8 @@ class FirstTokens:
         self._without_token.update(info.number for info in frame.new_requests)
         found = self._with_new_token(frame.requests)
         self._without_token.difference_update(found)  # including those whose first token was not observed
-        self._without_token.difference_update(event.number for event in frame.events if event.kind in _ENDS)
+        self._without_token.difference_update(event.number for event in frame.events if event.kind in ENDS)
+        # A frame without `first_token_ns` has no first tokens: `found` got theirs earlier, unobserved.
         return found if frame.first_token_ns else []
 
     def _with_new_token(self, rows: RequestRows) -> list[int]:
@@ -55,7 +55,7 @@ class FirstTokens:
 
 class MomentRecorder:
     """Collects the times at which requests first ran and got their first token. Feed it every snapshot and
-    frame in order; `drain` returns the times packed as `PHASE`.
+    frame in order; `drain` returns the times packed as `PHASE`, with a `RequestMoment` as kind.
     """
 
     def __init__(self) -> None:

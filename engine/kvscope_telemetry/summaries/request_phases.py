@@ -18,7 +18,9 @@ from kvscope_telemetry.request_phase import ENDS, RequestPhase, phase_of_state
 
 MAX_PHASES: Final = 200_000
 PHASE: Final = np.dtype([("time_ns", "<i8"), ("number", "<u4"), ("kind", "u1")])
-"""Dtype of the start of a phase as packed in a summary. Times are on the recording's clock."""
+"""Dtype of the start of a phase as packed in a summary. Times are on the recording's clock. `moments` packs rows of the
+same dtype, with times on the engine's clock.
+"""
 _ROW: Final = np.dtype([*PHASE.descr, ("epoch", "<i8")])
 _LAST_NS: Final = (1 << 62) - 1
 _STORED: Final = (RequestPhase.QUEUED, RequestPhase.PREFILL, RequestPhase.DECODE, RequestPhase.PREEMPTED)

@@ -34,7 +34,7 @@ def test_what_if_command_answers_a_line_before_its_input_ends() -> None:
 def test_start_is_quick_and_imports_nothing_heavy() -> None:
     probe = (
         "import io, sys, kvscope_engine.cli.main\n"
-        "from kvscope_engine.simulator.what_if.conversation import answer_lines\n"
+        "from kvscope_engine.simulator.what_if.line_protocol import answer_lines\n"
         f"answer_lines(io.BytesIO({LINES.encode()!r}), io.BytesIO())\n"
         "print(' '.join(sys.modules))"
     )

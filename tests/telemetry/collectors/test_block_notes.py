@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvscope_telemetry.collectors.block_contents import BlockContents
-from kvscope_telemetry.collectors.block_notes import MAX_LETTERS, MAX_NOTES, notes_of
+from kvscope_telemetry.collectors.block_notes import MAX_CHARACTERS, MAX_NOTES, notes_of
 from kvscope_telemetry.collectors.block_tokens import BlockTokens
 from kvscope_telemetry.kv_events.batches import BlockStored
 
@@ -37,7 +37,7 @@ def test_unreadable_keys_are_ignored_and_long_ones_are_truncated() -> None:
         assert notes_of(with_keys(keys)) == [(), ()]
     (first, _) = notes_of(with_keys([["\n" + "x" * 1000] * 100, None]))
     assert len(first) == MAX_NOTES
-    assert first[0] == ("Cache salt", "?" + "x" * (MAX_LETTERS - 1))
+    assert first[0] == ("Cache salt", "?" + "x" * (MAX_CHARACTERS - 1))
 
 
 def test_notes_are_part_of_block_contents_and_dropped_with_their_tokens() -> None:

@@ -103,7 +103,7 @@ def test_report_lists_bookmarks_and_marks_them_in_every_chart(make_messages: Mes
     assert "<script" not in page
     pictures = page.split("<svg")[1:]
     assert len(pictures) >= 4
-    assert all(picture.count('class="flag') == 3 for picture in pictures)
-    assert all(picture.count('class="while"') == 1 for picture in pictures)
+    assert all(picture.count('class="bookmark-flag') == 3 for picture in pictures)
+    assert all(picture.count('class="period"') == 1 for picture in pictures)
     export(recording, ExportTarget.from_path(tmp_path / "none.html"), 0, 1)
     assert "Bookmarks and alarms" not in (tmp_path / "none.html").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ import pytest
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.export import ExportTarget, export
-from kvscope_telemetry.exports.kinds import KINDS
+from kvscope_telemetry.exports.kinds import TABLE_NAMES
 from kvscope_telemetry.exports.tables import arrow_files
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
@@ -32,7 +32,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind != "devices"]
+    "kind", [kind for kind in TABLE_NAMES if kind != "devices"]
 )  # kinds without devices in this recording
 def test_all_table_formats_hold_the_same_values(record: Callable, tmp_path: Path, kind: str) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(600).path)
@@ -141,7 +141,7 @@ def test_achieved_rates_are_work_divided_by_step_time(record_story: Callable[...
 
 def test_exported_tables_of_a_time_range_have_only_rows_within_it(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(1500).path)
-    for kind in KINDS:
+    for kind in TABLE_NAMES:
         export(recording, ExportTarget.from_path(tmp_path / f"{kind}.csv"), 20.0, 30.0)
     metrics, events = read_csv(tmp_path / "metrics.csv"), read_csv(tmp_path / "events.csv")
     assert 10 <= len(metrics) <= 12

@@ -49,7 +49,7 @@ STOP_TIMEOUT_MS: Final = 5000
 
 
 class Chat(QObject):
-    listed = Signal()
+    conversations_changed = Signal()
     """Emitted when conversations were added or removed, or when their title or activity changed."""
     messages_changed = Signal(str)
     """Emitted with the key of a conversation when its messages or its shown path have changed."""
@@ -60,6 +60,7 @@ class Chat(QObject):
     answer_ended = Signal(str, object)
     """Emitted with the key of the conversation and the complete message when an answer has ended."""
     notified = Signal(str)
+    """Emitted with a sentence for the user, such as the reason why saving failed."""
 
     def __init__(self, session: Session, store: ConversationStore, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -74,7 +75,7 @@ class Chat(QObject):
         self._saver = ConversationSaver(store, self.conversations, self._drafts, self._is_writing, self)
         self._saver.notified.connect(self.notified)
         self._saver.messages_changed.connect(self.messages_changed)
-        self._saver.listed.connect(self._on_external_change)
+        self._saver.conversations_changed.connect(self._on_external_change)
         self._flush_timer = QTimer(self, interval=FLUSH_MS)
         self._flush_timer.timeout.connect(self.flush)
         session.replies.connect(self._on_replies)
@@ -87,11 +88,11 @@ class Chat(QObject):
         return next((a for a in self._answers.values() if a.conversation.key == key), None)
 
     def draft_of(self, key: str) -> Draft:
-        """Return the unsent text of a conversation. Call `touch_draft` after a change to it."""
+        """Return the unsent text of a conversation. Call `mark_draft_changed` after a change to it."""
         return self._drafts.setdefault(key, Draft())
 
-    def touch_draft(self, key: str) -> None:
-        self._saver.touch_draft(key)
+    def mark_draft_changed(self, key: str) -> None:
+        self._saver.mark_draft_changed(key)
 
     def add_conversation(self, template: Conversation | None = None) -> Conversation:
         """Add a conversation at the top, with the options of `template`.
@@ -103,7 +104,7 @@ class Chat(QObject):
             return first
         added = new_conversation(template)
         self.conversations.insert(0, added)
-        self.listed.emit()
+        self.conversations_changed.emit()
         return added
 
     def delete(self, conversation: Conversation) -> None:
@@ -114,25 +115,25 @@ class Chat(QObject):
         self._saver.delete(conversation)  # the draft stays in memory, for `restore`
         if not self.conversations:
             self.conversations.append(new_conversation(conversation))
-        self.listed.emit()
+        self.conversations_changed.emit()
 
     def restore(self, conversation: Conversation) -> None:
         for message in conversation.messages:
             if message.role == "assistant" and not message.ending:
                 message.ending = "stopped"
         self.conversations.insert(0, conversation)
-        self._saver.touch(conversation)
-        self._saver.touch_draft(conversation.key)
-        self.listed.emit()
+        self._saver.mark_changed(conversation)
+        self._saver.mark_draft_changed(conversation.key)
+        self.conversations_changed.emit()
 
     def rename(self, conversation: Conversation, title: str) -> None:
         if title.strip() and title != conversation.title:
             conversation.title, conversation.named = title.strip(), True
-            self._saver.touch(conversation)
-            self.listed.emit()
+            self._saver.mark_changed(conversation)
+            self.conversations_changed.emit()
 
-    def touch(self, conversation: Conversation) -> None:
-        self._saver.touch(conversation)
+    def mark_changed(self, conversation: Conversation) -> None:
+        self._saver.mark_changed(conversation)
 
     def ask(self, conversation: Conversation, prompt: str) -> None:
         """Send a prompt after the shown messages. The answer is written into a new message."""
@@ -157,7 +158,7 @@ class Chat(QObject):
         """Show the messages up to the one with key `last`. The next prompt is sent with them."""
         if last != conversation.last:
             conversation.last = last
-            self._saver.touch(conversation)
+            self._saver.mark_changed(conversation)
             self.messages_changed.emit(conversation.key)
 
     def stop(self, conversation: Conversation) -> None:
@@ -184,6 +185,25 @@ class Chat(QObject):
     def save(self) -> None:
         self._saver.save()
 
+    def flush(self) -> None:
+        """Pass on the text received since the last call, and remove the answers that have ended."""
+        for answer in list(self._answers.values()):
+            key = answer.conversation.key
+            has_new_text, answer.has_new_text = answer.has_new_text, False
+            self._find_number(answer)
+            if has_new_text:
+                self.text_added.emit(key)
+                self._saver.mark_answer_changed(answer.conversation)
+            if answer.is_ended:
+                del self._answers[answer.request_id]
+                self._saver.mark_changed(answer.conversation)
+                self.answer_ended.emit(key, answer.message)
+                self.conversations_changed.emit()
+            elif has_new_text:
+                self.answer_changed.emit(key)
+        if not self._answers:
+            self._flush_timer.stop()
+
     def shut_down(self) -> str:
         """Mark unfinished answers as interrupted and save. Returns a message for the user, or ""."""
         for answer in self._answers.values():
@@ -206,7 +226,7 @@ class Chat(QObject):
         adapter = conversation.adapter
         self._send(answer, Submit(request_id=request_id, messages=messages, sampling=sampling, adapter=adapter))
         self._flush_timer.start()
-        self._saver.touch(conversation)
+        self._saver.mark_changed(conversation)
         self._saver.save()  # save now, so that other windows see that an answer is being written here
         self._move_to_top(conversation)
         self.messages_changed.emit(conversation.key)
@@ -214,11 +234,11 @@ class Chat(QObject):
     def _send(self, answer: ChatAnswer, command: Command) -> None:
         try:
             if not self._session.send(command):
-                self._finish(answer, "the engine accepts no prompts now")
+                self._end_as_refused(answer, "the engine accepts no prompts now")
         except KvscopeError as error:
-            self._finish(answer, str(error))
+            self._end_as_refused(answer, str(error))
 
-    def _finish(self, answer: ChatAnswer, reason: str) -> None:
+    def _end_as_refused(self, answer: ChatAnswer, reason: str) -> None:
         answer.end("refused", reason)
 
     def _on_replies(self, replies: Iterable[Reply]) -> None:
@@ -226,6 +246,7 @@ class Chat(QObject):
             if isinstance(reply, Failed) and reply.request_id in self._answers:
                 self._answers[reply.request_id].end("interrupted", reply.reason)
             elif isinstance(reply, Done) and reply.request_id in self._answers:
+                # The engine has processed the Abort. The answer ends with its Finished, which normally follows.
                 QTimer.singleShot(STOP_TIMEOUT_MS, self, partial(self._end_as_lost, self._answers[reply.request_id]))
             elif isinstance(reply, Tokens | Accepted | Finished | Refused):
                 answer = self._answers.get(reply.request_id)
@@ -265,25 +286,6 @@ class Chat(QObject):
                 self._select(answer)
                 self.answer_changed.emit(answer.conversation.key)
 
-    def flush(self) -> None:
-        for answer in list(self._answers.values()):
-            key = answer.conversation.key
-            has_new_text, answer.has_new_text = answer.has_new_text, False
-            self._find_number(answer)
-            if has_new_text:
-                self.text_added.emit(key)
-                self._saver.touch_partial(answer.conversation)
-            if answer.is_ended:
-                del self._answers[answer.request_id]
-                self._saver.touch(answer.conversation)
-            if answer.is_ended:
-                self.answer_ended.emit(key, answer.message)
-                self.listed.emit()
-            elif has_new_text:
-                self.answer_changed.emit(key)
-        if not self._answers:
-            self._flush_timer.stop()
-
     def _on_status(self) -> None:
         """Mark answers as interrupted if the engine ended or was replaced; their text stays."""
         status, epoch = self._session.status, self._session.live_mirror.epoch
@@ -298,9 +300,9 @@ class Chat(QObject):
     def _move_to_top(self, conversation: Conversation) -> None:
         self.conversations.remove(conversation)
         self.conversations.insert(0, conversation)
-        self.listed.emit()
+        self.conversations_changed.emit()
 
     def _on_external_change(self) -> None:
         if not self.conversations:
             self.conversations.append(new_conversation())
-        self.listed.emit()
+        self.conversations_changed.emit()

@@ -198,7 +198,7 @@ class ChatPage(QWidget):
             draft.edited_text = text
         else:
             draft.text = text
-        self.chat.touch_draft(self.current.key)
+        self.chat.mark_draft_changed(self.current.key)
 
     def _on_send(self, text: str) -> None:
         conversation = self.current
@@ -215,7 +215,7 @@ class ChatPage(QWidget):
             draft.edited = draft.edited_text = ""
         else:
             draft.text = ""
-        self.chat.touch_draft(conversation.key)
+        self.chat.mark_draft_changed(conversation.key)
         self._show_draft()
         self._send_prompt(text, edited)
 
@@ -268,21 +268,21 @@ class ChatPage(QWidget):
         self.chat.follow_on_map = is_on
 
     def _on_options(self) -> None:
-        self.chat.touch(self.current)
+        self.chat.mark_changed(self.current)
         self.show_status()
 
     def _on_edit(self, prompt: Message) -> None:
         draft = self._draft
         if draft.edited != prompt.key:
             draft.edited, draft.edited_text = prompt.key, prompt.content
-            self.chat.touch_draft(self.current.key)
+            self.chat.mark_draft_changed(self.current.key)
             self._show_draft()
         self.composer.edit.setFocus()
 
     def _cancel_edit(self) -> None:
         draft = self._draft
         draft.edited = draft.edited_text = ""
-        self.chat.touch_draft(self.current.key)
+        self.chat.mark_draft_changed(self.current.key)
         self._show_draft()
         self.composer.edit.setFocus()
 
@@ -360,7 +360,7 @@ class ChatPage(QWidget):
         if key == self.current.key:
             self._show_messages()
 
-    def _on_listed(self) -> None:
+    def _on_conversations_changed(self) -> None:
         if self.current not in self.chat.conversations:  # another window deleted it
             self.show_conversation(self.chat.conversations[0])
         self._model.refresh()
@@ -422,7 +422,7 @@ class ChatPage(QWidget):
         self.transcript.edit_requested.connect(self._on_edit)
         self.transcript.version_requested.connect(self._on_version)
         self.transcript.request_clicked.connect(self._on_request)
-        self.chat.listed.connect(self._on_listed)
+        self.chat.conversations_changed.connect(self._on_conversations_changed)
         self.chat.messages_changed.connect(self._on_messages)
         self.chat.text_added.connect(self._on_text)
         self.chat.answer_changed.connect(self._on_answer)

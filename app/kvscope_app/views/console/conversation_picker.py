@@ -33,6 +33,9 @@ Index = QModelIndex | QPersistentModelIndex
 DATE_ROLE: Final = Qt.ItemDataRole.UserRole
 """Item role with the time of a conversation's last change as text."""
 _GAP_PX: Final = 10
+"""Space in pixels between a title and its date, and between the date and the right edge."""
+_TITLE_MARGINS_PX: Final = 10
+"""Pixels reserved for the margins that the style adds around the title."""
 
 
 class ConversationModel(QAbstractListModel):
@@ -45,7 +48,7 @@ class ConversationModel(QAbstractListModel):
         self._shown: list[Conversation] = list(chat.conversations)
 
     def refresh(self) -> None:
-        if self._shown != self._chat.conversations or len(self._shown) != len(self._chat.conversations):
+        if self._shown != self._chat.conversations:
             self.beginResetModel()
             self._shown = list(self._chat.conversations)
             self.endResetModel()
@@ -82,6 +85,8 @@ class ConversationModel(QAbstractListModel):
 
 
 class TitleDelegate(QStyledItemDelegate):
+    """Paints a conversation's title, elided if necessary, and the date of its last change at the right edge."""
+
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
         theme = getattr(index.model(), "theme", DARK)
@@ -94,13 +99,14 @@ class TitleDelegate(QStyledItemDelegate):
 
     def initStyleOption(self, option: QStyleOptionViewItem, index: Index) -> None:
         super().initStyleOption(option, index)
-        width = option.rect.width() - self._date_width(option, index) - 3 * _GAP_PX
+        width = option.rect.width() - self._date_width(option, index) - 2 * _GAP_PX - _TITLE_MARGINS_PX
         option.text = option.fontMetrics.elidedText(option.text, Qt.TextElideMode.ElideRight, max(width, 0))
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         size = super().sizeHint(option, index)
         title_width = option.fontMetrics.horizontalAdvance(index.data())
-        return QSize(title_width + self._date_width(option, index) + 4 * _GAP_PX, size.height())
+        # One gap more than needed, so that the title is not elided if the style's margins are wider.
+        return QSize(title_width + self._date_width(option, index) + 3 * _GAP_PX + _TITLE_MARGINS_PX, size.height())
 
     @staticmethod
     def _date_width(option: QStyleOptionViewItem, index: Index) -> int:
@@ -150,7 +156,7 @@ class ConversationList(QListView):
         index = self.indexAt(event.pos())
         if index.isValid():
             self.menu_of(index.row()).popup(event.globalPos())
-        # Accept the event in any case: the dock's own menu would act on the shown conversation.
+        # The event stays accepted, also outside of the rows: the dock's own menu would act on the shown conversation.
 
 
 class ConversationCombo(QComboBox):

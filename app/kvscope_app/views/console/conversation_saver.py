@@ -32,7 +32,8 @@ class ConversationSaver(QObject):
     """
 
     notified = Signal(str)
-    listed = Signal()
+    """Emitted with a sentence for the user."""
+    conversations_changed = Signal()
     """Emitted when conversations were added or removed, or a title changed."""
     messages_changed = Signal(str)
     """Emitted with the key of a conversation when another window changed its messages."""
@@ -59,19 +60,19 @@ class ConversationSaver(QObject):
         self._reload_timer.timeout.connect(self.reload_changes)
         self._reload_timer.start()
 
-    def touch(self, conversation: Conversation) -> None:
+    def mark_changed(self, conversation: Conversation) -> None:
         """Mark a conversation as changed now, to be saved within `SAVE_DELAY_MS`."""
         conversation.changed_s = time.time()
         self._unsaved.add(conversation.key)
         self._save_within(SAVE_DELAY_MS)
 
-    def touch_partial(self, conversation: Conversation) -> None:
+    def mark_answer_changed(self, conversation: Conversation) -> None:
         """Mark an unfinished answer as changed, to be saved within `UNFINISHED_SAVE_INTERVAL_S`."""
         self._unsaved.add(conversation.key)
         if not self._save_timer.isActive():
             self._save_timer.start(round(UNFINISHED_SAVE_INTERVAL_S * 1000))
 
-    def touch_draft(self, key: str) -> None:
+    def mark_draft_changed(self, key: str) -> None:
         self._unsaved_drafts.add(key)
         self._save_within(SAVE_DELAY_MS)
 
@@ -115,7 +116,7 @@ class ConversationSaver(QObject):
         deleted = set(changes.deleted)
         self._conversations[:] = [c for c in self._conversations if c.key not in deleted]
         if changes.written or changes.deleted or written_before != self.store.written_elsewhere:
-            self.listed.emit()
+            self.conversations_changed.emit()
 
     def shut_down(self) -> str:
         """Save, and close the file. Returns a message for the user, or "" if everything was saved."""
@@ -152,7 +153,7 @@ class ConversationSaver(QObject):
         if ours.last == our_last and theirs.last not in {message.key for message in ours.path}:
             self.notified.emit(f"“{ours.title}” was changed in two windows at once: both versions are kept.")
         self.messages_changed.emit(ours.key)
-        self.listed.emit()
+        self.conversations_changed.emit()
 
     def _replace(self, theirs: Conversation) -> None:
         ours = next((c for c in self._conversations if c.key == theirs.key), None)

@@ -3,6 +3,9 @@
 Each conversation has a revision, and a window may write only if it has seen the newest one, so that windows do not
 overwrite each other's changes. An unfinished answer is stored with its writer's process identity, so that other windows
 can detect whether that process has ended.
+
+A rescue file is a JSON file with one conversation that could not be written to the database when kvscope was closed. It
+is imported once, at the next start.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ class ConversationStore:
         self.folder = folder
         self.written_elsewhere: set[str] = set()
         """Keys of conversations in which another window of a running process is writing an answer."""
-        self._writer = f"{own_identity()}-{secrets.token_hex(4)}"
+        self._writer = f"{own_identity()}-{secrets.token_hex(4)}"  # unique per store; see `_is_writer_alive`
         self._connection: sqlite3.Connection | None = None
         self._revisions: dict[str, int] = {}
         self._read_version = -1
@@ -263,7 +266,7 @@ class ConversationStore:
                 if conversation.key != key:
                     raise ValueError("its key is another's")
             except (ValueError, msgspec.MsgspecError) as error:
-                self._set_aside(database, key, str(error))
+                self._move_to_unreadable(database, key, str(error))
                 warnings.append(f"A conversation could not be read and was set aside in the database ({error})")
                 continue
             self._revisions[key] = revision
@@ -276,7 +279,7 @@ class ConversationStore:
         ended.
         """
         self.written_elsewhere.discard(conversation.key)
-        if writer and writer != self._writer and is_alive(writer.rpartition("-")[0]):
+        if writer and writer != self._writer and _is_writer_alive(writer):
             self.written_elsewhere.add(conversation.key)
             return
         if writer == self._writer:
@@ -285,7 +288,7 @@ class ConversationStore:
             if message.role == "assistant" and not message.ending:
                 message.ending, message.note = "interrupted", "kvscope was closed"
 
-    def _set_aside(self, database: sqlite3.Connection, key: str, reason: str) -> None:
+    def _move_to_unreadable(self, database: sqlite3.Connection, key: str, reason: str) -> None:
         database.execute("INSERT INTO unreadable SELECT key, data, ? FROM conversations WHERE key = ?", (reason, key))
         database.execute("DELETE FROM conversations WHERE key = ?", (key,))
 
@@ -293,9 +296,7 @@ class ConversationStore:
         if not self.written_elsewhere:
             return []
         rows = database.execute("SELECT key, writer FROM conversations WHERE writer <> ''").fetchall()
-        return [
-            key for key, writer in rows if key in self.written_elsewhere and not is_alive(writer.rpartition("-")[0])
-        ]
+        return [key for key, writer in rows if key in self.written_elsewhere and not _is_writer_alive(writer)]
 
     def _changes(self, database: sqlite3.Connection, orphans: Iterable[str], exclude: Collection[str]) -> StoredChanges:
         present = dict(database.execute("SELECT key, revision FROM conversations").fetchall())
@@ -309,11 +310,18 @@ class ConversationStore:
         return StoredChanges(self._decode(database, rows, []), deleted)
 
 
+def _is_writer_alive(writer: str) -> bool:
+    """Whether the process of a window is running. `writer` has the format `PID-START-RANDOM`: the process identity
+    (`process_identity`), and random digits that distinguish several windows of one process.
+    """
+    return is_alive(writer.rpartition("-")[0])
+
+
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-# Conversations that could not be written to the database when kvscope was closed: one JSON file each, read once.
+# Rescue files
 def conversation_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.is_file())
 
@@ -326,7 +334,7 @@ def read_files(paths: list[Path], warnings: list[str]) -> Iterator[tuple[Path, C
         except OSError as error:
             warnings.append(f"{path.name} was not read: {error.strerror or error}")
         except (ValueError, msgspec.MsgspecError) as error:
-            warnings.append(_set_aside(path, error))
+            warnings.append(_rename_unreadable(path, error))
 
 
 def mark_imported(path: Path) -> None:
@@ -342,7 +350,8 @@ def _read(path: Path) -> Conversation:
     return conversation
 
 
-def _set_aside(path: Path, error: Exception) -> str:
+def _rename_unreadable(path: Path, error: Exception) -> str:
+    """Rename a rescue file so that it is not read again. Returns a warning for the user."""
     new_path = path.with_suffix(_SUFFIX + _UNREADABLE_SUFFIX)
     try:
         path.replace(new_path)

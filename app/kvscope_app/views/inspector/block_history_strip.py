@@ -43,7 +43,8 @@ _MARKED_KINDS: Final = (
 )
 _IS_KIND_MARKED: Final = np.array([kind in _MARKED_KINDS for kind in KINDS])
 _NO_TIMES: Final = np.empty(0, np.int64)
-_MIN_LENGTH_NS: Final = 1_000_000_000
+_MIN_WHOLE_SPAN_NS: Final = 1_000_000_000
+"""Minimum length of the complete history's span, so that a short history has a readable time axis."""
 
 
 class BlockHistoryStrip(QWidget):
@@ -58,6 +59,7 @@ class BlockHistoryStrip(QWidget):
         """Visible range of time if the user zoomed in; None for the complete history."""
         self._block_size = 1
         self._cursor_ns = 0
+        """Time of the cursor in ns since 1970; 0 if there is none."""
         self._times = _NO_TIMES
         self._picture = BlockHistoryPicture(DARK)
         self._press: QPointF | None = None
@@ -67,6 +69,7 @@ class BlockHistoryStrip(QWidget):
         self.setAccessibleName("Block history over time")
 
     def show_part(self, part: BlockHistoryPart | None, block_size: int, cursor_ns: int) -> None:
+        # The block size is constant within an engine start, and another start has another part.
         if part is self.part and cursor_ns == self._cursor_ns:
             return
         self.part, self._block_size, self._cursor_ns = part, block_size, cursor_ns
@@ -87,11 +90,14 @@ class BlockHistoryStrip(QWidget):
 
     @property
     def _whole_span(self) -> TimeSpan:
+        """Span from the first known row of the history to its end, at least `_MIN_WHOLE_SPAN_NS` long."""
         part = self.part
         if part is None:
-            return TimeSpan(0, _MIN_LENGTH_NS)
-        begin_ns = max(part.begin_ns, int(part.rows["time_ns"][0])) if part.rows.size else part.begin_ns
-        return TimeSpan(min(begin_ns, part.end_ns - _MIN_LENGTH_NS), part.end_ns)
+            return TimeSpan(0, _MIN_WHOLE_SPAN_NS)
+        begin_ns = part.begin_ns
+        if part.rows.size:
+            begin_ns = max(begin_ns, int(part.rows["time_ns"][0]))
+        return TimeSpan(min(begin_ns, part.end_ns - _MIN_WHOLE_SPAN_NS), part.end_ns)
 
     def x_of(self, time_ns: int) -> float:
         return self.visible_span.share_at(time_ns) * self.width()
@@ -215,6 +221,7 @@ class BlockHistoryStrip(QWidget):
         kinds = moments.kinds[visible]
         x = ((moments.times_ns[visible] - span.begin_ns) * (self.width() / span.length_ns)).astype(np.int64)
         is_marked = _IS_KIND_MARKED[kinds]
+        # One mark per pixel: that of the last event there.
         marks = dict(zip(x[is_marked].tolist(), kinds[is_marked].tolist(), strict=True))
         for mark_x, kind in marks.items():
             color = self.theme.color(KIND_COLORS[KINDS[kind]])

@@ -22,24 +22,28 @@ def blocks_sentence(mirror: Mirror, number: int) -> str:
     it has the number of its blocks that are still cached.
     """
     assert mirror.hello is not None, "a request is shown only once there is an engine"
-    cache, rows = mirror.hello.cache, mirror.requests.blocks(number).astype(np.int64)
-    ids = rows[rows < cache.first_state]
-    num_blocks, state = ids.size, _states_text(cache, rows[rows >= cache.first_state])
+    cache = mirror.hello.cache
+    ledger_rows = mirror.requests.blocks(number).astype(np.int64)
+    is_state = ledger_rows >= cache.first_state  # slots of recurrent states are the last rows of the ledger
+    block_rows, states_text = ledger_rows[~is_state], _states_text(cache, ledger_rows[is_state])
+    num_blocks = block_rows.size
     if not num_blocks:
         return f"Request #{count(number)} holds no blocks now.{_cached_sentence(mirror, cache, number)}"
-    size = f", {num_bytes(num_blocks * cache.block_bytes)}" if cache.block_bytes else ""
-    size += state
-    num_tokens = int(mirror.ledger.filled[ids].astype(np.int64).sum())
-    sizes = np.array(cache.block_sizes)
-    num_slots = int(sizes[np.minimum(mirror.ledger.group[ids], sizes.size - 1)].sum())
-    slots = f"{count(num_tokens)} of {count(num_slots)} slots filled"
+    size_text = f", {num_bytes(num_blocks * cache.block_bytes)}" if cache.block_bytes else ""
+    size_text += states_text
+    num_tokens = int(mirror.ledger.filled[block_rows].astype(np.int64).sum())
+    block_sizes = np.array(cache.block_sizes)
+    # An external engine may report a group that its hello does not declare. It counts as the last group.
+    groups = np.minimum(mirror.ledger.group[block_rows], block_sizes.size - 1)
+    num_slots = int(block_sizes[groups].sum())
+    slots_text = f"{count(num_tokens)} of {count(num_slots)} slots filled"
     name = f"Request #{count(number)}"
-    lower = tier_counts_text(cache.rows_by_tier.count(ids))
-    if not lower:
-        return f"{name}: {plural(num_blocks, 'block')}{size}, {slots}"
+    lower_tiers_text = tier_counts_text(cache.rows_by_tier.count(block_rows))
+    if not lower_tiers_text:
+        return f"{name}: {plural(num_blocks, 'block')}{size_text}, {slots_text}"
     if is_swapped_out(mirror, number):
-        return f"{name} is swapped out: {lower}{size}, {slots}"
-    return f"{name}: {plural(num_blocks, 'block')} ({lower}){size}, {slots}"
+        return f"{name} is swapped out: {lower_tiers_text}{size_text}, {slots_text}"
+    return f"{name}: {plural(num_blocks, 'block')} ({lower_tiers_text}){size_text}, {slots_text}"
 
 
 def batch_sentence(mirror: Mirror, numbers: Sequence[int]) -> str:

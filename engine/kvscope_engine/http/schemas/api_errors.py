@@ -25,14 +25,19 @@ ERROR_TYPES: Final = {
 }
 """OpenAI's error `type` by status; other 4xx are "invalid_request_error", other 5xx "server_error"."""
 BUSY_PHRASES: Final = ("the engine is behind", " already, and ")
-"""Phrases that the engine's reason for a refusal contains only if the refusal is temporary."""
-UNAVAILABLE_REASONS: Final = (
+"""Phrases that the engine's reason for a refusal contains only if the refusal is temporary.
+
+" already, and " occurs in the reasons of `server.service_limits`, as in "8 requests are open already, and 1 more is
+beyond the limit".
+"""
+UNAVAILABLE_PREFIXES: Final = (
     NO_ENGINE,
     "the engine has ended",
     "the engine is loading",
     "the engine died",
     "the connection ",
 )
+"""Beginnings of the reasons if there is no engine that could have processed the request."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -78,11 +83,11 @@ def refusal_error(reason: str) -> ApiError:
     """Return the error for a request that the engine refused."""
     if any(phrase in reason for phrase in BUSY_PHRASES):
         return ApiError(429, reason, code="engine_busy")
-    if reason.startswith(UNAVAILABLE_REASONS):
+    if reason.startswith(UNAVAILABLE_PREFIXES):
         return ApiError(503, reason, code="engine_away")
     if reason.startswith("the engine failed"):
         return ApiError(500, reason)
-    if " is for operators: " in reason:
+    if " is for operators: " in reason:  # a wrong setup of this server, which the client cannot fix: not 403
         return ApiError(503, f"this server's key may not submit: {reason}")
     if reason.startswith("LoRA adapter ") and " is not loaded: " in reason:
         return ApiError(404, reason, param="model", code="model_not_found")
@@ -91,7 +96,7 @@ def refusal_error(reason: str) -> ApiError:
 
 def failure_error(reason: str) -> ApiError:
     """Return the error for a request that the engine ended with an error."""
-    is_away = reason.startswith(UNAVAILABLE_REASONS)
+    is_away = reason.startswith(UNAVAILABLE_PREFIXES)
     return ApiError(503 if is_away else 500, reason or "the engine ended the request with an error")
 
 

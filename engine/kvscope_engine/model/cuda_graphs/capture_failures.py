@@ -1,4 +1,4 @@
-"""Records which CUDA graphs could not be captured, and when each may be tried again.
+"""Records which CUDA graphs are missing, because a capture failed or they were released, and when to try again.
 
 Each failure affects only its own size, is reported once, and is retried after growing pauses. Must not depend on the
 graphs themselves.
@@ -29,8 +29,9 @@ Errors other than RuntimeError are never retried.
 
 
 class CaptureFailures:
-    """Failed captures of CUDA graphs by key. `report` is called with one line when a size gets no graph, and when it is
-    captured later.
+    """CUDA graphs by key whose capture failed, or that were released to free memory, until they are captured.
+
+    `report` is called with one line when a capture fails, and when the same graph is captured later.
     """
 
     def __init__(self, report: Callable[[str], object]) -> None:
@@ -71,25 +72,30 @@ class CaptureFailures:
         self._tries[key] = self._tries.get(key, 0) + 1
         self._retry_at_s[key] = math.inf if is_permanent else time.monotonic() + self._pause_s(key, error)
 
-    def record_and_report(self, key: Hashable, size: str, error: Exception, *, is_permanent: bool = False) -> None:
-        """Record that a capture raised `error`, and report it once. `size` describes the steps that have no graph."""
+    def record_and_report(
+        self, key: Hashable, description: str, error: Exception, *, is_permanent: bool = False
+    ) -> None:
+        """Record that a capture raised `error`, and report it once.
+
+        `description`: the steps that have no graph, in the plural, such as "batches of 8".
+        """
         self.record(key, error, is_permanent=is_permanent)
         if key not in self._reported:
             self._reported.add(key)
             later = "" if math.isinf(self._retry_at_s[key]) else "; it will be retried later"
-            self._report(f"no CUDA graph for {size}, which run slower: {failure_reason(error)}{later}")
+            self._report(f"no CUDA graph for {description}, which run slower: {failure_reason(error)}{later}")
 
     def defer(self, key: Hashable) -> None:
         """Record that a graph was released to free memory for a step. It may be captured again after a pause."""
         self._retry_at_s[key] = time.monotonic() + FIRST_PAUSE_S
 
-    def record_capture(self, key: Hashable, size: str) -> None:
+    def record_capture(self, key: Hashable, description: str) -> None:
         """Record a successful capture, and report it if its failure was reported."""
         self._tries.pop(key, None)
         self._retry_at_s.pop(key, None)
         if key in self._reported:
             self._reported.discard(key)
-            self._report(f"{size} have a CUDA graph again")
+            self._report(f"{description} have a CUDA graph again")
 
     def _pause_s(self, key: Hashable, error: Exception) -> float:
         tries = self._tries[key]
@@ -105,7 +111,7 @@ def is_capture_failure(error: Exception) -> bool:
     return is_out_of_memory(error) or is_library_error(error)
 
 
-def failure_of(
+def try_capture(
     capture: Callable[[], object], accepts: Callable[[Exception], bool] = is_capture_failure
 ) -> Exception | None:
     """Call `capture` and return the exception that it raised, if `accepts` accepts it; other exceptions propagate.
@@ -127,15 +133,15 @@ def failure_of(
     return failure
 
 
-def failures_of(keys: Sequence[Key], capture: Callable[[Key], Exception | None]) -> dict[Key, Exception]:
-    """Call `capture` for each key and return the exceptions by key.
+def try_each_key(keys: Sequence[Key], try_key: Callable[[Key], Exception | None]) -> dict[Key, Exception]:
+    """Call `try_key`, which returns the exception of a failed capture, for each key. Return the exceptions by key.
 
     If CUDA refuses the first key, the others are not tried and get the same exception: the model cannot be captured at
     all, and each try leaks memory (`is_refusal`).
     """
     failures: dict[Key, Exception] = {}
     for key in keys:
-        if (error := capture(key)) is not None:
+        if (error := try_key(key)) is not None:
             failures[key] = error
             if key == keys[0] and is_refusal(error):
                 return dict.fromkeys(keys, error)

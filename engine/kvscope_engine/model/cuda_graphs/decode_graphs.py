@@ -10,17 +10,17 @@ other sizes reuse its memory. Steps that fit no graph, and all steps with prefil
 affects only its own size; such batches use the next larger graph (`capture_failures`). If CUDA refuses the largest,
 there are no graphs.
 
-Steps with drafts have separate graphs, by number of tokens. The number of tokens per request, from 1 to 1 + max_drafts,
-is read on the device, as in attention over short query runs. Padding every request to 1 + max_drafts rows would
-multiply the work of steps in which few requests have drafts; by tokens, few sizes suffice, and the logits are those of
-the largest batch, since a step samples no more rows. The larger sizes exist twice: for as many requests as tokens, and
-for few requests, whose attention is split among programs (`max_cut_runs`).
+Steps with drafts have separate graphs, whose size is the total number of tokens. The number of tokens per request,
+from 1 to 1 + max_drafts, is read on the device, as in attention over short query runs. The alternative, padding every
+request to 1 + max_drafts rows, would multiply the work of steps in which few requests have drafts. Few sizes suffice
+(`DRAFTED_SIZES`). Each of the larger sizes has two graphs: one for as many requests as tokens, and one for few
+requests, whose attention is split among programs (`kvscope_kernels.decode.bounds.max_cut_runs`).
 
 If decodes choose their blocks (sparse attention), ranking is as wide as the longest possible request. There is then a
 graph for each of several lengths, so that ranking is at most four times as wide as the longest request needs. Graphs of
 the largest length are captured at the start. They also run shorter requests until a graph of the shorter length has
-been captured, while the engine is idle. If attention is measured, all layers of a graph accumulate block scores, which
-the host reads for the measured steps.
+been captured, while the engine is idle. If attention is measured, all layers of a graph add to scores per block
+(`AttentionScores`), which the host reads for the measured steps.
 
 See docs/internals/decisions/0015-cuda-graphs-are-captured-at-the-start.md.
 """
@@ -36,10 +36,10 @@ import torch
 
 from kvscope_engine.model.cuda_graphs.capture_failures import (
     CaptureFailures,
-    failure_of,
     failure_reason,
-    failures_of,
     is_refusal,
+    try_capture,
+    try_each_key,
 )
 from kvscope_engine.model.device_memory.read_back import RowReadBack, Rows
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
@@ -65,9 +65,7 @@ _SHORTEST_LENGTH: Final = 4096
 _LENGTH_FACTOR: Final = 4
 
 Forward = Callable[[StepTensors, AttentionScores | None], torch.Tensor]
-"""Computes the logits (batch, vocabulary) of a step of decodes. If scores are passed, each layer adds its attention per
-block to them.
-"""
+"""Computes the logits (batch, vocabulary) of a step of decodes. If scores are passed, each layer adds to them."""
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -139,7 +137,7 @@ class DecodeGraphs:
         buffer: StepBuffer,
         limits: StepLimits,
         *,
-        measures: bool = False,
+        measures_attention: bool = False,
         is_by_length: bool = False,
         pad_state: int | None = None,
         failures: CaptureFailures | None = None,
@@ -150,8 +148,9 @@ class DecodeGraphs:
             forward: Runs the model on a step.
             buffer: Input buffer of steps, on the device of the model.
             limits: Sizes of the largest step.
-            measures: Whether graphs record attention per block, for `shares_of`.
-            is_by_length: Whether there is a graph for each of `captured_lengths`, instead of one for all lengths.
+            measures_attention: Whether graphs compute scores per block, for `start_score_copy`.
+            is_by_length: Whether each size has a graph for each of `captured_lengths`, instead of one for all lengths.
+                Worthwhile if launch sizes grow with the length, as in sparse attention.
             pad_state: State slot of padding sequences, for models with recurrent layers.
             failures: Record of failed captures.
         """
@@ -173,16 +172,17 @@ class DecodeGraphs:
         self._sent_tables: list[torch.Tensor] = []
         self._logits: torch.Tensor | None = None
         self._block_size = limits.block_size
-        self._totals: torch.Tensor | None = None
-        if measures:
-            self._totals = torch.zeros(limits.num_groups, *self._tables[0].shape, device=buffer.device)
+        self._score_totals: torch.Tensor | None = None
+        if measures_attention:
+            self._score_totals = torch.zeros(limits.num_groups, *self._tables[0].shape, device=buffer.device)
         self._pad_state = pad_state
-        self._shares: dict[_GraphKey, AttentionScores] = {}
+        self._scores: dict[_GraphKey, AttentionScores] = {}
         self._graphs: dict[_GraphKey, Any] = {}
         self._addresses: dict[tuple[int, int], tuple[int, ...]] = {}
+        """Offsets in the input buffer, in bytes, that graphs of a (size, num_drafted) read. They must never change."""
         self._requested: set[_GraphKey] = set()
         self.failures = failures or CaptureFailures(lambda note: None)
-        self._current_key = _GraphKey(0, max_tokens)  # key of the last step that was put
+        self._current_key = _GraphKey(0, max_tokens)  # key of the graph that the last `stage` chose
         self._pool: Any = None
 
     @property
@@ -195,7 +195,7 @@ class DecodeGraphs:
         Returns the reason if no size could be captured, else an empty string.
         """
         keys = [_GraphKey(size, self._lengths[-1]) for size in reversed(self.sizes)]
-        errors = failures_of(keys, self._try_capture)
+        errors = try_each_key(keys, self._try_capture)
         if len(errors) == len(keys):
             return failure_reason(errors[keys[0]])
         for key, error in errors.items():
@@ -208,7 +208,7 @@ class DecodeGraphs:
         Sizes that fail are left out and reported; if all fail, only the first is reported.
         """
         keys = self._drafted_keys()
-        errors = failures_of(keys, self._try_capture)
+        errors = try_each_key(keys, self._try_capture)
         has_none = len(errors) == len(keys)
         is_permanent = has_none and is_refusal(errors[keys[0]])
         for key, error in errors.items():
@@ -217,21 +217,6 @@ class DecodeGraphs:
             else:
                 self.failures.record(key, error, is_permanent=is_permanent)
 
-    def _drafted_keys(self) -> list[_GraphKey]:
-        """Return the keys of drafted graphs, the largest first. The other graphs reuse the memory of the largest."""
-        request_capacities = (
-            (size, capacity) for size in self.drafted_sizes for capacity in {min(size, FEW_REQUESTS), size}
-        )
-        keys = {
-            _GraphKey(size, self._lengths[-1], min(capacity, self.largest)) for size, capacity in request_capacities
-        }
-        return sorted(keys, reverse=True)
-
-    def _drafted_key(self, inputs: StepInputs) -> _GraphKey | None:
-        num_tokens, num_requests = inputs.num_tokens, len(inputs.seq_lens)
-        fitting = (key for key in self._graphs if key.size >= num_tokens and key.num_drafted >= num_requests)
-        return min(fitting, default=None)
-
     def capture(self, size: int) -> Exception | None:
         """Capture the graph for `size` requests of any length. Returns the error if memory was missing or a library
         failed.
@@ -239,31 +224,6 @@ class DecodeGraphs:
         Waits for all work enqueued on the device, and uses the input buffer.
         """
         return self._try_capture(_GraphKey(size, self._lengths[-1]))
-
-    def _try_capture(self, key: _GraphKey) -> Exception | None:
-        error = failure_of(partial(self._capture, key))
-        if error is None:
-            self.failures.record_capture(key, key.description)
-        elif is_refusal(error):
-            self._pool = None  # this pool's memory would never be released: later graphs use a new one
-        return error
-
-    def _capture(self, key: _GraphKey) -> None:
-        self._buffer.begin()
-        tensors = self._stage_key(None, key)
-        self._buffer.send()
-        self._forward_into_logits(tensors)  # outside the graph, so that libraries can allocate permanent workspaces
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # "thread_local" lets copy threads continue. `torch.cuda.graph` does not restore the stream if the capture's end
-        # fails, hence the outer stream context.
-        capturing = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        with torch.cuda.stream(torch.cuda.current_stream(self._device)), capturing:
-            shares = self._forward_into_logits(tensors)
-        self._pool = self._pool or graph.pool()
-        if shares is not None:
-            self._shares[key] = shares
-        self._graphs[key] = graph
 
     def size_of(self, inputs: StepInputs) -> int | None:
         """Return the size of the smallest graph for a step that consists of decodes, with or without drafts. Returns
@@ -293,42 +253,33 @@ class DecodeGraphs:
         graph_key = self._decode_key(key)
         return None if graph_key is None else graph_key.size
 
-    def _decode_key(self, requested: _GraphKey) -> _GraphKey | None:
-        fitting = (
-            key
-            for key in self._graphs
-            if not key.num_drafted and key.size >= requested.size and key.length >= requested.length
-        )
-        return min(fitting, default=None)
-
     @property
     def num_requests(self) -> int:
         """Maximum number of requests of the graph chosen by the last `stage`."""
         return self._current_key.num_requests
 
     def stage(self, inputs: StepInputs, size: int) -> StepTensors:
-        """Write a step into the buffer where its graph reads it. Must be the first data written after the buffer's
-        `begin`.
+        """Write a step into the buffer where its graph reads it, for `replay`. `size` is the result of `size_of`.
+
+        Must be the first data written after the buffer's `begin`.
         """
         drafted = self._drafted_key(inputs) if inputs.is_drafted else None
         decodes = _GraphKey(size, self._length_of(inputs))
         return self._stage_key(inputs, drafted or self._decode_key(decodes) or decodes)
 
-    def replay(self, size: int, num_rows: int) -> torch.Tensor:
+    def replay(self, num_rows: int) -> torch.Tensor:
         """Run the step that was staged. Returns logits (num_rows, vocabulary), valid until the next replay."""
         assert self._logits is not None, "nothing was captured"
         for table, sent in zip(self._tables, self._sent_tables, strict=False):
             count, width = sent.shape  # uploaded only as wide as needed, read at a fixed address
             table[:count, :width].copy_(sent)
-        self._graphs[self._current_key._replace(size=size)].replay()
+        self._graphs[self._current_key].replay()
         return self._logits[:num_rows]
 
-    def shares_of(self, size: int, inputs: StepInputs, back: RowReadBack) -> Rows | None:
-        """Start copying the attention per block of the step that was just replayed to the host; see
-        `AttentionScores.start`.
-        """
+    def start_score_copy(self, inputs: StepInputs, back: RowReadBack) -> Rows | None:
+        """Start copying the scores of the step that was just replayed to the host; see `AttentionScores.start`."""
         width = table_width(int(inputs.seq_lens.max()), self._block_size)
-        return self._shares[self._current_key._replace(size=size)].start(back, len(inputs.seq_lens), width)
+        return self._scores[self._current_key].start(back, len(inputs.seq_lens), width)
 
     def capture_pending(self) -> bool:
         """Capture one graph that failed, was released, or was requested by a step. Call it while the engine is idle.
@@ -357,9 +308,57 @@ class DecodeGraphs:
             self.failures.defer(key)
         had_any = bool(self._graphs)
         self._graphs.clear()
-        self._shares.clear()
+        self._scores.clear()
         self._pool = None
         return had_any
+
+    def _drafted_keys(self) -> list[_GraphKey]:
+        """Return the keys of drafted graphs, the largest first. The other graphs reuse the memory of the largest."""
+        request_capacities = (
+            (size, capacity) for size in self.drafted_sizes for capacity in {min(size, FEW_REQUESTS), size}
+        )
+        keys = {
+            _GraphKey(size, self._lengths[-1], min(capacity, self.largest)) for size, capacity in request_capacities
+        }
+        return sorted(keys, reverse=True)
+
+    def _try_capture(self, key: _GraphKey) -> Exception | None:
+        error = try_capture(partial(self._capture, key))
+        if error is None:
+            self.failures.record_capture(key, key.description)
+        elif is_refusal(error):
+            self._pool = None  # this pool's memory would never be released: later graphs use a new one
+        return error
+
+    def _capture(self, key: _GraphKey) -> None:
+        self._buffer.begin()
+        tensors = self._stage_key(None, key)
+        self._buffer.send()
+        self._forward_into_logits(tensors)  # outside the graph, so that libraries can allocate permanent workspaces
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # "thread_local" lets copy threads continue. `torch.cuda.graph` does not restore the stream if the capture's end
+        # fails, hence the outer stream context.
+        capturing = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        with torch.cuda.stream(torch.cuda.current_stream(self._device)), capturing:
+            scores = self._forward_into_logits(tensors)
+        self._pool = self._pool or graph.pool()
+        if scores is not None:
+            self._scores[key] = scores
+        self._graphs[key] = graph
+
+    def _drafted_key(self, inputs: StepInputs) -> _GraphKey | None:
+        num_tokens, num_requests = inputs.num_tokens, len(inputs.seq_lens)
+        fitting = (key for key in self._graphs if key.size >= num_tokens and key.num_drafted >= num_requests)
+        return min(fitting, default=None)
+
+    def _decode_key(self, requested: _GraphKey) -> _GraphKey | None:
+        fitting = (
+            key
+            for key in self._graphs
+            if not key.num_drafted and key.size >= requested.size and key.length >= requested.length
+        )
+        return min(fitting, default=None)
 
     def _report_failure(self, key: _GraphKey, error: Exception) -> None:
         self.failures.record_and_report(key, key.description, error)
@@ -386,12 +385,12 @@ class DecodeGraphs:
 
     def _forward_into_logits(self, tensors: StepTensors) -> AttentionScores | None:
         """Run the model and write the logits to the first rows of a tensor that all graphs share."""
-        shares = None
-        if self._totals is not None and tensors.decode is not None:
-            shares = AttentionScores(self._totals)
-            self._totals[:, : tensors.num_single_token].zero_()
-        logits = self._forward(tensors, shares)
+        scores = None
+        if self._score_totals is not None and tensors.decode is not None:
+            scores = AttentionScores(self._score_totals)
+            self._score_totals[:, : tensors.num_single_token].zero_()
+        logits = self._forward(tensors, scores)
         if self._logits is None:
             self._logits = logits.new_empty(self._max_logits_rows, logits.shape[1])
         self._logits[: len(logits)].copy_(logits)
-        return shares
+        return scores

@@ -1,4 +1,18 @@
-"""Chooses, when a model is loaded, the format in which its weights are used: unquantized or in fewer bits."""
+"""Chooses, when a model is loaded, the format in which its weights are used: unquantized or in fewer bits.
+
+Clients see a label, which depends on the device:
+
+| weights                                           | label on a GPU | label on a CPU       |
+|---------------------------------------------------|----------------|----------------------|
+| 4-bit checkpoint, run in its format               | `int4`         | `int4`               |
+| 8-bit checkpoint, run in its format               | (dequantized)  | `int8`               |
+| FP8 checkpoint, run in its format                 | `fp8`          | (dequantized)        |
+| quantized at load (`--quantization int4`, `int8`) | `int4`, `int8` | `int4-a8`, `int8-a8` |
+| quantized at load (`--quantization fp8`)          | `fp8-a8`       | (refused)            |
+| checkpoint's format (`--quantization a8`)         | (refused)      | `int4-a8`, `int8-a8` |
+
+`-a8`: activations are rounded to 8 bits too (docs/internals/decisions/0017-activations-keep-their-precision.md).
+"""
 
 from __future__ import annotations
 
@@ -81,7 +95,8 @@ def stored_bits(recipe: Recipe | None, file: GgufFile | None) -> int:
 def _reads_as_stored(
     config: EngineConfig, device: torch.device, dtype: torch.dtype, recipe: Recipe | None, file: GgufFile | None
 ) -> bool:
-    if config.tensor_parallel_size > 1:  # groups of a file are not sharded
+    # Packed weights of a checkpoint cannot be divided among ranks: they are dequantized first.
+    if config.tensor_parallel_size > 1:
         return False
     if device.type == "cuda":
         return recipe is not None and (recipe.bits == 4 or recipe.is_fp8)
@@ -98,7 +113,7 @@ def quantization_refusal(quantization: str, device: torch.device, dtype: torch.d
     if device.type != "cpu":
         return " on a GPU: 8-bit activations run only on a CPU" if quantization == AS_STORED_A8 else ""
     if quantization == "fp8":
-        return " on a CPU, which has no product of FP8: int8 or int4"
+        return " on a CPU, which cannot multiply FP8 matrices: use int8 or int4"
     if dtype == torch.float16:
         return " with float16 on a CPU: bfloat16 or float32"
     if quantization in ("int8", AS_STORED_A8) and not can_round():

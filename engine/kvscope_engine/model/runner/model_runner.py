@@ -208,7 +208,7 @@ class ModelRunner:
             self._eager_logits,
             self._buffer,
             self._limits,
-            measures=self._measures_shares and self.choice is None,
+            measures_attention=self._measures_shares and self.choice is None,
             is_by_length=self.choice is not None,
             pad_state=self._states.pad_slot if self._states is not None else None,
             failures=CaptureFailures(self.notes.append),
@@ -335,11 +335,11 @@ class ModelRunner:
             elif isinstance(graphs, PiecewiseGraphs):
                 logits = graphs.replay(size, count, measures.shares)
             else:
-                logits = graphs.replay(size, count)
+                logits = graphs.replay(count)
                 if self._states is not None and state_saves is not None:
                     self._ops.copy_rows(self._states.rows, state_saves)
         timer.stop()
-        measurements = self._start_read_back(measures, graphs, size, inputs)
+        measurements = self._start_read_back(measures, graphs, inputs)
         if self._others is not None:
             self._others.report_step_done()
         execution = StepExecution(
@@ -383,7 +383,7 @@ class ModelRunner:
         if awaited is not None and sampled is not None:
             tensors.input_ids.index_copy_(0, awaited[0], sampled.index_select(0, awaited[1]))
         if graphs is not None:
-            graphs.replay(graph_size, inputs.num_tokens)
+            graphs.replay(inputs.num_tokens)
             return
         with self._lora_applied(StepRows(lora_slots) if lora_slots is not None else None, slots):
             self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
@@ -546,14 +546,14 @@ class ModelRunner:
         return self._model.logits_of(hidden, tensors.sample_rows), scores
 
     def _start_read_back(
-        self, measures: StepMeasurements, graphs: DecodeGraphs | PiecewiseGraphs | None, size: int, inputs: StepInputs
+        self, measures: StepMeasurements, graphs: DecodeGraphs | PiecewiseGraphs | None, inputs: StepInputs
     ) -> PendingMeasurements:
         """Start copying measurements to the host. Call it before the copy of the tokens is enqueued."""
         shares, skips = measures
         return PendingMeasurements(
             None
             if shares is None
-            else graphs.shares_of(size, inputs, self._shares_back)
+            else graphs.start_score_copy(inputs, self._shares_back)
             if isinstance(graphs, DecodeGraphs)
             else shares.start(self._shares_back),
             None if skips is None else skips.start(self._skips_back),

@@ -28,11 +28,11 @@ class MappedPool(BlockPool):
 
     def map_rows(self, first: int, count: int) -> None:
         """Mark the `count` ledger rows from `first` on, which must be unmapped, as mapped and free."""
-        self._rows.add(self._set_state(first, count, BlockState.FREE))
+        self._rows.map(self._set_state(first, count, BlockState.FREE))
 
     def unmap_rows(self, first: int, count: int) -> None:
         """Mark the `count` ledger rows from `first` on, which must be free, as unmapped."""
-        self._rows.remove(self._set_state(first, count, BlockState.UNMAPPED))
+        self._rows.unmap(self._set_state(first, count, BlockState.UNMAPPED))
 
     def allocate_mapped(self, first: int, count: int, owner: int) -> list[int]:
         """Allocate the `count` free blocks from `first` on for request `owner`, empty and with one reference each."""

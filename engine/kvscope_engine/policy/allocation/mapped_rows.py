@@ -1,6 +1,7 @@
 """Free list of the pool under the policy `virtual`: which ledger rows have memory, and which of those are free.
 
-Owns two flags per row. Independent of slots and pages. Callers choose the rows to allocate.
+Owns two flags per row. Callers choose the rows to map and to allocate, and know the slots and page groups that the rows
+belong to; this module does not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ Ids = npt.NDArray[np.int64]
 
 
 class MappedRows:
-    """Flags of `num_blocks` ledger rows, all of them initially without memory."""
+    """Flags of `num_blocks` ledger rows, all of them initially unmapped (without memory).
+
+    A mapped row is free or in use. The free rows implement `FreeBlocks` (`kv_cache.free_list`): `len` and `ids` are
+    those of the free rows, and `append_n` frees rows. `popleft` and `popleft_n` raise, because the caller of `allocate`
+    chooses the rows.
+    """
 
     __slots__ = ("_is_free", "_is_mapped", "_num_free", "_num_mapped")
 
@@ -39,13 +45,14 @@ class MappedRows:
     def num_unmapped(self) -> int:
         return len(self._is_mapped) - self._num_mapped
 
-    def add(self, ids: Ids) -> None:
+    def map(self, ids: Ids) -> None:
         assert not self._is_mapped[ids].any(), f"rows {ids.tolist()} are mapped in part already"
         self._is_mapped[ids] = True
         self._num_mapped += len(ids)
         self.append_n(ids)
 
-    def remove(self, ids: Ids) -> None:
+    def unmap(self, ids: Ids) -> None:
+        """Mark free rows as unmapped."""
         self.allocate(ids)
         self._is_mapped[ids] = False
         self._num_mapped -= len(ids)
@@ -63,11 +70,10 @@ class MappedRows:
         self._num_free += len(ids)
 
     def popleft(self) -> NoReturn:
-        """Raise AssertionError, because callers choose the ledger rows to allocate (`allocate`)."""
-        raise AssertionError("rows of address space are taken by name")
+        raise AssertionError("rows of address space are chosen by the caller of `allocate`")
 
     def popleft_n(self, count: int) -> NoReturn:
-        raise AssertionError(f"{count} rows of address space are to be taken: they are taken by name")
+        raise AssertionError(f"{count} rows are needed: rows of address space are chosen by the caller of `allocate`")
 
     def check(self) -> None:
         assert self._num_mapped == np.count_nonzero(self._is_mapped), "rows with memory are miscounted"

@@ -1,7 +1,7 @@
 """Derives the cost model of a recorded engine from the duration and the work of its steps.
 
-The size of keys and values is read from the recording; the other values are those that explain the times best
-(`cost_fit`). Only recordings whose frames contain the work of a step (`Work`) can be used.
+The caller gives the size of keys and values, which recordings contain; the other values are those that explain the
+times best (`cost_fit`). Only recordings whose frames contain the work of a step (`Work`) can be used.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ MAX_SAMPLES: Final = 2000
 def recorded_costs(recording: Recording, kv_bytes_per_token: float) -> CostModel | None:
     """Return the fitted cost model, with default bandwidths of the host memory and the disk; None if the
     recording has too little information.
+
+    `kv_bytes_per_token`: bytes of keys and values per token, over all layers.
     """
     model = recording.info.hello.model
+    # 2 bytes per weight are assumed. With another size, only the fitted bandwidth differs, not the predicted times.
     sizes = ModelSizes(
         weight_bytes=2.0 * model.num_parameters,
         kv_bytes_per_token=kv_bytes_per_token,
@@ -58,7 +61,12 @@ def _sample(frame: Frame, sizes: ModelSizes) -> Sample:
 
 
 def _rescaled_to_kv(cost: CostModel, token_bytes: float) -> CostModel:
-    """Return a model that predicts the same times with a KV size of `token_bytes`, by scaling weights and bandwidth."""
+    """Return a model that predicts the same times with a KV size of `token_bytes`, by scaling weights and bandwidth.
+
+    The time of memory accesses is (weights + KV) / bandwidth, so that a common factor of all three does not change it.
+    If KV has no measurable cost (0 bytes), the factor makes the bandwidth `FREE_RATE`, at which `token_bytes` cost
+    practically nothing either.
+    """
     scale = token_bytes / cost.kv_bytes_per_token if cost.kv_bytes_per_token else FREE_RATE / cost.memory_bandwidth
     return replace(
         cost,

@@ -9,12 +9,12 @@ import msgspec
 
 from kvscope_telemetry.printable import printable
 
-MAX_LETTERS: Final = 300
-_NAMES: Final = ("error", "message", "detail", "msg")
+MAX_CHARACTERS: Final = 300
+_MESSAGE_FIELDS: Final = ("error", "message", "detail", "msg")
 _MAX_DEPTH: Final = 4
 
 
-def error_text(body: bytes) -> str:
+def error_text_of_body(body: bytes) -> str:
     """Return the message in an error answer: OpenAI's or FastAPI's error object, or plain text; empty if there
     is none.
     """
@@ -22,25 +22,27 @@ def error_text(body: bytes) -> str:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         text = body.decode("utf-8", errors="replace").strip()
-        return "" if text.startswith("<") else one_line(text)
-    return error_text_of_body(document)
+        return "" if text.startswith("<") else one_line(text)  # an HTML page, such as a proxy's, has no message
+    return error_text_of_document(document)
 
 
-def error_text_of_body(document: Any, depth: int = 0) -> str:
+def error_text_of_document(document: Any, depth: int = 0) -> str:
     """Return the message of an error answer that was decoded from JSON; empty if there is none."""
     if isinstance(document, str):
         return one_line(document)
     if depth == _MAX_DEPTH:
         return ""
     if isinstance(document, list) and document:
-        return error_text_of_body(document[0], depth + 1)
+        return error_text_of_document(document[0], depth + 1)
     if isinstance(document, Mapping):
-        return next(filter(None, (error_text_of_body(document.get(name), depth + 1) for name in _NAMES)), "")
+        return next(
+            filter(None, (error_text_of_document(document.get(name), depth + 1) for name in _MESSAGE_FIELDS)), ""
+        )
     return ""
 
 
 def one_line(text: str) -> str:
-    """Return `text` as printable text on one line, truncated to `MAX_LETTERS` characters."""
-    line = " ".join(text[: 4 * MAX_LETTERS].split())
+    """Return `text` as printable text on one line, truncated to `MAX_CHARACTERS` characters."""
+    line = " ".join(text[: 4 * MAX_CHARACTERS].split())
     printable_line = printable(line)
-    return printable_line if len(printable_line) <= MAX_LETTERS else f"{printable_line[:MAX_LETTERS]}…"
+    return printable_line if len(printable_line) <= MAX_CHARACTERS else f"{printable_line[:MAX_CHARACTERS]}…"

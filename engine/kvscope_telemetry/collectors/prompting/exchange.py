@@ -22,7 +22,7 @@ from kvscope_telemetry.collectors.http_client import (
     why_no_stream,
 )
 from kvscope_telemetry.collectors.prompting.completion_query import CompletionQuery
-from kvscope_telemetry.collectors.prompting.error_text import error_text
+from kvscope_telemetry.collectors.prompting.error_text import error_text_of_body
 from kvscope_telemetry.collectors.prompting.reply_box import ReplyBox
 from kvscope_telemetry.collectors.prompting.served_model import ServedModel
 from kvscope_telemetry.collectors.prompting.streamed_answer import DONE, AnswerError, EventLines, StreamedAnswer
@@ -124,7 +124,7 @@ class Exchange:
             return
         if status == NOT_FOUND:
             self._model.invalidate()
-        message = "" if status in (OK, *REFUSALS) else error_text(_read_start(answer))
+        message = "" if status in (OK, *REFUSALS) else error_text_of_body(_read_start(answer))
         raise NoAnswer(why_no_stream(self._url, status, kind, message, self._address.refusal), status)
 
     def _read(self, answer: httpx.Response) -> None:

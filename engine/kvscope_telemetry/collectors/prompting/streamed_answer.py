@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from kvscope_telemetry.collectors.prompting.error_text import error_text_of_body, one_line
+from kvscope_telemetry.collectors.prompting.error_text import error_text_of_document, one_line
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
 
@@ -125,7 +125,7 @@ class StreamedAnswer:
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ProtocolError(f"its answer cannot be read ({error})") from None
         if chunk.error is not None or chunk.object == "error":
-            message = error_text_of_body(chunk.error) or error_text_of_body(chunk.message)
+            message = error_text_of_document(chunk.error) or error_text_of_document(chunk.message)
             raise AnswerError(message or "an error, without saying which")
         if chunk.usage is not None:
             self._usage = chunk.usage

@@ -129,14 +129,14 @@ def mark_lines(axis: ReportTimeAxis, height: int) -> str:
         x, end = axis.x(band.from_s), axis.x(band.until_s)
         width, bottom = max(end - x, 1.0), height - BOTTOM
         parts.append(f'<g class="{STOP_INK}"><title>{band.html}</title>')
-        parts.append(f'<rect class="while" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="{bottom - TOP}"/>')
+        parts.append(f'<rect class="period" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="{bottom - TOP}"/>')
         parts.append(f'<rect class="bar" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="2"/></g>')
     for mark in axis.marks:
         x, end = axis.x(mark.at_s), axis.x(mark.end_s)
         bottom, ink = height - BOTTOM, NOTE_INK if mark.is_note else ALARM_INK
-        parts.append(f'<g class="flag {ink}"><title>{mark.html}</title>')
+        parts.append(f'<g class="bookmark-flag {ink}"><title>{mark.html}</title>')
         if end - x > 1:
-            parts.append(f'<rect class="while" x="{x:.1f}" y="{TOP}" width="{end - x:.1f}" height="{bottom - TOP}"/>')
+            parts.append(f'<rect class="period" x="{x:.1f}" y="{TOP}" width="{end - x:.1f}" height="{bottom - TOP}"/>')
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
         parts.append(f'<path d="M{x - 4:.1f},{TOP - 7} h8 l-4,7 z"/></g>')
     return "".join(parts)

@@ -38,7 +38,7 @@ from kvscope_telemetry.exports.report.charts import (
 )
 from kvscope_telemetry.exports.report.inks import DARK, LIGHT, rgb
 from kvscope_telemetry.exports.report.png import png
-from kvscope_telemetry.exports.report.report_page import chart_legend, clean, figures, page, section, table
+from kvscope_telemetry.exports.report.report_page import chart_legend, clean, figure_list, page, section, table
 from kvscope_telemetry.exports.report.report_requests import event_rows, missed_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
 from kvscope_telemetry.exports.run_summary import RunSummary, summarize_run
@@ -82,7 +82,7 @@ def write_report(
     title = f"KV cache of {summary.model or 'an engine'}"
     body = [
         _head(title, recording, summary),
-        section("Summary", figures(_figures(summary)), _stops_note(overview, span)),
+        section("Summary", figure_list(_figures(summary)), _stops_note(overview, span)),
         _bookmarks(marks, span),
         *_curves(overview, span, axis),
         _heatmap(overview, span, axis),
@@ -262,7 +262,7 @@ def _goals(result: GoodputReport) -> str:
     header = (("Request", False), ("Missed", False), ("What delayed it, since its arrival", False))
     return section(
         "Latency goals",
-        figures([("Goodput", result.share_text, result.result_text)]),
+        figure_list([("Goodput", result.share_text, result.result_text)]),
         table(header, missed_rows(result.missed)) if result.missed else "",
         f'<p class="soft">{more:,} more are not shown.</p>' if more > 0 else "",
     )

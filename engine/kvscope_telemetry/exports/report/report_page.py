@@ -33,10 +33,10 @@ _STYLE: Final = (
     ".end{text-anchor:end}.mid{text-anchor:middle}"
     ".curve{fill:none;stroke:var(--ink);stroke-width:1.6;stroke-linecap:round;stroke-linejoin:round}"
     ".area{fill:var(--ink)}"
-    ".flag line{stroke:var(--ink);stroke-width:1.2;stroke-dasharray:3 2}.flag path{fill:var(--ink)}"
-    ".while{fill:var(--ink);opacity:.13}"
-    ".mark{stroke:var(--preempted);stroke-width:1.5}"
-    ".bar{fill:var(--ink)}.ground{fill:var(--free)}"
+    ".bookmark-flag line{stroke:var(--ink);stroke-width:1.2;stroke-dasharray:3 2}"
+    ".bookmark-flag path{fill:var(--ink)}"
+    ".period{fill:var(--ink);opacity:.13}"
+    ".bar{fill:var(--ink)}"
     ".key{display:inline-block;margin:0 14px 4px 0;color:var(--soft);font-size:12px}"
     ".key i{display:inline-block;width:11px;height:11px;border-radius:2px;background:var(--ink);margin-right:5px}"
     "table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}"
@@ -69,7 +69,7 @@ def section(title: str, *parts: str) -> str:
     return f"<section>\n<h2>{clean(title)}</h2>\n{inner}\n</section>" if inner else ""
 
 
-def figures(items: Sequence[tuple[str, str, str]]) -> str:
+def figure_list(items: Sequence[tuple[str, str, str]]) -> str:
     """Return an HTML description list. `items`: name, value and secondary text (may be empty) of each figure."""
     rows = (
         f"<div><dt>{clean(name)}</dt><dd>{clean(value)}{f'<small>{clean(more)}</small>' if more else ''}</dd></div>"

@@ -36,7 +36,7 @@ def test_failed_save_is_retried_once_and_leaves_no_rescue_file(saver_and_convers
         return real(*args, **more)
 
     monkeypatch.setattr(made.store, "save", save)
-    made.touch(ours)
+    made.mark_changed(ours)
     assert made.shut_down() == ""
     assert len(calls) == 2
     assert not list(made.store.folder.glob("*.json"))
@@ -49,7 +49,7 @@ def test_unsaved_conversation_is_written_to_a_file_and_imported_at_the_next_star
         raise KvscopeError("the disk is full")
 
     monkeypatch.setattr(made.store, "save", save)
-    made.touch(ours)
+    made.mark_changed(ours)
     said = made.shut_down()
     (path,) = made.store.folder.glob("*.json")
     assert str(path) in said

@@ -152,7 +152,7 @@ def test_graphs_for_several_lengths_are_captured_if_launches_grow_with_length(re
         tensors = graphs.stage(step, 2)
         assert tensors.decode is not None
         assert tensors.decode.max_seq_len == 1 << 17, "the longest serves until then"
-        graphs.replay(2, 2)
+        graphs.replay(2)
         assert graphs.is_waiting
         assert graphs.capture_pending()
         assert recorded.lengths[-1] == expected
@@ -160,7 +160,7 @@ def test_graphs_for_several_lengths_are_captured_if_launches_grow_with_length(re
         tensors = graphs.stage(step, 2)
         assert tensors.decode is not None
         assert tensors.decode.max_seq_len == expected
-        graphs.replay(2, 2)
+        graphs.replay(2)
     assert graphs.size_of(decodes(6, 70000)) == 2
     assert graphs.size_of(decodes(5, 4000)) == 2
     assert not graphs.is_waiting
@@ -271,7 +271,10 @@ def test_all_graphs_write_one_tensor_of_logits(recorded: RecordedGraphs) -> None
     graphs = recorded.graphs
     for size in reversed(graphs.sizes):
         graphs.capture(size)
-    found = [graphs.replay(size, size) for size in graphs.sizes]
+    found = []
+    for size in graphs.sizes:
+        graphs.stage(decodes(*[5] * size), size)
+        found.append(graphs.replay(size))
     assert {logits.data_ptr() for logits in found} == {found[0].data_ptr()}
     assert [tuple(logits.shape) for logits in found] == [(size, VOCABULARY) for size in graphs.sizes]
     assert found[0].untyped_storage().nbytes() == 4 * 20 * VOCABULARY
@@ -289,7 +292,7 @@ def test_replay_reads_the_block_tables_of_its_step(recorded: RecordedGraphs) -> 
     (read,) = tensors.decode.block_tables
     assert read.data_ptr() == table.data_ptr()
     assert read.shape == (20, table_width(1 << 17, BLOCK_SIZE))
-    graphs.replay(20, 19)
+    graphs.replay(19)
     (found,) = recorded.replayed
     assert found[:19, :3].eq(3).all()
     assert found[:, 3:].eq(-77).all()

@@ -1,4 +1,4 @@
-"""Rows with and without mapped memory, and which of them can be taken."""
+"""Rows with and without mapped memory, and which of them are free."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def ids(*rows: int) -> Ids:
 def test_memory_rows_change_between_unmapped_free_and_used() -> None:
     rows = MappedRows(4)
     assert (len(rows), rows.num_unmapped, rows.unmapped.tolist()) == (0, 4, [0, 1, 2, 3])
-    rows.add(ids(1, 2))
+    rows.map(ids(1, 2))
     rows.allocate(ids(2))
     assert (rows.ids.tolist(), rows.unmapped.tolist(), len(rows), rows.num_unmapped) == ([1], [0, 3], 1, 2)
     rows.append_n(ids(2))
-    rows.remove(ids(1, 2))
+    rows.unmap(ids(1, 2))
     assert (len(rows), rows.num_unmapped) == (0, 4)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda rows: rows.add(ids(2)),
-        lambda rows: rows.remove(ids(1)),
+        lambda rows: rows.map(ids(2)),
+        lambda rows: rows.unmap(ids(1)),
         lambda rows: rows.allocate(ids(0)),
         lambda rows: rows.allocate(ids(1)),
         lambda rows: rows.append_n(ids(0)),
@@ -41,7 +41,7 @@ def test_memory_rows_change_between_unmapped_free_and_used() -> None:
 def test_invalid_row_transition_is_an_error(wrong: Callable[[MappedRows], None]) -> None:
     """Row 0 is unmapped, row 1 used and row 2 free."""
     rows = MappedRows(3)
-    rows.add(ids(1, 2))
+    rows.map(ids(1, 2))
     rows.allocate(ids(1))
     with pytest.raises(AssertionError):
         wrong(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.telemetry.collectors.prompting.conftest import chat_chunk, event
 
-from kvscope_telemetry.collectors.prompting.error_text import MAX_LETTERS, error_text
+from kvscope_telemetry.collectors.prompting.error_text import MAX_CHARACTERS, error_text_of_body
 from kvscope_telemetry.collectors.prompting.streamed_answer import (
     MAX_EVENT_BYTES,
     AnswerError,
@@ -116,8 +116,8 @@ def test_error_inside_a_stream_is_raised() -> None:
         (b"", ""),
         (b"5", ""),
         (b'{"error": {"error": {"error": {"error": {"error": "deep"}}}}}', ""),
-        (b"x" * 5000, "x" * MAX_LETTERS + "…"),
+        (b"x" * 5000, "x" * MAX_CHARACTERS + "…"),
     ],
 )
 def test_error_message_is_extracted_from_any_form_of_error_response(body: bytes, words: str) -> None:
-    assert error_text(body) == words
+    assert error_text_of_body(body) == words

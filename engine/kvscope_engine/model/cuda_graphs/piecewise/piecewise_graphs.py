@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from kvscope_engine.model.cuda_graphs.capture_failures import CaptureFailures, failure_of, failures_of, is_refusal
+from kvscope_engine.model.cuda_graphs.capture_failures import CaptureFailures, is_refusal, try_capture, try_each_key
 from kvscope_engine.model.cuda_graphs.piecewise.piece_recorder import (
     Attend,
     Crossings,
@@ -94,7 +94,7 @@ class PiecewiseGraphs:
 
     def capture_all(self) -> None:
         """Capture all sizes before the first request. Sizes that fail are left out and reported."""
-        errors = failures_of(self.sizes[::-1], self._try_capture)
+        errors = try_each_key(self.sizes[::-1], self._try_capture)
         if len(errors) == len(self.sizes):  # the model cannot be split, for example: report it once
             largest = self.sizes[-1]
             is_permanent = is_refusal(errors[largest])
@@ -136,7 +136,7 @@ class PiecewiseGraphs:
 
     def _try_capture(self, size: int) -> Exception | None:
         # All exceptions are accepted: a model called in two parts may raise anything.
-        error = failure_of(partial(self._capture, size), lambda _: True)
+        error = try_capture(partial(self._capture, size), lambda _: True)
         if error is not None and (not self._captured or is_refusal(error)):
             # Without graphs the pool no longer exists; after a refusal its memory is never released.
             self._pool = self._stream = None
@@ -186,7 +186,7 @@ class PiecewiseGraphs:
 
         `shares` accumulates attention per block, if it is measured.
         """
-        assert self._step is not None, "nothing was put"
+        assert self._step is not None, "nothing was staged"
         (tensors, num_tokens), self._step = self._step, None
         captured = self._captured[size]
         count, decode, prefill = tensors.num_single_token, tensors.decode, tensors.prefill

@@ -32,7 +32,7 @@ def measured(planned: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedM
                 runner._eager_logits,
                 runner._buffer,
                 StepLimits(max_num_seqs=8, max_num_batched_tokens=64, max_request_tokens=256, block_size=4),
-                measures=True,
+                measures_attention=True,
             )
             runner._graphs.capture_all()
         plain = runner.run

@@ -7,7 +7,7 @@ import io
 import msgspec
 import pytest
 
-from kvscope_engine.simulator.what_if.conversation import answer_lines
+from kvscope_engine.simulator.what_if.line_protocol import answer_lines
 from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, MAX_REQUESTS, WhatIfAnswer
 
 SETUP = b'{"setup": {"num_blocks": 8, "block_size": 4, "max_model_len": 16}}'

@@ -1,6 +1,7 @@
 """Protocol of the what-if process: reads JSON lines with the engine's memory and running requests, and answers each.
 
-Defines the format of a line. An invalid line changes nothing and is answered with an error text.
+The format of a line is `messages.what_if.WhatIfLine`. An invalid line changes nothing and is answered with an error
+text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, Complaint, Running, WhatIfAnswer, WhatIfLine
 
 
-class _Conversation:
+class _LineHandler:
+    """Answers the lines of one input. Keeps the simulation that the last `setup` line started."""
+
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(WhatIfLine)
         self._comparison: PolicyComparison | None = None
@@ -46,14 +49,14 @@ class _Conversation:
         return query
 
 
-def answer_lines(requests: BinaryIO, output: BinaryIO) -> None:
-    """Answer each line of `requests` on `output`, until the end of `requests`."""
-    conversation = _Conversation()
-    for number, line in enumerate(_lines(requests), 1):
+def answer_lines(source: BinaryIO, output: BinaryIO) -> None:
+    """Answer each line of `source` on `output`, until the end of `source`."""
+    handler = _LineHandler()
+    for number, line in enumerate(_lines(source), 1):
         if not line.strip():
             continue
         try:
-            answer: WhatIfAnswer | Complaint | None = conversation.reply(line)
+            answer: WhatIfAnswer | Complaint | None = handler.reply(line)
         except BadInput as refusal:
             answer = Complaint(f"line {number}: {refusal}")
         if answer is not None:
@@ -61,12 +64,12 @@ def answer_lines(requests: BinaryIO, output: BinaryIO) -> None:
             output.flush()
 
 
-def _lines(requests: BinaryIO) -> Iterator[bytes]:
+def _lines(source: BinaryIO) -> Iterator[bytes]:
     """Yield the input's lines. A line longer than `MAX_LINE_BYTES` is truncated to one byte more than that."""
-    while line := requests.readline(MAX_LINE_BYTES + 1):
+    while line := source.readline(MAX_LINE_BYTES + 1):
         chunk = line
         while chunk and not chunk.endswith(b"\n"):
-            chunk = requests.readline(MAX_LINE_BYTES)
+            chunk = source.readline(MAX_LINE_BYTES)
         yield line
 
 
