@@ -168,7 +168,7 @@ class Publisher:
         if self._actions is not None:
             self._actions.record_activity(client)
         caller = self._sockets.caller(client)
-        by = caller.name if caller is not None else "somebody"
+        by = caller.name if caller is not None else "a client"
         if isinstance(command, GetSnapshot):
             with self._lock:
                 snapshot = self.state.snapshot(command.tag)

@@ -55,6 +55,8 @@ class SourceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
+    """State of a source and counters of its connection, as `Source.status` returns them."""
+
     state: SourceState
     reason: str = ""
     frames_received: int = 0

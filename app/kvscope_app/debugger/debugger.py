@@ -39,12 +39,12 @@ class Debugger(QObject):
 
     @property
     def paused_by(self) -> str:
-        """Client that paused the engine: "you", the client's label, or "somebody" if unknown; "" if the engine is not
+        """Client that paused the engine: "you", the client's label, or "another client" if unknown; "" if the engine is not
         paused.
         """
         if self.session.status.state is not SourceState.PAUSED:
             return ""
-        return "you" if self.is_paused_by_us else self.session.status.reason.removeprefix("by ") or "somebody"
+        return "you" if self.is_paused_by_us else self.session.status.reason.removeprefix("by ") or "another client"
 
     def control(self, action: Literal["pause", "resume", "step", "reset_prefix_cache"], num_steps: int = 1) -> None:
         """Pause, step or resume the engine, or reset its prefix cache. `num_steps` applies to "step" only."""

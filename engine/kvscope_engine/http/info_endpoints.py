@@ -81,7 +81,7 @@ def why_not_served(status: Status, silent_s: float) -> str:
     if status.busy_s > STUCK_S:
         return f"the engine is stuck: its current step has taken {status.busy_s:.0f} s so far"
     if status.paused_s > PAUSED_S:
-        return f"the engine has been paused by {status.paused_by or 'somebody'} for {status.paused_s:.0f} s"
+        return f"the engine has been paused by {status.paused_by or 'a client'} for {status.paused_s:.0f} s"
     return ""
 
 

@@ -180,7 +180,7 @@ class ClientPins:
         return list(self._blocks)
 
     def name(self, client: bytes) -> str:
-        return self._names.get(client, "somebody")
+        return self._names.get(client, "a client")
 
     def add(self, client: bytes, name: str, blocks: Iterable[int]) -> None:
         self._blocks.setdefault(client, set()).update(blocks)

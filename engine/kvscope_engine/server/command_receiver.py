@@ -200,9 +200,9 @@ class CommandReceiver:
         self.tasks.append(client, prepared, on_behalf_of=OnBehalfOf(prepared.submit.client, prepared.submit.batch))
 
     def name_of(self, client: bytes) -> str:
-        """Return the client's display name; "somebody" if unknown."""
+        """Return the client's display name; "a client" if it is unknown."""
         caller = self._sockets.caller(client) if self._sockets is not None else None
-        return caller.name if caller is not None else "somebody"
+        return caller.name if caller is not None else "a client"
 
     def status(self, tag: int) -> Status:
         return Status(

@@ -184,7 +184,7 @@ class VllmActions:
         if self.paused_by:
             return refuse(command, f"paused by {self.paused_by} already")
         self._set_paused(True)
-        self.paused_by, self._pausing_client, self._last_activity_s = by or "somebody", client, time.monotonic()
+        self.paused_by, self._pausing_client, self._last_activity_s = by or "a client", client, time.monotonic()
         self._lease_s, self._paused_ns = command.lease_s or MAX_LEASE_S, time.monotonic_ns()
         self._recorder.record_event("paused", self.paused_by)
         return Done(tag=command.tag)

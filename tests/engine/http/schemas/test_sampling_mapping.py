@@ -18,6 +18,7 @@ from kvscope_engine.http.schemas.request_bodies import (
     CompletionBody,
     IgnoredFields,
 )
+from kvscope_engine.http.schemas.responses_api import ResponsesBody
 from kvscope_engine.http.schemas.sampling_mapping import (
     StreamUsage,
     chat_sampling,
@@ -25,6 +26,7 @@ from kvscope_engine.http.schemas.sampling_mapping import (
     stream_usage,
     submission,
 )
+from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -206,3 +208,14 @@ def test_fields_with_one_accepted_value_refuse_others(make: Any, accepted: dict[
 def test_every_field_of_chat_and_completion_bodies_is_documented() -> None:
     for kind in (ChatBody, CompletionBody):
         assert [name for name in kind.__struct_fields__ if f"`{name}`" not in DOCS] == []
+
+
+def test_every_field_of_responses_is_documented() -> None:
+    section = DOCS.partition("## Responses")[2].partition("## ")[0] + DOCS.partition("### Accepted and ignored")[0]
+    ignored = set(IgnoredFields.__struct_fields__)
+    assert [name for name in ResponsesBody.__struct_fields__ if name not in ignored and f"`{name}" not in section] == []
+
+
+@pytest.mark.parametrize("name", FORMATS_BY_NAME)
+def test_tool_call_format_is_documented(name: str) -> None:
+    assert f"`{name}`" in DOCS.partition("## Tool calls")[2]
