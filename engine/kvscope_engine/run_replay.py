@@ -394,6 +394,7 @@ def _submit(text: RecordedText) -> Submit:
         min_tokens=min(request.sampling.min_tokens, max_tokens),
         stop=(),
         logprobs=None,
+        prompt_logprobs=None,
     )
     return Submit(
         request_id=_replay_id(text),

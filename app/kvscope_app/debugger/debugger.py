@@ -39,8 +39,8 @@ class Debugger(QObject):
 
     @property
     def paused_by(self) -> str:
-        """Client that paused the engine: "you", the client's label, or "another client" if unknown; "" if the engine is not
-        paused.
+        """Client that paused the engine: "you", the client's label, or "another client" if unknown; "" if the engine
+        is not paused.
         """
         if self.session.status.state is not SourceState.PAUSED:
             return ""

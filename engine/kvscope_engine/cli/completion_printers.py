@@ -36,6 +36,7 @@ class PrintedCompletion:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     usage: Usage = field(default_factory=Usage)
     timing: RequestTiming = field(default_factory=RequestTiming)
@@ -50,13 +51,14 @@ class PrintedCompletion:
             self.token_ids += output.token_ids
             self.text += output.text
             self.logprobs += output.logprobs
+            self.prompt_logprobs += output.prompt_logprobs
         else:
             self.finish_reason, self.error = output.finish_reason, output.error
             self.usage, self.timing = output.usage, output.timing
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON object for `--json`. `messages`, `completion`, `logprobs` and `error` are included only if
-        they apply.
+        """Return the JSON object for `--json`. `messages`, `completion`, `error` and log-probabilities are included
+        only if they apply.
         """
         entry: dict[str, Any] = {"index": self.index, "prompt": self.submit.prompt}
         if self.submit.messages is not None:
@@ -73,6 +75,8 @@ class PrintedCompletion:
         }
         if self.submit.sampling.logprobs is not None:
             entry["logprobs"] = self.logprobs
+        if self.submit.sampling.prompt_logprobs is not None and not self.completion:
+            entry["prompt_logprobs"] = self.prompt_logprobs
         if self.error:
             entry["error"] = self.error
         return entry

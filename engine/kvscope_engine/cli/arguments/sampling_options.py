@@ -63,6 +63,12 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="report log-probabilities of each token and the K most likely ones, 0 to 20",
     )
+    add(
+        "--prompt-logprobs",
+        type=parse_int,
+        metavar="K",
+        help="with --json, report log-probabilities of the prompt's tokens and the K most likely ones, 0 to 20",
+    )
     add("--ignore-eos", action="store_true", help="continue after an end-of-sequence token")
     add(
         "--stop-token-ids",
