@@ -6,7 +6,7 @@
 # make docs   build the documentation into docs/_build/html
 # make bench  print the benchmark tables
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-portable test-engines check docs bench clean
+.PHONY: help setup run test test-portable test-engines test-clients check docs bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -44,6 +44,11 @@ test-portable: $(STAMP)
 
 test-engines: $(STAMP)
 	@KVSCOPE_ENGINES="$(DIR)" KVSCOPE_ENGINES_MODEL="$(MODEL)" $(BIN)/python -m pytest -n 0 tests/engines $(ARGS)
+
+test-clients: $(STAMP)
+	@test -x .venv-clients/bin/lm_eval || { python3 -m venv .venv-clients && \
+		.venv-clients/bin/pip install -q -c constraints.txt -r tests/clients/requirements.txt; }
+	@KVSCOPE_CLIENTS="$(CURDIR)/.venv-clients/bin/python" $(BIN)/python -m pytest -n 0 -s tests/clients $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -45,7 +45,7 @@ class Kind(Protocol):
 
     @property
     def accepted(self) -> str:
-        """Description of the accepted values, to complete "... is not accepted: "."""
+        """Description of the accepted values, to complete "... is not accepted: must be "."""
         ...
 
     def read(self, text: str) -> object:
@@ -123,7 +123,7 @@ class Gib:
 
     @property
     def accepted(self) -> str:
-        return f"GiB, a number from 0 to {self.high}"
+        return f"a number of GiB from 0 to {self.high}"
 
     def read(self, text: str) -> float:
         return float(text)
@@ -213,7 +213,7 @@ class Option:
         except (ValueError, OverflowError):
             value = None
         if not self.kind.accepts(value):
-            raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: {self.kind.accepted}")
+            raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: must be {self.kind.accepted}")
         return value
 
     def add_to(self, group: argparse._ArgumentGroup, name: str) -> None:
@@ -303,7 +303,7 @@ def check_options(config: Any) -> None:
     for name, option in options_of(type(config)).items():
         value = getattr(config, name)
         if not (value is None and option.default is None) and not option.kind.accepts(value):
-            raise BadInput(f"{name}={value!r} is not accepted: {option.kind.accepted}")
+            raise BadInput(f"{name}={value!r} is not accepted: must be {option.kind.accepted}")
 
 
 def read_size(text: str) -> int:

@@ -20,7 +20,7 @@ from kvscope_telemetry.errors import BadInput
         ({"max_num_seqs": 2.0}, "max_num_seqs=2.0 is not accepted"),
         ({"max_num_seqs": None}, "max_num_seqs=None is not accepted"),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization=nan is not accepted"),
-        ({"cpu_offload_gb": -1.0}, "cpu_offload_gb=-1.0 is not accepted: GiB, a number from 0"),
+        ({"cpu_offload_gb": -1.0}, "cpu_offload_gb=-1.0 is not accepted: must be a number of GiB from 0"),
         ({"kv_memory_bytes": 0}, "kv_memory_bytes=0 is not accepted"),
         ({"sparse_decode": 0.0}, "sparse_decode=0.0 is not accepted: must be a number above 0 and at most 1"),
         ({"preemption": "swap"}, "without host memory to swap to"),

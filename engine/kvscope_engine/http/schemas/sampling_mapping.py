@@ -83,7 +83,7 @@ def submission(request_id: str, body: SamplingBody, sampling: SamplingParams, *,
     fields: dict[str, Any] = {"priority": body.priority or 0}
     if abs(fields["priority"]) > MAX_PRIORITY:
         accepted = f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-        raise ApiError(400, f"priority={body.priority} is not accepted: {accepted}", param="priority")
+        raise ApiError(400, f"priority={body.priority} is not accepted: must be {accepted}", param="priority")
     if body.cache_salt:
         _require_field(Submit, "cache_salt")
         if len(body.cache_salt) > 1024:
@@ -112,7 +112,7 @@ def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) 
         value = getattr(body, name)
         if value is not None and value not in values:
             accepted_text = " or ".join(msgspec.json.encode(one).decode() for one in (*values, None))
-            raise ApiError(400, f"{name}={value!r:.60} is not accepted: {accepted_text}", param=name)
+            raise ApiError(400, f"{name}={value!r:.60} is not accepted: must be {accepted_text}", param=name)
 
 
 def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None, logprobs_field: str) -> SamplingParams:

@@ -145,7 +145,9 @@ def _is_one(body: ChatBody) -> bool:
 def check_tool_choice(body: ChatBody) -> None:
     choice = body.tool_choice
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
-        raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted: {ACCEPTED_CHOICES}", param="tool_choice")
+        raise ApiError(
+            400, f"tool_choice={choice!r:.60} is not accepted: must be {ACCEPTED_CHOICES}", param="tool_choice"
+        )
     if choice not in (None, "none") and not body.tools:
         raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted without tools", param="tool_choice")
     _forced(body, [tool.function for tool in body.tools or ()])
@@ -168,7 +170,7 @@ def _name(choice: dict[str, Any]) -> str:
     try:
         return msgspec.convert(choice, _ToolChoice).function.name
     except msgspec.ValidationError as error:
-        message = f"tool_choice={choice!r:.60} is not accepted: {ACCEPTED_CHOICES} ({error})"
+        message = f"tool_choice={choice!r:.60} is not accepted: must be {ACCEPTED_CHOICES} ({error})"
         raise ApiError(400, message, param="tool_choice") from None
 
 

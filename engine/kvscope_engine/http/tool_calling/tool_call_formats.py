@@ -343,7 +343,9 @@ def format_of(template: str | None, name: str = "") -> ToolFormat:
     """
     if name:
         if name not in FORMATS_BY_NAME:
-            raise BadInput(f"tool call parser {name!r:.40} is not accepted: {', '.join(FORMATS_BY_NAME)}")
+            raise BadInput(
+                f"tool call parser {name!r:.40} is not accepted: must be one of {', '.join(FORMATS_BY_NAME)}"
+            )
         if name != UNKNOWN_FORMAT.name:
             return FORMATS_BY_NAME[name]
     names = (name for signs, name in _TEMPLATE_SIGNS if all(sign in (template or "") for sign in signs))

@@ -44,5 +44,5 @@ def test_format_is_detected_from_the_template(template: str | None, name: str) -
 
 def test_explicit_tool_call_format_is_used_and_an_unknown_one_refused() -> None:
     assert all(format_of("<tool_call>", name).name == name for name in FORMATS_BY_NAME if name != "auto")
-    with pytest.raises(BadInput, match="'xlam' is not accepted: auto, hermes"):
+    with pytest.raises(BadInput, match="'xlam' is not accepted: must be one of auto, hermes"):
         format_of(None, "xlam")

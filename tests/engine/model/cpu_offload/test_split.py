@@ -29,7 +29,7 @@ def test_last_layers_stay_on_the_host_up_to_the_given_size(model: Any, asked: fl
 
 def test_offload_size_that_frees_nothing_is_refused(model: Any) -> None:
     with pytest.raises(
-        BadInput, match=r"cpu_offload_gb=0\.0001 is not accepted: must be a layer .* so that nothing is freed"
+        BadInput, match=r"cpu_offload_gb=0\.0001 is not accepted: a layer .* so that nothing is freed"
     ):
         layers_for_host(model, 0.0001)
 
@@ -64,7 +64,7 @@ def test_offload_on_a_cpu_or_beyond_host_memory_is_refused_before_loading() -> N
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), True])
 def test_invalid_offload_size_is_refused(value: float) -> None:
-    with pytest.raises(BadInput, match=r"cpu_offload_gb=.* is not accepted: GiB, a number from 0 to"):
+    with pytest.raises(BadInput, match=r"cpu_offload_gb=.* is not accepted: must be a number of GiB from 0 to"):
         EngineConfig(cpu_offload_gb=value)
 
 
