@@ -24,16 +24,6 @@ def main() -> None:
 
 def dashboard() -> dict[str, Any]:
     return {
-        "__inputs": [
-            {
-                "name": "DS_PROMETHEUS",
-                "label": "Prometheus",
-                "description": "Scrapes /metrics of kvscope-engine",
-                "type": "datasource",
-                "pluginId": "prometheus",
-                "pluginName": "Prometheus",
-            }
-        ],
         "__elements": {},
         "__requires": [
             {"type": "grafana", "id": "grafana", "name": "Grafana", "version": "10.0.0"},
@@ -66,7 +56,7 @@ def variables() -> list[dict[str, Any]]:
         "label": "Data source",
         "type": "datasource",
         "query": "prometheus",
-        "current": {"text": "Prometheus", "value": "${DS_PROMETHEUS}"},
+        "current": {},  # the first Prometheus: an input (`__inputs`) is not filled in by file provisioning
         "hide": 0,
         "includeAll": False,
         "multi": False,

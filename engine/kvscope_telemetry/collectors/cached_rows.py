@@ -70,7 +70,8 @@ class CachedRows:
     `num_hbm`, `num_host`: initial numbers of rows for HBM and host memory; 0 if the server does not report them.
     """
 
-    def __init__(self, num_hbm: int = 0, num_host: int = 0) -> None:
+    def __init__(self, num_hbm: int = 0, num_host: int = 0, *, clears_lower_tiers: bool = True) -> None:
+        self._clears_lower_tiers = clears_lower_tiers
         self.num_rows = dict.fromkeys(BLOCK_TIERS, 0) | {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host}
         """Number of rows that the next ledger needs, by tier."""
         self.num_unplaced = 0
@@ -122,12 +123,15 @@ class CachedRows:
             self._remove(event)
         else:
             assert isinstance(event, AllBlocksCleared), f"{event} is no KV event"
-            self.clear()
+            self.clear(None if self._clears_lower_tiers else Tier.HBM)
 
-    def clear(self) -> None:
-        for (medium, _), table in self._tables.items():
-            self._rows[tier_of(medium)].free(list(table.rows.values()))
-        self._tables.clear()
+    def clear(self, only: Tier | None = None) -> None:
+        """Remove all blocks, or the blocks of one tier."""
+        for key, table in list(self._tables.items()):
+            tier = tier_of(key[0])
+            if only in (None, tier):
+                self._rows[tier].free(list(table.rows.values()))
+                del self._tables[key]
         self.num_unplaced = 0
 
     def doubt_copies(self) -> None:

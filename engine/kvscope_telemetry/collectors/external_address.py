@@ -43,6 +43,8 @@ class ExternalAddress:
     """Endpoint at which rank 0 replays past KV events; empty for the endpoint that the server reports."""
     topic: str = ""
     rank: int = 0
+    names_rank: bool = False
+    """Whether the address has the option `rank`. If not, any rank is shown if the server has no rank 0."""
     model: str = ""
     """Name of the model whose metrics are read; empty for the metrics of all models."""
     tokenizer: str = ""
@@ -85,6 +87,7 @@ class ExternalAddress:
             replay=replay or options.get("replay", ""),
             topic=options.get("topic", ""),
             rank=_rank(options.get("rank", "0")),
+            names_rank="rank" in options,
             model=options.get("model", ""),
             tokenizer=options.get("tokenizer", ""),
             api_key_over_http=api_key_over_http or _is_yes("api_key_over_http", options.get("api_key_over_http", "")),
@@ -99,7 +102,7 @@ class ExternalAddress:
             "kv_events": self.kv_events,
             "replay": self.replay,
             "topic": self.topic,
-            "rank": str(self.rank) if self.rank else "",
+            "rank": str(self.rank) if self.rank or self.names_rank else "",
             "tls": "1" if self.tls and not self.ca else "",
             "ca": self.ca,
             "api_key_over_http": "1" if self.api_key_over_http else "",

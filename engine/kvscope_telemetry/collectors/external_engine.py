@@ -77,6 +77,8 @@ class ExternalEngine:
     """Telemetry that the engine can report. `hello_of` sets whether aborts are counted, which depends on the metrics.
     """
 
+    clears_lower_tiers: bool = True
+    """Whether `AllBlocksCleared` in KV events means that the tiers below the device were emptied, too."""
     publishes_slots: bool = False
     """Whether the engine reports the contents of its slots (`slot_source`) instead of KV events."""
 

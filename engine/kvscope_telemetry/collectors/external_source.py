@@ -161,8 +161,14 @@ class ExternalSource(PromptedSource):
                 events_option=self._address.engine.events_option,
                 are_events_missing=self._silence.is_reported,
                 inside=self._inside,
+                ranks_address="" if self._address.names_rank else self._ranks_address(),
             )
         )
+
+    def _ranks_address(self) -> str:
+        """Return the address of all ranks of the server; empty if it has a single one."""
+        count = self._scraper.num_ranks
+        return f"{self._address.engine.scheme}://{self._address.authority}/?ranks={count}" if count > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +190,16 @@ class AttachedParts:
     """Whether tokens are computed but no KV event arrives."""
     inside: str = ""
     """Address at which kvscope's plugin inside the engine publishes telemetry; empty if there is none."""
+    ranks_address: str = ""
+    """Address of all data-parallel ranks, if the server has several and the user's address names none."""
 
 
 def status_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
     """Return the overall state and its reason as text. The reason is empty if there is no problem."""
     state, why = _state_of_parts(parts)
     inside = f"seen from outside; for the rest: kvscope --attach {parts.inside}" if parts.inside else ""
-    return state, _join_reasons(inside, why)
+    ranks = f"one of several ranks; for all: kvscope --attach '{parts.ranks_address}'" if parts.ranks_address else ""
+    return state, _join_reasons(inside, _join_reasons(ranks, why))
 
 
 def _state_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:

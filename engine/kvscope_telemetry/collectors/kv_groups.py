@@ -7,6 +7,7 @@ block size. Groups are numbered in order of appearance, permanently. Independent
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,6 +57,8 @@ class Groups:
         """
         key = (run.group_idx, run.block_size)
         number = self._numbers.get(key)
+        if number is None and not run.block_size:
+            number = next(self._numbers_of_index(run.group_idx), None)
         if number is None:
             number = self._new_number(run.group_idx, min(max(run.block_size, 1), MAX_BLOCK_SIZE))
             if number == MAX_GROUPS:
@@ -68,6 +71,12 @@ class Groups:
         if not group.is_on_device:
             group.is_on_device = tier_of(run.medium) is Tier.HBM
         return number
+
+    def _numbers_of_index(self, index: int | None) -> Iterator[int]:
+        """Yield the numbers of the groups that may have this index, for events without a block size."""
+        for number, group in enumerate(self._groups):
+            if index is None or group.index in (None, index):
+                yield number
 
     def _new_number(self, index: int | None, size: int) -> int:
         """Return the number of the group with this index and block size, adding it if necessary. Returns `MAX_GROUPS`

@@ -75,7 +75,7 @@ class RankTranslator:
         """Whether there is a cache state to publish."""
         self.restarts = RestartDetector()
         self._engine = engine
-        self._slots = CachedRows()
+        self._slots = CachedRows(clears_lower_tiers=engine.clears_lower_tiers)
         self._totals = ReadingTotals()
         self._reading = EngineReading()
         self._facts = ServerFacts()
@@ -171,7 +171,10 @@ class RankTranslator:
             self._forget_blocks()
 
     def _forget_blocks(self) -> None:
-        self._slots, self._num_media_reported = CachedRows(*self._known_sizes()), 0
+        self._slots, self._num_media_reported = (
+            CachedRows(*self._known_sizes(), clears_lower_tiers=self._engine.clears_lower_tiers),
+            0,
+        )
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:

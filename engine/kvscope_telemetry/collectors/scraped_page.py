@@ -7,11 +7,14 @@ large and the parser is slow.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError
 
+_RAY_PREFIX: Final = re.compile(r"^ray_(vllm|sglang)[_:]")
+"""Beginning of the metric names of an engine in Ray Serve, which cannot contain a colon in some versions of Ray."""
 MAX_SAMPLES: Final = 200_000
 MAX_COUNT: Final = 1 << 53
 """Maximum value of a counter. Larger values count as unknown, because their sums would overflow an i64."""
@@ -39,7 +42,10 @@ class ScrapedPage:
         replicas: tuple[str, ...] = (),
         model: str = "",
     ) -> None:
-        self._samples = _select_rank(_samples(text, prefixes), rank, replicas, model)
+        samples = _samples(text, prefixes)
+        self.ranks = _ranks_in(samples, rank[0])
+        """Numbers of the ranks on the page, ascending; empty if no sample has the rank's label."""
+        self._samples = _select_rank(samples, rank, replicas, model)
 
     def has(self, prefix: str) -> bool:
         return any(name.startswith(prefix) for name in self._samples)
@@ -105,6 +111,11 @@ class ScrapedPage:
         return next((value for name in names if (value := self.labels_of(name).get(label, ""))), "")
 
 
+def _ranks_in(samples: Samples, label: str) -> tuple[int, ...]:
+    values = {labels.get(label, "") for each in samples.values() for labels, _ in each} if label else set()
+    return tuple(sorted(int(value) for value in values if value.isascii() and value.isdigit() and len(value) <= 6))
+
+
 def _matches(labels: Labels, where: Labels | None) -> bool:
     return where is None or all(labels.get(name) == value for name, value in where.items())
 
@@ -112,7 +123,9 @@ def _matches(labels: Labels, where: Labels | None) -> bool:
 def _samples(text: str, prefixes: tuple[str, ...]) -> Samples:
     if text.lstrip()[:1] in ("<", "{"):
         raise ProtocolError("it is a web page, not metrics")
-    lines = [line for line in text.splitlines() if line.startswith(prefixes)]
+    # Not splitlines: a label may contain U+2028, which is a line break for Python and not for Prometheus.
+    plain = (_RAY_PREFIX.sub(r"\1:", line) for line in text.split("\n"))
+    lines = [line for line in plain if line.startswith(prefixes)]
     if len(lines) > MAX_SAMPLES:
         raise ProtocolError(f"it has {len(lines)} samples: up to {MAX_SAMPLES} are read")
     # Imported here: it loads an HTTP server and takes 25 ms, which every start of the window would wait for.

@@ -55,6 +55,15 @@ _FIGURES: Final = (
         unit="tokens",
         needs=("sglang:hicache_host_total_tokens",),
     ),
+    FigureMetric(
+        name="Mean accepted length of drafts", metric="sglang:spec_accept_length", needs=("sglang:spec_accept_length",)
+    ),
+    FigureMetric(
+        name="Draft tokens accepted",
+        metric="sglang:spec_accept_rate",
+        unit="share",
+        needs=("sglang:spec_accept_length",),
+    ),
     FigureMetric(name="Loaded back from lower tiers", metric="sglang:load_back_tokens_total", unit="tokens"),
     *LMCACHE_FIGURES,
 )

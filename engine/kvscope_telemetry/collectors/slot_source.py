@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -49,7 +50,7 @@ MAX_IDLE_POLLS: Final = 10
 _NOT_ENABLED: Final = (404, 501)
 _SLEEPING: Final = "it sleeps: nothing is asked until a request wakes it"
 _NO_METRICS: Final = "how many requests wait is not known: start llama-server with --metrics"
-_ROUTER: Final = "it passes requests on to servers of its own: attach to one of those"
+_ROUTER: Final = "it routes requests to other servers: attach llama://HOST:PORT/?model=NAME, or one of these servers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +466,7 @@ class SlotSource(PromptedSource):
             return None
         engine = self._address.engine
         try:
-            _, body = self._http.get(engine.metrics_path)
+            _, body = self._http.get(self._path(engine.metrics_path))
             page = ScrapedPage(body.decode("utf-8", "replace"), (engine.metrics_prefix,), rank=(engine.rank_label, 0))
         except NoAnswer as error:
             self._has_metrics = error.status not in _NOT_ENABLED
@@ -479,8 +480,13 @@ class SlotSource(PromptedSource):
     def _props(self) -> Mapping[str, Any]:
         return mapping(self._get("/props"))
 
+    def _path(self, path: str) -> str:
+        """Return `path` with the model of the address, by which a router selects one of its servers."""
+        model = self._address.model
+        return f"{path}?model={quote(model, safe='')}" if model else path
+
     def _get(self, path: str) -> Any:
-        _, body = self._http.get(path)
+        _, body = self._http.get(self._path(path))
         try:
             return msgspec.json.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError):

@@ -143,6 +143,7 @@ VLLM: Final = ExternalEngine(
     metrics_prefix="vllm:",
     other_prefixes=(LMCACHE_PREFIX,),
     rank_label="engine",
+    clears_lower_tiers=False,  # its prefix cache is reset without the offloaded blocks
     read_metrics=_read,
     ask_facts=_ask_facts,
     capabilities=watched_capabilities(_SCHEME),

@@ -24,8 +24,11 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
     parent_block_hash: int | None
     """Hash of the block before the first one; None if the first block starts the token sequence."""
     token_ids: tuple[int, ...]
-    """Tokens of all blocks. There are fewer than `block_size` per block if the publisher omitted some."""
+    """Tokens of all blocks, -1 for an unknown one. There are fewer than `block_size` per block if the publisher omitted
+    some.
+    """
     block_size: int
+    """Tokens per block; 0 in vLLM's events about offloaded blocks, which give no tokens either."""
     lora_id: int | None = None
     medium: str | None = None
     """`GPU`, `CPU`, `STORAGE` (vLLM); `GPU`, `CPU_PINNED`, `DISK`, `EXTERNAL` (SGLang). None means the GPU."""

@@ -18,7 +18,8 @@ MAX_TEXT: Final = 4096
 """Maximum length of a name in characters."""
 
 BlockHash = int | bytes
-Token = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Token = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
+"""Token id, or -1 for a token that the publisher does not know (vllm-rbln)."""
 Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Name = Annotated[str, Meta(max_length=MAX_TEXT)]
 
@@ -35,7 +36,7 @@ class _Stored(msgspec.Struct, gc=False):
     block_hashes: tuple[BlockHash, ...]
     parent_block_hash: BlockHash | None
     token_ids: tuple[Token, ...]
-    block_size: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+    block_size: Count
     lora_id: int | UnsetType | None = UNSET
     medium: Name | UnsetType | None = UNSET
     lora_name: Name | Metadata | UnsetType | None = UNSET

@@ -177,3 +177,19 @@ def test_invalid_metrics_page_is_refused_in_one_line(text: str) -> None:
 
 def test_lines_of_other_prefixes_are_not_parsed() -> None:
     assert read_vllm('python_gc{x="broken\nvllm:num_requests_running 2\n\0\0\n').num_running == 2
+
+
+@pytest.mark.parametrize("prefix", ["ray_vllm_", "ray_vllm:"])
+def test_page_of_ray_serve_is_read_as_the_page_of_its_engine(prefix: str) -> None:
+    """Ray 59071: newer versions of Ray replace the colon."""
+    page = VllmPage()
+    page.gauge("num_requests_running", 7)
+    text = page.text().decode()
+    ray = text.replace("vllm:", prefix)
+    assert read_vllm(ray) == read_vllm(text)
+    assert read_vllm(ray).num_running == 7
+
+
+def test_label_with_a_unicode_line_separator_is_read() -> None:
+    page = VllmPage().text().decode().replace('model_name="', 'model_name="a\u2028')
+    assert "\u2028" in read_vllm(page).model

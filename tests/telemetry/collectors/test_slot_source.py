@@ -62,6 +62,8 @@ class LlamaServer(ThreadingHTTPServer):
         self.props: dict[str, Any] = {"model_path": "/m/tiny.gguf", "build_info": "b7500", "is_sleeping": False}
         self.metrics: str | None = METRICS
         self.slots_status = 200
+        self.is_router = False
+        """Whether it routes requests to servers, of which there is one, with the model `a/q`."""
         self.asked: Counter[str] = Counter()
         super().__init__(("127.0.0.1", 0), Handler)
 
@@ -73,11 +75,14 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         server.asked[self.path] += 1
         status, body = 200, ""
-        if self.path == "/slots":
+        path, _, query = self.path.partition("?")
+        if server.is_router and query != "model=a%2Fq":
+            status, body = (200, json.dumps({"role": "router"})) if path == "/props" else (400, "no model")
+        elif path == "/slots":
             status, body = server.slots_status, json.dumps(server.slots)
-        elif self.path == "/props":
+        elif path == "/props":
             body = json.dumps(server.props)
-        elif self.path == "/metrics" and server.metrics is not None:
+        elif path == "/metrics" and server.metrics is not None:
             body = server.metrics
         else:
             status = 501
@@ -278,7 +283,8 @@ def test_missing_metrics_are_reported(source: SlotSource, server: LlamaServer) -
 
 
 @pytest.mark.parametrize(
-    ("props", "words"), [({"is_sleeping": True}, "it sleeps"), ({"role": "router"}, "servers of its own")]
+    ("props", "words"),
+    [({"is_sleeping": True}, "it sleeps"), ({"role": "router"}, "it routes requests to other servers")],
 )
 def test_sleeping_or_routing_server_is_not_polled(props: Any, words: str, server: LlamaServer) -> None:
     server.props |= props
@@ -343,3 +349,12 @@ def test_structured_output_uses_the_fields_of_llama_cpp() -> None:
     assert LLAMA_CPP.form_fields(Structured(kind="grammar", text='root ::= "a"')) == {"grammar": 'root ::= "a"'}
     with pytest.raises(BadInput, match=r"llama\.cpp"):
         LLAMA_CPP.form_fields(Structured(kind="regex", text="a"))
+
+
+def test_model_behind_a_router_is_watched_by_its_name(server: LlamaServer) -> None:
+    """As llama.cpp 22373."""
+    server.is_router = True
+    with connect(f"llama://127.0.0.1:{server.server_port}/?model=a/q") as source:
+        wait_for(lambda: source.update_mirror() is None and server.asked["/slots?model=a%2Fq"] > 1)
+        assert source.status.state is SourceState.LIVE
+        assert server.asked["/slots"] == 0

@@ -215,3 +215,23 @@ def test_blocks_tracked_from_random_kv_events_match_a_counting_model() -> None:
             assert [each for each, _ in held(slots)] == sorted(model["GPU"])
             assert [each for each, _ in held(slots, Tier.HOST)] == sorted(model["CPU"])
             assert slots.num_held == sum(map(len, model.values()))
+
+
+def test_reset_of_the_prefix_cache_keeps_offloaded_blocks_if_the_engine_keeps_them() -> None:
+    """As vLLM (issue 57296): its event about a reset covers the device alone."""
+    slots, emptied = CachedRows(8, clears_lower_tiers=False), CachedRows(8)
+    for one in (slots, emptied):
+        for event in (stored(1), stored(2), stored(1, medium="CPU"), AllBlocksCleared()):
+            one.apply(event)
+        apply_pending(one)
+    assert (held(slots), held(slots, Tier.HOST)) == ([], [(1, 0)])
+    assert (held(emptied), held(emptied, Tier.HOST)) == ([], [])
+
+
+def test_offloaded_block_without_size_has_the_size_of_the_device_blocks() -> None:
+    slots = CachedRows(8)
+    slots.apply(stored(1))
+    slots.apply(BlockStored((1,), None, (), 0, medium="CPU"))
+    apply_pending(slots)
+    assert held(slots, Tier.HOST) == [(1, 0)]
+    assert slots.groups.sizes.tolist() == [stored(1).block_size]

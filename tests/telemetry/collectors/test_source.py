@@ -84,7 +84,10 @@ def test_vllm_cache_and_counters_are_mirrored(server: FakeServer, publisher: KvE
     publisher.publish([BlockRemoved((14, 999), "GPU", 0)])
     wait_for_mirror(source, lambda: set(cached(source)) == {11, 12, 13})
     publisher.publish([AllBlocksCleared()])
-    wait_for_mirror(source, lambda: not cached(source) and not cached(source, Tier.HOST))
+    wait_for_mirror(source, lambda: not cached(source))
+    assert cached(source, Tier.HOST) == {12: 11}  # offloaded blocks survive a reset of vLLM's prefix cache
+    publisher.publish([BlockRemoved((12,), "CPU", 0)])
+    wait_for_mirror(source, lambda: not cached(source, Tier.HOST))
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/kvscope-vllm", "$(rm -rf ~)"])
@@ -263,3 +266,22 @@ def test_missing_events_message_names_the_server_option() -> None:
         "tokens are generated, but no KV event arrived for 60 s: start the server with --kv-events-config '{"
     )
     assert '"enable_kv_cache_events": true' in status_of_parts(replace(parts, events=None))[1]
+
+
+def test_one_rank_of_several_suggests_the_address_of_all(server: FakeServer, attach: Attach) -> None:
+    page = VllmPage(num_ranks=2)
+    server.set_answer("/metrics", page.text())
+    address = f"vllm://127.0.0.1:{server.port}"
+    source, named = attach(address), attach(f"{address}/?rank=1")
+    for one in (source, named):
+        wait_for_mirror(one, lambda one=one: one.status.state is SourceState.LIVE)
+    assert f"one of several ranks; for all: kvscope --attach '{address}/?ranks=2'" in source.status.reason
+    assert "ranks" not in named.status.reason
+
+
+def test_only_rank_of_a_server_is_shown_whatever_its_number(server: FakeServer, attach: Attach) -> None:
+    page = VllmPage().text().replace(b'engine="0"', b'engine="2"')
+    server.set_answer("/metrics", page)
+    source = attach(f"vllm://127.0.0.1:{server.port}")
+    wait_for_mirror(source, lambda: source.status.state is SourceState.LIVE)
+    assert "ranks" not in source.status.reason

@@ -185,8 +185,8 @@ def test_unknown_events_and_fields_are_counted_and_skipped() -> None:
         {},
         [],
         ["BlockStored", [1], None, [1 << 31], 16, None],
-        ["BlockStored", [1], None, [-1], 16, None],
-        ["BlockStored", [1], None, [1], 0, None],
+        ["BlockStored", [1], None, [-2], 16, None],
+        ["BlockStored", [1], None, [1], -1, None],
         None,
         17,
         "BlockStored",
@@ -280,3 +280,16 @@ def _check_types(batch: EventBatch) -> None:
         if isinstance(event, BlockStored):
             assert all(type(token) is int and 0 <= token < 1 << 31 for token in event.token_ids)
             assert event.parent_block_hash is None or 0 <= event.parent_block_hash < 1 << 64
+
+
+def test_offloaded_block_without_size_and_tokens_is_read() -> None:
+    """As vLLM's offload events (vllm 43468)."""
+    stored = {"type": "BlockStored", "block_hashes": [7], "parent_block_hash": None, "token_ids": [], "block_size": 0}
+    batch = decode_batch(batch_of(stored | {"lora_id": None, "medium": "CPU"}))
+    assert (batch.events, batch.num_unreadable_events) == ((BlockStored((7,), None, (), 0, medium="CPU"),), 0)
+
+
+def test_block_with_an_unknown_token_is_read() -> None:
+    """As vllm-rbln 528."""
+    batch = decode_batch(batch_of(["BlockStored", [1], None, [5, -1], 2, None]))
+    assert (batch.events, batch.num_unreadable_events) == ((BlockStored((1,), None, (5, -1), 2),), 0)

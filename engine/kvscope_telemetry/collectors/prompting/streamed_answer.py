@@ -54,7 +54,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
     object: str = ""
@@ -109,7 +109,7 @@ class StreamedAnswer:
         self._completions = [_Completion() for _ in range(num_completions)]
         self._usage = _Usage()
         self._started_s = time.monotonic()
-        self._decoder = msgspec.json.Decoder(_Chunk)
+        self._decoder = msgspec.json.Decoder(_Chunk, strict=False)
 
     @property
     def is_whole(self) -> bool:
@@ -129,7 +129,7 @@ class StreamedAnswer:
             raise AnswerError(message or "an error, without saying which")
         if chunk.usage is not None:
             self._usage = chunk.usage
-        return [tokens for choice in chunk.choices for tokens in self._apply_choice(choice)]
+        return [tokens for choice in chunk.choices or () for tokens in self._apply_choice(choice)]
 
     def ends(self, reason: str = "") -> list[Finished]:
         """Return a `Finished` reply for each completion, with `reason` for those that did not finish."""

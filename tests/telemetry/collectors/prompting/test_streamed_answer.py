@@ -121,3 +121,12 @@ def test_error_inside_a_stream_is_raised() -> None:
 )
 def test_error_message_is_extracted_from_any_form_of_error_response(body: bytes, words: str) -> None:
     assert error_text_of_body(body) == words
+
+
+def test_chunk_of_another_server_with_null_choices_and_float_counts_is_read() -> None:
+    answer = StreamedAnswer("r", 1)
+    assert answer.feed(b'{"choices": null}') == []
+    events = b'{"choices": [{"delta": {"content": "a"}}], "usage": {"completion_tokens": 1.0, "prompt_tokens": "2"}}'
+    assert [tokens.text for tokens in answer.feed(events)] == ["a"]
+    (end,) = answer.ends("stop")
+    assert (end.usage.completion_tokens, end.usage.prompt_tokens) == (1, 2)
