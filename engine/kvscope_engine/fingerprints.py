@@ -15,7 +15,7 @@ import torch
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult
-from kvscope_telemetry.block_texts.block_texts import AskedRequest, RecordedText
+from kvscope_telemetry.block_texts.block_texts import RecordedRequestParams, RecordedText
 from kvscope_telemetry.ledger import pack_u4, pack_u8
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Fingerprints, TelemetryMessage
@@ -101,7 +101,7 @@ def recorded_request(request: Request, epoch: int) -> RecordedText:
         owner=request.number,
         number=request.number,
         token_ids=(*request.prompt_token_ids, *request.output_token_ids),
-        request=AskedRequest(
+        request=RecordedRequestParams(
             request_id=request.request_id,
             num_prompt_tokens=request.num_prompt_tokens,
             sampling=SamplingParams(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from kvscope_telemetry.block_texts.block_texts import AskedRequest, RecordedText
+from kvscope_telemetry.block_texts.block_texts import RecordedRequestParams, RecordedText
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
@@ -421,6 +421,6 @@ def _num_output_tokens(text: RecordedText) -> int:
     return len(text.token_ids) - _generation_request(text).num_prompt_tokens
 
 
-def _generation_request(text: RecordedText) -> AskedRequest:
+def _generation_request(text: RecordedText) -> RecordedRequestParams:
     assert text.request is not None, "only whole requests are run again"
     return text.request

@@ -54,7 +54,7 @@ def _read_goal(text: str, option: str) -> tuple[str, float]:
     return name, limit_ms
 
 
-def took_s(moments: Moments, num_output_tokens: int) -> dict[str, float]:
+def latencies_by_goal(moments: Moments, num_output_tokens: int) -> dict[str, float]:
     """Return the latencies of one request in seconds by goal name; NaN if not known yet.
 
     A request with at most one output token has a `tpot` of 0, so that it meets that goal.
@@ -73,27 +73,28 @@ def _seconds(duration_ns: int | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GoalResults:
-    """Whether each of n finished requests met all of its goals (`kept`) or missed one (`missed`), shape (n,)
+    """Whether each of n finished requests met all of its goals (`met`) or missed one (`missed`), shape (n,)
     each. Both are False if no goal is known to be missed, but a latency of the request is unknown.
     """
 
-    kept: BoolArray
+    met: BoolArray
     missed: BoolArray
 
     @property
     def goodput(self) -> float | None:
         """Share of the judged requests that met every goal, 0 to 1; None if no request was judged."""
         num_judged = self.num_judged
-        return float(np.count_nonzero(self.kept)) / num_judged if num_judged else None
+        return float(np.count_nonzero(self.met)) / num_judged if num_judged else None
 
     @property
     def num_judged(self) -> int:
-        return int(np.count_nonzero(self.kept | self.missed))
+        return int(np.count_nonzero(self.met | self.missed))
 
 
 def judge(took: Mapping[str, FloatArray], goals: Goals) -> GoalResults:
-    """Compare latencies with goals. `took` has the values of `took_s` for many requests, as arrays. A request
-    that misses a goal counts as missed even if another of its latencies is unknown.
+    """Compare latencies with goals. `took` has the values of `latencies_by_goal` for many requests, as arrays.
+
+    A request that misses a goal counts as missed even if another of its latencies is unknown.
     """
     is_met, is_missed = (np.full(len(next(iter(took.values()))), start) for start in (True, False))
     for name, limit_ms in goals.items():

@@ -97,7 +97,7 @@ def latent_prefill(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     if len(args.seq_lens) <= max_cut_runs(runs.max_len, _max_seq_len(args), programs_each, processors, tiles.num_warps):
         plans = DecodePlans() if runs.plans is None else runs.plans
         shape = _max_seq_len(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps
-        plan = plans.plan(args.seq_lens, *shape, reads_again=programs_each > 1)
+        plan = plans.plan(args.seq_lens, *shape, is_compute_bound=programs_each > 1)
         split = _SplitPlan(plan, plans.buffers(plan, runs.max_len * num_heads, value_dim))
     _launch(args, out, runs.start, runs.max_len, tiles, split)
     if split is not None and split.plan.bounds.num_cuts:

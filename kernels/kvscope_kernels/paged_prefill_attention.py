@@ -159,9 +159,9 @@ def _split_bounds(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> Part
 
 def _plan_split(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles, bounds: PartBounds) -> _SplitPlan:
     plans = DecodePlans() if runs.plans is None else runs.plans
-    visible, window, programs_each, reads_again = _extent(args, runs, tiles)
+    visible, window, programs_each, is_compute_bound = _extent(args, runs, tiles)
     split_arguments = visible, window, programs_each, tiles.tile_n, tiles.num_warps
-    plan = plans.plan(args.seq_lens, *split_arguments, reads_again=reads_again, max_cuts=bounds.num_cuts)
+    plan = plans.plan(args.seq_lens, *split_arguments, is_compute_bound=is_compute_bound, max_cuts=bounds.num_cuts)
     return _SplitPlan(plan, plans.buffers(plan, runs.max_len * args.query.shape[1], args.v_cache.shape[3]))
 
 

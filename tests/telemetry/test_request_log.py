@@ -15,7 +15,7 @@ from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.sample import hybrid_recording, sample_recording
 from kvscope_telemetry.request_log import Ending, RequestLog, RequestLogReader
-from kvscope_telemetry.slo import took_s
+from kvscope_telemetry.slo import latencies_by_goal
 
 SECOND_NS = 1_000_000_000
 
@@ -54,7 +54,7 @@ def test_latencies_and_counts_equal_those_of_the_exports(path: str) -> None:
     for log_time_ns, message in messages:
         reader.add_message(message, log_time_ns)
     reader.flush()
-    columns, took = log.columns(), [took_s(each.moments, each.num_output_tokens) for each in histories]
+    columns, took = log.columns(), [latencies_by_goal(each.moments, each.num_output_tokens) for each in histories]
 
     def exported(read: Callable[[RequestHistory], float]) -> list[float]:
         return [read(history) for history in histories]

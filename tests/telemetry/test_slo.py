@@ -13,7 +13,7 @@ from kvscope_telemetry.messages.request_state import WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, EventData, Stop
 from kvscope_telemetry.request_delays import RequestDelays
 from kvscope_telemetry.running_time import RunningTime
-from kvscope_telemetry.slo import goals_text, judge, missed_goals_text, read_goals, took_s
+from kvscope_telemetry.slo import goals_text, judge, latencies_by_goal, missed_goals_text, read_goals
 
 MS = 1_000_000
 S = 1000 * MS
@@ -41,7 +41,7 @@ def test_invalid_goal_is_named(text: str) -> None:
 def test_goodput_is_the_share_of_requests_that_met_every_goal() -> None:
     took = {"ttft": np.array([0.1, 0.3, 0.1, np.nan, np.nan]), "tpot": np.array([0.01, 0.01, 0.09, 0.01, 0.09])}
     found = judge(took, {"ttft": 200.0, "tpot": 50.0})
-    assert found.kept.tolist() == [True, False, False, False, False]
+    assert found.met.tolist() == [True, False, False, False, False]
     assert found.missed.tolist() == [False, True, True, False, True], "a missed goal counts whatever else is unknown"
     assert found.num_judged == 4
     assert found.goodput == 0.25
@@ -50,10 +50,10 @@ def test_goodput_is_the_share_of_requests_that_met_every_goal() -> None:
 
 def test_paused_time_does_not_count_towards_goals() -> None:
     running = RunningTime([Stop(kind="paused", begin_ns=100 * MS, end_ns=900 * MS)])
-    took = took_s(moments(0, 50, 1000, 2000, running), 11)
+    took = latencies_by_goal(moments(0, 50, 1000, 2000, running), 11)
     assert took == {"ttft": pytest.approx(0.2), "tpot": pytest.approx(0.1), "e2el": pytest.approx(1.2)}
     assert missed_goals_text(took, {"ttft": 150.0, "tpot": 150.0}) == ["TTFT 200.0 ms, goal 150 ms"]
-    one = took_s(Moments(0, 1, None, 5), 1)
+    one = latencies_by_goal(Moments(0, 1, None, 5), 1)
     assert math.isnan(one["ttft"])
     assert one["tpot"] == 0, "a single token has no inter-token time"
 

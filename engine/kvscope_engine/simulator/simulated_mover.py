@@ -48,9 +48,9 @@ class SimulatedMover:
         self.moved = MoveTotals()
         self.origins: dict[int, Tier] = {}
         """Tier from which each block of the pool was loaded in this step, by block number."""
-        self._link = _Lane(cost.host_bandwidth / block_bytes)
-        self._reading = _Lane(cost.disk_bandwidth / block_bytes)
-        self._writing = _Lane(cost.disk_write_bandwidth / block_bytes)
+        self._link = _TransferQueue(cost.host_bandwidth / block_bytes)
+        self._reading = _TransferQueue(cost.disk_bandwidth / block_bytes)
+        self._writing = _TransferQueue(cost.disk_write_bandwidth / block_bytes)
         self._staging_blocks = STAGING_BYTES / block_bytes
         self._queue_blocks = QUEUE_BYTES / block_bytes
         self._num_to_save = 0
@@ -119,16 +119,16 @@ class SimulatedMover:
     def recovered(self) -> list[tuple[int, Prefix]]:
         return []
 
-    def _wait(self, lane: _Lane, max_left: float = 0.0) -> int:
-        """Advance the clock until at most `max_left` blocks of `lane` remain to be transferred. Returns the
+    def _wait(self, queue: _TransferQueue, max_left: float = 0.0) -> int:
+        """Advance the clock until at most `max_left` blocks of `queue` remain to be transferred. Returns the
         time waited, in ns.
         """
-        waited_ns = max(0, lane.free_ns - round(max_left / lane.blocks_per_s * 1e9) - self.now_ns)
+        waited_ns = max(0, queue.free_ns - round(max_left / queue.blocks_per_s * 1e9) - self.now_ns)
         self.now_ns += waited_ns
         return waited_ns
 
 
-class _Lane:
+class _TransferQueue:
     def __init__(self, blocks_per_s: float) -> None:
         self.blocks_per_s = blocks_per_s
         self.free_ns = 0

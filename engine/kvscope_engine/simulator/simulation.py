@@ -49,7 +49,7 @@ class SimulationSetup:
     """Tiers below the KV pool. Used only by the allocator `paged`; the others support none."""
     layout: KVLayout | None = None
     """KV groups and recurrent states of the model; None for a single group with the cost model's bytes per token."""
-    question: str = ""
+    scenario: str = ""
     """Scenario of a what-if comparison in which the engine is changed: `NOT_FREED`, `EXPANDED`, or "" for none."""
     num_states: int = 0
     """Number of slots for recurrent states. Must be set if `layout` has states."""
@@ -58,7 +58,7 @@ class SimulationSetup:
 
     @property
     def label(self) -> str:
-        return f"{self.allocator}, {self.question}" if self.question else self.allocator
+        return f"{self.allocator}, {self.scenario}" if self.scenario else self.allocator
 
     @property
     def block_layout(self) -> KVLayout | None:
@@ -68,15 +68,15 @@ class SimulationSetup:
         """
         if self.layout is None:
             return None
-        layout = self.layout.expanded() if self.question == EXPANDED else self.layout
-        return layout.merged() if self.question == NOT_FREED or self.allocator != "paged" else layout
+        layout = self.layout.expanded() if self.scenario == EXPANDED else self.layout
+        return layout.merged() if self.scenario == NOT_FREED or self.allocator != "paged" else layout
 
     @property
     def attention_layout(self) -> KVLayout | None:
         """Layout that decides what attention reads: that of the model (with keys and values instead of latents
         for `EXPANDED`), even if the allocated blocks hold more. None for full attention in all layers.
         """
-        return self.layout.expanded() if self.layout is not None and self.question == EXPANDED else self.layout
+        return self.layout.expanded() if self.layout is not None and self.scenario == EXPANDED else self.layout
 
     @property
     def token_bytes(self) -> float:

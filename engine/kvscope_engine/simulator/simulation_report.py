@@ -77,7 +77,7 @@ def make_report(simulation: Simulation) -> SimulationReport:
     samples, states = tally.memory.num_samples, simulation.states
     return SimulationReport(
         allocator=simulation.allocator,
-        question=simulation.setup.question,
+        question=simulation.setup.scenario,
         num_blocks=simulation.pool.num_blocks,
         block_bytes=simulation.setup.block_bytes,
         num_finished=tally.num_finished,

@@ -212,7 +212,7 @@ class GrammarProcess:
         self._outgoing += grammar_messages.REQUEST.pack(grammar_messages.ACCEPT, row, number, token)
 
     @property
-    def is_waited_for(self) -> bool:
+    def is_answer_expected(self) -> bool:
         """Whether an answer is pending and the process is not slow, so that it is worth waiting for."""
         return bool(self._num_unanswered) and not self._is_slow and not self.failure
 

@@ -153,7 +153,7 @@ class StructuredOutputManager:
         deadline_s = time.monotonic() + MAX_STEP_WAIT_S
         while self._busy:
             received = [process.receive() for process in list(self._busy)]
-            awaited = [process for process in list(self._busy) if is_idle or process.is_waited_for]
+            awaited = [process for process in list(self._busy) if is_idle or process.is_answer_expected]
             remaining_s = deadline_s - time.monotonic()
             if not awaited or remaining_s <= 0 or (is_idle and any(received)):
                 return

@@ -62,7 +62,7 @@ class WindowRows:
     def __init__(self, state: CacheState, pools: Pools) -> None:
         assert pools.windows is not None, "there are windows"
         self._state, self._size, self._window = state, pools.page_size, pools.windows.num_tokens
-        self._first, self._num_pages = pools.first_window, pools.windows.num_pages
+        self._row_offset, self._num_pages = pools.window_row_offset, pools.windows.num_pages
         self._used = np.zeros(self._num_pages + 1, bool)
         """Whether each window page was in use in the last copy of page tables, by page id."""
         self._tables: dict[int, tuple[int, Ids]] = {}
@@ -73,7 +73,7 @@ class WindowRows:
         self.reset()
 
     def reset(self) -> None:
-        rows = np.arange(self._first + 1, self._first + self._num_pages + 1)
+        rows = np.arange(self._row_offset + 1, self._row_offset + self._num_pages + 1)
         self._state.ledger.group[rows] = self.GROUP
         self._used[:], self._tables = False, {}
 
@@ -83,7 +83,7 @@ class WindowRows:
         `mapping`: for each page of full attention, the window page with the same tokens, or 0.
         """
         self._mapping = mapping
-        ledger, rows_of = self._state.ledger, np.where(mapping > 0, mapping + self._first, 0)
+        ledger, rows_of = self._state.ledger, np.where(mapping > 0, mapping + self._row_offset, 0)
         numbers: set[int] = set()
         held_rows: list[Ids] = []
         for holder in holders:
@@ -114,7 +114,7 @@ class WindowRows:
 
     def page_of(self, row: int) -> int | None:
         """Return the page of full attention with the same tokens as the window page in `row`; None if there is none."""
-        found = np.flatnonzero(self._mapping == row - self._first)
+        found = np.flatnonzero(self._mapping == row - self._row_offset)
         return int(found[0]) if found.size else None
 
     def _update_table(self, known: KnownRequest, first: int, entries: Ids) -> None:
@@ -139,8 +139,8 @@ class WindowRows:
 
     def _free(self, rows: Ids) -> LostPrefixes:
         ledger, used = self._state.ledger, np.zeros_like(self._used)
-        used[rows - self._first] = True
-        freed = np.flatnonzero(self._used & ~used) + self._first
+        used[rows - self._row_offset] = True
+        freed = np.flatnonzero(self._used & ~used) + self._row_offset
         self._used = used
         hashes = ledger.hash[freed]
         self._state.free_blocks(freed)
@@ -161,7 +161,7 @@ class StateRows:
     def __init__(self, state: CacheState, pools: Pools) -> None:
         assert pools.states is not None, "there are states"
         self._state, self._num_states = state, pools.states.num_states
-        self._before = state.hello.cache.first_state - 1
+        self._row_offset = state.hello.cache.first_state - 1
         """Difference between the ledger row and the id of a state. State 0, to which padding is written, has no row."""
         self._group = 1 + (pools.windows is not None)
         self._size = state.hello.cache.block_sizes[self._group]
@@ -169,7 +169,7 @@ class StateRows:
         self.reset()
 
     def reset(self) -> None:
-        rows = np.arange(1, self._num_states + 1) + self._before
+        rows = np.arange(1, self._num_states + 1) + self._row_offset
         self._state.ledger.group[rows] = self._group
         self._owners[:] = NO_OWNER
 
@@ -195,13 +195,13 @@ class StateRows:
             self._owners[ids] = holder.known.number
             filled[ids[:1]] = min(holder.num_tokens, self._size)
             if holder.known.state == RequestState.RUNNING:
-                table = (ids + self._before).tolist()
+                table = (ids + self._row_offset).tolist()
                 if holder.known.tables[self._group] != table:
                     holder.known.set_table(table, self._group)
                     self._state.touch(holder.known)
         ledger, ids = self._state.ledger, np.arange(1, self._num_states + 1)
         is_free = free[ids] & (ref_counts[ids] == 0)
-        freed = ids[is_free] + self._before
+        freed = ids[is_free] + self._row_offset
         freed = freed[ledger.state[freed] != BlockState.FREE]
         lost: Ids = freed[ledger.state[freed] == BlockState.CACHED]
         self._owners[ids[is_free]] = NO_OWNER
@@ -214,7 +214,7 @@ class StateRows:
             "owner": self._owners[ids],
             "filled": filled[ids],
         }
-        _write_changes(self._state, step, ids + self._before, self._group, columns_of)
+        _write_changes(self._state, step, ids + self._row_offset, self._group, columns_of)
         return lost
 
 

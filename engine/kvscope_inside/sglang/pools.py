@@ -52,7 +52,7 @@ class Pools(NamedTuple):
         return 1 + self.num_pages + (self.windows.num_pages if self.windows is not None else 0)
 
     @property
-    def first_window(self) -> int:
+    def window_row_offset(self) -> int:
         """Ledger row of a window page minus its page id."""
         return self.num_pages
 

@@ -11,7 +11,7 @@ Tokens = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 
-def mixed(values: Hashes) -> Hashes:
+def splitmix64(values: Hashes) -> Hashes:
     """Return `values` with all bits mixed by the finalizer of SplitMix64, so that each output bit depends on
     all input bits.
     """
@@ -25,14 +25,14 @@ def text_sums(tokens: Tokens, start: int, initial_sum: int) -> Hashes:
     `initial_sum` at token position `start`.
     """
     positions = np.arange(start + 1, start + 1 + tokens.size, dtype=np.uint64)
-    mixed_tokens = mixed(tokens.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + mixed(positions))
+    mixed_tokens = splitmix64(tokens.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + splitmix64(positions))
     sums: Hashes = np.cumsum(mixed_tokens, dtype=np.uint64) + np.uint64(initial_sum)
     return sums
 
 
 def hashes_of(sums: Hashes) -> Hashes:
     """Return the hashes of pages, never 0, from the values of `text_sums` at the pages' ends."""
-    return mixed(sums) | np.uint64(1)
+    return splitmix64(sums) | np.uint64(1)
 
 
 def tokens_of(host: Any, start: int, end: int) -> Tokens:

@@ -25,7 +25,7 @@ are dropped.
 _OVERHEAD_BYTES: Final = 400
 
 
-class AskedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class RecordedRequestParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Parameters of a recorded request. Together with the tokens they suffice to run the request again."""
 
     request_id: str
@@ -64,7 +64,7 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     token_ids: tuple[int, ...] = ()
     text: str = ""
     notes: tuple[tuple[str, str], ...] = ()
-    request: AskedRequest | None = None
+    request: RecordedRequestParams | None = None
     """Parameters of the request if this is the text of a finished request (all its tokens); None for a block's text."""
 
     @property

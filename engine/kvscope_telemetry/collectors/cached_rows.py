@@ -167,7 +167,7 @@ class CachedRows:
         columns["filled"] = np.where(is_held, self.groups.sizes[columns["group"]], np.uint16(0))
         return np.concatenate(ids), columns
 
-    def is_used(self, row: int) -> int:
+    def hash_in_row(self, row: int) -> int:
         """Return the hash in a ledger row; 0 if the row is empty or does not exist."""
         is_row = 0 <= row < self.ledger.num_blocks and self.ledger.state[row] == BlockState.CACHED
         return int(self.ledger.hash[row]) if is_row else 0

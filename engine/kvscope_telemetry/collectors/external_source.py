@@ -125,7 +125,7 @@ class ExternalSource(PromptedSource):
             translator.apply_events(self._events.poll_items(), now_ns)
         if self._updates.wants_snapshot(now_ns) or self._resync_wanted:
             self._resync_wanted = False
-            translator.restate()
+            translator.request_snapshot()
         self._record_sign(now_ns, is_scraped=scraped is not None)
         messages = translator.messages(now_ns, is_alive=now_ns - self._last_sign_ns < ALIVE_NS)
         if messages:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields
 from kvscope_telemetry.collectors.readings import EngineReading, count
-from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, text
+from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, printable_text_or_empty
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.structured import Structured
@@ -33,9 +33,11 @@ def _read(page: ScrapedPage) -> EngineReading:
 
 def _ask_facts(ask: Ask) -> ServerFacts:
     props = mapping(ask("/props"))
-    path, name = text(props.get("model_path")), text(props.get("model_alias"))
+    path, name = printable_text_or_empty(props.get("model_path")), printable_text_or_empty(props.get("model_alias"))
     is_named = name and name != path  # a model without a name is reported under its file's path
-    return ServerFacts(version=text(props.get("build_info")), model=name if is_named else path.rpartition("/")[2])
+    return ServerFacts(
+        version=printable_text_or_empty(props.get("build_info")), model=name if is_named else path.rpartition("/")[2]
+    )
 
 
 def _form_fields(form: Structured) -> Fields:

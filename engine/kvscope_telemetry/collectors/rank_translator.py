@@ -40,7 +40,7 @@ from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 from kvscope_telemetry.producer.cache_state import CacheState
 
 MAX_JUMPS: Final = 2
-WITHIN_NS: Final = 60_000_000_000
+COUNTER_JUMP_WINDOW_NS: Final = 60_000_000_000
 """Time in ns within which counters may jump at most `MAX_JUMPS` times. More jumps indicate several engines behind one
 address.
 
@@ -96,9 +96,9 @@ class RankTranslator:
         """Return the hash of the block in a ledger row, or 0. May be called on any thread, where the result may
         be slightly out of date.
         """
-        return self._slots.is_used(row)
+        return self._slots.hash_in_row(row)
 
-    def restate(self) -> None:
+    def request_snapshot(self) -> None:
         """Request that `messages` begins with a snapshot when it is called next."""
         self._wants_snapshot = True
 
@@ -360,7 +360,7 @@ class RestartDetector:
         has_fallen = now.is_restart_of(before)
         has_returned = now.started_s != before.started_s and now.started_s in self._starts_s
         has_jumped_up = now.started_s is None and not has_fallen and self._jumps_up(before, now, passed_ns)
-        self._jumps_ns = [time_ns for time_ns in self._jumps_ns if now_ns - time_ns < WITHIN_NS]
+        self._jumps_ns = [time_ns for time_ns in self._jumps_ns if now_ns - time_ns < COUNTER_JUMP_WINDOW_NS]
         if has_fallen or has_jumped_up:
             self._jumps_ns.append(now_ns)
         if has_fallen:

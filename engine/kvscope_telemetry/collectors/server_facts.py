@@ -36,18 +36,21 @@ def model_facts(ask: Ask) -> dict[str, Any]:
     """Return the fields of `ServerFacts` that are known from the first model at OpenAI's /v1/models."""
     models = mapping(ask("/v1/models")).get("data")
     first = mapping(models[0]) if isinstance(models, list) and models else {}
-    return {"model": text(first.get("id")), "max_model_len": whole(first.get("max_model_len"))}
+    return {
+        "model": printable_text_or_empty(first.get("id")),
+        "max_model_len": positive_int_or_zero(first.get("max_model_len")),
+    }
 
 
 def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def text(value: object) -> str:
+def printable_text_or_empty(value: object) -> str:
     """Return `value` as printable text, truncated to `MAX_NAME_LETTERS`; empty if it is not a string."""
     return value[:MAX_NAME_LETTERS] if isinstance(value, str) and value.isprintable() else ""
 
 
-def whole(value: object) -> int:
+def positive_int_or_zero(value: object) -> int:
     """Return `value` if it is an integer from 1 to 2**62 - 1, otherwise 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 62 else 0

@@ -19,7 +19,14 @@ from kvscope_telemetry.collectors.readings import (
     read_latencies,
     share,
 )
-from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, model_facts, text, whole
+from kvscope_telemetry.collectors.server_facts import (
+    Ask,
+    ServerFacts,
+    mapping,
+    model_facts,
+    positive_int_or_zero,
+    printable_text_or_empty,
+)
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
@@ -108,26 +115,29 @@ def _read(page: ScrapedPage) -> EngineReading:
 def _ask_facts(ask: Ask) -> ServerFacts:
     info = mapping(ask("/server_info"))
     facts = ServerFacts(
-        version=text(info.get("version")),
-        block_size=whole(info.get("page_size")),
-        num_tokens=whole(info.get("max_total_num_tokens")),
-        dtype=text(info.get("kv_cache_dtype")),
+        version=printable_text_or_empty(info.get("version")),
+        block_size=positive_int_or_zero(info.get("page_size")),
+        num_tokens=positive_int_or_zero(info.get("max_total_num_tokens")),
+        dtype=printable_text_or_empty(info.get("kv_cache_dtype")),
         **model_facts(ask),
         **_events(info.get("kv_events")),
     )
-    return facts if facts.model else replace(facts, model=text(info.get("served_model_name")))
+    return facts if facts.model else replace(facts, model=printable_text_or_empty(info.get("served_model_name")))
 
 
 def _events(config: object) -> dict[str, Any]:
     config = mapping(config)
-    host, port = text(config.get("endpoint_host")), whole(config.get("endpoint_port_base"))
+    host, port = (
+        printable_text_or_empty(config.get("endpoint_host")),
+        positive_int_or_zero(config.get("endpoint_port_base")),
+    )
     if not host or not port:
         return {}
-    replay = whole(config.get("replay_endpoint_port_base"))
+    replay = positive_int_or_zero(config.get("replay_endpoint_port_base"))
     return {
         "kv_events": f"tcp://{host}:{port}",
         "replay": f"tcp://{host}:{replay}" if replay else "",
-        "topic": text(config.get("topic")),
+        "topic": printable_text_or_empty(config.get("topic")),
     }
 
 

@@ -24,7 +24,7 @@ from kvscope_telemetry.collectors.http_client import NOT_FOUND, HttpClient, NoAn
 from kvscope_telemetry.collectors.prompted_source import PromptedSource
 from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.collectors.scraped_page import ScrapedPage
-from kvscope_telemetry.collectors.server_facts import mapping, text, whole
+from kvscope_telemetry.collectors.server_facts import mapping, positive_int_or_zero, printable_text_or_empty
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
@@ -82,7 +82,7 @@ def read_slots(answer: object) -> list[SlotReading]:
 
 
 def _slot(index: int, fields: Mapping[str, Any]) -> SlotReading:
-    num_ctx, task = whole(fields.get("n_ctx")), fields.get("id_task")
+    num_ctx, task = positive_int_or_zero(fields.get("n_ctx")), fields.get("id_task")
     if not 0 < num_ctx <= MAX_CONTEXT:
         raise ProtocolError(f"slot {index}: n_ctx={fields.get('n_ctx')!r:.40} is not from 1 to {MAX_CONTEXT}")
     next_tokens = fields.get("next_token")
@@ -95,7 +95,7 @@ def _slot(index: int, fields: Mapping[str, Any]) -> SlotReading:
         num_ctx=num_ctx,
         is_processing=fields.get("is_processing") is True,
         task=int(task or 0) if is_task else -1,
-        num_tokens=min(whole(fields.get("n_prompt_tokens")), num_ctx),
+        num_tokens=min(positive_int_or_zero(fields.get("n_prompt_tokens")), num_ctx),
         num_processed=_count(index, fields, "n_prompt_tokens_processed", MAX_CONTEXT),
         num_cached=_count(index, fields, "n_prompt_tokens_cache", MAX_CONTEXT),
         num_decoded=_count(index, token, "n_decoded", MAX_COUNT),
@@ -104,7 +104,7 @@ def _slot(index: int, fields: Mapping[str, Any]) -> SlotReading:
 
 
 def _count(index: int, fields: Mapping[str, Any], name: str, maximum: int) -> int:
-    number = whole(fields.get(name))
+    number = positive_int_or_zero(fields.get(name))
     if number > maximum:
         raise ProtocolError(f"slot {index}: {name}={number} is more than {maximum}")
     return number
@@ -407,13 +407,16 @@ class SlotSource(PromptedSource):
 
     def _is_same(self, slots: list[SlotReading], props: Mapping[str, Any]) -> bool:
         assert self._slots is not None, "nothing was looked at before"
-        return self._slots.fits(slots) and text(props.get("media_marker")) in ("", self._process_marker)
+        return self._slots.fits(slots) and printable_text_or_empty(props.get("media_marker")) in (
+            "",
+            self._process_marker,
+        )
 
     def _start_state(self, slots: list[SlotReading], props: Mapping[str, Any]) -> None:
         self._num_restarts += self._slots is not None
         facts = self._address.engine.ask_facts(lambda _: props)
         self._slots = SlotState(slots, self._address, facts.model, facts.version)
-        self._process_marker = text(props.get("media_marker"))
+        self._process_marker = printable_text_or_empty(props.get("media_marker"))
         self._has_metrics, self._reading, self._metrics_s = True, None, 0.0
         self._resync_wanted = True
 

@@ -18,7 +18,7 @@ from kvscope_telemetry.collectors.readings import (
     read_latencies,
     share,
 )
-from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, model_facts, text
+from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, model_facts, printable_text_or_empty
 from kvscope_telemetry.messages.structured import Structured
 
 if TYPE_CHECKING:
@@ -109,10 +109,10 @@ def _ask_facts(ask: Ask) -> ServerFacts:
     if not events.get("enable_kv_cache_events") or events.get("publisher") == "null":
         events = {}
     return ServerFacts(
-        version=text(mapping(ask("/version")).get("version")),
-        kv_events=text(events.get("endpoint")),
-        replay=text(events.get("replay_endpoint")),
-        topic=text(events.get("topic")),
+        version=printable_text_or_empty(mapping(ask("/version")).get("version")),
+        kv_events=printable_text_or_empty(events.get("endpoint")),
+        replay=printable_text_or_empty(events.get("replay_endpoint")),
+        topic=printable_text_or_empty(events.get("topic")),
         **model_facts(ask),
     )
 

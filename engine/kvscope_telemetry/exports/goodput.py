@@ -11,7 +11,7 @@ from kvscope_telemetry.exports.phase_spans import RequestHistory
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.request_delays import RequestDelays
-from kvscope_telemetry.slo import GOAL_NAMES, GoalResults, Goals, judge, missed_goals_text, took_s
+from kvscope_telemetry.slo import GOAL_NAMES, GoalResults, Goals, judge, latencies_by_goal, missed_goals_text
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 
@@ -71,7 +71,7 @@ def evaluate_goals(
         and history.end_ns is not None
         and span.from_ns <= history.end_ns <= span.until_ns
     ]
-    latencies = [took_s(history.moments, history.num_output_tokens) for history in finished]
+    latencies = [latencies_by_goal(history.moments, history.num_output_tokens) for history in finished]
     results = judge(
         {name: np.array([request_latencies[name] for request_latencies in latencies]) for name in GOAL_NAMES}, goals
     )

@@ -110,7 +110,7 @@ class KvEventPublisher:
         self.endpoint = _attach(self._publisher, of_rank(config.endpoint, self._rank), bind=config.binds)
         """Endpoint at which batches are published, with the actual port if 0 was configured."""
         if config.binds:
-            self._files.note(self.endpoint)
+            self._files.record_bound_file(self.endpoint)
         self.replay_endpoint = ""
         """Endpoint that serves replays, with the actual port; empty if there is none."""
         if config.replay_endpoint is not None:
@@ -118,7 +118,7 @@ class KvEventPublisher:
             # ZeroMQ counts messages as read with a delay: twice the number fits a whole replay and its end.
             self._replay.sndhwm = 2 * (config.buffer_steps + 1)
             self.replay_endpoint = _attach(self._replay, of_rank(config.replay_endpoint, self._rank), bind=True)
-            self._files.note(self.replay_endpoint)
+            self._files.record_bound_file(self.replay_endpoint)
 
     def _run(self) -> None:
         poller = zmq.Poller()

@@ -198,7 +198,7 @@ class LiveReader:
         """Receive and process messages for up to `wait_ms`, and send requests that are due. Returns the numbers
         of messages and replies.
         """
-        self._sockets.wait(wait_ms, replies=self.replies.room > 0)
+        self._sockets.wait(wait_ms, replies=self.replies.num_free_slots > 0)
         now_ns = self._polled_ns = time.monotonic_ns()
         self.feed.begin_pass()
         messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
@@ -228,7 +228,7 @@ class LiveReader:
 
     def _read_replies(self, now_ns: int) -> int:
         num_read = 0
-        while replies := self._sockets.receive_replies(self.replies.room):
+        while replies := self._sockets.receive_replies(self.replies.num_free_slots):
             num_read += len(replies)
             for data in replies:
                 self._read_reply(data, now_ns)
@@ -306,7 +306,7 @@ class LiveReader:
         if isinstance(reply, Snapshot):
             self._process_snapshot(reply, data, now_ns)
         elif isinstance(reply, Status) and reply.tag >= FIRST_TAG:
-            self._liveness.answered(reply)
+            self._liveness.record_status(reply)
             self._role, self._intervenes = reply.role, reply.intervenes
             self._adapters, self._takes_adapters = reply.adapters, reply.takes_adapters
             self._extras.progress = reply.progress or self._extras.progress
@@ -320,7 +320,7 @@ class LiveReader:
         is_awaited = self._sync.is_awaited(snapshot)
         if self._sync.snapshot(snapshot, now_ns, data):
             self._locate_engine(snapshot.hello)
-            self._liveness.began()
+            self._liveness.record_snapshot()
             self._liveness.record_message(now_ns)
         elif is_awaited:
             self.feed.snapshot(snapshot, data)

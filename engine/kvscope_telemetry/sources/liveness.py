@@ -58,7 +58,7 @@ class Liveness:
     def record_message(self, now_ns: int) -> None:
         self.last_message_ns = now_ns
 
-    def began(self) -> None:
+    def record_snapshot(self) -> None:
         """Record that a snapshot arrived, so the engine runs."""
         self._is_known, self._loading, self._ended = True, None, None
         self._step, self._num_unfinished = -1, 0
@@ -73,7 +73,7 @@ class Liveness:
         in_step = beat.step_started_ns > 0
         self._step_age_ns = beat.time_ns - beat.step_started_ns if in_step else STUCK_NS
 
-    def answered(self, status: Status) -> None:
+    def record_status(self, status: Status) -> None:
         """Record the engine's reply to a status request."""
         self.is_paused, self._paused_by = status.paused, status.paused_by
         self._loading = None

@@ -13,9 +13,10 @@ MAX_BYTES: Final = 64 << 20
 
 
 class ReplyQueue:
-    """Thread-safe FIFO queue of replies, bounded in number and bytes: the reader checks `room` before it reads more.
+    """Thread-safe FIFO queue of replies, bounded in number and bytes.
 
-    Further replies stay at the engine, which disconnects a client that leaves too many unread.
+    The reader checks `num_free_slots` before it reads more. Further replies stay at the engine, which disconnects a
+    client that leaves too many unread.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class ReplyQueue:
         self._lock = threading.Lock()
 
     @property
-    def room(self) -> int:
+    def num_free_slots(self) -> int:
         """Number of replies that may be added; 0 if the queued replies exceed `MAX_BYTES`."""
         return max(0, MAX_REPLIES - len(self._replies)) if self._num_bytes <= MAX_BYTES else 0
 

@@ -25,7 +25,7 @@ class MomentKind(StrEnum):
     """The block's state is unknown from here on."""
     RESTARTED = "restarted"
     """The engine was restarted. The block now has its state after the restart."""
-    BORN = "born"
+    ALLOCATED = "allocated"
     """A request allocated the block for its own tokens."""
     COPIED = "copied"
     """The block became a request's private copy of a shared block that the request writes to."""
@@ -39,7 +39,7 @@ class MomentKind(StrEnum):
     """A prompt with the same prefix hit the cached block."""
     SHARED = "shared"
     """A further request began to use the block."""
-    LEFT = "left"
+    RELEASED = "released"
     """One of several requests that shared the block released it."""
     IDLE = "idle"
     """The last request released the block; it stays in the prefix cache."""
@@ -165,7 +165,7 @@ def _held_changes(before: dict[str, Any], row: dict[str, Any], moved: Moved) -> 
     if row["ref_count"] > before["ref_count"]:
         yield MomentKind.SHARED
     elif row["ref_count"] < before["ref_count"]:
-        yield MomentKind.LEFT
+        yield MomentKind.RELEASED
 
 
 def _allocation_kind(moved: Moved) -> MomentKind:
@@ -173,15 +173,21 @@ def _allocation_kind(moved: Moved) -> MomentKind:
         return MomentKind.COPIED
     if Moved.SAVED in moved:
         return MomentKind.SAVED
-    return MomentKind.LOADED if Moved.LOADED in moved else MomentKind.BORN
+    return MomentKind.LOADED if Moved.LOADED in moved else MomentKind.ALLOCATED
 
 
 def _moment(row: dict[str, Any], kind: MomentKind) -> BlockMoment:
-    is_taken = kind in (MomentKind.REUSED, MomentKind.SHARED, MomentKind.BORN, MomentKind.COPIED, MomentKind.LOADED)
+    is_taken = kind in (
+        MomentKind.REUSED,
+        MomentKind.SHARED,
+        MomentKind.ALLOCATED,
+        MomentKind.COPIED,
+        MomentKind.LOADED,
+    )
     request = row["taker"] if is_taken and row["taker"] != NO_OWNER else row["owner"]
     if kind in (MomentKind.SHARED, MomentKind.REUSED) and row["taker"] == NO_OWNER:
         request = NO_OWNER  # the owner is the request that wrote the block, not the one that took it
-    if kind in (MomentKind.LEFT, MomentKind.LOST, MomentKind.EVICTED, MomentKind.IDLE, MomentKind.FREED):
+    if kind in (MomentKind.RELEASED, MomentKind.LOST, MomentKind.EVICTED, MomentKind.IDLE, MomentKind.FREED):
         request = NO_OWNER
     return BlockMoment(
         row["time_ns"],

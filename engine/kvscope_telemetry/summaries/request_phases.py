@@ -166,7 +166,7 @@ def packed_phases(starts: Iterable[tuple[int, int, RequestPhase]]) -> bytes:
     return np.array([(time_ns, number, _CODES[phase]) for time_ns, number, phase in starts], PHASE).tobytes()
 
 
-def numbers_of(rows: Iterable[np.void]) -> list[tuple[int, int, int, RequestPhase]]:
+def decoded_phase_rows(rows: Iterable[np.void]) -> list[tuple[int, int, int, RequestPhase]]:
     """Return (time, epoch, request number, phase) of each row, leaving out phases that this version does not know."""
     plain = ((int(r["time_ns"]), int(r["epoch"]), int(r["number"]), int(r["kind"])) for r in rows)
     return [(time_ns, epoch, number, _STORED[code]) for time_ns, epoch, number, code in plain if code < len(_STORED)]

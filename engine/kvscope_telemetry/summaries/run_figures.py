@@ -195,7 +195,7 @@ def largest_of(overview: SessionOverview, latency: str, rows: slice) -> float | 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    place: int
+    position: int
     """Position of the card in the header, from 1."""
     detail: str = ""
     """Secondary text. `{key}` is replaced by the value of the figure with that key."""

@@ -98,7 +98,7 @@ class Connections:
         self._connections[descriptor] = _Connection(inode, mark_resident=_resident_bytes())
         if len(self._connections) > self._max_connections:
             self.num_refused += 1
-            self._end(self._least_wanted(descriptor))
+            self._end(self._connection_to_evict(descriptor))
 
     def closed(self, descriptor: int) -> None:
         self._connections.pop(descriptor, None)
@@ -159,7 +159,7 @@ class Connections:
             if untold[descriptor].num_checks >= MAX_SUSPECT_CHECKS:
                 self.cut(descriptor)
 
-    def _least_wanted(self, newest: int) -> int:
+    def _connection_to_evict(self, newest: int) -> int:
         """Return a young connection that has sent at most `GREETING_BYTES`, or `newest` if there is none. A
         flood of silent connections thus displaces itself.
         """

@@ -120,7 +120,7 @@ class SocketFiles:
     def __init__(self) -> None:
         self._inodes: dict[Path, int] = {}
 
-    def note(self, endpoint: str) -> None:
+    def record_bound_file(self, endpoint: str) -> None:
         """Record the file of a socket that was just bound to `endpoint`; a tcp endpoint has no file."""
         if endpoint.startswith(_SCHEME):
             path = Path(endpoint.removeprefix(_SCHEME))

@@ -231,7 +231,7 @@ class ServerSockets:
         with private_umask():
             for socket, bound in ((self._publisher, address.telemetry), (self._router, address.command)):
                 _bind(socket, bound, endpoint)
-                self._files.note(bound)
+                self._files.record_bound_file(bound)
         return address.telemetry, address.command
 
     def _bind_tcp(self, endpoint: str, address: TcpAddress) -> tuple[str, str]:

@@ -34,7 +34,7 @@ _OPTIONS: Final = (
     *("-T", "-S", "none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"),
     *("-o", "ServerAliveCountMax=2", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"),
 )
-_KEEPER: Final = (
+_SSH_WRAPPER_SCRIPT: Final = (
     'exec 3<&0; "$@" </dev/null 3<&- & ssh=$!; { read -r _ <&3; rm -rf "$0"; kill $ssh; } 2>/dev/null & keeper=$!;'
     " wait $ssh; code=$?; kill $keeper 2>/dev/null; exit $code"
 )
@@ -171,7 +171,7 @@ class SshTunnel:
                 return ""
             self.has_complained = False
             self._ssh = subprocess.Popen(
-                ["/bin/sh", "-c", _KEEPER, str(self._folder), *command],
+                ["/bin/sh", "-c", _SSH_WRAPPER_SCRIPT, str(self._folder), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -40,16 +40,16 @@ class NativeGrouped(NativeProduct):
         if native is None:
             raise RuntimeError("weights of 4 bits need a C compiler on a Linux machine (cc, gcc or clang)")
         self.outputs, self.inputs = weight.codes.shape
-        self._codes, self._facts = (
-            _store_packed(part, buffer) for part in (_packed_codes(weight), _packed_facts(weight))
+        self._codes, self._scales_and_lows = (
+            _store_packed(part, buffer) for part in (_packed_codes(weight), _packed_scales_and_lows(weight))
         )
-        panels, chunks = len(self._facts), -(-self.inputs // CHUNK)
+        panels, chunks = len(self._scales_and_lows), -(-self.inputs // CHUNK)
         self._bias = None if bias is None else pad(bias.detach().float(), (0, panels * PANEL - self.outputs))
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
-        pointers = (self._codes.data_ptr(), self._facts.data_ptr(), bias_pointer)
+        pointers = (self._codes.data_ptr(), self._scales_and_lows.data_ptr(), bias_pointer)
         sizes = (self.outputs, self.inputs, chunks, weight.group // CHUNK)
-        parts = GroupedStruct(*pointers, *sizes, weight.bits, self._facts.dtype == torch.float16)
-        self._set_weight(native, parts, self._codes, self._facts, self._bias)
+        parts = GroupedStruct(*pointers, *sizes, weight.bits, self._scales_and_lows.dtype == torch.float16)
+        self._set_weight(native, parts, self._codes, self._scales_and_lows, self._bias)
 
 
 def native_product_torch(x: Tensor, weight: GroupedWeight) -> Tensor:
@@ -78,7 +78,7 @@ def _store_packed(packed: Tensor, buffer: WeightBuffer | None) -> Tensor:
     return packed if buffer is None else buffer.allocate(tuple(packed.shape), packed.dtype).copy_(packed)
 
 
-def _packed_facts(weight: GroupedWeight) -> Tensor:
+def _packed_scales_and_lows(weight: GroupedWeight) -> Tensor:
     """Return scale and low of each group of weights, [panels, groups, 2, PANEL], in the dtype of `scale_and_low`."""
     scale_and_low = torch.stack(weight.scale_and_low, -1)  # (outputs, groups, 2)
     padded = pad(scale_and_low, (0, 0, 0, 0, 0, -len(scale_and_low) % PANEL))

@@ -48,7 +48,7 @@ def part_bounds(
     num_processors: int,
     num_warps: int = 4,
     *,
-    reads_again: bool = False,
+    is_compute_bound: bool = False,
 ) -> PartBounds:
     """Return the bounds for `batch` requests of up to `max_visible` tokens each.
 
@@ -63,7 +63,7 @@ def part_bounds(
         tile_n: Tokens per tile.
         num_processors: Number of multiprocessors of the device.
         num_warps: Warps per program.
-        reads_again: Whether several tiles of queries read each key, so that the matmuls limit the speed and not
+        is_compute_bound: Whether several tiles of queries read each key, so that the matmuls limit the speed and not
             reading. The number of parts of a single request is then chosen to fill the device in complete waves.
     """
     num_filling_programs = _programs_that_fill(num_processors, num_warps)
@@ -75,7 +75,7 @@ def part_bounds(
     # Memory-bound parts of one request end together, whatever their number. Those of several requests do not, and
     # smaller parts balance the load.
     num_cuts = 0 if is_whole else min(min(_MAX_FILLS, batch + 1) * num_filling_parts, num_useful, num_possible)
-    if reads_again and batch == 1 and num_cuts:
+    if is_compute_bound and batch == 1 and num_cuts:
         num_cuts = num_filling_parts = _in_whole_waves(num_cuts, programs_each, num_filling_programs)
     return PartBounds(batch + num_cuts, num_cuts, num_filling_parts, min_tokens)
 

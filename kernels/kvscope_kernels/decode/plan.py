@@ -75,7 +75,7 @@ class DecodePlans:
         sum_capacity: int = 0,
         *,
         is_chunked: bool = False,
-        reads_again: bool = False,
+        is_compute_bound: bool = False,
         max_cuts: int | None = None,
     ) -> DecodePlan:
         """Return the split of requests with `seq_lens` (batch,) int32.
@@ -92,16 +92,16 @@ class DecodePlans:
                 at blocks. 0 if no sums are stored.
             sum_capacity: Capacity of the block sums, in blocks.
             is_chunked: As in `AttentionArgs`.
-            reads_again: As for `part_bounds`.
+            is_compute_bound: As for `part_bounds`.
             max_cuts: Maximum number of additional parts for which the buffers have capacity; None for no limit.
         """
         shape = max_visible, window, programs_each, tile_n, num_warps, block_size, sum_capacity
-        key = (id(seq_lens), *shape, is_chunked, reads_again, max_cuts)
+        key = (id(seq_lens), *shape, is_chunked, is_compute_bound, max_cuts)
         cached = self.plans.get(key)
         if cached is None:
             num_processors = num_multiprocessors(seq_lens.device)
             split_arguments = max_visible, programs_each, tile_n, num_processors, num_warps
-            bounds = part_bounds(len(seq_lens), *split_arguments, reads_again=reads_again)
+            bounds = part_bounds(len(seq_lens), *split_arguments, is_compute_bound=is_compute_bound)
             if max_cuts is not None and bounds.num_cuts > max_cuts:
                 bounds = bounds._replace(num_parts=len(seq_lens) + max_cuts, num_cuts=max_cuts)
             # Keep a reference to the lengths, so that no other tensor gets their id.

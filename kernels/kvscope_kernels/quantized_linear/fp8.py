@@ -188,7 +188,7 @@ class GpuFp8:
 
     Torch's matmul is tried with this weight at construction, and no longer used once it fails. Our kernel is used for
     few rows, for unrounded x, and wherever torch's matmul does not work. Only one stream at a time may use an instance:
-    see `KernelWeight.arrived`.
+    see `KernelWeight.num_finished`.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class GpuFp8:
         self.outputs, self.inputs = weight.codes.shape
         codes = pad(weight.codes.view(torch.uint8), (0, -self.inputs % CHUNK)).contiguous()
         self._codes, self._scale = codes.view(E4M3).to(device), weight.scale.contiguous().to(device)
-        self._arrived, self._group = new_counters(self.outputs, device), weight.group
+        self._num_finished, self._group = new_counters(self.outputs, device), weight.group
         self._bias = None if bias is None else bias.detach().float().to(device)
         is_whole = self.inputs % CHUNK == 0 and self.outputs % 16 == 0 and self._scale.shape[1] == 1
         self._is_scaled = rounds_activations and is_whole and multiplies_fp8(device)
@@ -209,7 +209,7 @@ class GpuFp8:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        weight_tensors = (self._codes, self._scale, self._arrived)
+        weight_tensors = (self._codes, self._scale, self._num_finished)
         return weight_tensors if self._bias is None else (*weight_tensors, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -234,7 +234,9 @@ class GpuFp8:
                 return (result if add is None else result + add).to(result_dtype)
         multiplied, row_scale = round_rows(rows, widened=True) if self._rounds else (rows, None)
         out = torch.empty((*x.shape[:-1], self.outputs), dtype=result_dtype, device=x.device)
-        kernel_weight = KernelWeight(self._codes.view(torch.int32), self._scale, None, self._arrived, 8, self._group)
+        kernel_weight = KernelWeight(
+            self._codes.view(torch.int32), self._scale, None, self._num_finished, 8, self._group
+        )
         launch_product(multiplied, kernel_weight, out, self._bias, add, row_scale)
         return out
 

@@ -59,7 +59,7 @@ class ProductTiles(NamedTuple):
 class TritonGrouped:
     """x @ weight.T with the weight dequantized to the dtype of x in registers; sums in float32.
 
-    Only one stream at a time may use an instance: see `KernelWeight.arrived`.
+    Only one stream at a time may use an instance: see `KernelWeight.num_finished`.
     """
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None, device: torch.device) -> None:
@@ -67,12 +67,12 @@ class TritonGrouped:
         self._bits, self._group = weight.bits, weight.group
         self._packed_words = _packed_words(weight.codes, weight.bits).to(device)
         self._scale, self._low = (tensor.contiguous().to(device) for tensor in weight.scale_and_low)
-        self._arrived = new_counters(self.outputs, device)
+        self._num_finished = new_counters(self.outputs, device)
         self._bias = None if bias is None else bias.detach().float().to(device)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        weight = (self._packed_words, self._scale, self._low, self._arrived)
+        weight = (self._packed_words, self._scale, self._low, self._num_finished)
         return weight if self._bias is None else (*weight, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -83,7 +83,9 @@ class TritonGrouped:
         """
         check_product(x, add, (self.outputs, self.inputs))
         require_triton()
-        kernel_weight = KernelWeight(self._packed_words, self._scale, self._low, self._arrived, self._bits, self._group)
+        kernel_weight = KernelWeight(
+            self._packed_words, self._scale, self._low, self._num_finished, self._bits, self._group
+        )
         out = torch.empty((*x.shape[:-1], self.outputs), dtype=out_type(x, add, dtype), device=x.device)
         launch_product(x, kernel_weight, out, self._bias, add)
         return out
@@ -95,7 +97,7 @@ class KernelWeight(NamedTuple):
     words: Tensor
     scale: Tensor
     low: Tensor | None
-    arrived: Tensor
+    num_finished: Tensor
     """Counters of the programs of a launch that have finished; 0 between launches.
 
     Concurrent launches would count each other's programs, so all matmuls with a weight, and CUDA graphs of them, must
@@ -111,7 +113,7 @@ def out_type(x: Tensor, add: Tensor | None, dtype: torch.dtype | None) -> torch.
 
 
 def new_counters(outputs: int, device: torch.device) -> Tensor:
-    """Return zeroed counters for `KernelWeight.arrived`."""
+    """Return zeroed counters for `KernelWeight.num_finished`."""
     return torch.zeros(cdiv(outputs, _SMALLEST_TILE), dtype=torch.int32, device=device)
 
 
@@ -125,7 +127,7 @@ def launch_product(
 ) -> None:
     """Compute x @ weight.T into `out`, without synchronization, so that CUDA graphs can capture it.
 
-    Only one stream at a time may use a weight: see `KernelWeight.arrived`.
+    Only one stream at a time may use a weight: see `KernelWeight.num_finished`.
     """
     inputs, outputs = x.shape[-1], out.shape[-1]
     rows = x.numel() // inputs
@@ -144,7 +146,7 @@ def launch_product(
         None if add is None else add.contiguous(),
         out,
         torch.empty(num_sums, dtype=torch.float32, device=x.device) if splits > 1 else None,
-        weight.arrived,
+        weight.num_finished,
         row_scale,
         rows,
         **product_constants(outputs, inputs, weight.group, weight.bits, tiles, splits),
@@ -208,7 +210,7 @@ def _grouped_product_kernel(
     add: tl.tensor,
     out: tl.tensor,
     sums: tl.tensor,
-    arrived: tl.tensor,
+    num_finished: tl.tensor,
     row_scale: tl.tensor,
     num_rows: tl.tensor,
     OUTPUTS: tl.constexpr,
@@ -253,12 +255,12 @@ def _grouped_product_kernel(
         partial_sums = sums + tl.program_id(0).to(tl.int64) * (SPLITS * TILE_N * TILE_M) + sums_offset
         tl.store(partial_sums + part * (TILE_N * TILE_M), total)
         tl.debug_barrier()
-        is_last = tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
+        is_last = tl.atomic_add(num_finished + tl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
         if is_last:
             total = tl.zeros([TILE_N, TILE_M], tl.float32)
             for other in range(SPLITS):
                 total += tl.load(partial_sums + other * (TILE_N * TILE_M), cache_modifier=".cg")
-            tl.store(arrived + tl.program_id(0), 0)
+            tl.store(num_finished + tl.program_id(0), 0)
             _store(total, row_scale, bias, add, out, n, m, num_rows, OUTPUTS)
     else:
         _store(total, row_scale, bias, add, out, n, m, num_rows, OUTPUTS)

@@ -42,7 +42,7 @@ def make_simulation(one_second_step: CostModel) -> Callable[..., Simulation]:
         tiers: SimulatedTiers | None = None,
         cost: CostModel = one_second_step,
         layout: KVLayout | None = None,
-        question: str = "",
+        scenario: str = "",
         num_states: int = 0,
         state_interval: int = 512,
         **limits: int,
@@ -53,6 +53,6 @@ def make_simulation(one_second_step: CostModel) -> Callable[..., Simulation]:
         setup = SimulationSetup(
             workload, SimulatedLimits(**sizes), cost, allocator, tiers=tiers or SimulatedTiers(), layout=layout
         )
-        return Simulation(replace(setup, question=question, num_states=num_states, state_interval=state_interval))
+        return Simulation(replace(setup, scenario=scenario, num_states=num_states, state_interval=state_interval))
 
     return make

@@ -27,7 +27,7 @@ LAYOUT = KVLayout(
 LATENTS = KVLayout((SimulatedGroup("latent", GroupRule(), 4, 10.0, expanded_bytes=80.0),))
 
 
-def setup(layout: KVLayout, question: str = "", allocator: str = "paged", **limits: Any) -> SimulationSetup:
+def setup(layout: KVLayout, scenario: str = "", allocator: str = "paged", **limits: Any) -> SimulationSetup:
     cost = CostModel(
         weight_bytes=0,
         kv_bytes_per_token=0,
@@ -39,7 +39,7 @@ def setup(layout: KVLayout, question: str = "", allocator: str = "paged", **limi
     )
     workload = Workload("by hand", tuple(WorkloadRequest(0, 20, 8) for _ in range(6)))
     sizes = {"num_blocks": 1, "block_size": 4, "max_model_len": 32} | limits
-    return SimulationSetup(workload, SimulatedLimits(**sizes), cost, allocator, layout=layout, question=question)
+    return SimulationSetup(workload, SimulatedLimits(**sizes), cost, allocator, layout=layout, scenario=scenario)
 
 
 def test_simulated_groups_hold_the_blocks_calculated_by_hand(make_simulation: Make) -> None:
@@ -62,15 +62,15 @@ def test_simulated_groups_hold_the_blocks_calculated_by_hand(make_simulation: Ma
 def test_without_freeing_fewer_requests_run_and_more_are_preempted() -> None:
     """The same bytes hold 36 blocks of a group, or 12 blocks of all layers."""
     reports = {}
-    for question in ("", NOT_FREED):
-        sized = setup(LAYOUT, question).sized(36 * 40)
+    for scenario in ("", NOT_FREED):
+        sized = setup(LAYOUT, scenario).sized(36 * 40)
         simulation = Simulation(sized)
-        assert simulation.pool.num_blocks == (12 if question else 36)
-        assert sized.block_bytes == (120 if question else 40)
+        assert simulation.pool.num_blocks == (12 if scenario else 36)
+        assert sized.block_bytes == (120 if scenario else 40)
         while simulation.advance():
             simulation.scheduler.check_integrity()
-        reports[question] = make_report(simulation)
-        assert reports[question].num_finished == 6
+        reports[scenario] = make_report(simulation)
+        assert reports[scenario].num_finished == 6
     now, kept = reports[""], reports[NOT_FREED]
     assert (len(now.groups), len(kept.groups)) == (3, 1)
     assert (now.mean_batch or 0) > (kept.mean_batch or 0)

@@ -92,7 +92,7 @@ def test_parts_of_one_request_fill_the_device_in_whole_rounds(
     programs_each, fill = 8 * -(-max_queries * 4 // rows), 8 // num_warps * H100
     for visible in (2048, 8192, 32768, 131072):
         before = part_bounds(1, visible, programs_each, 64, H100, num_warps)
-        bounds = part_bounds(1, visible, programs_each, 64, H100, num_warps, reads_again=True)
+        bounds = part_bounds(1, visible, programs_each, 64, H100, num_warps, is_compute_bound=True)
         programs = bounds.num_cuts * programs_each
         assert programs / (-(-programs // fill) * fill) >= min(at_least, _filled(before.num_cuts, programs_each, fill))
         assert bounds.num_cuts <= before.num_cuts, "more memory than planned"
@@ -103,6 +103,6 @@ def _filled(parts: int, programs_each: int, fill: int) -> float:
     return max(n * programs_each / (-(-n * programs_each // fill) * fill) for n in range(1, parts + 1))
 
 
-def test_option_for_repeated_reads_does_not_change_the_split_of_several_requests() -> None:
+def test_compute_bound_kernels_do_not_change_the_split_of_several_requests() -> None:
     given = (2, 32768, 32, 64, H100, 4)
-    assert part_bounds(*given, reads_again=True) == part_bounds(*given)
+    assert part_bounds(*given, is_compute_bound=True) == part_bounds(*given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields, watched_capabilities
 from kvscope_telemetry.collectors.readings import EngineReading, count, number, share
 from kvscope_telemetry.collectors.scraped_page import ScrapedPage
-from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, text
+from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, printable_text_or_empty
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
@@ -28,7 +28,11 @@ def _read(page: ScrapedPage) -> EngineReading:
 
 def _ask_facts(ask: Ask) -> ServerFacts:
     about = mapping(ask("/about"))
-    return ServerFacts(version=text(about.get("release")), model="m", kv_events=text(about.get("events")))
+    return ServerFacts(
+        version=printable_text_or_empty(about.get("release")),
+        model="m",
+        kv_events=printable_text_or_empty(about.get("events")),
+    )
 
 
 def _form_fields(form: Structured) -> Fields:

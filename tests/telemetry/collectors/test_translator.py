@@ -162,7 +162,7 @@ def test_new_kv_group_in_events_is_announced_and_its_blocks_are_assigned_to_it()
     assert mirror.ledger.filled[rows].tolist() == [2, 2, 8, 8]
     epoch = mirror.epoch
     driver.apply_events(full)
-    driver.translator.restate()
+    driver.translator.request_snapshot()
     driver.publish_messages()
     assert driver.follower.mirror.epoch == epoch
 
@@ -359,7 +359,7 @@ def test_no_frame_is_lost_while_the_pool_grows() -> None:
     summarizer, follower = Summarizer(Follower()), 0
     for number in range(1, 40):
         driver.apply_events(stored(3 * number, 3 * number + 1), stored(number, medium="CPU"))
-        driver.translator.restate()
+        driver.translator.request_snapshot()
         driver.translator.apply_reading(
             READING, ServerFacts(version=str(number // 9)), driver.now_ns, are_events_live=True
         )

@@ -11,7 +11,7 @@ import mcap.reader
 import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 
-from kvscope_telemetry.block_texts.block_texts import AskedRequest, RecordedText
+from kvscope_telemetry.block_texts.block_texts import RecordedRequestParams, RecordedText
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot
@@ -146,7 +146,7 @@ def test_part_without_a_state_is_refused_with_the_reason(tmp_path: Path) -> None
 
 def test_saved_part_has_the_requests_that_ended_in_it(tmp_path: Path, make_session: Make) -> None:
     """Texts of requests belong to no block: they must not replace each other or move into the part."""
-    asked = AskedRequest(request_id="r", num_prompt_tokens=1, sampling=SamplingParams())
+    asked = RecordedRequestParams(request_id="r", num_prompt_tokens=1, sampling=SamplingParams())
     with RecordingWriter(tmp_path / "whole.mcap") as writer:
         session = make_session(writer)
         session.advance(300)

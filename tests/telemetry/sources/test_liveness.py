@@ -14,7 +14,7 @@ START = 1_000 * S
 def _live(*, is_local: bool = True) -> Liveness:
     liveness = Liveness(is_local=is_local)
     liveness.connection(True)
-    liveness.began()
+    liveness.record_snapshot()
     liveness.record_message(START)
     return liveness
 
@@ -47,7 +47,7 @@ def test_source_is_connecting_until_a_snapshot_arrives() -> None:
     assert _state(liveness, 0) is SourceState.CONNECTING
     liveness.rejection = "the engine speaks protocol 2"
     assert liveness.state(START) == (SourceState.CONNECTING, "the engine speaks protocol 2")
-    liveness.began()
+    liveness.record_snapshot()
     liveness.record_message(START)
     assert _state(liveness, 0.1) is SourceState.LIVE
 
@@ -77,7 +77,7 @@ def test_engine_without_a_step_for_five_seconds_is_stuck_unless_paused() -> None
         _beat(liveness, now_s, step=7)
     assert _state(liveness, 6) is SourceState.STUCK
     assert liveness.may_be_paused(START + 6 * S)
-    liveness.answered(Status(phase="ready", telemetry_endpoint="e", paused=True))
+    liveness.record_status(Status(phase="ready", telemetry_endpoint="e", paused=True))
     assert _state(liveness, 6) is SourceState.PAUSED
 
 
@@ -123,7 +123,7 @@ def test_goodbye_ends_the_source_and_a_snapshot_revives_it() -> None:
     liveness = _live()
     liveness.goodbye("forward raised")
     assert liveness.state(START) == (SourceState.ENDED, "forward raised")
-    liveness.began()
+    liveness.record_snapshot()
     assert _state(liveness, 0.1) is SourceState.LIVE
     liveness.goodbye("")
     assert liveness.state(START)[1] == "the engine stopped"
@@ -132,13 +132,13 @@ def test_goodbye_ends_the_source_and_a_snapshot_revives_it() -> None:
 def test_loading_progress_is_shown() -> None:
     liveness = Liveness(is_local=True)
     progress = Progress(stage="load", detail="weights", done=1, total=4)
-    liveness.answered(Status(phase="loading", telemetry_endpoint="e", progress=progress))
+    liveness.record_status(Status(phase="loading", telemetry_endpoint="e", progress=progress))
     assert liveness.state(START) == (SourceState.LOADING, "loading weights 25%")
-    liveness.answered(Status(phase="failed", telemetry_endpoint="e", reason="no such model"))
+    liveness.record_status(Status(phase="failed", telemetry_endpoint="e", reason="no such model"))
     assert liveness.state(START) == (SourceState.ENDED, "no such model")
     liveness.progress(progress)
     assert _state(liveness, 0) is SourceState.LOADING
-    liveness.began()
+    liveness.record_snapshot()
     liveness.record_message(START)
     liveness.progress(progress)
     assert _state(liveness, 0.1) is SourceState.LIVE, "a running engine may load something else"

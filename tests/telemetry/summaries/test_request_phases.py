@@ -11,7 +11,7 @@ from kvscope_telemetry.messages.telemetry import Batch, Frame, Snapshot
 from kvscope_telemetry.recordings.overview import computed_part, read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.request_phase import RequestPhase
-from kvscope_telemetry.summaries.request_phases import PHASE, PhaseLog, PhaseRecorder, numbers_of
+from kvscope_telemetry.summaries.request_phases import PHASE, PhaseLog, PhaseRecorder, decoded_phase_rows
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 
@@ -44,7 +44,7 @@ def plain_phases(recording: Recording) -> set[tuple[int, int, RequestPhase]]:
 
 
 def phase_changes_of(overview: SessionOverview) -> list[tuple[int, int, RequestPhase]]:
-    return [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(overview.phases.rows)]
+    return [(time_ns, number, kind) for time_ns, _, number, kind in decoded_phase_rows(overview.phases.rows)]
 
 
 def test_speculative_tokens_are_not_a_prompt_chunk() -> None:
@@ -55,7 +55,7 @@ def test_speculative_tokens_are_not_a_prompt_chunk() -> None:
         batch = Batch(number, num_tokens, num_prefill, sum(sizes.values()) - num_prefill)
         notes.frame(Frame(epoch=1, seq=at_ns, step=at_ns, time_ns=at_ns, batch=batch), 0)
     log.add(notes.drain(), 1)
-    phases = [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(log.rows)]
+    phases = [(time_ns, number, kind) for time_ns, _, number, kind in decoded_phase_rows(log.rows)]
     assert phases == [(1, 1, RequestPhase.DECODE), (4, 2, RequestPhase.DECODE)]
 
 
@@ -96,4 +96,4 @@ def test_invalid_rows_of_a_file_are_clamped_or_skipped() -> None:
     packed = np.array([(-5, 1, 0), ((1 << 63) - 1, 2, 2), (7, 3, 99)], PHASE).tobytes() + b"\1\2\3"
     log = PhaseLog()
     log.add(packed, 4)
-    assert numbers_of(log.rows) == [(0, 4, 1, RequestPhase.QUEUED), ((1 << 62) - 1, 4, 2, RequestPhase.DECODE)]
+    assert decoded_phase_rows(log.rows) == [(0, 4, 1, RequestPhase.QUEUED), ((1 << 62) - 1, 4, 2, RequestPhase.DECODE)]

@@ -17,13 +17,13 @@ KIND_COLORS: Final = {
     MomentKind.COPIED: "flash_copied",
     MomentKind.SAVED: "flash_saved",
     MomentKind.LOADED: "flash_loaded",
-    MomentKind.BORN: "accent",
+    MomentKind.ALLOCATED: "accent",
     MomentKind.REUSED: "good",
     MomentKind.SHARED: "good",
     MomentKind.LOST: "warn",
     MomentKind.RESTARTED: "warn",
     MomentKind.KNOWN: "muted",
-    MomentKind.LEFT: "muted",
+    MomentKind.RELEASED: "muted",
     MomentKind.FREED: "muted",
 }
 """Names of theme colours by kind of moment. Other kinds have the text colour."""
@@ -37,7 +37,7 @@ def moment_text(moment: BlockMoment) -> str:
         return f"Known from here: {_state_text(moment.state, moment.ref_count, moment.request, moment.filled)}"
     if moment.kind is MomentKind.SHARED:
         return f"Shared with {holder}: {sharing_text}" if holder else f"Shared: {sharing_text}"
-    if moment.kind is MomentKind.LEFT:
+    if moment.kind is MomentKind.RELEASED:
         return (
             "Released by one request; one other request holds it"
             if moment.ref_count == 1
@@ -46,7 +46,7 @@ def moment_text(moment: BlockMoment) -> str:
     return {
         MomentKind.LOST: "Unknown from here: frames are missing",
         MomentKind.RESTARTED: "Engine restarted",
-        MomentKind.BORN: f"Allocated to {holder}" if holder else "Allocated",
+        MomentKind.ALLOCATED: f"Allocated to {holder}" if holder else "Allocated",
         MomentKind.COPIED: f"Copied for {holder}" if holder else "Copied",
         MomentKind.LOADED: f"Loaded from a lower tier for {holder}" if holder else "Loaded from a lower tier",
         MomentKind.SAVED: f"Saved here for {holder}" if holder else "Saved here",

@@ -39,7 +39,7 @@ _MARKED_KINDS: Final = (
     MomentKind.LOADED,
     MomentKind.REUSED,
     MomentKind.SHARED,
-    MomentKind.BORN,
+    MomentKind.ALLOCATED,
 )
 _IS_KIND_MARKED: Final = np.array([kind in _MARKED_KINDS for kind in KINDS])
 _NO_TIMES: Final = np.empty(0, np.int64)

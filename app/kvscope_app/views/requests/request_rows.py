@@ -129,7 +129,7 @@ def judge_requests(columns: RequestColumns, goals: Goals) -> GoalResults:
     """
     has_finished = columns.has_ended & np.isin(columns.ending, (Ending.UNKNOWN, Ending.FINISHED))
     results = judge(latencies_s(columns), goals)
-    return GoalResults(results.kept & has_finished, results.missed & has_finished)
+    return GoalResults(results.met & has_finished, results.missed & has_finished)
 
 
 @dataclass(frozen=True, slots=True)

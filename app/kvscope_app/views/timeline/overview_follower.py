@@ -12,7 +12,7 @@ import numpy as np
 
 from kvscope_app.views.timeline.request_lanes import PhaseChange, RequestLanes
 from kvscope_telemetry.summaries.event_index import EventIndex
-from kvscope_telemetry.summaries.request_phases import numbers_of
+from kvscope_telemetry.summaries.request_phases import decoded_phase_rows
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
@@ -85,7 +85,7 @@ class OverviewFollower:
             later = np.flatnonzero(rows["time_ns"] > unseen[-1].time_ns)
             rows = rows[: int(later[0])] if later.size else rows
         self._num_phases_consumed = max(self._num_phases_consumed, phases.num_forgotten) + rows.size
-        changes = [PhaseChange(*phase) for phase in numbers_of(rows)]
+        changes = [PhaseChange(*phase) for phase in decoded_phase_rows(rows)]
         return sorted([*unseen, *changes], key=lambda item: item.time_ns) if changes else [*unseen]
 
     def _add_to_lanes(self, overview: SessionOverview, items: list[LaneEvent]) -> None:

@@ -369,12 +369,12 @@ def chosen_setups(
             chosen_paging(args, preset, layout),
             chosen_tiers(args, cache),
             layout=layout,
-            question=question,
+            scenario=scenario,
             state_interval=args.state_interval,
         )
-        for allocator, question in [
+        for allocator, scenario in [
             *((allocator, "") for allocator in chosen_allocators(args)),
-            *(("paged", question) for question in _questions(args, layout)),
+            *(("paged", scenario) for scenario in _scenarios(args, layout)),
         ]
     ]
     if layout is None and args.kv_memory is None:
@@ -401,7 +401,7 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
     return None if cache is None else recorded_layout(cache)
 
 
-def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
+def _scenarios(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
     obstacles = {
         "without_freeing": "" if layout is not None and layout.has_windows else "no layer has a window or chunks",
         "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,

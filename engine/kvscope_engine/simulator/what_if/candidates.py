@@ -23,7 +23,7 @@ class Candidate:
     allocator: str
     block_size: int
     pools: tuple[PoolLayout, ...]
-    question: str = ""
+    scenario: str = ""
     """Scenario in which the engine is changed (apart from the allocator): `NOT_FREED`, `EXPANDED`, or "" for none."""
 
     @property
@@ -49,13 +49,13 @@ def candidates(memory: Memory) -> list[Candidate]:
     """
     groups, own = GroupedMemory(memory), memory.block_size
     result = []
-    if groups.has_windows and not groups.why_not_whole:
-        result.append(Candidate("paged", own, groups.whole(own), NOT_FREED))
+    if groups.has_windows and not groups.why_not_without_freeing:
+        result.append(Candidate("paged", own, groups.without_freeing(own), NOT_FREED))
     if groups.holds_latents and not groups.why_not_expanded:
         result.append(Candidate("paged", own, groups.expanded(), EXPANDED))
-    if groups.has_tokens and not groups.why_not_whole:
+    if groups.has_tokens and not groups.why_not_without_freeing:
         if memory.max_model_len:
-            result += [Candidate(name, own, groups.whole(own)) for name in ("contiguous", "buddy")]
+            result += [Candidate(name, own, groups.without_freeing(own)) for name in ("contiguous", "buddy")]
         if memory.block_bytes and groups.num_layers and memory.page_bytes:
             result.append(_virtual(memory, groups))
     sizes = sorted({*PAGED_BLOCK_SIZES, own} if memory.allocator == "paged" else PAGED_BLOCK_SIZES)
@@ -67,7 +67,7 @@ def candidates(memory: Memory) -> list[Candidate]:
 def unanswerable_questions(memory: Memory) -> list[UnsupportedScenario]:
     """Return the scenarios that cannot be simulated because information is missing, with the reason."""
     groups, result = GroupedMemory(memory), []
-    if groups.has_windows and (why := groups.why_not_whole):
+    if groups.has_windows and (why := groups.why_not_without_freeing):
         result.append(UnsupportedScenario(NOT_FREED, why))
     if groups.holds_latents and (why := groups.why_not_expanded):
         result.append(UnsupportedScenario(EXPANDED, why))
@@ -94,11 +94,11 @@ def _virtual(memory: Memory, groups: GroupedMemory) -> Candidate:
     larger than a page, the group has as many pages per layer as that block takes.
     """
     own = memory.block_size
-    first, *others = groups.whole(own)
+    first, *others = groups.without_freeing(own)
     block_bytes = Fraction(round(first.slot_bytes * own))
     group_blocks, (num_pages,) = page_group([block_bytes / groups.num_layers], memory.page_bytes)
     tokens = int(group_blocks * own)
     group_bytes = num_pages * memory.page_bytes * groups.num_layers
     num_groups = int(first.num_blocks * block_bytes // group_bytes)
-    whole, *_ = groups.whole(tokens)
-    return Candidate(VIRTUAL, tokens, (replace(whole, max_blocks=num_groups), *others))
+    pool, *_ = groups.without_freeing(tokens)
+    return Candidate(VIRTUAL, tokens, (replace(pool, max_blocks=num_groups), *others))

@@ -51,7 +51,7 @@ class PolicyComparison:
                 allocator=candidate.allocator,
                 block_size=candidate.block_size,
                 is_current=self._is_current(candidate),
-                question=candidate.question,
+                question=candidate.scenario,
                 num_slots=self._memory.num_slots,
                 refused=shadow,
             )
@@ -64,7 +64,7 @@ class PolicyComparison:
             allocator=candidate.allocator,
             block_size=candidate.block_size,
             is_current=self._is_current(candidate),
-            question=candidate.question,
+            question=candidate.scenario,
             num_slots=use.num_slots,
             slot_bytes=slot_bytes,
             num_used=use.num_used,
@@ -88,4 +88,4 @@ class PolicyComparison:
     def _is_current(self, candidate: Candidate) -> bool:
         own = self._memory
         is_same_size = candidate.block_size == own.block_size or candidate.allocator == VIRTUAL
-        return candidate.allocator == own.allocator and is_same_size and not candidate.question
+        return candidate.allocator == own.allocator and is_same_size and not candidate.scenario

@@ -116,8 +116,8 @@ class GroupedMemory:
         return sum(kind.num_layers for kind in self._groups) or self._memory.num_layers
 
     @property
-    def why_not_whole(self) -> str:
-        """Reason why `whole` cannot be computed (the memory needed if no layer freed tokens outside its
+    def why_not_without_freeing(self) -> str:
+        """Reason why `without_freeing` cannot be computed (the memory needed if no layer freed tokens outside its
         window); "" if it can.
         """
         if self._states and not self._has_separate_pools:
@@ -131,7 +131,7 @@ class GroupedMemory:
         """Reason why the size of keys and values instead of latents is unknown; "" if it is known."""
         if any(kind.is_latent and not kind.expanded_bytes for kind in self._groups):
             return "The engine does not tell how large the keys and values of its heads would be."
-        return self.why_not_whole or ("" if self._memory.block_bytes else "The size of a block is not known.")
+        return self.why_not_without_freeing or ("" if self._memory.block_bytes else "The size of a block is not known.")
 
     def by_group(self, block_size: int) -> tuple[PoolLayout, ...]:
         """Return the engine's pools and groups, with blocks of `block_size` tokens instead of the engine's
@@ -155,8 +155,8 @@ class GroupedMemory:
         groups += [BlockGroup(0)] * len(self._states)
         return (PoolLayout(memory.num_slots, block_size, memory.block_bytes / memory.block_size, tuple(groups)),)
 
-    def whole(self, block_size: int) -> tuple[PoolLayout, ...]:
-        """Return pools with all layers in one group without a window. `why_not_whole` must be empty."""
+    def without_freeing(self, block_size: int) -> tuple[PoolLayout, ...]:
+        """Return pools with all layers in one group without a window. `why_not_without_freeing` must be empty."""
         token_bytes = sum(kind.token_bytes for kind in self._groups)
         if len(self._groups) == 1:
             shares = [(1.0, self._groups[0].rule)]

@@ -197,14 +197,17 @@ class PlacedPool:
         request's token limit (`RESERVED`), reserved slots beyond the limit (`INTERNAL`), and slots after the
         reservation (`ROUNDING`).
         """
-        rows = sorted(self._run_marks(request, limits[request.number]) for request in requests if request.block_table)
-        marks = np.array(rows, np.int64).reshape(-1, 4)
+        rows = sorted(
+            self._run_boundaries(request, limits[request.number]) for request in requests if request.block_table
+        )
+        boundaries = np.array(rows, np.int64).reshape(-1, 4)
         kinds = (MapKind.RESERVED, MapKind.INTERNAL, MapKind.ROUNDING)
         return {
-            kind: Spans(marks[:, column], marks[:, column + 1] - marks[:, column]) for column, kind in enumerate(kinds)
+            kind: Spans(boundaries[:, column], boundaries[:, column + 1] - boundaries[:, column])
+            for column, kind in enumerate(kinds)
         }
 
-    def _run_marks(self, request: Request, limit: int) -> tuple[int, int, int, int]:
+    def _run_boundaries(self, request: Request, limit: int) -> tuple[int, int, int, int]:
         """Return the pool slots at which four parts of the request's contiguous blocks end: its tokens, its
         token limit, its reservation, and its last block.
         """

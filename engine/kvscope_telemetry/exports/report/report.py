@@ -113,7 +113,7 @@ def _figures(summary: RunSummary) -> list[tuple[str, str, str]]:
     cards = [(figure.uses.card, figure) for figure in FIGURES if figure.uses.card is not None]
     items = [
         (card.title or figure.name, card.value.format(texts[figure.key]), card.detail.format_map(texts))
-        for card, figure in sorted(cards, key=lambda each: each[0].place)
+        for card, figure in sorted(cards, key=lambda each: each[0].position)
     ]
     is_of_range = summary.figures["waiting_peak"] is None or None not in summary.totals.values()
     if is_of_range:  # unknown figures are due to the range, not the engine: show them
