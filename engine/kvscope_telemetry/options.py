@@ -315,5 +315,5 @@ def read_size(text: str) -> int:
     num_bytes = float(match[1]) * unit if match and unit else 0.0
     min_bytes = MIN_PLAIN_BYTES if match and not match[2] else 1
     if not min_bytes <= num_bytes < math.inf:
-        raise ValueError(Size.accepted)
+        raise ValueError(f"must be {Size.accepted}")
     return int(num_bytes)
