@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Hello, Progress, Snapshot
@@ -265,8 +266,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token id, log-probability) pairs, most likely first."""
-    rank: int = 0
-    """Number of tokens that are as likely or more, itself included; 0 if it was not computed."""
+    rank: int | UnsetType = UNSET
+    """Rank of the token among all, 1 for the most likely one. Only tokens of prompts have it."""
 
 
 class Accepted(_Command, frozen=True, kw_only=True):

@@ -228,7 +228,7 @@ def test_folder_of_one_recent_history_is_refused_for_another(make_ring: MakeRing
     make_session(ring).advance(10)
     assert ring.flush(60.0)
     second = make_ring()
-    assert "another process writes it" in second.failure
+    assert "another process is writing to it" in second.failure
     assert not second.write(Heartbeat(epoch=1, time_ns=1, seq=1, step=1))
     assert not second.flush()
     second.close()

@@ -163,7 +163,7 @@ def test_folder_of_another_ring_is_left_alone(tmp_path: Path) -> None:
     folder = RingFolder(tmp_path / "ring")
     ring = RingClient(tmp_path / "ring")
     wait_until(lambda: ring.failure)
-    assert "another process writes it" in ring.failure
+    assert "another process is writing to it" in ring.failure
     ring.close()
     assert (tmp_path / "ring" / "lock").exists()
     folder.delete()

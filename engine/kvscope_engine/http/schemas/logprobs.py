@@ -71,7 +71,7 @@ def prompt_logprobs(scores: Sequence[TokenLogprobs], texts: Sequence[Sequence[st
     """Return the log-probabilities of a prompt in vLLM's format, which lists the prompt's token first."""
     positions: PromptLogprobs = [None]
     for entry, (own_text, *top_texts) in zip(scores, texts, strict=True):
-        position = {str(entry.token_id): PromptLogprob(_finite(entry.logprob), entry.rank, own_text)}
+        position = {str(entry.token_id): PromptLogprob(_finite(entry.logprob), entry.rank or 0, own_text)}
         for rank, ((token_id, logprob), text) in enumerate(zip(entry.top, top_texts, strict=True), 1):
             position.setdefault(str(token_id), PromptLogprob(_finite(logprob), rank, text))
         positions.append(position)
