@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kvscope_engine.tokenization.generated_tokens import with_generated_tokens
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -33,11 +35,11 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
     if tokenizer is None:
         raise BadInput("this model has no tokenizer: only prompt_token_ids are accepted")
     is_raw = submit.raw and submit.prompt is not None
-    text = (
-        submit.prompt or "" if is_raw else tokenizer.chat_text(_conversation(submit), tools=parse_tools(submit.tools))
-    )
+    turns = () if is_raw else _conversation(submit)
+    render = partial(tokenizer.chat_text, tools=parse_tools(submit.tools))
+    text = submit.prompt or "" if is_raw else render(turns)
     tokenizer.refuse_too_long(text, max_len)
-    ids = tokenizer.encode(text, add_special_tokens=is_raw)
+    ids = with_generated_tokens(tokenizer, turns, render, tokenizer.encode(text, add_special_tokens=is_raw))
     if not ids or (submit.prompt is not None and not submit.prompt):
         raise BadInput("the prompt is empty: at least one token is accepted")
     return ids

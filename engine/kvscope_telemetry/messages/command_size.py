@@ -83,7 +83,8 @@ def sampling_bytes(sampling: SamplingParams) -> int:
 
 def _message_bytes(message: ChatMessage) -> int:
     name_bytes = sum(map(sys.getsizeof, filter(None, (message.name, message.tool_call_id))))
-    return MESSAGE_BYTES + sys.getsizeof(message.content) + name_bytes + sum(map(_call_bytes, message.tool_calls))
+    num_bytes = MESSAGE_BYTES + sys.getsizeof(message.content) + name_bytes + NUMBER_BYTES * len(message.token_ids)
+    return num_bytes + sum(map(_call_bytes, message.tool_calls))
 
 
 def _call_bytes(call: ToolCall) -> int:

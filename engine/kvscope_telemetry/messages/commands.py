@@ -54,6 +54,10 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tool_calls: Annotated[tuple[ToolCall, ...], msgspec.Meta(max_length=MAX_TOOL_CALLS)] = ()
     tool_call_id: Annotated[str, msgspec.Meta(max_length=256)] = ""
     name: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_PROMPT_TOKENS)] = ()
+    """Tokens of an earlier answer, as the engine generated them. They replace the tokens of `content` if they have the
+    same text, so that the prompt's blocks are found in the prefix cache.
+    """
 
 
 class Submit(_Command, frozen=True, kw_only=True):

@@ -216,9 +216,10 @@ class Chat(QObject):
         return self.answer_of(key) is not None
 
     def _submit(self, conversation: Conversation) -> None:
-        messages = messages_to_send(conversation)
         self._epoch = self._session.live_mirror.epoch
         hello = self._session.live_mirror.hello
+        is_own_engine = hello is not None and hello.capabilities.commands and not hello.api
+        messages = messages_to_send(conversation, with_token_ids=is_own_engine)
         sampling = sampling_to_send(conversation, hello.model.sampling if hello else ModelSampling())
         request_id, message = f"chat-{secrets.token_hex(6)}", conversation.append("assistant")
         answer = ChatAnswer(request_id, conversation, message, self._epoch or 0, sampling.max_tokens)

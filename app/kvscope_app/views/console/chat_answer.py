@@ -79,6 +79,7 @@ class ChatAnswer:
         if self.phase in (AnswerPhase.SENT, AnswerPhase.QUEUED):
             self.phase = AnswerPhase.WRITING
         self.message.content += reply.text
+        self.message.token_ids += reply.token_ids
         self.has_new_text = True
         num_tokens = self.message.stats.num_tokens + len(reply.token_ids)
         running_s = now_s - stopped_s - self._first_token_running_s

@@ -68,6 +68,8 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     ending: Ending = ""
     note: str = ""
     stats: AnswerStats = AnswerStats()
+    token_ids: list[int] = []
+    """Tokens of an answer as the engine generated them; empty if the engine reported none."""
 
 
 class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -188,13 +190,22 @@ def omitted_keys(path: Sequence[Message]) -> set[str]:
     return keys
 
 
-def messages_to_send(conversation: Conversation) -> tuple[ChatMessage, ...]:
-    """Return the system prompt and the shown messages for the engine, without those in `omitted_keys`."""
+def messages_to_send(conversation: Conversation, *, with_token_ids: bool = False) -> tuple[ChatMessage, ...]:
+    """Return the system prompt and the shown messages for the engine, without those in `omitted_keys`.
+
+    `with_token_ids`: the engine accepts the tokens of its earlier answers.
+    """
     messages = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
     path = conversation.path
     skipped = omitted_keys(path)
     messages += [
-        ChatMessage(role=message.role, content=message.content) for message in path if message.key not in skipped
+        ChatMessage(
+            role=message.role,
+            content=message.content,
+            token_ids=tuple(message.token_ids) if with_token_ids else (),
+        )
+        for message in path
+        if message.key not in skipped
     ]
     return tuple(messages)
 
