@@ -7,8 +7,7 @@
 - Playback: the same for a recording, which has a fixed end.
 
 Owns the viewpoint at the end, the viewpoint at the cursor, and the loop. The overview and the history on disk are
-passed
-in. Does not depend on the selection.
+passed in. Does not depend on the selection.
 """
 
 from __future__ import annotations
@@ -352,8 +351,7 @@ class Viewpoint:
     """A source, the state rebuilt from it, and its recent history.
 
     A timeline has a viewpoint at its end, and another at the cursor after the cursor left the end. With a `player`, a
-    seek
-    resets the mirror and the history, and the history before the new position is filled from `overview`.
+    seek resets the mirror and the history, and the history before the new position is filled from `overview`.
     """
 
     def __init__(
@@ -406,8 +404,7 @@ class Viewpoint:
 
     def _backfill_stops(self) -> None:
         """Add the engine's pauses before a seek position to the mirror. They are taken from the overview, because the
-        recording's
-        delta checkpoints do not contain them.
+        recording's delta checkpoints do not contain them.
         """
         hello, now_ns = self.mirror.hello, self.mirror.time_ns
         if hello is None:

@@ -27,8 +27,7 @@ def phases(
     """Yield (name, text) of each phase of request `number`.
 
     `events` has events with engine times, oldest first; events of other requests are ignored. `find_first` is called
-    for the
-    time of the first token if it was not observed.
+    for the time of the first token if it was not observed.
     """
     row = mirror.requests.row_of(number)
     if row is None:

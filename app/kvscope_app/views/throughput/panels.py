@@ -396,8 +396,7 @@ def _highest_in_bins(key: str, name: str, drawn: DrawnPanel, window: HistoryWind
 
 def _curves(key: str, window: HistoryWindow) -> dict[str, FloatArray]:
     """Return the curves of panel `key`. A gauge is shown as it is, a rate or ratio as its value over the second before
-    each
-    point.
+    each point.
     """
     width = max(SECOND_NS // window.bin_ns, 1)
     if key in _RATES:

@@ -241,8 +241,7 @@ class ThroughputCharts(ChartStack):
         """Return the optional columns (those that only some sources report) for which the overview has data.
 
         They are known before the view shows the data, so that a panel of a recording or of a whole session is present
-        from the
-        start.
+        from the start.
         """
         uses_overview = self.session.timeline.player is not None or math.isinf(self.range_s)
         if not uses_overview or not len(self.session.overview):
