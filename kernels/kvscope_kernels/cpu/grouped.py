@@ -41,7 +41,7 @@ class NativeGrouped(NativeProduct):
             raise RuntimeError("weights of 4 bits need a C compiler on a Linux machine (cc, gcc or clang)")
         self.outputs, self.inputs = weight.codes.shape
         self._codes, self._facts = (
-            _store_packed(part, buffer) for part in (_packed_codes(weight), _packed_facts(weight))
+            _store_packed(part, buffer) for part in (_packed_codes(weight), _packed_scale_and_low(weight))
         )
         panels, chunks = len(self._facts), -(-self.inputs // CHUNK)
         self._bias = None if bias is None else pad(bias.detach().float(), (0, panels * PANEL - self.outputs))
@@ -78,8 +78,11 @@ def _store_packed(packed: Tensor, buffer: WeightBuffer | None) -> Tensor:
     return packed if buffer is None else buffer.allocate(tuple(packed.shape), packed.dtype).copy_(packed)
 
 
-def _packed_facts(weight: GroupedWeight) -> Tensor:
-    """Return scale and low of each group of weights, [panels, groups, 2, PANEL], in the dtype of `scale_and_low`."""
+def _packed_scale_and_low(weight: GroupedWeight) -> Tensor:
+    """Pack the scale and the low (the value of code 0) of each group, with the outputs of a panel next to each other.
+
+    Returns [panels, groups, 2, PANEL] in the dtype of `scale_and_low`: PANEL scales, then the lows of the same outputs.
+    """
     scale_and_low = torch.stack(weight.scale_and_low, -1)  # (outputs, groups, 2)
     padded = pad(scale_and_low, (0, 0, 0, 0, 0, -len(scale_and_low) % PANEL))
     return padded.view(len(padded) // PANEL, PANEL, -1, 2).permute(0, 2, 3, 1).contiguous()

@@ -266,6 +266,6 @@ class ThroughputCharts(ChartStack):
             self.refresh_all()
 
     def _on_overview(self) -> None:
-        """Draw the newly read part of a recording's overview, which causes no other refresh."""
+        """Redraw the visible charts when more of a recording's overview has been read, which triggers no other redraw."""
         if self.session.timeline.is_file and is_on_screen(self):
             self.refresh_visible()

@@ -33,7 +33,10 @@ _FULL_REDRAW_DIVISOR: Final = 4
 
 
 class Scene:
-    """Draws a ledger through a camera into `pixels`, shape (height, width)."""
+    """Draws the blocks of a pool through a camera into `pixels`, shape (height, width).
+
+    The state of the blocks is in a `Ledger`, which has one row per block.
+    """
 
     def __init__(self) -> None:
         self.pixels: Pixels = np.zeros((1, 1), np.uint32)
