@@ -38,6 +38,7 @@ AddParser = Callable[["argparse._SubParsersAction[Any]"], argparse.ArgumentParse
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
     text: ListText
+    """Where the list of engines is read from, again every `every_s` seconds."""
     every_s: float
     api_key: str = field(default="", repr=False)
     """API key for HTTP servers (such as vLLM's) that have no saved key; empty if there is none."""
@@ -47,6 +48,7 @@ class FleetOptions:
 class Options:
     attach: tuple[Address, ...] = ()
     engine: tuple[str, ...] = ()
+    """Command-line arguments for the engine that the desktop starts, such as `--model=NAME`."""
     keep_engine: bool = False
     theme: str | None = None
     """Theme for this run, or None for the saved theme."""
@@ -58,6 +60,7 @@ class Options:
     """Initial selection: pairs of "request" or "block" and the number of that request or block."""
     layout: str = ""
     is_comparison: bool = False
+    """Whether to open the two `recordings` in one window that compares them."""
     fleet: FleetOptions | None = None
     """If not None, open a table of many engines instead of a window for one."""
     alarms: tuple[Rule, ...] = ()
@@ -79,7 +82,8 @@ def parse(arguments: Sequence[str], commands: Sequence[AddParser] = ()) -> Optio
     Raises BadInput for invalid arguments. Prints and exits for --help and --version.
     """
     first = next((word for word in arguments if word != "--debug"), "-")
-    # Without commands: the value of a wrong option would be parsed as a command.
+    # An option comes first, so no command follows. The parser for commands would take the value of an unknown option,
+    # as in `kvscope --wrong top`, for a command, and report a wrong error.
     if first.startswith("-") and first not in _HELP:
         return _options(build_parser().parse_args(arguments))
     args = build_parser(commands).parse_args(arguments)
@@ -97,14 +101,14 @@ def _options(args: argparse.Namespace) -> Options:
         raise BadInput(f"{'--select' if args.at is None else '--at'} needs --open FILE.mcap")
     addresses = parse_addresses(args, args.attach, "--attach")
     return Options(
-        addresses,
-        tuple(engine),
-        args.keep_engine,
-        args.theme,
-        args.debug,
-        tuple(args.open),
-        args.at,
-        tuple(args.select),
+        attach=addresses,
+        engine=tuple(engine),
+        keep_engine=args.keep_engine,
+        theme=args.theme,
+        debug=args.debug,
+        recordings=tuple(args.open),
+        at_s=args.at,
+        selects=tuple(args.select),
         layout=args.layout,
         alarms=alarm_rules(args, has_saved_rules=True),
         alarm_webhook=alarm_webhook(args),

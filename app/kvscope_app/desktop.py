@@ -303,8 +303,7 @@ class Desktop(QObject):
 
     def _release_engine(self, supervisor: EngineSupervisor, session: Session) -> None:
         """Shut down kvscope's own engine unless it is set to keep running, and close its session once the shutdown
-        command was
-        sent.
+        command was sent.
         """
         supervisor.deleteLater()
         if not supervisor.engine.keeps_running:

@@ -504,8 +504,8 @@ class Engine:
             self.components.notes.append(note)
 
     def _publish_notes(self, now_ns: int) -> bool:
-        """Publish the deviations added to `components.notes` since the last call as events. Returns whether there were
-        any.
+        """Publish, as events, the lines added to `components.notes` since the last call. Each tells the user that the
+        engine does not run as configured. Returns whether there were any.
         """
         new_notes = self.components.notes[self._num_published_notes :]
         self._num_published_notes += len(new_notes)

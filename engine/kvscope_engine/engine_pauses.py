@@ -31,7 +31,9 @@ On a busy machine, a thread may wait for some tenths of a second, which is no su
 """
 MIN_SLEEP_NS: Final = 500_000_000
 _MAX_BUSY_SHARE: Final = 0.2
-"""Maximum processor time during a suspension, as a fraction of one processor."""
+"""Maximum processor time of this process since the last heartbeat, as a fraction of the elapsed time, for a late
+heartbeat to count as a suspension. A process that used more was not suspended, but busy.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Serves `/metrics` of an engine that is watched from inside, in a separate process (`KVSCOPE_METRICS`).
+"""Starts and ends a separate process that serves `/metrics` for an engine that is watched from inside.
 
-Owns the separate process, which has the lowest priority, attaches to the telemetry as a desktop does, and ends with the
-engine's process even if that is killed.
+The process runs if the environment variable `KVSCOPE_METRICS` is set. It has the lowest priority, attaches to the
+telemetry as a desktop does, and ends with the engine's process even if that is killed.
 """
 
 from __future__ import annotations

@@ -139,11 +139,12 @@ Ids = Annotated[bytes, packed(Packing(U4))]
 Times = Annotated[bytes, packed(Packing(U8))]
 """Packed times in nanoseconds, unsigned 64-bit."""
 RowNumbers = Annotated[bytes, packed(Packing(U4, is_row=True, is_key=True))]
-"""Packed ids of a struct's rows (`Packing.is_key`), unsigned 32-bit."""
+"""Packed ids of the rows to which the other columns of a message belong (`Packing.is_key`), unsigned 32-bit."""
 RowCounts = Annotated[bytes, packed(Packing(U4, is_row=True))]
-"""One packed unsigned 32-bit number per row of the struct."""
+"""One packed unsigned 32-bit number per row, such as a token count, in a message whose columns have one entry per row.
+"""
 OptionalCounts = Annotated[bytes, packed(Packing(U4, is_row=True, is_optional=True))]
-"""One packed unsigned 32-bit number per row of the struct; empty if all are 0."""
+"""The same as `RowCounts`, but empty if all numbers are 0."""
 
 
 def _packed_as_column(name: str, **options: Any) -> msgspec.Meta:

@@ -158,7 +158,7 @@ class RequestLog:
     def restate(self, snapshot: Snapshot, offset_ns: int) -> None:
         """Apply a snapshot. It begins a new engine start or, after a gap, replaces the known state of the current one.
 
-        `offset_ns` converts the snapshot's clock to the timeline's wall clock.
+        `offset_ns` is added to a time on the snapshot's clock to get the timeline's wall-clock time.
         """
         with self._lock:
             if not self._starts or self._starts[-1].epoch != snapshot.hello.epoch:
@@ -177,14 +177,15 @@ class RequestLog:
         time_ns: int,
         offset_ns: int,
     ) -> None:
-        """Add what happened in the newest engine start until `time_ns` on its clock.
+        """Add what happened in the newest engine start until `time_ns`. Engine times are on the engine's monotonic
+        clock.
 
         Args:
             infos: New requests.
-            rows: Changes of requests, oldest first, each with the engine time of every changed request.
+            rows: Changes of requests, oldest first: each message, and the engine time in ns of each of its rows.
             events: Events since the last call.
             time_ns: Engine time of the newest telemetry.
-            offset_ns: Difference that converts the engine's clock to the timeline's wall clock.
+            offset_ns: Nanoseconds to add to an engine time to get the timeline's wall-clock time.
         """
         with self._lock:
             if not self._starts:

@@ -14,8 +14,8 @@ CHUNKED_WINDOW = tl.constexpr(3)
 VALUE_LIFT = tl.constexpr(128.0)
 """Factor by which `weighted` in `attend_tiles` is scaled up with a quantized cache.
 
-The values' scales, about max|value| / 127, would otherwise be in float16's subnormal range, where products of weights
-and scales lose precision.
+The value's scale, about max|value| / 127, is multiplied into the softmax weight before that is rounded to the dtype of
+the query. In float16, the product of a small weight and a scale would be subnormal (below 6e-5) and lose precision.
 """
 
 

@@ -91,7 +91,7 @@ class Pool:
 
     @property
     def words(self) -> Tensor:
-        """Bytes of the cache without scales, viewed as a contiguous int32 vector."""
+        """All keys and values of the cache, but not their scales, viewed as a contiguous int32 vector."""
         return self.storage.view(-1).view(torch.int32)
 
     def attention_args(

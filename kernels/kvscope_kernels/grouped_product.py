@@ -36,10 +36,11 @@ def grouped_product(
     *,
     rounds_activations: bool = False,
 ) -> GroupedProduct:
-    """Prepare a weight for matmuls: by Triton on a GPU, by C on a CPU (with memory from `buffer`), or by torch without
-    C.
+    """Pack a weight whose groups of inputs have a scale and an offset each, for fast matmuls on `device`.
 
-    Only the C implementation can round activations to 8 bits.
+    The implementation uses Triton on a GPU, and C on a CPU, where the packed weight is allocated from `buffer` if
+    given. On a CPU without a compiled C library, it uses torch and does not pack the weight. Only the C implementation
+    can round activations to 8 bits.
     """
     implementation = grouped_implementation(device.type)
     if implementation == TRITON:

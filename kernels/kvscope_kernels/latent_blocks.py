@@ -38,9 +38,10 @@ def latent_blocks(args: AttentionArgs, blocks: Tensor) -> Tensor:
 
 
 def plain_latents(args: AttentionArgs) -> AttentionArgs:
-    """Return arguments without quantization: an 8-bit cache is replaced by a temporary cache in the query's dtype.
+    """Return `args` with an 8-bit cache of latents replaced by a temporary cache in the query's dtype, without scales.
 
-    The temporary cache has only the requests' blocks.
+    The temporary cache has only the blocks of the requests in `args`. Arguments with any other cache are returned
+    unchanged.
     """
     if args.k_scale is None or not are_latents(args):
         return args

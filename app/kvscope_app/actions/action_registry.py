@@ -35,8 +35,8 @@ _PLATFORM_KEYS: Final = {
 """Classes of Qt widgets that handle a key themselves on every platform while they have the focus, by key.
 
 An action whose `ActionSpec.yields_to_widget` is set leaves these keys to such a widget. All other shortcuts work
-regardless of the
-focus, so a view must use keys that no action has. Qt makes sure that text fields keep their editing keys.
+regardless of the focus, so a view must use keys that no action has. Qt makes sure that text fields keep their editing
+keys.
 """
 
 

@@ -59,7 +59,7 @@ class SideView(QWidget):
     moment_chosen = Signal(float)
     """Emitted when the user edits the time field, with the new time in seconds since this run's start.
 
-    That time is to be aligned with the time that the other run shows.
+    The receiver aligns the runs so that this time is next to the time that the other run shows.
     """
 
     def __init__(self, session: Session, name: str, curve: CurveSpec) -> None:

@@ -35,8 +35,7 @@ def why_not_resume(session: Session, *, is_paused_by_us: bool) -> str:
     """Return why the engine cannot be resumed.
 
     `is_paused_by_us` says whether this window requested a pause. The session knows of the pause only once the engine's
-    next
-    status has arrived.
+    next status has arrived.
     """
     is_paused = is_paused_by_us or session.status.state is SourceState.PAUSED
     return why_not_control(session) or ("" if is_paused else _NOT_PAUSED)

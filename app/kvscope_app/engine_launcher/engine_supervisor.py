@@ -20,6 +20,7 @@ class EngineSupervisor(QObject):
     ended = Signal(str)
     """Emitted with the reason when the engine ended by itself or could not be started."""
     started = Signal()
+    """Emitted when the engine's process was started again. The engine is not ready yet: it still loads its model."""
 
     def __init__(self, engine: EngineProcess, parent: QObject | None = None) -> None:
         super().__init__(parent)

@@ -139,8 +139,7 @@ class WatchedList:
     """Engines that a fleet watches: those of its list, and those that the user added.
 
     Calls `on_entries` with all engines when the list or the additions change. Thread-safe, because each list is read on
-    its
-    own thread.
+    its own thread.
     """
 
     def __init__(self, on_entries: Callable[[Sequence[FleetEntry]], None]) -> None:

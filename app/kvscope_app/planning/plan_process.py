@@ -27,8 +27,7 @@ class PlanProcess(QObject):
     """Runs the planner in a child process.
 
     The first request starts the child, which takes seconds because it imports torch. The child ends some minutes after
-    the
-    last request.
+    the last request.
     """
 
     answered = Signal(object)

@@ -65,8 +65,7 @@ def ask_once(window: SessionWindow, proceed: Callable[[], object]) -> None:
     """Ask whether to record texts, then call `proceed`.
 
     Does not ask if the user has answered already, or if the engine does not execute this client's commands. A question
-    that
-    was cancelled is asked again next time.
+    that was cancelled is asked again next time.
     """
     if text_consent(window.settings) is not None or not window.session.may_operate:
         proceed()

@@ -19,8 +19,7 @@ from kvscope_telemetry.messages.telemetry import Event
 
 _CLEARS: Final = itertools.count(1)
 """Source of values for `EventLog.num_clears`. They are unique across all logs, so that a reader with a stored value
-notices
-when it reads another log or when the log was cleared.
+notices when it reads another log or when the log was cleared.
 """
 
 

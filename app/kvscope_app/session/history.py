@@ -119,7 +119,10 @@ class HistoryWindow:
 
 
 class History:
-    """History of the last `max_seconds`, or of as many of them as fit into `max_bytes`."""
+    """Recent history of one source for charts: values per time bin, events, latencies and device samples.
+
+    It covers the last `max_seconds`, or a shorter time if that would take more than `max_bytes`.
+    """
 
     def __init__(self, max_seconds: int = 600, max_bytes: int = 64 << 20) -> None:
         bytes_per_bin = 8 * len(SUMS + GAUGES + LATENCIES)

@@ -24,8 +24,8 @@ def first_relevant_ns(overview: SessionOverview, begin_ns: int, now_ns: int) -> 
     """Return the wall-clock time at which a live timeline should begin.
 
     That is `begin_ns`, unless silences of more than a minute follow: then it is the time of the first data after them.
-    The
-    overview of an engine that was idle for hours begins with such silences, after its start and after its last step.
+    The overview of an engine that was idle for hours begins with such silences, after its start and after its last
+    step.
     """
     for at_ns in [*overview.time_ns[:2].tolist(), now_ns, now_ns][:2]:
         if at_ns - begin_ns > LONG_SILENCE_NS:

@@ -55,7 +55,7 @@ def recent_latency(session: Session, prefix: str) -> tuple[float, float]:
         span = recent_span(session)
         p50, p95 = (BY_KEY[f"{HISTOGRAMS[prefix]}_p{p}_s"].of(session.overview, span) for p in (50, 95))
         return np.nan if p50 is None else p50, np.nan if p95 is None else p95
-    history, until_ns = session.history, session.timeline.shown_until_ns
+    history, until_ns = session.history, session.timeline.shown_monotonic_ns
     window = {"ttft": history.first_token, "itl": history.inter_token, "queue": history.queued}[prefix]
     return window.between(until_ns - _RECENT_NS, until_ns)
 
@@ -70,7 +70,7 @@ def _overview_sums(session: Session, names: Iterable[str]) -> tuple[Mapping[str,
 
 def _history_sums(session: Session, names: Iterable[str]) -> tuple[Mapping[str, float], float]:
     history = session.history
-    until_ns = session.timeline.shown_until_ns // BIN_NS * BIN_NS  # the bin in progress is not over
+    until_ns = session.timeline.shown_monotonic_ns // BIN_NS * BIN_NS  # the bin in progress is not over
     columns = history.window(RECENT_S, until_ns - 1, {*names, "num_running"}).columns
     num_known = int(np.count_nonzero(np.isfinite(columns["num_running"][1:])))
     engine_ns = until_ns - history.offset_ns

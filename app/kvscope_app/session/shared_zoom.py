@@ -1,9 +1,8 @@
 """Zoomed time range that the linked views of a session share, with its undo history. Contains no widgets.
 
 Without a zoom, `span` is None and each view shows its own range. Charts and the roofline show the length chosen in
-their
-bar (`time_bar.RANGES_S`, `ROOFLINE_RANGES_S`), up to the time shown. The timeline and the fragmentation map show the
-whole session or the range chosen in the view.
+their bar (`time_bar.RANGES_S`, `ROOFLINE_RANGES_S`), up to the time shown. The timeline and the fragmentation map show
+the whole session or the range chosen in the view.
 """
 
 from __future__ import annotations

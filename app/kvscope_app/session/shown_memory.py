@@ -14,8 +14,7 @@ def shown_memory(timeline: SourceTimeline) -> MemoryBreakdown | None:
     """Return the newest memory breakdown at the shown time, or None.
 
     Before an engine sends its first breakdown after a start, for example right after attaching, return only the parts
-    that
-    are constant within an engine start (weights and pool), from the newest breakdown at the live end.
+    that are constant within an engine start (weights and pool), from the newest breakdown at the live end.
     """
     shown, newest = timeline.history.memory, timeline.end.history.memory
     if shown is not None or newest is None or newest.epoch != timeline.mirror.epoch:

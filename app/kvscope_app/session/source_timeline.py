@@ -2,13 +2,12 @@
 
 - Live: the cursor follows the end, and views show the mirror that follows the source.
 - Paused: the cursor stays at the shown time. Updates are still received, applied and recorded. Moving the cursor shows
-  a second mirror, which is built from the history on disk (`DiskHistory`). Without such history, pausing shows a frozen
-  copy, and resuming returns to the present.
+  a second mirror, which is built from the recorded history on disk (`DiskHistory`). Without such history, pausing
+  shows a frozen copy, and resuming returns to the present.
 - Playback: the same for a recording, which has a fixed end.
 
 Owns the viewpoint at the end, the viewpoint at the cursor, and the loop. The overview and the history on disk are
-passed
-in. Does not depend on the selection.
+passed in. Does not depend on the selection.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class SourceTimeline(QObject):
         return not self.is_file and not self.cursor.is_away
 
     @property
-    def shown_until_ns(self) -> int:
+    def shown_monotonic_ns(self) -> int:
         """Shown time on this machine's monotonic clock."""
         if self.player is not None:
             return self.player.now_ns
@@ -132,12 +131,12 @@ class SourceTimeline(QObject):
         player = self.player
         if player is not None:
             return player.recording.start_ns + round(player.position * 1e9)
-        return self.shown_until_ns + self._wall_offset_ns
+        return self.shown_monotonic_ns + self._wall_offset_ns
 
     @property
     def behind_seconds(self) -> float:
         """Seconds between the shown time and the present; 0 for a recording or at the live end."""
-        return max(0.0, (time.monotonic_ns() - self.shown_until_ns) / 1e9) if self.cursor.is_away else 0.0
+        return max(0.0, (time.monotonic_ns() - self.shown_monotonic_ns) / 1e9) if self.cursor.is_away else 0.0
 
     @property
     def range_ns(self) -> tuple[int, int] | None:
@@ -352,8 +351,7 @@ class Viewpoint:
     """A source, the state rebuilt from it, and its recent history.
 
     A timeline has a viewpoint at its end, and another at the cursor after the cursor left the end. With a `player`, a
-    seek
-    resets the mirror and the history, and the history before the new position is filled from `overview`.
+    seek resets the mirror and the history, and the history before the new position is filled from `overview`.
     """
 
     def __init__(
@@ -406,8 +404,7 @@ class Viewpoint:
 
     def _backfill_stops(self) -> None:
         """Add the engine's pauses before a seek position to the mirror. They are taken from the overview, because the
-        recording's
-        delta checkpoints do not contain them.
+        recording's delta checkpoints do not contain them.
         """
         hello, now_ns = self.mirror.hello, self.mirror.time_ns
         if hello is None:
@@ -420,7 +417,15 @@ class Viewpoint:
 class Cursor:
     """Cursor of a live session, which is away from the live end between `freeze` and `return_to_end`.
 
-    Away from the end, it has a frozen copy of the shown state, and after `go_to` a playback of the ring on disk.
+    Away from the end, it has a frozen copy of the state that was shown there and, after `go_to`, a playback of the
+    recorded history on disk. The attributes that are set in each state:
+
+    - At the end: none; `is_away` is False.
+    - Frozen: `frozen`.
+    - Opening the history: `frozen`, `_opening`, `target_ns`. `plays_when_open`, `_target_event` and `target_seq` say
+      what to do once it is open.
+    - Open: `frozen`, `_playback`, `viewpoint`. `target_seq` is set until the step to it was made.
+    - Failed: `frozen`, and `viewpoint`, whose last state is still shown. The next `go_to` opens the history again.
     """
 
     def __init__(self, overview: SessionOverview) -> None:
@@ -431,20 +436,20 @@ class Cursor:
         """Copy of the state at `frozen_ns`; None while the cursor is at the end."""
         self.viewpoint: Viewpoint | None = None
         self.target_ns: int | None = None
-        """Wall-clock time to seek to once the recording is open; None if no seek is pending."""
+        """Wall-clock time to seek to once the history is open; None if no seek is pending."""
         self._target_event: tuple[TimedEvent, bool] | None = None
         """Event to seek to, and whether to seek to the frame before it; None to seek to a time."""
         self.plays_when_open = False
         self.target_seq: int | None = None
-        """`Frame.seq` to step to once the recording is open; None if no step is pending."""
+        """`Frame.seq` to step to once the history is open and has a state; None if no step is pending."""
         self._overview = overview
         self._opening: Background[Recording] | None = None
-        self._source: PlaybackSource | None = None
+        self._playback: PlaybackSource | None = None
 
     @property
     def player(self) -> Player | None:
-        """Playback of the ring's recording; None until it is open."""
-        return self._source
+        """Playback of the recorded history; None unless the history is open."""
+        return self._playback
 
     @property
     def is_opening(self) -> bool:
@@ -453,11 +458,11 @@ class Cursor:
     @property
     def is_seeking(self) -> bool:
         """Whether a seek is in progress. Until it ends, updates do not belong to the new position."""
-        return self._source is not None and self._source.is_seeking
+        return self._playback is not None and self._playback.is_seeking
 
     @property
     def ready_viewpoint(self) -> Viewpoint | None:
-        """Viewpoint on the ring's recording; None until it has a state to show."""
+        """Viewpoint on the recorded history; None until it has a state to show."""
         return self.viewpoint if self.viewpoint is not None and self.viewpoint.has_state else None
 
     def freeze(self, mirror: Mirror) -> None:
@@ -473,21 +478,21 @@ class Cursor:
     def go_to(
         self, time_ns: int, disk_history: DiskHistory, event: TimedEvent | None = None, *, before: bool = False
     ) -> None:
-        """Seek to `time_ns` (wall clock), after opening the ring's recording if necessary.
+        """Seek to `time_ns` (wall clock), after opening the recorded history if necessary.
 
         With an `event`, seek to the frame that contains it or, if `before`, to the preceding frame.
         """
         self.target_seq = None
         self._target_event = None if event is None else (event, before)
-        if self._source is not None:
-            self._seek(self._source, time_ns)
+        if self._playback is not None:
+            self._seek(self._playback, time_ns)
             return
         self.target_ns = time_ns
         if self._opening is None:
             self._opening = Background(disk_history.open_recording, "kvscope-history")
 
     def finish_opening(self, speed: float) -> str:
-        """Perform the pending seek once the ring's recording is open. Returns why it cannot be opened, or ""."""
+        """Perform the pending seek once the recorded history is open. Returns why it cannot be opened, or ""."""
         opening = self._opening
         if opening is None or not opening.is_finished:
             return ""
@@ -502,8 +507,8 @@ class Cursor:
         source = PlaybackSource(recording, is_playing=False)
         self._seek(source, time_ns)
         source.set_speed(speed)
-        self._source = source
-        self.viewpoint = Viewpoint(source, self._overview, source)
+        self._playback = source
+        self.viewpoint = Viewpoint(source, self._overview, player=source)  # a PlaybackSource is also a player
         if self.plays_when_open:
             source.play()
         self.plays_when_open = False
@@ -517,16 +522,16 @@ class Cursor:
             source.seek_event(seconds, event[0].event, before=event[1])
 
     def pop_failure(self) -> str:
-        """Return and clear the reason why the ring's recording can no longer be read; "" without an error.
+        """Return and clear the reason why the recorded history can no longer be read; "" without an error.
 
         The shown state stays. The next seek opens the recording again.
         """
-        source = self._source
+        source = self._playback
         if source is None or not source.failure:
             return ""
         if self.ready_viewpoint is not None:
             self.frozen_ns = source.consumed_ns
-        self._source = self.target_seq = None
+        self._playback = self.target_seq = None
         source.close()  # its thread has ended
         return source.failure
 
@@ -535,15 +540,15 @@ class Cursor:
             self.target_seq is not None
             and self.viewpoint is not None
             and self.viewpoint.has_state
-            and self._source is not None
+            and self._playback is not None
         ):
-            self._source.step(self.target_seq - self.viewpoint.mirror.seq)
+            self._playback.step(self.target_seq - self.viewpoint.mirror.seq)
             self.target_seq = None
 
     def close(self, *, wait: bool = False) -> None:
-        """Close the ring's recording. With `wait`, block until its thread has ended."""
+        """Close the recorded history. With `wait`, block until its thread has ended."""
         opening, self._opening = self._opening, None
-        source, self._source = self._source, None
+        source, self._playback = self._playback, None
         self.viewpoint = self.target_ns = None
         self.plays_when_open, self.target_seq = False, None
         if opening is not None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 SHORTEST_NS: Final = 100_000
-"""Shortest zoomed range in ns. It is shorter than a step (some milliseconds), because events within a step have
-exact times.
+"""Minimum length in ns of a range that the user zooms to. It is shorter than a step, which takes milliseconds, because
+events within a step have exact times.
 """
 SHORTEST_WHOLE_NS: Final = 10_000_000_000
 """Shortest range of a whole timeline in ns, so that one second of a new session does not fill the width."""

@@ -1,8 +1,7 @@
 """Layout of a window as a value, and as a JSON file that users can read and edit. Imports no Qt.
 
 Sizes are fractions, so that a layout fits any screen. Layouts that the user named are stored in the settings as the
-same
-type of value.
+same type of value.
 """
 
 from __future__ import annotations

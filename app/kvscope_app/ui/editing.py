@@ -10,9 +10,8 @@ def edit_item(view: QAbstractItemView, index: QModelIndex | QPersistentModelInde
     """Open the editor of the item at `index`, or focus the editor if it is open already.
 
     If the editor of another item is open, it is committed and closed first. Nothing happens for an invalid index or an
-    item
-    that cannot be edited. `QAbstractItemView.edit` would print `edit: editing failed` and do nothing in each of these
-    cases.
+    item that cannot be edited. `QAbstractItemView.edit` would print `edit: editing failed` and do nothing in each of
+    these cases.
     """
     needed = Qt.ItemFlag.ItemIsEditable | Qt.ItemFlag.ItemIsEnabled
     if not index.isValid() or index.flags() & needed != needed:

@@ -48,8 +48,7 @@ def _set_actual_parents(widget: QWidget) -> None:
 
     All ancestors are needed. For a parent that Qt created itself, such as the tab bar of docks, only a child keeps the
     Python object alive; when the object is freed, PySide marks the objects of the parent's children as deleted. In
-    backward
-    order, the children come before their parent.
+    backward order, the children come before their parent.
     """
     current: QWidget | None = widget
     while current is not None:

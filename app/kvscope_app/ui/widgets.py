@@ -113,8 +113,7 @@ class SegmentedControl(QFrame):
             name: Accessible name.
             parent: Parent widget.
             is_collapsible: Whether the buttons may be replaced if space is short: first by buttons with less padding,
-                then by
-                one button with a menu.
+                then by one button with a menu.
         """
         super().__init__(parent)
         self.setAccessibleName(name)

@@ -37,7 +37,7 @@ class WindowBody(SessionWindow):
     the link.
     """
     link_changed = Signal()
-    """Emitted when `link_text` or `may_link` may have changed."""
+    """Emitted after `link_text` or `may_link` was set."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class WindowBody(SessionWindow):
             self.show_capabilities()
 
     def show_capabilities(self) -> None:
-        """Show the devices dock if the source reports devices only."""
+        """Show the devices dock if the source has no blocks, because it then reports nothing but devices."""
         mirror = self.session.live_mirror
         if mirror.hello is not None and not mirror.capabilities.blocks:
             self.has_own_docks = False

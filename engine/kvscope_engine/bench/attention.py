@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 LENGTHS: Final = (1024, 4096)
 HEAT_STEPS: Final = 48
+_ERASE_LINE: Final = "\r\033[K"
+"""Control characters of a terminal that erase the line with the progress."""
 ProgressCallback = Callable[[str], None]
 
 
@@ -99,9 +101,9 @@ def _lengths(option: str) -> list[int]:
 
 
 def _measure(args: argparse.Namespace, lengths: list[int], show_progress: ProgressCallback) -> dict[str, Any]:
-    from kvscope_engine.bench.laboratory.captured import read, samples
+    from kvscope_engine.bench.laboratory.captured import capture_text, sample_layers
     from kvscope_engine.bench.laboratory.heat_cost import heat_cost
-    from kvscope_engine.bench.laboratory.measuring import measured
+    from kvscope_engine.bench.laboratory.measuring import measure_methods
     from kvscope_engine.model.loader.model_loader import load_model
     from kvscope_engine.model.platforms.device import dtype_name
 
@@ -112,14 +114,16 @@ def _measure(args: argparse.Namespace, lengths: list[int], show_progress: Progre
             f"--lengths {lengths[-1]} is not accepted: {loaded.info.name} reads {loaded.max_model_len} tokens"
         )
     ids = text_ids(loaded, lengths[-1], args.text)
-    context = read(loaded, ids, lambda done: show_progress(f"{done} of {len(ids)} tokens read"))
+    context = capture_text(loaded, ids, lambda done: show_progress(f"{done} of {len(ids)} tokens read"))
     rows: list[Measurement] = []
     for length in lengths:
-        rows += measured(samples(context, length, args.batch, args.layers), args.repeats, show_progress)
+        samples = sample_layers(context, length, args.batch, args.layers)
+        rows += measure_methods(samples, args.repeats, show_progress)
+    sparse = heat = None
     if args.scored:
         _add_perplexity(rows, loaded, context, ids[: lengths[0]], args.scored, show_progress)
-    sparse = _sparse_quality(loaded, ids[: lengths[0]], args.scored, show_progress) if args.scored else None
-    heat = None
+        # Last, because it fuses the layers of `loaded`, and the methods need the original ones.
+        sparse = _sparse_quality(loaded, ids[: lengths[0]], args.scored, show_progress)
     if args.page_heat:
         show_progress("page heat")
         heat = heat_cost(config, ids[: lengths[0]], args.batch, HEAT_STEPS, args.page_heat)
@@ -184,13 +188,18 @@ def _add_perplexity(
     num_scored: int,
     show_progress: ProgressCallback,
 ) -> None:
+    """Set the perplexity of the rows for `len(ids)` tokens, and its change relative to full attention.
+
+    The row of full attention must be the first of them, as it is in `METHODS`.
+    """
     from kvscope_engine.bench.laboratory.captured import perplexity_after
     from kvscope_engine.bench.laboratory.methods import FULL, METHODS, UNTRAINED
 
     full = 0.0
     for row in rows:
         name = row["method"]
-        if row["length"] != len(ids) or name in UNTRAINED or name.startswith("paged"):
+        is_same_as_full = name.startswith("paged")  # only the memory layout differs
+        if row["length"] != len(ids) or name in UNTRAINED or is_same_as_full:
             continue
         show_progress(f"perplexity: {name}")
         perplexity = perplexity_after(loaded, context, ids, num_scored, METHODS[name])
@@ -199,7 +208,7 @@ def _add_perplexity(
 
 
 def _text(report: dict[str, Any]) -> str:
-    lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report) + "\n"]
+    lines = [_ERASE_LINE if sys.stderr.isatty() else "", headline(report) + "\n"]
     lines.append(table(HEADER, [cells(row) for row in report["rows"]]))
     if report["sparse_decode"]:
         lines.append("\n" + "\n".join(map(sparse_text, report["sparse_decode"])))

@@ -56,5 +56,12 @@ def _chunk_logits(forward: Forward, storage: KVStorage, ids: torch.Tensor, start
         query_start=torch.tensor([0, end - start], dtype=torch.int32, device=ids.device),
         max_query_len=end - start,
     )
-    context = PagedContext(storage, ops_for(ids.device.type), (positions,), 0, None, prefill)
+    context = PagedContext(
+        storage=storage,
+        ops=ops_for(ids.device.type),
+        slot_mapping=(positions,),
+        num_single_token=0,
+        decode=None,
+        prefill=prefill,
+    )
     return forward.logits(ids[start:end], positions, context)

@@ -68,21 +68,23 @@ class Stopping:
         if self._recorder is not None:
             with contextlib.suppress(Exception):  # as far as possible
                 self._recorder.close()
-        print_notices([f"it did not stop within {self._limit_s * FORCED_EXIT_SHARE:g} s: leaving it running"])
+        print_notices([f"it did not stop within {self._limit_s * FORCED_EXIT_SHARE:g} s and was ended"])
         stop_guard.kill_children()
         os._exit(1)
 
 
 @contextmanager
 def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
-    """Return a context whose body a signal ends within `limit_s` seconds: immediately while the model loads,
-    otherwise after the current step.
+    """Return a context that ends within `limit_s` seconds of a signal.
+
+    While the model loads, the signal handler raises `Interrupted`, which is suppressed after it has left the context's
+    body. Later, it stops the service after the current step, and the body is expected to return then.
     """
     stopping = Stopping(limit_s)
     _adopt_orphans()
     with handling_signals(stopping.request_stop):
         try:
-            with contextlib.suppress(Interrupted), _stop_guard(limit_s):
+            with contextlib.suppress(Interrupted), _guarded(limit_s):
                 yield stopping
         finally:
             if stopping.was_loading:
@@ -95,13 +97,17 @@ def _adopt_orphans() -> None:
 
 
 @contextmanager
-def _stop_guard(limit_s: float) -> Iterator[None]:
-    """Start a process that kills this process unless it ends within `limit_s` seconds of a signal."""
+def _guarded(limit_s: float) -> Iterator[None]:
+    """Return a context with a process (`stop_guard`) that kills this process unless the context is left within
+    `limit_s` seconds of a signal.
+    """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     command = [sys.executable, "-I", "-S", stop_guard.__file__, str(read_fd), str(limit_s)]
     try:
         guard = subprocess.Popen(command, pass_fds=[read_fd], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        # Python's low-level handler writes the number of each signal to the pipe when it arrives, even while the main
+        # thread is busy in C code and runs no handler.
         previous_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         try:
             yield

@@ -16,13 +16,15 @@ from kvscope_telemetry.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """The parameters, and the KV cache of the layers, on one GPU of a pipeline stage."""
+    """Number of parameters, and the KV cache of the layers, on one GPU of a pipeline stage."""
 
     number: int
     first_layer: int
     layers: Parameters
     embedding: Parameters
-    """Parameters of the embedding and the LM head, which stay unquantized when the layers are quantized."""
+    """Number of parameters of the embedding and the LM head, as far as this stage has them. They stay unquantized when
+    the layers are quantized.
+    """
     kv: tuple[LayerShape, ...]
     has_head: bool
 

@@ -34,7 +34,14 @@ class RunningUsage:
     num_requests: int = 0
     num_tokens: int = 0
     num_preemptible_batches: int = 0
-    """Number of the client's batches with at least two running requests; 0 in the totals of a batch."""
+    """Number of the client's batches that are preemptible; 0 in the totals of a batch."""
+
+    @property
+    def is_preemptible(self) -> bool:
+        """Whether at least two requests run, so that one may be preempted in favour of a client or batch that runs none
+        (`fair_preemption`): the last running request is never preempted for this.
+        """
+        return self.num_requests > 1
 
 
 class WaitingQueue:
@@ -50,7 +57,7 @@ class WaitingQueue:
         self._requests: dict[_Batch, _Ranking[Request]] = {}
         self._usage: dict[str | _Batch, RunningUsage] = {}
         self.num_preemptible_clients = 0
-        """Number of clients with at least two running requests."""
+        """Number of clients that are preemptible (`RunningUsage.is_preemptible`)."""
         self._tokens_at_admission: dict[int, int] = {}
         """Number of tokens that each running request had when it was admitted, by request number."""
 
@@ -98,19 +105,21 @@ class WaitingQueue:
 
     def _add_usage(self, batch: _Batch, num_requests: int, num_tokens: int) -> None:
         client_usage, batch_usage = (self._usage.setdefault(holder, RunningUsage()) for holder in (batch[0], batch))
-        self.num_preemptible_clients -= client_usage.num_requests > 1
-        client_usage.num_preemptible_batches -= batch_usage.num_requests > 1
+        # Subtract what the client and batch count for now, and add what they count for after the change.
+        self.num_preemptible_clients -= client_usage.is_preemptible
+        client_usage.num_preemptible_batches -= batch_usage.is_preemptible
         for usage in (client_usage, batch_usage):
             usage.num_requests += num_requests
             usage.num_tokens += num_tokens
-        client_usage.num_preemptible_batches += batch_usage.num_requests > 1
-        self.num_preemptible_clients += client_usage.num_requests > 1
+        client_usage.num_preemptible_batches += batch_usage.is_preemptible
+        self.num_preemptible_clients += client_usage.is_preemptible
         for holder in (batch[0], batch):
             if not self._usage[holder].num_requests:
                 del self._usage[holder]
         self._update_ranks(batch)
 
     def _update_ranks(self, batch: _Batch) -> None:
+        """Update the ranks of a batch and of its client after a change of its waiting requests or running tokens."""
         client = batch[0]
         batches = self._batches.get(client)
         waiting = self._requests.get(batch)
@@ -121,6 +130,7 @@ class WaitingQueue:
             else:
                 batches.discard(batch)
                 del self._requests[batch]
+        # If `batches` is None, none of the client's requests waits, and neither it nor its batches have a rank.
         if batches:
             self._clients.set_key(client, self._key(client, self._requests[batches.first].first))
         elif batches is not None:
@@ -146,12 +156,12 @@ class _Ranking(Generic[_Item]):
     Removed items, and items whose key changed, leave stale heap entries, which are compacted in bulk.
     """
 
-    __slots__ = ("_entries", "_heap", "_numbers")
+    __slots__ = ("_entries", "_entry_numbers", "_heap")
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, ...], int, _Item]] = []
         self._entries: dict[_Item, tuple[tuple[int, ...], int, _Item]] = {}
-        self._numbers = count()
+        self._entry_numbers = count()  # so that entries with equal keys do not compare their items
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -166,7 +176,7 @@ class _Ranking(Generic[_Item]):
     def set_key(self, item: _Item, key: tuple[int, ...]) -> None:
         entry = self._entries.get(item)
         if entry is None or entry[0] != key:
-            entry = self._entries[item] = (key, next(self._numbers), item)
+            entry = self._entries[item] = (key, next(self._entry_numbers), item)
             heappush(self._heap, entry)
             self._compact()
 

@@ -350,9 +350,9 @@ class CommandQueue(Generic[_Task]):
             self._wakeups.put(None)
 
     def requeue(self, client: bytes, task: _Task) -> None:
-        """Insert the remainder of a task before the client's own tasks, for the client's next turn.
+        """Insert the remainder of a task before all tasks that the client submitted for itself, for its next turn.
 
-        Called by the popping thread, which is therefore not woken.
+        Must be called on the thread that calls `next`. Unlike `prepend`, this method does not wake that thread.
         """
         with self._lock:
             self._clients.setdefault(client, _Waiting()).own.appendleft((task, "", 0))

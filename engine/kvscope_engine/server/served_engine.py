@@ -122,7 +122,9 @@ class ServedEngine(Protocol):
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
         """Queue a request. Raises BadInput, and queues nothing, if it is not accepted.
 
-        `token_ids` returns the result of an earlier call of `prompt_token_ids`, or raises its error.
+        `token_ids` is a function that returns the prompt's token ids, or raises the BadInput with which an earlier call
+        of `prompt_token_ids` on another thread failed, so that this method raises it like any other error. If None, the
+        prompt is tokenized here.
         """
 
     def abort(self, request_id: str) -> None: ...

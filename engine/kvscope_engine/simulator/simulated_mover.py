@@ -29,7 +29,9 @@ class MoveTotals:
     """Blocks copied to host memory."""
     loaded_blocks: int = 0
     offloaded_blocks: int = 0
-    """Blocks copied from host memory to disk."""
+    """Blocks copied from host memory to disk. (`SchedulerTotals.offloaded_blocks` counts those copied from the pool to
+    a lower tier.)
+    """
     loaded_disk_blocks: int = 0
     """Blocks read from disk to host memory on the way to the pool."""
     save_ns: int = 0

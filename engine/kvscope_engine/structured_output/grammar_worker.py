@@ -53,7 +53,11 @@ MIB: Final = 1 << 20
 def run_worker(
     line: socket.socket, info: Any, num_logits: int, ends: Collection[int], json_mask: NDArray[np.int32]
 ) -> None:
-    """Serve one grammar until the engine closes `line`: receive and test it, then compute masks for its completions."""
+    """Run the process of one grammar until the engine closes the socket `line`.
+
+    Receives a grammar, compiles and tests it, and sends the result of the test. If the grammar was accepted, then
+    computes the token masks of all completions that use it.
+    """
     descriptors = [os.pidfd_open(os.getpid()), os.memfd_create("masks")]
     masks = grammar_messages.map_masks(descriptors[1], num_logits)
     socket.send_fds(line, [os.getpid().to_bytes(4, "little")], descriptors)

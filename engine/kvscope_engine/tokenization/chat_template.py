@@ -29,6 +29,8 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
     """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
+    # This function is private, but has transformers' sandbox and its functions for templates. The public one also
+    # renders the template, which must be a separate step here, because only rendering is limited.
     compiled: Any = _compile_jinja_template(template)
     with _limited_time(MAX_TEMPLATE_S):
         return str(compiled.render(**variables))

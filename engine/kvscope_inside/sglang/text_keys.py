@@ -30,7 +30,9 @@ class TextKey(NamedTuple):
 
     @property
     def seed(self) -> int:
-        """Initial value of the running sums of a text (`text_sums`); 0 for an empty key."""
+        """Initial value of `text_sums` for texts with this key, so that equal tokens have different sums under
+        different keys; 0 for an empty key.
+        """
         if not any(self):
             return 0
         return int.from_bytes(hashlib.blake2b(repr(tuple(self)).encode(), digest_size=8).digest(), "little")

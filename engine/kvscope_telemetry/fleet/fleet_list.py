@@ -36,10 +36,10 @@ class FleetList:
 
 
 def parse_list(text: str, api_key: str = "") -> FleetList:
-    """Parse the addresses in `text`. Repeated addresses are included only once. `api_key` is used for external engines
+    """Parse the addresses in `text`. A repeated address is included only once. `api_key` is used for external engines
     for which no key is stored.
 
-    Raises BadInput if the text is not empty but contains no valid address, because it is then probably not an address
+    Raises BadInput if `text` contains addresses but none of them is valid, because it is then probably not an address
     list.
     """
     lines = [(number, line) for number, raw in enumerate(text.splitlines(), 1) if (line := _without_comment(raw))]

@@ -51,8 +51,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ranges.
     """
     attention: bool = False
-    """Whether the ledger's `attention` is measured. kvscope's own engine measures it every N steps if it was
-    started with `--page-heat N`.
+    """Whether the ledger's `attention` is published: the attention that each block receives. kvscope's own engine
+    measures it every N steps if it was started with `--page-heat N`.
     """
     blocks: bool = True
     """Whether there is a block pool. Otherwise the source only reports devices, and its single row is meaningless."""

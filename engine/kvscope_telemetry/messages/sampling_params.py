@@ -94,9 +94,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     structured: Structured | None = None
     prompt_logprobs: int | None = None
     """Number of most likely tokens, 0 to 20, for which log-probabilities are returned at each position of the prompt
-    but
-    the first, in addition to that of the prompt's own token. If None, none are returned. The prompt is then computed
-    without the prefix cache.
+    but the first, in addition to that of the prompt's own token. If None, none are returned. The prompt is then
+    computed without the prefix cache.
     """
 
     def __post_init__(self) -> None:

@@ -274,7 +274,9 @@ class Hello(_Message, frozen=True, kw_only=True):
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Properties of a request that never change. `number` counts from 1 within an epoch."""
+    """Properties of a request that never change. `number` counts from 1 within an epoch, that is, one start of the
+    engine.
+    """
 
     number: int
     request_id: str

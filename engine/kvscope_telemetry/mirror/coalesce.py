@@ -265,8 +265,8 @@ class PendingUpdates:
     """Bounded queue of updates between the reading thread and a consumer.
 
     Both threads may use it at any time without waiting. If the consumer is too slow, all queued updates are dropped.
-    Further updates with frames are then dropped until a snapshot arrives, because they would be applied to a wrong
-    state.
+    Further updates with frames are then dropped until a snapshot arrives, because they do not fit the consumer's state,
+    which lacks the dropped updates.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:

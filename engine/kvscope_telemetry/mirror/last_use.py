@@ -32,8 +32,8 @@ def last_used_steps(mirror: Mirror) -> npt.NDArray[np.uint32]:
 
 
 def last_used_step(mirror: Mirror, block: int, holders: Iterable[int]) -> int:
-    """Return the step of the last use of one row. `holders` are the numbers of the requests whose block tables
-    contain it.
+    """Return the step of the last use of one block. `holders` are the ids (`RequestInfo.number`) of the requests whose
+    block tables contain the block.
     """
     requests, steps = mirror.requests, mirror.ledger.last_used_step
     rows = [row for number in holders if (row := requests.row_of(number)) is not None]

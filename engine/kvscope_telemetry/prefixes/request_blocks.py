@@ -30,10 +30,11 @@ def blocks_of_request(mirror: Mirror, number: int) -> Rows:
 
 
 def _rows_before(ledger: Ledger, rows: Rows, last_hash: int) -> Rows:
-    """Return the rows of the blocks that precede `rows` in their texts, without `rows` themselves.
+    """Return the rows of the blocks before `rows` in a request's text, without `rows` themselves.
 
-    The block with `last_hash` (unless it is 0) and the blocks before it are included. Takes one pass over the ledger
-    for each request that wrote a part of the text, not for each block.
+    `rows` are blocks that the request wrote. `last_hash` is the hash of the request's last full block, or 0 if it is
+    unknown; that block and those before it are included. The blocks are found by their parent hashes. Blocks have no
+    index by hash, so each request that wrote a part of the text costs one pass over the ledger.
     """
     seen = set(ledger.hash[rows].tolist())
     missing = ({*ledger.parent[rows].tolist(), last_hash}) - seen

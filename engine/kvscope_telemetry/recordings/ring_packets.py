@@ -60,9 +60,9 @@ class RingStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     summaries: list[Summary] = []
     events: list[TimedEvent] = []
     mark: int = 0
-    """Number of the newest flush marker that the ring's process has reached; 0 if it has not reached any."""
+    """Number of the flush marker (`PacketKind.MARK`) to which this status responds; 0 if it responds to none."""
     is_flushed: bool = False
-    """Whether everything sent before the flush marker `mark` was written."""
+    """Whether everything sent before that flush marker was written and is readable."""
     pause: str = ""
 
 

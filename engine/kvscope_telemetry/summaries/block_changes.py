@@ -53,8 +53,8 @@ HISTORY_DTYPE: Final = np.dtype(
         *((name, COLUMNS[name]) for name in LASTING),
     ]
 )
-"""Dtype of a row of a block's history: the columns of the ledger that events change (`LASTING`), the time, and
-how the values became known.
+"""Dtype of a row of a block's history: when the block changed, how its values became known (`ChangeKind`), how it was
+moved (`Moved`), and its values in the ledger's columns `LASTING`.
 """
 _MOVES: Final = {name: flag for flag in Moved if (name := str(flag.name).lower())}
 _NOTHING: Final = (0,) * len(LASTING)

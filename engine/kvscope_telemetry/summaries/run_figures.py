@@ -359,7 +359,7 @@ def _percentile(
 
 
 REQUESTS, TOKENS, CACHE = "Requests", "Tokens", "Cache"
-"""Names of the groups in which alarms offer figures."""
+"""Groups under which the alarm editor lists figures (`FigureUses.alarms`)."""
 
 
 FIGURES: Final = (

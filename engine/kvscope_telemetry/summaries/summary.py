@@ -157,10 +157,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """
     moved_bytes: int = 0
     stops: tuple[Stop, ...] = ()
-    """Stops of the engine on the recording's clock: those that ended in the second, and the elapsed part of a stop that
-    still lasts.
+    """Pauses and suspensions of the engine, on the recording's clock: those that ended during the summary's second, and
+    the elapsed part of one that had not ended by then.
 
-    The first summary of an engine start also has the earlier stops.
+    The first summary of an engine start also contains all earlier ones of that start.
     """
     prompt_tokens: int = -1
     generation_tokens: int = -1

@@ -101,11 +101,11 @@ def remove(endpoint: str) -> None:
 
 
 def key_for(endpoint: str, given: Path | None = None) -> ClientKey | None:
-    """Return the key to connect with: the one in the file `given`, the one remembered for the endpoint, or this user's
-    local key.
+    """Return the CURVE key of the client with which to connect to `endpoint`; None to connect without a key.
 
-    The local key is that of an engine of the same user, and is used for tcp on loopback only. Raises BadInput for an
-    invalid key file.
+    It is the key in the file `given` (`NO_KEY`: none), or the one remembered for the endpoint, or this user's local
+    key, whichever comes first. The local key was created by an engine of the same user on this machine, and is used for
+    tcp on loopback only. Raises BadInput for an invalid key file.
     """
     is_tunnel = endpoint.startswith(f"{SCHEME}://")
     if is_tunnel:

@@ -1,7 +1,8 @@
 """Tracks the connections to the engine's sockets through ZeroMQ's socket monitors.
 
-Owns the monitors and the schedule of checks; `Connections` enforces the limits. Must be used on the thread that owns
-the sockets.
+Owns the monitors, and decides when the number of connections and the bytes sent over each are checked.
+`connection_watch.Connections` checks them, and closes connections that exceed a limit. Must be used on the thread that
+owns the sockets.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class _Watched:
 
 
 class SocketWatch:
-    """Registers monitors with `poller` and checks the limits on connections. While there are no connections, it
-    checks only every `idle_s` seconds.
+    """Registers monitors with `poller` and lets `Connections` check its limits every `WATCH_S` seconds; only every
+    `idle_s` seconds while there are no connections.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, idle_s: float) -> None:

@@ -79,7 +79,10 @@ def _store_packed(packed: Tensor, buffer: WeightBuffer | None) -> Tensor:
 
 
 def _packed_scales_and_lows(weight: GroupedWeight) -> Tensor:
-    """Return scale and low of each group of weights, [panels, groups, 2, PANEL], in the dtype of `scale_and_low`."""
+    """Pack the scale and the low (the value of code 0) of each group, with the outputs of a panel next to each other.
+
+    Returns [panels, groups, 2, PANEL] in the dtype of `scale_and_low`: PANEL scales, then the lows of the same outputs.
+    """
     scale_and_low = torch.stack(weight.scale_and_low, -1)  # (outputs, groups, 2)
     padded = pad(scale_and_low, (0, 0, 0, 0, 0, -len(scale_and_low) % PANEL))
     return padded.view(len(padded) // PANEL, PANEL, -1, 2).permute(0, 2, 3, 1).contiguous()

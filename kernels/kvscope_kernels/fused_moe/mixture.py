@@ -170,8 +170,8 @@ def expert_constants(
     """Return the kernel's constants that depend on shapes. `pairs_per_row` is the number of pairs per row of x."""
     has_limit = gate is not None and gate.limit < float("inf")
     return {
-        "PAIRS_EACH": pairs_per_row,
-        "KIND": _NO_ACTIVATION if gate is None else gate.kind,
+        "PAIRS_PER_ROW": pairs_per_row,
+        "ACTIVATION": _NO_ACTIVATION if gate is None else gate.kind,
         "IS_GATED": gate is not None and gate.is_gated,
         "ALPHA": 1.0 if gate is None else gate.alpha,
         "LIMIT": gate.limit if gate is not None and has_limit else None,
@@ -198,8 +198,8 @@ def _expert_product_kernel(
     num_experts: tl.tensor,
     outputs: tl.tensor,
     inputs: tl.tensor,
-    PAIRS_EACH: tl.constexpr,
-    KIND: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     IS_GATED: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
@@ -214,7 +214,7 @@ def _expert_product_kernel(
     """Each program computes TILE_N outputs of the pairs in a tile. Without `pairs`, each tile is one pair.
 
     The matrix multiplication is weight times transposed x, so that rows of the weight are its rows, and rows of x its
-    columns.
+    columns. `Mxfp4Weight` describes the layout of packed weights (`weight` has the codes, and `powers` is not None).
     """
     tile = tl.program_id(1)
     expert = tl.load(experts + tile)
@@ -228,9 +228,9 @@ def _expert_product_kernel(
             in_m = pair < num_pairs
         n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
         in_n = (n < outputs) | WHOLE_N
-        num_rows = outputs * (1 + IS_GATED)
-        first = expert.to(tl.int64) * num_rows
-        rows = x + (pair // PAIRS_EACH).to(tl.int64)[:, None] * inputs
+        weight_rows = outputs * (1 + IS_GATED)  # of an expert: those of the gate, then those of up
+        first = expert.to(tl.int64) * weight_rows
+        x_rows = x + (pair // PAIRS_PER_ROW).to(tl.int64)[:, None] * inputs
         sums = tl.zeros([TILE_N, TILE_M], tl.float32)
         ups = tl.zeros([TILE_N, TILE_M], tl.float32)
         if powers is None:
@@ -240,7 +240,7 @@ def _expert_product_kernel(
             for start in range(0, inputs, TILE_K):
                 inside = (start + column < inputs) | WHOLE_K
                 in_weights = in_n[:, None] & inside[None, :]
-                numbers = tl.load(rows + (start + column)[None, :], mask=in_m[:, None] & inside[None, :], other=0.0)
+                numbers = tl.load(x_rows + (start + column)[None, :], mask=in_m[:, None] & inside[None, :], other=0.0)
                 tile_weights = tl.load(weights + start, mask=in_weights, other=0.0)
                 sums = add_product(tile_weights, numbers, sums, UPCAST_DOT)
                 if IS_GATED:
@@ -250,24 +250,25 @@ def _expert_product_kernel(
             group = tl.arange(0, TILE_K // _GROUP) * _BYTES
             codes = weight + (first + n)[:, None] * (inputs // 2)
             groups = powers + (first + n)[:, None] * (inputs // _GROUP)
-            up_weights = outputs.to(tl.int64) * inputs
+            up_offset = outputs.to(tl.int64) * inputs  # in weights, from a gate weight to its up weight
             for start in range(0, inputs // 2, TILE_K // 2):
                 byte = start + byte_index
                 inside = (byte < inputs // 2) | WHOLE_K
                 in_codes, in_rows = in_n[:, None] & inside[None, :], in_m[:, None] & inside[None, :]
-                low = rows + (byte // _BYTES * _GROUP + byte % _BYTES)[None, :]  # inputs in the low halves of bytes
+                low = x_rows + (byte // _BYTES * _GROUP + byte % _BYTES)[None, :]  # inputs in the low halves of bytes
                 numbers = tl.load(low, mask=in_rows, other=0.0)
                 high_numbers = tl.load(low + _BYTES, mask=in_rows, other=0.0)
                 tile_weights = tl.load(codes + byte[None, :], mask=in_codes, other=0)
+                # Any valid power will do where the mask is False, because the masked codes are 0.
                 in_groups = in_n[:, None] & ((start + group < inputs // 2) | WHOLE_K)[None, :]
                 of_groups = groups + ((start + group) // _BYTES)[None, :]
                 power = _powers(tl.load(of_groups, mask=in_groups, other=1), TILE_N, TILE_K // _GROUP)
                 sums = add_product(_widened(tile_weights & 15, power, numbers), numbers, sums, UPCAST_DOT)
                 sums = add_product(_widened(tile_weights >> 4, power, numbers), high_numbers, sums, UPCAST_DOT)
                 if IS_GATED:
-                    tile_weights = tl.load(codes + up_weights // 2 + byte[None, :], mask=in_codes, other=0)
+                    tile_weights = tl.load(codes + up_offset // 2 + byte[None, :], mask=in_codes, other=0)
                     power = _powers(
-                        tl.load(of_groups + up_weights // _GROUP, mask=in_groups, other=1), TILE_N, TILE_K // _GROUP
+                        tl.load(of_groups + up_offset // _GROUP, mask=in_groups, other=1), TILE_N, TILE_K // _GROUP
                     )
                     ups = add_product(_widened(tile_weights & 15, power, numbers), numbers, ups, UPCAST_DOT)
                     ups = add_product(_widened(tile_weights >> 4, power, numbers), high_numbers, ups, UPCAST_DOT)
@@ -275,7 +276,7 @@ def _expert_product_kernel(
             sums += tl.load(bias + first + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
             if IS_GATED:
                 ups += tl.load(bias + first + outputs + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
-        if KIND == _RELU_SQUARED:
+        if ACTIVATION == _RELU_SQUARED:
             sums = tl.maximum(sums, 0.0, propagate_nan=tl.PropagateNan.ALL)
             sums = sums * sums
         if IS_GATED:
@@ -283,7 +284,7 @@ def _expert_product_kernel(
                 sums = tl.minimum(sums, LIMIT, propagate_nan=tl.PropagateNan.ALL)
                 ups = tl.clamp(ups, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
             slope = ALPHA * sums
-            if KIND == _GELU_TANH:
+            if ACTIVATION == _GELU_TANH:
                 slope = _GELU_SLOPE * (sums + _GELU_CUBIC * sums * sums * sums)
             sums = sums / (1.0 + tl.exp(-slope)) * (ups + SHIFT)
         if shares is not None:
@@ -294,7 +295,12 @@ def _expert_product_kernel(
 
 @jit
 def _powers(power: tl.tensor, TILE_N: tl.constexpr, GROUPS: tl.constexpr) -> tl.tensor:
-    """Return 2^(power - 1), (TILE_N, GROUPS) in float32, repeated for each byte of a group: (TILE_N, GROUPS * 16)."""
+    """Return 2^(power - 1), (TILE_N, GROUPS) in float32, repeated for each byte of a group: (TILE_N, GROUPS * 16).
+
+    A weight is its code's number times 2^(power - 127). This factor is larger by 2^126, because `_widened` multiplies
+    it by numbers that are smaller by 2^126.
+    """
+    # The exponent field of a float32, from bit 23 on, has a bias of 127.
     number = ((power.to(tl.int32) + 126) << 23).to(tl.float32, bitcast=True)
     each = number[:, :, None] * tl.full([TILE_N, GROUPS, _BYTES], 1.0, tl.float32)
     return tl.reshape(each, [TILE_N, GROUPS * _BYTES])
@@ -302,10 +308,12 @@ def _powers(power: tl.tensor, TILE_N: tl.constexpr, GROUPS: tl.constexpr) -> tl.
 
 @jit
 def _widened(code: tl.tensor, power: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """Convert 4-bit numbers to the dtype of `like`.
+    """Convert 4-bit codes to numbers, multiply them by `power` (`_powers`), and convert the products to the dtype of
+    `like`.
 
     Exponent and mantissa bits are moved to their positions in a float32. This is also correct for the format's
-    subnormal number, which becomes a subnormal float32. All results are too small by 2^126, which `power` compensates.
+    subnormal number, which becomes a subnormal float32. The exponent's bias is 1 in a code and 127 in a float32, so
+    that all numbers are too small by 2^126, for which `power` compensates.
     """
     bits = code.to(tl.int32)
     number = (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True)

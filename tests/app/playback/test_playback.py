@@ -87,7 +87,7 @@ def frames_until(session, seconds):
 
 def num_steps(session, seconds=600):
     """Return the number of steps in the history, from which charts are drawn."""
-    window = session.history.window(seconds, session.timeline.shown_until_ns)
+    window = session.history.window(seconds, session.timeline.shown_monotonic_ns)
     return int(np.nansum(window.columns["num_steps"]))
 
 
@@ -110,11 +110,11 @@ def test_charts_contain_only_what_precedes_the_seek_position(session):
         assert num_steps(session) == pytest.approx(
             frames_until(session, seconds), abs=NUM_FRAMES / session.timeline.player.duration
         )
-        last_s = session.history.window(600, session.timeline.shown_until_ns).time_s[-1]
+        last_s = session.history.window(600, session.timeline.shown_monotonic_ns).time_s[-1]
         assert abs(last_s) <= 0.1
         events = [entry.event for entry in session.history.events]
         assert events == [event for frame in session.source.recording.frames(0.0, seconds) for event in frame.events]
-        assert all(entry.time_ns <= session.timeline.shown_until_ns for entry in session.history.events)
+        assert all(entry.time_ns <= session.timeline.shown_monotonic_ns for entry in session.history.events)
 
 
 def test_curves_show_recorded_rates_at_any_speed(session, qtbot):

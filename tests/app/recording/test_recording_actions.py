@@ -35,7 +35,7 @@ def wait_for_seek(session, qtbot):
             session.timeline.player is not None
             and session.timeline.cursor.viewpoint.has_state
             and not session.timeline.cursor.is_seeking
-            and not session.timeline.cursor._source._spans  # and the updates found there are applied
+            and not session.timeline.cursor._playback._spans  # and the updates found there are applied
         ),
         timeout=WAIT_MS,
     )

@@ -104,7 +104,7 @@ def wait_for_seek(session, qtbot):
             cursor.viewpoint is not None
             and cursor.viewpoint.has_state
             and not cursor.is_seeking
-            and not cursor._source._spans
+            and not cursor._playback._spans
         )
 
     qtbot.waitUntil(there, timeout=WAIT_MS)
@@ -145,7 +145,7 @@ def test_seeking_back_shows_the_recorded_state_and_history(live, qtbot):
     expected = recorded_state_at(live, target_ns)
     assert live.mirror.seq == expected.seq < live.live_mirror.seq
     assert live.mirror.ledger.differences(expected.ledger) == []
-    window = live.history.window(600, live.timeline.shown_until_ns)
+    window = live.history.window(600, live.timeline.shown_monotonic_ns)
     num_frames = expected.seq - recorded_state_at(live, live.timeline.range_ns[0]).seq
     a_second = float(live.overview.column("num_steps").max())  # steps within the second in progress are estimated
     assert np.nansum(window.columns["num_steps"]) == pytest.approx(num_frames, abs=1.5 * a_second + 5)

@@ -600,7 +600,7 @@ def test_slow_engine_has_a_constant_decode_rate(paths, open_window, qtbot):
         legend = charts.panels["decode"].legend
         qtbot.waitUntil(lambda legend=legend: legend.values.get("decode_tokens") in RATES, timeout=round(WAIT_S * 1000))
         for ago_s in (3.0, 6.0, 9.0):
-            at_s = window.session.timeline.shown_until_ns / 1e9 - ago_s
+            at_s = window.session.timeline.shown_monotonic_ns / 1e9 - ago_s
             qtbot.waitUntil(lambda at_s=at_s: read_rate(charts, at_s) in RATES, timeout=round(WAIT_S * 1000))
         charts.show_values_at(None)
 

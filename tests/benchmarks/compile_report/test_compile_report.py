@@ -70,7 +70,7 @@ def test_compiled_rounding_and_clamping_kernels_keep_nan(capability: int) -> Non
     """The interpreter always keeps NaN; the plain minimum and maximum of a GPU drop it."""
     pytest.importorskip("triton")
     up = next(iter(expert_cases(GPT_OSS_EXPERTS)))
-    squared = replace(up, constants={**up.constants, "KIND": RELU_SQUARED, "IS_GATED": False, "LIMIT": None})
+    squared = replace(up, constants={**up.constants, "ACTIVATION": RELU_SQUARED, "IS_GATED": False, "LIMIT": None})
     for launch in (round_case(LLAMA_8B, capability), up, squared):
         ptx, _ = assembly(launch, capability)
         assert re.search(r"(min|max)\.NaN", ptx)

@@ -81,14 +81,14 @@ def test_workspace_counts_new_tensors_only() -> None:
 
 
 def test_perplexity_with_full_attention_equals_the_model(tiny_model: Callable[..., str]) -> None:
-    from kvscope_engine.bench.laboratory.captured import DenseContext, perplexity_after, read
+    from kvscope_engine.bench.laboratory.captured import DenseContext, capture_text, perplexity_after
     from kvscope_engine.model.layers.forward import Forward
     from kvscope_engine.model.loader.model_loader import load_model
     from kvscope_telemetry.engine_config import EngineConfig
 
     loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda _: None)
     ids = [(7 * place) % 250 + 3 for place in range(90)]
-    context = read(loaded, ids, lambda _: None)
+    context = capture_text(loaded, ids, lambda _: None)
     found = perplexity_after(loaded, context, ids, 20, Contiguous)
     with torch.inference_mode():
         logits = Forward(loaded.module).logits(torch.tensor(ids), torch.arange(90), DenseContext())

@@ -127,7 +127,7 @@ def test_stop_signal_ends_an_engine_process_that_hangs_while_loading_or_in_a_ste
     elif hang == "load":
         assert code == 0
     if hang == "step":
-        assert (code, err) == (1, "kvscope-engine: it did not stop within 1.6 s: leaving it running\n")
+        assert (code, err) == (1, "kvscope-engine: it did not stop within 1.6 s and was ended\n")
         assert path.is_file(), "the recording must be complete"
 
 

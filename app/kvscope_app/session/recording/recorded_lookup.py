@@ -27,8 +27,7 @@ class RecordedLookup(QObject, Generic[_Key, _Result]):
     results.
 
     `get` returns cached results only; call it again after `found` was emitted. `read` runs on the worker thread: it
-    searches
-    for a key near a wall-clock time in ns, and returns None if there is no result.
+    searches for a key near a wall-clock time in ns, and returns None if there is no result.
     """
 
     found = Signal()

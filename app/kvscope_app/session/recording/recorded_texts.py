@@ -1,6 +1,6 @@
 """Block texts of a recording: read on a separate thread, then looked up in memory. Imports no Qt.
 
-Owns a handle on the recording and the index of texts. Lookups run one at a time.
+Owns a separate `Recording` object, for use on that thread, and the index of texts. Lookups run one at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressC
 from kvscope_telemetry.recordings.reader import Recording
 
 _REPORT_INTERVAL: Final = 512
+"""Number of texts read between two calls of the progress callback."""
+_HALF: Final = 0.5
+"""Progress reported while texts are read: their number is not known in advance."""
 
 
 def recorded_texts(player: Player | None, disk_history: DiskHistory | None) -> RecordedTexts | None:
@@ -74,17 +77,24 @@ class RecordedTexts:
         return Background(work, "kvscope-texts")
 
     def close(self) -> None:
+        """Cancel lookups in progress on other threads, without waiting for them. The files of the recording are open
+        only while they are read.
+        """
         self._is_closed.set()
 
     def _read(self, watch: ProgressCallback) -> None:
+        """Open the recording at the first call, and add the texts that were written since the last call to the index.
+
+        Raises OpeningCancelled if `watch` returns False.
+        """
         if self._recording is None:
             self._recording = self._open(watch)
         elif not self._recording.grow():
             return
         new_texts: list[RecordedText] = []
         for count, text in enumerate(self._recording.texts(self._newest_ns + 1)):
-            if count % _REPORT_INTERVAL == 0 and not watch(0.5):
+            if count % _REPORT_INTERVAL == 0 and not watch(_HALF):
                 raise OpeningCancelled
-            if text.time_ns > self._newest_ns:
+            if text.time_ns > self._newest_ns:  # `texts` also yields the rest of the chunk that contains this time
                 new_texts.append(text)
         self._newest_ns = max(self._newest_ns, self._index.extend(new_texts))

@@ -71,8 +71,7 @@ class TimeAxis(_Axis):
         """Return the time of day at second `value` of the monotonic clock.
 
         The time is rounded to 0.1 s, because each axis measures the offset of the two clocks itself. Otherwise a second
-        that
-        has just started could be shown as the previous second.
+        that has just started could be shown as the previous second.
         """
         return time.strftime("%H:%M:%S", time.localtime(round(value + self._wall_offset_s, 1)))
 

@@ -78,8 +78,7 @@ class ChartLegend(QWidget):
         """Show `values`, by curve name, with `time_text` next to the title.
 
         `is_read` says whether the values are those at the pointer. In that case, the title is elided if `time_text`
-        needs the
-        space.
+        needs the space.
         """
         if values != self._values or time_text != self._time_text:
             self._values, self._time_text, self._is_read = dict(values), time_text, is_read

@@ -172,7 +172,7 @@ class ChartStack(PanelGrid):
 
         It is rounded up to a whole second, so that charts drawn in successive calls show the same time.
         """
-        return float(math.ceil(self.session.timeline.shown_until_ns / 1e9))
+        return float(math.ceil(self.session.timeline.shown_monotonic_ns / 1e9))
 
     def available_range(self, last_s: float) -> tuple[float, float]:
         """Return the first and last second that can be shown. `last_s` is the right edge."""
@@ -301,7 +301,7 @@ class ChartStack(PanelGrid):
             return
         first_s, last_s = span
         self.fetch_data(names, first_s, last_s)
-        cursor_s = self.session.timeline.shown_until_ns / 1e9
+        cursor_s = self.session.timeline.shown_monotonic_ns / 1e9
         is_behind = first_s <= cursor_s < last_s - self.max_lag_s
         stops = stop_bands(self.session, first_s, last_s)
         for name in names:

@@ -44,8 +44,7 @@ class GapBands(pg.GraphicsObject):  # type: ignore[misc]
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
         """Paint in coordinates of the screen or picture, because SVG numbers have too few digits for plot coordinates,
-        which are
-        seconds since boot.
+        which are seconds since boot.
         """
         to_picture = painter.worldTransform()
         painter.save()

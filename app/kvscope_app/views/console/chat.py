@@ -108,7 +108,9 @@ class Chat(QObject):
         return added
 
     def delete(self, conversation: Conversation) -> None:
-        """Remove a conversation and abort its request. If no conversation remains, add an empty one."""
+        """Remove a conversation, and abort the request that is writing an answer in it. If no conversation remains, add
+        an empty one with the same options.
+        """
         self.stop(conversation)
         self._answers = {k: a for k, a in self._answers.items() if a.conversation is not conversation}
         self.conversations.remove(conversation)

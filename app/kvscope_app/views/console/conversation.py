@@ -170,8 +170,7 @@ def sampling_to_send(conversation: Conversation, model: ModelSampling) -> Sampli
     """Return the sampling options to send.
 
     If the model has a generation config, unset options stay unset, because the engine applies the config. Otherwise,
-    they
-    get the values in `UNKNOWN_MODEL`.
+    they get the values in `UNKNOWN_MODEL`.
     """
     sampling = conversation.sampling
     return sampling.resolved(UNKNOWN_MODEL) if model == ModelSampling() else sampling

@@ -279,8 +279,7 @@ def _read_slices(
     """Read the block's history in `slices` into `parts`.
 
     For a live session, `end` is the time at which live changes replace the recording, and the (epoch, seq) of the frame
-    at
-    that time. For a recording in a file, `end` is None.
+    at that time. For a recording in a file, `end` is None.
     """
     deadline_s = time.monotonic() + MAX_WORK_S
     recorded, num_rows = handle.get(report_progress), 0

@@ -130,8 +130,7 @@ def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
     """Yield the number of blocks that request `number` holds in each KV group, if there are several groups.
 
     The text of a group also has the number of blocks found in the prefix cache. That covers only the part of the prefix
-    that
-    all groups had in the cache.
+    that all groups had in the cache.
     """
     row = mirror.requests.row_of(number)
     if row is None or len(cache.groups) < 2:

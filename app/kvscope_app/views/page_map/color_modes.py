@@ -107,7 +107,9 @@ HAS_CONTENT: Final = np.isin(np.arange(256), (BlockState.FREE, BlockState.UNMAPP
 
 
 def _set_keys_without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
-    """Overwrite the keys of free and unmapped blocks, which look the same in every mode."""
+    """Set the keys of free and unmapped blocks, which have the same colours in every mode. Modifies and returns
+    `result`.
+    """
     result[state == BlockState.FREE] = FREE
     result[state == BlockState.UNMAPPED] = UNMAPPED
     return result

@@ -33,8 +33,7 @@ class PrefixModel(TableModel):
 
     reordering = Signal()
     """Emitted before rows are assigned to other nodes. Any change of the selection between this signal and `reordered`
-    is made
-    by Qt, not by the user.
+    is made by Qt, not by the user.
     """
     reordered = Signal()
 

@@ -27,8 +27,7 @@ def phases(
     """Yield (name, text) of each phase of request `number`.
 
     `events` has events with engine times, oldest first; events of other requests are ignored. `find_first` is called
-    for the
-    time of the first token if it was not observed.
+    for the time of the first token if it was not observed.
     """
     row = mirror.requests.row_of(number)
     if row is None:
@@ -37,20 +36,21 @@ def phases(
     own_events = [event for event in events if event.number == number]
     if reason := why_waits(mirror, number):
         yield "Waiting", f"{reason}."
+    # Times are on the engine's clock; stops of the engine do not count towards any phase.
     arrival_ns, ended_ns = int(requests.arrival_ns[row]), int(requests.finished_ns[row])
     until_ns = ended_ns if ended_ns >= 0 else max(mirror.time_ns, arrival_ns)
     started_ns = _started_ns(times, own_events, number)
     first_ns, last_ns = (
         int(times_of(np.array([number]))[0]) for times_of in (times.first_token_ns, times.last_token_ns)
     )
-    if first_ns < 0 <= started_ns and requests.num_output_tokens[row]:
+    if first_ns < 0 <= started_ns and requests.num_output_tokens[row]:  # its first token came before kvscope connected
         first_ns = find_first()
         last_ns = until_ns if last_ns < 0 else last_ns
     if started_ns >= 0:
         yield "Queued", seconds(mirror.stops.running_ns(arrival_ns, started_ns) / 1e9)
     elif requests.state[row] == RequestState.WAITING:
         yield "Queued", f"{seconds(mirror.stops.running_ns(arrival_ns, until_ns) / 1e9)} so far"
-    yield from _prefill_facts(mirror, row, own_events, (started_ns, first_ns, until_ns))
+    yield from _prefill_facts(mirror, row, own_events, started_ns=started_ns, first_ns=first_ns, until_ns=until_ns)
     if first_ns >= 0:
         yield from _decode_facts(mirror, row, own_events, first_ns, last_ns)
     yield from _preemption_facts(mirror, row, own_events)
@@ -83,13 +83,14 @@ def _preempted_text(preempted_ns: int) -> str:
 
 
 def _prefill_facts(
-    mirror: Mirror, row: int, own_events: list[Event], times_ns: tuple[int, int, int]
+    mirror: Mirror, row: int, own_events: list[Event], *, started_ns: int, first_ns: int, until_ns: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield the prefill's duration and number of tokens.
+    """Yield the prefill's duration and number of tokens. `started_ns` and `first_ns`, the times of the request's start
+    and first token, are -1 if unknown.
 
-    `times_ns` has the times of the request's start and first token, and the time shown.
+    `until_ns` is the time shown, or the request's end if that is earlier.
     """
-    requests, (started_ns, first_ns, until_ns) = mirror.requests, times_ns
+    requests = mirror.requests
     num_prompt_tokens, num_cached_tokens = int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row])
     if started_ns < 0:
         return
@@ -100,9 +101,9 @@ def _prefill_facts(
         preempted_text = _preempted_text(_preempted_ns(mirror, own_events, started_ns, first_ns))
         yield "Prefill", f"{duration}{preempted_text}, until its first token: {tokens_text}"
     elif not requests.num_output_tokens[row] and requests.finished_ns[row] < 0:
-        share, computed = prefill_progress(mirror, row)
+        share_text, computed_text = prefill_progress(mirror, row)
         elapsed = seconds(mirror.stops.running_ns(started_ns, until_ns) / 1e9)
-        yield "Prefill", f"{elapsed} so far: {share}, {computed}"
+        yield "Prefill", f"{elapsed} so far: {share_text}, {computed_text}"
     else:
         yield "Prefill", f"{tokens_text}; its first token was not observed"
 
@@ -113,10 +114,10 @@ def prefill_progress(mirror: Mirror, row: int) -> tuple[str, str]:
     """
     requests = mirror.requests
     num_prompt_tokens, num_cached_tokens = int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row])
-    computed = min(int(requests.num_computed_tokens[row]), num_prompt_tokens)
-    reused = f", {count(num_cached_tokens)} of them cached" if num_cached_tokens else ""
-    share = percent(computed / num_prompt_tokens if num_prompt_tokens else None, 0)
-    return share, f"{count(computed)} of {plural(num_prompt_tokens, 'prompt token')}{reused}"
+    num_computed = min(int(requests.num_computed_tokens[row]), num_prompt_tokens)
+    reused_text = f", {count(num_cached_tokens)} of them cached" if num_cached_tokens else ""
+    share_text = percent(num_computed / num_prompt_tokens if num_prompt_tokens else None, 0)
+    return share_text, f"{count(num_computed)} of {plural(num_prompt_tokens, 'prompt token')}{reused_text}"
 
 
 def _decode_facts(

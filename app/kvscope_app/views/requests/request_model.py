@@ -51,8 +51,7 @@ _ENDING_COLORS: Final = {Ending.ABORTED: "warn", Ending.REFUSED: "bad"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestColumn(TableColumn[[RequestColumns, int]]):
     """Column of the request table. `sort_by` is the field of `RequestColumns` by which the table is sorted when the
-    user clicks
-    the column's title.
+    user clicks the column's title.
     """
 
     sort_by: str
@@ -235,8 +234,7 @@ class RequestModel(TableModel):
 
     reordering = Signal()
     """Emitted before rows are assigned to other requests. Any change of the selection between this signal and
-    `reordered` is
-    made by Qt, not by the user.
+    `reordered` is made by Qt, not by the user.
     """
     reordered = Signal()
 

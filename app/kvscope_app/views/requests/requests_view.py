@@ -193,9 +193,8 @@ class RequestsView(View):
         """Divide the space between the table and the panel with details.
 
         The table gets three fifths. Exceptions: next to the table, the panel gets only a quarter of the width while the
-        user
-        wants no details. Below the table in a low window, the panel gets half of the height if the user wants details,
-        otherwise only the height of its tabs.
+        user wants no details. Below the table in a low window, the panel gets half of the height if the user wants
+        details, otherwise only the height of its tabs.
         """
         if self.splitter.orientation() is Qt.Orientation.Horizontal:
             detail = self.width() * 2 // 5 if self._is_detail_wanted else self.width() // 4
@@ -249,8 +248,7 @@ class RequestsView(View):
 
     def _choose(self, row: int) -> None:
         """Select the request in table row `row`. If the state shown does not contain the request, move the cursor to a
-        time at
-        which the request existed.
+        time at which the request existed.
         """
         number, key = self.model.number_at(row), self.model.key_at(row)
         if number is None or key is None:

@@ -46,7 +46,7 @@ def reuse_text(events: Iterable[Event], number: int, prompt: PromptReuse) -> str
 
 
 def _admission_text(event: Event, prompt: PromptReuse) -> str:
-    if event.other:
+    if event.other:  # for an admission: the request from which this one was forked
         return _sentence(cause_text(event) or f"forked from request #{event.other}")
     if not event.num_tokens:
         return _no_reuse_text(prompt, event)

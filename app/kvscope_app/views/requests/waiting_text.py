@@ -117,8 +117,7 @@ def queue_text(mirror: Mirror, log: EventLog, wall_ns: int) -> str:
     """Return one line on waiting and refused requests, or "" if there are none.
 
     The line has the reasons of the first waiting and of the most recently refused request. `wall_ns` is the offset in
-    ns
-    from the log's times to the wall clock.
+    ns from the log's times to the wall clock.
     """
     parts = []
     first = first_waiting(mirror)

@@ -20,16 +20,14 @@ overhead: kernel launches, copies and Python.
 
 def bytes_text(rate: float, limit: float) -> str:
     """Return text such as `3.1 GB/s, 61 % of memory bandwidth`. `rate` and `limit` are in bytes per second; a `limit`
-    of 0 is
-    unknown.
+    of 0 is unknown.
     """
     return with_prefix(rate, "B/s") + (f", {percent(rate / limit, 0)} of memory bandwidth" if limit else "")
 
 
 def flops_text(rate: float, limit: float) -> str:
     """Return text such as `5.2 GFLOP/s, 4 % of peak FLOP/s`. `rate` and `limit` are in FLOP per second; a `limit` of 0
-    is
-    unknown.
+    is unknown.
     """
     return with_prefix(rate, "FLOP/s") + (f", {percent(rate / limit, 0)} of peak FLOP/s" if limit else "")
 

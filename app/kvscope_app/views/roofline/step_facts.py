@@ -14,8 +14,7 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Wor
 
 def execution_facts(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
     """Yield facts on how a step's kernels were launched (CUDA graph or eager), and on the time that the engine waited
-    for the
-    device and for copies between tiers.
+    for the device and for copies between tiers.
 
     Yields none for an engine that does not report work.
     """

@@ -271,7 +271,9 @@ def columns_of(keys: Iterable[str]) -> set[str]:
 
 def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -> DrawnPanel:
     curves = _curves(key, window)
-    last = -1 if not window.is_complete and window.end_ns >= session.timeline.shown_until_ns - window.bin_ns else None
+    last = (
+        -1 if not window.is_complete and window.end_ns >= session.timeline.shown_monotonic_ns - window.bin_ns else None
+    )
     time_s = (window.time_s + window.end_ns / 1e9)[:last]
     is_bound = key in HISTOGRAMS and not session.capabilities.latencies
     prefix = "≤ " if is_bound else ""
@@ -396,8 +398,7 @@ def _highest_in_bins(key: str, name: str, drawn: DrawnPanel, window: HistoryWind
 
 def _curves(key: str, window: HistoryWindow) -> dict[str, FloatArray]:
     """Return the curves of panel `key`. A gauge is shown as it is, a rate or ratio as its value over the second before
-    each
-    point.
+    each point.
     """
     width = max(SECOND_NS // window.bin_ns, 1)
     if key in _RATES:
@@ -464,7 +465,7 @@ def _headline_latencies(key: str, session: Session) -> dict[str, str]:
     if session.capabilities.latencies:
         p50, p95 = recent_latency(session, key)
         return {f"{key}_p50_s": seconds(p50), f"{key}_p95_s": seconds(p95)}
-    until_ns = session.timeline.shown_until_ns
+    until_ns = session.timeline.shown_monotonic_ns
     since_ns = until_ns - RECENT_S * SECOND_NS
     history = session.history
     return {f"{key}_p{p}_s": _range_text(history.percentile_bounds(key, p / 100, since_ns, until_ns)) for p in (50, 95)}

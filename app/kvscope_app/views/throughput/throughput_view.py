@@ -184,7 +184,7 @@ class ThroughputCharts(ChartStack):
 
     def end_s(self) -> float:
         """Return the end of the last complete bin. An incomplete bin would look like a drop."""
-        return (self.session.timeline.shown_until_ns // BIN_NS) * BIN_NS / 1e9
+        return (self.session.timeline.shown_monotonic_ns // BIN_NS) * BIN_NS / 1e9
 
     def available_range(self, last_s: float) -> tuple[float, float]:
         span_ns = overview_span_ns(self.session.overview)
@@ -196,7 +196,7 @@ class ThroughputCharts(ChartStack):
         return last_s - self.session.history.max_seconds, last_s
 
     def time_text(self, x: float) -> str:
-        ago_s = self.session.timeline.shown_until_ns / 1e9 - x
+        ago_s = self.session.timeline.shown_monotonic_ns / 1e9 - x
         return f"{super().time_text(x)}  ({ago_text(round(max(ago_s, 0.0), 1))})"
 
     def show_values_at(self, x: float | None) -> None:
@@ -209,7 +209,7 @@ class ThroughputCharts(ChartStack):
 
         The history of a recording contains only the parts that were played, so curves from it would depend on playback.
         """
-        history, shown_ns = self.session.history, self.session.timeline.shown_until_ns
+        history, shown_ns = self.session.history, self.session.timeline.shown_monotonic_ns
         if self.session.timeline.player is not None or self._reaches_further(first_s, last_s):
             wall_ns = history.wall_ns(0)
             peaks = {peak for name in names & PEAK_COLUMNS.keys() for peak in PEAK_COLUMNS[name]}
@@ -241,8 +241,7 @@ class ThroughputCharts(ChartStack):
         """Return the optional columns (those that only some sources report) for which the overview has data.
 
         They are known before the view shows the data, so that a panel of a recording or of a whole session is present
-        from the
-        start.
+        from the start.
         """
         uses_overview = self.session.timeline.player is not None or math.isinf(self.range_s)
         if not uses_overview or not len(self.session.overview):
@@ -267,6 +266,6 @@ class ThroughputCharts(ChartStack):
             self.refresh_all()
 
     def _on_overview(self) -> None:
-        """Draw the newly read part of a recording's overview, which causes no other refresh."""
+        """Redraw the charts when more of a recording's overview has been read, which triggers no other redraw."""
         if self.session.timeline.is_file and is_on_screen(self):
             self.refresh_visible()

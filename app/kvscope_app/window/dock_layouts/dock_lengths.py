@@ -75,15 +75,15 @@ class DockLengths(QObject):
             lengths = [self._lengths[name] for name in too_short]
             self._window.resizeDocks([docks[name] for name in too_short], lengths, orientation)
 
-    def _record(self, is_whole: bool) -> None:
+    def _record(self, is_replaced: bool) -> None:
         """Record the lengths after docks were moved.
 
-        `is_whole`: whether the whole layout was replaced. Otherwise, a window that is smaller than at the last complete
-        recording may have squeezed docks, so only lengths that grew are recorded.
+        `is_replaced`: whether the whole layout was replaced. Otherwise, a window that is smaller than at the last
+        complete recording may have squeezed docks, so only lengths that grew are recorded.
         """
         size, current = self._window.size(), self._current_lengths()
         is_smaller = size.width() < self._window_size.width() or size.height() < self._window_size.height()
-        if is_whole or not is_smaller:
+        if is_replaced or not is_smaller:
             self._lengths, self._window_size = self._lengths | current, size
         else:
             self._lengths |= {name: length for name, length in current.items() if length > self._lengths.get(name, 0)}

@@ -28,7 +28,8 @@ class LayoutUndo(QObject):
         self._recorded_state: QByteArray | None = None
         self._recorded_dock_states: dict[str, tuple[bool, bool]] = {}
         self._announced_text = ""
-        self._view_changes: tuple[Callable[[], object], Callable[[], object]] | None = None
+        self._undo_views: Callable[[], object] | None = None
+        self._redo_views: Callable[[], object] | None = None
         self._moved_dock = ""
         self._debounce_timer = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
         self._debounce_timer.timeout.connect(self._record_change)
@@ -36,30 +37,34 @@ class LayoutUndo(QObject):
             for signal in (dock.toggleViewAction().toggled, dock.topLevelChanged, dock.dockLocationChanged):
                 signal.connect(partial(self._on_change, name))
 
-    def record_state(self, *, is_whole: bool = False) -> None:
+    def record_state(self, *, is_replaced: bool = False) -> None:
         """Record the present arrangement as the state that the next undo restores.
 
-        `is_whole`: whether the whole layout was replaced.
+        `is_replaced`: whether the whole layout was replaced.
         """
         self._recorded_state, self._recorded_dock_states = self._window.saveState(LAYOUT_VERSION), self._dock_states()
-        self.settled.emit(is_whole)
+        self.settled.emit(is_replaced)
 
     def accept_change(self) -> None:
         """Record a change made by the window rather than the user, so that Undo does not revert it."""
         if self._recorded_state is not None:
             self.record_state()
 
-    def before_change(
-        self, text: str, choices: tuple[Callable[[], object], Callable[[], object]] | None = None
+    def announce_replacement(
+        self,
+        text: str,
+        undo_views: Callable[[], object] | None = None,
+        redo_views: Callable[[], object] | None = None,
     ) -> None:
         """Announce that the whole layout will be replaced.
 
-        `text` describes the change for Undo. `choices` are functions that undo and redo accompanying changes in the
-        views.
+        `text` describes the change for Undo. If the views change as well, `undo_views` and `redo_views` undo and redo
+        their changes.
         """
         if self._recorded_state is not None and not self._window.undo.is_applying:
             self._recorded_state = self._window.saveState(LAYOUT_VERSION)  # with the current sizes
-            self._announced_text, self._view_changes = text, choices
+            self._announced_text = text
+            self._undo_views, self._redo_views = undo_views, redo_views
             self._debounce_timer.start()
 
     def _on_change(self, name: str, *_: object) -> None:
@@ -71,13 +76,14 @@ class LayoutUndo(QObject):
 
     def _record_change(self) -> None:
         before, text = self._recorded_state, self._announced_text or self._describe_change()
-        self.record_state(is_whole=bool(self._announced_text))
-        choices, self._view_changes = self._view_changes, None
+        self.record_state(is_replaced=bool(self._announced_text))
+        undo_views, redo_views = self._undo_views, self._redo_views
+        self._undo_views = self._redo_views = None
         self._announced_text = ""
         after = self._recorded_state
-        if before is not None and after is not None and (after != before or choices is not None):
-            undo, redo = choices or (None, None)
-            self._window.undo.push_done(text, partial(self._restore, before, undo), partial(self._restore, after, redo))
+        if before is not None and after is not None and (after != before or undo_views is not None):
+            undo, redo = partial(self._restore, before, undo_views), partial(self._restore, after, redo_views)
+            self._window.undo.push_done(text, undo, redo)
 
     def _describe_change(self) -> str:
         """Return the description of the change that the Undo action shows.
@@ -97,8 +103,8 @@ class LayoutUndo(QObject):
         """Return (is closed, is floating) of each dock by name."""
         return {name: (dock.isHidden(), dock.isFloating()) for name, dock in self._window.docks.items()}
 
-    def _restore(self, state: QByteArray, choices: Callable[[], object] | None = None) -> None:
+    def _restore(self, state: QByteArray, restore_views: Callable[[], object] | None) -> None:
         self._window.restoreState(state, LAYOUT_VERSION)
-        if choices is not None:
-            choices()
-        self.record_state(is_whole=True)
+        if restore_views is not None:
+            restore_views()
+        self.record_state(is_replaced=True)

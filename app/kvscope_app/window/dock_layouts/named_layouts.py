@@ -95,7 +95,7 @@ class NamedLayouts(QObject):
         layout.check(KNOWN_NAMES)
         views = self._window.views
         before = partial(apply_choices, views, choices_of(views))
-        self._layout_undo.before_change(text, (before, partial(apply_choices, views, layout.choices)))
+        self._layout_undo.announce_replacement(text, before, partial(apply_choices, views, layout.choices))
         show_layout(self._window, layout)
 
     def write(self, path: str) -> None:
@@ -114,7 +114,7 @@ class NamedLayouts(QObject):
             self._window.banner.show_message("The layout cannot be opened", str(error), is_temporary=True)
 
     def _reset(self) -> None:
-        self._layout_undo.before_change("resetting the layout")
+        self._layout_undo.announce_replacement("resetting the layout")
         self._window.reset_layout()
 
     def _store(self, name: str, layout: WindowLayout | None) -> None:

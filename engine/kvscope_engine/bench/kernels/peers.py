@@ -76,8 +76,9 @@ def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
-    """Return a prefill call of the newest FlashAttention version that accepts kvscope's block layout. The call
-    uses the same wrapper as an engine with the option `--attention-backend`.
+    """Return a prefill call of the newest installed FlashAttention version that accepts kvscope's block layout.
+
+    The call uses the same wrapper as an engine with the option `--attention-backend`.
     """
     if work.query_lens is None:
         raise Absent("taken for prefill only")
@@ -156,8 +157,10 @@ def contiguous_kv(work: AttentionWorkload, pool: Pool) -> tuple[Tensor, Tensor]:
 
 
 def _whole_prompts(work: AttentionWorkload, pool: Pool) -> Tensor:
-    """Return queries of shape (requests, tokens, num_heads, head_dim). Raises Absent if some requests compute only a
-    part of their prompt.
+    """Return queries of shape (requests, tokens, num_heads, head_dim).
+
+    All prompts must have the same length, which `contiguous_kv` checks before. Raises Absent, which leaves the peer out
+    of the comparison, if some requests compute only a part of their prompt.
     """
     if work.query_lens != work.seq_lens:
         raise Absent("whole prompts only")

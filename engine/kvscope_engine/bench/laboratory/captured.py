@@ -39,12 +39,12 @@ class LayerSample:
 class DenseContext(AttentionContext):
     """Attention context that stores the keys and values of each layer contiguously, and attends causally.
 
-    If `method` is given, single tokens attend with it instead of full attention.
+    If `new_method` is given, single tokens attend with the method that it creates, instead of full attention.
     """
 
-    def __init__(self, method: Callable[[], AttentionMethod] | None = None) -> None:
+    def __init__(self, new_method: Callable[[], AttentionMethod] | None = None) -> None:
         self.scratch: dict[int, tuple[Tensor, ...]] = {}
-        self.method = method
+        self.new_method = new_method
         self.kv_of_layer: dict[int, tuple[Tensor, Tensor]] = {}
         self.queries: dict[int, Tensor] = {}
 
@@ -56,25 +56,26 @@ class DenseContext(AttentionContext):
         """
         if options.sliding_window or options.softcap or options.sinks is not None:
             raise BadInput("the laboratory takes models with plain attention: no window, soft cap or sinks")
-        if options.latents is not None:
+        if options.latents is not None:  # key and value are then a latent and its rotary key, with one head each
             key, value = options.latents.expand(torch.cat((key, value), -1)[:, 0])
         if layer in self.kv_of_layer:
             key, value = (torch.cat(pair) for pair in zip(self.kv_of_layer[layer], (key, value), strict=True))
         self.kv_of_layer[layer], self.queries[layer] = (key, value), query
-        if len(query) == 1 and self.method is not None:
-            method = self.method()
+        if len(query) == 1 and self.new_method is not None:
+            method = self.new_method()
             method.store_kv(key[None], value[None])
+            # The method divides scores by sqrt(D): multiply by that, so that the model's own scale applies.
             return method.attend(query * (options.scale * query.shape[-1] ** 0.5))
         return _causal(query, key, value, options.scale)
 
-    def restored(self, length: int, method: Callable[[], AttentionMethod] | None) -> DenseContext:
+    def restored(self, length: int, new_method: Callable[[], AttentionMethod] | None) -> DenseContext:
         """Return a context in the state after `length` tokens, from which to continue with another attention method."""
-        other = DenseContext(method)
+        other = DenseContext(new_method)
         other.kv_of_layer = {layer: (k[:length], v[:length]) for layer, (k, v) in self.kv_of_layer.items()}
         return other
 
 
-def read(loaded: LoadedModel, ids: Sequence[int], show_progress: Callable[[int], None]) -> DenseContext:
+def capture_text(loaded: LoadedModel, ids: Sequence[int], show_progress: Callable[[int], None]) -> DenseContext:
     """Run the model over a text in chunks, and return the context with all keys and values.
 
     The progress callback gets the number of tokens done.
@@ -90,7 +91,7 @@ def read(loaded: LoadedModel, ids: Sequence[int], show_progress: Callable[[int],
     return context
 
 
-def samples(context: DenseContext, length: int, batch: int, num_layers: int) -> list[LayerSample]:
+def sample_layers(context: DenseContext, length: int, batch: int, num_layers: int) -> list[LayerSample]:
     """Return samples of evenly spaced layers, with the keys and values of the first `length` tokens.
 
     The queries are those of the last tokens of the whole text, whatever `length` is, as if these tokens followed the
@@ -110,14 +111,15 @@ def perplexity_after(
     context: DenseContext,
     ids: Sequence[int],
     num_scored: int,
-    method: Callable[[], AttentionMethod],
+    new_method: Callable[[], AttentionMethod],
 ) -> float:
-    """Return the perplexity of the last `num_scored` tokens of a text, decoded one at a time with `method`.
+    """Return the perplexity of the last `num_scored` - 1 tokens of a text, decoded one at a time with a method.
 
-    `context` contains the tokens before them, computed with full attention.
+    The first of the last `num_scored` tokens is only read. `context` has the keys and values of at least the tokens
+    before it, computed with full attention.
     """
     start = len(ids) - num_scored
-    method_context, forward = context.restored(start, method), Forward(loaded.module)
+    method_context, forward = context.restored(start, new_method), Forward(loaded.module)
     tokens, total = torch.tensor(ids, device=loaded.device), 0.0
     with torch.inference_mode():
         for index in range(start, len(ids) - 1):

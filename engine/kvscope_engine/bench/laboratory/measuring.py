@@ -38,7 +38,9 @@ class Measurement(TypedDict):
 
 
 @torch.inference_mode()
-def measured(samples: Sequence[LayerSample], repeats: int, show_progress: Callable[[str], None]) -> list[Measurement]:
+def measure_methods(
+    samples: Sequence[LayerSample], repeats: int, show_progress: Callable[[str], None]
+) -> list[Measurement]:
     """Measure all methods in interleaved rounds, so that other load on the machine affects all of them equally."""
     batch, length = len(samples[0].query), len(samples[0].keys)
     filled_methods = {name: [_make_filled(make, sample) for sample in samples] for name, make in METHODS.items()}

@@ -179,11 +179,18 @@ class NamedFields:
     head: re.Pattern[str]
     """Pattern that matches from the call's beginning through the function's name, with the group `name`."""
     field_begin: str
+    """Text with which every field begins."""
     field: re.Pattern[str]
-    """Pattern that matches a field from `field_begin` up to its value, with the group `key`."""
+    """Pattern that matches a field from `field_begin` up to its value, with the group `key`. If it has a group `text`
+    that matches, the value is text even if it looks like JSON.
+    """
     close: str
+    """Text after a field's value."""
     tail: str
+    """Text after the last field, which ends the call."""
     has_value_lines: bool = False
+    """Whether a value is on lines of its own, so that a line break at its start and one at its end do not belong to it.
+    """
 
     def __call__(self, text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
         head = yield from text.match(self.head, start)
@@ -196,13 +203,8 @@ class NamedFields:
             field = yield from text.match(self.field, after - len(mark))
             if field is None:
                 return ParseResult(None, end)
-            close = end = field.end()
-            mark = ""
-            while not mark:
-                close = yield from text.find(self.close, end)
-                end = close + len(self.close)
-                mark, after = yield from text.expect((self.field_begin, self.tail), end)
-            value = text.text[field.end() : close]
+            value_end, mark, after = yield from self._find_value_end(text, field.end())
+            value, end = text.text[field.end() : value_end], value_end + len(self.close)
             if self.has_value_lines:
                 value = value.removeprefix("\n").removesuffix("\n")
             key, is_text = field["key"].strip(), bool(field.groupdict().get("text"))
@@ -210,6 +212,20 @@ class NamedFields:
         if not mark:
             return ParseResult(None, end)
         return ParseResult([ParsedCall(name, to_json(arguments))], after)
+
+    def _find_value_end(self, text: StreamedText, start: int) -> Search[tuple[int, str, int]]:
+        """Find the end of the value that begins at `start`.
+
+        Returns the index of the `close` after the value, the mark that follows it (`field_begin` or `tail`), and the
+        index after that mark.
+        """
+        end = start
+        while True:
+            close_index = yield from text.find(self.close, end)
+            end = close_index + len(self.close)
+            mark, after = yield from text.expect((self.field_begin, self.tail), end)
+            if mark:
+                return close_index, mark, after
 
 
 def read_python(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:

@@ -30,10 +30,11 @@ from kvscope_kernels import Ops
 from kvscope_kernels.host_lengths import HostLengths
 
 TILE_TOKENS: Final = {torch.float32: 16, torch.bfloat16: 32}
-"""Tokens per tile on a CPU, by the dtype of activations.
+"""Tokens per tile on a CPU, by the dtype of activations. Large tiles make a single decode slow, small ones prompts.
 
-Measured on one core with a weight of (576, 3072): a matmul with 32 rows of bfloat16 takes 1.2 times as long as with one
-row, one with 16 rows of float32 1.7 times; per row, they take 1.4 and 1.3 times as long as a matmul with 64 rows.
+Measured on one core with a weight of (576, 3072). A single decode takes 1.2 times as long in a matmul with 32 rows of
+bfloat16 as with one row, and 1.7 times as long in one with 16 rows of float32. Each token of a prompt takes 1.4 and 1.3
+times as long, respectively, as in a matmul with 64 rows.
 """
 ROUNDED_TILE_TOKENS: Final = 8
 """Tokens per tile with quantized weights, whose matmuls take time in proportion to the rows.

@@ -62,10 +62,8 @@ class PagingWatch:
         if paged_bytes > SLACK_BYTES:
             return self._report(f"{gib(paged_bytes)} of what this engine was given are in host memory", now_s)
         if self._num_slow >= NUM_SLOW_STEPS and free <= FULL_SHARE * total:
-            self._num_slow, symptom = (
-                0,
-                f"steps take {self._slow_factor:.0f} times what they took, and {gib(free)} are free",
-            )
+            symptom = f"steps take {self._slow_factor:.0f} times what they took, and {gib(free)} are free"
+            self._num_slow = 0
             self._usual_ns.clear()  # if steps stay slow, that becomes usual and is reported once
             return self._report(symptom, now_s)
         return ""

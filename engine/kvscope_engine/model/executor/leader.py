@@ -283,8 +283,8 @@ class Leader:
             inputs: Arrays of the step.
             copies: Blocks to copy before the step, as (source, target) pairs.
             lora_slots: Adapter slot of each row, as in `StepRows`.
-            num_sampled: Number of tokens of the previous step that `broadcast_tokens` sends first, if this step awaits
-                any.
+            num_sampled: Number of tokens that the previous step sampled, if this step's inputs include any of them;
+                else 0. The other ranks receive that many tokens from `broadcast_tokens` before they run this step.
             graph_size: Size of the CUDA graph that all ranks replay; 0 if none.
 
         Raises:

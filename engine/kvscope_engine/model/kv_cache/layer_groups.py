@@ -3,12 +3,9 @@
 Layers that read the same earlier tokens have the same rule. Layers of a rule are divided into groups of equal size, so
 that a block has the same number of bytes in any group: layer i of each group is stored in tensor i, and a block id
 belongs to one group at a time. The group size is the number of layers of one of the rules, chosen so that a request of
-`REFERENCE_TOKENS` takes the fewest bytes. A rule's last group may waste memory: 2.4 % of Gemma 3 27B's KV at 32k tokens
-(10 full layers, 52 with a window: groups of 10), 0.5 % of MiMo V2 Flash's (9 and 39), and at most 0.4 % of Gemma 2's,
-OLMo 3's, EXAONE 4's, gpt-oss's, Command R7B's, Mistral's and Llama 4's, where the size of one rule divides the other's.
-A separate pool per rule would avoid this waste, but lose the memory that another rule leaves unused.
+`REFERENCE_TOKENS` takes the fewest bytes. A rule's last group may waste memory.
 
-See docs/internals/decisions/0020-kv-groups-share-one-pool.md.
+docs/internals/decisions/0020-kv-groups-share-one-pool.md has the waste for known models, and the alternatives.
 """
 
 from __future__ import annotations
@@ -21,7 +18,9 @@ from kvscope_engine.model.kv_cache.kv_storage import LayerShape
 from kvscope_engine.policy.kv_groups import GroupRule
 
 REFERENCE_TOKENS: Final = 32_768
+"""Length of the request for which the division into groups is chosen, unless the model's limit is shorter."""
 _BLOCK_SIZE: Final = 16
+"""Tokens per block with which divisions are compared; the engine's may be another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,9 @@ def group_layers(rules: Sequence[GroupRule], shapes: Sequence[LayerShape], max_t
     """
     layers_by_rule: dict[GroupRule, list[int]] = {}
     for layer in own_layers(shapes):
-        readers = {rules[other] for other, shape in enumerate(shapes) if layer in (other, shape.shares_with)}
-        rule = readers.pop() if len(readers) == 1 else GroupRule()  # readers differ: keep all tokens
+        # A layer's KV is also read by the layers that share it.
+        reader_rules = {rules[other] for other, shape in enumerate(shapes) if layer in (other, shape.shares_with)}
+        rule = reader_rules.pop() if len(reader_rules) == 1 else GroupRule()  # readers differ: keep all tokens
         layers_by_rule.setdefault(rule if 0 < rule.window < max_tokens else GroupRule(), []).append(layer)
     if not layers_by_rule:
         return one_group(shapes)
@@ -76,4 +76,6 @@ def _request_elements(groups: Sequence[LayerGroup], shapes: Sequence[LayerShape]
         max(shapes[group.layers[index]].num_elements for group in groups if index < len(group.layers))
         for index in indices
     )
-    return block_elements * sum(group.rule.max_held_blocks(num_tokens, 1, _BLOCK_SIZE) for group in groups)
+    return block_elements * sum(
+        group.rule.max_held_blocks(num_tokens, max_chunk=1, block_size=_BLOCK_SIZE) for group in groups
+    )

@@ -446,11 +446,11 @@ class OwnForward:
                 _reset_recurrent_layer(layer)
 
     def _run_largest_calls(self, ids: torch.Tensor, num_rows: int, longest: int) -> torch.Tensor:
-        """Run calls as large as any call of a step can be, to measure their memory. The calls do not use the block
-        pool.
+        """Run the largest calls that a step can make, so that the caller can measure their memory, and return logits.
 
-        The first call has as many tokens as fit at the end of a sequence of `longest` tokens, the second has as many of
-        `ids` as fit without context, and the third is a batch of decodes.
+        The first call has as many tokens as fit at the end of a sequence of `longest` tokens, the second as many of
+        `ids` as fit without earlier tokens, and the third is a batch of decodes, if batches are supported. The earlier
+        tokens are zeros instead of blocks of the pool.
         """
         max_tokens = self.max_piece_tokens(longest)
         logits = []

@@ -63,8 +63,8 @@ class CpuThreads:
         self._count = self._max_threads
         self._previous_times = self._read() if self._is_adaptive else {}
         self._next_check_s = self._clock() + CHECK_INTERVAL_S
-        self._retry_s = RETRY_DELAYS_S[0]
-        self._retry_at = self._raised_at = 0.0
+        self._retry_delay_s = RETRY_DELAYS_S[0]
+        self._retry_at_s = self._restored_at_s = 0.0
         self._apply(self._max_threads)
 
     @property
@@ -86,8 +86,8 @@ class CpuThreads:
         waiting = self._count * waited_ns / (ran_ns + waited_ns)
         if waiting > MAX_WAITING_THREADS and self._count > 1:
             self._lower(waiting, now_s)
-        elif waiting < FEW_WAITING_THREADS and self._count < self._max_threads and now_s >= self._retry_at:
-            self._raised_at = now_s
+        elif waiting < FEW_WAITING_THREADS and self._count < self._max_threads and now_s >= self._retry_at_s:
+            self._restored_at_s = now_s
             self._set(self._max_threads)
 
     def close(self) -> None:
@@ -96,9 +96,10 @@ class CpuThreads:
             self._set(self._max_threads)
 
     def _lower(self, waiting: float, now_s: float) -> None:
-        was_early = self._raised_at and now_s - self._raised_at < 2 * self._retry_s
-        self._retry_s = min(2 * self._retry_s, RETRY_DELAYS_S[1]) if was_early else RETRY_DELAYS_S[0]
-        self._retry_at = now_s + self._retry_s
+        # Threads were restored too early if they have to be removed again soon afterwards: then wait longer next time.
+        was_early = self._restored_at_s and now_s - self._restored_at_s < 2 * self._retry_delay_s
+        self._retry_delay_s = min(2 * self._retry_delay_s, RETRY_DELAYS_S[1]) if was_early else RETRY_DELAYS_S[0]
+        self._retry_at_s = now_s + self._retry_delay_s
         self._set(max(1, self._count - math.ceil(waiting)))
 
     def _set(self, count: int) -> None:

@@ -83,7 +83,11 @@ def scaled_weights(stored: Stored, recipe: Recipe) -> list[ScaledWeight]:
 
 
 def plain_tensors(stored: Stored, weights: list[ScaledWeight], dtype: torch.dtype) -> dict[str, Any]:
-    """Return the tensors for a loader of unquantized weights, with stand-ins for the quantized weights."""
+    """Return the tensors from which a loader of unquantized weights can load the model.
+
+    The tensors that form a quantized weight are replaced by one `ComputedTensor` with the name of the dequantized
+    weight. It dequantizes the weight when the loader reads it.
+    """
     parts = frozenset[str]().union(*(weight.parts for weight in weights))
     plain: dict[str, Any] = {name: tensor for name, tensor in stored.items() if name not in parts}
     return plain | {weight.target: ComputedTensor(partial(weight.widened, dtype)) for weight in weights}

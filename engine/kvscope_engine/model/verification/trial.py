@@ -21,7 +21,7 @@ from kvscope_engine.model.layers.attention.paged_attention import AttentionConte
 from kvscope_engine.model.tensor_agreement import is_close
 from kvscope_engine.model.verification.check_script import far_positions
 
-OPS_WITHOUT_EFFECT: Final = frozenset(
+VALUE_DEPENDENT_OPS: Final = frozenset(
     {
         "aten::arange",
         "aten::ceil",
@@ -39,8 +39,13 @@ OPS_WITHOUT_EFFECT: Final = frozenset(
         "aten::where",
     }
 )
+"""Operations whose effect depends on values: they may change nothing for the few tokens of a trial."""
 POSITIONS: Final = (3, 17, 0, 90, 41)
+"""Positions of the trial's tokens, followed by `far_positions`. They are neither consecutive nor in order, so that a
+replacement that computes positions itself differs.
+"""
 STRAIN_FACTORS: Final = {torch.float16: 8.0}
+"""Exceptions from `DEFAULT_STRAIN_FACTOR`: with that factor, results would exceed the range of float16."""
 DEFAULT_STRAIN_FACTOR: Final = 1000.0
 """Factor by which inputs are larger in a second comparison, so that clamps take effect that had none in the first."""
 
@@ -100,8 +105,10 @@ class Trial:
     def proves(self, original: nn.Module, replacement: Callable[..., Any], *, has_known_bounds: bool = False) -> bool:
         """Whether `replacement` returns the output of `original` for its recorded input, and for larger numbers.
 
-        With larger numbers it must also execute all operations of `original` that can have no effect in a trial
-        (`UnseenOpRecorder`), unless the effect of `original` on numbers is known otherwise (`has_known_bounds`).
+        With larger numbers it must also execute all operations of `original` whose effect depends on values
+        (`ValueDependentOpRecorder`), since equal outputs do not prove these. With `has_known_bounds`, this is not
+        required: the caller has compared the parts that bound numbers itself, on small and large inputs (such as
+        `gate_of`).
         """
         call = self.calls.get(original)
         strained = None if call is None else call.strained()
@@ -122,6 +129,7 @@ def run_trial(module: nn.Module) -> Trial:
     device = next(module.parameters()).device
     positions = torch.tensor([(*POSITIONS, *far_positions(module.config))], device=device)
     vocab_size = int(module.config.get_text_config(decoder=True).vocab_size)  # type: ignore[operator, union-attr]
+    # Any different tokens will do; these are spread out and not the first ones, which are often special tokens.
     ids = (torch.arange(positions.shape[1], device=device)[None] * 31 + 7) % vocab_size
     trial = Trial(TrialContext())
     with torch.inference_mode(), _captured(module, trial.calls):
@@ -136,12 +144,12 @@ def _agree_on(
     has_known_bounds: bool,
 ) -> bool:
     args, kwargs = strained
-    with UnseenOpRecorder() as original_ops:
+    with ValueDependentOpRecorder() as original_ops:
         expected = original(*args, **kwargs)
     context = kwargs.get("paged")
     if context is not None:
         context.scratch.clear()
-    with UnseenOpRecorder() as replacement_ops:
+    with ValueDependentOpRecorder() as replacement_ops:
         actual = replacement(*args, **kwargs)
     return (has_known_bounds or original_ops.names <= replacement_ops.names) and is_close(actual, expected)
 
@@ -182,8 +190,8 @@ def _are_options_equal(actual: AttentionOptions, expected: AttentionOptions) -> 
     )
 
 
-class UnseenOpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the executed operations that may have no effect on a few tokens: clamping, rounding, counting.
+class ValueDependentOpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the executed operations that may have no effect on a few tokens (`VALUE_DEPENDENT_OPS`).
 
     A replacement must execute the same operations, although the tokens of a trial may not show a difference. In-place
     variants count as the same operation.
@@ -195,6 +203,6 @@ class UnseenOpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket._qualified_op_name.removesuffix("_")
-        if name in OPS_WITHOUT_EFFECT:
+        if name in VALUE_DEPENDENT_OPS:
             self.names.add(name)
         return func(*args, **(kwargs or {}))

@@ -308,7 +308,8 @@ class BlockPool:
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless the pool's data structures agree with each other and with `tables`.
 
-        `tables` are the block tables or, if blocks are reserved, the reservations that contain them.
+        `tables` are the block tables of all requests. For requests that reserve blocks in advance, they are the
+        reservations, which contain the block tables.
         """
         prefixes = self.index.items() if self.index is not None else []
         self._free.check()

@@ -11,10 +11,10 @@ from kvscope_telemetry.ledger import attention_units
 
 
 def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32], step: int) -> None:
-    """Write attention shares, (groups, num_single_token, blocks), of the plan's decodes to the ledger.
+    """Write the attention that each block of the plan's decodes received to the block's row in the ledger.
 
-    Decodes whose shares are all 0 are ignored, since they were not measured for lack of memory. So are blocks that were
-    freed in the meantime.
+    `shares` has shape (groups, num_single_token, blocks). Decodes whose shares are all 0 are ignored, since they were
+    not measured for lack of memory. So are blocks that were freed in the meantime.
     """
     ids, values = _values_by_block(pool, plan, shares, np.asarray(shares.any(2)))
     if len(ids):
@@ -22,10 +22,11 @@ def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32]
 
 
 def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
-    """Write to the ledger, for each block of a decode, the fraction of KV heads of sparse layers that skipped the
-    block.
+    """Write to the rows of the decodes' blocks in the ledger which fraction of the KV heads of sparse layers skipped
+    each.
 
-    `skips` has shape (num_single_token, blocks). Models with sparse attention have a single KV group.
+    `skips` has shape (num_single_token, blocks): a row for each decode of the plan, and a fraction for each entry of
+    its block table. It has no dimension for KV groups, because models with sparse attention have a single group.
     """
     ids, values = _values_by_block(pool, plan, skips[None], np.ones((1, len(skips)), np.bool_))
     if len(ids):

@@ -8,7 +8,7 @@ request (`ranked_queue.rank`) move to disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_offload.mover_protocol import TierMover
@@ -18,6 +18,8 @@ from kvscope_engine.policy.ranked_queue import rank
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduler_totals import SchedulerTotals
 from kvscope_telemetry.ledger import NO_OWNER, Tier
+
+_Item = TypeVar("_Item")
 
 BOUNCE_SHARE: Final = 64
 """One in `BOUNCE_SHARE` host slots is reserved as a bounce buffer for blocks loaded from disk."""
@@ -29,6 +31,11 @@ SHUTDOWN_BATCH_BLOCKS: Final = 64
 def num_bounce(num_host: int) -> int:
     """Return how many of `num_host` host slots are reserved as a bounce buffer if there is a disk tier."""
     return min(MAX_BOUNCE, max(1, num_host // BOUNCE_SHARE))
+
+
+def _last(items: list[_Item], count: int) -> list[_Item]:
+    """Return the last `count` items. (`items[-count:]` would return all items if `count` is 0.)"""
+    return items[len(items) - count :]
 
 
 class LowerTiers:
@@ -72,11 +79,11 @@ class LowerTiers:
         """
         missing = [i for i, prefix in enumerate(prefixes) if not self._refresh_if_on_host(prefix)]
         batch_size = max(1, self.host.count - self._num_bounce)
-        for low in range(
-            0, len(missing), batch_size
-        ):  # earlier parts are moved on to disk to make space for later ones
+        # Earlier parts are moved on to disk to make space for later ones.
+        for low in range(0, len(missing), batch_size):
             part = missing[low : low + batch_size]
-            to_save = part[len(part) - self._free_host_slots(len(part)) :]
+            # Blocks are evicted oldest first: if not all fit, the most recently used ones are saved.
+            to_save = _last(part, self._free_host_slots(len(part)))
             self._save([blocks[i] for i in to_save], [prefixes[i] for i in to_save])
         return [self.find(prefix.digest) is not None for prefix in prefixes]
 
@@ -93,7 +100,7 @@ class LowerTiers:
         acquired = [row for row in host_rows if row is not None]
         self.host.acquire(acquired)
         missing = [i for i, row in enumerate(host_rows) if row is None]
-        if self._free_host_slots(len(missing), demote=True) < len(missing):
+        if self._free_host_slots(len(missing), may_demote_swapped=True) < len(missing):
             self.host.release(acquired)
             return None
         rows = self.host.allocate(len(missing), [request.number] * len(missing))
@@ -131,14 +138,14 @@ class LowerTiers:
         """
         on_host = [i for i, row in enumerate(rows) if row in self.host]
         self._mover.load(self.host.slots([rows[i] for i in on_host]), [blocks[i] for i in on_host])
-        is_read = [True] * len(rows)
+        are_read = [True] * len(rows)
         on_disk = [i for i, row in enumerate(rows) if row in self.disk]
-        is_read_from_disk = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
-        for i, is_good in zip(on_disk, is_read_from_disk, strict=True):
-            is_read[i] = is_good
-        self._pool.moves.record_loaded([block for block, is_whole in zip(blocks, is_read, strict=True) if is_whole])
-        self._totals.loaded_blocks += sum(is_read)
-        return is_read
+        are_read_from_disk = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
+        for i, is_read in zip(on_disk, are_read_from_disk, strict=True):
+            are_read[i] = is_read
+        self._pool.moves.record_loaded([block for block, is_read in zip(blocks, are_read, strict=True) if is_read])
+        self._totals.loaded_blocks += sum(are_read)
+        return are_read
 
     def prefix(self, row: int) -> Prefix | None:
         return (self.host if row in self.host else self.disk).prefix(row)
@@ -160,9 +167,9 @@ class LowerTiers:
         first blocks of all prompts, because the blocks of a prompt are evicted from its end.
         """
         self._waits_for_disk = True
-        self._pool.allocate(self._pool.num_free, NO_OWNER)
+        self._pool.allocate(self._pool.num_free, NO_OWNER)  # from then on, each allocation evicts cached blocks
         while self._pool.num_cached and may_continue():
-            self._pool.allocate(min(SHUTDOWN_BATCH_BLOCKS, self._pool.num_cached), NO_OWNER)  # evicts cached blocks
+            self._pool.allocate(min(SHUTDOWN_BATCH_BLOCKS, self._pool.num_cached), NO_OWNER)
         while self.host.num_cached and may_continue():
             self._demote_cached(SHUTDOWN_BATCH_BLOCKS)
 
@@ -208,16 +215,16 @@ class LowerTiers:
         self._pool.moves.record_saved(rows)
         self._totals.offloaded_blocks += len(rows)
 
-    def _free_host_slots(self, count: int, *, demote: bool = False) -> int:
+    def _free_host_slots(self, count: int, *, may_demote_swapped: bool = False) -> int:
         """Free host slots until `count` slots are free in addition to the bounce buffer, if possible.
 
-        Returns the number of free slots, at most `count`. With `demote`, rows of swapped-out requests may be moved to
-        disk too.
+        Returns the number of free slots, at most `count`. With `may_demote_swapped`, rows of swapped-out requests may
+        be moved to disk too.
         """
         missing = count + self._num_bounce - self.host.num_free
         if missing > 0:
             missing -= self._demote_cached(missing)
-        if missing > 0 and demote:
+        if missing > 0 and may_demote_swapped:
             self._demote_swapped(missing)
         return min(count, max(0, self.host.num_free - self._num_bounce))
 
@@ -251,7 +258,7 @@ class LowerTiers:
         missing = [row for row in rows if not self._refresh_if_on_disk(row)]
         max_copied = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)
         num_free = self._free_disk_slots(max_copied)
-        targets = self._write_to_disk(missing[len(missing) - num_free :])
+        targets = self._write_to_disk(_last(missing, num_free))
         self.disk.release([target for target in targets if target is not None])
 
     def _refresh_if_on_disk(self, row: int) -> bool:
@@ -292,8 +299,8 @@ class LowerTiers:
             if count <= 0:
                 return
             own = [row for row in request.saved_rows if row in self.host and self.host.ref_count(row) == 1]
-            rows = own[-count:]
-            rows = rows[len(rows) - self._free_disk_slots(len(rows)) :]
+            rows = _last(own, min(count, len(own)))
+            rows = _last(rows, self._free_disk_slots(len(rows)))
             targets = self._write_to_disk(rows)
             moved = {row: target for row, target in zip(rows, targets, strict=True) if target is not None}
             for row in moved:

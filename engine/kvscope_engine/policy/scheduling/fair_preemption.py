@@ -58,7 +58,7 @@ class FairPreemption:
             for request in self._running
             if request.priority <= first.priority
             and (request.client == first.client) is is_batch
-            and usage_of(request).num_requests > 1
+            and usage_of(request).is_preemptible
         ]
         candidates.sort(key=lambda request: victim_order(request, usage_of(request).num_tokens))
         num_remaining: dict[int, int] = {}  # requests that the client or batch would have left, by the id of its usage

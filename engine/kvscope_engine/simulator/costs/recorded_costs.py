@@ -1,7 +1,8 @@
 """Derives the cost model of a recorded engine from the duration and the work of its steps.
 
-The caller gives the size of keys and values, which recordings contain; the other values are those that explain the
-times best (`cost_fit`). Only recordings whose frames contain the work of a step (`Work`) can be used.
+The bytes of keys and values per token are an argument, because the recording states the engine's block size in bytes
+(`recorded_token_bytes`). The other parameters of the cost model are fitted to the durations (`cost_fit`). Only
+recordings whose frames contain the work of a step (`Work`) can be used.
 """
 
 from __future__ import annotations

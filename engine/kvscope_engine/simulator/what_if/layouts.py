@@ -150,7 +150,8 @@ class GroupedMemory:
             ]
             return (*pools, *self._state_pools())
         groups = [
-            _block_group(kind, max(1, self._scaled(kind, block_size) // self._rows(kind))) for kind in self._groups
+            _block_group(kind, max(1, self._scaled(kind, block_size) // self._pool_blocks_per_block(kind)))
+            for kind in self._groups
         ]
         groups += [BlockGroup(0)] * len(self._states)
         return (PoolLayout(memory.num_slots, block_size, memory.block_bytes / memory.block_size, tuple(groups)),)
@@ -210,9 +211,9 @@ class GroupedMemory:
     def _scaled(self, kind: _PublishedGroup, block_size: int) -> int:
         return max(1, kind.block_size * block_size // self._memory.block_size)
 
-    def _rows(self, kind: _PublishedGroup) -> int:
-        """Return the number of pool blocks that one block of the group takes. It exceeds 1 if blocks of
-        different groups differ in bytes.
+    def _pool_blocks_per_block(self, kind: _PublishedGroup) -> int:
+        """Return how many blocks of the pool one block of `kind` takes: more than 1 if it has more bytes than a block
+        of the pool.
         """
         if len(self._groups) == 1 or not self._memory.block_bytes:
             return 1

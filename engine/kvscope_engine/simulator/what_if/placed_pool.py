@@ -187,8 +187,10 @@ class PlacedPool:
                 yield blocks, tokens * self._pool.block_size // group.num_tokens
 
     def _slots(self, num_tokens: int, group: BlockGroup) -> int:
-        """Convert a number of tokens in a block of `group` to pool slots, because such a block may hold more or
-        fewer tokens than the pool's `block_size`.
+        """Return how many of the pool's slots `num_tokens` in one block of `group` occupy, rounded up.
+
+        A block always has `block_size` slots in the pool, but `group.num_tokens` tokens fill it, which may be more or
+        fewer.
         """
         return -(-num_tokens * self._pool.block_size // group.num_tokens)
 

@@ -38,16 +38,16 @@ the server.
 """
 MAX_ANSWER_BYTES: Final = 256 << 20
 MAX_ERROR_BYTES: Final = 64 << 10
-_EVENTS: Final = "text/event-stream"
-_RANK: Final = "X-data-parallel-rank"
-_ID: Final = "X-Request-Id"
+_EVENT_STREAM: Final = "text/event-stream"
+_RANK_HEADER: Final = "X-data-parallel-rank"
+_ID_HEADER: Final = "X-Request-Id"
 """HTTP header with the request id. vLLM makes it part of its own id, by which kvscope's plugin in vLLM
 identifies the request.
 """
 
 
 class Exchange:
-    """One request and its answer. A separate thread calls `run`; `abort` and `cut` are thread-safe."""
+    """One request and its answer. A separate thread calls `run`; `abort` and `disconnect` are thread-safe."""
 
     def __init__(
         self,
@@ -89,24 +89,26 @@ class Exchange:
         self._http.abort()
         return is_ended
 
-    def cut(self) -> None:
-        """Close the connection without a reply."""
+    def disconnect(self) -> None:
+        """Close the connection without a reply, unlike `abort`, because nothing reads replies any more."""
         with self._lock:
             self._is_over = True
         self._http.abort()
 
     def _exchange(self) -> None:
         body = self._body()
-        headers = {_RANK: str(self._address.rank)} if self._address.rank else {}
+        headers = {_RANK_HEADER: str(self._address.rank)} if self._address.rank else {}
         if self.request_id.isascii() and self.request_id.isprintable():
-            headers[_ID] = self.request_id
-        with self._http.send(self._query.path, body, accept=_EVENTS, head=headers, wait_s=self._silence_s) as answer:
+            headers[_ID_HEADER] = self.request_id
+        with self._http.send(
+            self._query.path, body, accept=_EVENT_STREAM, head=headers, wait_s=self._silence_s
+        ) as answer:
             self._check(answer)
             self._is_accepted = True
             self._reply([Accepted(request_id=self.request_id, numbers=(), num_prompt_tokens=0)])
             self._read(answer)
             if not self._answer.is_whole:
-                raise ConnectionResetError("the rest is missing")
+                raise ConnectionResetError("the rest is missing")  # `send` turns it into a NoAnswer with the address
         self._end([], self._answer.ends)
 
     def _body(self) -> bytes:
@@ -120,7 +122,7 @@ class Exchange:
     def _check(self, answer: httpx.Response) -> None:
         """Raise NoAnswer unless the answer is an event stream."""
         status, kind = answer.status_code, content_type(answer)
-        if status == OK and kind == _EVENTS:
+        if status == OK and kind == _EVENT_STREAM:
             return
         if status == NOT_FOUND:
             self._model.invalidate()
@@ -152,13 +154,15 @@ class Exchange:
             if not self._is_over:
                 self._box.put(replies)
 
-    def _end(self, replies: Iterable[Reply], last: Callable[[], Iterable[Reply]] = tuple) -> bool:
-        """Enqueue the final replies. Returns False, without enqueuing any, if the request had already ended."""
+    def _end(self, replies: Iterable[Reply], more_replies: Callable[[], Iterable[Reply]] = tuple) -> bool:
+        """Enqueue the final replies: `replies`, then those of `more_replies`, which is called while no other thread can
+        change the state of the answer. Returns False, without enqueuing any, if the request had already ended.
+        """
         with self._lock:
             if self._is_over:
                 return False
             self._is_over = True
-            self._box.put([*replies, *last()])
+            self._box.put([*replies, *more_replies()])
             return True
 
 

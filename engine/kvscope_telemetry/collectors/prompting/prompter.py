@@ -89,7 +89,7 @@ class Prompter:
         if self._model_thread is not None:
             self._model_thread.join(_END_S)
         for exchange, _ in exchanges:
-            exchange.cut()
+            exchange.disconnect()
         deadline = time.monotonic() + _END_S
         for _, thread in exchanges:
             thread.join(max(deadline - time.monotonic(), 0))

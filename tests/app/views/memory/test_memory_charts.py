@@ -110,7 +110,7 @@ def test_charts_of_a_paused_recording_are_drawn_when_scrolled_into_view(qtbot):
         qtbot.wait(200)  # the content may grow while it is shown for the first time
         bar.setValue(bar.maximum())
         plots = [view.charts.panels[name].plot for name in ("Lower tiers", "Device memory")]
-        now_s = session.timeline.shown_until_ns / 1e9
+        now_s = session.timeline.shown_monotonic_ns / 1e9
         for plot in plots:
             qtbot.waitUntil(lambda plot=plot: plot.view_box.viewRange()[0][1] == math.ceil(now_s), timeout=10_000)
         x, _ = view.charts.panels["Device memory"].curve_items["process_bytes"].getData()

@@ -280,7 +280,7 @@ def test_chart_colors_follow_the_theme(session, view):
 def test_paused_charts_end_at_the_pause(session, view):
     feed_history(session, decode_tokens=1)
     session.timeline.pause()
-    stopped_s = session.timeline.shown_until_ns / 1e9
+    stopped_s = session.timeline.shown_monotonic_ns / 1e9
     view.charts.show_last(10.0)
     (_, last), _ = view.charts.panels["decode"].plot.view_box.viewRange()
     assert last == pytest.approx(stopped_s, abs=0.11)

@@ -165,8 +165,7 @@ class CellShape:
         """Return the pixels at the corners of a rounded cell as indices.
 
         The first array has the pixels that show the background. The list has the pixels that the cell covers by two
-        thirds, then
-        those that it covers by one third.
+        thirds, then those that it covers by one third.
         """
         if self.pitch < _MIN_PITCH_FOR_CORNERS:
             return np.empty(0, np.int64), []

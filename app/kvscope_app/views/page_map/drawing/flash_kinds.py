@@ -29,8 +29,7 @@ class FlashLevel:
     """One fading level of a flash.
 
     `share_dark` and `share_light` say how far the cell's colour moves towards the theme's `color` in a dark and in a
-    light
-    theme, 0 to 1. `fade_ns` is the age at which the flash drops to the next lower level.
+    light theme, 0 to 1. `fade_ns` is the age at which the flash drops to the next lower level.
     """
 
     kind: FlashKind

@@ -41,8 +41,7 @@ class Grid:
     """Arrangement of `num_blocks` blocks in rows of `columns` cells.
 
     `sizes` has the number of blocks in each section, and is empty for a single section. `gap_rows` is the number of
-    empty
-    rows above each section.
+    empty rows above each section.
     """
 
     num_blocks: int

@@ -33,7 +33,10 @@ _FULL_REDRAW_DIVISOR: Final = 4
 
 
 class Scene:
-    """Draws a ledger through a camera into `pixels`, shape (height, width)."""
+    """Draws the blocks of a pool through a camera into `pixels`, shape (height, width).
+
+    The state of the blocks is in a `Ledger`, which has one row per block.
+    """
 
     def __init__(self) -> None:
         self.pixels: Pixels = np.zeros((1, 1), np.uint32)
@@ -100,8 +103,7 @@ class Scene:
         """Replace the pixel buffer by one of `width` x `height` pixels.
 
         If all blocks were fitted into the old size, they are fitted into the new one. Otherwise the centre of the view
-        stays.
-        `heading` is the height of a section's heading, in pixels.
+        stays. `heading` is the height of a section's heading, in pixels.
         """
         if (height, width) == self.pixels.shape and heading == self._full_heading_height:
             return None
@@ -266,8 +268,7 @@ def fit(num_blocks: int, width: int, height: int, sizes: tuple[int, ...] = (), h
     """Return the grid and camera that show all blocks with the largest possible cells in `width` x `height` pixels.
 
     `sizes` has the number of blocks in each section, and is empty for one section without a heading. `heading` is the
-    height
-    of a heading in pixels.
+    height of a heading in pixels.
     """
     shape = _Shape(sizes or (num_blocks,), heading_height(len(sizes), height, heading))
     columns, pitch = _integral_pitch(shape, width, height) or _dense_pitch(shape, width, height)

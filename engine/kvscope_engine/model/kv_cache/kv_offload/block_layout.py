@@ -16,7 +16,7 @@ _WORD_DTYPES: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.
 
 
 class BlockTensors(Protocol):
-    """Storage of blocks, reduced to the attribute that lower tiers use."""
+    """Interface of a storage of KV blocks that lower tiers need to copy blocks: only its tensors."""
 
     @property
     def block_tensors(self) -> tuple[torch.Tensor, ...]:

@@ -62,8 +62,11 @@ class AttentionContext(Protocol):
     """Attention of a step, or a stub, passed through the model as the keyword `paged`."""
 
     scratch: dict[int, tuple[torch.Tensor, ...]]
-    """Results shared between layers, by the id of the tensor from which they are computed; the value includes that
-    tensor.
+    """Tensors that a layer computes for later layers of the same step: rotation tables, or the norm of a layer's
+    output.
+
+    The key is the id of the tensor from which they were computed. That tensor is the first element of the value: this
+    keeps it alive, so that no other tensor can get the same id.
     """
 
     def attend(

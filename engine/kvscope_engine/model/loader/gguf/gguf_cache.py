@@ -6,11 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
-from unittest.mock import patch
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -26,16 +23,12 @@ from kvscope_engine.model.loader.gguf.gguf_config import config_of
 from kvscope_engine.model.loader.gguf.gguf_entries import MANIFEST, content_sha256, entry_of, fingerprint, is_intact
 from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, check_gguf
 from kvscope_engine.model.loader.gguf.pre_tokenizer import apply_pre_tokenizer, check_pre_tokenizer
-from kvscope_engine.model.loader.gguf.rope import ROPE_TENSORS
 from kvscope_engine.model.loader.gguf.split_files import reading_all_parts
-from kvscope_engine.model.loader.gguf.tensor_processors import is_unused, processors
+from kvscope_engine.model.loader.gguf.used_tensors import check_used, watched_tensors
 from kvscope_engine.model.loader.supported_models import blueprint
 from kvscope_engine.model.platforms.device import dtype_name
 from kvscope_engine.tokenization.tokenizer_files import save_tokenizer
 from kvscope_telemetry.errors import BadInput, KvscopeError
-
-_IGNORED_TENSORS: Final = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
-"""GGUF tensors that are ignored: precomputed rotary embeddings in files of old converters, which no program reads."""
 
 
 def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -> Path:
@@ -43,12 +36,13 @@ def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -
 
     Safe for concurrent processes: one converts, the others wait. Raises BadInput if the file cannot be converted.
     """
-    entry = entry_folder(content_sha256(gguf), dtype)
+    sha256 = content_sha256(gguf)
+    entry = entry_folder(sha256, dtype)
     if is_intact(entry):
         return entry
     with file_lock(entry):
         if not is_intact(entry):
-            _build(gguf, dtype, entry, progress)
+            _build(gguf, dtype, sha256, progress)
     return entry
 
 
@@ -56,12 +50,13 @@ def entry_folder(sha256: str, dtype: torch.dtype) -> Path:
     return entry_of(sha256, dtype_name(dtype))
 
 
-def _build(gguf: Path, dtype: torch.dtype, entry: Path, progress: ProgressCallback) -> None:
+def _build(gguf: Path, dtype: torch.dtype, sha256: str, progress: ProgressCallback) -> None:
+    entry = entry_folder(sha256, dtype)
     try:
         with scratch_folder(entry.parent) as scratch:
             folder = scratch / entry.name
             folder.mkdir()
-            _fill(gguf, dtype, entry, folder, progress)
+            _fill(gguf, dtype, sha256, folder, progress)
             manifest = {path.name: fingerprint(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
             (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
             replace_folder(folder, entry)
@@ -73,17 +68,18 @@ def _build(gguf: Path, dtype: torch.dtype, entry: Path, progress: ProgressCallba
         ) from error
 
 
-def _fill(gguf: Path, dtype: torch.dtype, entry: Path, folder: Path, progress: ProgressCallback) -> None:
-    exact = entry.with_name(entry.name.replace(dtype_name(dtype), "float32"))
-    if exact != entry and is_intact(exact):
-        recast(exact, dtype, folder, gguf.name, progress)
+def _fill(gguf: Path, dtype: torch.dtype, sha256: str, folder: Path, progress: ProgressCallback) -> None:
+    float32_entry = entry_folder(sha256, torch.float32)
+    if dtype != torch.float32 and is_intact(float32_entry):
+        recast(float32_entry, dtype, folder, gguf.name, progress)
     else:
         convert_gguf(gguf, dtype, folder, progress)
 
 
-# Conversion to safetensors with transformers' own GGUF loader. Slow, so done once per file.
 def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: ProgressCallback) -> None:
-    """Write config, weights in `dtype` and tokenizer of `gguf` into `folder`.
+    """Write config, weights in `dtype` and tokenizer of `gguf` into `folder`, as safetensors.
+
+    Uses transformers' own GGUF loader, which is slow, so it is called once per file and dtype.
 
     Raises BadInput if the file is damaged, or holds an unsupported model.
     """
@@ -156,54 +152,3 @@ def _file_system_reason(text: str) -> str:
     """Extract the reason from "Error while serializing: I/O error: No space left on device (os error 28)"."""
     number = re.search(r"os error (\d+)", text)
     return os.strerror(int(number[1])) if number else text
-
-
-# Check that all tensors of a GGUF file were used: transformers' loader drops those that it does not know.
-#
-# Owns the instrumentation of that loader, which also gets the processors that it lacks.
-@contextmanager
-def watched_tensors() -> Iterator[set[str]]:
-    """Return a context that yields a set, to which transformers' GGUF loader adds the name of each tensor that
-    it uses.
-    """
-    from transformers import modeling_gguf_pytorch_utils as gguf_loader
-
-    used: set[str] = set()
-    all_processors = gguf_loader.TENSOR_PROCESSORS | processors()
-    with patch.object(gguf_loader, "TENSOR_PROCESSORS", _WatchedProcessors(all_processors, used)):
-        yield used
-
-
-def check_used(header: GgufHeader, used: set[str]) -> None:
-    """Raise BadInput if the file has tensors for which the model has no weight. The message names one such tensor."""
-    unused = sorted(header.shapes.keys() - used - set(ROPE_TENSORS))
-    unused = [name for name in unused if not _IGNORED_TENSORS.fullmatch(name) and not is_unused(header, name)]
-    if unused:
-        raise BadInput(
-            f"it is not accepted: {len(unused)} of its tensors, {unused[0]} for one, have no place in"
-            f" architecture {header.architecture!r} here; without them its answers would be others"
-        )
-
-
-class _WatchedProcessors:
-    """transformers' processors by architecture, instrumented to record the tensors that they use."""
-
-    def __init__(self, processors: dict[str, Any], used: set[str]) -> None:
-        self._processors, self._used = processors, used
-
-    def get(self, architecture: str, default: Any) -> Callable[..., Any]:
-        processor_class = self._processors.get(architecture, default)
-        return lambda config: _watch_processor(processor_class(config=config), self._used)
-
-
-def _watch_processor(processor: Any, used: set[str]) -> Any:
-    process = processor.process
-
-    def watched(weights: Any, name: str, **options: Any) -> Any:
-        result = process(weights=weights, name=name, **options)
-        if result.name is None or result.name in options["tensor_key_mapping"]:  # None: the processor stored it itself
-            used.add(name)
-        return result
-
-    processor.process = watched
-    return processor

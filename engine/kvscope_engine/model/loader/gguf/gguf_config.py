@@ -50,10 +50,12 @@ EXPECTED: Final[dict[str, tuple[Scalar, ...]]] = {
 if the key had such a value.
 """
 IGNORED_KEYS: Final = frozenset({"tensor_data_layout", "attention.group_norm_groups"})
+"""GGUF keys that are accepted with any value, because they do not change what the supported models compute."""
 _HEAD_KEYS: Final = ("attention.key_length", "attention.value_length")
 _WINDOW: Final = "attention.sliding_window"
 _WINDOW_PATTERN: Final = "attention.sliding_window_pattern"
 _TYPES_WITH_WINDOW: Final = frozenset({"mistral", "gemma2", "gemma3_text", "gpt_oss", "phi3", "starcoder2"})
+_EXPERT_NORM_KEY: Final = "expert_weights_norm"
 _GATING_KEY: Final = "expert_gating_func"
 _GATING: Final = {"qwen2_moe": 1, "qwen3_moe": 1, "minimax_m2": 2}
 """Supported gating functions by model type: 1 is softmax, 2 sigmoid."""
@@ -66,6 +68,7 @@ _BIASES: Final = (
     (re.compile(r"blk\.\d+\.attn_(q|k|v|qkv|output)\.bias"), ("attention_bias", "use_qkv_bias")),
     (re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.bias"), ("mlp_bias",)),
 )
+"""Patterns of bias tensors, and candidate configuration attributes that enable these biases."""
 
 
 def config_of(gguf: Path, header: GgufHeader) -> Any:
@@ -81,6 +84,7 @@ def config_of(gguf: Path, header: GgufHeader) -> Any:
     config: Any
     if header.architecture == GEMMA4:
         config = gemma4_config(gguf, header, metadata, lists)
+        _apply_expert_norm(config, metadata)
         _check_remaining(header, config, metadata)
         return config
     pattern = lists.pop(_WINDOW_PATTERN, None)
@@ -88,15 +92,19 @@ def config_of(gguf: Path, header: GgufHeader) -> Any:
     with reading_all_parts():
         config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
     _apply_pattern(header, config, metadata.pop(_WINDOW_PATTERN, None) if pattern is None else pattern)
-    rope = _apply(header, metadata, config)
+    rope_metadata = _apply(header, metadata, config)
     if isinstance(config.pad_token_id, int) and config.pad_token_id >= config.vocab_size:
         config.pad_token_id = None  # a default of the architecture that this file does not set
-    apply_rope(header, rope, gguf, config)
+    apply_rope(header, rope_metadata, gguf, config)
     return config
 
 
 def _apply(header: GgufHeader, metadata: dict[str, Scalar], config: Any) -> dict[str, Scalar]:
-    """Apply all keys except those of rotary embeddings. Returns the keys that were not applied."""
+    """Apply all keys in `metadata`, and remove them. Returns the keys of rotary embeddings, which `apply_rope` applies.
+
+    Each `_apply_...` function pops its keys, so that the remaining ones are those that nothing applies. Raises BadInput
+    for these.
+    """
     for key in [key for key in metadata if key in CONFIG_NAMES]:
         _set_key(header, config, key, metadata.pop(key))
     _apply_head_dim(header, config, metadata)
@@ -104,9 +112,10 @@ def _apply(header: GgufHeader, metadata: dict[str, Scalar], config: Any) -> dict
     _apply_biases(header, config)
     if config.model_type in _LARGEST_GEMMA:
         config.query_pre_attn_scalar = _gemma_scalar(config)
-    rope = {key: metadata.pop(key) for key in list(metadata) if key in ROPE_KEYS}
+    rope_metadata = {key: metadata.pop(key) for key in list(metadata) if key in ROPE_KEYS}
+    _apply_expert_norm(config, metadata)
     _check_remaining(header, config, metadata)
-    return rope
+    return rope_metadata
 
 
 def _check_file(header: GgufHeader) -> None:
@@ -142,7 +151,9 @@ def _refuse_lists(header: GgufHeader, lists: dict[str, tuple[Scalar, ...]]) -> N
     key = next(iter(lists), None)
     if key is not None:
         name = f"{header.architecture}.{key}"
-        raise BadInput(f"it is not accepted: its key {name} is a list, one a layer or a part; that is not done")
+        raise BadInput(
+            f"it is not accepted: its key {name} is a list of values per layer or part, which is not supported"
+        )
 
 
 def _set_key(header: GgufHeader, config: Any, key: str, value: Scalar) -> None:
@@ -207,14 +218,17 @@ def _gemma_scalar(config: Any) -> int:
     return int(config.hidden_size // config.num_attention_heads if is_largest else config.head_dim)
 
 
+def _apply_expert_norm(config: Any, metadata: dict[str, Scalar]) -> None:
+    if _EXPERT_NORM_KEY in metadata and getattr(config, "norm_topk_prob", None) is not None:
+        config.norm_topk_prob = bool(metadata.pop(_EXPERT_NORM_KEY))
+
+
 def _check_remaining(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
+    """Raise BadInput for a key that was not applied, unless the model computes the same without it."""
     for key, value in metadata.items():
         if key in IGNORED_KEYS or value in EXPECTED.get(key, ()):
             continue
         if key == _GATING_KEY and _GATING.get(config.model_type) == value:
-            continue
-        if key == "expert_weights_norm" and getattr(config, "norm_topk_prob", None) is not None:
-            config.norm_topk_prob = bool(value)
             continue
         raise _refusal(header, config, key, value)
 

@@ -132,10 +132,13 @@ def heads_apart(kv: LayerKV) -> LayerKV:
 
 
 def by_head(cache: torch.Tensor) -> torch.Tensor:
-    """View (num_blocks, block_size, heads, ...) as (blocks of one head, block_size, 1, ...), without a copy.
+    """View a cache (num_blocks, block_size, heads, ...) as blocks of one head each, (rows, block_size, 1, ...), without
+    a copy.
 
-    In both layouts of the storage, the heads of a block start at multiples of the head stride, and the block stride is
-    a multiple of it. Rows in between belong to other heads or overlap them; `_head_blocks` returns the valid rows.
+    Row r of the view starts r head strides after the start of the cache. This works because the block stride is a
+    multiple of the head stride in both layouts of the storage, NHD and HND (`kv_storage`): head h of block b is row b *
+    (block stride / head stride) + h. The other rows start within another part of a block, such as its values, and must
+    not be read. `_head_blocks` returns the valid row numbers.
     """
     num_blocks, block_size, heads = cache.shape[:3]
     block, slot, head = cache.stride()[:3]
