@@ -113,5 +113,5 @@ def test_invalid_workload_options_are_refused(options: dict[str, object]) -> Non
 
 def test_shared_prefix_leaves_room_for_a_prompt_and_output() -> None:
     assert generate("alpaca", GeneratorOptions(shared_prefix_tokens=62), 64).longest == 64
-    with pytest.raises(BadInput, match="a shared prefix of 63 tokens is not accepted: must be at most 62"):
+    with pytest.raises(BadInput, match="a shared prefix of 63 tokens is not accepted: at most 62"):
         generate("alpaca", GeneratorOptions(shared_prefix_tokens=63), 64)
