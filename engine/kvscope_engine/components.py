@@ -587,8 +587,9 @@ def _notes_on_bias(module: torch.nn.Module) -> list[str]:
     if not count:
         return []
     return [
-        f"{count} of {len(calls)} layers that attend add a number for each distance to their scores: they run on"
-        " torch's operations, one request after the other, which is slower; where their attention falls is not measured"
+        f"{count} of {len(calls)} attention layers add a value for each distance between tokens to their scores: "
+        "their attention runs with torch's operations, one request after the other, which is slower; --page-heat "
+        "does not measure these layers"
     ]
 
 
@@ -618,8 +619,8 @@ def _notes_on_states(config: EngineConfig, states: StateStorage | None, *, toget
     ]
     if running < config.max_num_seqs:
         notes.append(
-            f"at most {running} requests run at once, not {config.max_num_seqs}: there is no room for more states of"
-            " recurrent layers (--kv-memory, --gpu-memory-utilization)"
+            f"at most {running} requests run at the same time instead of {config.max_num_seqs}, because there is no "
+            "memory for more states of recurrent layers (--kv-memory, --gpu-memory-utilization)"
         )
     notes += _notes_on_host_states(config, states)
     if states.device.type == "cuda":
@@ -864,9 +865,9 @@ def adapt_to_allocator(config: EngineConfig, loaded: LoadedModel, num_blocks: in
     if config.max_model_len is not None or length == loaded.max_model_len:
         return loaded, notes
     notes.append(
-        f"max_model_len is {length} and not the model's {loaded.max_model_len}: allocator={config.allocator!r} reserves"
-        f" that much in a row for each request, and a pool of {num_blocks} blocks has no longer run"
-        " (a smaller --max-model-len lets more requests run at once)"
+        f"max_model_len is {length} instead of the model's {loaded.max_model_len}: allocator={config.allocator!r} "
+        f"reserves one run of this length for each request, and the longest run in a pool of {num_blocks} blocks has "
+        "this length (with a smaller --max-model-len, more requests run at the same time)"
     )
     info = msgspec.structs.replace(loaded.info, max_model_len=length)
     return replace(loaded, info=info, max_model_len=length), notes

@@ -410,6 +410,6 @@ def test_recurrent_states_get_half_of_the_kv_memory_and_limit_running_requests(m
     assert engine.components.states is not None
     assert engine.components.states.num_slots == 6
     assert engine.components.storage.num_bytes <= 6 * slot
-    assert any("at most 5 requests run at once" in note for note in engine.notes)
+    assert any("at most 5 requests run at the same time" in note for note in engine.notes)
     prompts = [prompt_of(seed, 10) for seed in range(3)]
     assert complete_all(engine, prompts, 2) == complete_all(make_engine_of_family("qwen3_next"), prompts, 2)

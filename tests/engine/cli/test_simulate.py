@@ -106,7 +106,7 @@ def test_recording_is_simulated_again_with_the_same_result(run: Run, tmp_path: P
     again = simulate_json(run, "simulate", str(path))
     assert (again["policies"], again["limits"]) == (first["policies"], first["limits"]), "in the pool that was recorded"
     assert again["notes"] == [
-        "not told by the recording, so opt-13b's: weights and speeds (--model-preset, --costs)",
+        "not in the recording, so taken from opt-13b: weights and speeds (--model-preset, --costs)",
     ]
     assert again["workload"] == first["workload"] | {"name": "run.mcap"}
     code, out, err = run(*SMALL, "--record", str(path))

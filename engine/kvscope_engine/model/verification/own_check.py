@@ -66,7 +66,7 @@ def check_own_forward(module: nn.Module) -> None:
             paged = _paged_trace(module, own, sequences, locations, whole)
             fault = _fault(paged, whole, compares_all_tokens)
             if fault:
-                raise BadInput(f"it does not give piece by piece what it gives at once ({fault})")
+                raise BadInput(f"its results for a prompt in pieces differ from those for the whole prompt ({fault})")
             if not own.supports_batches and lengths == LENGTHS:
                 own.supports_batches = _supports_batches(module, own, sequences, locations, whole)
 

@@ -364,7 +364,8 @@ def test_prefix_view_shows_one_of_several_kv_groups_and_can_switch(engine, make_
     assert column(made, "Tokens") == ["32"]
     size = engine.hello.cache.block_size
     assert made.note.text().startswith(
-        f"{SEVERAL_GROUPS}, 32 tokens at least: blocks of {size} and 32 tokens end together there."
+        f"{SEVERAL_GROUPS}. A reusable prefix has at least 32 tokens, because blocks of {size} and 32 tokens first end"
+        " at the same position there."
     )
     made.group.setCurrentIndex(0)
     qtbot.waitUntil(lambda: column(made, "Blocks") == ["1"])

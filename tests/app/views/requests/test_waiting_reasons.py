@@ -101,7 +101,7 @@ def test_waiting_reason_of_an_unblocked_request_is_the_next_step(engine, session
     assert why_waits(session.mirror, 2) == f"{waits} (at most 2\u202f048 tokens a step)"
     session.mirror.requests.waits_for[session.mirror.requests.row_of(2)] = WaitsFor.BUDGET
     assert why_waits(session.mirror, 2) == (
-        "the step's token budget is spent on others (at most 2\u202f048 tokens a step)"
+        "other requests use up the step's token budget (at most 2\u202f048 tokens a step)"
     )
 
 

@@ -28,9 +28,7 @@ def test_last_layers_stay_on_the_host_up_to_the_given_size(model: Any, asked: fl
 
 
 def test_offload_size_that_frees_nothing_is_refused(model: Any) -> None:
-    with pytest.raises(
-        BadInput, match=r"cpu_offload_gb=0\.0001 is not accepted: a layer .* so that nothing is freed"
-    ):
+    with pytest.raises(BadInput, match=r"cpu_offload_gb=0\.0001 is not accepted: a layer .* so that nothing is freed"):
         layers_for_host(model, 0.0001)
 
 

@@ -118,7 +118,7 @@ def test_model_that_reads_cached_values_of_a_wrong_position_is_refused_at_load(
         return torch.cat([found[:, :past].roll(1, 1), found[:, past:]], 1) if name == "value" else found
 
     monkeypatch.setattr(TokensInBlocks, "read", wrong)
-    with pytest.raises(BadInput, match="by transformers' own code: it does not give piece by piece"):
+    with pytest.raises(BadInput, match="by transformers' own code: its results for a prompt in pieces differ"):
         check_hook(model_of(model_type, dtype))
 
 
@@ -130,7 +130,7 @@ def test_model_whose_cached_indexer_keys_are_lost_is_refused_at_load(monkeypatch
         return torch.cat([found[:, : self.past] * 0, found[:, self.past :]], 1) if name == "index" else found
 
     monkeypatch.setattr(TokensInBlocks, "read", wrong)
-    with pytest.raises(BadInput, match="it does not give piece by piece"):
+    with pytest.raises(BadInput, match="its results for a prompt in pieces differ"):
         check_hook(model_of("deepseek_v32"))
 
 
@@ -142,7 +142,7 @@ def test_model_that_reads_the_state_of_another_sequence_is_refused_at_load(monke
         self._slots = torch.ones_like(self._slots)
 
     monkeypatch.setattr(own_module.CallStates, "__init__", all_in_one)
-    with pytest.raises(BadInput, match="it does not give piece by piece"):
+    with pytest.raises(BadInput, match="its results for a prompt in pieces differ"):
         check_hook(model_of("qwen4_exp_text"))
 
 
