@@ -204,5 +204,5 @@ def _fault(paged: Trace, whole: Trace, compares_all_tokens: bool, rows: list[int
             if not (
                 gap.is_number and measured <= bound and gap.overall <= (bound if is_strict else MAX_OVERALL_DIFFERENCE)
             ):
-                return f"{subject} {layer}: {gap.overall:.3g} of its size, {gap.worst_row:.3g} of a token's"
+                return f"{subject} {layer} by {gap.overall:.3g} of its size, and by {gap.worst_row:.3g} for one token"
     return ""

@@ -385,7 +385,7 @@ def test_note_states_the_shortest_reusable_prefix_within_a_block(engine, make_se
     made.apply_theme(THEMES["light"])
     made.show()
     made.refresh()
-    assert made.note.text().startswith(f"{SEVERAL_GROUPS}, 16 tokens at least.")
+    assert made.note.text().startswith(f"{SEVERAL_GROUPS}. A reusable prefix has at least 16 tokens.")
     made.shut_down()
 
 

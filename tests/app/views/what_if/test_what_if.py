@@ -387,7 +387,7 @@ def test_missing_data_of_an_older_recording_is_explained(ask_about_groups):
     assert "With MLA expanded" not in [card.name.text() for card in view.grid.cards]
     assert view.missing.isVisible()
     assert view.missing.text() == "Not known: with MLA expanded"
-    assert "does not tell how large the keys and values" in view.missing.toolTip()
+    assert "does not report how large the keys and values" in view.missing.toolTip()
 
 
 def test_reserved_blocks_are_excluded_from_the_memory(engine, session, busy_mirror, poll):

@@ -246,10 +246,10 @@ def test_speculation_with_an_own_forward_model_gives_the_tokens_of_plain_decodin
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kv_cache_dtype": "int8"}, "its cache is kept bit by bit"),
-        ({"page_heat": 4}, "its attention is not seen"),
+        ({"kv_cache_dtype": "int8"}, "its cache is stored in the model's own data type"),
+        ({"page_heat": 4}, "its attention cannot be measured"),
         ({"sparse_decode": 0.5}, "sparse_decode=0.5 is not accepted"),
-        ({"allow_runtime_lora_updating": True}, "adapters are for batches"),
+        ({"allow_runtime_lora_updating": True}, "adapters are not supported there"),
     ],
 )
 def test_engine_options_unsupported_by_own_forward_models_are_refused(
