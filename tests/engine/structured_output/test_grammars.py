@@ -134,7 +134,7 @@ def test_whitespace_between_two_parts_is_limited(forms: StructuredOutputManager,
         matcher.accept(newline)
 
 
-def test_end_is_delayed_by_min_tokens_if_something_else_is_allowed(forms: StructuredOutputManager) -> None:
+def test_grammar_allows_no_end_below_min_tokens_unless_only_the_end_is_possible(forms: StructuredOutputManager) -> None:
     matcher = forms.get(Structured(kind="regex", text="a*")).matcher()
     assert 2 in allowed(matcher)
     assert 2 not in allowed(matcher, may_end=False)

@@ -113,7 +113,7 @@ def lose_a_split() -> Ops:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_correct_model_is_accepted(dtype: torch.dtype) -> None:
+def test_eager_check_accepts_a_correct_model(dtype: torch.dtype) -> None:
     assert len(check_hook(make(dtype))) == 2
     assert len(check_hook(make(dtype, "gemma2", query_pre_attn_scalar=16))) == 2
 
@@ -124,7 +124,9 @@ def test_correct_model_is_accepted(dtype: torch.dtype) -> None:
     [with_attention(swap_two_blocks), with_attention(scale_by_more), with_attention(widen_the_window), shift_a_slot()],
     ids=["swapped blocks", "scale", "window", "slot"],
 )
-def test_wrong_attention_arguments_are_detected(ops: Ops, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_computed_with_wrong_arguments_is_refused_at_load(
+    ops: Ops, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(eager_check, "ops_for", lambda _: ops)
     with pytest.raises(BadInput, match="differ from those of eager attention"):
         check_hook(make(dtype))

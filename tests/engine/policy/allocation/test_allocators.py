@@ -15,7 +15,7 @@ SPACE = AddressSpace(num_slots=1, slot_blocks=8, num_groups=8)
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
-def test_each_name_makes_its_policy(name: str) -> None:
+def test_each_allocator_name_creates_its_policy(name: str) -> None:
     allocation = make_allocation(name, _pool(name), max_model_len=32)
     assert allocation.name == name
     assert allocation.reserves == (name != "paged")

@@ -52,7 +52,9 @@ def stream_hello(call: Call) -> None:
         ("sglang://0.0.0.0:30000", "tcp://127.0.0.1:7000", True, "127.0.0.1"),
     ],
 )
-def test_api_address_as_seen_from_this_machine(told: str, endpoint: str, is_same_machine: bool, host: str) -> None:
+def test_announced_api_address_is_translated_to_one_reachable_from_this_machine(
+    told: str, endpoint: str, is_same_machine: bool, host: str
+) -> None:
     address = reachable_address(told, endpoint, is_same_machine=is_same_machine)
     assert (address.host, address.tls, address.rank) == (host, "tls" in told, 2 if "rank" in told else 0)
 
