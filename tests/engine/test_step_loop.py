@@ -406,7 +406,7 @@ def test_delayed_step_is_begun_before_the_last_one_is_recorded(make_engine: Make
     assert 0 < counts.launched_early == counts.blockers[SHARED_PROMPT] + counts.blockers[PROMPT_IN_PROGRESS]
     assert counts.launched_early + counts.overlapped <= counts.steps
     assert set(begun) == set(range(counts.launched_early + 1)), "a frame was published before the next step was begun"
-    assert "before their record" in counts.summary()
+    assert "launched before the previous one was recorded" in counts.summary()
 
 
 def test_host_time_that_overlaps_a_running_step_is_counted(make_engine: Make) -> None:
