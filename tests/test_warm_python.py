@@ -37,7 +37,7 @@ def test_process_forked_from_warm_python_has_its_own_arguments_folder_and_enviro
     assert all(done.stdout.endswith(f" {tmp_path} elsewhere ['a', 'b c'] __main__\n") for done in outputs)
 
 
-def test_process_runs_the_console_command(warm_python: WarmPython) -> None:
+def test_process_forked_from_warm_python_runs_the_console_command(warm_python: WarmPython) -> None:
     done = warm_python.run(["serve", "--endpoint", "nowhere"])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("kvscope-engine: ")

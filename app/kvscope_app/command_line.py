@@ -138,8 +138,11 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
         metavar="FILE.mcap",
         action="append",
         default=[],
-        help="play a recording instead of starting an engine; each gets a window (repeatable). `sample` comes "
-        "with kvscope: an engine under memory pressure; `sample-hybrid`: a model with recurrent layers",
+        help=(
+            "play a recording instead of starting an engine; each gets a window (repeatable). Two recordings come "
+            "with kvscope: `sample` (an engine under memory pressure) and `sample-hybrid` (a model with recurrent "
+            "layers)"
+        ),
     )
     parser.add_argument(
         "--at",
@@ -164,7 +167,7 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
     )
     parser.add_argument("--theme", choices=THEME_CHOICES, help="colour theme (default: the last one, at first auto)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    add_alarm_options(parser, "added to those set in the window")
+    add_alarm_options(parser, "these are added to the alarms set in the window")
     add_engine_options(parser)
     if commands:
         _add_commands(parser, commands)

@@ -99,8 +99,8 @@ def convert_os_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise KvscopeError(
-            f"cannot use {str(path)!r} in the cache: {error.strerror or error}; free space or fix "
-            "permissions there, or set KVSCOPE_CACHE to another folder"
+            f"cannot use {str(path)!r} in the cache: {error.strerror or error}; free space on this disk, fix the "
+            "folder's permissions, or set KVSCOPE_CACHE to another folder"
         ) from error
 
 

@@ -374,7 +374,10 @@ class _Cache:
             return []
         notes = [self.mover.note] if self.mover.note else []
         if self.mover.salt is not None and config.publishes_kv_events:
-            notes.append("KV events have the hashes of the kept file: other engines with this seed have others")
+            notes.append(
+                "KV events use the hashes of the kept disk file, so engines with the same --seed publish different "
+                "hashes"
+            )
         return notes
 
 
@@ -436,7 +439,7 @@ def _load_ready_model(
         if device.type == "cuda":
             uuids = gpu_uuids(config.tensor_parallel_size)
             if not register.await_turn(uuids, lambda holder: progress(Progress(stage=WAIT, detail=holder))):
-                progress(Progress(stage=WAIT, detail="no longer, and plan with what it has left so far"))
+                progress(Progress(stage=WAIT, detail="time limit reached, planning with the memory that is free now"))
 
     loaded = load_model(config, progress, rank_of(leader), await_turn)
     undo.callback(close_streaming, loaded.module)
@@ -471,12 +474,12 @@ def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) ->
         check_options_with_states(config, Blueprint(loaded.info.architecture, 0, has_states=True), loaded.info.name)
     lora = "lora_modules" if config.lora_modules else "allow_runtime_lora_updating"
     refused = (
-        ("tensor_parallel_size", config.tensor_parallel_size, 1, "its layers are not shared out"),
-        ("cpu_offload_gb", config.cpu_offload_gb, 0, "its weights are not streamed"),
-        ("kv_cache_dtype", config.kv_cache_dtype, "auto", "its cache is kept bit by bit"),
-        ("sparse_decode", config.sparse_decode, None, "its attention is its own"),
-        ("page_heat", config.page_heat, 0, "its attention is not seen"),
-        (lora, config.has_lora, False, "adapters are for batches of several requests"),
+        ("tensor_parallel_size", config.tensor_parallel_size, 1, "its layers cannot be split among ranks"),
+        ("cpu_offload_gb", config.cpu_offload_gb, 0, "its weights cannot be copied to the GPU in each step"),
+        ("kv_cache_dtype", config.kv_cache_dtype, "auto", "its cache is stored in the model's own data type"),
+        ("sparse_decode", config.sparse_decode, None, "its attention cannot be replaced"),
+        ("page_heat", config.page_heat, 0, "its attention cannot be measured"),
+        (lora, config.has_lora, False, "adapters are not supported there"),
     )
     why = f"{loaded.info.architecture} is run by transformers' own code ({own.reason:.120})"
     refuse_options(refused, loaded.info.name, why)
@@ -574,10 +577,10 @@ def mla_expansion_notes(module: torch.nn.Module) -> list[str]:
     sizes: list[Any] = [getattr(config, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim")]
     if any(call.shape.latent_dim for call in calls) or not all(isinstance(size, int) for size in sizes):
         return []
-    why = getattr(module, "kvscope_why_expanded", None) or "its attention has another structure than is known"
+    why = getattr(module, "kvscope_why_expanded", None) or "the structure of its attention is unknown"
     return [
-        f"the cache holds keys and values in place of latents, {calls[0].shape.num_elements:,} numbers a token and"
-        f" layer and not {sum(sizes):,}: {why:.200}"
+        f"the cache holds keys and values instead of latents, {calls[0].shape.num_elements:,} numbers per token and "
+        f"layer instead of {sum(sizes):,}: {why:.200}"
     ]
 
 
@@ -587,8 +590,9 @@ def _notes_on_bias(module: torch.nn.Module) -> list[str]:
     if not count:
         return []
     return [
-        f"{count} of {len(calls)} layers that attend add a number for each distance to their scores: they run on"
-        " torch's operations, one request after the other, which is slower; where their attention falls is not measured"
+        f"{count} of {len(calls)} attention layers add a value for each distance between tokens to their scores: "
+        "their attention runs with torch's operations, one request after the other, which is slower; --page-heat "
+        "does not measure these layers"
     ]
 
 
@@ -618,13 +622,13 @@ def _notes_on_states(config: EngineConfig, states: StateStorage | None, *, toget
     ]
     if running < config.max_num_seqs:
         notes.append(
-            f"at most {running} requests run at once, not {config.max_num_seqs}: there is no room for more states of"
-            " recurrent layers (--kv-memory, --gpu-memory-utilization)"
+            f"at most {running} requests run at the same time instead of {config.max_num_seqs}, because there is no "
+            "memory for more states of recurrent layers (--kv-memory, --gpu-memory-utilization)"
         )
     notes += _notes_on_host_states(config, states)
     if states.device.type == "cuda":
         graphs = "" if together or config.enforce_eager else "no CUDA graphs, and "
-        notes.append(f"{graphs}no step begun before the last one's end: the model has recurrent layers")
+        notes.append(f"{graphs}no async scheduling: the model has recurrent layers")
     return notes
 
 
@@ -633,8 +637,8 @@ def _notes_on_host_states(config: EngineConfig, states: StateStorage) -> list[st
         return []
     if not states.num_host_slots:
         return [
-            f"preempted requests are computed again, and prefixes in lower tiers are of use only while their states are"
-            f" on {states.device}: --kv-host-memory has no room for a state of {states.slot_bytes / MIB:.2f} MiB"
+            f"--kv-host-memory is too small for a state of {states.slot_bytes / MIB:.2f} MiB: preempted requests are "
+            f"computed again, and prefixes in lower tiers can be used only while their states are on {states.device}"
         ]
     notes = [
         f"in host memory {states.num_host_slots} states, {states.host_bytes / MIB:.0f} MiB of --kv-host-memory, for"
@@ -642,8 +646,8 @@ def _notes_on_host_states(config: EngineConfig, states: StateStorage) -> list[st
     ]
     notes += [states.note] if states.note else []
     if config.disk_kv_memory_bytes:
-        limitation = ": what the file keeps is of no use to a later start" if config.keep_disk_kv else ""
-        notes.append(f"blocks alone go to disk, states stay in memory{limitation}")
+        limitation = ", so a later start cannot use the kept file" if config.keep_disk_kv else ""
+        notes.append(f"the disk stores only blocks, and states stay in memory{limitation}")
     return notes
 
 
@@ -864,9 +868,9 @@ def adapt_to_allocator(config: EngineConfig, loaded: LoadedModel, num_blocks: in
     if config.max_model_len is not None or length == loaded.max_model_len:
         return loaded, notes
     notes.append(
-        f"max_model_len is {length} and not the model's {loaded.max_model_len}: allocator={config.allocator!r} reserves"
-        f" that much in a row for each request, and a pool of {num_blocks} blocks has no longer run"
-        " (a smaller --max-model-len lets more requests run at once)"
+        f"max_model_len is {length} instead of the model's {loaded.max_model_len}: allocator={config.allocator!r} "
+        f"reserves one run of this length for each request, and the longest run in a pool of {num_blocks} blocks has "
+        "this length (with a smaller --max-model-len, more requests run at the same time)"
     )
     info = msgspec.structs.replace(loaded.info, max_model_len=length)
     return replace(loaded, info=info, max_model_len=length), notes

@@ -450,7 +450,7 @@ class Engine:
             self._report_failure(completed, ended)
         self._add_note(
             self._reduced_limits.update(
-                completed.ended_ns, completed.fitting_tokens, "failed" if completed.failure else "had no memory"
+                completed.ended_ns, completed.fitting_tokens, "failed" if completed.failure else "ran out of memory"
             )
         )
         self._publish_notes(completed.ended_ns)
@@ -489,10 +489,12 @@ class Engine:
         if completed.ended_ns < self._next_failure_note_ns:
             self._num_unreported_failures += 1
             return
-        restarted = f"{len(completed.failed)} of its requests begin again" if completed.failed else "was run again"
+        restarted = (
+            (f"{len(completed.failed)} of its requests are computed again") if completed.failed else "was run again"
+        )
         outcome = f"{num_ended} of its requests ended" if num_ended else restarted
         suffix = (
-            f"; so did {self._num_unreported_failures} since the last such note"
+            f"; {self._num_unreported_failures} more steps failed since the last such note"
             if self._num_unreported_failures
             else ""
         )

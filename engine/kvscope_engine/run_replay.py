@@ -153,7 +153,7 @@ class ReplayComparison:
         left_out = [f"not compared: {'; '.join(self.left_out)}"] if self.left_out else []
         counts = f"{self.num_requests} requests, {self.num_blocks} blocks, {self.num_layers} layers"
         if not self.first and not self.num_blocks and not self.num_logits:
-            why = "of keys and values none was computed in both runs"
+            why = "no keys and values were computed in both runs"
             why = why if self.num_layers else "keys and values were not recorded (--fingerprints)"
             return [f"equal tokens: {self.num_requests} requests; {why}", *left_out]
         if not self.first:
@@ -161,8 +161,9 @@ class ReplayComparison:
         return [
             f"the runs part {self.first}",
             *([f"a likely reason: {self.environment}"] if self.environment else []),
-            f"equal are {self.num_equal_blocks} of {self.num_blocks} blocks, the logits of {self.num_equal_logits} of"
-            f" {self.num_logits} tokens, and all tokens of {self.num_same_tokens} of {self.num_requests} requests",
+            f"equal in both runs: {self.num_equal_blocks} of {self.num_blocks} blocks, the logits of "
+            f"{self.num_equal_logits} of {self.num_logits} tokens, and all tokens of {self.num_same_tokens} of "
+            f"{self.num_requests} requests",
             *left_out,
         ]
 
@@ -290,8 +291,8 @@ def _exclusions(run: RecordedRun, recorded: RunDigests, replayed: RunDigests) ->
     counts = (
         (len(run.failed), "request", "that failed in the recording"),
         (without_end, "request", "whose end was not recorded"),
-        (len(recorded.blocks.keys() ^ replayed.blocks.keys()), "block", "that one run alone computed"),
-        (len(recorded.logits.keys() ^ replayed.logits.keys()), "token", "that one run alone sampled"),
+        (len(recorded.blocks.keys() ^ replayed.blocks.keys()), "block", "that only one of the runs computed"),
+        (len(recorded.logits.keys() ^ replayed.logits.keys()), "token", "that only one of the runs sampled"),
     )
     known_counts = counts if run.fingerprints else counts[:2]
     return tuple(f"{count} {noun}{'s' * (count > 1)} {reason}" for count, noun, reason in known_counts if count > 0)

@@ -110,9 +110,15 @@ class OverlapCounts:
 
     def summary(self) -> str:
         others = "".join(f"; {count} not: {reason}" for reason, count in self.blockers.most_common())
-        early = f", {self.launched_early} times it was begun before their record" if self.launched_early else ""
-        shared = f", the host worked {self.overlap_ns / 1e6 / max(1, self.steps):.2f} ms a step beside the device"
-        return f"while {self.overlapped} of {self.steps} steps ran the next was begun{early}{shared}{others}"
+        early = (
+            f", {self.launched_early} delayed steps were launched before the previous one was recorded"
+            if self.launched_early
+            else ""
+        )
+        shared = (
+            f", per step the host worked {self.overlap_ns / 1e6 / max(1, self.steps):.2f} ms while the device was busy"
+        )
+        return f"while {self.overlapped} of {self.steps} steps ran, the next was launched{early}{shared}{others}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -492,8 +492,8 @@ class EngineConfig:
             )
         if self.publishes_kv_events and not self.prefix_caching:
             raise BadInput(
-                "kv_events_config: enable_kv_cache_events=True is not accepted without prefix caching:"
-                " nothing is kept that could be told of"
+                "kv_events_config: enable_kv_cache_events=True is not accepted without prefix caching: without it "
+                "there are no cached blocks to report"
             )
 
     @property
@@ -529,25 +529,40 @@ class EngineConfig:
             )
         if self.allocator != "paged" and self.speculative_config is not None:
             raise BadInput(
-                f"allocator={self.allocator!r} is not accepted with speculation (--speculative-config): blocks for"
-                " drafts are given back, which only `paged` can"
+                f"allocator={self.allocator!r} is not accepted with speculation (--speculative-config): blocks of "
+                "rejected drafts must be freed, which only `paged` can do"
             )
 
     def _check_ranks(self) -> None:
         """Refuse options that do not work with several ranks, mostly because a rank would act on its own shard only."""
         refused: tuple[tuple[str, object, object, str], ...] = (
-            ("keep_disk_kv", self.keep_disk_kv, False, "a file holds one rank's part of each block"),
-            ("quantization", self.quantization if self.quantization != "none" else "auto", "auto", "shares stay whole"),
-            ("cpu_offload_gb", self.cpu_offload_gb, 0, "weights are streamed to one device"),
-            ("piecewise_graphs", bool(self.piecewise_graphs), False, "ranks have graphs of decodes alone"),
+            ("keep_disk_kv", self.keep_disk_kv, False, "each rank's file would have only its own part of each block"),
+            (
+                "quantization",
+                self.quantization if self.quantization != "none" else "auto",
+                "auto",
+                "quantized weights cannot be split among ranks",
+            ),
+            ("cpu_offload_gb", self.cpu_offload_gb, 0, "offloaded weights can be copied to one device only"),
+            (
+                "piecewise_graphs",
+                bool(self.piecewise_graphs),
+                False,
+                "with several ranks, only decodes run as CUDA graphs",
+            ),
             (
                 "attention_backend",
                 self.attention_backend if self.attention_backend != "kvscope" else "auto",
                 "auto",
-                "each rank would choose for itself",
+                "each rank might choose another library",
             ),
-            ("page_heat", self.page_heat, 0, "attention is measured on all heads of one device"),
-            ("allocator", self.allocator if self.allocator == "virtual" else "", "", "it maps pages of one device"),
+            ("page_heat", self.page_heat, 0, "attention is measured only if one device has all heads"),
+            (
+                "allocator",
+                self.allocator if self.allocator == "virtual" else "",
+                "",
+                "it maps pages on one device only",
+            ),
         )
         for name, value, accepted, reason in refused:
             if value != accepted:
@@ -558,21 +573,36 @@ class EngineConfig:
         """Refuse options with which the order of summation may depend on the batch."""
         lora = "lora_modules" if self.lora_modules else "allow_runtime_lora_updating"
         refused: tuple[tuple[str, object, object, str], ...] = (
-            ("tensor_parallel_size", self.tensor_parallel_size, 1, "ranks add in an order of their own"),
-            ("cpu_offload_gb", self.cpu_offload_gb, 0, "each tile of tokens would stream all weights"),
+            ("tensor_parallel_size", self.tensor_parallel_size, 1, "the order of additions among ranks is not fixed"),
+            ("cpu_offload_gb", self.cpu_offload_gb, 0, "all weights would be copied again for each tile of tokens"),
             ("piecewise_graphs", self.piecewise_graphs or None, None, "tiles of tokens run without CUDA graphs"),
             (
                 "attention_backend",
                 self.attention_backend if self.attention_backend != "kvscope" else "auto",
                 "auto",
-                "libraries add by the batch",
+                "the libraries' order of additions depends on the batch",
             ),
-            ("async_scheduling", self.async_scheduling or None, None, "tiles of tokens are cut on the host"),
-            ("kv_cache_dtype", self.kv_cache_dtype, "auto", "attention over 8 bits adds by the batch"),
-            ("keep_disk_kv", self.keep_disk_kv, False, "the file may hold what another engine computed"),
-            ("sparse_decode", self.sparse_decode, None, "prompts are attended to in full and new tokens are not"),
-            ("page_heat", self.page_heat, 0, "new tokens go the way of prompts, where it is not measured"),
-            (lora, self.has_lora, False, "adapters of a step are computed together"),
+            (
+                "async_scheduling",
+                self.async_scheduling or None,
+                None,
+                "the host divides each step into tiles of tokens",
+            ),
+            (
+                "kv_cache_dtype",
+                self.kv_cache_dtype,
+                "auto",
+                "the order of additions in attention over 8-bit blocks depends on the batch",
+            ),
+            ("keep_disk_kv", self.keep_disk_kv, False, "the file may have blocks that another engine computed"),
+            ("sparse_decode", self.sparse_decode, None, "prompts use full attention, and new tokens do not"),
+            (
+                "page_heat",
+                self.page_heat,
+                0,
+                "new tokens use the attention kernel for prompts, which does not measure it",
+            ),
+            (lora, self.has_lora, False, "all adapters of a step are computed together"),
         )
         for name, value, accepted, reason in refused:
             if value != accepted:
@@ -582,7 +612,7 @@ class EngineConfig:
         share = self.sparse_decode
         if self.piecewise_graphs:
             raise BadInput(
-                f"sparse_decode={share!r} is not accepted with piecewise_graphs: blocks are not chosen there"
+                f"sparse_decode={share!r} is not accepted with piecewise_graphs: piecewise graphs do not select blocks"
             )
         if self.speculative_config is not None:
             raise BadInput(

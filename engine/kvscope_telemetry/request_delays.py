@@ -35,7 +35,7 @@ current step, not for another request.
 _WAITED_FOR: Final[dict[int, str]] = {
     WaitsFor.GRAMMAR: "the grammar of its answer",
     WaitsFor.REMOTE_KV: "its KV to be loaded",
-    WaitsFor.ADAPTER: "its LoRA adapter, while as many as fit were in use",
+    WaitsFor.ADAPTER: "a slot for its LoRA adapter",
     WaitsFor.INPUT: "more of its prompt",
     WaitsFor.PROMPT: "its prompt to be computed for another completion",
 }

@@ -311,7 +311,7 @@ def explain_ops(ops: Ops, operands: Operands) -> dict[str, OperationChoice]:
 def _explain(ops: Ops, name: str, operands: Operands) -> OperationChoice:
     operation, implementation = _LABELS.get(name, name.replace("_", " ")), getattr(ops, name)
     if isinstance(implementation, NamedImplementation):
-        reason = f"taken at load; {TRITON} for layers that it does not accept"
+        reason = f"chosen at load; {TRITON} for layers that it does not support"
         return OperationChoice(operation, implementation.implementation, reason)
     if implementation is getattr(_CUDA, name):
         return OperationChoice(operation, TRITON, "the device is a CUDA GPU")

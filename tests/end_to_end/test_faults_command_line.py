@@ -254,7 +254,7 @@ def test_directory_writable_by_others_is_refused(error_line_of: Refused, tmp_pat
     ],
     ids=["invalid UTF-8", "no memory"],
 )
-def test_process_prints_one_line_and_sets_the_exit_code(
+def test_invalid_command_prints_one_line_and_sets_the_exit_code(
     socket_folder: Path, tiny_model: Callable[..., str], words: tuple[bytes, ...], code: int, named: str
 ) -> None:
     words = tuple(word.replace(b"dummy:CONFIG", tiny_model().encode()) for word in words)

@@ -103,12 +103,12 @@ def test_invalid_tier_options_are_named(
     [
         ("folder", "Is a directory"),
         ("nowhere/tier", "No such file or directory"),
-        ("letter.txt", "it has 5 bytes that are not kvscope's (there is no letter.txt.index beside it)"),
+        ("letter.txt", "it has 5 bytes that kvscope did not write (there is no letter.txt.index beside it)"),
         ("letter.txt/tier", "Not a directory"),
-        ("pipe", "it is no regular file"),
+        ("pipe", "it is not a regular file"),
         ("loop", "loop"),
         ("n" * 300, "File name too long"),
-        ("/dev/full", "it is no regular file"),
+        ("/dev/full", "it is not a regular file"),
         ("/proc/tier", "/proc/tier"),
         ("", "'' is not accepted"),
     ],
@@ -157,7 +157,7 @@ def test_disk_tier_larger_than_the_file_size_limit_is_refused_naming_ulimit(
         line = error_line_of(BAD_INPUT, "generate", "--prompt", "x", *model, *tier_options(str(tmp_path / "tier")))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "files may have 0 MiB here (ulimit -f)" in line or "files may have 1 MiB here" in line
+    assert "the limit on file sizes is 0 MiB (ulimit -f)" in line or "the limit on file sizes is 1 MiB" in line
     assert list(tmp_path.glob("tier*")) == []
 
 

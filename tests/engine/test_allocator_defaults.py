@@ -23,7 +23,7 @@ def test_defaults_are_adjusted_to_the_allocator_and_reported(make_engine: Make) 
     assert hello.model.max_model_len == 2 * hello.cache.block_size, "3 blocks are a run of 2 and one of 1"
     off, shorter = engine.notes
     assert off.startswith("prefix caching is off: allocator='contiguous'")
-    assert shorter.startswith(f"max_model_len is {hello.model.max_model_len} and not the model's ")
+    assert shorter.startswith(f"max_model_len is {hello.model.max_model_len} instead of the model's ")
 
 
 def test_engine_options_that_fit_the_allocator_are_not_adjusted(make_engine: Make) -> None:

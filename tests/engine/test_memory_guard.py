@@ -224,7 +224,7 @@ def test_paging_to_host_memory_is_reported_with_advice() -> None:
         setting.guard.record_step(*make_step(9_000_000))
     setting.poll_with_others(5.9)
     (note,) = setting.notes
-    assert "steps take 9 times what they took" in note
+    assert "steps take 9 times as long as before" in note
     assert "CUDA - Sysmem Fallback Policy" in note
 
 

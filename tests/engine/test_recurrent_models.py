@@ -209,7 +209,7 @@ def test_steps_that_fail_after_changing_states_lose_no_request_and_no_token(
     assert complete_all(engine, prompts, 30) == expected
     assert num_calls > max(fails_at)
     check_all_released(engine)
-    why = "a step failed" if error is OF_LIBRARY else "a step had no memory"
+    why = "a step failed" if error is OF_LIBRARY else "a step ran out of memory"
     assert any(note.startswith(f"{why}: steps have up to 12 tokens") for note in engine.notes), engine.notes
 
 
@@ -265,7 +265,7 @@ def test_kept_disk_file_without_states_gives_no_hits(make_engine_of_family: Make
             "qwen3_next", host_kv_memory_bytes=1 << 18, num_gpu_blocks_override=12, max_num_seqs=1, **disk
         )
         said.append(complete_all(engine, [prompt_of(seed, 40) for seed in range(4)]))
-        assert any("what the file keeps is of no use to a later start" in note for note in engine.notes)
+        assert any("a later start cannot use the kept file" in note for note in engine.notes)
         assert scheduler_of(engine).totals.cached_tokens == 0
         check_all_released(engine)
         engine.close()
@@ -274,7 +274,7 @@ def test_kept_disk_file_without_states_gives_no_hits(make_engine_of_family: Make
 
 def test_too_little_host_memory_for_a_state_is_reported(make_engine_of_family: Make) -> None:
     engine = make_engine_of_family("qwen3_next", host_kv_memory_bytes=6000)
-    assert any("--kv-host-memory has no room for a state of" in note for note in engine.notes)
+    assert any("--kv-host-memory is too small for a state of" in note for note in engine.notes)
     [wanted] = complete_all(engine, [prompt_of(1, 30)], 12)
     engine.submit(submit_of("again", prompt_of(1, 30), 12))
     [request] = scheduler_of(engine).requests.values()
@@ -410,6 +410,6 @@ def test_recurrent_states_get_half_of_the_kv_memory_and_limit_running_requests(m
     assert engine.components.states is not None
     assert engine.components.states.num_slots == 6
     assert engine.components.storage.num_bytes <= 6 * slot
-    assert any("at most 5 requests run at once" in note for note in engine.notes)
+    assert any("at most 5 requests run at the same time" in note for note in engine.notes)
     prompts = [prompt_of(seed, 10) for seed in range(3)]
     assert complete_all(engine, prompts, 2) == complete_all(make_engine_of_family("qwen3_next"), prompts, 2)

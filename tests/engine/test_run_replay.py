@@ -303,7 +303,7 @@ def test_aborted_request_is_compared_as_far_as_it_came(config: EngineConfig, tmp
     assert found.num_same_tokens == found.num_requests == 6
     assert found.lines[0].startswith("bit-equal: 6 requests, ")
     assert found.lines[1].startswith("not compared: ")
-    assert "that one run alone" in found.lines[1]
+    assert "that only one of the runs" in found.lines[1]
 
 
 def test_gpu_recording_is_replayed_only_on_a_gpu(recording: Path) -> None:

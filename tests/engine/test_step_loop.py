@@ -406,7 +406,7 @@ def test_delayed_step_is_begun_before_the_last_one_is_recorded(make_engine: Make
     assert 0 < counts.launched_early == counts.blockers[SHARED_PROMPT] + counts.blockers[PROMPT_IN_PROGRESS]
     assert counts.launched_early + counts.overlapped <= counts.steps
     assert set(begun) == set(range(counts.launched_early + 1)), "a frame was published before the next step was begun"
-    assert "before their record" in counts.summary()
+    assert "launched before the previous one was recorded" in counts.summary()
 
 
 def test_host_time_that_overlaps_a_running_step_is_counted(make_engine: Make) -> None:
@@ -443,7 +443,7 @@ def test_steps_are_planned_smaller_for_a_while_after_a_shortage(
         assert numbers(generated(engine, jobs)) == close_to(wanted)
         assert scheduler.limits.max_step_tokens <= 9
         reduced = f"{scheduler.limits.max_step_tokens} tokens of {scheduler.limits.max_step_requests} requests"
-        assert engine.notes == (f"a step had no memory: steps have up to {reduced} for now",)
+        assert engine.notes == (f"a step ran out of memory: steps have up to {reduced} for now",)
         assert len(failed) < 16, "the tries and parts of a step, and of the one that was begun behind it"
     later_ns = time.monotonic_ns() + 60_000_000_000
     monkeypatch.setattr(step_loop.time, "monotonic_ns", lambda: later_ns)

@@ -37,7 +37,7 @@ def publish_step(publisher: Publisher, step: int, blocks: list[int]) -> None:
         publisher.publish(publisher.state.frame(step, time.monotonic_ns()))
 
 
-def test_late_and_early_clients_have_the_same_state(publish_state: Any) -> None:
+def test_clients_that_attach_late_or_early_mirror_the_same_state(publish_state: Any) -> None:
     state = CacheState(hello_of())
     publisher, early = publish_state(state)
     early.begin()

@@ -60,7 +60,7 @@ def endpoint(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/t"
 
 
-def test_steps_are_published_in_order_and_delayed_ones_wait(endpoint: str) -> None:
+def test_steps_after_a_delayed_step_are_not_published_before_it(endpoint: str) -> None:
     watched = Watched(endpoint, waits_for=5)
     for number in range(1, 8):
         assert watched.engine.step(number) == 2 * number
@@ -72,7 +72,7 @@ def test_steps_are_published_in_order_and_delayed_ones_wait(endpoint: str) -> No
     watched.watcher.close()
 
 
-def test_last_notes_are_published_before_the_goodbye(endpoint: str) -> None:
+def test_last_step_is_published_when_the_publishing_thread_closes(endpoint: str) -> None:
     watched = Watched(endpoint)
     watched.engine.step(1)
     watched.thread.close("the end")

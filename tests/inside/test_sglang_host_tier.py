@@ -176,7 +176,7 @@ def test_text_that_ended_and_was_evicted_between_two_copies_is_known(monkeypatch
     assert told.translator.contents([NUM_PAGES + 2])[0].token_ids == (94, 95, 96, 97)
 
 
-def test_flush_empties_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglang_cache_flush_empties_the_published_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     told = PublishedScheduler(monkeypatch)
     told.controller.write(slots_of(told.pages), node_id=5)
     told.step()

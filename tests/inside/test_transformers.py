@@ -283,7 +283,7 @@ def test_transformers_sliding_window_cache_is_published_correctly(seed: int) -> 
     assert kinds >= {"admitted", "resumed", "preempted", "finished"}
 
 
-def test_rows_are_in_the_order_of_memory() -> None:
+def test_rows_of_transformers_window_blocks_are_in_the_order_of_memory() -> None:
     told = PublishedManager("window", num_blocks=24)
     cache = told.processor.cache
     assert (told.rows.blocks_per_sector, told.rows.per_sector) == ((2, 3), 3)
@@ -319,7 +319,7 @@ def test_tokens_of_transformers_blocks_are_known_while_running_and_cached(kind: 
         assert len(told.translator.contents([cached])[0].token_ids) == SIZE
 
 
-def test_watching_can_begin_in_the_middle() -> None:
+def test_watching_transformers_can_begin_while_requests_run() -> None:
     for kind in ("full", "window"):
         told = PublishedManager(kind, num_blocks=24)
         chance = random.Random(1)

@@ -36,7 +36,7 @@ def test_every_c_kernel_has_an_explanation_for_inputs_it_does_not_support() -> N
     assert in_c == set(_C_REFUSALS)
 
 
-def test_library_for_prefill_is_named() -> None:
+def test_dispatch_names_the_attention_library_that_computes_prefill() -> None:
     ops = replace(
         ops_for("cpu"), prefill=PrefillWithFallback(SimpleNamespace(name="FlashInfer 1.0"), None, frozenset())
     )  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def test_unknown_device_is_named() -> None:
         ops_for("mps")
 
 
-def test_package_works_without_triton() -> None:
+def test_kernel_package_works_without_triton() -> None:
     check_in_fresh_python(
         """
         import sys
@@ -73,7 +73,7 @@ def test_package_works_without_triton() -> None:
     )
 
 
-def test_import_does_not_initialize_cuda(warm_python: WarmPython) -> None:
+def test_importing_the_kernels_does_not_initialize_cuda(warm_python: WarmPython) -> None:
     """The import of the engine does not either: the warm Python has imported it."""
     program = "import torch, kvscope_kernels as k; k.ops_for('cpu'); assert not torch.cuda.is_initialized()"
     run = warm_python.run(["-c", program])

@@ -97,7 +97,9 @@ def test_tiny_fp16_value_is_not_lost(form: str, runner: Any, shape: Any, build: 
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_quantization_changes_attention_little(form: str, runner: Any, shape: Any, build: Any, reference: Any) -> None:
+def test_prefill_attention_over_an_8_bit_cache_is_close_to_that_without_quantization(
+    form: str, runner: Any, shape: Any, build: Any, reference: Any
+) -> None:
     """The output with a quantized cache is compared with the one without quantization."""
     batch = build(shape(seq_lens=[48], query_lens=[48], num_heads=2, num_kv_heads=1), "cpu", seed=5)
     key, value = (rows[0].float().to(runner.device) for rows in (batch.keys, batch.values))

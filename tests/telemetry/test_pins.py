@@ -8,7 +8,7 @@ from kvscope_telemetry.pins import max_held_blocks, num_missing
 
 
 @pytest.mark.parametrize(("window", "expected"), [(0, 63), (32, 11), (10_000, 63)])
-def test_blocks_needed_by_a_request_with_and_without_a_window(window: int, expected: int) -> None:
+def test_maximum_blocks_held_by_a_request_are_limited_by_its_sliding_window(window: int, expected: int) -> None:
     assert max_held_blocks(1000, window=window, max_chunk=128, block_size=16) == expected
 
 

@@ -50,8 +50,8 @@ _MIN_UNFOLDED_WIDTH: Final = 700
 line.
 """
 _HINT: Final = (
-    "An alarm fires once per incident, adds a bookmark and shows a notification; not while the engine is paused. "
-    "In a recording, alarms are marked where they would have fired."
+    "An alarm fires once per incident, adds a bookmark and shows a notification. No alarm fires while the engine is "
+    "paused. In a recording, alarms are marked where they would have fired."
 )
 _URL_HINT: Final = "Optional: https://host/path receives a JSON POST when an alarm fires or ends"
 _EXPRESSION_HINT: Final = "For example: ttft_p99_ms > 500 and running > 8"

@@ -77,7 +77,7 @@ def explanation_text(row: ComparisonRow) -> str:
     if row.low is None:
         num_known = f"The figure is known in {row.a_windows} (A) and {row.b_windows} (B) of {NUM_WINDOWS} parts"
         return f"{num_known}: too few for a test. {spread}" if row.verdict is Verdict.UNKNOWN else spread
-    basis = f"By {row.test.value}, of {row.a_windows} parts of A and {row.b_windows} of B"
+    basis = f"{row.test.value}, with {row.a_windows} parts of A and {row.b_windows} of B"
     caveat = " Two runs of the same workload may differ this much; this does not mean that they are alike."
     suffix = caveat if row.verdict is Verdict.OPEN else ""
     return f"{basis}: {_interval(row)}, in 19 of 20 cases.{suffix} {spread}"

@@ -129,7 +129,8 @@ class SideView(QWidget):
         self.moment.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
         self.moment.setAccessibleName(f"Moment of {self._curve.label}")
         self.moment.setToolTip(
-            f"Seconds since the start of {self._curve.label}. Change it to align it with what the other run shows"
+            f"Seconds since the start of {self._curve.label}. Change the number to align this run with what the other "
+            "run shows"
         )
         self.moment.valueChanged.connect(self.moment_chosen)
         self.moment.editingFinished.connect(self._return_focus)

@@ -324,7 +324,7 @@ def _block_ids(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, .
 def _why_not_blocks(blocks: tuple[int, ...], why_none: str) -> str:
     """Return why `blocks` cannot be sent in one command: too many, or none (`why_none`). "" if they can."""
     if len(blocks) > MAX_TEXT_BLOCKS:
-        return f"{len(blocks)} blocks selected; at most {MAX_TEXT_BLOCKS} at once"
+        return f"{len(blocks)} blocks are selected: one command accepts at most {MAX_TEXT_BLOCKS}"
     return "" if blocks else why_none
 
 

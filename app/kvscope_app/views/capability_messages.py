@@ -38,7 +38,8 @@ def why_no_addresses(capabilities: Capabilities) -> str:
     if capabilities.physical_rows:
         return ""
     return (
-        f"{engine_name(capabilities)} does not report where blocks are in memory: {SLOTS}, and neighbours mean nothing"
+        f"{engine_name(capabilities)} does not report where blocks are in memory: {SLOTS}, so neighbouring cells need "
+        "not be neighbours in memory"
     )
 
 

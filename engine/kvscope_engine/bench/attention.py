@@ -59,8 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text",
         metavar="FILE",
-        help="text file to read, repeated if too short (repeats distort what a method loses; default: the story "
-        "that comes with kvscope, about 2,700 tokens)",
+        help=(
+            "text file to read (default: the story that comes with kvscope, about 2,700 tokens). A text that is too "
+            "short is repeated, which makes the measured losses of the methods less accurate"
+        ),
     )
     parser.add_argument(
         "--page-heat",

@@ -155,9 +155,12 @@ def _gpu_memory() -> Check:
 
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     gpus = [gpu for gpu in Gpus(used=[name for name in visible if name.startswith("MIG-")]).sample() if not gpu.fault]
-    detail = "; ".join(_memory_use_text(gpu) for gpu in gpus) or "no GPU tells of its memory"
+    detail = "; ".join(_memory_use_text(gpu) for gpu in gpus) or "no GPU reports its memory"
     if gpus and is_wsl():
-        detail += f"; this is WSL2, where a GPU that is full may be paged to host memory, which is slow: {REMEDY}"
+        detail += (
+            "; this is WSL2: when the GPU's memory is full, parts of it may be moved to host memory, which is slow: "
+            f"{REMEDY}"
+        )
     return Check(name="GPU memory", ok=bool(gpus), detail=detail)
 
 
@@ -166,8 +169,12 @@ def _memory_use_text(gpu: Gpu) -> str:
     from kvscope_engine.model.device_memory.memory_plan import DESKTOP_BYTES
 
     free, total = gpu.memory_free_bytes, gpu.memory_total_bytes
-    memory_text = f"{free / GIB:.1f} of {_gib(total)} free" if free is not None and total is not None else "not told"
-    display = f", draws a display, for which {_gib(DESKTOP_BYTES)} is kept" if is_drawing(gpu.display_active) else ""
+    memory_text = (
+        f"{free / GIB:.1f} of {_gib(total)} free" if free is not None and total is not None else ("memory unknown")
+    )
+    display = (
+        (f", drives a display, for which {_gib(DESKTOP_BYTES)} stays free") if is_drawing(gpu.display_active) else ""
+    )
     holders = describe_holders(holders_of(gpu))
     return f"{gpu.name}: {memory_text}{display}" + (f", held by {holders}" if holders else "")
 

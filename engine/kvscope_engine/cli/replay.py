@@ -23,10 +23,12 @@ from kvscope_telemetry.recordings.sample import named_recording
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay",
-        help="replay a recording and report where the two runs differ",
-        description="Replay the requests of a recording and compare keys, values, logits and tokens bit by bit."
-        " Record with `kvscope-engine serve --deterministic --fingerprints --record FILE.mcap"
-        " --record-text`. Exit code 0: equal; 1: different; 2: not comparable.",
+        help="run a recording's requests again and report the first difference",
+        description=(
+            "Run the requests of a recording again on an engine, and compare keys, values, logits and tokens with "
+            "the recorded ones bit by bit. Record with `kvscope-engine serve --deterministic --fingerprints --record "
+            "FILE.mcap --record-text`. Exit code 0: equal; 1: different; 2: not comparable."
+        ),
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
     add_engine_options(parser)

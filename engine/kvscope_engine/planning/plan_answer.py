@@ -174,7 +174,7 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
 
 
 def _comparison_text(plan: InferencePlan, length: int, num_others: int) -> str:
-    return f"{num_others:,} requests of {length:,} tokens at once, not {plan.requests(length):,}"
+    return f"{num_others:,} concurrent requests of {length:,} tokens instead of {plan.requests(length):,}"
 
 
 def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> TrainingAnswer:

@@ -40,7 +40,7 @@ def _serving(plan: InferenceAnswer) -> list[str]:
             f" {plan.block_size} tokens, {plan.num_tokens:,} tokens" + _in_host_memory(plan)
         )
         rows = [(f"{room.num_tokens:,}", f"{room.num_requests:,}") for room in plan.rooms]
-        paragraphs.append(table(("tokens a request", "at once"), rows))
+        paragraphs.append(table(("tokens a request", "concurrent requests"), rows))
     paragraphs += _changes(plan.changes, "to let more fit")
     return [*paragraphs, *plan.notes]
 
@@ -55,7 +55,7 @@ def _verdict(plan: InferenceAnswer) -> str:
     if not plan.fits:
         return "it does not fit"
     if not plan.holds_longest:
-        return f"it fits, but not one request of its {plan.max_model_len:,} tokens"
+        return f"it fits, but there is no memory for one request of {plan.max_model_len:,} tokens"
     return "it fits"
 
 
@@ -86,7 +86,7 @@ def _changes(changes: Sequence[Change], title: str) -> list[str]:
         return [table((title, "", ""), [(row[0], row[3], row[4]) for row in rows], left_aligned=(0, 1, 2))]
     return [
         table(
-            (title, "tokens", "longest at once", "what it costs"),
+            (title, "tokens", "concurrent max-length requests", "what it costs"),
             [(*row[:3], row[4]) for row in rows],
             left_aligned=(0, 3),
         )

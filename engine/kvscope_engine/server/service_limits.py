@@ -95,8 +95,8 @@ class Allowance:
     def _excess_text(self, usage: tuple[int, int], bound: Bound, count: int, num_bytes: int, holder: str) -> str:
         if count > bound.count or num_bytes > bound.num_bytes:
             return (
-                f"{PERMANENT_REFUSAL}{count} with {num_bytes} bytes at once is beyond the limit of {bound.count} with"
-                f" {bound.num_bytes} bytes for {holder}"
+                f"{PERMANENT_REFUSAL}{count} with {num_bytes} bytes together is beyond the limit of {bound.count} "
+                f"with {bound.num_bytes} bytes for {holder}"
             )
         if usage[0] + count > bound.count:
             usage_text = f"{usage[0]} {self._resource_text} already"

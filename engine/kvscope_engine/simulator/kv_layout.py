@@ -64,7 +64,7 @@ class KVLayout:
         latents = [group for group in self.groups if group.kind == "latent"]
         if not latents:
             return "no layer holds latents"
-        return "" if all(group.expanded_bytes for group in latents) else "the recording does not tell their size"
+        return "" if all(group.expanded_bytes for group in latents) else "the recording does not contain their size"
 
     def block_bytes(self, block_size: int) -> int:
         """Return the bytes of a block of the pool, which are determined by the largest group."""

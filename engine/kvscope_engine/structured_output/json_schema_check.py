@@ -118,7 +118,7 @@ def _unenforced_next_to_whole(whole: str, schema: dict[str, Any], root: Schema) 
     if "type" in schema and not (found := _types(schema | {"type": None}, root)) <= _type_names(schema["type"]):
         return f"'type' beside {whole!r} is not enforced, and {whole!r} gives {', '.join(sorted(found))}"
     if whole == "oneOf" and not _are_exclusive(schema["oneOf"], root):
-        return "'oneOf' whose schemas may hold at once is not enforced: 'anyOf' is"
+        return "'oneOf' is not enforced if a value can match several of its schemas: use 'anyOf'"
     return ""
 
 
@@ -148,7 +148,7 @@ def _unenforced_without_type(names: Any) -> str:
         OBJECT_KEYWORDS if names & OBJECT_INDICATORS else ARRAY_KEYWORDS if names & ARRAY_INDICATORS else frozenset()
     )
     name = next((name for name in names if name in ASSERTIONS - inferred), None)
-    return "" if name is None else f"{name!r} without a 'type' that it is of is not enforced"
+    return "" if name is None else f"{name!r} is not enforced without the 'type' that it applies to"
 
 
 def _type_names(types: object) -> set[str]:

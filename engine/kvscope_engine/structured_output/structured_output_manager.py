@@ -249,10 +249,13 @@ class StructuredOutputManager:
         ):
             self._cached.popitem(last=False)  # its process ends, unless it is in use
         if len(self._live) + len(self._compilations) >= MAX_GRAMMARS:
-            reason = f"{MAX_GRAMMARS} grammars are in use already, and {spec.kind} is another one"
+            reason = f"{MAX_GRAMMARS} grammars are already in use, so another one ({spec.kind}) is not accepted now"
             raise BadInput(f"the engine is behind: {reason}")
         if self._live_bytes() > MAX_BYTES:
-            reason = f"grammars in use take {MAX_BYTES >> 20} MiB already, and {spec.kind} is another one"
+            reason = (
+                f"the grammars in use already take {MAX_BYTES >> 20} MiB, so another one ({spec.kind}) is not "
+                "accepted now"
+            )
             raise BadInput(f"the engine is behind: {reason}")
 
     def _measure_memory(self) -> None:

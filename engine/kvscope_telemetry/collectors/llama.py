@@ -50,8 +50,10 @@ LLAMA_CPP: Final = ExternalEngine(
     scheme="llama",
     name=_NAME,
     port=8080,
-    how_to_attach="Host and port of llama-server. Slots are told unless it was started with no-slots; requests that "
-    "wait if it was started with metrics.",
+    how_to_attach=(
+        "Host and port of llama-server. It reports slots unless it was started with --no-slots, and waiting requests "
+        "if it was started with --metrics."
+    ),
     metrics_prefix="llamacpp:",
     rank_label="rank",
     read_metrics=_read,

@@ -94,14 +94,16 @@ def reachable_address(announced: str, endpoint: str, *, is_same_machine: bool) -
     prompts = f"prompts go to {name}'s own API at {api.authority}"
     if endpoint.startswith(_SSH):
         forwarded = f"{api.engine.scheme}://127.0.0.1:{api.port}"
-        raise BadInput(f"{prompts}, which is not carried through ssh: forward that port, and attach to {forwarded}")
+        raise BadInput(
+            f"{prompts}, a port that this ssh connection does not forward: forward it, and attach to {forwarded}"
+        )
     attached_host = _host_of(endpoint)
     if api.host in EVERYWHERE:
         if not is_same_machine and _is_local(attached_host):
-            raise BadInput(f"{prompts} of another machine, which cannot be found from here: attach to {name} as well")
+            raise BadInput(f"{prompts} on another machine, whose address is not known here: attach to {name} as well")
         return replace(address, host="127.0.0.1" if is_same_machine else attached_host)
     if _is_local(api.host) and not is_same_machine:
-        raise BadInput(f"{prompts}, which answers on its own machine alone")
+        raise BadInput(f"{prompts}, which can be reached only from its own machine")
     return address
 
 

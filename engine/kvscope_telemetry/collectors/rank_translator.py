@@ -319,15 +319,15 @@ def gap_text(gap: Gap) -> str:
     count = gap.last - gap.first + 1
     batches = f"batch {gap.first}" if count == 1 else f"{count} batches, {gap.first} to {gap.last},"
     return (
-        f"{batches} of KV events cannot be had ({gap.why}): "
-        "blocks may be shown that are gone, and others not be shown, until their text comes again"
+        f"{batches} of KV events are lost ({gap.why}): until their text is cached again, the page map may show blocks "
+        "that are gone and miss others"
     )
 
 
 def unknown_medium_text(medium: str) -> str:
     return (
-        f"KV events tell of blocks in {medium[:40]!r}, a place that kvscope does not know: "
-        "they are shown in an unknown tier, after those on disk"
+        f"KV events report blocks in {medium[:40]!r}, a tier that kvscope does not know: they are shown as an unknown "
+        "tier, after the disk"
     )
 
 

@@ -48,8 +48,8 @@ MAX_COUNT: Final = 1 << 31
 MAX_IDLE_POLLS: Final = 10
 """Number of consecutive polls of `/slots` without a running task after which only metrics are polled."""
 _NOT_ENABLED: Final = (404, 501)
-_SLEEPING: Final = "it sleeps: nothing is asked until a request wakes it"
-_NO_METRICS: Final = "how many requests wait is not known: start llama-server with --metrics"
+_SLEEPING: Final = "it sleeps: its slots are not read until a request wakes it"
+_NO_METRICS: Final = "the number of waiting requests is unknown: start llama-server with --metrics"
 _ROUTER: Final = "it routes requests to other servers: attach llama://HOST:PORT/?model=NAME, or one of these servers"
 
 

@@ -76,24 +76,26 @@ class EventContinuity:
 
     def dropped(self) -> None:
         """Handle a published batch that was dropped in this process, because the queue was full."""
-        self._request_replay("more came than was taken")
+        self._request_replay("events arrived faster than they were read")
 
     def reconnected(self) -> None:
         """Handle a reconnection, after which batches may be missing or the engine may have been restarted."""
         if self._can_replay:
             self._request_replay("reconnected")
         elif self.has_joined:
-            self.uncertain = "the connection was lost for a while, and no replay endpoint tells what was missed"
+            self.uncertain = (
+                "the connection was lost for a while, and without a replay endpoint the missed events are unknown"
+            )
 
     def check(self) -> None:
         """Request a replay after a quiet time, to find out whether the last batches were missed."""
         if self._can_replay and not self.wants and not self.is_replaying:
-            self.wants, self._is_check = "asking whether anything was missed", True
+            self.wants, self._is_check = "checking whether events were missed", True
 
     def try_again(self) -> None:
         """After a failed replay, request all batches again."""
         if self.failed:
-            self._reset("asking again for what was missed")
+            self._reset("requesting the missed events again")
 
     # Replays
 
@@ -111,7 +113,9 @@ class EventContinuity:
         if not self._is_same_engine:
             self._is_same_engine = seq == self._requested and self._seen.is_same(seq, payload)
             if not self._is_same_engine:
-                self._start_over(f"batch {self._requested} is not what it was, or not kept any more")
+                self._start_over(
+                    f"batch {self._requested} differs from the one received before, or the engine no longer keeps it"
+                )
             return
         self._start_at(seq)
         if seq == self.last + 1:
@@ -142,7 +146,7 @@ class EventContinuity:
         was_check, self._is_check = self.is_checking, False
         self.is_replaying, self.wants = False, ""
         if self.last > self._requested and not was_check:
-            self._request_replay("the replay broke off")
+            self._request_replay("the replay was interrupted")
             return
         numbers = self._buffered.in_order()
         if not was_check or (numbers and numbers[0] > self.last + 1):

@@ -284,7 +284,7 @@ def _evicted(event: Event, data: EventData) -> list[str]:
 
 
 def _states_evicted(event: Event, data: EventData) -> list[str]:
-    return ["no room for a recurrent state was free", *_least_recently_used("state", data.num_states, event, data)]
+    return ["no slot for a recurrent state was free", *_least_recently_used("state", data.num_states, event, data)]
 
 
 def _least_recently_used(noun: str, count: int, event: Event, data: EventData) -> list[str]:

@@ -173,7 +173,9 @@ def check_hello(hello: Hello) -> None:
     if not 0 <= hello.cache.num_reserved_blocks <= hello.cache.num_blocks:
         raise ProtocolError(f"Hello: {hello.cache.num_reserved_blocks} of {hello.cache.num_blocks} blocks are reserved")
     if not 0 <= hello.cache.slot_blocks <= hello.cache.num_blocks:
-        raise ProtocolError(f"Hello: slots of {hello.cache.slot_blocks} of {hello.cache.num_blocks} blocks")
+        raise ProtocolError(
+            f"Hello: slot_blocks={hello.cache.slot_blocks} is not from 0 to num_blocks={hello.cache.num_blocks}"
+        )
     _counts("Hello", (hello.epoch, hello.time_ns, hello.wall_time_ns, hello.cache.block_bytes))
     _counts("Hello", (hello.cache.hit_tokens, hello.device.read_bytes_per_s, hello.device.flops_per_s))
 
@@ -235,8 +237,8 @@ def _check_request_rows(rows: RequestRows) -> None:
         raise ProtocolError(f"request columns of {columns} bytes where {num_rows} rows are {expected}")
     if not {drafts, accepted, groups, waits} <= {0, 4 * num_rows}:
         raise ProtocolError(
-            f"{drafts} and {accepted} bytes of drafts, {groups} of KV groups, {waits} of what is waited for where "
-            f"{num_rows} rows are {4 * num_rows}, or none"
+            f"request columns of {drafts} (draft tokens), {accepted} (accepted tokens), {groups} (KV groups) and "
+            f"{waits} (reasons for waiting) bytes: each must have 0 or, for {num_rows} rows, {4 * num_rows}"
         )
     if not num_rows:
         if table_blocks:

@@ -59,7 +59,11 @@ def counters(make: Maker, tally: Tally) -> Iterator[Metric]:
         name = TOTAL_NAMES.get(field, field)
         yield make.counter(f"kvscope_{name}", text, ({}, getattr(tally.counters, field)))
     times = [({"part": part}, took_ns / 1e9) for part, took_ns in tally.step_ns.items()]
-    yield make.counter("kvscope_step_seconds", "Time of the engine's steps by part, of those heard.", *times)
+    yield make.counter(
+        "kvscope_step_seconds",
+        "Time of the engine's steps by part, over the steps that this process received.",
+        *times,
+    )
     causes = [({"cause": cause}, float(count)) for cause, count in tally.preemptions.counts.items()]
     text = "Preemptions by mode; unknown: before this process was connected."
     yield make.counter("kvscope_preemptions", text, *causes)

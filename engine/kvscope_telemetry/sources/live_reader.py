@@ -74,7 +74,9 @@ QUIET_NS: Final = 250_000_000
 A message that arrives earlier triggers the request immediately. It proves that the subscription is in effect, so that
 no frame after the snapshot can be missed.
 """
-SENDS_TOO_MUCH: Final = "the engine sends more than can be read, or what is none of our messages: it was disconnected"
+SENDS_TOO_MUCH: Final = (
+    "the engine sends more than can be read, or messages that kvscope does not know: it was disconnected"
+)
 _STATE_MESSAGES: Final = (Hello.__name__, Snapshot.__name__, Frame.__name__)
 MAX_LATENCY_NS: Final = 3_600_000_000_000
 """Maximum plausible latency. A larger difference means that the two clocks are not comparable."""

@@ -188,7 +188,7 @@ def _time_ratio(
             }
             expected, result = calls[False](), calls[True]()
             if not _is_close(result, expected):
-                raise LibraryMissing("computes something else than our kernels")
+                raise LibraryMissing("its results differ from those of our kernels")
             times = {is_theirs: [clock(call) for _ in range(_ROUNDS)] for is_theirs, call in calls.items()}
             for is_theirs, times_s in times.items():
                 total[is_theirs] += min(times_s)

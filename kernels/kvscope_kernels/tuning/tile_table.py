@@ -103,14 +103,14 @@ def read_table(path: Path, gpu: str) -> TileTable:
     except OSError as error:
         return TileTable({}, f"it cannot be read: {error.strerror}")
     except (ValueError, RecursionError):
-        return TileTable({}, "it is no JSON")
+        return TileTable({}, "it is not JSON")
     version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
         return TileTable({}, f"it is of version {version!r}, these kernels read {VERSION}")
     gpus = content.get("gpus")
     entries = gpus.get(gpu, {}) if isinstance(gpus, dict) else None
     if not isinstance(entries, dict):
-        return TileTable({}, "it has something else in the place of tiles")
+        return TileTable({}, "its list of tiles is not a JSON object")
     return TileTable(entries)
 
 

@@ -149,7 +149,7 @@ def settings_store(settings):
     return SettingsStore(settings)
 
 
-def test_overview_is_not_checked_while_all_rules_are_off(session, settings_store):
+def test_no_alarm_is_evaluated_while_all_rules_are_off(session, settings_store):
     settings_store.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
     watch, looks = AlarmEvaluator(session, settings_store), []
     watch.evaluated.connect(lambda: looks.append(1))
@@ -162,7 +162,7 @@ def test_overview_is_not_checked_while_all_rules_are_off(session, settings_store
     watch.deleteLater()
 
 
-def test_long_overview_is_checked_in_several_parts(session, settings_store, qtbot):
+def test_alarms_are_found_in_a_long_overview_that_is_read_in_parts(session, settings_store, qtbot):
     session.overview.extend(second(at, used=97 if at % 100 < 20 else 50) for at in range(1000))
     watch = AlarmEvaluator(session, settings_store)
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 10, timeout=WAIT_MS)

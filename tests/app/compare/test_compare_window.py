@@ -289,7 +289,7 @@ def test_closed_compare_window_leaks_nothing(make_compared):
     assert not [reference() for reference in gone if reference() is not None]
 
 
-def test_recording_of_a_window_can_be_compared_with_another_file(desktop, paths, qtbot):
+def test_compare_command_of_a_recording_window_opens_a_comparison_that_outlives_the_window(desktop, paths, qtbot):
     window = desktop.open_recording(Recording.open(paths[0]))
     load_only_views(window)
     qtbot.waitUntil(lambda: window.session.timeline.range_ns is not None, timeout=WAIT_MS)

@@ -113,7 +113,7 @@ def test_picture_is_copied_to_the_clipboard_at_its_scale(view):
     assert QApplication.clipboard().image().size() == view.size() * 2
 
 
-def test_file_format_follows_the_suffix(view, tmp_path):
+def test_picture_format_follows_the_file_suffix(view, tmp_path):
     taken = RenderedPicture.of(view)
     for name in ("x.png", "x.svg", "plain"):
         assert taken.save(tmp_path / name) == ""

@@ -106,7 +106,7 @@ def test_menu_stays_usable_while_a_disk_does_not_answer(window, show_recent_menu
         answers.set()
 
 
-def test_cleared_list_is_empty(window, show_recent_menu):
+def test_list_of_recent_recordings_is_empty_after_clear_list(window, show_recent_menu):
     add_recent(window.themes.settings, "/one.mcap")
     show_recent_menu().actions()[-1].trigger()
     shown = show_recent_menu()

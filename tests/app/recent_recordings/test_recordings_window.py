@@ -171,7 +171,9 @@ def test_unreadable_and_unfinished_files_are_marked(recordings, write_recording,
     assert shown == {"broken.mcap  (cannot be read)", "first.mcap  (not ended)", "second.mcap"}
 
 
-def test_other_folder_is_listed_and_remembered(recordings, window, qtbot, tmp_path, write_recording):
+def test_recordings_window_lists_the_chosen_folder_again_at_the_next_start(
+    recordings, window, qtbot, tmp_path, write_recording
+):
     other = tmp_path / "other"
     other.mkdir()
     recordings.list_folder(str(other))
@@ -185,7 +187,7 @@ def test_other_folder_is_listed_and_remembered(recordings, window, qtbot, tmp_pa
     assert window.themes.settings.values.listed_folder == "", "the default folder is not stored"
 
 
-def test_folder_that_is_gone_is_reported(window, qtbot, tmp_path):
+def test_recordings_window_says_that_its_folder_no_longer_exists(window, qtbot, tmp_path):
     window.themes.settings.change(recording_folder=str(tmp_path / "gone"))
     recordings = show_recordings(window)
     reason = "The folder cannot be read: No such file or directory"
@@ -199,12 +201,12 @@ def test_closed_recordings_window_has_no_running_timer(window, qtbot):
     assert driver.has_no_running_timer(recordings)
 
 
-def test_theme_of_the_window_is_followed(recordings, themes):
+def test_recordings_window_follows_a_changed_theme(recordings, themes):
     themes.choose("light")
     assert not recordings.table.recordings.theme.is_dark
 
 
-def test_recordings_are_never_changed(recordings, window, qtbot, tmp_path):
+def test_recordings_window_never_changes_a_listed_recording(recordings, window, qtbot, tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.glob("*.mcap")}
     select_rows(recordings, [0, 1])
     qtbot.keyClick(recordings.table, Qt.Key.Key_Return)

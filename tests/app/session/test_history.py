@@ -96,7 +96,7 @@ def test_idle_engine_keeps_its_gauges_and_has_0_tokens():
     assert window.columns["decode_tokens"].tolist() == [0] * 5
 
 
-def test_snapshot_sets_the_number_of_requests():
+def test_history_shows_the_number_of_running_requests_from_a_snapshot():
     history = History()
     history.add_update(snapshot(7, num_running=2), mirror(), START)
     assert history.window(1.0, START).columns["num_running"][-1] == 2

@@ -35,7 +35,7 @@ def test_overview_window_has_one_bin_per_second():
     assert window.rate("num_steps").tolist() == [3, 4, 5, 6]
 
 
-def test_missing_second_is_nan():
+def test_overview_window_is_nan_in_a_second_without_a_summary():
     window = overview_window(overview_of([0, 1, 4]), WALL_NS, 0, 9 * SECOND_NS, ["num_steps", "blocks_active"])
     assert np.array_equal(window.columns["num_steps"], [1, 2, np.nan, np.nan, 5], equal_nan=True)
     assert np.isnan(window.columns["blocks_active"]).tolist() == [False, False, True, True, False]

@@ -71,7 +71,7 @@ def test_ongoing_pause_extends_to_the_time_shown(overview):
     assert stops_until(overview, to_ns(101)) is overview.stops
 
 
-def test_chart_draws_the_stop_band_and_describes_it_at_the_cursor(qtbot):
+def test_chart_shades_the_time_of_a_pause_and_names_it_under_the_pointer(qtbot):
     panel = ChartPanel("Tokens", [CurveSpec("tokens", "tokens", "accent")], str)
     qtbot.addWidget(panel)
     panel.apply_theme(DARK)

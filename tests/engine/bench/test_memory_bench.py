@@ -34,7 +34,7 @@ def test_memory_benchmark_json_report_has_every_rate(capsys: pytest.CaptureFixtu
     assert all(rate > 0 for rate in report["checksums_gb_per_s"].values())
 
 
-def test_table_shows_sizes_and_rates(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_benchmark_table_shows_sizes_and_rates(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "memory", "--mib", "1", "--repeats", "1", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
     assert "2 blocks of 360 KiB; host memory not pinned" in text

@@ -16,5 +16,5 @@ def test_unexpected_number_of_computed_tokens_is_an_error(tiny_model: Callable[.
         prompt = probe.ids(40)
         assert probe.first_token_s(prompt, num_computed=40) > 0
         assert probe.first_token_s(prompt, num_computed=8) > 0, "two blocks of 16 are cached"
-        with pytest.raises(KvscopeError, match="8 prompt tokens of 40 were computed, where 40 were to be"):
+        with pytest.raises(KvscopeError, match="8 of 40 prompt tokens were computed; 40 were expected"):
             probe.first_token_s(prompt, num_computed=40)

@@ -225,7 +225,7 @@ def test_gpu_memory_holders_and_displays_are_reported(run: Run, monkeypatch: pyt
     told = checks["GPU memory"]
     assert told["ok"]
     assert told["detail"].startswith(
-        "NVIDIA GeForce RTX 4070: 9.0 of 12.0 GiB free, draws a display, for which 1.0 GiB is kept, held by browser"
+        "NVIDIA GeForce RTX 4070: 9.0 of 12.0 GiB free, drives a display, for which 1.0 GiB stays free, held by browser"
         f" 2.0 GiB (pid {1 << 22}); NVIDIA H100 MIG 1g.10gb: 10.0 of 10.0 GiB free"
     )
     assert ("Sysmem Fallback" in told["detail"]) == wsl
@@ -234,4 +234,4 @@ def test_gpu_memory_holders_and_displays_are_reported(run: Run, monkeypatch: pyt
 
 def test_gpu_memory_is_not_reported_without_a_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "Gpus", lambda used: SimpleNamespace(sample=lambda: ()))
-    assert "-       GPU memory      no GPU tells of its memory" in run("doctor")[1]
+    assert "-       GPU memory      no GPU reports its memory" in run("doctor")[1]

@@ -35,7 +35,7 @@ def test_simulate_table_names_each_allocator_policy(run: Run) -> None:
     assert "30 requests" in out
 
 
-def test_json_has_one_report_per_policy_in_the_given_order(run: Run) -> None:
+def test_simulate_json_has_one_report_per_allocator_in_the_given_order(run: Run) -> None:
     report = simulate_json(run, *SMALL, "--allocator", "oracle", "--allocator", "paged", "--allocator", "oracle")
     assert [policy["allocator"] for policy in report["policies"]] == ["oracle", "paged"]
     assert report["workload"]["num_requests"] == 30
@@ -47,7 +47,7 @@ def test_json_has_one_report_per_policy_in_the_given_order(run: Run) -> None:
         assert policy["ttft_s"]["p50"] <= policy["latency_s"]["p99"]
 
 
-def test_seed_determines_the_result(run: Run) -> None:
+def test_equal_seeds_give_equal_simulations(run: Run) -> None:
     one = simulate_json(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "5")
     assert one == simulate_json(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "5")
     assert one != simulate_json(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "6")
@@ -106,7 +106,7 @@ def test_recording_is_simulated_again_with_the_same_result(run: Run, tmp_path: P
     again = simulate_json(run, "simulate", str(path))
     assert (again["policies"], again["limits"]) == (first["policies"], first["limits"]), "in the pool that was recorded"
     assert again["notes"] == [
-        "not told by the recording, so opt-13b's: weights and speeds (--model-preset, --costs)",
+        "not in the recording, so taken from opt-13b: weights and speeds (--model-preset, --costs)",
     ]
     assert again["workload"] == first["workload"] | {"name": "run.mcap"}
     code, out, err = run(*SMALL, "--record", str(path))
@@ -291,14 +291,14 @@ def test_simulate_reports_kv_groups_and_a_comparison_without_freeing_window_bloc
         (("alpaca", "--allocator", "all", "--max-model-len", "99999"), "max_model_len=99999"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(run: Run, words: tuple[str, ...], named: str) -> None:
+def test_simulate_refuses_invalid_input_in_one_line(run: Run, words: tuple[str, ...], named: str) -> None:
     code, out, err = run("simulate", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("kvscope-engine: ")
     assert named in err
 
 
-def test_ctrl_c_prints_no_partial_output(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_simulate_prints_no_partial_output(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     advance = Simulation.advance
 
     def interrupted(simulation: Simulation) -> bool:

@@ -31,7 +31,7 @@ def test_what_if_command_answers_a_line_before_its_input_ends() -> None:
         assert process.wait(120) == 0
 
 
-def test_start_is_quick_and_imports_nothing_heavy() -> None:
+def test_what_if_command_starts_quickly_and_does_not_import_torch() -> None:
     probe = (
         "import io, sys, kvscope_engine.cli.main\n"
         "from kvscope_engine.simulator.what_if.line_protocol import answer_lines\n"

@@ -109,7 +109,7 @@ def test_weight_read_by_other_modules_is_refused(tiny_loaded: Load) -> None:
     forward = norm.forward
     norm.forward = lambda x: forward(x) + module.lm_head.weight[0]
     with pytest.raises(
-        BadInput, match=r"LlamaForCausalLM is not supported: its joined layers .* weight that is packed"
+        BadInput, match=r"LlamaForCausalLM is not supported: with its fused layers, .* weight that is packed"
     ):
         fuse_model(module)
 

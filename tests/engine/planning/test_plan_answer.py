@@ -52,7 +52,7 @@ def test_options_suggested_by_a_memory_plan_give_the_stated_capacity(skeleton: M
     assert options[larger].num_requests >= 1
 
 
-def test_text_contains_the_whole_plan(skeleton: Make) -> None:
+def test_plan_command_prints_every_part_of_the_plan(skeleton: Make) -> None:
     model = skeleton(LLAMA_8B | {"num_hidden_layers": 2})
     plan = plan_inference(model, InferenceQuestion(gpu_memory=4 * GIB, pipeline_parallel=2))
     answered = build_answer(model, plan, (1024,), plan_training(model, TrainingQuestion(length=256)))
@@ -77,7 +77,7 @@ def test_plan_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--gpu-memory", "lots"], "'lots' is not accepted: must be a size"),
+        (["--gpu-memory", "lots"], "'lots' is not accepted: a size such as 512MiB"),
         ([], "--gpu-memory"),
         (["--gpu-memory", "24GiB", "--lengths", "1,x"], "--lengths '1,x' is not accepted"),
         (["--gpu-memory", "24GiB", "--train", "--zero", "7"], "zero=7 is not accepted"),
@@ -85,7 +85,9 @@ def test_plan_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_bad_input_is_refused_in_one_line(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_refuses_invalid_input_in_one_line(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", *options]) == 2
     printed = capsys.readouterr().err
     assert said in printed

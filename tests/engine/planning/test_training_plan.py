@@ -109,7 +109,7 @@ def test_zero_stage_3_gathers_one_layer_at_a_time(skeleton: Make) -> None:
     assert 0 < plan.gathered < 4 * max(model.embedding.total, *(layer.total for layer in model.layers))
 
 
-def test_experts_are_included_in_training(skeleton: Make) -> None:
+def test_training_plan_counts_the_weights_of_all_experts(skeleton: Make) -> None:
     model = skeleton(
         model_type="qwen3_moe",
         num_experts=8,

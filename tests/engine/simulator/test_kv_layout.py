@@ -83,7 +83,7 @@ def test_expanded_mla_has_proportionally_fewer_blocks() -> None:
     wide = setup(LATENTS, EXPANDED).sized(4000)
     assert (wide.limits.num_blocks, wide.block_bytes, wide.label) == (12, 320, "paged, with MLA expanded")
     assert LAYOUT.why_not_expanded == "no layer holds latents"
-    assert "does not tell" in KVLayout((replace(LATENTS.groups[0], expanded_bytes=0.0),)).why_not_expanded
+    assert "does not contain" in KVLayout((replace(LATENTS.groups[0], expanded_bytes=0.0),)).why_not_expanded
 
 
 def test_reserving_allocators_have_one_group() -> None:

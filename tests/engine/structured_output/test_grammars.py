@@ -134,7 +134,7 @@ def test_whitespace_between_two_parts_is_limited(forms: StructuredOutputManager,
         matcher.accept(newline)
 
 
-def test_end_is_delayed_by_min_tokens_if_something_else_is_allowed(forms: StructuredOutputManager) -> None:
+def test_grammar_allows_no_end_below_min_tokens_unless_only_the_end_is_possible(forms: StructuredOutputManager) -> None:
     matcher = forms.get(Structured(kind="regex", text="a*")).matcher()
     assert 2 in allowed(matcher)
     assert 2 not in allowed(matcher, may_end=False)
@@ -173,7 +173,7 @@ def test_new_grammar_is_refused_while_grammars_in_use_exceed_the_memory_limit(
     with closing(StructuredOutputManager(default_tokenizer, NUM_LOGITS, {2})) as forms:
         kept = forms.get(Structured(kind="regex", text="kept"))
         monkeypatch.setattr(forms_module, "MAX_BYTES", 1)
-        with pytest.raises(BadInput, match="the engine is behind: grammars in use take"):
+        with pytest.raises(BadInput, match="the engine is behind: the grammars in use already take"):
             forms.get(Structured(kind="regex", text="another"))
         del kept
         assert allowed(forms.get(Structured(kind="regex", text="another")).matcher())
@@ -263,7 +263,7 @@ def test_recently_used_forms_are_kept_and_those_in_use_stay(
         assert not forms.is_compiled(b)
         also_in_use = forms.get(d)
         assert not forms.is_compiled(c)
-        with pytest.raises(BadInput, match="the engine is behind: 2 grammars are in use already"):
+        with pytest.raises(BadInput, match="the engine is behind: 2 grammars are already in use"):
             forms.get(c)
         assert allowed(in_use.matcher())
         assert allowed(also_in_use.matcher())

@@ -26,11 +26,11 @@ REFUSED: dict[str, Any] = {
     "'required' beside 'anyOf'": {"type": "object", "anyOf": [CAT], "required": ["kind"]},
     "'type' beside 'anyOf'": {"type": "string", "anyOf": [INTEGER]},
     "'type' beside 'enum'": {"type": "string", "enum": ["a", 1]},
-    "'minimum' without a 'type'": {"minimum": 5},
+    "'minimum' is not enforced without the 'type'": {"minimum": 5},
     "'z' in 'required'": {"type": "object", "properties": {"a": {}}, "required": ["z"]},
     "'propertyNames' beside": {"type": "object", "properties": {"a": {}}, "propertyNames": {"pattern": "^x"}},
     "'format': 'iri'": {"type": "string", "format": "iri"},
-    "'oneOf' whose schemas may hold at once": {"oneOf": [INTEGER, {"type": "number"}]},
+    "'oneOf' is not enforced if a value can match several": {"oneOf": [INTEGER, {"type": "number"}]},
 }
 PLACES = {
     "in a property": lambda schema: {"type": "object", "properties": {"deep": schema}},

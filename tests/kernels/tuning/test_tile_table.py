@@ -82,8 +82,8 @@ BROKEN = {
     "[]": "version None",
     '{"A GPU": {}}': "version None",
     '{"version": 0, "gpus": {}}': "version 0, these kernels read 1",
-    '{"version": 1}': "something else in the place of tiles",
-    '{"version": 1, "gpus": {"A GPU": 3}}': "something else in the place of tiles",
+    '{"version": 1}': "list of tiles is not a JSON object",
+    '{"version": 1, "gpus": {"A GPU": 3}}': "list of tiles is not a JSON object",
 }
 
 

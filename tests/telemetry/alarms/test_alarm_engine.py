@@ -176,7 +176,7 @@ def test_falling_free_blocks_start_the_run_out_alarm() -> None:
     assert started_and_ended(engine_with_rule(RUN_OUT), [falling(s, 0.5) for s in range(110)]) == ([], [])
 
 
-def test_run_out_alarm_ends_when_no_block_is_left() -> None:
+def test_alarm_about_blocks_running_out_ends_once_no_free_block_is_left() -> None:
     watched = engine_with_rule(RUN_OUT)
     started_and_ended(watched, [falling(s, 10) for s in range(100)])
     assert len(watched.engine.active) == 1

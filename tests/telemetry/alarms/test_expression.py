@@ -97,14 +97,14 @@ def test_histogram_latency_alarm_needs_both_bucket_bounds_above_the_threshold() 
     assert holds("ttft_p99_ms > 500", **endless) is True
 
 
-def test_slack_lowers_the_threshold() -> None:
+def test_alarm_expression_holds_if_its_figure_is_within_the_slack_of_the_threshold() -> None:
     assert [holds("kv_usage > 1", slack, **SECOND) for slack in (0.0, 0.05)] == [False, True]
     assert [holds("running < 9", slack, **SECOND) for slack in (0.0, 0.05)] == [False, True]
     assert [holds("not running >= 9", slack, **SECOND) for slack in (0.0, 0.05)] == [False, True]
     assert [holds("not running == 9", slack, **SECOND) for slack in (0.0, 0.05)] == [False, False]
 
 
-def test_mean_and_sum_over_the_last_seconds() -> None:
+def test_mean_and_sum_in_an_alarm_expression_cover_the_last_known_seconds() -> None:
     overview = overview_of(*({"preemptions": count} for count in (0, 0, 6, 0, 0, 0, 1)))
     everything = slice(0, 7)
     assert Expression("sum(preemptions_per_s, 3) > 5").evaluate(overview, everything).tolist() == [0, 0, 1, 1, 1, 0, 0]
@@ -137,7 +137,7 @@ def test_engine_figures_are_unknown_while_the_engine_is_paused() -> None:
         ("running / 2 > 3", "4.5"),
     ],
 )
-def test_displayed_value_and_unit_of_an_expression(text: str, value: str) -> None:
+def test_alarm_expression_is_shown_with_the_unit_of_its_figure(text: str, value: str) -> None:
     expression = Expression(text)
     (found,) = expression.value(overview_of(SECOND), slice(0, 1)).tolist()
     assert value_text(found, expression.unit) == value

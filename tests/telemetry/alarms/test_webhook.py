@@ -38,7 +38,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def test_alarm_payload_at_its_start_and_end(receiver: WebhookReceiver) -> None:
+def test_webhook_receives_state_and_values_when_an_alarm_starts_and_ends(receiver: WebhookReceiver) -> None:
     hook = Webhook(receiver.url)
     alarm = Alarm(RULE, 7, BEGIN_NS, BEGIN_NS + 10_000_000_000, worst=802.0, value=731.0)
     assert hook.post(payload(alarm, "vllm", "vllm://gpu:8000"))

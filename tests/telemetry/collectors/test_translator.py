@@ -135,7 +135,7 @@ def test_event_gap_is_reported_and_keeps_the_blocks() -> None:
     driver.translator.apply_events([Gap(2, 4, "not kept any more")], driver.now_ns)
     driver.publish_messages()
     assert driver.cached() == {1}
-    assert "3 batches, 2 to 4, of KV events cannot be had (not kept any more)" in driver.causes()[-1]
+    assert "3 batches, 2 to 4, of KV events are lost (not kept any more)" in driver.causes()[-1]
 
 
 def in_group(event: BlockStored, index: int, kind: str, window: int | None = None) -> BlockStored:

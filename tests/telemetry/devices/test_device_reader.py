@@ -36,7 +36,7 @@ def sample_of_gpu(gpu: Gpu, pid: int = 5) -> DeviceSample:
     return device_sample(Devices(epoch=3, time_ns=4, gpus=(Gpu(index=0), gpu), used_gpus=(1,)), hello("cuda"), pid)
 
 
-def test_sample_of_the_gpu_used_by_the_engine() -> None:
+def test_device_sample_has_the_values_of_the_gpu_used_by_the_engine() -> None:
     expected = DeviceSample(
         epoch=3,
         time_ns=4,

@@ -137,7 +137,7 @@ def test_missing_kv_event_batch_is_filled_by_a_replay(followed: FollowedEngine) 
     assert followed.count(Gap) == followed.count(Reset) == 0
 
 
-def test_batches_are_put_in_order(followed: FollowedEngine) -> None:
+def test_kv_event_batches_that_arrive_in_the_wrong_order_are_applied_in_order(followed: FollowedEngine) -> None:
     first, second = followed.engine.publish_random_events(), followed.engine.publish_random_events()
     followed.continuity.live(*second)
     followed.continuity.live(*first)

@@ -34,7 +34,7 @@ def child_keys(tree: PrefixTree, node: int = ROOT) -> list[int]:
     return sorted(tree.key[tree.children_of(node)].tolist())
 
 
-def test_tree_uses_the_first_group_that_keeps_whole_texts() -> None:
+def test_prefix_tree_shows_the_first_kv_group_that_keeps_whole_texts() -> None:
     window, full, chunks = KVGroup(kind="window", window=8), KVGroup(kind="full"), KVGroup(kind="chunks")
     cache = CacheInfo(num_blocks=4, block_size=16)
     assert group_of_tree(cache) is None

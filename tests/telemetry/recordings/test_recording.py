@@ -124,7 +124,7 @@ def test_official_mcap_reader_reads_the_recording(record: Callable[..., Any]) ->
     assert frames == recorded.frames
 
 
-def test_bytes_are_stored_unchanged(record: Callable[..., Any], tmp_path: Path) -> None:
+def test_recording_keeps_the_bytes_of_a_message_with_unknown_fields(record: Callable[..., Any], tmp_path: Path) -> None:
     """A newer engine may send more fields than this version knows."""
     hello, snapshot, frame = record(1).messages
     data = msgspec.msgpack.encode({**msgspec.msgpack.decode(encode(frame)), "new": 1})
@@ -165,7 +165,9 @@ def test_state_after_missing_frames_waits_for_a_snapshot(
     assert Recording.open(again.path).state_at(1e9).seq == messages[79].seq
 
 
-def test_full_queue_drops_and_counts(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
+def test_recording_writer_counts_messages_dropped_because_its_queue_is_full(
+    tmp_path: Path, make_messages: Callable[..., Any]
+) -> None:
     messages = make_messages(400)
     with RecordingWriter(tmp_path / "full.mcap", max_queued_bytes=1) as writer:
         taken = [writer.write(message) for message in messages]

@@ -134,7 +134,7 @@ def was_cut(bare: socket.socket, data: bytes, most: int) -> bool:
     return True
 
 
-def test_engine_without_proc_answers(
+def test_engine_on_a_system_without_proc_answers_its_clients(
     start_engine: Callable[[str], AnsweringEngine], endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(path: str, **options: object) -> object:

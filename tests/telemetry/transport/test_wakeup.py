@@ -13,7 +13,7 @@ def is_readable(wakeup: Wakeup) -> bool:
     return bool(select.select([wakeup.reader], [], [], 0)[0])
 
 
-def test_signal_is_seen_until_it_is_cleared() -> None:
+def test_wakeup_signal_stays_readable_until_it_is_cleared() -> None:
     wakeup = Wakeup()
     assert not is_readable(wakeup)
     for _ in range(3):

@@ -151,7 +151,7 @@ class ConversationSaver(QObject):
         self.store.mark_seen(ours.key)
         self.store.save(ours, is_writing=self._is_writing(ours.key))
         if ours.last == our_last and theirs.last not in {message.key for message in ours.path}:
-            self.notified.emit(f"“{ours.title}” was changed in two windows at once: both versions are kept.")
+            self.notified.emit(f"“{ours.title}” was changed in two windows at the same time: both versions are kept.")
         self.messages_changed.emit(ours.key)
         self.conversations_changed.emit()
 

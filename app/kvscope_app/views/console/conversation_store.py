@@ -264,7 +264,7 @@ class ConversationStore:
             try:
                 conversation = msgspec.json.decode(data, type=Conversation)
                 if conversation.key != key:
-                    raise ValueError("its key is another's")
+                    raise ValueError("it is stored under the key of another conversation")
             except (ValueError, msgspec.MsgspecError) as error:
                 self._move_to_unreadable(database, key, str(error))
                 warnings.append(f"A conversation could not be read and was set aside in the database ({error})")

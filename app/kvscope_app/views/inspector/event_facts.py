@@ -37,8 +37,8 @@ def event_facts(timed: TimedEvent, cache: CacheInfo, frame: Frame | None, *, is_
     if reason := why_text(event):
         yield Fact("Reason", f"{reason[0].upper()}{reason[1:]}")
     if event.kind == "preempted" and event.num_blocks and not is_before:
-        value = f"{plural(event.num_blocks, 'block')}: highlighted in the state before"
-        yield Fact("Gave up", value, event_link(timed, before=True))
+        value = f"{plural(event.num_blocks, 'block')}, highlighted in the state before this event"
+        yield Fact("Lost", value, event_link(timed, before=True))
     if event.kind == "evicted" and frame is not None:
         yield from _evicted(frame, cache)
 

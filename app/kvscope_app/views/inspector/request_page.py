@@ -83,7 +83,7 @@ def _columns(mirror: Mirror, history: History, row: int, shown: RequestColumns |
     if priority := int(requests.priority[row]):
         yield Fact("Priority", str(priority))
     if adapter := requests.adapters[row]:
-        yield Fact("LoRA", adapter, tip="The adapter that it is computed with")
+        yield Fact("LoRA", adapter, tip="The adapter that the request uses")
     if index := int(requests.index[row]):
         yield Fact("Completion", f"{index + 1} of this prompt")
 

@@ -53,10 +53,10 @@ def _slot_rows(detail: KVDetail) -> list[Row]:
 
 def _wasted_meaning(allocator: str) -> str:
     if allocator == VIRTUAL:
-        return "Empty, held: the rest of requests' last pages"
+        return "Held but empty: the unused ends of requests' last pages"
     if allocator in RESERVING:
-        return "Empty, held beyond the request's maximum length"
-    return "Empty, held: the unfilled ends of requests' last blocks"
+        return "Held but empty, beyond the request's maximum length"
+    return "Held but empty: the unused ends of requests' last blocks"
 
 
 def _fragmentation_rows(detail: KVDetail) -> list[Row]:
@@ -70,14 +70,15 @@ def _fragmentation_rows(detail: KVDetail) -> list[Row]:
         (
             "External fragmentation",
             "no free blocks" if external is None else percent(external),
-            "1 − largest free run / free. Harmless where any block will do (paged); refuses requests where "
-            "runs are needed (contiguous, buddy)",
+            "Share of free slots outside the longest run of free blocks. Harmless with paged, which can use any free "
+            "block. With contiguous and buddy, which need a run per request, a request may find no run although "
+            "enough blocks are free",
         ),
         (
             "Largest free run",
             f"{count(use.largest_free_run)} of {count(use.num_free)}",
             (
-                "Slots of the longest run of free blocks, of all free slots; with the virtual allocator any "
+                "Free slots in the longest run of free blocks, and all free slots. With the virtual allocator, any "
                 "page can be mapped anywhere"
             ),
         ),

@@ -45,8 +45,8 @@ from kvscope_telemetry.source import Update
 
 _WARN_BELOW_S: Final = 60.0
 _FORECAST_TIP: Final = (
-    f"From the slope of the last {WINDOW_S} seconds. Cached blocks count as free: they are evicted on "
-    "demand. After that, requests wait or are preempted"
+    f"Estimated from the last {WINDOW_S} seconds. Cached blocks count as free, because they are evicted on demand. "
+    "When none is left, requests wait or are preempted"
 )
 EMPTY_TEXT = "Waiting for the engine's first report."
 _WIDE_FROM = 680

@@ -46,7 +46,11 @@ def allocator_rows(memory: MemoryBreakdown | None) -> list[Row]:
         return []
     rows = [
         ("In tensors", memory.allocated_bytes, "By PyTorch's allocator: weights, KV, graphs, buffers"),
-        ("  peak", memory.peak_bytes, "Peak since the engine was loaded: what a step needs on top"),
+        (
+            "  peak",
+            memory.peak_bytes,
+            "Peak since the engine was loaded, including the memory that a step needs temporarily",
+        ),
         ("Reserved by PyTorch", memory.reserved_bytes, "In tensors, and cached for new ones"),
         ("  split", memory.split_bytes, "Unused parts of partly used blocks: the cost of fragmentation"),
         ("Reserved for a step", memory.step_bytes, "Activations, logits and partial results of the largest step"),
@@ -56,7 +60,7 @@ def allocator_rows(memory: MemoryBreakdown | None) -> list[Row]:
     if memory.host_weights_bytes:
         tip = "Copied to the device each step, two layers at a time"
         rows.append(("Weights on the host", memory.host_weights_bytes, tip))
-    modules = [(f"  {part.name}", num_bytes(part.num_bytes), "Of the weights") for part in memory.modules]
+    modules = [(f"  {part.name}", num_bytes(part.num_bytes), "Part of the weights") for part in memory.modules]
     weights = [("Weights", num_bytes(memory.weights_bytes), "By component"), *modules] if modules else []
     ranks = [_rank_row(rank) for rank in memory.ranks]
     return [*ranks, *weights, *((name, num_bytes(size), meaning) for name, size, meaning in rows if size >= 0)]

@@ -161,7 +161,10 @@ def _fact_rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, 
         )
     if (skipped := skipped_share(int(ledger.skipped[block]))) is not None:
         rows.append(
-            ("Skipped by attention", f"by {percent(skipped)} of the sparse layers and heads" if skipped else "by none")
+            (
+                "Skipped by attention",
+                f"by {percent(skipped)} of the sparse layers and heads" if skipped else "by no layer or head",
+            )
         )
     if capabilities.prefix_hits and (prefix_hits := int(ledger.prefix_hits[block])):
         rows.append(("Prefix hits", count(prefix_hits)))

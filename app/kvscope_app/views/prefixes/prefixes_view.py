@@ -67,7 +67,7 @@ NO_POOL: Final = "This address reports devices only; it has no prefix cache."
 NO_CACHE: Final = "This engine was started without a prefix cache."
 NO_PARENTS: Final = "No tree: this engine does not report which block precedes another."
 
-SEVERAL_GROUPS: Final = "Prefixes of one KV group: a prompt finds only what all groups have of it"
+SEVERAL_GROUPS: Final = "Prefixes of one KV group: a prompt can reuse only what all KV groups have cached of it"
 
 
 class PrefixesView(View):
@@ -88,7 +88,7 @@ class PrefixesView(View):
         self.filter_box.setAccessibleName("Filter")
         self.group = QComboBox()
         self.group.setAccessibleName("KV group")
-        self.group.setToolTip("Prefixes of one KV group. A prompt finds only what all groups have of it")
+        self.group.setToolTip("Prefixes of one KV group. A prompt can reuse only what all KV groups have cached of it")
         self.group.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.group.setMinimumContentsLength(16)
         self.group.hide()
@@ -249,11 +249,11 @@ class PrefixesView(View):
         sizes, smallest = sorted(set(hello.cache.hit_block_sizes)), hello.cache.smallest_hit
         if sizes == [smallest]:
             return f"{SEVERAL_GROUPS}."
-        text = f"{SEVERAL_GROUPS}, {count(smallest)} tokens at least"
+        text = f"{SEVERAL_GROUPS}. A reusable prefix has at least {count(smallest)} tokens"
         if smallest < sizes[-1]:
             return f"{text}."
         sizes_text = f"{', '.join(map(count, sizes[:-1]))} and {count(sizes[-1])}"
-        return f"{text}: blocks of {sizes_text} tokens end together there."
+        return f"{text}, because blocks of {sizes_text} tokens first end at the same position there."
 
     def _request_texts(self) -> None:
         moment = self.model.moment

@@ -159,8 +159,8 @@ COLUMNS: Final = (
         "state",
         _state_text,
         "preempted",
-        "State at the moment shown: waiting, prefill, running, preempted; finished, aborted or refused; ended (cause "
-        "not seen); later (arrives after that moment)",
+        "State at the time shown: waiting, prefill, running, preempted, finished, aborted or refused; ended (reason "
+        "not recorded); later (arrives after this time)",
         is_number=False,
     ),
     _column(
@@ -168,7 +168,7 @@ COLUMNS: Final = (
         "time_s",
         _seconds_of("time_s"),
         "00:00 min",
-        "From its arrival to its end, or so far",
+        "From the request's arrival to its end, or so far",
         is_worst_first=True,
     ),
     _column(
@@ -176,11 +176,16 @@ COLUMNS: Final = (
         "queue_s",
         _seconds_of("queue_s"),
         "000.0 ms",
-        "From its arrival until it first ran, or so far",
+        "From the request's arrival until it first ran, or so far",
         is_worst_first=True,
     ),
     _column(
-        "TTFT", "ttft_s", _seconds_of("ttft_s"), "000.0 ms", "From its arrival to its first token", is_worst_first=True
+        "TTFT",
+        "ttft_s",
+        _seconds_of("ttft_s"),
+        "000.0 ms",
+        "From the request's arrival to its first token",
+        is_worst_first=True,
     ),
     _column(
         "Per token",
@@ -195,7 +200,7 @@ COLUMNS: Final = (
         "delay_s",
         lambda columns, row: "",
         "waited 00.0 s for blocks held by #00, #00",
-        "Where its time went, the longest delay first; sorted by the time in which it was not served",
+        "Where the request's time went, the longest delay first. Sorts by the time in which the request was not served",
         is_number=False,
         is_worst_first=True,
     ),
@@ -207,16 +212,28 @@ COLUMNS: Final = (
         "0 000 (00 %)",
         "Prompt tokens taken from the prefix cache, and their share of the prompt",
     ),
-    _column("Arrived", "arrival_ns", _arrival_text, "00:00:00.000", "When it arrived"),
+    _column("Arrived", "arrival_ns", _arrival_text, "00:00:00.000", "Time at which the request arrived"),
     _column("Prompt", "num_prompt_tokens", _prompt_text, "00 000", "Tokens of the prompt"),
     _column("Output", "num_output_tokens", _output_text, "0 000 / 0 000", "Tokens generated, of the maximum"),
-    _column("Blocks", "num_blocks", _count_of("num_blocks"), "0 000", "Blocks in its block tables at the moment shown"),
+    _column(
+        "Blocks",
+        "num_blocks",
+        _count_of("num_blocks"),
+        "0 000",
+        "Blocks in the request's block tables at the time shown",
+    ),
     _column("Speed", "tokens_per_s", _speed_text, "000.0 tok/s", "Output tokens per second since the first token"),
     _column(
-        "Adapter", "adapters", _adapter_text, "Adapter 0000", "LoRA adapter that it is computed with", is_number=False
+        "Adapter", "adapters", _adapter_text, "Adapter 0000", "LoRA adapter that the request uses", is_number=False
     ),
-    _column("Client", "client", _client_text, "000", "Which client sent it, counted by their first requests"),
-    _column("Id", "request_ids", _id_text, "chat-00000000", "The client's id for it", is_number=False),
+    _column(
+        "Client",
+        "client",
+        _client_text,
+        "000",
+        "Client that sent the request; clients are numbered in the order of their first requests",
+    ),
+    _column("Id", "request_ids", _id_text, "chat-00000000", "Id that the client gave the request", is_number=False),
 )
 _SIDES: Final = tuple(RIGHT if column.is_number else LEFT for column in COLUMNS)
 _COLUMN_INDEX: Final = {column.title: index for index, column in enumerate(COLUMNS)}

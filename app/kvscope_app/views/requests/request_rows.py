@@ -39,14 +39,14 @@ class Filter(StrEnum):
 
 
 FILTER_TIPS: Final = {
-    Filter.ALL: "All requests that are known, whatever moment is shown",
-    Filter.RUNNING: "Requests that run at the moment shown",
-    Filter.WAITING: "Requests that wait, or were preempted, at the moment shown",
-    Filter.FINISHED: "Requests that have ended by the moment shown",
+    Filter.ALL: "All known requests, whatever time is shown",
+    Filter.RUNNING: "Requests that run at the time shown",
+    Filter.WAITING: "Requests that wait at the time shown, including preempted ones",
+    Filter.FINISHED: "Requests that have ended by the time shown",
     Filter.MISSED: "Finished requests that missed a latency goal",
     Filter.PREEMPTED: "Requests that were preempted at least once",
     Filter.ABORTED: "Requests that were aborted or refused",
-    Filter.IN_RANGE: "Requests that were there in the time to which the linked views are zoomed",
+    Filter.IN_RANGE: "Requests that existed in the time range to which the linked views are zoomed",
 }
 _CLIENT: Final = re.compile(r"client\s+(\d{1,9})")
 _STATES: Final = {

@@ -100,7 +100,9 @@ class RequestsView(View):
         self.search.setPlaceholderText("Find by id, number, adapter or client")
         self.search.setClearButtonEnabled(True)
         self.search.setAccessibleName("Find requests")
-        self.search.setToolTip("A part of its id, its number, a part of its adapter's name, or its client: client 3")
+        self.search.setToolTip(
+            "Part of a request's id or adapter name, a request number, or a client, such as client 3"
+        )
         self.count = ElidedLabel()
         self.count.setProperty("look", "muted")
         self.count.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)

@@ -24,7 +24,7 @@ _MAX_REFUSED = 1000
 _REASONS: dict[int, str] = {
     WaitsFor.GRAMMAR: "the grammar of its answer is being compiled",
     WaitsFor.REMOTE_KV: "its KV is being loaded from elsewhere, into blocks that it holds",
-    WaitsFor.ADAPTER: "as many LoRA adapters run as the engine takes at once",
+    WaitsFor.ADAPTER: "its LoRA adapter needs a slot, and all slots are in use",
     WaitsFor.INPUT: "waiting for the rest of its prompt",
     WaitsFor.PROMPT: "its prompt is being computed for another completion, whose blocks it will share",
 }
@@ -47,7 +47,7 @@ def why_waits(mirror: Mirror, number: int) -> str:
     max_tokens = mirror.limits[1] or cache.max_num_batched_tokens
     budget_text = f" (at most {plural(max_tokens, 'token')} a step)" if max_tokens else ""
     if waits_for == WaitsFor.BUDGET:
-        return "; ".join([f"the step's token budget is spent on others{budget_text}", *parts])
+        return "; ".join([f"other requests use up the step's token budget{budget_text}", *parts])
     if waits_for in _REASONS:
         return "; ".join([_REASONS[waits_for], *parts])
     num_running = int(np.count_nonzero(requests.state == RequestState.RUNNING))

@@ -151,7 +151,7 @@ def _agreeing_contenders(
             if name == OURS:
                 expected = result.clone() if isinstance(result, torch.Tensor) else None
             elif not _agrees(result, expected):
-                absent[name] = "computes something else"
+                absent[name] = "its result differs from ours"
                 continue
         except Exception as error:
             absent[name] = _failure_reason(contest, name, error, settle)

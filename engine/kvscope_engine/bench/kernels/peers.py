@@ -45,7 +45,7 @@ def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
     too long.
     """
     if pool.query.device.type != "cuda":
-        raise Absent("compiled for a GPU only")
+        raise Absent("compiled only for GPUs")
     from torch.nn.attention import flex_attention as flex
 
     keys, values = (each.transpose(1, 2) for each in contiguous_kv(work, pool))
@@ -81,9 +81,9 @@ def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
     The call uses the same wrapper as an engine with the option `--attention-backend`.
     """
     if work.query_lens is None:
-        raise Absent("taken for prefill only")
+        raise Absent("used for prefill only")
     if work.kv_dtype is not None:
-        raise Absent("no cache of 8 bits")
+        raise Absent("no support for 8-bit caches")
     refusals = []
     for name, make in (("version 3", FlashAttention3), ("version 2", FlashAttention2)):
         try:
@@ -103,7 +103,7 @@ def flashinfer(work: AttentionWorkload, pool: Pool) -> Call:
     """
     library = _import_library("flashinfer")
     if work.kv_dtype is not None:
-        raise Absent("has no scale for each token")
+        raise Absent("no support for a scale per token")
     workspace = _workspace(pool.query.device)
     blocks = (pool.seq_lens + work.block_size - 1) // work.block_size
     starts = torch.nn.functional.pad(blocks.cumsum(0), (1, 0)).to(torch.int32)
@@ -146,9 +146,9 @@ def contiguous_kv(work: AttentionWorkload, pool: Pool) -> tuple[Tensor, Tensor]:
     Raises Absent for requests of different lengths and for 8-bit caches.
     """
     if len(set(work.seq_lens)) > 1:
-        raise Absent("requests of one length only")
+        raise Absent("only for requests of the same length")
     if work.kv_dtype is not None:
-        raise Absent("no cache of 8 bits")
+        raise Absent("no support for 8-bit caches")
     shape = len(work.seq_lens), -1, work.num_kv_heads, work.head_dim
     length = work.seq_lens[0]
     tables = pool.block_tables.to(torch.int64)
@@ -163,7 +163,7 @@ def _whole_prompts(work: AttentionWorkload, pool: Pool) -> Tensor:
     of the comparison, if some requests compute only a part of their prompt.
     """
     if work.query_lens != work.seq_lens:
-        raise Absent("whole prompts only")
+        raise Absent("only for whole prompts")
     return pool.query.view(len(work.seq_lens), -1, work.num_heads, work.head_dim)
 
 

@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput
 if TYPE_CHECKING:
     from kvscope_engine.bench.kernels.tile_search import TileSearchResult
 
-HEADER = ("shape", "reckoned us", "best us", "gain", "tile", "warps", "stages", "tried", "refused")
+HEADER = ("shape", "default us", "best us", "gain", "tile", "warps", "stages", "tried", "refused")
 
 
 _MIN_DONE_FOR_ESTIMATE: Final = 0.2
@@ -88,7 +88,7 @@ def text(report: dict[str, Any], results: list[TileSearchResult], *, is_own: boo
             result.key,
             f"{result.default_us:.1f}",
             f"{result.best_us:.1f}",
-            f"{result.default_us / result.best_us:.2f} x" if result.is_worth_it else "as it was",
+            f"{result.default_us / result.best_us:.2f} x" if result.is_worth_it else "unchanged",
             f"{result.best.tile_m} x {result.best.tile_n}{', query in registers' * result.best.query_in_registers}",
             str(result.best.num_warps),
             str(result.best.num_stages),
@@ -106,7 +106,7 @@ def text(report: dict[str, Any], results: list[TileSearchResult], *, is_own: boo
             f"Their tiles are in {report['table']}, which engines read at their start. To undo it, delete that file."
         )
     else:
-        location_text = "Engines go on with the tiles that they had."
+        location_text = "Engines continue to use the same tile sizes."
     return "\n".join([report["gpu"], "", table(HEADER, rows), "", f"{gain_text}, in {minutes}. {location_text}"])
 
 

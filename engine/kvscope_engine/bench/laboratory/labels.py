@@ -26,16 +26,16 @@ def cells(row: Measurement) -> list[str]:
 
 def headline(report: dict[str, Any]) -> str:
     return (
-        f"{report['model']}, {report['dtype']}, {report['device']}; {report['batch']} requests at once,"
-        f" means of {report['num_layers']} layers; perplexity of {report['num_scored_tokens']} tokens"
+        f"{report['model']}, {report['dtype']}, {report['device']}; {report['batch']} concurrent requests, means of "
+        f"{report['num_layers']} layers; perplexity of {report['num_scored_tokens']} tokens"
     )
 
 
 def heat_text(heat: dict[str, Any]) -> str:
     return (
-        f"page heat at {heat['num_context_tokens']:,} tokens: a measured step takes {heat['measured_step_ms']:.1f} ms,"
-        f" others {heat['other_step_ms']:.1f} ms; one in {heat['every']} costs"
-        f" {100 * heat['cost_share']:.2f} % of decode"
+        f"page heat at {heat['num_context_tokens']:,} tokens: a measured step takes {heat['measured_step_ms']:.1f} "
+        f"ms, other steps take {heat['other_step_ms']:.1f} ms; measuring one step in {heat['every']} costs "
+        f"{100 * heat['cost_share']:.2f} % of decode's time"
     )
 
 

@@ -71,7 +71,9 @@ def decode_steps_text(report: dict[str, Any]) -> str:
     rows = [_row(report, row) for key in order for row in report["steps"] if (row["batch"], row["sampling"]) == key]
     lines.append(table(HEADER, rows, left_aligned=(0, 1, 2)))
     if any(map(_is_below_batch_size, report["steps"])):
-        lines.append("fewer at once than the batch: the KV memory has no room for all of its requests")
+        lines.append(
+            "N at once: the KV memory is too small for the whole batch, so only N of its requests ran together"
+        )
     return "\n".join(lines)
 
 

@@ -47,7 +47,7 @@ class Probe:
                     raise KvscopeError(message.error)
         seconds, computed = time.perf_counter() - start_s, self._num_computed - before
         if num_computed not in (None, computed):
-            raise KvscopeError(f"{computed} prompt tokens of {len(ids)} were computed, where {num_computed} were to be")
+            raise KvscopeError(f"{computed} of {len(ids)} prompt tokens were computed; {num_computed} were expected")
         return seconds
 
     def __enter__(self) -> Self:

@@ -202,11 +202,11 @@ def _run_transformers(
     with contender.session(workload) as session:
         show_progress("transformers warms up")
         if not session.generate(_warm_up(workload), limit_s).is_whole:
-            raise _TooSlow(f"four tokens of each request were not there after {limit_s:g} s")
+            raise _TooSlow(f"not all requests had four tokens after {limit_s:g} s")
         show_progress(f"transformers runs {workload.name}")
         generated = session.generate(workload, limit_s)
         if not generated.num_tokens:
-            raise _TooSlow(f"no token was there after {limit_s:g} s")
+            raise _TooSlow(f"no request had a token after {limit_s:g} s")
         run_facts = {"version": transformers.__version__, "is_stopped": not generated.is_whole}
         return _rate_figures(generated.num_tokens, generated.seconds) | run_facts | session.settings
 

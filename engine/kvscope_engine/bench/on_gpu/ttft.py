@@ -44,7 +44,8 @@ def ttft(
                 if fitting != list(NEW):
                     missing = ", ".join(f"{new:,}" for new in NEW if new not in fitting)
                     skipped.append(
-                        f"{kind}: {missing} new behind {cached:,} cached: there is room for {limit:,} tokens"
+                        f"{kind}: {missing} new tokens after {cached:,} cached ones were not measured: the engine has "
+                        f"memory for {limit:,} tokens"
                     )
                 for row in _measure_after_prefix(probe, cached, fitting, show_progress):
                     if read_gb_per_s is not None:

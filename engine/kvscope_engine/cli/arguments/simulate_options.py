@@ -59,7 +59,10 @@ def add_workload_options(group: argparse._ArgumentGroup) -> None:
         "--rate",
         type=number,
         metavar="REQUESTS/S",
-        help="mean arrival rate; traces and recordings have their own (default: all at once)",
+        help=(
+            "mean arrival rate of generated requests (default: all arrive together); traces and recordings have "
+            "their own arrival times"
+        ),
     )
     group.add_argument("--arrivals", choices=ARRIVALS, help="arrival process of generated requests (default: poisson)")
     group.add_argument(
@@ -286,7 +289,7 @@ def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, 
         "max length": hello.model.max_model_len or args.max_model_len,
     }
     missing = ", ".join(item for item, is_known in availability.items() if not is_known)
-    return f"not told by the recording, so {name}'s: {missing} (--model-preset, --costs)" if missing else ""
+    return f"not in the recording, so taken from {name}: {missing} (--model-preset, --costs)" if missing else ""
 
 
 def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording | None) -> SimulatedLimits:

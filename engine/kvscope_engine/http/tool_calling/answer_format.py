@@ -162,7 +162,9 @@ def _forced(body: ChatBody, functions: Sequence[Function]) -> list[Function]:
     name = _name(body.tool_choice)
     matching = [function for function in functions if function.name == name]
     if not matching:
-        raise ApiError(400, f"tool_choice={name!r:.60} is not accepted: it is none of the tools", param="tool_choice")
+        raise ApiError(
+            400, f"tool_choice={name!r:.60} is not accepted: there is no tool of this name", param="tool_choice"
+        )
     return matching[:1]
 
 

@@ -85,10 +85,11 @@ def _trial(module: nn.Module, size: int, ops: Ops, length: int) -> Iterator[_Tri
 def _refusal_reason(loaded: LoadedModel, size: int) -> str:
     is_on_cpu = loaded.device.type == "cpu"
     if not is_on_cpu and os.environ.get(_TUNABLE, "0") != "0":
-        return f"{_TUNABLE} lets each start choose its products by time"
+        return f"with {_TUNABLE}, each start chooses matrix products by timing"
     if not size:
         return (
-            f"attention of {str(loaded.dtype).removeprefix('torch.')} adds by the batch (float32 and bfloat16 do not)"
+            f"with {str(loaded.dtype).removeprefix('torch.')}, the order of additions in attention depends on the "
+            "batch (not with float32 and bfloat16)"
         )
     if is_on_cpu and library() is None:
         return "the CPU's own attention could not be compiled on this machine"
@@ -96,18 +97,18 @@ def _refusal_reason(loaded: LoadedModel, size: int) -> str:
     if own_forward(module) is not None:
         return "it is run by transformers' own code"
     if recurrent_layers(module).layers:
-        return "its recurrent layers add in pieces of a prompt"
+        return "the order of additions in its recurrent layers depends on how a prompt is split"
     config = module.config.get_text_config(decoder=True)
     if any(getattr(config, name, None) for name in EXPERT_COUNTS):
-        return "how many rows an expert has hangs on the batch"
+        return "the number of rows per expert depends on the batch"
     return next(filter(None, (_layer_refusal_reason(call, is_on_cpu=is_on_cpu) for call in check_hook(module))), "")
 
 
 def _layer_refusal_reason(call: LayerCall, *, is_on_cpu: bool) -> str:
     if call.shape.latent_dim:
-        return "it attends over latents, by two ways that add differently"
+        return "its attention over latents has two methods with different orders of additions"
     if call.options.bias is not None:
-        return "its layers attend by torch's operations, which add by the batch"
+        return "its attention runs with torch's operations, whose order of additions depends on the batch"
     is_odd = is_on_cpu and call.shape.head_dim % 2
     return f"its heads have an odd size, {call.shape.head_dim}" if is_odd else ""
 
@@ -170,9 +171,13 @@ class _Trial:
             layers = range(len(self.storage.layers))
             layer = next((layer for layer in layers if not self._is_same(layer, self.length)), None)
             if layer is not None:
-                return f"layer {layer} gives a token other numbers beside other tokens, on this machine"
+                return (
+                    f"on this machine, the results of layer {layer} for a token depend on the other tokens in the tile"
+                )
             if not torch.equal(actual, expected):
-                return "its last layers give a token other numbers beside other tokens, on this machine"
+                return (
+                    "on this machine, the results of its last layers for a token depend on the other tokens in the tile"
+                )
         return ""
 
     def _logits_after_other(self, num_other: int) -> torch.Tensor:

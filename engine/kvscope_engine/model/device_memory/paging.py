@@ -25,8 +25,8 @@ REMEDY: Final = (
     " other programs on the GPU, or give a lower --gpu-memory-utilization"
 )
 NOTE: Final = (
-    "this is WSL2, whose driver may page GPU memory to host memory when it is full, without an error: steps then take"
-    " several times as long; an event says when that seems to be so"
+    "this is WSL2: when the GPU's memory is full, the driver may move parts of it to host memory without an error, "
+    "and steps then take several times as long; an event reports this when it is detected"
 )
 
 
@@ -60,9 +60,11 @@ class PagingWatch:
         """
         paged_bytes = ours - (total - free)
         if paged_bytes > SLACK_BYTES:
-            return self._report(f"{gib(paged_bytes)} of what this engine was given are in host memory", now_s)
+            return self._report(f"{gib(paged_bytes)} of this engine's GPU memory are in host memory", now_s)
         if self._num_slow >= NUM_SLOW_STEPS and free <= FULL_SHARE * total:
-            symptom = f"steps take {self._slow_factor:.0f} times what they took, and {gib(free)} are free"
+            symptom = (
+                f"steps take {self._slow_factor:.0f} times as long as before, and {gib(free)} of GPU memory are free"
+            )
             self._num_slow = 0
             self._usual_ns.clear()  # if steps stay slow, that becomes usual and is reported once
             return self._report(symptom, now_s)

@@ -50,9 +50,9 @@ def check_divides(count: int, num_query_heads: int, num_kv_heads: int, intermedi
     sizes = num_query_heads, num_kv_heads, intermediate
     accepted = ", ".join(str(other) for other in range(1, MAX_SUGGESTED_RANKS + 1) if divides(other, *sizes))
     raise BadInput(
-        f"tensor_parallel_size={count} is not accepted for model {name!r}: its {num_query_heads} query heads,"
-        f" {num_kv_heads} KV heads and {intermediate} rows of the feed-forward block cannot be shared out evenly;"
-        f" {accepted} can be"
+        f"tensor_parallel_size={count} is not accepted for model {name!r}: its {num_query_heads} query heads, "
+        f"{num_kv_heads} KV heads and {intermediate} rows of the feed-forward block cannot be divided evenly; "
+        f"accepted are {accepted}"
     )
 
 
@@ -93,8 +93,8 @@ def check_fused(num_fused: int, num_layers: int, rank: Rank, name: str) -> None:
 
 def _unsupported_layers_error(rank: Rank, name: str) -> BadInput:
     return BadInput(
-        f"tensor_parallel_size={rank.count} is not accepted for model {name!r}: its layers are not of Llama's kind"
-        " (attention of q, k, v and o, a gated feed-forward block, a norm before each), which alone are shared out"
+        f"tensor_parallel_size={rank.count} is not accepted for model {name!r}: only layers like those of Llama can "
+        "be split (attention with q, k, v and o, a gated feed-forward block, and a norm before each)"
     )
 
 

@@ -294,8 +294,8 @@ class Leader:
             raise self._rank_lost_error(None)
         if self._is_in_step:
             raise KvscopeError(
-                f"a step failed on rank 0 of {self.rank.count}, and the ranks are not at the same layer any more;"
-                " if it was for want of memory, give a smaller --max-num-batched-tokens or --kv-memory"
+                f"a step failed on rank 0 of {self.rank.count}, and the ranks are no longer at the same layer; if "
+                "memory was insufficient, use a smaller --max-num-batched-tokens or --kv-memory"
             )
         self._is_in_step = True
         message = encode(step_of(inputs, copies, lora_slots, num_sampled, graph_size))

@@ -58,9 +58,9 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     has_states = any(is_recurrent_layer(kind) for kind in kinds)  # a trial run determines later how each layer is run
     if num_attention < num_layers and not has_states and not accepts_cache(skeleton):
         raise BadInput(
-            f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
-            " attend through transformers' attention interface, it has no recurrent layers that are known, and takes no"
-            " cache of transformers"
+            f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture} use "
+            "transformers' attention interface; the model has no known recurrent layers and does not accept "
+            "transformers' cache"
         )
     return Blueprint(architecture, sum(parameter.numel() for parameter in skeleton.parameters()), has_states)
 
@@ -70,10 +70,15 @@ def check_options_with_states(config: EngineConfig, plan: Blueprint, name: str) 
     if not plan.has_states:
         return
     refused = (
-        ("allocator", config.allocator, "paged", "states lie beside a pool of blocks"),
-        ("tensor_parallel_size", config.tensor_parallel_size, 1, "recurrent layers are not shared out"),
-        ("cpu_offload_gb", config.cpu_offload_gb, 0, "weights of recurrent layers are not streamed"),
-        ("speculative_config", config.speculative_config, None, "a state cannot go back behind a wrong guess"),
+        ("allocator", config.allocator, "paged", "recurrent states need the paged block pool"),
+        ("tensor_parallel_size", config.tensor_parallel_size, 1, "recurrent layers cannot be split among ranks"),
+        (
+            "cpu_offload_gb",
+            config.cpu_offload_gb,
+            0,
+            "weights of recurrent layers cannot be copied to the GPU in each step",
+        ),
+        ("speculative_config", config.speculative_config, None, "a state cannot be reset after a rejected draft"),
     )
     refuse_options(refused, name, f"{plan.architecture} has recurrent layers")
 
@@ -91,7 +96,10 @@ def refuse_options(options: Sequence[tuple[str, Any, Any, str]], name: str, comm
 def _check_config(config: PretrainedConfig, name: str) -> None:
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
-        raise BadInput(f"model {name!r} is not supported: {kind} is an encoder-decoder, only decoders are")
+        raise BadInput(
+            f"model {name!r} is not supported: {kind} is an encoder-decoder model; only decoder-only models are "
+            "supported"
+        )
     reason = causal_refusal(config)
     if reason:
         raise BadInput(f"model {name!r} is not supported: {kind} {reason}")
@@ -100,8 +108,8 @@ def _check_config(config: PretrainedConfig, name: str) -> None:
     if quantization is not None:
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
         raise BadInput(
-            f"model {name!r} is not supported: its weights are quantized with {method!s:.40};"
-            f" {METHODS}, a GGUF file or weights in 16 or 32 bits are"
+            f"model {name!r} is not supported: its weights are quantized with {method!s:.40}; supported are "
+            f"{METHODS}, GGUF files, and weights in 16 or 32 bits"
         )
 
 

@@ -20,17 +20,17 @@ from kvscope_engine.model.loader.image_layers import empty_image_layers, without
 from kvscope_telemetry.errors import BadInput
 
 _NOT_TEXT_ALONE: Final = {
-    "blip": "writes about pictures: each layer of its text part attends to one",
-    "diffusion_gemma": "writes blocks of text by diffusion, and not token by token",
-    "gemma4_assistant": "drafts for a Gemma 4, whose keys and values it reads",
-    "gemma4_unified_assistant": "drafts for a Gemma 4, whose keys and values it reads",
-    "idefics": "writes about pictures: transformers does not run it without one",
-    "kosmos-2": "writes about pictures: transformers does not run it without one",
-    "kyutai_speech_to_text": "writes beside a sound as it goes on",
+    "blip": "describes images: each layer of its text part attends to an image",
+    "diffusion_gemma": "writes text in blocks by diffusion, not token by token",
+    "gemma4_assistant": "only drafts tokens for a Gemma 4 model, whose keys and values it reads",
+    "gemma4_unified_assistant": "only drafts tokens for a Gemma 4 model, whose keys and values it reads",
+    "idefics": "describes images: transformers does not run it without an image",
+    "kosmos-2": "describes images: transformers does not run it without an image",
+    "kyutai_speech_to_text": "writes text while it listens to a sound",
     "paligemma": "attends to its whole prompt in both directions",
-    "pi0": "tells a robot how to move, and writes no text",
-    "shieldgemma2": "says whether a picture is fit to be seen, and writes no text",
-    "voxtral_realtime": "writes beside a sound as it goes on: its layers are told the time in it",
+    "pi0": "controls a robot and writes no text",
+    "shieldgemma2": "judges whether an image is harmful, and writes no text",
+    "voxtral_realtime": "writes text while it listens to a sound, and its layers need the time in the sound",
 }
 """Model types that cannot continue plain text token by token, with the reason."""
 _LOGITS_LINE: Final = re.compile(r"^ *logits = (.*)", re.MULTILINE)

@@ -54,7 +54,7 @@ def load_quantized(
 def _word_weights(stored: dict[str, StoredTensor], recipe: Recipe) -> list[ScaledWeight]:
     prefixes = [name.removesuffix(_WORDS_SUFFIX) for name in stored if name.endswith(_WORDS_SUFFIX)]
     if not prefixes:
-        raise BadInput(f"it holds no layer in words, as {recipe.method} has them")
+        raise BadInput(f"it has no layer with packed weights, although its format is {recipe.method}")
     return [_word_weight(stored, prefix, recipe) for prefix in prefixes]
 
 
@@ -86,8 +86,8 @@ def _attach_stored(module: Any, weights: list[ScaledWeight], tensors: dict[str, 
     if not num_unordered:
         return ""
     return (
-        f"{num_unordered} of {num_quantized} quantized layers have their inputs in the order of activations (desc_act):"
-        " no product here reads that, so their weights are widened"
+        f"{num_unordered} of {num_quantized} quantized layers store their inputs in the order of activations "
+        "(desc_act), which kvscope's products do not support, so their weights are widened"
     )
 
 

@@ -77,7 +77,7 @@ def scaled_weights(stored: Stored, recipe: Recipe) -> list[ScaledWeight]:
     """Return all quantized weights of the files. Raises BadInput, naming the tensor, for an unknown format."""
     weights = [weight for name in stored if (weight := _weight(stored, name, recipe)) is not None]
     if not weights:
-        raise BadInput(f"it holds no layer in fewer bits, as {recipe.method} has them")
+        raise BadInput(f"it has no layer with quantized weights, although its format is {recipe.method}")
     _check_other_tensors(stored, weights)
     return weights
 

@@ -81,7 +81,9 @@ def _linear(row: OperationChoice, device: torch.device, dtype: torch.dtype) -> O
     if device.type == "cpu":
         return OperationChoice(row.operation, row.implementation, refusal)
     if is_timed_at_load(device):
-        reason = f"{TRITON} or cuBLAS for up to {MAX_ROWS} rows, cuBLAS for more (with --deterministic: cuBLAS)"
+        reason = (
+            f"up to {MAX_ROWS} rows: {TRITON} or cuBLAS, whichever is faster; more rows, or --deterministic: cuBLAS"
+        )
         return OperationChoice(row.operation, AT_LOAD, reason)
     return OperationChoice(row.operation, row.implementation, f"for up to {MAX_ROWS} rows; cuBLAS for more")
 

@@ -106,7 +106,7 @@ def check_equals_eager(
         paged = paged_trace(module, layers, locations, forced=eager)
     fault = first_fault(paged, eager)
     if fault:
-        raise DiffersError(f"paged attention does not give what eager attention gives ({fault})")
+        raise DiffersError(f"the results of paged attention differ from those of eager attention ({fault})")
     return None if is_shortened else paged
 
 
@@ -158,7 +158,10 @@ def first_fault(actual: Trace, expected: Trace, slack: float = 1.0, nudged_trace
         for layer in sorted(tensors.keys() & expected_parts[label][0].keys()):
             measured = difference(tensors[layer], expected_parts[label][0][layer])
             if not (_is_small(measured, bound, token_slack) or _is_few_tokens(measured, bound, nudge_difference)):
-                return f"{label} {layer}: {measured.overall:.3g} of its size, {measured.worst_row:.3g} of a token's"
+                return (
+                    f"{label} {layer} by {measured.overall:.3g} of its size, and by {measured.worst_row:.3g} for one "
+                    "token"
+                )
     return ""
 
 

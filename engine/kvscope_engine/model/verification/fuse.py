@@ -102,8 +102,8 @@ def _fuse(module: nn.Module, quantization: str) -> FusedCounts:
         fault = fault_of(module, plain)
         if fault:
             raise BadInput(
-                f"model architecture {type(module).__name__} is not supported: its joined layers do not give what they"
-                f" gave before ({fault})"
+                f"model architecture {type(module).__name__} is not supported: with its fused layers, the results "
+                f"differ ({fault})"
             )
     bits = Counter[int]() if quantization == "none" else round_linears(module, trial.calls, quantization)
     if not packed and can_pack(dtype, device):

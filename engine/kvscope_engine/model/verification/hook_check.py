@@ -266,7 +266,7 @@ def record_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[Layer
 def _recorded_calls(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ...], StateTrial]:
     config: Any = module.config
     if getattr(config, "is_encoder_decoder", False):
-        raise BadInput("it is an encoder-decoder, only decoders are")
+        raise BadInput("it is an encoder-decoder model; only decoder-only models are supported")
     text_config = config.get_text_config(decoder=True)
     recurrent = recurrent_layers(module)
     _check_layer_types(text_config, recurrent)
@@ -289,7 +289,8 @@ def _check_layer_types(text_config: Any, recurrent: RecurrentLayers) -> None:
     unknown = set(types) - (_SERVED_LAYER_TYPES | _RECURRENT_LAYER_TYPES if recurrent.layers else _SERVED_LAYER_TYPES)
     if unknown:
         raise BadInput(
-            f"it has layers of type {', '.join(sorted(unknown))}; full, sliding and chunked attention are served"
+            f"it has layers of type {', '.join(sorted(unknown))}; only full, sliding and chunked attention are "
+            "supported"
         )
 
 
@@ -302,8 +303,8 @@ def _numbered_calls(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall
     attending = [name for name, submodule in module.named_modules() if uses_interface(type(submodule))]
     if sorted(names) != sorted(attending):
         raise BadInput(
-            f"{len(set(names))} of its {len(attending)} attention modules attend through transformers' attention"
-            f" interface ({len(names)} calls); each must, once"
+            f"{len(set(names))} of its {len(attending)} attention modules use transformers' attention interface "
+            f"({len(names)} calls); each must use it exactly once"
         )
     numbered = []
     for index, call in enumerate(calls):
@@ -405,7 +406,7 @@ class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         num_counts, num_queries = self._before.get(id(attention), self._counts)
         if self._num_counts != num_counts and self._counts[1] == num_queries:
             raise _CountsTokensError(
-                "its attention counts its tokens itself, which are no positions where sequences share a batch"
+                "its attention counts tokens to get their positions, which is wrong if several sequences share a batch"
             )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -427,24 +428,24 @@ class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _refuse_unknown(module: nn.Module, mask: Any, kwargs: dict[str, Any]) -> None:
     if mask is not None:
-        raise BadInput("its attention brings a mask of its own")
+        raise BadInput("its attention uses its own mask")
     if kwargs.get("paged") is None:
-        raise _NotPassedOnError("its attention does not pass keywords on")
+        raise _NotPassedOnError("its attention does not pass keyword arguments on")
     if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
-        raise BadInput("its attention looks ahead (not causal)")
+        raise BadInput("its attention is not causal")
     known = _SERVED_KEYWORDS | _HARMLESS_KEYWORDS | {"is_causal"}
     known |= {"position_bias", "sinks"} if has_distance_bias(module) else frozenset()
     unknown = sorted(name for name, value in kwargs.items() if name not in known and value is not None)
     if unknown:
-        raise BadInput(f"its attention asks for {', '.join(unknown)}, which is not done")
+        raise BadInput(f"its attention needs {', '.join(unknown)}, which is not supported")
 
 
 def _check_once_a_layer(calls: list[LayerCall], num_layers: int) -> None:
     layers = [call.layer for call in calls]
     if layers != list(range(num_layers)):
         raise BadInput(
-            f"{len(set(layers))} of its {num_layers} layers attend through transformers' attention interface"
-            f" ({len(layers)} calls); each must, once"
+            f"{len(set(layers))} of its {num_layers} layers use transformers' attention interface ({len(layers)} "
+            "calls); each must use it exactly once"
         )
 
 

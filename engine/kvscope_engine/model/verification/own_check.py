@@ -66,7 +66,7 @@ def check_own_forward(module: nn.Module) -> None:
             paged = _paged_trace(module, own, sequences, locations, whole)
             fault = _fault(paged, whole, compares_all_tokens)
             if fault:
-                raise BadInput(f"it does not give piece by piece what it gives at once ({fault})")
+                raise BadInput(f"its results for a prompt in pieces differ from those for the whole prompt ({fault})")
             if not own.supports_batches and lengths == LENGTHS:
                 own.supports_batches = _supports_batches(module, own, sequences, locations, whole)
 
@@ -204,5 +204,5 @@ def _fault(paged: Trace, whole: Trace, compares_all_tokens: bool, rows: list[int
             if not (
                 gap.is_number and measured <= bound and gap.overall <= (bound if is_strict else MAX_OVERALL_DIFFERENCE)
             ):
-                return f"{subject} {layer}: {gap.overall:.3g} of its size, {gap.worst_row:.3g} of a token's"
+                return f"{subject} {layer} by {gap.overall:.3g} of its size, and by {gap.worst_row:.3g} for one token"
     return ""

@@ -110,7 +110,7 @@ def _reservation_rule(name: str, max_model_len: int) -> ReservationRule:
 def _too_long_message(pool: BlockPool, max_model_len: int, accepted: int) -> str:
     needed = num_blocks_for(max_model_len, pool.block_size)
     return (
-        f"max_model_len={max_model_len} is not accepted with allocator='contiguous': {needed} blocks in a row, rounded"
-        f" up to a power of two, are not in a pool of {pool.num_blocks}; at most {accepted} tokens are"
-        f" (--max-model-len {accepted})"
+        f"max_model_len={max_model_len} is not accepted with allocator='contiguous': it needs a run of {needed} "
+        f"blocks, rounded up to a power of two, which a pool of {pool.num_blocks} does not have; at most {accepted} "
+        f"tokens are accepted (--max-model-len {accepted})"
     )

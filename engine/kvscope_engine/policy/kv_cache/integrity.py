@@ -38,7 +38,7 @@ def check_pool(
     _assert_no_block("has no memory and is free or cached", is_unmapped & (is_free | is_cached))
     _assert_no_block("has no memory and its state is not UNMAPPED", is_unmapped & (ledger.state != BlockState.UNMAPPED))
     is_active = ~(is_free | is_cached | is_unmapped)
-    _assert_no_block("is free and cached at once", is_free & is_cached)
+    _assert_no_block("is both free and cached", is_free & is_cached)
     _check_references(ledger, tables)
     _check_states(ledger, is_free, is_cached, is_active)
     _check_contents(ledger, block_size, is_free | is_unmapped, is_hashed)

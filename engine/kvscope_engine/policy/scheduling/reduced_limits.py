@@ -35,7 +35,7 @@ class ReducedLimits:
     def is_reduced(self) -> bool:
         return self._current is not None
 
-    def update(self, now_ns: int, fitting_tokens: int | None = None, why: str = "had no memory") -> str:
+    def update(self, now_ns: int, fitting_tokens: int | None = None, why: str = "ran out of memory") -> str:
         """Update the limits after a step or idle time. Returns a one-line message, or "" if there is nothing to report.
 
         Args:

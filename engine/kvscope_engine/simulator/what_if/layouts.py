@@ -121,16 +121,16 @@ class GroupedMemory:
         window); "" if it can.
         """
         if self._states and not self._has_separate_pools:
-            return "States of recurrent layers lie among its blocks."
+            return "States of recurrent layers are stored in its blocks."
         if len(self._groups) > 1 and not all(kind.block_bytes for kind in self._groups):
-            return "The engine does not tell how many bytes each KV group takes."
+            return "The engine does not report how many bytes each KV group takes."
         return ""
 
     @property
     def why_not_expanded(self) -> str:
         """Reason why the size of keys and values instead of latents is unknown; "" if it is known."""
         if any(kind.is_latent and not kind.expanded_bytes for kind in self._groups):
-            return "The engine does not tell how large the keys and values of its heads would be."
+            return "The engine does not report how large the keys and values of its heads would be."
         return self.why_not_without_freeing or ("" if self._memory.block_bytes else "The size of a block is not known.")
 
     def by_group(self, block_size: int) -> tuple[PoolLayout, ...]:

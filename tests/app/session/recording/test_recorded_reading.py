@@ -74,7 +74,7 @@ def test_recording_read_that_is_closed_does_not_emit_finished(reading, recorded_
     assert not received
 
 
-def test_reading_does_not_begin_without_a_recording(qapp):
+def test_recording_reader_does_not_start_if_there_is_no_recording(qapp):
     class Nothing:
         def new_recording_handle(self):
             return None

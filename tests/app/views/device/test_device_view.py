@@ -70,7 +70,7 @@ def view(session, qtbot):
     return view
 
 
-def test_empty_view_shows_an_explanation(view):
+def test_devices_view_without_data_shows_an_explanation(view):
     view.refresh()
     assert view.stack.currentIndex() == 0
     assert "kvscope-engine sample" in EMPTY_TEXT
@@ -129,7 +129,7 @@ def test_devices_view_without_charts_can_be_resized(view, publish_host):
 
 
 @pytest.mark.parametrize("attempt", range(4))
-def test_view_can_be_opened_and_closed_repeatedly(view, publish_host, attempt):
+def test_devices_view_can_be_opened_and_closed_repeatedly(view, publish_host, attempt):
     publish_host()
     view.refresh()
     assert list(view.cards) == ["host"]
@@ -163,7 +163,7 @@ def test_device_charts_show_the_reported_gpu_values(view, publish_devices, nvml,
     assert not view.charts.bar.live.isChecked()
 
 
-def test_view_can_be_drawn_in_all_themes_and_widths(view, publish_devices):
+def test_devices_view_can_be_drawn_in_all_themes_and_widths(view, publish_devices):
     publish_devices()
     for theme in THEMES.values():
         view.apply_theme(theme)

@@ -210,7 +210,7 @@ def test_event_colors_are_painted_in_all_themes_and_widths(view, theme, width):
     assert theme.bad in colours
 
 
-def test_empty_view_shows_an_explanation(qtbot):
+def test_events_view_without_events_shows_an_explanation(qtbot):
     empty = EventsView(FakeTimedSession())
     qtbot.addWidget(empty)
     empty.show()
@@ -218,7 +218,7 @@ def test_empty_view_shows_an_explanation(qtbot):
     assert EMPTY_TEXT in [label.text() for label in empty.findChildren(QLabel) if label.isVisibleTo(empty)]
 
 
-def test_search_in_many_events_runs_in_parts(view, timed_session, qtbot):
+def test_search_in_many_events_shows_that_it_is_searching_and_then_the_number_found(view, timed_session, qtbot):
     timed_session.overview.extend((), [timed(200 + at / 100, "evicted", at % 50 + 10, 5) for at in range(20_000)])
     view.text.setText("because #12")
     assert "searching" in view.count.text()

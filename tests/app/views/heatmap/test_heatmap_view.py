@@ -199,7 +199,9 @@ def test_wheel_zoom_keeps_the_time_under_the_pointer(engine, filled_ledger, over
     assert not view.fit_button.isChecked()
 
 
-def test_dragging_pans_and_a_double_click_fits_all(engine, filled_ledger, overview, make_view, qtbot):
+def test_dragging_pans_the_heatmap_and_a_double_click_shows_its_whole_range(
+    engine, filled_ledger, overview, make_view, qtbot
+):
     view = make_view(engine, overview)
     fitted = view.frame.scale
     qtbot.mousePress(view.map, Qt.MouseButton.LeftButton, pos=QPoint(300, 50))
@@ -234,7 +236,9 @@ def test_wheel_zoom_at_the_pointer_ends_following(engine, filled_ledger, overvie
     assert not view.follow_button.isChecked()
 
 
-def test_click_seeks_to_the_end_of_the_second(engine, filled_ledger, overview, make_view, qtbot, begin_ns):
+def test_click_in_the_heatmap_seeks_to_the_end_of_the_clicked_second(
+    engine, filled_ledger, overview, make_view, qtbot, begin_ns
+):
     view = make_view(engine, overview)
     x = round(view.map.x_of(begin_ns + 3 * SECOND_NS + SECOND_NS // 2))
     qtbot.mouseClick(view.map, Qt.MouseButton.LeftButton, pos=QPoint(x, 50))
@@ -316,7 +320,7 @@ def test_heatmap_rows_beyond_a_smaller_pool_of_an_earlier_engine_run_are_empty(
     assert cells_of(view, begin_ns + 5 * SECOND_NS, 200) == [pixel(DARK.block_free)] * 200
 
 
-def test_empty_view_shows_an_explanation(engine, session, overview, make_view, qtbot, make_summary):
+def test_heatmap_without_a_history_shows_an_explanation(engine, session, overview, make_view, qtbot, make_summary):
     view = make_view(engine, overview)
     assert view.stack.currentIndex() == 0
     assert view.stack.currentWidget().text() == EMPTY_TEXT
@@ -345,7 +349,7 @@ def test_small_heatmap_view_hides_the_extra_charts_but_keeps_the_map(engine, fil
     assert view.runs.raster.pixels.shape[1] == view.frame.scale.width
 
 
-def test_tiers_are_known_only_for_recorded_epochs(make_engine, overview, make_view):
+def test_heatmap_knows_tiers_only_for_engine_starts_whose_pool_was_recorded(make_engine, overview, make_view):
     engine = make_engine(num_blocks=6, num_host=2, num_disk=2)
     view = make_view(engine, overview)
     view.pools.record(7, engine.hello.cache)
@@ -353,7 +357,9 @@ def test_tiers_are_known_only_for_recorded_epochs(make_engine, overview, make_vi
     assert view.pools.tiers(3, 11).tolist() == [0] * 11
 
 
-def test_moving_the_cursor_does_not_redraw_curves(engine, filled_ledger, overview, make_view):
+def test_moving_the_time_cursor_does_not_redraw_the_curves_beside_the_heatmap(
+    engine, filled_ledger, overview, make_view
+):
     view = make_view(engine, overview)
     strip, begin_ns = view.strips.external, int(overview.time_ns[0])
 

@@ -108,7 +108,9 @@ def test_block_history_covers_the_whole_recording(recording_and_block, playback_
     assert view.block_history.strip.grab().width() > 0
 
 
-def test_clicks_in_the_list_and_on_the_strip_seek(recording_and_block, playback_session, show_inspector, qtbot):
+def test_clicks_in_the_block_history_list_and_strip_seek_to_their_time(
+    recording_and_block, playback_session, show_inspector, qtbot
+):
     view = show_inspector(playback_session)
     playback_session.selection.select_block(recording_and_block[1])
     part = read_history(view, qtbot)

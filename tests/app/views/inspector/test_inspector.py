@@ -140,7 +140,7 @@ def test_share_of_layers_that_skipped_a_block_is_shown(engine, shared_session, s
     shared_session.selection.select_block(7)
     assert ("Skipped by attention", "by 25.0 % of the sparse layers and heads") in shown_facts(view)
     shared_session.selection.select_block(20)
-    assert ("Skipped by attention", "by none") in shown_facts(view)
+    assert ("Skipped by attention", "by no layer or head") in shown_facts(view)
     shared_session.selection.select_block(6)
     assert "Skipped by attention" not in dict(shown_facts(view))
 

@@ -201,7 +201,7 @@ def test_weights_are_shown_if_paused_before_the_first_memory_breakdown(engine, s
     assert view.table.value("weights") == "300.0 MiB"
 
 
-def test_view_without_an_engine_shows_no_bar(make_engine, make_session, qtbot):
+def test_memory_view_without_an_engine_shows_no_bar(make_engine, make_session, qtbot):
     engine = make_engine()
     engine.source.updates.clear()
     view = MemoryView(make_session(engine))

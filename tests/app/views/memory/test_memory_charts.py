@@ -80,7 +80,7 @@ def test_memory_chart_range_is_saved_and_restored(session, view, settings, qtbot
     assert other.charts.range_s == math.inf
 
 
-def test_charts_fit_a_narrow_dock(session, view):
+def test_memory_charts_fit_a_narrow_dock(session, view):
     extend_overview(session, 60, active_blocks=3)
     view.draw_all()
     assert view.charts.minimumSizeHint().width() < 276

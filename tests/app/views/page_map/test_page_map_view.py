@@ -275,7 +275,7 @@ def test_arrow_keys_move_a_cursor_with_accessible_description(engine, session, s
     assert session.selection.request == 2
 
 
-def test_cursor_stays_inside_the_pool(session, show_page_map, qtbot):
+def test_page_map_cursor_stays_inside_the_pool(session, show_page_map, qtbot):
     view = show_page_map(session)
     view.canvas.setFocus()
     for key in (Qt.Key.Key_Left, Qt.Key.Key_Up, Qt.Key.Key_PageUp):
@@ -286,7 +286,7 @@ def test_cursor_stays_inside_the_pool(session, show_page_map, qtbot):
     assert view.canvas.pointed_block == 63
 
 
-def test_wheel_zooms_at_the_pointer_and_fit_resets(make_engine, make_session, show_page_map):
+def test_wheel_zooms_the_page_map_at_the_pointer_and_fit_resets_the_zoom(make_engine, make_session, show_page_map):
     view = show_page_map(make_session(make_engine(num_blocks=5000)))
     position = QPointF(300, 200)
     before = view.scene.block_at(*view.canvas.to_scene(position))
@@ -302,7 +302,7 @@ def test_wheel_zooms_at_the_pointer_and_fit_resets(make_engine, make_session, sh
     assert view.scene.camera == whole
 
 
-def test_dragging_pans_without_selecting(make_engine, make_session, show_page_map, qtbot):
+def test_dragging_pans_the_page_map_without_selecting_a_block(make_engine, make_session, show_page_map, qtbot):
     engine = make_engine(num_blocks=5000)
     engine.write_blocks(range(5000))
     session = make_session(engine)

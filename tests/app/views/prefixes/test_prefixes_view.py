@@ -295,7 +295,7 @@ def test_viewer_does_not_request_texts(view, engine, session, poll, qtbot):
         (PrefixFilter.CUT, 0),
     ],
 )
-def test_filter_shows_matching_rows_and_their_ancestors(view, which, num_rows):
+def test_prefix_filter_shows_matching_rows_and_their_ancestors(view, which, num_rows):
     view.model.set_all_expanded(True)
     view.filter_box.setCurrentText(which.value)
     assert view.model.rowCount() == num_rows
@@ -304,13 +304,13 @@ def test_filter_shows_matching_rows_and_their_ancestors(view, which, num_rows):
 @pytest.mark.parametrize(
     ("words", "num_rows"), [("#2", 2), ("#77", 0), ("19", 2), ("66", 1), ("nowhere", 0), ("#x", 0)]
 )
-def test_search_finds_requests_and_blocks(view, words, num_rows):
+def test_prefix_search_finds_rows_of_a_request_or_block_number(view, words, num_rows):
     view.model.set_all_expanded(True)
     view.search.setText(words)
     assert view.model.rowCount() == num_rows
 
 
-def test_sorting_keeps_siblings_below_their_parent(view):
+def test_sorting_the_prefix_tree_keeps_siblings_below_their_parent(view):
     view.model.set_all_expanded(True)
     for index in range(len(COLUMNS)):
         for order in (Qt.SortOrder.AscendingOrder, Qt.SortOrder.DescendingOrder):
@@ -319,7 +319,7 @@ def test_sorting_keeps_siblings_below_their_parent(view):
             assert levels in ([0, 1, 1, 0], [0, 0, 1, 1])
 
 
-def test_rows_are_copied_as_tab_separated_text(view, qtbot):
+def test_prefix_rows_are_copied_as_tab_separated_text(view, qtbot):
     view.model.set_all_expanded(True)
     view.table.selectAll()
     qtbot.keyClick(view.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
@@ -330,7 +330,7 @@ def test_rows_are_copied_as_tab_separated_text(view, qtbot):
     assert {len(line) for line in lines} == {len(COLUMNS)}
 
 
-def test_row_with_an_evicted_beginning_is_marked(view, engine, session, poll, qtbot):
+def test_prefix_row_whose_beginning_was_evicted_is_marked(view, engine, session, poll, qtbot):
     engine.ledger.hash[[4, 9]], engine.ledger.parent[[4, 9]] = 0, 0
     engine.write_blocks([4, 9], filled=0, ref_count=0, state=BlockState.FREE, owner=-1)
     poll(session)
@@ -364,7 +364,8 @@ def test_prefix_view_shows_one_of_several_kv_groups_and_can_switch(engine, make_
     assert column(made, "Tokens") == ["32"]
     size = engine.hello.cache.block_size
     assert made.note.text().startswith(
-        f"{SEVERAL_GROUPS}, 32 tokens at least: blocks of {size} and 32 tokens end together there."
+        f"{SEVERAL_GROUPS}. A reusable prefix has at least 32 tokens, because blocks of {size} and 32 tokens first end"
+        " at the same position there."
     )
     made.group.setCurrentIndex(0)
     qtbot.waitUntil(lambda: column(made, "Blocks") == ["1"])
@@ -384,7 +385,7 @@ def test_note_states_the_shortest_reusable_prefix_within_a_block(engine, make_se
     made.apply_theme(THEMES["light"])
     made.show()
     made.refresh()
-    assert made.note.text().startswith(f"{SEVERAL_GROUPS}, 16 tokens at least.")
+    assert made.note.text().startswith(f"{SEVERAL_GROUPS}. A reusable prefix has at least 16 tokens.")
     made.shut_down()
 
 
@@ -405,7 +406,7 @@ def test_empty_view_explains_why_there_is_no_tree(engine, make_session, qtbot, c
     assert words in driver.visible_texts(made)
 
 
-def test_large_tree_is_built_in_the_background(engine, session, poll, qtbot, monkeypatch):
+def test_large_prefix_tree_is_built_in_the_background(engine, session, poll, qtbot, monkeypatch):
     monkeypatch.setattr(tree_builder, "MAX_SYNC_ROWS", 0)
     fill_tree(engine)
     poll(session)
@@ -423,7 +424,7 @@ def test_large_tree_is_built_in_the_background(engine, session, poll, qtbot, mon
     made.shut_down()
 
 
-def test_failed_tree_is_reported_and_retried(engine, session, poll, qtbot, monkeypatch):
+def test_prefix_tree_that_cannot_be_built_is_reported_and_built_again(engine, session, poll, qtbot, monkeypatch):
     def broken(blocks):
         raise MemoryError("for a tree")
 
@@ -460,7 +461,7 @@ def test_prefix_tree_shows_how_long_a_prefix_has_been_idle(view, engine, session
     assert column(view, "Idle")[held] == "now"
 
 
-def test_step_times_are_interpolated_between_seconds(session):
+def test_time_of_a_step_is_interpolated_between_two_recorded_seconds(session):
     overview, mirror = SessionOverview(), session.mirror
     mirror.step, mirror.time_ns = 100, 10 * SECOND_NS + 1
     seconds = [Summary(time_ns=at * SECOND_NS, epoch=7, step=10 * at) for at in range(2, 9)]
@@ -492,7 +493,7 @@ def test_prefix_selection_returns_when_an_evicted_node_is_cached_again(view, eng
     assert view.model.is_expanded(0)
 
 
-def test_filter_and_order_are_saved_and_restored(view, session, settings, qtbot):
+def test_prefix_filter_and_order_are_saved_and_restored(view, session, settings, qtbot):
     view.filter_box.setCurrentText(PrefixFilter.IDLE.value)
     view.table.sortByColumn(next(i for i, c in enumerate(COLUMNS) if c.title == "Hits"), Qt.SortOrder.AscendingOrder)
     view.save_settings(settings)
@@ -508,7 +509,7 @@ def test_filter_and_order_are_saved_and_restored(view, session, settings, qtbot)
     other.shut_down()
 
 
-def test_tree_is_frozen_while_paused(view, engine, session, poll, qtbot):
+def test_prefix_tree_is_frozen_while_the_window_is_paused(view, engine, session, poll, qtbot):
     session.timeline.pause()
     write_chain(engine, [(40, 140)], owner=5)
     poll(session)
@@ -521,7 +522,7 @@ def test_tree_is_frozen_while_paused(view, engine, session, poll, qtbot):
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
 @pytest.mark.parametrize(("width", "height"), [(300, 600), (1400, 220)])
-def test_view_is_painted_at_narrow_and_low_sizes(view, theme, width, height):
+def test_prefixes_view_is_painted_at_narrow_and_low_sizes(view, theme, width, height):
     view.apply_theme(THEMES[theme])
     view.model.set_all_expanded(True)
     view.table.selectRow(1)
@@ -529,7 +530,7 @@ def test_view_is_painted_at_narrow_and_low_sizes(view, theme, width, height):
     assert view.grab().width() == width
 
 
-def test_seek_from_a_large_to_a_small_tree_drops_the_selected_node(make_window, qtbot):
+def test_seek_to_a_time_with_a_small_prefix_tree_drops_the_selected_node(make_window, qtbot):
     """The tree has two dozen nodes in the middle of the recording and none at its start.
 
     The node of the block clicked on the map does not exist at the start, and nothing must raise (pytest-qt would fail

@@ -105,7 +105,7 @@ def test_output_column_of_requests_has_a_progress_bar_of_generated_tokens(view):
         ("All", "at-1", [1]),
     ],
 )
-def test_filter_and_search_select_rows(view, chosen, text, numbers):
+def test_filter_and_search_limit_the_listed_requests(view, chosen, text, numbers):
     view.filter.setCurrentText(chosen)
     view.search.setText(text)
     assert [view.model.number_at(row) for row in range(view.model.rowCount())] == numbers
@@ -114,7 +114,7 @@ def test_filter_and_search_select_rows(view, chosen, text, numbers):
     )
 
 
-def test_sorting_is_numeric_with_unknown_values_last(view, session):
+def test_request_columns_sort_numerically_with_unknown_values_last(view, session):
     columns = read_columns(session.mirror, session.history.request_times)
     columns.ttft_s[:] = [np.nan, 0.5, 0.02, np.nan]
     for descending, wanted in ((False, [2, 1, 3, 0]), (True, [1, 2, 3, 0])):
@@ -225,7 +225,7 @@ def test_reason_text_does_not_repeat_the_other_request():
     assert why_text(Event(kind="preempted", time_ns=0, other=7, cause="for request 7")) == "for request 7"
 
 
-def test_number_of_listed_events_is_bounded(view, session, qtmodeltester):
+def test_number_of_events_listed_for_a_request_is_bounded(view, session, qtmodeltester):
     session.history.events.extend([Event(kind="note", time_ns=i) for i in range(5_000)], 7, 0)
     view.refresh()
     assert view.detail.all_events.rowCount() == 2_000
@@ -262,7 +262,7 @@ def test_cell_of_a_block_strip_is_filled_in_proportion_to_used_slots(strip):
     assert image.pixelColor(last).name() == theme.block_free
 
 
-def test_view_is_painted_in_all_themes_and_sizes(view, session):
+def test_requests_view_is_painted_in_all_themes_and_sizes(view, session):
     session.selection.select_request(2)
     for theme in THEMES.values():
         view.apply_theme(theme)

@@ -101,7 +101,7 @@ def test_waiting_reason_of_an_unblocked_request_is_the_next_step(engine, session
     assert why_waits(session.mirror, 2) == f"{waits} (at most 2\u202f048 tokens a step)"
     session.mirror.requests.waits_for[session.mirror.requests.row_of(2)] = WaitsFor.BUDGET
     assert why_waits(session.mirror, 2) == (
-        "the step's token budget is spent on others (at most 2\u202f048 tokens a step)"
+        "other requests use up the step's token budget (at most 2\u202f048 tokens a step)"
     )
 
 
@@ -114,7 +114,7 @@ def test_waiting_reason_names_a_missing_state_slot(engine, session, poll):
     assert why_waits(mirror, 2).endswith("64 free; it needs a slot for its recurrent state as well")
 
 
-def test_note_names_waiting_and_refused_requests(view, engine, busy_session, poll):
+def test_line_above_the_requests_names_waiting_and_refused_ones(view, engine, busy_session, poll):
     assert view.note.text().startswith("2 waiting. #2 is next: it needs up to 9 blocks")
     refused = Event(kind="refused", time_ns=5, cause="the prompt has 5000 tokens: send at most 799")
     engine.frame([], events=(refused,))
@@ -127,7 +127,7 @@ def test_note_names_waiting_and_refused_requests(view, engine, busy_session, pol
     assert "1 request is ahead" in view.model.index(row, state).data(Qt.ItemDataRole.ToolTipRole)
 
 
-def test_note_is_empty_without_waiting_requests(session):
+def test_line_above_the_requests_is_empty_if_none_waits(session):
     assert queue_text(session.mirror, session.history.events, 0) == ""
     assert first_waiting(session.mirror) is None
 
@@ -198,7 +198,7 @@ def test_start_and_ending_of_a_request_are_known_from_events():
     assert times.endings(np.array([4, 5])).tolist() == [Ending.FINISHED, Ending.UNKNOWN]
 
 
-def test_row_is_copied_as_cells_or_json(view):
+def test_request_row_is_copied_as_tab_separated_cells_or_json(view):
     view.table.selectRow(view.model.row_of(3))
     view.table.copy_row.trigger()
     titles, cells = (line.split("\t") for line in QGuiApplication.clipboard().text().splitlines())

@@ -29,7 +29,7 @@ def steps_of(rows):
     )
 
 
-def test_points_are_rates_of_the_forward_pass_per_step():
+def test_roofline_points_are_rates_of_the_forward_pass_of_each_step():
     rows = [
         (10, 0, 2, 400, 100, 10**9),
         (20, 5, 2, 600, 300, 5 * 10**8),
@@ -48,7 +48,7 @@ def test_points_are_rates_of_the_forward_pass_per_step():
     assert points.index_of_step(2, 13) is None
 
 
-def test_steps_without_reported_work_are_no_points():
+def test_step_without_reported_work_has_no_roofline_point():
     assert len(points_of(steps_of([(10, 0, 2, 0, 0, 10**9)]), 0, 50)) == 0
 
 
@@ -67,7 +67,7 @@ def test_roofline_log_scale_places_values_and_round_ticks():
     ("value", "text"),
     [(0.25, "0.25 B/s"), (999, "999 B/s"), (1_234, "1.23 kB/s"), (5e10, "50.0 GB/s"), (2e15, "2.00 PB/s")],
 )
-def test_rates_are_formatted_with_a_prefix(value, text):
+def test_roofline_rates_are_formatted_with_a_unit_prefix(value, text):
     assert with_prefix(value, "B/s") == text
 
 

@@ -96,7 +96,7 @@ def pixel_of_point(view, index):
     return QPointF(across.position_of(float(points.intensity[index])), up.position_of(float(points.flops_per_s[index])))
 
 
-def test_clicked_step_is_shown_in_all_views(show_roofline, recording_with_work, qtbot):
+def test_step_clicked_in_the_roofline_is_shown_in_all_views(show_roofline, recording_with_work, qtbot):
     view = show_roofline(recording_with_work)
     session, points = view.session, view.points
     assert len(points) > 3
@@ -132,7 +132,7 @@ def test_clicked_step_is_shown_in_all_views(show_roofline, recording_with_work, 
     inspector.shut_down()
 
 
-def test_arrow_keys_go_from_step_to_step(show_roofline, recording_with_work, qtbot):
+def test_arrow_keys_in_the_roofline_go_to_the_next_or_previous_step(show_roofline, recording_with_work, qtbot):
     view = show_roofline(recording_with_work)
     chosen = []
     view.canvas.chosen.disconnect()
@@ -144,7 +144,7 @@ def test_arrow_keys_go_from_step_to_step(show_roofline, recording_with_work, qtb
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-def test_points_and_roofs_have_the_colors_of_the_theme(show_roofline, recording_with_work, theme):
+def test_roofline_points_and_roofs_have_the_colors_of_the_theme(show_roofline, recording_with_work, theme):
     view = show_roofline(recording_with_work)
     view.apply_theme(theme)
     view.draw_all()
@@ -158,7 +158,7 @@ def test_points_and_roofs_have_the_colors_of_the_theme(show_roofline, recording_
     assert up.high > LIMITS.flops_per_s
 
 
-def test_recording_without_work_shows_an_explanation(show_roofline, recording_without_work):
+def test_roofline_of_a_recording_without_step_work_shows_an_explanation(show_roofline, recording_without_work):
     view = show_roofline(recording_without_work)
     assert len(view.points) == 0
     assert view.empty_label.isVisible()
@@ -182,7 +182,7 @@ def test_roofline_range_is_saved_and_restored(show_roofline, recording_with_work
     other.shut_down()
 
 
-def test_hovering_describes_the_point_under_the_mouse(show_roofline, recording_with_work, qtbot):
+def test_hovering_over_a_roofline_point_describes_its_step(show_roofline, recording_with_work, qtbot):
     view = show_roofline(recording_with_work)
     canvas = view.canvas
     assert canvas.point_at(pixel_of_point(view, len(view.points) - 1)) >= 0

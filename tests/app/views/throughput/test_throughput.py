@@ -44,7 +44,7 @@ def feed_history(session, events=(), seconds=3, ago_s=0, **columns):
     return end_ns
 
 
-def test_view_without_an_engine_shows_no_charts(make_engine, make_session, qtbot):
+def test_throughput_view_without_an_engine_shows_no_charts(make_engine, make_session, qtbot):
     engine = make_engine()
     engine.source.updates.clear()
     view = ThroughputView(make_session(engine))

@@ -164,7 +164,7 @@ def turn_wheel_at(view, position, steps, *, modifiers=Qt.KeyboardModifier.NoModi
     QApplication.sendEvent(view.canvas, event)
 
 
-def test_wheel_zooms_at_the_pointer(view):
+def test_wheel_zooms_the_timeline_at_the_pointer(view):
     x = point_at(view, 30, lane="usage").x()
     turn_wheel(view, 30, 8)
     assert view.canvas.shown.span.length_ns < 25 * SECOND_NS
@@ -241,7 +241,7 @@ def test_arrow_keys_move_the_cursor_and_keep_it_visible(view, timed_session, qtb
     assert timed_session.timeline.cursor_ns > before + 20 * SECOND_NS
 
 
-def test_dragging_pans_without_selecting_anything(view, timed_session, qtbot):
+def test_dragging_pans_the_timeline_without_selecting_anything(view, timed_session, qtbot):
     view.canvas.show_length(20 * SECOND_NS)
     begin = view.canvas.shown.span.begin_ns
     qtbot.mousePress(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(GUTTER + 600, 100))
@@ -429,7 +429,7 @@ def test_empty_timeline_shows_an_explanation(qtbot):
     assert EMPTY_TEXT in [label.text() for label in empty.findChildren(QLabel) if label.isVisibleTo(empty)]
 
 
-def test_painting_cost_does_not_grow_with_the_number_of_events(view, timed_session, qtbot):
+def test_time_to_paint_the_timeline_does_not_grow_with_the_number_of_events(view, timed_session, qtbot):
     """Events and requests are drawn by numpy: a repaint of thousands of them makes no more Python calls than one of
     few.
     """
@@ -459,7 +459,7 @@ def test_painting_cost_does_not_grow_with_the_number_of_events(view, timed_sessi
 
 
 @pytest.mark.parametrize("width", range(300, 900, 30))
-def test_bar_texts_are_not_truncated_at_any_width(view, width):
+def test_texts_in_the_timeline_bar_are_not_truncated_at_any_width(view, width):
     view.resize(width, 400)
     QApplication.processEvents()
     for row in (view.lengths, view.orders):

@@ -125,7 +125,9 @@ def test_what_if_query_contains_the_cache_memory_and_running_requests(busy_mirro
     assert running_rows(busy_mirror) == [[1, 24, 84, 20], [2, 32, 0, 28]]
 
 
-def test_memory_is_the_physical_pool_with_pages_of_the_device(engine, session, busy_mirror, poll):
+def test_what_if_memory_of_the_virtual_allocator_is_its_physical_blocks_and_page_size(
+    engine, session, busy_mirror, poll
+):
     cache = msgspec.structs.replace(engine.hello.cache, num_physical_blocks=10, allocator="virtual")
     engine.hello = msgspec.structs.replace(engine.hello, cache=cache)
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
@@ -136,7 +138,7 @@ def test_memory_is_the_physical_pool_with_pages_of_the_device(engine, session, b
     assert policy_text.page_note(PAGE_BYTES) == "virtual: pages of 2 MiB"
 
 
-def test_child_is_not_started_while_no_request_runs(make_view, session, monkeypatch):
+def test_what_if_process_is_not_started_while_no_request_runs(make_view, session, monkeypatch):
     view = make_view()
     view.refresh()
     assert not view.process.is_running
@@ -147,7 +149,7 @@ def test_child_is_not_started_while_no_request_runs(make_view, session, monkeypa
     assert view.empty.text() == NOTHING_RAN
 
 
-def test_view_without_an_engine_shows_a_message(make_engine, make_session, qtbot):
+def test_what_if_view_without_an_engine_shows_a_message(make_engine, make_session, qtbot):
     engine = make_engine()
     engine.source.updates.clear()
     view = WhatIfView(make_session(engine), command=python_command(SCRIPTED))
@@ -217,7 +219,7 @@ def test_what_if_process_gets_a_new_setup_when_the_engine_restarts(
     assert [b"setup" in line for line in lines_sent(view)] == [True, False, True, False]
 
 
-def test_finished_requests_are_reported_to_the_child_and_a_message_is_shown(
+def test_what_if_process_gets_an_empty_list_once_no_request_runs_and_the_view_says_so(
     make_view, busy_mirror, engine, session, poll, qtbot
 ):
     view = make_view()
@@ -240,7 +242,7 @@ def test_finished_requests_are_reported_to_the_child_and_a_message_is_shown(
         ('print(\'{"error": "line 2: bad"}\', flush=True); input(); input(); input()', "stopped: line 2: bad."),
     ],
 )
-def test_failed_child_is_reported_and_restarted_when_the_view_is_shown_again(
+def test_what_if_process_that_failed_is_reported_and_restarted_when_the_view_is_shown_again(
     make_view, busy_mirror, qtbot, code, message
 ):
     view = make_view(code)
@@ -266,7 +268,7 @@ def test_what_if_program_that_cannot_be_started_is_reported(make_view, busy_mirr
     assert not view.process.is_busy
 
 
-def test_missing_engine_package_is_reported(session, busy_mirror, qtbot, monkeypatch):
+def test_what_if_view_says_that_the_engine_package_is_missing(session, busy_mirror, qtbot, monkeypatch):
     monkeypatch.setattr("kvscope_app.engine_launcher.line_process.find_spec", lambda name: None)
     view = WhatIfView(session)
     qtbot.addWidget(view)
@@ -275,7 +277,7 @@ def test_missing_engine_package_is_reported(session, busy_mirror, qtbot, monkeyp
     assert view.empty.text() == NOT_INSTALLED
 
 
-def test_shut_down_ends_even_an_unresponsive_child(make_view, busy_mirror, qtbot):
+def test_closing_the_what_if_view_ends_even_an_unresponsive_process(make_view, busy_mirror, qtbot):
     view = make_view("import time\nprint(input())\ntime.sleep(600)")
     view.refresh()
     qtbot.waitUntil(lambda: view.process.is_running and view.process.child.process.processId() > 0, timeout=120_000)
@@ -286,7 +288,9 @@ def test_shut_down_ends_even_an_unresponsive_child(make_view, busy_mirror, qtbot
     view.shut_down()
 
 
-def test_child_runs_only_while_the_view_is_visible_and_the_window_is_open(session, busy_mirror, make_window, qtbot):
+def test_what_if_process_runs_only_while_the_view_is_visible_and_the_window_is_open(
+    session, busy_mirror, make_window, qtbot
+):
     window = make_window(session, with_views=("what_if",), size=(1500, 900))
     view = window.views["what_if"]
     view.refresh()
@@ -387,10 +391,10 @@ def test_missing_data_of_an_older_recording_is_explained(ask_about_groups):
     assert "With MLA expanded" not in [card.name.text() for card in view.grid.cards]
     assert view.missing.isVisible()
     assert view.missing.text() == "Not known: with MLA expanded"
-    assert "does not tell how large the keys and values" in view.missing.toolTip()
+    assert "does not report how large the keys and values" in view.missing.toolTip()
 
 
-def test_reserved_blocks_are_excluded_from_the_memory(engine, session, busy_mirror, poll):
+def test_reserved_blocks_are_excluded_from_the_memory_of_what_if(engine, session, busy_mirror, poll):
     cache = msgspec.structs.replace(engine.hello.cache, num_reserved_blocks=1, groups=WINDOWS)
     engine.hello = msgspec.structs.replace(engine.hello, cache=cache)
     engine.source.updates.append(Update(snapshot=engine.snapshot()))
@@ -400,7 +404,7 @@ def test_reserved_blocks_are_excluded_from_the_memory(engine, session, busy_mirr
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-def test_small_map_cells_have_the_color_of_their_kind(qtbot, theme):
+def test_cells_of_the_small_what_if_maps_have_the_color_of_their_kind(qtbot, theme):
     small = SmallMap()
     qtbot.addWidget(small)
     small.apply_theme(theme)
@@ -414,7 +418,7 @@ def test_small_map_cells_have_the_color_of_their_kind(qtbot, theme):
 
 
 @pytest.mark.parametrize(("width", "num_columns"), [(200, 1), (420, 2), (700, 3)])
-def test_cards_wrap_to_the_width(make_view, busy_mirror, qtbot, width, num_columns):
+def test_what_if_cards_wrap_to_the_width_of_the_view(make_view, busy_mirror, qtbot, width, num_columns):
     view = make_view()
     wait_for_answer(view, qtbot)
     view.resize(width, 600)
@@ -427,12 +431,12 @@ def test_cards_wrap_to_the_width(make_view, busy_mirror, qtbot, width, num_colum
     assert len({card.width() for card in view.grid.cards}) <= 2, "all cards have the same width within a pixel"
 
 
-def test_cards_are_distributed_evenly_over_rows():
+def test_what_if_cards_are_distributed_evenly_over_rows():
     assert [num_columns_of(8, fitting) for fitting in (1, 2, 3, 4, 5, 7, 8, 20)] == [1, 2, 3, 4, 4, 4, 8, 8]
     assert num_columns_of(0, 3) == 1
 
 
-def test_amounts_are_in_slots_if_bytes_are_unknown():
+def test_what_if_amounts_are_in_slots_if_bytes_are_unknown():
     uses = [msgspec.structs.replace(use, slot_bytes=0.0) for use in ANSWER.policies]
     use, blind = uses[0], msgspec.structs.replace(ANSWER, policies=uses)
     assert policy_text.waste(use) == "488 slots"

@@ -71,8 +71,8 @@ def test_compared_library_that_fails_or_returns_wrong_results_is_listed_with_the
     assert [row.contender for row in result.rows] == [OURS]
     assert result.absent == {
         "beforehand": "not installed",
-        "other": "computes something else",
-        "shape": "computes something else",
+        "other": "its result differs from ours",
+        "shape": "its result differs from ours",
         "fails": "ValueError: no such head",
         "refuses": "another GPU",
     }

@@ -85,9 +85,9 @@ def test_attention_library_that_cannot_run_a_case_gives_the_reason(monkeypatch: 
     for work, peer, why in (
         (DECODE, peers.flash_attn, "not installed"),
         (DECODE, peers.flashinfer, "not installed"),
-        (DECODE, peers.flex_attention, "compiled for a GPU only"),
-        (uneven, peers.sdpa, "requests of one length only"),
-        (chunk, peers.sdpa, "whole prompts only"),
+        (DECODE, peers.flex_attention, "compiled only for GPUs"),
+        (uneven, peers.sdpa, "only for requests of the same length"),
+        (chunk, peers.sdpa, "only for whole prompts"),
     ):
         with pytest.raises(Absent, match=why):
             peer(work, make_pool(work, "cpu"))

@@ -48,7 +48,7 @@ def test_every_token_of_a_step_is_in_one_fixed_size_tile_with_its_request(sizes:
         assert sampled == step.input_ids[step.sample_rows].tolist()
 
 
-def test_tile_is_not_much_larger_than_the_remaining_tokens() -> None:
+def test_fixed_tile_exceeds_the_remaining_tokens_by_at_most_the_spare_rows() -> None:
     def sizes_for(num_tokens: int, spare_rows: int) -> list[int]:
         tiles = split_into_tiles(step_of([(0, num_tokens)]), (1, 4, 8, 16, 64), spare_rows)
         return [len(tile.input_ids) for tile in tiles]

@@ -186,7 +186,7 @@ def test_released_graph_is_captured_again_when_idle_or_in_a_later_step(
     assert sorted(recorded.captured) == list(graphs.sizes)
 
 
-def test_decode_graphs_released_twice_are_captured_again_from_the_largest(
+def test_decode_graphs_released_a_second_time_are_recaptured_largest_size_first(
     recorded: RecordedGraphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that is never idle may have captured another size first; the others use the memory of its pool."""

@@ -37,7 +37,7 @@ def test_allocation_beyond_the_device_is_reported_as_paging() -> None:
     watch = PagingWatch()
     assert watch.check(TOTAL, 0, 7 * GIB, 0.0) == ""
     said = watch.check(TOTAL, 0, 9 * GIB, 1.0)
-    assert said.startswith("the driver seems to page GPU memory to host memory (1.0 GiB of what this engine was given")
+    assert said.startswith("the driver seems to page GPU memory to host memory (1.0 GiB of this engine's GPU memory")
     assert "CUDA - Sysmem Fallback Policy" in said
     assert "--gpu-memory-utilization" in said
 
@@ -53,7 +53,7 @@ def test_sudden_slow_steps_on_a_full_device_are_reported() -> None:
     watch = PagingWatch()
     record_steps(watch, 10, 50)
     record_steps(watch, 80, NUM_SLOW_STEPS)
-    assert "steps take 8 times what they took" in watch.check(TOTAL, 0, 7 * GIB, 100.0)
+    assert "steps take 8 times as long as before" in watch.check(TOTAL, 0, 7 * GIB, 100.0)
     record_steps(watch, 80, 50)
     assert watch.check(TOTAL, 0, 7 * GIB, 900.0) == "", "steps that stay slow must not be reported again"
 

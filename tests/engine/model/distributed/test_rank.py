@@ -21,5 +21,7 @@ def test_query_heads_are_on_the_rank_of_their_kv_head(count: int, query: int, kv
 @pytest.mark.parametrize("count", [2, 4, 5, 6])
 def test_uneven_division_is_refused_with_the_possible_sizes(count: int) -> None:
     assert not divides(count, 9, 3, 1536)
-    with pytest.raises(BadInput, match=rf"tensor_parallel_size={count} .*9 query heads, 3 KV heads .*; 1, 3 can be"):
+    with pytest.raises(
+        BadInput, match=rf"tensor_parallel_size={count} .*9 query heads, 3 KV heads .*; accepted are 1, 3"
+    ):
         check_divides(count, 9, 3, 1536, "small")

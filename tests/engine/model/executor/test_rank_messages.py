@@ -38,7 +38,9 @@ def step(num_tokens: int, num_seqs: int, width: int) -> StepInputs:
 
 @pytest.mark.parametrize("copies", [[], [(3, 7), (1 << 40, 2)]])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (9, 3, 5)])
-def test_step_message_round_trips(sizes: tuple[int, int, int], copies: list[tuple[int, int]]) -> None:
+def test_rank_step_message_decoded_from_its_encoding_is_equal(
+    sizes: tuple[int, int, int], copies: list[tuple[int, int]]
+) -> None:
     sent = step(*sizes)
     slots = np.arange(-1, len(sent.input_ids) - 1)
     message = decode_to_rank(encode(step_of(sent, copies, slots)))
@@ -55,7 +57,7 @@ def test_step_message_round_trips(sizes: tuple[int, int, int], copies: list[tupl
         found[...] = 0  # torch needs writable arrays
 
 
-def test_adapter_message_round_trips() -> None:
+def test_rank_adapter_message_decoded_from_its_encoding_is_equal() -> None:
     delta = Delta(torch.randn(2, 6)[:, ::2].bfloat16(), torch.randn(5, 2).bfloat16())
     message = decode_to_rank(encode(fill_of("model.layers.0.q_proj", 3, [delta, None])))
     assert isinstance(message, FillLoraSlot)
@@ -67,6 +69,6 @@ def test_adapter_message_round_trips() -> None:
     assert torch.equal(progress_events.b, delta.b)
 
 
-def test_begin_message_round_trips() -> None:
+def test_rank_begin_message_decoded_from_its_encoding_is_equal() -> None:
     begin = RankSettings(num_blocks=7, float32_residual=True)
     assert decode_to_rank(encode(begin)) == begin

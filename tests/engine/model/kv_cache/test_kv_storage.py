@@ -95,7 +95,7 @@ def test_insufficient_memory_is_reported_with_sizes() -> None:
         KVStorage(1 << 40, 16, (LayerShape(64, 256),), torch.float32, CPU)
 
 
-def test_storage_has_the_shapes_of_the_model(tiny_loaded: Callable[..., LoadedModel]) -> None:
+def test_kv_storage_has_the_layer_shapes_and_dtype_of_the_model(tiny_loaded: Callable[..., LoadedModel]) -> None:
     storage = storage_for_model(tiny_loaded("qwen3"), 3, 8)
     assert storage.layers == (LayerShape(2, 16), LayerShape(2, 16))
     assert (storage.num_blocks, storage.block_size, storage.dtype) == (3, 8, torch.float32)

@@ -118,7 +118,7 @@ def test_model_that_reads_cached_values_of_a_wrong_position_is_refused_at_load(
         return torch.cat([found[:, :past].roll(1, 1), found[:, past:]], 1) if name == "value" else found
 
     monkeypatch.setattr(TokensInBlocks, "read", wrong)
-    with pytest.raises(BadInput, match="by transformers' own code: it does not give piece by piece"):
+    with pytest.raises(BadInput, match="by transformers' own code: its results for a prompt in pieces differ"):
         check_hook(model_of(model_type, dtype))
 
 
@@ -130,7 +130,7 @@ def test_model_whose_cached_indexer_keys_are_lost_is_refused_at_load(monkeypatch
         return torch.cat([found[:, : self.past] * 0, found[:, self.past :]], 1) if name == "index" else found
 
     monkeypatch.setattr(TokensInBlocks, "read", wrong)
-    with pytest.raises(BadInput, match="it does not give piece by piece"):
+    with pytest.raises(BadInput, match="its results for a prompt in pieces differ"):
         check_hook(model_of("deepseek_v32"))
 
 
@@ -142,7 +142,7 @@ def test_model_that_reads_the_state_of_another_sequence_is_refused_at_load(monke
         self._slots = torch.ones_like(self._slots)
 
     monkeypatch.setattr(own_module.CallStates, "__init__", all_in_one)
-    with pytest.raises(BadInput, match="it does not give piece by piece"):
+    with pytest.raises(BadInput, match="its results for a prompt in pieces differ"):
         check_hook(model_of("qwen4_exp_text"))
 
 
@@ -246,10 +246,10 @@ def test_speculation_with_an_own_forward_model_gives_the_tokens_of_plain_decodin
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kv_cache_dtype": "int8"}, "its cache is kept bit by bit"),
-        ({"page_heat": 4}, "its attention is not seen"),
+        ({"kv_cache_dtype": "int8"}, "its cache is stored in the model's own data type"),
+        ({"page_heat": 4}, "its attention cannot be measured"),
         ({"sparse_decode": 0.5}, "sparse_decode=0.5 is not accepted"),
-        ({"allow_runtime_lora_updating": True}, "adapters are for batches"),
+        ({"allow_runtime_lora_updating": True}, "adapters are not supported there"),
     ],
 )
 def test_engine_options_unsupported_by_own_forward_models_are_refused(

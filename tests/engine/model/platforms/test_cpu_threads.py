@@ -82,7 +82,7 @@ def test_requested_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) ->
     assert machine.history == [3]
 
 
-def test_idle_engine_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_engine_keeps_its_number_of_cpu_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = SimulatedMachine(monkeypatch, cores=2, free=0)
     threads = machine.threads()
     for _ in range(100):
@@ -98,7 +98,7 @@ def test_cpu_threads_are_not_reduced_if_scheduler_statistics_are_missing(monkeyp
     assert machine.history == [2]
 
 
-def test_close_restores_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_the_engine_restores_all_cpu_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = SimulatedMachine(monkeypatch, cores=2, free=0)
     threads = machine.threads()
     machine.work(threads, 1)

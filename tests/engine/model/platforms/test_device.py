@@ -143,5 +143,5 @@ def test_free_memory_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> 
     assert free_bytes(CPU) > 1 << 50
 
 
-def test_dtype_name_of_bfloat16() -> None:
+def test_dtype_name_of_torch_bfloat16_is_bfloat16() -> None:
     assert dtype_name(torch.bfloat16) == "bfloat16"

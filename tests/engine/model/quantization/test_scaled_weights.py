@@ -368,8 +368,8 @@ def test_inconsistent_tensor_of_a_scaled_checkpoint_is_named(
         (INT4 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "its compressed-tensors sparsity_config is"),
         (INT4 | {"transform_config": {"config_groups": {"u": {}}}}, "its compressed-tensors transform_config is"),
         ({"quant_method": "fp8", "weight_block_size": 128}, "its fp8 weight_block_size is 128, two whole numbers"),
-        ({"quant_method": "mxfp4"}, "it holds no layer in fewer bits, as mxfp4 has them"),
-        ({"quant_method": "aqlm"}, "its weights are quantized with aqlm; GPTQ, AWQ, FP8, MXFP4"),
+        ({"quant_method": "mxfp4"}, "it has no layer with quantized weights, although its format is mxfp4"),
+        ({"quant_method": "aqlm"}, "its weights are quantized with aqlm; supported are GPTQ, AWQ, FP8, MXFP4"),
     ],
 )
 def test_unsupported_format_is_refused_by_name(

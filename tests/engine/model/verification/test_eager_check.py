@@ -113,7 +113,7 @@ def lose_a_split() -> Ops:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_correct_model_is_accepted(dtype: torch.dtype) -> None:
+def test_eager_check_accepts_a_correct_model(dtype: torch.dtype) -> None:
     assert len(check_hook(make(dtype))) == 2
     assert len(check_hook(make(dtype, "gemma2", query_pre_attn_scalar=16))) == 2
 
@@ -124,9 +124,11 @@ def test_correct_model_is_accepted(dtype: torch.dtype) -> None:
     [with_attention(swap_two_blocks), with_attention(scale_by_more), with_attention(widen_the_window), shift_a_slot()],
     ids=["swapped blocks", "scale", "window", "slot"],
 )
-def test_wrong_attention_arguments_are_detected(ops: Ops, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_computed_with_wrong_arguments_is_refused_at_load(
+    ops: Ops, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(eager_check, "ops_for", lambda _: ops)
-    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+    with pytest.raises(BadInput, match="differ from those of eager attention"):
         check_hook(make(dtype))
 
 
@@ -137,7 +139,7 @@ def test_model_whose_chunked_attention_is_computed_wrongly_is_refused_at_load(
 ) -> None:
     module = llama4(dtype)
     monkeypatch.setattr(eager_check, "ops_for", lambda _: with_attention(change))
-    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+    with pytest.raises(BadInput, match="differ from those of eager attention"):
         check_hook(module)
 
 
@@ -153,7 +155,7 @@ def test_chunked_attention_with_a_temperature_is_accepted(dtype: torch.dtype) ->
 def test_temperature_of_wrong_positions_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulates positions counted within the batch, as transformers would."""
     monkeypatch.setattr(PositionCache, "get_seq_length", count_from_the_batch)
-    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+    with pytest.raises(BadInput, match="differ from those of eager attention"):
         check_hook(llama4(attn_scale=0.5))
 
 
@@ -167,7 +169,7 @@ def test_decode_attention_that_loses_a_split_of_the_context_is_detected_at_load(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager_check, "ops_for", lambda _: lose_a_split())
-    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+    with pytest.raises(BadInput, match="differ from those of eager attention"):
         check_hook(make(dtype, sliding_window=None))
 
 
@@ -190,7 +192,7 @@ def test_wrong_large_position_is_detected() -> None:
         is_paged[0] = kwargs.get("paged") is not None
 
     module.register_forward_pre_hook(before, with_kwargs=True)
-    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+    with pytest.raises(BadInput, match="differ from those of eager attention"):
         check_hook(module)
 
 

@@ -103,9 +103,9 @@ def test_layer_that_attends_twice_is_detected() -> None:
 @pytest.mark.parametrize(
     ("added", "reason"),
     [
-        ({"position_bias": torch.zeros(1)}, "asks for position_bias"),
-        ({"is_causal": False}, "looks ahead"),
-        ({"paged": None}, "does not pass keywords on"),
+        ({"position_bias": torch.zeros(1)}, "needs position_bias"),
+        ({"is_causal": False}, "is not causal"),
+        ({"paged": None}, "does not pass keyword arguments on"),
     ],
 )
 def test_unsupported_attention_argument_is_refused(added: dict[str, Any], reason: str) -> None:
@@ -121,7 +121,7 @@ def test_custom_mask_is_refused() -> None:
     attention = attention_of(module, 0)
     forward = attention.forward
     attention.forward = lambda **kwargs: forward(**(kwargs | {"attention_mask": torch.zeros(1, 1, 5, 5)}))
-    assert re.search("a mask of its own", why_not_ours(module))
+    assert re.search("uses its own mask", why_not_ours(module))
 
 
 def test_window_that_is_only_in_the_mask_is_refused() -> None:
@@ -158,7 +158,7 @@ def test_model_that_ignores_positions_is_refused() -> None:
     rotary = module.model.rotary_emb
     forward = rotary.forward
     rotary.forward = lambda x, position_ids: forward(x, torch.arange(x.shape[1])[None])
-    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+    with pytest.raises(BadInput, match="differ from those of eager attention"):
         check_hook(module)
 
 

@@ -15,7 +15,7 @@ SPACE = AddressSpace(num_slots=1, slot_blocks=8, num_groups=8)
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
-def test_each_name_makes_its_policy(name: str) -> None:
+def test_each_allocator_name_creates_its_policy(name: str) -> None:
     allocation = make_allocation(name, _pool(name), max_model_len=32)
     assert allocation.name == name
     assert allocation.reserves == (name != "paged")
@@ -42,7 +42,7 @@ def test_reserving_policy_refuses_prefix_caching(name: str) -> None:
 
 def test_contiguous_refuses_a_model_length_beyond_the_longest_run() -> None:
     """12 blocks are one run of 8 and one of 4."""
-    with pytest.raises(BadInput, match=r"max_model_len=33 .* 9 blocks in a row.* pool of 12; at most 32 tokens are"):
+    with pytest.raises(BadInput, match=r"max_model_len=33 .* run of 9 blocks.* pool of 12.*; at most 32 tokens"):
         make_allocation("contiguous", _pool("contiguous", 12), max_model_len=33)
     make_allocation("contiguous", _pool("contiguous", 12), max_model_len=32)
 

@@ -52,7 +52,7 @@ def test_shortest_sufficient_run_is_split() -> None:
     assert runs(free) == [(0, 8), (10, 2)]
 
 
-def test_blocks_may_be_returned_in_any_order() -> None:
+def test_blocks_returned_to_the_buddy_list_in_any_order_are_merged() -> None:
     free = BuddyList(8)
     free.allocate_run(8)
     free.append_n(np.array([6, 1, 3, 2]))
@@ -86,7 +86,7 @@ def test_invalid_run_length_is_refused(length: int) -> None:
         BuddyList(8).allocate_run(length)
 
 
-def test_returning_more_than_the_pool_is_refused() -> None:
+def test_returning_more_blocks_than_the_pool_has_to_the_buddy_list_is_refused() -> None:
     with pytest.raises(AssertionError, match="full buddy list"):
         BuddyList(4).append_n(block_range(0, 1))
 

@@ -78,7 +78,7 @@ def test_oracle_refuses_a_request_without_expected_tokens(reserve: Make) -> None
 
 
 @pytest.mark.parametrize("allocator", ["buddy", "oracle"])
-def test_request_longer_than_the_longest_run_is_refused(reserve: Make, allocator: str) -> None:
+def test_request_that_needs_a_longer_run_than_the_pool_can_have_is_refused(reserve: Make, allocator: str) -> None:
     one = reserve(allocator, num_blocks=12)
     with pytest.raises(BadInput, match=r"make 33 tokens: at most 32 .* longest run of 8 blocks .* pool of 12"):
         one.submit([1] * 13, 20)

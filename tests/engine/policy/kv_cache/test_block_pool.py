@@ -175,7 +175,7 @@ def test_shared_block_is_freed_by_its_last_holder() -> None:
     assert pool.num_free == 8
 
 
-def test_releasing_too_often_is_detected() -> None:
+def test_releasing_a_block_more_often_than_it_is_held_is_an_error() -> None:
     pool = make_pool()
     blocks = pool.allocate(1, owner=1)
     pool.release(blocks, step=1)

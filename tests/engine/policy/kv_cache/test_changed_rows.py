@@ -17,7 +17,7 @@ def test_changed_rows_are_sorted_and_unique() -> None:
     assert rows.tolist() == [2, 7, 9]
 
 
-def test_drain_clears_the_changed_rows() -> None:
+def test_changed_rows_are_reported_once() -> None:
     changed = ChangedRows(10)
     changed.add(np.array([3, 1]))
     assert changed

@@ -8,7 +8,7 @@ import pytest
 from kvscope_engine.policy.kv_cache.free_list import FreeList
 
 
-def test_new_list_returns_the_lowest_ids_first() -> None:
+def test_new_free_list_returns_the_lowest_block_ids_first() -> None:
     free = FreeList(6)
     assert free.popleft_n(3) == [0, 1, 2]
     assert free.popleft() == 3
@@ -16,7 +16,7 @@ def test_new_list_returns_the_lowest_ids_first() -> None:
     assert sorted(free.ids.tolist()) == [4, 5]
 
 
-def test_last_returned_block_is_taken_first() -> None:
+def test_block_returned_last_to_the_free_list_is_taken_first() -> None:
     free = FreeList(6)
     free.popleft_n(6)
     free.append_n(np.array([4, 2]))
@@ -38,6 +38,6 @@ def test_taking_more_blocks_than_the_free_list_has_is_an_error() -> None:
         free.popleft()
 
 
-def test_returning_more_than_the_pool_is_an_error() -> None:
+def test_returning_more_blocks_than_the_pool_has_to_the_free_list_is_an_error() -> None:
     with pytest.raises(AssertionError, match="too many"):
         FreeList(2).append_n(np.array([0]))

@@ -172,7 +172,9 @@ def test_evicted_prefixes_are_offloaded_and_loaded_on_a_hit(drive: Make) -> None
     assert "20 of 21 tokens were there already, 0 blocks in the pool; 5 blocks loaded from lower tiers" in event.cause
 
 
-def test_slow_drive_is_not_waited_for(drive: Make, expected_completion: Make) -> None:
+def test_cached_blocks_are_dropped_if_the_drive_is_busy_but_swapped_ones_are_written(
+    drive: Make, expected_completion: Make
+) -> None:
     """Prefixes are dropped instead, but what a swapped request needs is still written."""
     one = drive(num_blocks=14, block_size=4, num_host=6, num_disk=20)
     one.mover.num_offloadable = 0

@@ -76,7 +76,7 @@ def find(index: PrefixIndex, digests: list[bytes]) -> list[int]:
     return found.tables[0] if found.tables else []
 
 
-def test_find_stops_at_the_first_missing_block() -> None:
+def test_prefix_hit_ends_before_the_first_missing_block() -> None:
     index = PrefixIndex(2, salt=b"s")
     tokens = [1, 2, 3, 4, 5, 6]
     digests = digests_of(index, tokens)

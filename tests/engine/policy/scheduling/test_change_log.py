@@ -13,7 +13,7 @@ def make_request(number: int) -> Request:
     return Request(number, f"r{number}", [1], ResolvedSampling(), 1, 0)
 
 
-def test_unchanged_entries_of_a_table_end_at_its_first_change() -> None:
+def test_block_table_is_reported_from_its_first_changed_entry() -> None:
     log, request = ChangeLog(MoveLog()), make_request(1)
     for unchanged in (5, 3, 7):
         log.record_table(request, unchanged)
@@ -30,7 +30,7 @@ def test_each_request_is_reported_once_in_order_of_its_first_change() -> None:
     assert changes.touched == (two, one)
 
 
-def test_draining_clears_the_log() -> None:
+def test_changed_requests_are_reported_once() -> None:
     log = ChangeLog(MoveLog())
     log.add_request(make_request(1))
     log.record_event(Event(kind="note", time_ns=1))
@@ -40,7 +40,7 @@ def test_draining_clears_the_log() -> None:
     assert len(first.events) == len(first.added) == 1
 
 
-def test_events_are_bounded_and_the_oldest_are_dropped() -> None:
+def test_oldest_events_are_dropped_if_too_many_wait_for_the_next_frame() -> None:
     log = ChangeLog(MoveLog())
     for time_ns in range(MAX_EVENTS + 5):
         log.record_event(Event(kind="note", time_ns=time_ns))

@@ -26,9 +26,9 @@ def test_step_without_memory_reduces_the_token_limit_first_and_then_the_request_
     limits: BatchLimits, reduced: ReducedLimits
 ) -> None:
     assert reduced.update(0) == ""
-    assert reduced.update(1, 1000) == "a step had no memory: steps have up to 1000 tokens of 64 requests for now"
+    assert reduced.update(1, 1000) == "a step ran out of memory: steps have up to 1000 tokens of 64 requests for now"
     assert reduced.update(2, 2000) == "", "it was planned before"
-    assert reduced.update(3, 40) == "a step had no memory: steps have up to 40 tokens of 40 requests for now"
+    assert reduced.update(3, 40) == "a step ran out of memory: steps have up to 40 tokens of 40 requests for now"
     reduced.update(4, 0)
     assert step_limits(limits) == (1, 1), "something may always run"
     assert reduced.is_reduced
@@ -83,4 +83,6 @@ def test_step_limits_set_by_a_user_are_kept_when_reduced_limits_are_restored(
     assert reduced.update(90_000_000_000) == "steps have up to 30 tokens of 30 requests again"
     assert step_limits(limits) == (30, 30)
     assert not reduced.is_reduced
-    assert reduced.update(91_000_000_000, 1) == "a step had no memory: steps have up to 1 token of 1 request for now"
+    assert (
+        reduced.update(91_000_000_000, 1) == "a step ran out of memory: steps have up to 1 token of 1 request for now"
+    )

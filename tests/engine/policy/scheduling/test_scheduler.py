@@ -254,7 +254,7 @@ def test_longest_possible_request_runs(drive: Make) -> None:
         one.submit(range(28), 5)
 
 
-def test_requests_after_a_refused_one_continue(drive: Make) -> None:
+def test_refused_requests_do_not_affect_the_requests_submitted_between_them(drive: Make) -> None:
     one = drive()
     good = []
     for number in range(10):

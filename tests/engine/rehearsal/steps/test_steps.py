@@ -503,7 +503,9 @@ def test_failed_decode_graph_capture_affects_only_its_batch_size(
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_retry_pauses_grow_up_to_a_minute(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, error: RuntimeError) -> None:
+def test_failed_graph_capture_is_retried_after_pauses_of_up_to_a_minute(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
     """Memory is missing for ten minutes; a minute later the size has its graph. What CUDA refuses is given up."""
     now_s = 1000.0
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)

@@ -189,7 +189,9 @@ def running_of(request: Request) -> Running:
 
 
 @pytest.mark.parametrize("allocator", ["paged", "contiguous"])
-def test_comparison_of_the_current_policy_equals_the_scheduler(make_simulation, make_comparison, policy_use, allocator):  # type: ignore[no-untyped-def]
+def test_what_if_use_of_the_current_allocator_equals_that_of_the_simulated_scheduler(
+    make_simulation, make_comparison, policy_use, allocator
+):  # type: ignore[no-untyped-def]
     requests = [(number * 0.5, 3 + number % 7, 2 + number % 11) for number in range(40)]
     simulation = make_simulation(requests, allocator, num_blocks=1024, enable_prefix_caching=False)
     comparison: Callable = make_comparison(num_blocks=1024, max_model_len=32)  # type: ignore[type-arg]

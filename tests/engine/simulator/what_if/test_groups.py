@@ -198,7 +198,9 @@ def test_invalid_groups_are_refused() -> None:
 
 
 @pytest.mark.parametrize("other", [WINDOW, CHUNKS])
-def test_comparison_of_the_current_policy_equals_the_scheduler_with_groups(make_simulation, other: KVGroup) -> None:  # type: ignore[no-untyped-def]
+def test_what_if_use_of_several_kv_groups_equals_that_of_the_simulated_scheduler(
+    make_simulation, other: KVGroup
+) -> None:  # type: ignore[no-untyped-def]
     told = (FULL, other, other)
     layout = recorded_layout(CacheInfo(num_blocks=1, block_size=4, groups=told))
     requests = [(number * 0.5, 3 + number % 7, 2 + number % 17) for number in range(40)]

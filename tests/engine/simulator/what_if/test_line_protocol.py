@@ -19,7 +19,7 @@ def converse_lines(*lines: bytes) -> list[dict]:  # type: ignore[type-arg]
     return [msgspec.json.decode(line) for line in output.getvalue().splitlines()]
 
 
-def test_each_now_line_is_answered_and_a_setup_line_is_not() -> None:
+def test_what_if_process_answers_each_now_line_but_no_setup_line() -> None:
     answers = converse_lines(SETUP, b'{"now": [[2, 5, 9], [1, 3, 9, 2]]}', b"", b'{"now": []}')
     assert len(answers) == 2
     first, second = (msgspec.convert(answer, WhatIfAnswer) for answer in answers)
@@ -29,7 +29,7 @@ def test_each_now_line_is_answered_and_a_setup_line_is_not() -> None:
     assert {use.num_used for use in second.policies} == {0}
 
 
-def test_new_setup_line_starts_again() -> None:
+def test_second_setup_line_starts_a_new_what_if_comparison() -> None:
     larger = SETUP.replace(b"8,", b"16,")
     (answer,) = converse_lines(SETUP, larger, b'{"now": [[1, 64, 64]]}')
     assert {use["num_slots"] for use in answer["policies"]} == {64}

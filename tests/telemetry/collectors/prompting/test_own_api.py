@@ -52,7 +52,9 @@ def stream_hello(call: Call) -> None:
         ("sglang://0.0.0.0:30000", "tcp://127.0.0.1:7000", True, "127.0.0.1"),
     ],
 )
-def test_api_address_as_seen_from_this_machine(told: str, endpoint: str, is_same_machine: bool, host: str) -> None:
+def test_announced_api_address_is_translated_to_one_reachable_from_this_machine(
+    told: str, endpoint: str, is_same_machine: bool, host: str
+) -> None:
     address = reachable_address(told, endpoint, is_same_machine=is_same_machine)
     assert (address.host, address.tls, address.rank) == (host, "tls" in told, 2 if "rank" in told else 0)
 
@@ -60,9 +62,13 @@ def test_api_address_as_seen_from_this_machine(told: str, endpoint: str, is_same
 @pytest.mark.parametrize(
     ("told", "endpoint", "words"),
     [
-        ("vllm://0.0.0.0:8000", "ssh://gpu1", "not carried through ssh: forward that port, and attach to vllm://127"),
-        ("vllm://127.0.0.1:8000", "tcp://gpu1:7000", "vLLM's own API at 127.0.0.1:8000, which answers on its own"),
-        ("vllm://0.0.0.0:8000", "tcp://127.0.0.1:7000", "of another machine, which cannot be found from here"),
+        ("vllm://0.0.0.0:8000", "ssh://gpu1", "ssh connection does not forward: forward it, and attach to vllm://127"),
+        (
+            "vllm://127.0.0.1:8000",
+            "tcp://gpu1:7000",
+            "vLLM's own API at 127.0.0.1:8000, which can be reached only from its own",
+        ),
+        ("vllm://0.0.0.0:8000", "tcp://127.0.0.1:7000", "on another machine, whose address is not known here"),
     ],
 )
 def test_unreachable_api_is_explained_in_one_line(told: str, endpoint: str, words: str) -> None:

@@ -35,7 +35,7 @@ def submit(prompt: str, **sampling: object) -> Submit:
     return Submit(request_id=f"r-{prompt}", prompt=prompt, raw=True, sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
 
 
-def test_completion_with_all_sampling_options(source: ExternalSource) -> None:
+def test_own_http_server_accepts_all_sampling_options_of_a_prompt(source: ExternalSource) -> None:
     options = {"top_k": 4, "min_p": 0.1, "min_tokens": 1, "seed": 3, "ignore_eos": True, "stop": ("§",)}
     source.send(submit("abc", n=2, max_tokens=3, stop_token_ids=(1 << 20,), logit_bias={5: 1.0}, **options))
     first, *replies = replies_until_end(source, 2)

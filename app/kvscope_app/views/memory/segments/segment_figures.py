@@ -56,7 +56,7 @@ def figure_rows(allocator_map: AllocatorMap) -> list[Row]:
         (
             "Fragmentation",
             "nothing is cached" if share is None else percent(share),
-            "1 − largest cached block / cached",
+            "Share of cached memory outside the largest cached block",
         ),
     ]
 

@@ -95,11 +95,11 @@ def _lock_file(fd: int, path: Path) -> None:
     """Lock the file, after checking that it is empty or was created by kvscope."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise BadInput(f"--kv-disk-path {str(path)!r} is not accepted: it is no regular file")
+        raise BadInput(f"--kv-disk-path {str(path)!r} is not accepted: it is not a regular file")
     if status.st_size and not index_path(path).exists():
         raise BadInput(
-            f"--kv-disk-path {str(path)!r} is not accepted: it has {status.st_size} bytes that are not kvscope's"
-            f" (there is no {index_path(path).name} beside it); remove it or name another"
+            f"--kv-disk-path {str(path)!r} is not accepted: it has {status.st_size} bytes that kvscope did not write "
+            f"(there is no {index_path(path).name} beside it); remove it or name another file"
         )
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,7 +117,7 @@ def _check_free_space(fd: int, path: Path | None, num_bytes: int) -> None:
     if num_bytes > free:
         raise BadInput(_too_large(path, num_bytes, f"{free / MIB:.0f} MiB are free"))
     if limit != resource.RLIM_INFINITY and num_bytes > limit:
-        raise BadInput(_too_large(path, num_bytes, f"files may have {limit / MIB:.0f} MiB here (ulimit -f)"))
+        raise BadInput(_too_large(path, num_bytes, f"the limit on file sizes is {limit / MIB:.0f} MiB (ulimit -f)"))
 
 
 def _allocate(fd: int, path: Path | None, num_bytes: int) -> None:

@@ -60,7 +60,7 @@ class DiskRecords:
         written = os.pwritev(self._file.fd, [record.data for record in records], slot * self._size)
         expected = len(records) * self._size
         if written != expected:
-            raise OSError(f"only {written} of {expected} bytes were taken")
+            raise OSError(f"only {written} of {expected} bytes were written")
 
     def read(self, slot: int, records: Bytes) -> int:
         """Read into `records`, shape (n, size), starting at `slot`. Returns the number of whole records read; 0 on an

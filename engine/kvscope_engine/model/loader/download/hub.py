@@ -123,13 +123,13 @@ def _naming_model(repository: str) -> Iterator[None]:
     except LocalEntryNotFoundError as error:
         reason = f"the Hugging Face hub cannot be reached ({_line(error.__cause__ or error)})"
         if isinstance(error.__cause__, OfflineModeIsEnabled):
-            reason = "HF_HUB_OFFLINE forbids to ask the Hugging Face hub"
+            reason = "HF_HUB_OFFLINE prevents downloads from the Hugging Face hub"
         raise KvscopeError(f"{model} is not on this machine, and {reason}") from error
     except Exception as error:  # a file system error, or one of several HTTP client libraries'
         if isinstance(error, OSError) and error.strerror:
             raise KvscopeError(
-                f"{model} cannot be kept in {constants.HF_HUB_CACHE!r}: {error.strerror}; free space or fix permissions"
-                " there, or set HF_HOME to another folder"
+                f"{model} cannot be kept in {constants.HF_HUB_CACHE!r}: {error.strerror}; free space on this disk, "
+                "fix the folder's permissions, or set HF_HOME to another folder"
             ) from error
         raise KvscopeError(f"{model} cannot be downloaded: {_line(error)}") from error
 

@@ -148,7 +148,7 @@ def _rotation(gguf: Path, header: GgufHeader, metadata: dict[str, Scalar]) -> di
     if any(value != 1.0 for value in divisors[:num_rotated]) or any(
         value < _UNROTATED for value in divisors[num_rotated:]
     ):
-        raise BadInput(f"it is not accepted: its {FACTORS} divides frequencies by other numbers than 1 and infinity")
+        raise BadInput(f"it is not accepted: its {FACTORS} divides frequencies by numbers other than 1 and infinity")
     return {FULL: full | {"partial_rotary_factor": num_rotated / len(divisors)}, SLIDING: sliding}
 
 
@@ -159,4 +159,6 @@ def _pop(metadata: dict[str, Scalar], key: str) -> Any:
 
 
 def _refusal(key: str) -> BadInput:
-    return BadInput(f"it is not accepted: its key {GEMMA4}.{key} asks for what {GEMMA4} here does not do")
+    return BadInput(
+        f"it is not accepted: its key {GEMMA4}.{key} needs a feature that is not supported here for {GEMMA4}"
+    )

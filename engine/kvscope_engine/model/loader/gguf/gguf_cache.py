@@ -63,8 +63,8 @@ def _build(gguf: Path, dtype: torch.dtype, sha256: str, progress: ProgressCallba
     except OSError as error:
         reason = error.strerror or error
         raise KvscopeError(
-            f"cannot write the converted model to {str(entry)!r}: {reason}; free space or fix permissions "
-            "there, or set KVSCOPE_CACHE to another folder"
+            f"cannot write the converted model to {str(entry)!r}: {reason}; free space on this disk, fix the folder's "
+            "permissions, or set KVSCOPE_CACHE to another folder"
         ) from error
 
 

@@ -121,7 +121,7 @@ def _apply(header: GgufHeader, metadata: dict[str, Scalar], config: Any) -> dict
 def _check_file(header: GgufHeader) -> None:
     kind = header.fields.get("general.type", "model")
     if kind != "model" or any(key.startswith("adapter.") for key in header.fields):
-        raise BadInput(f"it is not accepted: it holds a part of a model, {kind!r:.40}, not a whole one")
+        raise BadInput(f"it is not accepted: it has only a part of a model, {kind!r:.40}")
 
 
 def _metadata_of(header: GgufHeader) -> dict[str, Scalar]:
@@ -152,7 +152,7 @@ def _refuse_lists(header: GgufHeader, lists: dict[str, tuple[Scalar, ...]]) -> N
     if key is not None:
         name = f"{header.architecture}.{key}"
         raise BadInput(
-            f"it is not accepted: its key {name} is a list of values per layer or part, which is not supported"
+            f"it is not accepted: its key {name} is a list with a value for each layer or part, which is not supported"
         )
 
 
@@ -235,6 +235,6 @@ def _check_remaining(header: GgufHeader, config: Any, metadata: dict[str, Scalar
 
 def _refusal(header: GgufHeader, config: Any, key: str, value: Scalar) -> BadInput:
     return BadInput(
-        f"it is not accepted: its key {header.architecture}.{key}={value!r:.40} asks for what"
-        f" {config.model_type} here does not do"
+        f"it is not accepted: its key {header.architecture}.{key}={value!r:.40} needs a feature that is not supported "
+        f"here for {config.model_type}"
     )

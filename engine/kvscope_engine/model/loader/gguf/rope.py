@@ -64,7 +64,9 @@ def apply_rope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, conf
         config.rope_parameters = _parameters(header, metadata, config, parameters, scaling)
         return
     if any(tensor in header.shapes for tensor in ROPE_TENSORS):
-        raise BadInput("it is not accepted: it scales the frequencies of layers that rotate differently")
+        raise BadInput(
+            "it is not accepted: it scales rotary frequencies, but its layers have different rotary embeddings"
+        )
     full = _parameters(header, metadata, config, parameters["full_attention"], scaling)
     sliding = dict(parameters["sliding_attention"])
     sliding["rope_theta"] = metadata.get("rope.freq_base_swa", sliding["rope_theta"])
@@ -157,4 +159,6 @@ def tensor_values(gguf: Path, name: str) -> list[float]:
 
 
 def _refusal(header: GgufHeader, key: str, value: Scalar) -> BadInput:
-    return BadInput(f"it is not accepted: its rotation, {header.architecture}.{key}={value!r:.40}, is not done here")
+    return BadInput(
+        f"it is not accepted: its rotary embedding, {header.architecture}.{key}={value!r:.40}, is not supported"
+    )

@@ -30,7 +30,9 @@ def parts_of(path: Path) -> list[Path]:
         )
     missing = [part for part in paths if not part.is_file()]
     if missing:
-        raise BadInput(f"{path} is not accepted: of its {count} parts {missing[0].name} is not beside it")
+        raise BadInput(
+            f"{path} is not accepted: {missing[0].name}, one of its {count} parts, is not in the same folder"
+        )
     return paths
 
 

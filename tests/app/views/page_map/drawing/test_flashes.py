@@ -181,7 +181,7 @@ def test_block_moves_before_an_engine_restart_do_not_flash_afterwards(engine, se
     assert "copied" not in view.legend.accessibleName()
 
 
-def test_nothing_flashes_while_paused(engine, session, poll, view):
+def test_page_map_cells_do_not_flash_while_the_window_is_paused(engine, session, poll, view):
     session.timeline.pause()
     engine.write_blocks([9], saved=ids_of(9))
     poll(session)

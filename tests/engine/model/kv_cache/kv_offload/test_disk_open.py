@@ -26,7 +26,7 @@ def test_kept_file_is_exclusive_and_preallocated(tmp_path: Path) -> None:
     status = path.stat()
     assert (status.st_size, status.st_mode & 0o777) == (SIZE, 0o600)
     assert status.st_blocks * 512 >= SIZE, "its blocks are not taken yet"
-    with pytest.raises(BadInput, match=r"is in use by another engine|not kvscope's"):
+    with pytest.raises(BadInput, match=r"is in use by another engine|that kvscope did not write"):
         open_file(path)
     index_path(path).touch()
     with pytest.raises(BadInput, match=r"'.*kv' is in use by another engine"):
@@ -53,7 +53,7 @@ def test_disk_tier_path_with_a_file_of_another_program_is_refused_and_unchanged(
     path, before = tmp_path / "thesis.txt", open_fds()
     path.write_text("years of work")
     for keep in (True, False):
-        with pytest.raises(BadInput, match=r"has 13 bytes that are not kvscope's .* remove it or name another"):
+        with pytest.raises(BadInput, match=r"has 13 bytes that kvscope did not write .* remove it or name another"):
             open_file(path, keep=keep)
     assert path.read_text() == "years of work"
     assert open_fds() == before
@@ -61,7 +61,7 @@ def test_disk_tier_path_with_a_file_of_another_program_is_refused_and_unchanged(
 
 def test_only_regular_files_in_existing_folders_are_accepted(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BadInput, match="is no regular file"):
+    with pytest.raises(BadInput, match="is not a regular file"):
         open_file(tmp_path / "pipe")
     with pytest.raises(BadInput, match=r"cannot make the KV cache's file .*: Is a directory"):
         open_file(tmp_path)

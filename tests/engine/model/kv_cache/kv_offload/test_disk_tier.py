@@ -151,7 +151,7 @@ def test_file_size_limit_stops_writing(tier: DiskTier, rows: Bytes) -> None:
         assert not tier.drain()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert any(reason in tier.failure for reason in ("File too large", "bytes were taken"))
+    assert any(reason in tier.failure for reason in ("File too large", "bytes were written"))
     assert load(tier, rows, [1, 2, 5, 6, 9]) == [True, True, False, False, False]
 
 

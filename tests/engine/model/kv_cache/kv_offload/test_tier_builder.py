@@ -58,7 +58,9 @@ def test_disk_tier_beyond_the_file_size_limit_is_refused(storage: KVStorage, own
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, hard))
     try:
-        with pytest.raises(BadInput, match=r"--kv-disk asks for 5 MiB in a temporary file in .*: files may have 4 MiB"):
+        with pytest.raises(
+            BadInput, match=r"--kv-disk asks for 5 MiB in a temporary file in .*: the limit on file sizes is 4 MiB"
+        ):
             make_tier_mover(EngineConfig(host_kv_memory_bytes=1 << 20, disk_kv_memory_bytes=5 << 20), storage, "")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -90,7 +90,7 @@ def test_unmap_waits_for_the_device(cuda: Any) -> None:
     assert pages.resident_bytes() == 9 * 2 * MIB
 
 
-def test_mapping_twice_is_an_error(cuda: Any) -> None:
+def test_mapping_a_mapped_cuda_page_group_again_is_an_error(cuda: Any) -> None:
     pages = make(cuda)
     pages.map(0, 2)
     with pytest.raises(AssertionError, match="page 0 is mapped twice"):
@@ -100,7 +100,7 @@ def test_mapping_twice_is_an_error(cuda: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "call"), [("cuMemAddressReserve", 1), ("cuMemCreate", 1), ("cuMemCreate", 5), ("cuMemCreate", 10)]
 )
-def test_refused_call_at_the_start_releases_everything(cuda: Any, name: str, call: int) -> None:
+def test_cuda_call_that_fails_at_the_start_releases_all_pages_and_addresses(cuda: Any, name: str, call: int) -> None:
     cuda.fail[name] = call
     with pytest.raises(KvscopeError) as refusal:
         make(cuda)

@@ -55,7 +55,7 @@ def test_memory_is_backed_on_first_use_and_released_by_unmap() -> None:
     memory.close()
 
 
-def test_close_releases_all_memory() -> None:
+def test_closing_host_pages_releases_all_memory() -> None:
     kv, memory, _ = storage()
     values = kv.v(1)
     values[:9] = 1.0

@@ -17,7 +17,7 @@ def some_keys(count: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", [1, 5, 256, 257, 1000])
-def test_frequencies_follow_the_weights(size: int) -> None:
+def test_tokens_are_drawn_as_often_as_their_weights_say(size: int) -> None:
     """Chi-square test with a fixed seed, across and within chunks, including tokens with zero weight."""
     count, rng = 40_000, np.random.default_rng(size)
     weights = rng.exponential(size=size).astype(np.float32)
@@ -35,7 +35,7 @@ def test_frequencies_follow_the_weights(size: int) -> None:
     assert chi_square <= freedom + 4.0 * (2.0 * freedom) ** 0.5
 
 
-def test_draw_does_not_depend_on_the_batch_or_the_threads() -> None:
+def test_drawn_token_does_not_depend_on_the_batch_or_the_number_of_threads() -> None:
     weights = torch.rand(37, 5000, generator=torch.Generator().manual_seed(1)).pow(8)
     tokens, before = draw(weights, some_keys(37)), torch.get_num_threads()
     try:
@@ -60,7 +60,7 @@ def test_removing_a_token_changes_only_samples_within_its_vocabulary_chunk() -> 
     assert float(moved.float().mean()) < 0.01
 
 
-def test_zero_weight_is_never_drawn() -> None:
+def test_token_with_weight_zero_is_never_drawn() -> None:
     weights = torch.zeros(2, 600)
     weights[0, [300, 310]] = 1e-30
     weights[1, [0, 599]] = torch.tensor([1.0, 1e-20])

@@ -89,15 +89,15 @@ def test_offline_mode_is_reported(hub: dict[str, str]) -> None:
     answer, _, _ = download_in_process("owner/model", hub | {"HF_HUB_OFFLINE": "1"})
     assert answer == (
         "KvscopeError: model 'owner/model' is not on this machine,"
-        " and HF_HUB_OFFLINE forbids to ask the Hugging Face hub"
+        " and HF_HUB_OFFLINE prevents downloads from the Hugging Face hub"
     )
 
 
 def test_full_disk_is_reported_and_the_download_can_be_repeated(hub: dict[str, str]) -> None:
     answer, _, _ = download_in_process("owner/model", hub | {"MAX_FILE_BYTES": "200000"})
     assert answer == (
-        f"KvscopeError: model 'owner/model' cannot be kept in '{hub['HF_HOME']}/hub': File too large; free space or fix"
-        " permissions there, or set HF_HOME to another folder"
+        f"KvscopeError: model 'owner/model' cannot be kept in '{hub['HF_HOME']}/hub': File too large; free space on"
+        " this disk, fix the folder's permissions, or set HF_HOME to another folder"
     )
     assert download_in_process("owner/model", hub)[0].startswith(hub["HF_HOME"]), "the download must succeed afterwards"
 

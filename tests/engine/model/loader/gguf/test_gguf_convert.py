@@ -194,5 +194,5 @@ def test_split_gguf_model_is_refused_if_a_part_is_missing_or_the_first_is_not_gi
         convert_gguf(alone, torch.float32, tmp_path / "x", progress_events.append)
     alone.rename(first)
     third.unlink()
-    with pytest.raises(BadInput, match=r"of its 3 parts part-00003-of-00003\.gguf is not beside it"):
+    with pytest.raises(BadInput, match=r"part-00003-of-00003\.gguf, one of its 3 parts, is not in the same folder"):
         convert_gguf(first, torch.float32, tmp_path / "x", progress_events.append)

@@ -310,7 +310,7 @@ def test_deterministic_engine_is_refused_if_results_depend_on_the_row(
     start_engine: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "equal", lambda *_: False)
-    with pytest.raises(BadInput, match="layer 0 gives a token other numbers beside other tokens, on this machine"):
+    with pytest.raises(BadInput, match="the results of layer 0 for a token depend on the other tokens in the tile"):
         start_engine(deterministic=True)
 
 

@@ -212,7 +212,7 @@ def test_mla_model_whose_latent_attention_is_wrong_is_served_with_expanded_keys(
     model = vivid_model(MODELS["youtu"][0], **MODELS["youtu"][1])
     assert {call.shape for call in check_hook(model)} == {LayerShape(4, 24)}
     (note,) = mla_expansion_notes(model)
-    assert "192 numbers a token and layer and not 40: paged attention does not give" in note
+    assert "192 numbers per token and layer instead of 40: the results of paged attention differ" in note
 
 
 def test_mla_model_with_another_attention_structure_is_served_with_expanded_keys(
@@ -223,4 +223,4 @@ def test_mla_model_with_another_attention_structure_is_served_with_expanded_keys
     for layer in model.model.layers:
         layer.self_attn.kv_b_proj.bias = torch.nn.Parameter(torch.zeros(layer.self_attn.kv_b_proj.out_features))
     assert {call.shape for call in check_hook(model)} == {LayerShape(4, 24)}
-    assert "its attention has another structure" in mla_expansion_notes(model)[0]
+    assert "the structure of its attention is unknown" in mla_expansion_notes(model)[0]
