@@ -48,6 +48,8 @@ WAY: Final = (
     "engine/kvscope_telemetry/messages/wire.py",
     "engine/kvscope_telemetry/transport/client_sockets.py",
     "engine/kvscope_engine/http/engine_client.py",
+    "engine/kvscope_engine/http/generation.py",
+    "engine/kvscope_engine/http/chat_generation.py",
     "engine/kvscope_engine/http/completions.py",
     "engine/kvscope_engine/http/http_connection.py",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES
 from kvscope_telemetry.alarms.rules import (
     DEFAULT_RULES,
     Rule,
@@ -16,6 +17,7 @@ from kvscope_telemetry.alarms.rules import (
 )
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
+from kvscope_telemetry.summaries.run_figures import FIGURES
 
 RULES = {rule.name: rule for rule in DEFAULT_RULES}
 
@@ -91,3 +93,10 @@ def test_figures_that_an_engine_does_not_report_are_listed() -> None:
     assert reasons["Long wait"] == ("longest_wait_s",)
     assert reasons["Engine stuck"] == ("stalled_s",)
     assert not any(unreported_figures(rule, OWN_ENGINE) for rule in DEFAULT_RULES)
+
+
+def test_each_run_figure_with_an_alarm_group_is_an_alarm_figure() -> None:
+    columns = {column for figure in SECOND_FIGURES.values() for column in figure.columns}
+    offered = [figure for figure in FIGURES if figure.uses.alarms]
+    assert len(offered) > 10
+    assert [one.key for one in offered if one.key not in SECOND_FIGURES and one.column not in columns] == []

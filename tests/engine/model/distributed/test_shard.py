@@ -154,5 +154,7 @@ def test_shard_has_its_share_of_the_kv_bytes(load_shard: Any) -> None:
     ],
 )
 def test_layers_that_cannot_be_sharded_are_refused(kind: str, changes: dict[str, Any], load_shard: Any) -> None:
-    with pytest.raises(BadInput, match=r"tensor_parallel_size=2 is not accepted .* not of Llama's kind"):
+    with pytest.raises(
+        BadInput, match=r"tensor_parallel_size=2 is not accepted .* only layers like those of Llama can be split"
+    ):
         load_shard(kind, Rank(0, 2), **changes)

@@ -148,7 +148,7 @@ def test_quantized_checkpoint_layers_run_on_the_stored_bits_if_the_order_allows(
         (GPTQ | {"group_size": 24}, "its gptq group_size is 24, a multiple of 32"),
         (GPTQ | {"checkpoint_format": "marlin"}, "its gptq checkpoint_format is 'marlin'"),
         (AWQ | {"version": "gemv"}, "its awq version is 'gemv', gemm is accepted"),
-        ({"quant_method": "hqq"}, "quantized with hqq; GPTQ, AWQ, FP8"),
+        ({"quant_method": "hqq"}, "quantized with hqq; supported are GPTQ, AWQ, FP8"),
     ],
 )
 def test_unsupported_variant_is_refused(

@@ -186,7 +186,10 @@ def test_latents_work_with_fewer_bits(tmp_path: Path, vivid_model: Callable[...,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tensor_parallel_size": 2}, r"tensor_parallel_size=2 is not accepted .* not of Llama's kind"),
+        (
+            {"tensor_parallel_size": 2},
+            r"tensor_parallel_size=2 is not accepted .* only layers like those of Llama can be split",
+        ),
         ({"sparse_decode": 0.5}, r"sparse_decode=0.5 is not accepted with .* latents"),
     ],
 )
