@@ -77,7 +77,7 @@ def test_plan_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--gpu-memory", "lots"], "'lots' is not accepted: a size such as 512MiB"),
+        (["--gpu-memory", "lots"], "'lots' is not accepted: must be a size such as 512MiB"),
         ([], "--gpu-memory"),
         (["--gpu-memory", "24GiB", "--lengths", "1,x"], "--lengths '1,x' is not accepted"),
         (["--gpu-memory", "24GiB", "--train", "--zero", "7"], "zero=7 is not accepted"),

@@ -76,9 +76,9 @@ def test_tuned_tile_entry_without_a_gain_is_removed_from_the_table() -> None:
 
 
 BROKEN = {
-    "": "no JSON",
-    "{": "no JSON",
-    "\x00\xff": "no JSON",
+    "": "not JSON",
+    "{": "not JSON",
+    "\x00\xff": "not JSON",
     "[]": "version None",
     '{"A GPU": {}}': "version None",
     '{"version": 0, "gpus": {}}': "version 0, these kernels read 1",

@@ -96,7 +96,7 @@ def test_tuning_without_a_gain_changes_nothing(capsys: pytest.CaptureFixture[str
     assert tune("cuda", options(only=["prefill"]), lambda _: None) == 0
     said = capsys.readouterr().out
     assert "0 of 16 shapes gained more than 3 %" in said
-    assert "Engines go on with the tiles that they had." in said
+    assert "Engines continue to use the same tile sizes." in said
     assert "split" in said, "short chunks after long contexts are separate shapes"
     assert describe_user_table(GPU) == ""
 
