@@ -123,7 +123,7 @@ def test_changed_logits_after_fusing_are_refused(tiny_loaded: Load, monkeypatch:
     monkeypatch.setattr(fuse, "pack_linears", pack)
     monkeypatch.setattr(fuse, "can_pack", lambda *_: True)
     monkeypatch.setattr("kvscope_engine.model.layers.fused.packed_linear.PackedLinear", fuse_plain_linear())
-    with pytest.raises(BadInput, match=r"do not give what they gave before \(the logits after layer"):
+    with pytest.raises(BadInput, match=r"with its fused layers, the results differ \(the logits after layer"):
         fuse_model(tiny_loaded("llama").module)
 
 
