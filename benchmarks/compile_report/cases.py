@@ -81,7 +81,7 @@ _TYPES: Final = {
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
 _GROUPED_TYPES: Final = {
-    **dict.fromkeys(("words", "arrived", "num_rows"), "*i32"),
+    **dict.fromkeys(("words", "num_finished", "num_rows"), "*i32"),
     "scale": "*fp16",
     "low": "*fp16",
     "bias": "*fp32",

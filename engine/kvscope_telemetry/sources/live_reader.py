@@ -333,6 +333,8 @@ class LiveReader:
         """
         self.is_same_machine = hello.host == host_id() if hello.host else self._sockets.is_ipc
         self._liveness.is_local = self.is_same_machine
+        if not self.is_same_machine:
+            self._latency_ns = -1  # measured before the host was known
         self.prompt_api_address = hello.api
 
     def _reject(self, error: ProtocolError, data: bytes) -> None:
