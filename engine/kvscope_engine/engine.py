@@ -506,8 +506,9 @@ class Engine:
             self.components.notes.append(note)
 
     def _publish_notes(self, now_ns: int) -> bool:
-        """Publish, as events, the lines added to `components.notes` since the last call. Each tells the user that the
-        engine does not run as configured. Returns whether there were any.
+        """Publish the lines that were added to `components.notes` since the last call as events.
+
+        Each line reports that the engine does not run as configured. Returns whether there were any.
         """
         new_notes = self.components.notes[self._num_published_notes :]
         self._num_published_notes += len(new_notes)

@@ -46,8 +46,7 @@ class ChatGeneration:
         """Number of reasoning tokens over all choices. The tokens of an engine reply count as reasoning if the
         reply ends within the reasoning.
         """
-        self.scores = PromptScores()
-        self.returns_scores = body.prompt_logprobs is not None
+        self.scores = PromptScores(tokenizer, are_returned=body.prompt_logprobs is not None)
         self._includes_reasoning = body.include_reasoning is not False
         prompt_ids = prompt.fields.get("prompt_token_ids", ())
         self._readers = [answers.reader(tokenizer, prompt_ids) for _ in range(sampling.n)]

@@ -140,8 +140,8 @@ class _CompletionAnswer:
         self._tokenizer = tokenizer
         self._lengths: dict[int, int] = {}
         self._echoes = echoes
-        self._scores = [PromptScores() for _ in prompts]
-        self._returns_scores = body.prompt_logprobs is not None
+        are_returned = body.prompt_logprobs is not None
+        self._scores = [PromptScores(tokenizer, are_returned=are_returned) for _ in prompts]
         self._drops_output = body.max_tokens == 0
         self._num_completions = sampling.n
         owner = {"client": client, "batch": self._id, "adapter": adapter}
@@ -192,8 +192,7 @@ class _CompletionAnswer:
                 self._lengths[number] = len(echo.text)
                 choices.append(CompletionChoice(number, echo.text, echo.logprobs(scores, self._tokenizer)))
             if isinstance(reply, Finished):
-                prompt_logprobs = scores.as_vllm(self._returns_scores)
-                choices.append(CompletionChoice(number, "", None, reply.finish_reason, prompt_logprobs))
+                choices.append(CompletionChoice(number, "", None, reply.finish_reason, scores.as_vllm))
                 continue
             if self._drops_output:
                 continue
@@ -250,7 +249,7 @@ class _ChatAnswer:
             model=self._chat.model,
             choices=choices,
             usage=usage,
-            prompt_logprobs=self._chat.scores.as_vllm(self._chat.returns_scores),
+            prompt_logprobs=self._chat.scores.as_vllm,
         )
 
     async def events(self, usage: StreamUsage) -> Events:

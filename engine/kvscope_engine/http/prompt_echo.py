@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from kvscope_engine.http.schemas.logprobs import echoed_logprobs, prompt_logprobs
+from kvscope_engine.http.schemas.logprobs import echoed_logprobs, prompt_logprobs, token_texts
 from kvscope_engine.http.schemas.responses import CompletionLogprobs, PromptLogprobs
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import TokenLogprobs, Tokens
@@ -19,22 +19,20 @@ from kvscope_telemetry.messages.commands import TokenLogprobs, Tokens
 class PromptScores:
     """Log-probabilities of the tokens of one prompt, as the engine sends them."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, *, are_returned: bool) -> None:
+        self._tokenizer = tokenizer
+        self._are_returned = are_returned
         self.entries: list[TokenLogprobs] = []
         self.texts: list[Sequence[str]] = []
 
     def add(self, reply: Tokens) -> None:
         self.entries += reply.prompt_logprobs
-        texts = reply.prompt_logprob_texts
-        if len(texts) != len(reply.prompt_logprobs):  # the engine has no tokenizer
-            texts = tuple(
-                tuple(f"token_id:{token}" for token in (entry.token_id, *(top for top, _ in entry.top)))
-                for entry in reply.prompt_logprobs
-            )
-        self.texts += texts
+        self.texts += token_texts(reply.prompt_logprobs, reply.prompt_logprob_texts, self._tokenizer)
 
-    def as_vllm(self, is_requested: bool) -> PromptLogprobs | UnsetType:
-        return prompt_logprobs(self.entries, self.texts) if is_requested else UNSET
+    @property
+    def as_vllm(self) -> PromptLogprobs | UnsetType:
+        """The field `prompt_logprobs` of the response; UNSET unless the client asked for it."""
+        return prompt_logprobs(self.entries, self.texts) if self._are_returned else UNSET
 
 
 class PromptEcho:

@@ -67,8 +67,10 @@ class _ResponsesAnswer:
     def __init__(self, response_id: str, body: ResponsesBody, chat: ChatGeneration) -> None:
         self._chat = chat
         self._items: list[OutputItem] = []
-        self._open: OutputItem | None = None
+        self._open: ReasoningItem | MessageItem | None = None
         """Item that grows now; it is not in `_items` yet."""
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
         self._num_events = 0
         self._reason: str | None = None
         self._response = ResponseObject(
@@ -94,25 +96,26 @@ class _ResponsesAnswer:
         with self._chat.generation as generation:
             await generation.start()
             for _ in self._read(await generation.collect()):
-                pass
+                pass  # only a stream needs the events
             return self._ended()
 
     async def events(self) -> Events:
         with self._chat.generation as generation:
-            yield self._encode("response.created", response=self._response)
-            yield self._encode("response.in_progress", response=self._response)
+            yield _encode(self._event("response.created", response=self._response))
+            yield _encode(self._event("response.in_progress", response=self._response))
             while replies := await generation.next():
-                yield b"".join(self._read(replies))
+                yield b"".join(map(_encode, self._read(replies)))
             response = self._ended()
-            yield self._encode(f"response.{response.status}", response=response)
+            yield _encode(self._event(f"response.{response.status}", response=response))
 
     def encode_error(self, error: ApiError) -> bytes:
-        """Return the event of an error that ends the stream."""
+        """Return the encoded event of an error that ends the stream."""
         detail = error.body.error
-        return self._encode("error", code=detail.code or detail.type, message=detail.message, param=detail.param)
+        event = self._event("error", code=detail.code or detail.type, message=detail.message, param=detail.param)
+        return _encode(event)
 
-    def _read(self, replies: ChoiceReplies) -> Iterator[bytes]:
-        """Add `replies` to the output items. Yields the encoded events."""
+    def _read(self, replies: ChoiceReplies) -> Iterator[ResponseEvent]:
+        """Add `replies` to the output items. Yields the events of a stream."""
         for index, reply in replies:
             part = self._chat.read(index, reply)
             logprobs: list[TokenLogprob] = []
@@ -131,57 +134,58 @@ class _ResponsesAnswer:
 
     def _grow(
         self, kind: type[ReasoningItem | MessageItem], delta: str, logprobs: list[TokenLogprob]
-    ) -> Iterator[bytes]:
-        """Append text to the open item of this kind; other items are closed before."""
+    ) -> Iterator[ResponseEvent]:
+        """Append text to the open item of this kind. An open item of another kind is closed first."""
         if not isinstance(self._open, kind):
             if kind is MessageItem and not delta.strip() and not logprobs:
                 return  # white space between other items
             yield from self._close("completed")
             self._open = kind(id=_new_id(kind), status="in_progress")
-            yield self._encode("response.output_item.added", output_index=len(self._items), item=self._open)
-            empty = OutputText(text="") if kind is MessageItem else ReasoningText(text="")
-            yield self._encode("response.content_part.added", **self._location, part=empty)
-            self._open = replace(self._open, content=[empty])
-        item = self._open
-        if isinstance(item, MessageItem):
-            part = item.content[0]
-            grown = replace(part, text=part.text + delta, logprobs=part.logprobs + logprobs)
-            self._open = replace(item, content=[grown])
-            yield self._encode("response.output_text.delta", **self._location, delta=delta, logprobs=logprobs)
-        elif isinstance(item, ReasoningItem):
-            self._open = replace(item, content=[ReasoningText(text=item.content[0].text + delta)])
-            yield self._encode("response.reasoning_text.delta", **self._location, delta=delta)
+            yield self._event("response.output_item.added", output_index=len(self._items), item=self._open)
+            yield self._event("response.content_part.added", **self._location, part=self._part)
+        self._text.append(delta)
+        self._logprobs += logprobs
+        if kind is MessageItem:
+            yield self._event("response.output_text.delta", **self._location, delta=delta, logprobs=logprobs)
+        else:
+            yield self._event("response.reasoning_text.delta", **self._location, delta=delta)
 
-    def _close(self, status: ItemStatus) -> Iterator[bytes]:
+    def _close(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         """Complete the open item, if there is one."""
         if self._open is None:
             return
-        item, location = replace(self._open, status=status), self._location
-        if isinstance(item, MessageItem):
-            part = item.content[0]
-            yield self._encode("response.output_text.done", **location, text=part.text, logprobs=part.logprobs)
-            yield self._encode("response.content_part.done", **location, part=part)
-        elif isinstance(item, ReasoningItem):
-            yield self._encode("response.reasoning_text.done", **location, text=item.content[0].text)
-            yield self._encode("response.content_part.done", **location, part=item.content[0])
-        yield self._done(item)
-        self._open = None
+        part, location = self._part, self._location
+        if isinstance(part, OutputText):
+            yield self._event("response.output_text.done", **location, text=part.text, logprobs=part.logprobs)
+        else:
+            yield self._event("response.reasoning_text.done", **location, text=part.text)
+        yield self._event("response.content_part.done", **location, part=part)
+        yield self._done(replace(self._open, status=status, content=[part]))
+        self._open, self._text, self._logprobs = None, [], []
 
-    def _add_call(self, call: CalledTool) -> Iterator[bytes]:
+    @property
+    def _part(self) -> OutputText | ReasoningText:
+        """Content of the open item so far."""
+        text = "".join(self._text)
+        if isinstance(self._open, MessageItem):
+            return OutputText(text=text, logprobs=[*self._logprobs])
+        return ReasoningText(text=text)
+
+    def _add_call(self, call: CalledTool) -> Iterator[ResponseEvent]:
         name, arguments = call.function.name, call.function.arguments
         item = FunctionCallItem(id=_new_id(FunctionCallItem), call_id=call.id, name=name, arguments=arguments)
         index = len(self._items)
         added = replace(item, arguments="", status="in_progress")
-        yield self._encode("response.output_item.added", output_index=index, item=added)
+        yield self._event("response.output_item.added", output_index=index, item=added)
         location = {"output_index": index, "item_id": item.id}
-        yield self._encode("response.function_call_arguments.delta", **location, delta=arguments)
-        yield self._encode("response.function_call_arguments.done", **location, name=name, arguments=arguments)
+        yield self._event("response.function_call_arguments.delta", **location, delta=arguments)
+        yield self._event("response.function_call_arguments.done", **location, name=name, arguments=arguments)
         yield self._done(item)
 
-    def _done(self, item: OutputItem) -> bytes:
+    def _done(self, item: OutputItem) -> ResponseEvent:
         index = len(self._items)
         self._items.append(item)
-        return self._encode("response.output_item.done", output_index=index, item=item)
+        return self._event("response.output_item.done", output_index=index, item=item)
 
     @property
     def _location(self) -> dict[str, Any]:
@@ -206,10 +210,14 @@ class _ResponsesAnswer:
             ),
         )
 
-    def _encode(self, kind: str, **fields: Any) -> bytes:
+    def _event(self, kind: str, **fields: Any) -> ResponseEvent:
         event = ResponseEvent(type=kind, sequence_number=self._num_events, **fields)
         self._num_events += 1
-        return b"event: " + kind.encode() + b"\ndata: " + _ENCODER.encode(event) + b"\n\n"
+        return event
+
+
+def _encode(event: ResponseEvent) -> bytes:
+    return b"event: " + event.type.encode() + b"\ndata: " + _ENCODER.encode(event) + b"\n\n"
 
 
 def _new_id(kind: type[OutputItem]) -> str:

@@ -97,8 +97,9 @@ class StructuredOutputManager:
         self._fork_server: ForkServerProcess | None = None
         self._fork_server_lock = threading.Lock()
         self._busy: set[GrammarProcess] = set()
-        """Processes that have to answer, or that have to be told which completions were dropped. Any thread adds to
-        this set, so it must be copied before iterating.
+        """Processes that owe an answer, or that have not received the list of dropped completions yet.
+
+        Any thread adds to this set, so it must be copied before iterating.
         """
         self._is_closed = False
 

@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from msgspec.structs import replace
 
+from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage
 
 
-class TextCodec(Protocol):
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def special_token_ids(self) -> frozenset[int]: ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
-
-
 def with_generated_tokens(
-    tokenizer: TextCodec,
+    tokenizer: Tokenizer,
     messages: Sequence[ChatMessage],
     render: Callable[[Sequence[ChatMessage]], str],
     ids: list[int],
@@ -60,7 +48,7 @@ def with_generated_tokens(
     return found if tokenizer.decode(found) == tokenizer.decode(ids) else ids
 
 
-def _without_end(tokenizer: TextCodec, token_ids: Sequence[int]) -> list[int]:
+def _without_end(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
     """Return the tokens without special ones at their end, which the chat template adds itself."""
     end = len(token_ids)
     while end and token_ids[end - 1] in tokenizer.special_token_ids:

@@ -44,7 +44,7 @@ class ExternalAddress:
     topic: str = ""
     rank: int = 0
     names_rank: bool = False
-    """Whether the address has the option `rank`. If not, any rank is shown if the server has no rank 0."""
+    """Whether the address has the option `rank`. If not, the lowest rank of the server is shown."""
     model: str = ""
     """Name of the model whose metrics are read; empty for the metrics of all models."""
     tokenizer: str = ""

@@ -167,8 +167,8 @@ class ExternalSource(PromptedSource):
 
     def _ranks_address(self) -> str:
         """Return the address of all ranks of the server; empty if it has a single one."""
-        count = self._scraper.num_ranks
-        return f"{self._address.engine.scheme}://{self._address.authority}/?ranks={count}" if count > 1 else ""
+        count, address = self._scraper.num_ranks, str(self._address)
+        return f"{address}{'&' if '?' in address else '/?'}ranks={count}" if count > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)

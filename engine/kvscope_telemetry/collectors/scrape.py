@@ -135,10 +135,18 @@ class Scraper:
         kind, body = self._http.get(engine.metrics_path)
         if kind == "text/html":
             raise ProtocolError("it is a web page, not metrics")
-        text = body.decode("utf-8", errors="replace")
-        page = self._page(text, address.rank)
-        if not address.names_rank and page.ranks and address.rank not in page.ranks:
-            page = self._page(text, page.ranks[0])  # the server has other ranks, and the user has named none
+        page = ScrapedPage(
+            body.decode("utf-8", errors="replace"),
+            (
+                *[each.metrics_prefix for each in external_engines.ENGINES],
+                *engine.other_prefixes,
+                _PROCESS_START,
+                _PLUGIN_METRIC,
+            ),
+            rank=(engine.rank_label, address.rank if address.names_rank else None),
+            replicas=engine.replica_labels,
+            model=address.model,
+        )
         self.num_ranks = len(page.ranks)
         if not page.has(engine.metrics_prefix):
             raise ProtocolError(self._reason_without_metrics(page))
@@ -146,17 +154,6 @@ class Scraper:
         return replace(
             engine.read_metrics(page), inside=plugin_address if _PLUGIN_ADDRESS.fullmatch(plugin_address) else ""
         )
-
-    def _page(self, text: str, rank: int) -> ScrapedPage:
-        engine = self._address.engine
-        prefixes = (
-            *[each.metrics_prefix for each in external_engines.ENGINES],
-            *engine.other_prefixes,
-            _PROCESS_START,
-            _PLUGIN_METRIC,
-        )
-        labels = engine.replica_labels
-        return ScrapedPage(text, prefixes, rank=(engine.rank_label, rank), replicas=labels, model=self._address.model)
 
     def _reason_without_metrics(self, page: ScrapedPage) -> str:
         other = next((each for each in external_engines.ENGINES if page.has(each.metrics_prefix)), None)

@@ -28,7 +28,8 @@ class ScrapedPage:
 
     Args:
         prefixes: Only metrics whose names begin with one of these are read.
-        rank: Label and number of the rank. Samples without the label apply to all ranks.
+        rank: Label and number of the rank; None selects the lowest rank on the page. Samples without the label apply to
+            all ranks.
         replicas: Labels of processes that repeat the same values. Only the samples of the first process are used.
         model: Name of the model; empty for all models.
     """
@@ -38,14 +39,17 @@ class ScrapedPage:
         text: str,
         prefixes: tuple[str, ...],
         *,
-        rank: tuple[str, int] = ("", 0),
+        rank: tuple[str, int | None] = ("", 0),
         replicas: tuple[str, ...] = (),
         model: str = "",
     ) -> None:
         samples = _samples(text, prefixes)
         self.ranks = _ranks_in(samples, rank[0])
         """Numbers of the ranks on the page, ascending; empty if no sample has the rank's label."""
-        self._samples = _select_rank(samples, rank, replicas, model)
+        label, number = rank
+        if number is None:
+            number = self.ranks[0] if self.ranks else 0
+        self._samples = _select_rank(samples, (label, number), replicas, model)
 
     def has(self, prefix: str) -> bool:
         return any(name.startswith(prefix) for name in self._samples)

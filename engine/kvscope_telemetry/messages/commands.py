@@ -312,7 +312,10 @@ class Tokens(_Command, frozen=True, kw_only=True):
     set. They are sent while the prompt is computed, before the first new token.
     """
     prompt_logprob_texts: tuple[tuple[str, ...], ...] = ()
-    """As `logprob_texts`, for `prompt_logprobs`."""
+    """For each entry of `prompt_logprobs`, the text of its token, then the text of each of its `top` tokens.
+
+    Empty without a tokenizer.
+    """
 
 
 class Finished(_Command, frozen=True, kw_only=True):

@@ -17,6 +17,8 @@ from kvscope_engine.tokenization import chat_template
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput
 
+TEXT_PARTS: Final = ("text", "refusal", "input_text", "output_text", "summary_text", "reasoning_text")
+"""Types of the content parts of chat completions and of the Responses API that contain text."""
 RESERVED_VARIABLES: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 """Template variables that are always set, and are therefore refused in `chat_template_kwargs`."""
 
@@ -81,15 +83,18 @@ def message_text(message: MessageBody) -> str:
         if message.role not in ("assistant", "tool"):
             raise ApiError(400, f"a message of role {message.role!r} has no content", param="messages")
         return message.refusal or ""
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(map(_part_text, message.content))
+    return content_text(message.content)
 
 
-def _part_text(part: ContentPart) -> str:
+def content_text(content: str | Sequence[ContentPart], *, param: str = "messages") -> str:
+    """Return the text of a message's content. Raises ApiError, which names the field `param`, for other content."""
+    return content if isinstance(content, str) else "".join(_part_text(part, param) for part in content)
+
+
+def _part_text(part: ContentPart, param: str) -> str:
     text = part.refusal if part.type == "refusal" else part.text
-    if part.type not in ("text", "refusal", "input_text") or text is None:
-        raise ApiError(400, f"content of type {part.type!r:.40} is not accepted: only text is read", param="messages")
+    if part.type not in TEXT_PARTS or text is None:
+        raise ApiError(400, f"content of type {part.type!r:.40} is not accepted: only text is read", param=param)
     return text
 
 

@@ -20,9 +20,8 @@ from kvscope_telemetry.messages.commands import TokenLogprobs, Tokens
 def chat_logprobs(tokens: Tokens, tokenizer: Tokenizer | None) -> ChatLogprobs | None:
     if not tokens.logprobs:
         return None
-    return ChatLogprobs(
-        [_chat_entry(entry, texts) for entry, texts in zip(tokens.logprobs, _texts(tokens, tokenizer), strict=True)]
-    )
+    texts = token_texts(tokens.logprobs, tokens.logprob_texts, tokenizer)
+    return ChatLogprobs([_chat_entry(entry, one) for entry, one in zip(tokens.logprobs, texts, strict=True)])
 
 
 def completion_logprobs(tokens: Tokens, tokenizer: Tokenizer | None, offset: int) -> CompletionLogprobs | None:
@@ -32,7 +31,7 @@ def completion_logprobs(tokens: Tokens, tokenizer: Tokenizer | None, offset: int
     """
     if not tokens.logprobs:
         return None
-    texts = _texts(tokens, tokenizer)
+    texts = token_texts(tokens.logprobs, tokens.logprob_texts, tokenizer)
     offsets = []
     for position_texts in texts:
         offsets.append(offset)
@@ -89,16 +88,16 @@ def concatenate_logprobs(parts: Sequence[CompletionLogprobs]) -> CompletionLogpr
     )
 
 
-def _texts(tokens: Tokens, tokenizer: Tokenizer | None) -> Sequence[Sequence[str]]:
-    """Return, for each position, the text of its token, followed by the texts of its `top` tokens. The engine's texts
-    are used if present.
+def token_texts(
+    entries: Sequence[TokenLogprobs], texts: Sequence[Sequence[str]], tokenizer: Tokenizer | None
+) -> Sequence[Sequence[str]]:
+    """Return, for each position, the text of its token, followed by the texts of its `top` tokens.
+
+    These are the engine's `texts`, if it sent any.
     """
-    texts: Sequence[Sequence[str]] = getattr(tokens, "logprob_texts", ())
-    if len(texts) == len(tokens.logprobs):
+    if len(texts) == len(entries):
         return texts
-    return [
-        [_text(token, tokenizer) for token in (entry.token_id, *(t for t, _ in entry.top))] for entry in tokens.logprobs
-    ]
+    return [[_text(token, tokenizer) for token in (entry.token_id, *(t for t, _ in entry.top))] for entry in entries]
 
 
 def _text(token_id: int, tokenizer: Tokenizer | None) -> str:

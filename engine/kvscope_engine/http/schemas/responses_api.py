@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kvscope_engine.http.schemas.api_errors import ApiError
+from kvscope_engine.http.schemas.chat_rendering import content_text
 from kvscope_engine.http.schemas.request_bodies import (
     ChatBody,
     ContentPart,
@@ -33,9 +34,8 @@ from kvscope_engine.http.schemas.responses import TokenLogprob
 
 MAX_ITEMS: Final = 4096
 LOGPROBS_INCLUDE: Final = "message.output_text.logprobs"
-STATELESS_FIELDS: Final = ("previous_response_id", "conversation", "prompt", "background")
+STATEFUL_FIELDS: Final = ("previous_response_id", "conversation", "prompt", "background")
 """Fields that refer to state on the server, or ask for it."""
-TEXT_PARTS: Final = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,7 +144,7 @@ SAME_NAME_FIELDS: Final = tuple(
 
 def chat_body(body: ResponsesBody) -> ChatBody:
     """Return the chat completion with the same answer. Raises ApiError for what is not supported."""
-    for name in STATELESS_FIELDS:
+    for name in STATEFUL_FIELDS:
         if value := getattr(body, name):
             raise ApiError(400, f"{name}={value!r:.60} is not accepted: responses are not stored", param=name)
     if body.store:
@@ -182,7 +182,9 @@ def _messages(body: ResponsesBody) -> Iterator[MessageBody]:
         yield from _assistant_message(turn)
         turn = []
         if item.type == "function_call_output":
-            yield MessageBody(role="tool", tool_call_id=item.call_id, content=_text(item.output))
+            yield MessageBody(
+                role="tool", tool_call_id=item.call_id, content=content_text(item.output or "", param="input")
+            )
         elif item.type == "message" and item.role is not None:
             yield MessageBody(role=item.role, content=item.content if item.content is not None else "")
         else:
@@ -195,8 +197,10 @@ def _messages(body: ResponsesBody) -> Iterator[MessageBody]:
 def _assistant_message(items: Sequence[InputItem]) -> Iterator[MessageBody]:
     if not items:
         return
-    texts = [_text(item.content) for item in items if item.role == "assistant"]
-    reasoning = [_text(item.content or item.summary) for item in items if item.type == "reasoning"]
+    texts = [content_text(item.content or "", param="input") for item in items if item.role == "assistant"]
+    reasoning = [
+        content_text(item.content or item.summary or "", param="input") for item in items if item.type == "reasoning"
+    ]
     calls = [
         ToolCallBody(id=item.call_id, function=FunctionCall(name=item.name or "", arguments=item.arguments))
         for item in items
@@ -208,16 +212,6 @@ def _assistant_message(items: Sequence[InputItem]) -> Iterator[MessageBody]:
         reasoning="\n".join(filter(None, reasoning)) or None,
         tool_calls=calls or None,
     )
-
-
-def _text(content: str | list[ContentPart] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for part in content:
-        if part.type not in (*TEXT_PARTS, "refusal"):
-            message = f"content of type {part.type!r:.40} is not accepted: only text is read"
-            raise ApiError(400, message, param="input")
-    return "".join(part.text or part.refusal or "" for part in content)
 
 
 def _tool(tool: ResponsesTool) -> Tool:

@@ -157,11 +157,17 @@ class NamedValues:
             if part["text"] is not None:
                 parts.append(to_json(part["text"]))
             elif (word := part["word"]) is not None:
-                is_value = not is_key and parse_json(word) is not None
-                parts.append(word if is_value else "null" if word in ("null", "None") else to_json(word))
+                parts.append(to_json(word) if is_key else _bare_value(word))
             else:
                 parts.append(part[0])
         return "".join(parts)
+
+
+def _bare_value(word: str) -> str:
+    """Return a value without quotes as JSON: null, a number or a boolean; other words are text."""
+    if word in ("null", "None"):
+        return "null"
+    return word if parse_json(word) is not None else to_json(word)
 
 
 _VALUES_HEAD: Final = re.compile(r"\s*call:\s*(?P<name>[\w.-]+)\s*(?=\{)")

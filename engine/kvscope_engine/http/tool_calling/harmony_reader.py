@@ -21,7 +21,7 @@ MESSAGE_ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|chan
 MAX_HEADER_CHARACTERS: Final = 512
 _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
-_HEADER_STARTS: Final = (*HEADER_MARKS, HEADER_END, "assistant", "to=")
+_HEADER_STARTS: Final = (*HEADER_MARKS, HEADER_END, "to=")
 
 
 class HarmonyReader:
@@ -70,14 +70,18 @@ class HarmonyReader:
         fine-tuned without channels.
         """
         begin = self._text.lstrip()
-        if not any(begin.startswith(start) or start.startswith(begin) for start in _HEADER_STARTS):
+        end = self._text.find(HEADER_END)
+        may_be_header = any(begin.startswith(start) or start.startswith(begin) for start in _HEADER_STARTS)
+        if may_be_header and end < 0:
+            if not is_last and len(self._text) <= MAX_HEADER_CHARACTERS:
+                return False
+            if any(mark in self._text for mark in HEADER_MARKS):  # the answer ends within the header
+                self._text = ""
+                return False
+            may_be_header = False
+        if not may_be_header:
             self._is_header, self._channel, self._function = False, "", ""
             return True
-        end = self._text.find(HEADER_END)
-        if end < 0:
-            if is_last or len(self._text) > MAX_HEADER_CHARACTERS:
-                self._text = ""
-            return False
         header = self._text[:end]
         self._text = self._text[end + len(HEADER_END) :]
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)

@@ -231,7 +231,9 @@ class ModelRunner:
         """Reason why requests with `prompt_logprobs` cannot run; "" if they can."""
         if self._tiles is not None:
             return "with --deterministic, only the logits of sampled tokens are computed"
-        return "this model runs its own forward code, which returns only the logits of sampled tokens" * self._is_own
+        if self._is_own:
+            return "this model runs its own forward code, which returns only the logits of sampled tokens"
+        return ""
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[Progress], None]) -> None:
@@ -322,16 +324,13 @@ class ModelRunner:
         own = own_batch(inputs) if self._is_own else None
         count = len(requests)
         kind = self._launch_kind(inputs, count, graphs, size, is_measured=measures != NOT_MEASURED)
-        scores = None
+        scores: PendingScores | None = None
         with self._launches.counted(kind):
             if self._tiles is not None:
                 logits = self._tiles.logits(inputs)
             elif graphs is None:
                 with self._lora_applied(lora_rows, slots):
-                    if prompts is None:
-                        logits = self._forward(tensors, count, measures, states, own)
-                    else:
-                        logits, scores = self._score_prompts(tensors, count, measures, states, prompts)
+                    logits, scores = self._forward(tensors, count, measures, states, own, prompts)
             elif isinstance(graphs, PiecewiseGraphs):
                 logits = graphs.replay(size, count, measures.shares)
             else:
@@ -521,29 +520,24 @@ class ModelRunner:
         measures: StepMeasurements,
         states: StateBatch | None,
         own: OwnBatch | None,
-    ) -> torch.Tensor | None:
-        """Return the logits of the sampled rows, (num_samples, vocabulary), or None when nothing is sampled."""
-        context = self._context(tensors, measures, states, own)
-        if not num_samples:
-            self._model.fill(tensors.input_ids, tensors.positions, context)
-            return None
-        return self._model.logits(tensors.input_ids, tensors.positions, context, tensors.sample_rows)
+        prompts: PromptRows | None,
+    ) -> tuple[torch.Tensor | None, PendingScores | None]:
+        """Run the model without graphs.
 
-    def _score_prompts(
-        self,
-        tensors: StepTensors,
-        num_samples: int,
-        measures: StepMeasurements,
-        states: StateBatch | None,
-        prompts: PromptRows,
-    ) -> tuple[torch.Tensor | None, PendingScores]:
-        """Run the model. Returns the logits as `_forward` does, and the scores of the prompt tokens."""
-        context = self._context(tensors, measures, states)
-        hidden = self._model.hidden(tensors.input_ids, tensors.positions, context)
-        scores = score_prompts(self._model, hidden, prompts, self._vocab_size)
-        if not num_samples or tensors.sample_rows is None:
-            return None, scores
-        return self._model.logits_of(hidden, tensors.sample_rows), scores
+        Returns the logits of the sampled rows, (num_samples, vocabulary), or None if nothing is sampled, and the scores
+        of `prompts`.
+        """
+        ids, positions, context = tensors.input_ids, tensors.positions, self._context(tensors, measures, states, own)
+        if prompts is not None:
+            hidden = self._model.hidden(ids, positions, context)
+            scores = score_prompts(self._model, hidden, prompts, self._vocab_size)
+            if not num_samples or tensors.sample_rows is None:
+                return None, scores
+            return self._model.logits_of(hidden, tensors.sample_rows), scores
+        if not num_samples:
+            self._model.fill(ids, positions, context)
+            return None, None
+        return self._model.logits(ids, positions, context, tensors.sample_rows), None
 
     def _start_read_back(
         self, measures: StepMeasurements, graphs: DecodeGraphs | PiecewiseGraphs | None, inputs: StepInputs

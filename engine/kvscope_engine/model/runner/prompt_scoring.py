@@ -23,7 +23,7 @@ MAX_LOGITS_BYTES: Final = 64 << 20
 class ScoredItem(NamedTuple):
     """Part of a prompt whose tokens are scored in a step."""
 
-    position: int
+    scheduled_index: int
     """Index of the request in `StepPlan.scheduled`."""
     token_ids: list[int]
     """The scored tokens: each is the successor of a token that the step computes."""
@@ -47,12 +47,12 @@ class PendingScores(NamedTuple):
         table = self.table.tolist()
         scores: list[tuple[TokenLogprobs, ...]] = [()] * num_scheduled
         start, width = 0, (self.table.shape[1] - 2) // 2
-        for position, token_ids, num_top in self.items:
+        for scheduled_index, token_ids, num_top in self.items:
             entries = []
             for token_id, (logprob, rank, *top) in zip(token_ids, table[start : start + len(token_ids)], strict=True):
                 pairs = zip(map(int, top[: min(num_top, width)]), top[width:], strict=False)
                 entries.append(TokenLogprobs(token_id=token_id, logprob=logprob, top=tuple(pairs), rank=int(rank)))
-            scores[position] = tuple(entries)
+            scores[scheduled_index] = tuple(entries)
             start += len(token_ids)
         return tuple(scores)
 

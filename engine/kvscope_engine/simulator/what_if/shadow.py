@@ -1,5 +1,4 @@
-"""What-if simulation of an engine's memory: the engine's requests in a simulated memory, where another allocator places
-them.
+"""Simulates how another allocator would place an engine's requests in the same memory (*What if*).
 
 Owns the requests that have memory. It has no scheduler and no clock: requests arrive, grow and end as in the engine, so
 free slots are fragmented in the same way. Prefixes are not shared.

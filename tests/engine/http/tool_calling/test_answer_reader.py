@@ -63,6 +63,8 @@ CASES: list[tuple[Callable[[], AnswerReader], str, Parts]] = [
     (harmony, "<|channel|>analysis<|message|>cut off", ("cut off", "", [])),
     (harmony, "<|channel|>ana", ("", "", [])),
     (harmony, "No channels < here.", ("", "No channels < here.", [])),
+    (harmony, "to=day", ("", "to=day", [])),
+    (harmony, "assistant for maps", ("", "assistant for maps", [])),
     (harmony, "", ("", "", [])),
 ]
 

@@ -116,6 +116,7 @@ CASES = [
         [("time", {"a": [1, -2.5, None, True], "b": {"c": 'x: "y", {z}'}})],
     ),
     ("gemma4", "<|tool_call>call:time{}<tool_call|><|tool_call>call:time{}<tool_call|>", "", [NOW, NOW]),
+    ("gemma4", "<|tool_call>call:time{null:None,7:7}<tool_call|>", "", [("time", {"null": None, "7": 7})]),
     (
         "deepseek_v32",
         '<｜DSML｜function_calls><｜DSML｜invoke name="time"><｜DSML｜parameter name="a" string="true">7'

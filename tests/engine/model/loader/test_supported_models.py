@@ -46,7 +46,11 @@ def test_tied_weights_count_once() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [
-        ("openai-gpt", {"n_layer": 2, "n_head": 4}, "0 of the 2 layers of OpenAIGPTLMHeadModel .* does not accept transformers' cache"),
+        (
+            "openai-gpt",
+            {"n_layer": 2, "n_head": 4},
+            "0 of the 2 layers of OpenAIGPTLMHeadModel .* does not accept transformers' cache",
+        ),
         ("t5", {}, "t5 is an encoder-decoder"),
         ("bart", {}, "bart is an encoder-decoder"),
         ("whisper", {}, "whisper is an encoder-decoder"),
