@@ -141,7 +141,7 @@ def test_check_at_load_names_a_layer_that_depends_on_positions(tiny_model: Calla
     mlp = loaded.module.model.layers[0].mlp  # type: ignore[union-attr]
     plain = mlp.forward
     mlp.forward = lambda x: plain(x) + torch.arange(x.shape[1])[:, None] * 1e-3
-    assert differing_part(loaded.module, 16, ops_for("cpu")).startswith("layer 1 ")
+    assert differing_part(loaded.module, 16, ops_for("cpu")).startswith("on this machine, the results of layer 1 ")
 
 
 def test_check_at_load_names_an_output_layer_that_depends_on_positions(tiny_model: Callable[..., str]) -> None:
@@ -150,7 +150,9 @@ def test_check_at_load_names_an_output_layer_that_depends_on_positions(tiny_mode
     head = loaded.module.get_output_embeddings()  # type: ignore[operator]
     plain = head.forward
     head.forward = lambda x: plain(x) + (torch.arange(x.shape[1])[:, None] > 9) * 1e-3
-    assert differing_part(loaded.module, 16, ops_for("cpu")).startswith("its last layers ")
+    assert differing_part(loaded.module, 16, ops_for("cpu")).startswith(
+        "on this machine, the results of its last layers "
+    )
 
 
 @pytest.mark.interpreter
@@ -171,7 +173,9 @@ def test_gpu_attention_gives_the_same_bits_in_every_batch_position(
         return fixed(args, runs._replace(is_fixed=False))
 
     assert differing_part(loaded.module, 16, replace(ops_for("cpu"), prefill=fixed)) == ""
-    assert differing_part(loaded.module, 16, replace(ops_for("cpu"), prefill=varying)).startswith("layer 1 ")
+    assert differing_part(loaded.module, 16, replace(ops_for("cpu"), prefill=varying)).startswith(
+        "on this machine, the results of layer 1 "
+    )
 
 
 @pytest.mark.parametrize("is_rare", [False, True])

@@ -67,5 +67,6 @@ def test_invalid_offload_size_is_refused(value: float) -> None:
 
 
 def test_offload_with_several_ranks_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"cpu_offload_gb=2\.0 is not accepted with tensor_parallel_size=2: weights are"):
+    message = r"cpu_offload_gb=2\.0 is not accepted with tensor_parallel_size=2: offloaded weights can be copied to one"
+    with pytest.raises(BadInput, match=message):
         EngineConfig(cpu_offload_gb=2.0, tensor_parallel_size=2)
