@@ -52,7 +52,7 @@ class PlanForm(QWidget):
             "Precision",
             ("mixed", "autocast", "bfloat16", "float32"),
             "mixed",
-            "--precision: mixed has float32 master weights",
+            "--precision: with mixed, the optimizer keeps float32 copies of the weights",
         )
         self.optimizer = self._add_choice("Optimizer", ("adamw", "sgd"), "adamw", "--optimizer")
         self.zero = self._add_choice("ZeRO stage", ("0", "1", "2", "3"), "0", "--zero")

@@ -21,16 +21,14 @@ MAX_SECONDS: Final = 400_000
 
 
 def first_relevant_ns(overview: SessionOverview, begin_ns: int, now_ns: int) -> int:
-    """Return the wall-clock time at which a live timeline should begin.
+    """Return the wall-clock time at which a live timeline that is attached since `begin_ns` should begin.
 
-    That is `begin_ns`, unless silences of more than a minute follow: then it is the time of the first data after them.
-    The overview of an engine that was idle for hours begins with such silences, after its start and after its last
-    step.
+    An engine that was idle for hours has one second of data from its start, or none, and then none until now. Such
+    silences of more than a minute are left out: the timeline begins at the first data after them, or at `now_ns`.
     """
-    for at_ns in [*overview.time_ns[:2].tolist(), now_ns, now_ns][:2]:
-        if at_ns - begin_ns > LONG_SILENCE_NS:
-            begin_ns = at_ns
-    return begin_ns
+    first_ns, second_ns = [*overview.time_ns[:2].tolist(), now_ns, now_ns][:2]
+    start_ns = first_ns if first_ns - begin_ns > LONG_SILENCE_NS else begin_ns
+    return second_ns if second_ns - start_ns > LONG_SILENCE_NS else start_ns
 
 
 def overview_span_ns(overview: SessionOverview) -> tuple[int, int] | None:
@@ -39,24 +37,25 @@ def overview_span_ns(overview: SessionOverview) -> tuple[int, int] | None:
 
 
 def overview_window(
-    overview: SessionOverview, wall_ns: int, first_ns: int, last_ns: int, names: Iterable[str]
+    overview: SessionOverview, wall_offset_ns: int, first_ns: int, last_ns: int, names: Iterable[str]
 ) -> HistoryWindow | None:
     """Return the seconds between two times on the monotonic clock, or None if the overview has no data there.
 
     Seconds that the overview omits are NaN.
 
     Args:
-        wall_ns: Offset from the monotonic to the wall clock.
+        wall_offset_ns: Nanoseconds to add to a time on the monotonic clock for the time on the wall clock.
         names: Columns, by the names of the history or of the overview.
     """
-    begin, end = overview.index_at(first_ns + wall_ns - SECOND_NS) + 1, overview.index_at(last_ns + wall_ns - 1) + 1
+    begin = overview.index_at(first_ns + wall_offset_ns - SECOND_NS) + 1
+    end = overview.index_at(last_ns + wall_offset_ns - 1) + 1
     if begin >= end:
         return None
     seconds = overview.time_ns[begin:end] // SECOND_NS
     num_seconds = min(int(seconds[-1] - seconds[0]) + 1, MAX_SECONDS)
     bins = seconds - (seconds[-1] - num_seconds + 1)
     is_inside = bins >= 0
-    end_ns = (int(seconds[-1]) + 1) * SECOND_NS - wall_ns
+    end_ns = (int(seconds[-1]) + 1) * SECOND_NS - wall_offset_ns
     columns = {}
     for name in names:
         column = np.full(num_seconds, np.nan)

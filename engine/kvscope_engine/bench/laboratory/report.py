@@ -54,7 +54,7 @@ def html(report: dict[str, Any]) -> str:
     if report["page_heat"] is not None:
         body.append(section("What --page-heat costs", f"<p>{clean(heat_text(report['page_heat']))}</p>"))
     body.append(f"<footer>kvscope {clean(report['version'])}, {clean(report['date'])}</footer>")
-    return page("kvscope: ways to attend", body)
+    return page("kvscope: attention methods compared", body)
 
 
 def bars(figure: BarPlot, rows: Sequence[Measurement]) -> str:

@@ -157,7 +157,7 @@ def _logit_bias(logit_bias: dict[str, float]) -> dict[int, float]:
     biases: dict[int, float] = {}
     for token, bias in logit_bias.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
-            raise ApiError(400, f"logit_bias of {token!r:.40} is not accepted: by token id", param="logit_bias")
+            raise ApiError(400, f"logit_bias: {token!r:.40} must be a token id", param="logit_bias")
         biases[int(token)] = bias
     return biases
 

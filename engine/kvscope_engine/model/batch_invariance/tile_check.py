@@ -115,6 +115,8 @@ def _layer_refusal_reason(call: LayerCall, *, is_on_cpu: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _TokenRange:
+    """Tokens `start` to `end` of a sequence, computed in one step. Their KV is written to the blocks in `table`."""
+
     ids: Int64
     table: list[int]
     start: int
@@ -138,6 +140,7 @@ class _Trial:
         self.table, self.trial_table, self.other_table = (
             [block + index * num_blocks for block in first_blocks] for index in range(3)
         )
+        """Blocks of the sequence computed alone, of the same sequence in a trial, and of the other sequence."""
         parameter = next(module.parameters())
         shapes = [call.shape for call in check_hook(module)]
         self.storage = KVStorage(1 + 3 * num_blocks, BLOCK_SIZE, shapes, parameter.dtype, parameter.device)
@@ -145,7 +148,6 @@ class _Trial:
             tensor.zero_()
         self._numbers_per_token = int(config.hidden_size) * len(shapes)
         self._model, self._ops = Forward(module), ops
-        self._expected: torch.Tensor | None = None
 
     def is_equal_in(self, size: int) -> bool:
         """Whether tiles of `size` give the same bits, tested on two sequences of at least two tiles each."""
@@ -157,15 +159,11 @@ class _Trial:
                 return False
         return True
 
-    @property
-    def expected(self) -> torch.Tensor:
-        """Logits of the last token when the sequence is computed alone, (vocabulary,)."""
-        if self._expected is None:
-            self._expected = self._run(_TokenRange(self.ids, self.table, 0, self.length))
-        return self._expected
-
     def first_difference(self) -> str:
-        expected = self.expected
+        """Run the sequence alone, then behind parts of the other sequence, and describe the first difference; "" if
+        there is none.
+        """
+        expected = self._run(_TokenRange(self.ids, self.table, 0, self.length))
         for num_other in (1, self.size // 2 - 1, self.size - NUM_SINGLE_TOKEN_STEPS):
             actual = self._logits_after_other(num_other)
             layers = range(len(self.storage.layers))
@@ -184,7 +182,7 @@ class _Trial:
         """Run the sequence in the same steps as the other sequence, and return the logits of its last token.
 
         The first step has `num_other` tokens of the other sequence before those of the sequence. Each later step has
-        one token of each. In the later steps, the head also computes `num_other` rows before the sampled one.
+        one token of each. In the later steps, the output layer also computes `num_other` rows before the sampled one.
         """
         num_other = min(num_other, self.length - NUM_SINGLE_TOKEN_STEPS)
         start = self.length - NUM_SINGLE_TOKEN_STEPS
@@ -193,19 +191,21 @@ class _Trial:
         for step in range(NUM_SINGLE_TOKEN_STEPS):
             other = _TokenRange(self.other_ids, self.other_table, num_other + step, num_other + step + 1)
             logits = self._run(
-                other, _TokenRange(self.ids, self.trial_table, start + step, start + step + 1), head_rows=num_other
+                other,
+                _TokenRange(self.ids, self.trial_table, start + step, start + step + 1),
+                num_rows_before=num_other,
             )
         return logits
 
-    def _run(self, *ranges: _TokenRange, size: int | None = None, head_rows: int = 0) -> torch.Tensor:
+    def _run(self, *ranges: _TokenRange, size: int | None = None, num_rows_before: int = 0) -> torch.Tensor:
         """Run the token ranges as one step and return the logits of the last token, (vocabulary,).
 
-        Tiles have `size` tokens (default: the trial's), except in a `Float32Head`. In the head, `head_rows` other rows
-        precede that of the last token.
+        Tiles have `size` tokens (default: the trial's), except in a `Float32Head`, which always has the trial's. The
+        output layer computes `num_rows_before` other rows before that of the last token.
         """
         tiles = FixedTiles(self._model, self.storage, self._ops, size or self.size)
         tiles.set_head_rows(self.size)
-        logits = tiles.logits(_inputs(ranges, head_rows))
+        logits = tiles.logits(_inputs(ranges, num_rows_before))
         assert logits is not None, "the last token is sampled"
         return logits[-1].clone()
 
@@ -220,9 +220,9 @@ class _Trial:
         )
 
 
-def _inputs(ranges: tuple[_TokenRange, ...], head_rows: int) -> StepInputs:
-    """Return a step of these token ranges that samples its last token. Before this row, the head computes the
-    row of the first token `head_rows` times.
+def _inputs(ranges: tuple[_TokenRange, ...], num_rows_before: int) -> StepInputs:
+    """Return a step of these token ranges that samples its last token. Before this row, the output layer computes
+    the row of the first token `num_rows_before` times.
     """
     positions = [np.arange(token_range.start, token_range.end) for token_range in ranges]
     slots = [
@@ -238,5 +238,5 @@ def _inputs(ranges: tuple[_TokenRange, ...], head_rows: int) -> StepInputs:
         seq_lens=np.array([token_range.end for token_range in ranges], np.int32),
         query_start=np.array([0, *ends], np.int32),
         num_single_token=0,
-        sample_rows=np.array([0] * head_rows + [ends[-1] - 1]),
+        sample_rows=np.array([0] * num_rows_before + [ends[-1] - 1]),
     )

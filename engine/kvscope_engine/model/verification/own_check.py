@@ -33,7 +33,7 @@ from kvscope_engine.model.verification.layer_trace import LayerLocation, LayerTa
 from kvscope_kernels import ops_for
 from kvscope_telemetry.errors import BadInput
 
-CHOICES: Final = ("index_topk",)
+INDEXER_LIMITS: Final = ("index_topk",)
 """Names of config attributes with the number of tokens that an indexer selects (sparse attention)."""
 MAX_OVERALL_DIFFERENCE: Final = 0.5
 """Bound on the difference of all tokens together, if three quarters of them are within the normal bound.
@@ -56,11 +56,14 @@ def check_own_forward(module: nn.Module) -> None:
     sequences = tuple(_with_positions_from_zero(sequence) for sequence in check_sequences(module.config, device))
     locations = _layer_locations(own)
     config: Any = module.config
-    num_selected = min(getattr(config.get_text_config(decoder=True), name, math.inf) for name in CHOICES)
+    num_selected = min(getattr(config.get_text_config(decoder=True), name, math.inf) for name in INDEXER_LIMITS)
     is_exact = next(module.parameters()).dtype in BOUNDS and num_selected >= max(
         sequence.length for sequence in sequences
     )
-    for lengths, compares_all_tokens in ((LENGTHS, is_exact), ((*LENGTHS, *CHOICES), False))[: 1 + own.has_indexer]:
+    checks: list[tuple[tuple[str, ...], bool]] = [(LENGTHS, is_exact)]
+    if own.has_indexer:
+        checks.append(((*LENGTHS, *INDEXER_LIMITS), False))  # with few selected tokens
+    for lengths, compares_all_tokens in checks:
         with short_windows(module, lengths), own.new_cache():
             whole = _whole_trace(module, sequences, locations)
             paged = _paged_trace(module, own, sequences, locations, whole)
@@ -81,9 +84,10 @@ def _supports_batches(
     """Whether decodes of several sequences, padded on the left, give correct results in one call."""
     own.supports_batches = True
     rows = [piece.sequence.first_row + piece.start for step in _steps(sequences)[-2:] for piece in step.pieces]
-    singles = [row for row in rows if row != sequences[0].first_row + sequences[0].length - 3]
+    # not the first token of the only piece with two tokens
+    decode_rows = [row for row in rows if row != sequences[0].first_row + sequences[0].length - 3]
     try:
-        return not _fault(_paged_trace(module, own, sequences, locations, whole), whole, True, singles)
+        return not _fault(_paged_trace(module, own, sequences, locations, whole), whole, True, decode_rows)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError):
         return False
     finally:
