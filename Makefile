@@ -3,10 +3,11 @@
 # make test-portable  run numeric code as on older processors, and with two threads (half an hour)
 # make test-engines DIR=VENV MODEL=FOLDER  compare the plugins with the vLLM or SGLang in the environment VENV
 # make check  check format, lint, types and import layers (about a minute)
+# make release-check  build wheel and sdist, and try them in clean environments (ARGS="base app": only these)
 # make docs   build the documentation into docs/_build/html
 # make bench  print the benchmark tables
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-portable test-engines test-clients check docs bench clean
+.PHONY: help setup run test test-portable test-engines test-clients check release-check docs bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -49,6 +50,13 @@ test-clients: $(STAMP)
 	@test -x .venv-clients/bin/lm_eval || { python3 -m venv .venv-clients && \
 		.venv-clients/bin/pip install -q -c constraints.txt -r tests/clients/requirements.txt; }
 	@KVSCOPE_CLIENTS="$(CURDIR)/.venv-clients/bin/python" $(BIN)/python -m pytest -n 0 -s tests/clients $(ARGS)
+
+release-check: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/zizmor --quiet --offline .github
+	@$(BIN)/hadolint docker/*.Dockerfile
+	@$(BIN)/python scripts/check_release.py $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -90,9 +90,14 @@ def _wayland_failure(environment: Mapping[str, str]) -> str:
 
 
 def require_qt() -> None:
-    """Raise KvscopeError, with the Debian package to install, if Qt or its X11 plugin lacks a system library."""
+    """Raise KvscopeError if PySide6 is not installed, or if Qt or its X11 plugin lacks a system library.
+
+    The message names what to install: the extra `app`, or the Debian package of the library.
+    """
     try:
         from PySide6 import QtGui
+    except ModuleNotFoundError as error:
+        raise KvscopeError(f"windows need {error.name}, which is not installed: pip install 'kvscope[app]'") from error
     except ImportError as error:
         raise KvscopeError(missing_library(str(error))) from error
     if os.environ.get("QT_QPA_PLATFORM", "xcb").startswith("xcb") and not os.environ.get("WAYLAND_DISPLAY"):

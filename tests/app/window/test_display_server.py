@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -77,6 +78,12 @@ def test_missing_library_is_named_with_its_package():
     assert "apt-get install libegl1" in message
     assert "libfoo.so.3" in missing_library("libfoo.so.3: cannot open shared object file: No such file")
     assert "cannot be loaded" in missing_library("something else")
+
+
+def test_missing_pyside_is_reported_with_the_extra_that_contains_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PySide6", None)
+    with pytest.raises(KvscopeError, match=r"PySide6, which is not installed: pip install 'kvscope\[app\]'"):
+        require_qt()
 
 
 def test_installed_qt_is_accepted():
