@@ -182,8 +182,13 @@ def readable_on(color: str, theme: Theme) -> str:
     """Return the colour for drawing on `color`: the theme's base colour, or its text colour if the contrast is
     too low.
     """
-    light, base = sorted((_luminance(color), _luminance(theme.base)), reverse=True)
-    return theme.base if (light + 0.05) / (base + 0.05) >= _MIN_SIGN_CONTRAST else theme.text
+    return theme.base if contrast_ratio(color, theme.base) >= _MIN_SIGN_CONTRAST else theme.text
+
+
+def contrast_ratio(first: str, second: str) -> float:
+    """Return the contrast ratio of two colours as defined by WCAG, from 1 to 21."""
+    dark, light = sorted((_luminance(first), _luminance(second)))
+    return (light + 0.05) / (dark + 0.05)
 
 
 def owner_color(number: int, theme: Theme = DARK) -> QColor:

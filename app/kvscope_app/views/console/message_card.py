@@ -68,9 +68,7 @@ class MessageCard(QFrame):
 
     def show_whole(self) -> None:
         reasoning, answer = self._reasoning_and_text()
-        is_markdown = self._is_answer and self.message.ending != ""
-        (self.body.show_markdown if is_markdown else self.body.show_plain)(answer)
-        self.reasoning.show_plain(reasoning)
+        self._show_contents(reasoning, answer)
         self.reasoning_toggle.setChecked(bool(reasoning and not answer))
         self._show_parts(reasoning, answer)
         self.show_state("")
@@ -78,10 +76,9 @@ class MessageCard(QFrame):
     def show_text(self) -> None:
         """Show the text received so far. Reasoning is folded when the answer begins."""
         reasoning, answer = self._reasoning_and_text()
-        if self.reasoning_toggle.isHidden() or (answer and not self.body.toPlainText()):
+        if self.reasoning_toggle.isHidden() or (answer and self.body.is_empty):
             self.reasoning_toggle.setChecked(not answer)
-        self.body.show_plain(answer)
-        self.reasoning.show_plain(reasoning)
+        self._show_contents(reasoning, answer)
         self._show_parts(reasoning, answer)
 
     def show_state(self, progress: str, *, can_ask: bool = True) -> None:
@@ -126,7 +123,17 @@ class MessageCard(QFrame):
         return "left out of later prompts" if self._is_left_out and not self._is_answer else ""
 
     def _reasoning_and_text(self) -> tuple[str, str]:
-        return split_reasoning(self.message.content) if self._is_answer else ("", self.message.content)
+        if not self._is_answer:
+            return "", self.message.content
+        return split_reasoning(self.message.content, is_complete=self.message.ending != "")
+
+    def _show_contents(self, reasoning: str, answer: str) -> None:
+        if self._is_answer:
+            is_complete = self.message.ending != ""
+            self.body.show_markdown(answer, is_complete=is_complete)
+            self.reasoning.show_markdown(reasoning, is_complete=is_complete or bool(answer))
+        else:
+            self.body.show_plain(answer)
 
     def _show_parts(self, reasoning: str, answer: str) -> None:
         self.reasoning_toggle.setVisible(bool(reasoning))
@@ -141,6 +148,8 @@ class MessageCard(QFrame):
             " border-radius: 8px; }"
         )
         self.reasoning.setStyleSheet(f"{self.body.styleSheet()} QTextBrowser {{ color: {theme.muted}; }}")
+        self.body.apply_theme(theme)
+        self.reasoning.apply_theme(theme)
         set_icon(self.copy, "copy", theme)
         set_icon(self.redo, "restart" if self._is_answer else "pencil", theme)
         is_failure = self.message.ending in ("refused", "error", "interrupted")

@@ -1,33 +1,35 @@
-"""Text of one message at full height: plain while it grows, Markdown once it is complete."""
+"""Text of one message at full height: a prompt as plain text, an answer as Markdown, also while it grows."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, Final
 
-from PySide6.QtCore import QSizeF, Qt, QUrl
-from PySide6.QtGui import QDesktopServices, QTextCursor, QTextDocument, QTextOption, QWheelEvent
+from PySide6.QtCore import QEvent, QSizeF, Qt, QUrl
+from PySide6.QtGui import (
+    QDesktopServices,
+    QKeyEvent,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+    QTextCursor,
+    QTextOption,
+    QWheelEvent,
+)
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser
+
+from kvscope_app.ui.theme import Theme
+from kvscope_app.views.console.code_frames import CodeFrames
+from kvscope_app.views.console.streamed_markdown import StreamedMarkdown
 
 _REASONING: Final = re.compile(r"\s*<think>\s*(.*?)\s*(?:</think>\s*(.*))?", re.DOTALL)
 _THINK_END: Final = re.compile(r"(.*?)\n</think>\s*(.*)", re.DOTALL)
 """Pattern for reasoning that ends in `</think>` without a `<think>` before it, which was part of the chat template."""
-_MARKDOWN_PARTS: Final = re.compile(  # quantifiers are bounded, so that the time is linear in the length of any text
-    r"""
-    (?P<code>^[ ]{0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?(?:^[ ]{0,3}(?P=fence)[^\n]*(?:\n|\Z)|\Z)
-      |(?<!`)(?P<ticks>`+)(?!`).{1,2000}?(?<!`)(?P=ticks)(?!`))
-    |(?P<math>\\\(.{1,500}?\\\)|\\\[.{1,2000}?\\\]|\$\$.{1,2000}?\$\$|(?<![\\$\w])\$(?![\s$])[^$\n]+(?<!\s)\$(?![\w$]))
-    |!\[(?P<alt>[^\]\n]{0,500})\]\((?P<address>[^)\s]{0,500})(?:[ \t][^)\n]{0,500})?\)
-    |(?<=\S)[ \t]*(?P<newline>\n)(?=[ \t]*\S)
-    """,
-    re.DOTALL | re.MULTILINE | re.VERBOSE,
+_START_TAG: Final = "<think>"
+_END_TAG: Final = "</think>"
+_SCROLL_KEYS: Final = frozenset(
+    (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown, Qt.Key.Key_Home, Qt.Key.Key_End)
 )
-_CONTINUED_LINE_MARK: Final = " \ue000"
-"""Suffix of a line that is followed by a line of the same paragraph. Qt makes each line a paragraph; the mark tells
-`_finish_blocks` where to remove the spacing between them.
-"""
-_RULE_CHARACTERS: Final = frozenset("-=_*:| ")
-_PUNCTUATION: Final = re.compile(r"([!-/:-@\[-`{-~])")
 
 
 class TextBody(QTextBrowser):
@@ -49,8 +51,14 @@ class TextBody(QTextBrowser):
         self.document().setDocumentMargin(0)
         self.document().documentLayout().documentSizeChanged.connect(self._adjust_height)
         self.anchorClicked.connect(_open_web_link)
+        self._frames = CodeFrames(self.document(), self.viewport())
+        self._markdown = StreamedMarkdown(self.document(), self._frames)
         self._plain = ""
         """Plain text that is shown; empty while Markdown is shown."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self.document().isEmpty()
 
     def show_plain(self, text: str) -> None:
         """Show plain text. If it extends the shown text, only the new part is inserted."""
@@ -62,11 +70,28 @@ class TextBody(QTextBrowser):
             self.setPlainText(text)
         self._plain = text
 
-    def show_markdown(self, text: str) -> None:
-        self._plain = ""
-        features = QTextDocument.MarkdownFeature
-        self.document().setMarkdown(chat_markdown(text), features.MarkdownDialectGitHub | features.MarkdownNoHTML)
-        self._finish_blocks()
+    def show_markdown(self, text: str, *, is_complete: bool = True) -> None:
+        """Show Markdown. If `text` extends the shown text, only its end is rendered, and a selection is kept.
+
+        `is_complete` is False while more text is expected.
+        """
+        if self._plain:
+            self._plain = ""
+            self._markdown.reset()
+        selected = self.textCursor()
+        anchor, position = selected.anchor(), selected.position()
+        self._markdown.show(text, is_complete=is_complete)
+        cursor = self.textCursor()
+        if (cursor.anchor(), cursor.position()) != (anchor, position):
+            end = self.document().characterCount() - 1
+            cursor.setPosition(min(anchor, end))
+            cursor.setPosition(min(position, end), QTextCursor.MoveMode.KeepAnchor)
+            self.setTextCursor(cursor)
+        self._frames.place_headers()
+
+    def apply_theme(self, theme: Theme) -> None:
+        self._frames.apply_theme(theme)
+        self.viewport().update()
 
     def loadResource(self, kind: int, name: QUrl | str) -> Any:
         """Load nothing: text from a model must not open files or pages."""
@@ -75,52 +100,53 @@ class TextBody(QTextBrowser):
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()
 
-    def _finish_blocks(self) -> None:
-        """Wrap code, because there is no horizontal scroll bar, and remove spacing between lines of one paragraph."""
-        block, is_continued = self.document().begin(), False
-        while block.isValid():
-            cursor, block_format = QTextCursor(block), block.blockFormat()
-            block_format.setNonBreakableLines(False)
-            if is_continued:
-                block_format.setTopMargin(0)
-            is_continued = block.text().endswith(_CONTINUED_LINE_MARK)
-            if is_continued:
-                block_format.setBottomMargin(0)
-                cursor.movePosition(QTextCursor.MoveOperation.EndOfBlock)
-                for _ in _CONTINUED_LINE_MARK:
-                    cursor.deletePreviousChar()
-            cursor.setBlockFormat(block_format)
-            block = block.next()
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Leave the keys that scroll to the transcript."""
+        if event.key() in _SCROLL_KEYS and event.modifiers() == Qt.KeyboardModifier.NoModifier:
+            event.ignore()
+        else:
+            super().keyPressEvent(event)
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.FontChange:
+            self._frames.format_all()
+            self._frames.place_headers(is_new_layout=True)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if event.size().width() != event.oldSize().width():
+            self._frames.place_headers(is_new_layout=True)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self.viewport())
+        self._frames.paint(painter, event.rect())
+        painter.end()
+        super().paintEvent(event)
 
     def _adjust_height(self, size: QSizeF) -> None:
         self.setFixedHeight(max(round(size.height() + 0.5), self.fontMetrics().height()))
 
 
-def chat_markdown(text: str) -> str:
-    r"""Return Markdown that renders `text` as models intend it.
+def split_reasoning(text: str, *, is_complete: bool = True) -> tuple[str, str]:
+    """Return (reasoning between `<think>` tags at the start of `text`, remaining answer). Both may be empty.
 
-    Line breaks stay line breaks. Formulas (`\(...\)`, `\[...\]`, `$...$`, `$$...$$`) keep their backslashes,
-    underscores and asterisks. An image, which is never loaded, becomes a link with its alternative text. Code is
-    unchanged.
+    Unless `is_complete`, more text is expected, and a tag of which only the beginning has arrived is left out.
     """
-    return _MARKDOWN_PARTS.sub(_markdown_of, text)
-
-
-def split_reasoning(text: str) -> tuple[str, str]:
-    """Return (reasoning between `<think>` tags at the start of `text`, remaining answer). Both may be empty."""
+    if not is_complete:
+        text = _unfinished_tag_removed(text)
     match = _REASONING.fullmatch(text) or _THINK_END.fullmatch(text)
     return ("", text) if match is None else (match[1].strip(), match[2] or "")
 
 
-def _markdown_of(match: re.Match[str]) -> str:
-    if match["math"]:
-        return _PUNCTUATION.sub(r"\\\1", match["math"]).replace("\n", "  \n")
-    if match["alt"] is not None:
-        return f"[Image: {match['alt'] or 'no description'}]({match['address']})"
-    if match["newline"]:
-        line = match.string[match.string.rfind("\n", 0, match.start()) + 1 : match.start()]
-        return "  \n" if line.endswith("|") or _RULE_CHARACTERS.issuperset(line) else f"{_CONTINUED_LINE_MARK}  \n"
-    return match[0]
+def _unfinished_tag_removed(text: str) -> str:
+    start = text.rfind("<", max(0, len(text) - len(_END_TAG)))
+    tag = text[start:] if start >= 0 else ""
+    if not tag or tag in (_START_TAG, _END_TAG):
+        return text
+    if _START_TAG.startswith(tag) and not text[:start].strip():
+        return ""
+    return text[:start] if _END_TAG.startswith(tag) else text
 
 
 def _open_web_link(url: QUrl) -> None:

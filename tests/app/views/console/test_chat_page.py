@@ -439,7 +439,7 @@ def test_reasoning_is_folded_when_the_answer_begins(console, qtbot):
     assert console.card.reasoning.toPlainText() == "Let me"
     qtbot.waitUntil(console.card.reasoning.isVisible)
     console.token(" see\n</think>\n\n**Yes**")
-    assert console.card.body.toPlainText() == "**Yes**"
+    assert console.card.body.toPlainText() == "Yes"
     assert not console.card.reasoning.isVisible()
     console.finish()
     assert console.card.body.toPlainText() == "Yes"

@@ -42,7 +42,7 @@ def test_enter_sends_and_the_answer_streams_in(console, qtbot):
     assert console.card.link.text() == "Request #3"
     console.token("Good ")
     console.token("**day**")
-    assert console.card.body.toPlainText() == "Good **day**"
+    assert console.card.body.toPlainText() == "Good day"
     console.view.refresh()
     assert "first seen after" in console.card.stats.text()
     console.finish()

@@ -69,3 +69,13 @@ def test_plain_answer_text_can_be_extended_or_replaced_and_shows_markup_literall
     for text in ("**a", "**a b**", "other"):
         body.show_plain(text)
         assert body.toPlainText() == text
+
+
+@pytest.mark.parametrize("text", ["<", "<thin", "\n<think", "<think", "<think>"])
+def test_unfinished_reasoning_tag_is_not_shown_as_text(text):
+    assert split_reasoning(text, is_complete=False) == ("", "")
+
+
+def test_unfinished_end_tag_is_not_shown_as_reasoning():
+    assert split_reasoning("<think>a < b</thi", is_complete=False) == ("a < b", "")
+    assert split_reasoning("a </thi", is_complete=True) == ("", "a </thi")
