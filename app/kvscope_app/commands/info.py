@@ -18,6 +18,7 @@ from kvscope_telemetry.recordings.sample import named_recording
 
 if TYPE_CHECKING:
     from kvscope_telemetry.exports.goodput import GoodputReport
+    from kvscope_telemetry.exports.requests_at_start import RequestsAtStart
     from kvscope_telemetry.exports.run_summary import RunSummary
     from kvscope_telemetry.recordings.reader import Recording
 
@@ -48,6 +49,7 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 def info(args: argparse.Namespace) -> int:
     from kvscope_telemetry.exports.content import Content
     from kvscope_telemetry.exports.goodput import evaluate_goals
+    from kvscope_telemetry.exports.requests_at_start import requests_at_start
     from kvscope_telemetry.exports.run_summary import summarize_run
     from kvscope_telemetry.exports.span import span_of
     from kvscope_telemetry.recordings.overview import read_overview
@@ -62,12 +64,14 @@ def info(args: argparse.Namespace) -> int:
             histories = Content(recording, overview, span, watch=progress.report_progress).histories()
             max_missed = _MAX_IN_JSON if args.json else _MAX_IN_TEXT
             goodput = evaluate_goals(histories, overview, recording, span, goals, max_missed)
-    summary = summarize_run(recording, overview, span)
+    summary, at_start = summarize_run(recording, overview, span), requests_at_start(recording, span)
     if args.json:
         goodput_fields = {} if goodput is None else {"goodput": _goals_as_json(goodput)}
-        print(json.dumps(_as_json(recording, summary) | goodput_fields))
+        print(json.dumps(_as_json(recording, summary, at_start) | goodput_fields))
     else:
-        print_text("\n".join([_as_text(recording, summary), *([] if goodput is None else _goals_as_text(goodput))]))
+        print_text(
+            "\n".join([_as_text(recording, summary, at_start), *([] if goodput is None else _goals_as_text(goodput))])
+        )
     return 0
 
 
@@ -101,7 +105,7 @@ def _goals_as_text(goodput: GoodputReport) -> list[str]:
     return [*lines, *([f"{'':<12} {num_unlisted:,} more missed a goal; --json lists them"] if num_unlisted else [])]
 
 
-def _as_json(recording: Recording, summary: RunSummary) -> dict[str, object]:
+def _as_json(recording: Recording, summary: RunSummary, at_start: RequestsAtStart | None) -> dict[str, object]:
     import msgspec
 
     return {
@@ -112,10 +116,11 @@ def _as_json(recording: Recording, summary: RunSummary) -> dict[str, object]:
         "has_texts": recording.has_texts,
         "damage": recording.damage_details.splitlines(),
         **msgspec.to_builtins(summary),
+        "at_start": msgspec.to_builtins(at_start),
     }
 
 
-def _as_text(recording: Recording, summary: RunSummary) -> str:
+def _as_text(recording: Recording, summary: RunSummary, at_start: RequestsAtStart | None) -> str:
     info, pool = recording.info, summary.pool
     totals = {name: "unknown" if total is None else f"{total:,}" for name, total in summary.totals.items()}
     start_time = datetime.fromtimestamp(summary.start_ns / 1e9, UTC)
@@ -141,17 +146,18 @@ def _as_text(recording: Recording, summary: RunSummary) -> str:
         ("usage", _usage_text(summary)),
         (
             "requests",
-            f"{totals['admitted']} admitted, {totals['finished']} finished, {totals['aborted']} aborted, "
-            f"{totals['refused']} refused; peak {summary.peak_waiting:,} waiting",
+            f"{_at_start_text(at_start)}{totals['admitted']} admitted, {totals['finished']} finished, "
+            f"{totals['aborted']} aborted, {totals['refused']} refused; peak {summary.peak_waiting:,} waiting",
         ),
+        *([("", at_start.missing_text)] if at_start and at_start.num_started else []),
         (
             "preemptions",
             f"{totals['preemptions']}; then {totals['restored_tokens']} tokens restored and "
             f"{totals['recomputed_tokens']} recomputed",
         ),
         ("tokens", f"{totals['prefill_tokens']} prefill, {totals['decode_tokens']} decode"),
-        ("hit rate", _hit_rate_text(summary)),
-        ("first token", _latency_text(summary.first_token_p50_s, summary.first_token_p95_s, summary)),
+        ("hit rate", _hit_rate_text(summary, at_start)),
+        ("first token", _first_token_text(summary, at_start)),
         ("between tokens", _latency_text(summary.inter_token_p50_s, summary.inter_token_p95_s, summary)),
         ("paused", _paused_text(summary)),
         ("gaps", _gaps_text(summary)),
@@ -166,8 +172,11 @@ def _paused_text(summary: RunSummary) -> str:
     return f"{seconds(stopped_s)}, excluded from latencies and rates" if stopped_s else "never"
 
 
-def _hit_rate_text(summary: RunSummary) -> str:
+def _hit_rate_text(summary: RunSummary, at_start: RequestsAtStart | None) -> str:
     share, cached, prompts = (summary.figures[key] for key in ("hit_rate", "cached_tokens", "new_prompt_tokens"))
+    if share is None and prompts is not None and at_start is not None and at_start.num_prompt_tokens:
+        cached, prompts = at_start.num_cached_tokens or 0, at_start.num_prompt_tokens
+        return f"no new prompt; of the prompts running at the start, {cached:,} of {prompts:,} tokens were in the cache"
     if share is None:
         return "unknown" if prompts is None else "no request arrived"
     return f"{share:.1%} of new prompts' tokens were in the cache, {cached:,.0f} of {prompts:,.0f}"
@@ -177,6 +186,17 @@ def _usage_text(summary: RunSummary) -> str:
     if summary.peak_usage is None or summary.mean_usage is None:
         return "unknown"
     return f"peak {summary.peak_usage:.1%} of the pool at {summary.peak_usage_s:.0f} s; mean {summary.mean_usage:.1%}"
+
+
+def _at_start_text(at_start: RequestsAtStart | None) -> str:
+    return f"{at_start.text} at the start, " if at_start and at_start.text else ""
+
+
+def _first_token_text(summary: RunSummary, at_start: RequestsAtStart | None) -> str:
+    p50_s, p95_s = summary.first_token_p50_s, summary.first_token_p95_s
+    if p50_s is None and p95_s is None and at_start is not None and at_start.num_with_first_token:
+        return "none in the recording"
+    return _latency_text(p50_s, p95_s, summary)
 
 
 def _latency_text(p50_s: float | None, p95_s: float | None, summary: RunSummary) -> str:

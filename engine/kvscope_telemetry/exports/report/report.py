@@ -41,6 +41,7 @@ from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.exports.report.report_page import chart_legend, clean, figure_list, page, section, table
 from kvscope_telemetry.exports.report.report_requests import event_rows, missed_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
+from kvscope_telemetry.exports.requests_at_start import RequestsAtStart, requests_at_start
 from kvscope_telemetry.exports.run_summary import RunSummary, summarize_run
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.latencies import LATENCIES
@@ -82,7 +83,12 @@ def write_report(
     title = f"KV cache of {summary.model or 'an engine'}"
     body = [
         _head(title, recording, summary),
-        section("Summary", figure_list(_figures(summary)), _stops_note(overview, span)),
+        section(
+            "Summary",
+            figure_list(_figures(summary)),
+            _at_start_note(requests_at_start(recording, span)),
+            _stops_note(overview, span),
+        ),
         _bookmarks(marks, span),
         *_curves(overview, span, axis),
         _heatmap(overview, span, axis),
@@ -131,6 +137,13 @@ def _text(figure: Figure, summary: RunSummary) -> str:
         return ("≤ " if summary.latencies_are_bounds else "") + _time(value)
     unit = {"tokens/s": " tokens/s", "s": " s"}.get(figure.unit, "")
     return f"{value:,.0f}{unit}"
+
+
+def _at_start_note(at_start: RequestsAtStart | None) -> str:
+    """Return an HTML note about requests that had started before the range; "" if there were none."""
+    if at_start is None or not at_start.num_started:
+        return ""
+    return f'<p class="note">At the start: {clean(at_start.text)} ({clean(at_start.missing_text)}).</p>'
 
 
 def _stops_note(overview: SessionOverview, span: Span) -> str:
