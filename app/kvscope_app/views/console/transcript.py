@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.views.console.conversation import Conversation, Message, omitted_keys
 from kvscope_app.views.console.message_card import MessageCard
+from kvscope_app.views.console.to_end_button import ToEndButton
 
 MESSAGES_PER_PAGE: Final = 40
 """Number of messages shown at first, and added by "Show earlier messages"."""
@@ -35,6 +37,8 @@ class Transcript(QScrollArea):
         self._first_shown = 0
         self._last_width = 0
         self._is_following = True
+        self.to_end = ToEndButton(self)
+        self.to_end.clicked.connect(self.scroll_to_end)
         self._body = QWidget()
         self._column = QVBoxLayout(self._body)
         self._column.setContentsMargins(10, 8, 10, 8)
@@ -63,6 +67,7 @@ class Transcript(QScrollArea):
         if (card := self._card_of(message)) is not None:
             card.show_text()
             self._set_card_widths()
+            self.to_end.show_new_text()
 
     def show_state(self, written: Message | None, progress: str, *, can_ask: bool) -> None:
         """Show the engine's progress on `written`, the answer being written, or None if no answer is being written.
@@ -83,8 +88,26 @@ class Transcript(QScrollArea):
 
     def apply_theme(self, theme: Theme) -> None:
         self._theme = theme
+        self.to_end.apply_theme(theme)
         for card in self.cards:
             card.apply_theme(theme)
+
+    def scroll_to_end(self) -> None:
+        """Scroll to the newest text, and follow text that arrives later."""
+        self._is_following = True
+        self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_End and event.modifiers() == Qt.KeyboardModifier.NoModifier:
+            self.scroll_to_end()
+        elif event.key() == Qt.Key.Key_Home and event.modifiers() == Qt.KeyboardModifier.NoModifier:
+            self.verticalScrollBar().setValue(0)
+        else:
+            super().keyPressEvent(event)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.to_end.place()
 
     def _rebuild(self, conversation: Conversation) -> None:
         path = conversation.path
@@ -147,6 +170,13 @@ class Transcript(QScrollArea):
     def _on_range(self, _low: int, high: int) -> None:
         if self._is_following:
             self.verticalScrollBar().setValue(high)
+        self.to_end.show_position(is_at_end=self._is_at_end)
 
-    def _on_scrolled(self, value: int) -> None:
-        self._is_following = value >= self.verticalScrollBar().maximum() - _NEAR_END_PX
+    def _on_scrolled(self, _value: int) -> None:
+        self._is_following = self._is_at_end
+        self.to_end.show_position(is_at_end=self._is_at_end)
+
+    @property
+    def _is_at_end(self) -> bool:
+        bar = self.verticalScrollBar()
+        return bar.value() >= bar.maximum() - _NEAR_END_PX
