@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kvscope_engine.cli.quick_transformers import import_transformers
 from kvscope_telemetry.termination import leaving_while_importing
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 def engine_class() -> type[Engine]:
     """Import and return `Engine`. Garbage collection is disabled during the import."""
     with quick_imports(), leaving_while_importing("kvscope-engine"):
+        import_transformers()
         from kvscope_engine.engine import Engine
     return Engine
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from kvscope_engine.cli.lazy_engine import quick_imports
+from kvscope_engine.cli.quick_transformers import import_transformers
 from kvscope_engine.command_parser import CommandParser, number, parse_int, parse_size
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.memory_plan import KV_CACHE_DTYPES, WEIGHT_BYTES, PlanAnswer
@@ -95,6 +96,7 @@ def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
         raise BadInput("--gpu-memory is missing: the memory of one GPU with its unit, as 24GiB")
     lengths = _lengths(args.lengths)
     with quick_imports():
+        import_transformers()
         question, training = _serving_question(args), _training_question(args)
         from kvscope_engine.planning.inference_plan import plan_inference
         from kvscope_engine.planning.plan_answer import build_answer
