@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
+import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.session import Session
@@ -80,6 +81,12 @@ class Chat(QObject):
         self._flush_timer.timeout.connect(self.flush)
         session.replies.connect(self._on_replies)
         session.status_changed.connect(self._on_status)
+
+    @property
+    def is_own_engine(self) -> bool:
+        """Whether the engine is kvscope's, which accepts tokens of earlier answers and reports log-probabilities."""
+        hello = self._session.live_mirror.hello
+        return hello is not None and hello.capabilities.commands and not hello.api
 
     def find(self, key: str) -> Conversation | None:
         return next((c for c in self.conversations if c.key == key), None)
@@ -220,9 +227,10 @@ class Chat(QObject):
     def _submit(self, conversation: Conversation) -> None:
         self._epoch = self._session.live_mirror.epoch
         hello = self._session.live_mirror.hello
-        is_own_engine = hello is not None and hello.capabilities.commands and not hello.api
-        messages = messages_to_send(conversation, with_token_ids=is_own_engine)
+        messages = messages_to_send(conversation, with_token_ids=self.is_own_engine)
         sampling = sampling_to_send(conversation, hello.model.sampling if hello else ModelSampling())
+        if not self.is_own_engine:
+            sampling = msgspec.structs.replace(sampling, logprobs=None)
         request_id, message = f"chat-{secrets.token_hex(6)}", conversation.append("assistant")
         answer = ChatAnswer(request_id, conversation, message, self._epoch or 0, sampling.max_tokens)
         self._answers[request_id] = answer

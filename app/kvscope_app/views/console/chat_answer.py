@@ -12,6 +12,7 @@ import msgspec
 
 from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.console.conversation import AnswerStats, Conversation, Ending, Message
+from kvscope_app.views.console.scored_token import scored_tokens
 from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Tokens
 
 _ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "stopped", "error": "error"}
@@ -78,6 +79,7 @@ class ChatAnswer:
         self._first_token_running_s = self._first_token_running_s or now_s - stopped_s
         if self.phase in (AnswerPhase.SENT, AnswerPhase.QUEUED):
             self.phase = AnswerPhase.WRITING
+        self.message.scored_tokens += scored_tokens(reply, len(self.message.content))
         self.message.content += reply.text
         self.message.token_ids += reply.token_ids
         self.has_new_text = True

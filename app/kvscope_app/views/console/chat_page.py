@@ -163,6 +163,7 @@ class ChatPage(QWidget):
             self._show_message("")
         self.sample_buttons.set_available(self.session.accepts_prompts)
         hello, stats = self.session.live_mirror.hello, self.current.last_stats
+        self.options.show_logprobs_available(hello is None or self.chat.is_own_engine)
         self.options.show_model(hello.model.sampling if hello else ModelSampling())
         limit = 0 if hello is None else hello.cache.max_request_tokens or hello.model.max_model_len
         used = stats.context_tokens if stats else 0

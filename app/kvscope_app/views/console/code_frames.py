@@ -6,6 +6,7 @@ text around it. The header is a widget in the margin above the first paragraph a
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ _RADIUS: Final = 6
 _COPIED_MS: Final = 1500
 _WINDOW_CHARACTERS: Final = 1500
 """While code grows, about this many of its last characters are coloured again."""
+_TWO_UNITS: Final = re.compile("[\U00010000-\U0010ffff]")
 _NO_LANGUAGE: Final = "Code"
 _KEY_PROPERTY: Final = QTextFormat.Property.UserProperty.value + 1
 
@@ -251,6 +253,7 @@ class CodeFrames:
         cursor = QTextCursor(block)
         cursor.setPosition(frame.end, QTextCursor.MoveMode.KeepAnchor)
         code = cursor.selectedText().replace("\u2029", "\n").replace("\u2028", "\n")
+        code = _TWO_UNITS.sub("xx", code)  # Qt counts such a character as two
         ranges: dict[int, list[QTextLayout.FormatRange]] = {}
         offset = block.position()
         for start, end, role in color_runs(lexer, code):

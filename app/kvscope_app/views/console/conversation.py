@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from kvscope_app.views.console.scored_token import ScoredToken
 from kvscope_telemetry.messages.commands import ChatMessage
 from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSampling, SamplingParams
 
@@ -70,6 +71,8 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     stats: AnswerStats = AnswerStats()
     token_ids: list[int] = []
     """Tokens of an answer as the engine generated them; empty if the engine reported none."""
+    scored_tokens: list[ScoredToken] = []
+    """Log-probabilities of an answer's tokens; empty if they were not requested."""
 
 
 class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):

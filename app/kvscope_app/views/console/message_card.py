@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout
@@ -11,7 +14,9 @@ from kvscope_app.ui.theme import Theme, mix
 from kvscope_app.ui.widget_factories import label, set_icon, tool_button
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.views.console.conversation import AnswerStats, Message
+from kvscope_app.views.console.scored_token import ScoredToken
 from kvscope_app.views.console.text_body import TextBody, split_reasoning
+from kvscope_app.views.console.token_hover import TokenHover
 
 _ENDING_TEXT = {
     "length": "token limit reached",
@@ -61,6 +66,8 @@ class MessageCard(QFrame):
         self.previous.setAccessibleName("Previous version")
         self.next.setAccessibleName("Next version")
         self.version = label(look="muted")
+        for body in (self.body, self.reasoning):
+            TokenHover(body, partial(self._scored_tokens, body))
         self._connect()
         self._lay_out()
         self.show_versions(0, 1)
@@ -126,6 +133,13 @@ class MessageCard(QFrame):
         if not self._is_answer:
             return "", self.message.content
         return split_reasoning(self.message.content, is_complete=self.message.ending != "")
+
+    def _scored_tokens(self, body: TextBody) -> tuple[Sequence[ScoredToken], str, int]:
+        """Return the answer's tokens with log-probabilities, its text, and the offset in it at which `body` begins."""
+        content = self.message.content
+        reasoning, answer = self._reasoning_and_text()
+        start = content.find(reasoning) if body is self.reasoning else content.rfind(answer)
+        return self.message.scored_tokens, content, start
 
     def _show_contents(self, reasoning: str, answer: str) -> None:
         if self._is_answer:

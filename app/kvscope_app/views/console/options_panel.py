@@ -11,6 +11,7 @@ from typing import Final
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
+    QCheckBox,
     QComboBox,
     QGridLayout,
     QHBoxLayout,
@@ -26,6 +27,7 @@ from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import label
 from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation, sampling_defaults
+from kvscope_app.views.console.scored_token import NUM_ALTERNATIVES
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import LoadedAdapter
 from kvscope_telemetry.messages.sampling_params import LEFT_TO_THE_MODEL, ModelSampling, SamplingParams
@@ -70,6 +72,8 @@ FIELDS: Final = (
 
 
 _ADAPTER_TIP: Final = "The LoRA adapter that answers are computed with"
+_LOGPROBS_TIP: Final = "Stores the probability of each token with the answer: hover over the answer to see it"
+_NO_LOGPROBS_TIP: Final = "Only kvscope's own engine reports log-probabilities to the console"
 
 
 class OptionsPanel(QWidget):
@@ -94,6 +98,7 @@ class OptionsPanel(QWidget):
         self.stop.setPlaceholderText("Stop strings: one | two")
         self.stop.setToolTip("Strings that end the answer, separated by |; \\n is a new line")
         self.stop.setAccessibleName("Stop strings")
+        self.logprobs = QCheckBox("Log-probabilities")
         self._adapter_name = label("LoRA adapter", "muted")
         self._adapter_name.setToolTip(_ADAPTER_TIP)
         self.reset = QPushButton("Reset")
@@ -106,6 +111,7 @@ class OptionsPanel(QWidget):
         self._model: ModelSampling | None = None
         self._adapters: tuple[LoadedAdapter, ...] | None = None
         self.show_model(ModelSampling())
+        self.show_logprobs_available(True)
         self.reset.setToolTip("Reset sampling options")
         self._lay_out()
         self._connect()
@@ -146,12 +152,18 @@ class OptionsPanel(QWidget):
                 source = "from the model's generation config" if is_from_model else "this console's default"
                 self.fields[field.name].setToolTip(f"{field.tip}. Empty: {source}")
 
+    def show_logprobs_available(self, is_available: bool) -> None:
+        """Set whether the engine reports log-probabilities of tokens."""
+        self.logprobs.setEnabled(is_available)
+        self.logprobs.setToolTip(_LOGPROBS_TIP if is_available else _NO_LOGPROBS_TIP)
+
     def apply_theme(self, theme: Theme) -> None:
         self.error.setStyleSheet(f"color: {theme.bad};")
 
     def read(self) -> SamplingParams:
         """Return the options in the fields. Raises BadInput for the first invalid one."""
         values: dict[str, object] = {field.name: _parse(field, self.fields[field.name].text()) for field in FIELDS}
+        values["logprobs"] = NUM_ALTERNATIVES if self.logprobs.isChecked() else None
         return SamplingParams(stop=parse_stops(self.stop.text()), **values)  # type: ignore[arg-type]
 
     def _fill(self, sampling: SamplingParams) -> None:
@@ -159,6 +171,7 @@ class OptionsPanel(QWidget):
             value = getattr(sampling, field.name)
             text = "" if value is None else str(value) if field.is_whole else f"{value:.10g}"
             self.fields[field.name].setText(text)
+        self.logprobs.setChecked(sampling.logprobs is not None)
         self.stop.setText("|".join(text.encode("unicode_escape").decode() for text in sampling.stop))
 
     def _fill_adapters(self) -> None:
@@ -220,6 +233,7 @@ class OptionsPanel(QWidget):
         self.adapter.activated.connect(self._on_adapter)
         for line in self.fields.values():
             line.textEdited.connect(self._on_edited)
+        self.logprobs.clicked.connect(self._on_edited)
         self.reset.clicked.connect(self._on_reset)
 
     def _lay_out(self) -> None:
@@ -245,6 +259,7 @@ class OptionsPanel(QWidget):
         column_layout.addLayout(adapter_row)
         column_layout.addLayout(grid)
         column_layout.addLayout(stop_row)
+        column_layout.addWidget(self.logprobs)
 
 
 def parse_stops(text: str) -> tuple[str, ...]:

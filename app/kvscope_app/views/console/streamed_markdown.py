@@ -8,6 +8,7 @@ is.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final
 
 from PySide6.QtGui import QTextBlock, QTextCursor, QTextDocument, QTextFormat
@@ -19,6 +20,7 @@ from kvscope_app.views.console.markdown_segments import (
     has_reference_definitions,
 )
 from kvscope_app.views.console.markdown_source import CONTINUED_LINE_MARK, chat_markdown
+from kvscope_app.views.console.source_alignment import source_offset
 
 _LONG_SEGMENT_CHARACTERS: Final = 3000
 _GROWTH_SHARE: Final = 0.1
@@ -47,6 +49,8 @@ class StreamedMarkdown:
         """Unfinished segment as it is shown after `_tail_position`."""
         self._rendered_length = 0
         """Length of the unfinished segment when it was rendered, before text was inserted."""
+        self._finished: list[tuple[int, int]] = []
+        """For each finished segment, its end in the text and its end position in the document."""
 
     def show(self, text: str, *, is_complete: bool) -> None:
         """Show `text`. If it extends the text of the last call, only its end is rendered.
@@ -73,6 +77,22 @@ class StreamedMarkdown:
         self._clear()
         self._frames.find_from(self._document.begin())
 
+    def source_offset(self, position: int) -> int | None:
+        """Return the offset in the text of the character at a position in the document, or None if it is not in the
+        text.
+        """
+        index = bisect_left(self._finished, position + 1, key=lambda ends: ends[1])
+        start, first = self._finished[index - 1] if index else (0, 0)
+        is_last = index == len(self._finished)
+        end, last = (len(self._text), self._document.characterCount() - 1) if is_last else self._finished[index]
+        cursor = QTextCursor(self._document)
+        cursor.setPosition(first)
+        cursor.setPosition(last, _KEEP)
+        shown = cursor.selectedText().replace("\u2029", "\n")
+        units = shown.encode("utf-16-le")[: 2 * (position - first)]  # positions count UTF-16 units
+        offset = source_offset(self._text[start:end], shown, len(units.decode("utf-16-le", "ignore")))
+        return None if offset is None else start + offset
+
     def _finish(self, segment: MarkdownSegment) -> None:
         self._rendered_length = 0
         self._render(segment)
@@ -80,6 +100,7 @@ class StreamedMarkdown:
             self._frames.finish_last()
         self._shown = None
         self._tail_position = self._document.characterCount() - 1
+        self._finished.append((segment.end, self._tail_position))
 
     def _render(self, segment: MarkdownSegment) -> None:
         """Show `segment` in place of the unfinished one."""

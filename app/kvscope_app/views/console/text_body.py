@@ -89,6 +89,12 @@ class TextBody(QTextBrowser):
             self.setTextCursor(cursor)
         self._frames.place_headers()
 
+    def source_offset(self, position: int) -> int | None:
+        """Return the offset in the Markdown text of the character at a position in the document, or None if it is not
+        in the text.
+        """
+        return None if self._plain else self._markdown.source_offset(position)
+
     def apply_theme(self, theme: Theme) -> None:
         self._frames.apply_theme(theme)
         self.viewport().update()
