@@ -42,6 +42,7 @@ class ExternalAddress:
     replay: str = ""
     """Endpoint at which rank 0 replays past KV events; empty for the endpoint that the server reports."""
     topic: str = ""
+    """Topic of the KV events, or its beginning; empty for that of the server."""
     rank: int = 0
     names_rank: bool = False
     """Whether the address has the option `rank`. If not, the lowest rank of the server is shown."""
@@ -109,7 +110,7 @@ class ExternalAddress:
             "model": self.model,
             "tokenizer": self.tokenizer,
         }
-        query = urlencode({name: value for name, value in options.items() if value}, safe=":/*[]")
+        query = urlencode({name: value for name, value in options.items() if value}, safe=":/*[]@")
         return f"{self.engine.scheme}://{self.authority}{self.path}" + (f"/?{query}" if query else "")
 
     @property

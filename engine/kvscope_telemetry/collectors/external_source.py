@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvscope_telemetry.collectors.block_contents import BlockContents
@@ -161,9 +161,14 @@ class ExternalSource(PromptedSource):
                 events_option=self._address.engine.events_option,
                 are_events_missing=self._silence.is_reported,
                 inside=self._inside,
+                other_topic_address=self._other_topic_address(events),
                 ranks_address="" if self._address.names_rank else self._ranks_address(),
             )
         )
+
+    def _other_topic_address(self, events: StreamStatus | None) -> str:
+        topics = () if events is None else events.ambiguous_topics
+        return str(replace(self._address, topic=topics[1])) if topics else ""
 
     def _ranks_address(self) -> str:
         """Return the address of all ranks of the server; empty if it has a single one."""
@@ -192,14 +197,28 @@ class AttachedParts:
     """Address at which kvscope's plugin inside the engine publishes telemetry; empty if there is none."""
     ranks_address: str = ""
     """Address of all data-parallel ranks, if the server has several and the user's address names none."""
+    other_topic_address: str = ""
+    """Address with the topic of another publisher of KV events, if it is unknown which of several is meant."""
 
 
 def status_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
     """Return the overall state and its reason as text. The reason is empty if there is no problem."""
     state, why = _state_of_parts(parts)
     inside = f"seen from outside; for the rest: kvscope --attach {parts.inside}" if parts.inside else ""
+    topics = _topics_text(parts.events, parts.other_topic_address)
     ranks = f"one of several ranks; for all: kvscope --attach '{parts.ranks_address}'" if parts.ranks_address else ""
-    return state, _join_reasons(inside, _join_reasons(ranks, why))
+    return state, _join_reasons(inside, topics, ranks, why)
+
+
+def _topics_text(events: StreamStatus | None, other_address: str) -> str:
+    """Return which of several publishers is shown, and how to choose another; empty if that is clear."""
+    if events is None or not events.ambiguous_topics:
+        return ""
+    shown, *others = events.ambiguous_topics
+    return (
+        f"several engines publish KV events here: {shown} is shown, and not {', '.join(others)}; for one of these: "
+        f"kvscope --attach '{other_address}'"
+    )
 
 
 def _state_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
@@ -330,6 +349,7 @@ class EventPart:
                 address.endpoint(endpoint),
                 address.endpoint(replay) if replay else None,
                 topic=topic,
+                publisher_host=address.host,
                 bind=waits_for_publisher(endpoint),
             )
         except KvscopeError as error:

@@ -48,11 +48,12 @@ class KVEventConnection:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, topic: bytes, *, bind: bool) -> None:
         self.num_connections = 0
+        self.num_open = 0
+        """Number of connected publishers."""
         self.refusal = ""
         """Reason why no publisher is connected; empty if the reason is unknown or a publisher is connected."""
         self._endpoint = endpoint
         self._is_bound = bind
-        self._num_open = 0
         self._num_hang_ups = 0
         self._handshake_started_s: float | None = None
         """Monotonic time since which a peer is connected without having completed the handshake; None if there is no
@@ -73,7 +74,7 @@ class KVEventConnection:
 
     @property
     def is_connected(self) -> bool:
-        return self._num_open > 0
+        return self.num_open > 0
 
     def receive(self, max_messages: int) -> list[list[bytes]]:
         """Return up to `max_messages` received messages, oldest first, each as a list of its ZeroMQ frames."""
@@ -126,7 +127,7 @@ class KVEventConnection:
             self._connections.closed(value)
             self._connection_ended(now_s)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._num_open += 1
+            self.num_open += 1
             self.num_connections += 1
             self._handshake_started_s, self._retry_s, self.refusal, self._num_hang_ups = None, None, "", 0
         elif event in _FAILED:
@@ -138,7 +139,7 @@ class KVEventConnection:
 
     def _connection_ended(self, now_s: float) -> None:
         if self._handshake_started_s is None:
-            self._num_open = max(0, self._num_open - 1)
+            self.num_open = max(0, self.num_open - 1)
             return
         self._handshake_started_s = None
         self._retry_s = now_s + RECONNECT_S  # ZeroMQ does not retry on its own after some refusals

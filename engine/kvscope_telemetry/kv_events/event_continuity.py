@@ -87,6 +87,10 @@ class EventContinuity:
                 "the connection was lost for a while, and without a replay endpoint the missed events are unknown"
             )
 
+    def switch_publisher(self) -> None:
+        """Drop all contents, because from now on another publisher's batches are passed in."""
+        self._reset("another publisher at this endpoint is shown now")
+
     def check(self) -> None:
         """Request a replay after a quiet time, to find out whether the last batches were missed."""
         if self._can_replay and not self.wants and not self.is_replaying:

@@ -1,7 +1,8 @@
 """Receives KV events of one publisher: vLLM, SGLang or kvscope.
 
 Owns the sockets and the thread that reads them, and decides when a replay is requested, abandoned and retried.
-`event_continuity` decides how batches relate to each other.
+`event_continuity` decides how batches relate to each other, `publisher_choice` which publisher is read if several
+publish to one endpoint.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kvscope_telemetry.kv_events.event_connection import KVEventConnection
 from kvscope_telemetry.kv_events.event_continuity import EventContinuity
 from kvscope_telemetry.kv_events.event_endpoints import check_endpoint, is_ipv6
 from kvscope_telemetry.kv_events.event_wire import MAX_BATCH_BYTES
+from kvscope_telemetry.kv_events.publisher_choice import Choice, PublisherChoice
 from kvscope_telemetry.kv_events.stream_items import StreamItem, StreamState, StreamStatus
 from kvscope_telemetry.transport.wakeup import Wakeup
 
@@ -45,8 +47,10 @@ class KvEventStream:
     exit.
 
     The publisher may start later. `replay_endpoint` serves replays; None if there are none. With `bind`, the publisher
-    connects to this process. A data-parallel engine needs one stream per rank (`event_endpoints.of_rank`). Raises
-    BadInput for an invalid endpoint, EndpointInUse for an endpoint to bind that is in use.
+    connects to this process. If several publish to the endpoint, `topic` and `publisher_host` determine which one is
+    read (`PublisherChoice`); if they do not, `StreamStatus.ambiguous_topics` names all. A data-parallel engine needs
+    one stream per rank (`event_endpoints.of_rank`). Raises BadInput for an invalid endpoint, EndpointInUse for an
+    endpoint to bind that is in use.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class KvEventStream:
         replay_endpoint: str | None = None,
         *,
         topic: str = "",
+        publisher_host: str = "",
         bind: bool = False,
         check_after_s: float = CHECK_AFTER_S,
         replay_timeout_s: float = REPLAY_TIMEOUT_S,
@@ -68,6 +73,7 @@ class KvEventStream:
         self._check_after_s, self._replay_timeout_s = check_after_s, replay_timeout_s
         self._pending = pending or PendingItems()
         self._continuity = EventContinuity(self._pending.put, can_replay=replay_endpoint is not None)
+        self._choice = PublisherChoice(topic.encode(), publisher_host.encode())
         self._status = StreamStatus()
         self._num_malformed = 0
         self._num_connections = 0
@@ -145,13 +151,21 @@ class KvEventStream:
             if self._num_connections:
                 self._continuity.reconnected()
             self._num_connections = self._connection.num_connections
+        if not self._connection.is_connected:
+            self._choice.forget()
 
     def _read_published(self, now_s: float) -> None:
         for parts in self._connection.receive(MAX_PER_PASS):
             published = read_published(parts)
             if published is None:
                 self._num_malformed += 1
-            elif self._pending.has_capacity:
+                continue
+            choice = self._choice.choose(parts[0])
+            if choice is Choice.IGNORE:
+                continue
+            if choice is Choice.SWITCH:
+                self._continuity.switch_publisher()
+            if self._pending.has_capacity:
                 self._last_message_s = now_s
                 self._continuity.live(*published)
             else:
@@ -221,6 +235,7 @@ class KvEventStream:
             num_restarts=counts.restarts,
             num_replays=counts.replays,
             num_malformed=self._num_malformed,
+            ambiguous_topics=self._choice.ambiguous_topics,
         )
 
     def _state(self) -> tuple[StreamState, str]:
@@ -233,6 +248,10 @@ class KvEventStream:
         is_asking = bool(continuity.wants) or continuity.is_replaying
         if is_asking and not continuity.is_checking:
             return StreamState.REPLAYING, continuity.uncertain or continuity.wants
+        if connection.num_open > 1 and continuity.counts.restarts and not self._choice.has_several:
+            topic = (self._choice.chosen or b"").decode("utf-8", "replace")
+            why = f"{connection.num_open} engines publish with the same topic {topic!r}: give each its own topic"
+            return StreamState.UNCERTAIN, why
         if continuity.uncertain:
             return StreamState.UNCERTAIN, continuity.uncertain
         return (StreamState.LIVE, "") if continuity.has_joined else (StreamState.JOINING, "nothing published yet")

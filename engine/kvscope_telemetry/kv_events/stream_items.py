@@ -51,6 +51,8 @@ class StreamStatus:
     num_replays: int = 0
     num_malformed: int = 0
     """Number of received messages that are not KV events, judged by the number of their parts."""
+    ambiguous_topics: tuple[str, ...] = ()
+    """Topics of all publishers at the endpoint if it is unknown which one is meant. The first one is read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from tests.telemetry.collectors.conftest import FakeServer, wait_for_mirror
 from tests.telemetry.collectors.pages import VllmPage, sglang_page
 
 from kvscope_inside.announcement import announce
+from kvscope_telemetry.collectors.external_address import ExternalAddress
 from kvscope_telemetry.collectors.external_source import (
     AttachedParts,
     ExternalSource,
@@ -277,6 +279,34 @@ def test_one_rank_of_several_suggests_the_address_of_all(server: FakeServer, att
         wait_for_mirror(one, lambda one=one: one.status.state is SourceState.LIVE)
     assert f"one of several ranks; for all: kvscope --attach '{address}/?ranks=2'" in source.status.reason
     assert "ranks" not in named.status.reason
+
+
+def test_one_of_several_publishers_suggests_the_address_of_another(server: FakeServer, attach: Attach) -> None:
+    server.set_answer("/metrics", VllmPage().text())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    address = f"vllm://127.0.0.1:{server.port}/?kv_events=tcp://*:{endpoint.rpartition(':')[2]}"
+    source, publishers = attach(address), []
+    try:
+        for topic in ("kv@a@m", "kv@b@m"):
+            config = KvEventsConfig(endpoint=endpoint, bind=False, topic=topic, enable_kv_cache_events=True)
+            publishers.append(KvEventPublisher(config))
+
+        def are_topics_reported() -> bool:
+            for publisher in publishers:
+                publisher.publish([AllBlocksCleared()])
+            return "several engines publish KV events here" in source.status.reason
+
+        wait_for_mirror(source, are_topics_reported)
+        reason = source.status.reason
+    finally:
+        for publisher in publishers:
+            publisher.close()
+    shown, other = ("kv@a@m", "kv@b@m") if "kv@a@m is shown" in reason else ("kv@b@m", "kv@a@m")
+    assert f"{shown} is shown, and not {other}; for one of these: " in reason
+    assert f"kvscope --attach '{address}&topic={other}'" in reason
+    assert ExternalAddress.parse(f"{address}&topic={other}").topic == other
 
 
 def test_only_rank_of_a_server_is_shown_whatever_its_number(server: FakeServer, attach: Attach) -> None:
