@@ -31,6 +31,17 @@ def ask_open(parent: QWidget, title: str, folder: str, filters: str, then: Calla
     _open_dialog(dialog, then)
 
 
+def ask_open_several(
+    parent: QWidget, title: str, folder: str, filters: str, then: Callable[[list[str]], object]
+) -> None:
+    """Ask for existing files, without blocking, and call `then` with their paths."""
+    dialog = FileDialog(parent, title, folder, filters)
+    dialog.setFileMode(QFileDialog.FileMode.ExistingFiles)
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.filesSelected.connect(then)
+    dialog.open()
+
+
 def ask_folder(parent: QWidget, title: str, then: Callable[[str], object], folder: str = "") -> None:
     """Ask for an existing folder, starting at `folder`, without blocking, and call `then` with its path."""
     dialog = FileDialog(parent, title, folder)

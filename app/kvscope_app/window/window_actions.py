@@ -33,6 +33,7 @@ from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.ui.focus import zoom_focused
 from kvscope_app.ui.number_text import plural
 from kvscope_app.ui.theming.theme_manager import CHOICES, PALETTES
+from kvscope_app.views.console.console_actions import console_actions
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.color_actions import color_actions
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
@@ -382,19 +383,7 @@ def _dock_actions(window: WindowBody) -> list[ActionSpec]:
         return lambda: getattr(window.views[view], name)() if view in window.views else None
 
     return [
-        ActionSpec(
-            "new_chat",
-            "New conversation",
-            PANELS,
-            call_view("new_conversation", "console"),
-            ("Ctrl+N",),
-            starts_section=True,
-            focus_dock="console",
-        ),
-        ActionSpec(
-            "rename_chat", "Rename conversation", PANELS, call_view("rename", "console"), ("F2",), focus_dock="console"
-        ),
-        ActionSpec("delete_chat", "Delete conversation", PANELS, call_view("delete", "console"), focus_dock="console"),
+        *console_actions(window.views, PANELS),
         ActionSpec(
             "segments",
             "PyTorch memory segments…",

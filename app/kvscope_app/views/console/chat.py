@@ -7,8 +7,9 @@ Several answers may be written concurrently, one per conversation. Received text
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -16,6 +17,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import count
+from kvscope_app.views.console.attachments import Attachment
 from kvscope_app.views.console.chat_answer import ChatAnswer
 from kvscope_app.views.console.conversation import (
     Conversation,
@@ -88,6 +90,11 @@ class Chat(QObject):
         hello = self._session.live_mirror.hello
         return hello is not None and hello.capabilities.commands and not hello.api
 
+    @property
+    def folder(self) -> Path:
+        """Folder with the database of conversations."""
+        return self._saver.store.folder
+
     def find(self, key: str) -> Conversation | None:
         return next((c for c in self.conversations if c.key == key), None)
 
@@ -135,6 +142,31 @@ class Chat(QObject):
         self._saver.mark_draft_changed(conversation.key)
         self.conversations_changed.emit()
 
+    def add_stored(self, conversations: Sequence[Conversation]) -> None:
+        """Store further conversations, all or none, and list them by the time of their last change.
+
+        Raises KvscopeError if writing fails.
+        """
+        self._saver.store.add_all(conversations)
+        for conversation in conversations:
+            self._list(conversation)
+        self.conversations_changed.emit()
+
+    def remove_stored(self, conversations: Sequence[Conversation]) -> None:
+        """Delete conversations, all or none. Raises KvscopeError if writing fails."""
+        keys = {conversation.key for conversation in conversations}
+        self._saver.store.delete_all(keys)
+        self.conversations[:] = [c for c in self.conversations if c.key not in keys]
+        self._on_external_change()
+
+    def open_stored(self, key: str) -> Conversation | None:
+        """Return the conversation with this key. If it is not loaded yet, read and list it; None if it is unknown."""
+        found = self.find(key)
+        if found is None and (found := self._saver.store.read_one(key)) is not None:
+            self._list(found)
+            self.conversations_changed.emit()
+        return found
+
     def rename(self, conversation: Conversation, title: str) -> None:
         if title.strip() and title != conversation.title:
             conversation.title, conversation.named = title.strip(), True
@@ -144,11 +176,11 @@ class Chat(QObject):
     def mark_changed(self, conversation: Conversation) -> None:
         self._saver.mark_changed(conversation)
 
-    def ask(self, conversation: Conversation, prompt: str) -> None:
-        """Send a prompt after the shown messages. The answer is written into a new message."""
+    def ask(self, conversation: Conversation, prompt: str, attachments: Sequence[Attachment] = ()) -> None:
+        """Send a prompt, with files before it, after the shown messages. The answer is written into a new message."""
         if not conversation.named and not conversation.messages:
             conversation.title = title_from(prompt)
-        conversation.append("user", prompt)
+        conversation.append("user", prompt, attachments)
         self._submit(conversation)
 
     def regenerate(self, conversation: Conversation, answer: Message) -> None:
@@ -157,11 +189,13 @@ class Chat(QObject):
             conversation.last = answer.parent
             self._submit(conversation)
 
-    def send_edited(self, conversation: Conversation, edited: Message, prompt: str) -> None:
+    def send_edited(
+        self, conversation: Conversation, edited: Message, prompt: str, attachments: Sequence[Attachment] = ()
+    ) -> None:
         """Send `prompt` as another version of the prompt `edited`. The previous version is kept."""
         if self.answer_of(conversation.key) is None:
             conversation.last = edited.parent
-            self.ask(conversation, prompt)
+            self.ask(conversation, prompt, attachments)
 
     def show_path(self, conversation: Conversation, last: str) -> None:
         """Show the messages up to the one with key `last`. The next prompt is sent with them."""
@@ -232,7 +266,8 @@ class Chat(QObject):
         if not self.is_own_engine:
             sampling = msgspec.structs.replace(sampling, logprobs=None)
         request_id, message = f"chat-{secrets.token_hex(6)}", conversation.append("assistant")
-        answer = ChatAnswer(request_id, conversation, message, self._epoch or 0, sampling.max_tokens)
+        model = hello.model.name if hello else ""
+        answer = ChatAnswer(request_id, conversation, message, self._epoch or 0, sampling.max_tokens, model)
         self._answers[request_id] = answer
         adapter = conversation.adapter
         self._send(answer, Submit(request_id=request_id, messages=messages, sampling=sampling, adapter=adapter))
@@ -307,6 +342,10 @@ class Chat(QObject):
                 if not answer.is_ended:
                     answer.end("interrupted", reason)
         self._epoch = epoch if epoch is not None else self._epoch
+
+    def _list(self, conversation: Conversation) -> None:
+        row = sum(other.changed_s > conversation.changed_s for other in self.conversations)
+        self.conversations.insert(row, conversation)
 
     def _move_to_top(self, conversation: Conversation) -> None:
         self.conversations.remove(conversation)

@@ -34,7 +34,13 @@ class ChatAnswer:
     """
 
     def __init__(
-        self, request_id: str, conversation: Conversation, message: Message, epoch: int, max_tokens: int | None = None
+        self,
+        request_id: str,
+        conversation: Conversation,
+        message: Message,
+        epoch: int,
+        max_tokens: int | None = None,
+        model: str = "",
     ) -> None:
         self.request_id = request_id
         self.conversation = conversation
@@ -46,7 +52,7 @@ class ChatAnswer:
         self._sent_s = time.monotonic()
         self._first_token_s = 0.0
         self._first_token_running_s = 0.0
-        message.stats = AnswerStats(epoch=epoch, adapter=conversation.adapter)
+        message.stats = AnswerStats(epoch=epoch, model=model, adapter=conversation.adapter)
 
     @property
     def is_ended(self) -> bool:

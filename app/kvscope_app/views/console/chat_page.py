@@ -6,7 +6,7 @@ Connects the widgets with the `Chat` controller. Owns the choice of the shown co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -34,11 +34,14 @@ from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.widget_factories import label, tool_button
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.capability_messages import why_no_prompts
+from kvscope_app.views.console.attachment_widgets import PromptAttachments
+from kvscope_app.views.console.attachments import Attachment
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_answer import AnswerPhase
 from kvscope_app.views.console.chat_head import ChatHead
 from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.conversation import Conversation, Draft, Message
+from kvscope_app.views.console.conversation_files import ConversationFiles
 from kvscope_app.views.console.conversation_picker import ConversationCombo, ConversationList, ConversationModel
 from kvscope_app.views.console.options_panel import OptionsPanel
 from kvscope_app.views.console.progress_text import progress_text
@@ -85,6 +88,10 @@ class ChatPage(QWidget):
         self.sample_buttons = SamplePromptButtons()
         self.options = OptionsPanel()
         self.composer = Composer()
+        self.attachments = PromptAttachments(
+            self.composer, lambda: self._draft, self._on_attachments, self.show_message
+        )
+        self.files = ConversationFiles(chat, self, self.show_conversation)
         self.context = ContextBar()
         self.notice = label(wraps=True)
         self.head = ChatHead(self.combo)
@@ -92,7 +99,7 @@ class ChatPage(QWidget):
         self.cancel_edit = tool_button("Cancel", "Leave the prompt as it is (Esc)")
         self._lay_out()
         self._connect()
-        self._show_message("  ".join(chat.warnings))
+        self.show_message("  ".join(chat.warnings))
         self.show_conversation(self.current)
 
     def show_conversation(self, conversation: Conversation) -> None:
@@ -103,7 +110,7 @@ class ChatPage(QWidget):
         self._model.refresh()
         self._show_row()
         self.options.show_conversation(conversation)
-        self._show_messages()
+        self.show_messages()
 
     def new_conversation(self) -> None:
         self.show_conversation(self.chat.add_conversation(self.current))
@@ -111,7 +118,7 @@ class ChatPage(QWidget):
 
     def apply_theme(self, theme: Theme) -> None:
         self._model.theme = theme
-        for widget in (self.head, self.transcript, self.options, self.context):
+        for widget in (self.head, self.transcript, self.options, self.composer, self.context):
             widget.apply_theme(theme)
         self.notice.setStyleSheet(f"color: {theme.warn};")
 
@@ -160,7 +167,7 @@ class ChatPage(QWidget):
             can_ask=not blocked,
         )
         if self._is_send_notice and answer is None and not blocked:
-            self._show_message("")
+            self.show_message("")
         self.sample_buttons.set_available(self.session.accepts_prompts)
         hello, stats = self.session.live_mirror.hello, self.current.last_stats
         self.options.show_logprobs_available(hello is None or self.chat.is_own_engine)
@@ -189,6 +196,7 @@ class ChatPage(QWidget):
         draft = self._draft
         self.composer.edit.setPlainText(draft.shown)
         self.composer.edit.moveCursor(self.composer.edit.textCursor().MoveOperation.End)
+        self.attachments.show_draft()
         self._edit_row.setVisible(bool(draft.edited))
 
     def _on_typed(self) -> None:
@@ -201,39 +209,40 @@ class ChatPage(QWidget):
             draft.text = text
         self.chat.mark_draft_changed(self.current.key)
 
+    def _on_attachments(self) -> None:
+        self.chat.mark_draft_changed(self.current.key)
+
     def _on_send(self, text: str) -> None:
         conversation = self.current
         self.chat.reload_changes()
         if self.current is not conversation:
-            self._show_message("This conversation was deleted in another window")
+            self.show_message("This conversation was deleted in another window")
             return
         if self.chat.is_written_elsewhere(conversation):
-            self._show_message(_WRITTEN_ELSEWHERE)
+            self.show_message(_WRITTEN_ELSEWHERE)
             return
         draft = self._draft
         edited = next((message for message in conversation.messages if message.key == draft.edited), None)
-        if draft.edited:
-            draft.edited = draft.edited_text = ""
-        else:
-            draft.text = ""
+        attachments = list(draft.shown_attachments)
+        draft.clear_shown()
         self.chat.mark_draft_changed(conversation.key)
         self._show_draft()
-        self._send_prompt(text, edited)
+        self._send_prompt(text, edited, attachments)
 
     def _on_not_sent(self) -> None:
-        self._show_message(self.why_blocked() or _WAIT_HINT)
+        self.show_message(self.why_blocked() or _WAIT_HINT)
         self._is_send_notice = True
 
-    def _send_prompt(self, text: str, edited: Message | None = None) -> None:
-        self._show_message("")
+    def _send_prompt(self, text: str, edited: Message | None = None, attachments: Sequence[Attachment] = ()) -> None:
+        self.show_message("")
         last_before = self.current.last
         if edited is None:
-            self.chat.ask(self.current, text)
+            self.chat.ask(self.current, text, attachments)
         else:
-            self.chat.send_edited(self.current, edited, text)
+            self.chat.send_edited(self.current, edited, text, attachments)
             self._push_undo("editing a prompt", last_before)
 
-    def _on_regenerate(self, answer: Message) -> None:
+    def regenerate(self, answer: Message) -> None:
         if self.why_blocked() or self.chat.answer_of(self.current.key) is not None:
             return
         last_before = self.current.last
@@ -275,14 +284,13 @@ class ChatPage(QWidget):
     def _on_edit(self, prompt: Message) -> None:
         draft = self._draft
         if draft.edited != prompt.key:
-            draft.edited, draft.edited_text = prompt.key, prompt.content
+            draft.begin_edit(prompt)
             self.chat.mark_draft_changed(self.current.key)
             self._show_draft()
         self.composer.edit.setFocus()
 
     def _cancel_edit(self) -> None:
-        draft = self._draft
-        draft.edited = draft.edited_text = ""
+        self._draft.clear_shown()
         self.chat.mark_draft_changed(self.current.key)
         self._show_draft()
         self.composer.edit.setFocus()
@@ -297,7 +305,7 @@ class ChatPage(QWidget):
     def _delete(self, deleted: Conversation) -> None:
         self._deleted = deleted
         self._remove(deleted)
-        self._show_message(f"Deleted “{deleted.title}”.")
+        self.show_message(f"Deleted “{deleted.title}”.")
         self.undo.setVisible(bool(deleted.messages))
         if deleted.messages:
             step_name = f"deleting “{deleted.title}”"
@@ -320,7 +328,7 @@ class ChatPage(QWidget):
     def _restore(self, conversation: Conversation) -> None:
         if conversation is self._deleted:
             self._deleted = None
-            self._show_message("")
+            self.show_message("")
         if all(conversation.key != other.key for other in self.chat.conversations):
             self.chat.restore(conversation)
         restored = self.chat.find(conversation.key)
@@ -359,7 +367,7 @@ class ChatPage(QWidget):
 
     def _on_messages(self, key: str) -> None:
         if key == self.current.key:
-            self._show_messages()
+            self.show_messages()
 
     def _on_conversations_changed(self) -> None:
         if self.current not in self.chat.conversations:  # another window deleted it
@@ -373,7 +381,7 @@ class ChatPage(QWidget):
         if mirror.epoch == epoch and mirror.requests.row_of(number) is not None:
             self.session.selection.select_request(number)
         else:
-            self._show_message(f"Request #{count(number)} is no longer known to the engine.")
+            self.show_message(f"Request #{count(number)} is no longer known to the engine.")
 
     def _select_request_of(self, conversation: Conversation) -> None:
         """Select the newest request of `conversation`, if a request of the current conversation is selected."""
@@ -383,7 +391,7 @@ class ChatPage(QWidget):
             numbers = (m.stats.number for m in reversed(conversation.path) if m.stats.number and m.stats.epoch == epoch)
             self.session.selection.select_request(next(numbers, None))
 
-    def _show_messages(self) -> None:
+    def show_messages(self) -> None:
         path = self.current.path
         self._pages.setCurrentIndex(1 if path else 0)
         self.transcript.show_conversation(self.current)
@@ -396,7 +404,7 @@ class ChatPage(QWidget):
             self.list.show_row(row)
             self.combo.show_row(row)
 
-    def _show_message(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         self._is_send_notice = False
         self.notice.setText(text)
         self._notice_row.setVisible(bool(text))
@@ -419,7 +427,7 @@ class ChatPage(QWidget):
         self.sample_buttons.chosen.connect(self._on_sample_prompt)
         self.sample_buttons.edit_requested.connect(self.composer.set_text)
         self.options.changed.connect(self._on_options)
-        self.transcript.regenerate_requested.connect(self._on_regenerate)
+        self.transcript.regenerate_requested.connect(self.regenerate)
         self.transcript.edit_requested.connect(self._on_edit)
         self.transcript.version_requested.connect(self._on_version)
         self.transcript.request_clicked.connect(self._on_request)
@@ -428,7 +436,9 @@ class ChatPage(QWidget):
         self.chat.text_added.connect(self._on_text)
         self.chat.answer_changed.connect(self._on_answer)
         self.chat.answer_ended.connect(self._on_answer_ended)
-        self.chat.notified.connect(self._show_message)
+        self.chat.notified.connect(self.show_message)
+        self.files.reported.connect(self.show_message)
+        self.files.done.connect(self.done)
         self.session.status_changed.connect(self.show_status)
 
     def _lay_out(self) -> None:
@@ -445,6 +455,7 @@ class ChatPage(QWidget):
         main.addWidget(self._pages, 1)
         main.addWidget(self._notice_line())
         main.addWidget(self._edit_line())
+        main.addWidget(self.attachments.row)
         main.addWidget(self.composer)
         main.addWidget(self.context)
         right = QWidget()

@@ -8,15 +8,19 @@ from PySide6.QtCore import QEvent, QMimeData, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QPushButton, QSizePolicy, QWidget
 
-from kvscope_app.ui.widget_factories import set_look
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import set_icon, set_look, tool_button
 
 MAX_LINES = 8
+_RECORDING_SUFFIXES = (".mcap", ".mcap.part")
 
 
 class PromptEdit(QPlainTextEdit):
     """Prompt field that is as high as its text, up to `MAX_LINES`."""
 
     sent = Signal()
+    files_inserted = Signal(list)
+    """Emitted with the paths of files that were dropped on the field or pasted into it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,8 +34,15 @@ class PromptEdit(QPlainTextEdit):
         self._adjust_height()
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Refuse dropped files, which the window opens as recordings."""
-        return not source.hasUrls() and super().canInsertFromMimeData(source)
+        """Accept text and files, but no recordings, which the window opens."""
+        return bool(_local_paths(source)) if source.hasUrls() else super().canInsertFromMimeData(source)
+
+    def insertFromMimeData(self, source: QMimeData) -> None:
+        paths = _local_paths(source)
+        if paths:
+            self.files_inserted.emit(paths)
+        else:
+            super().insertFromMimeData(source)
 
     def set_earlier(self, prompts: Sequence[str]) -> None:
         """Set the prompts that Up recalls, oldest first."""
@@ -109,6 +120,14 @@ class PromptEdit(QPlainTextEdit):
         return -(-text_rect.height() // metrics.lineSpacing())
 
 
+def _local_paths(data: QMimeData) -> list[str]:
+    """Return the paths of files that can be attached: none if any is a recording or not on this machine."""
+    urls = data.urls()
+    if any(not url.isLocalFile() or url.fileName().endswith(_RECORDING_SUFFIXES) for url in urls):
+        return []
+    return [url.toLocalFile() for url in urls]
+
+
 class Composer(QWidget):
     """Prompt field with a Send button after it and, while an answer is being written, a Stop button before it."""
 
@@ -121,12 +140,14 @@ class Composer(QWidget):
         self.edit = PromptEdit()
         self.stop = QPushButton("Stop")
         self.button = QPushButton("Send")
+        self.attach = tool_button("Attach", "Attach text files, which are sent before the prompt")
         self._is_writing = False
         self._blocked = ""
         row = QHBoxLayout(self)
         row.setContentsMargins(10, 0, 10, 0)
         row.setSpacing(8)
         row.addWidget(self.stop, 0, Qt.AlignmentFlag.AlignBottom)
+        row.addWidget(self.attach, 0, Qt.AlignmentFlag.AlignBottom)
         row.addWidget(self.edit, 1)
         row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
         set_look(self.stop, "danger")
@@ -148,8 +169,11 @@ class Composer(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        for button in (self.stop, self.button):
+        for button in (self.stop, self.attach, self.button):
             button.setFixedHeight(self.edit.height_of(1))
+
+    def apply_theme(self, theme: Theme) -> None:
+        set_icon(self.attach, "plus", theme)
 
     def set_text(self, text: str) -> None:
         self.edit.setPlainText(text)

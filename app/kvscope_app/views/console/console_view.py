@@ -16,6 +16,7 @@ from kvscope_app.ui.widget_factories import empty_state
 from kvscope_app.views.base import View
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_page import ChatPage
+from kvscope_app.views.console.console_commands import ConsoleCommands
 from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_app.views.console.load_view import LoadView
 
@@ -39,6 +40,7 @@ class ConsoleView(View):
         self.chat = Chat(session, ConversationStore(folder or _data_folder()), self)
         self.page = ChatPage(session, self.chat)
         self.page.done.connect(self.done)
+        self.commands = ConsoleCommands(self.page)
         self.load = LoadView(session)
         self._tabs = QTabWidget()
         self._tabs.setDocumentMode(True)
@@ -71,6 +73,11 @@ class ConsoleView(View):
 
     def delete(self) -> None:
         self.page.delete()
+
+    def run_command(self, name: str) -> None:
+        """Show the chat, and call a method of `ConsoleCommands`."""
+        self._tabs.setCurrentWidget(self.page)
+        getattr(self.commands, name)()
 
     def refresh(self) -> None:
         self._request_status()

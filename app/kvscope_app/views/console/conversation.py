@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from kvscope_app.views.console.attachments import Attachment, with_attachments
 from kvscope_app.views.console.scored_token import ScoredToken
 from kvscope_telemetry.messages.commands import ChatMessage
 from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSampling, SamplingParams
@@ -48,6 +49,8 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Decode speed: tokens after the first token, per second in which the engine ran."""
     total_s: float | None = None
     queue_s: float | None = None
+    model: str = ""
+    """Name of the model that wrote the answer; "" if unknown."""
     adapter: str = ""
     stopped_s: float = 0.0
     """Part of `total_s` in which the engine was paused or suspended."""
@@ -73,6 +76,15 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Tokens of an answer as the engine generated them; empty if the engine reported none."""
     scored_tokens: list[ScoredToken] = []
     """Log-probabilities of an answer's tokens; empty if they were not requested."""
+    attachments: list[Attachment] = []
+    """Files sent before the text of a prompt."""
+    written_s: float = 0.0
+    """Time when the prompt was sent, in seconds since 1970; 0 if unknown."""
+
+    @property
+    def sent_text(self) -> str:
+        """Text that the engine receives: attached files and `content`."""
+        return with_attachments(self.content, self.attachments) if self.attachments else self.content
 
 
 class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -120,8 +132,17 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
         answered = (m.stats for m in reversed(path) if m.stats.num_prompt_tokens and m.key not in skipped)
         return next(answered, None)
 
-    def append(self, role: Literal["user", "assistant"], content: str = "") -> Message:
-        message = Message(role=role, content=content, key=secrets.token_hex(6), parent=self.last)
+    def append(
+        self, role: Literal["user", "assistant"], content: str = "", attachments: Sequence[Attachment] = ()
+    ) -> Message:
+        message = Message(
+            role=role,
+            content=content,
+            key=secrets.token_hex(6),
+            parent=self.last,
+            attachments=list(attachments),
+            written_s=time.time(),
+        )
         self.messages.append(message)
         self.last = message.key
         return message
@@ -146,9 +167,28 @@ class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
     edited_text: str = ""
     """Text of the prompt being edited. The unsent new prompt in `text` is kept until the edit is sent or cancelled."""
 
+    attachments: list[Attachment] = []
+    edited_attachments: list[Attachment] = []
+
     @property
     def shown(self) -> str:
         return self.edited_text if self.edited else self.text
+
+    @property
+    def shown_attachments(self) -> list[Attachment]:
+        return self.edited_attachments if self.edited else self.attachments
+
+    def begin_edit(self, prompt: Message) -> None:
+        self.edited, self.edited_text = prompt.key, prompt.content
+        self.edited_attachments = list(prompt.attachments)
+
+    def clear_shown(self) -> None:
+        """Clear what was sent or cancelled: the edit if a prompt is edited, otherwise the new prompt."""
+        if self.edited:
+            self.edited = self.edited_text = ""
+            self.edited_attachments = []
+        else:
+            self.text, self.attachments = "", []
 
 
 def new_conversation(template: Conversation | None = None) -> Conversation:
@@ -203,7 +243,7 @@ def messages_to_send(conversation: Conversation, *, with_token_ids: bool = False
     messages += [
         ChatMessage(
             role=message.role,
-            content=message.content,
+            content=message.sent_text,
             token_ids=tuple(message.token_ids) if with_token_ids else (),
         )
         for message in path

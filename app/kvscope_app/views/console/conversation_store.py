@@ -13,8 +13,8 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -176,6 +176,49 @@ class ConversationStore:
         except (OSError, sqlite3.Error) as error:
             self.close()
             raise KvscopeError(f"the conversation was not deleted: {_reason(error)}") from error
+
+    def read_one(self, key: str) -> Conversation | None:
+        """Return a stored conversation, or None if there is none with this key or it cannot be read."""
+        try:
+            database = self._open([])
+            query = "SELECT key, revision, writer, data FROM conversations WHERE key = ?"
+            return next(iter(self._decode(database, database.execute(query, (key,)).fetchall(), [])), None)
+        except (OSError, sqlite3.Error):
+            self.close()
+            return None
+
+    def add_all(self, conversations: Sequence[Conversation]) -> None:
+        """Write new conversations in one transaction. Raises KvscopeError, and writes none, if that fails."""
+        with self._transaction("imported") as database:
+            for each in conversations:
+                row = (each.key, 1, each.changed_s, "", msgspec.json.encode(each))
+                database.execute("INSERT INTO conversations VALUES (?, ?, ?, ?, ?)", row)
+        self._revisions.update({each.key: 1 for each in conversations})
+
+    def delete_all(self, keys: Collection[str]) -> None:
+        """Delete conversations in one transaction. Raises KvscopeError, and deletes none, if that fails."""
+        with self._transaction("deleted") as database:
+            database.executemany("DELETE FROM conversations WHERE key = ?", [(key,) for key in keys])
+        for key in keys:
+            self._revisions.pop(key, None)
+
+    @contextmanager
+    def _transaction(self, participle: str) -> Iterator[sqlite3.Connection]:
+        """Run one transaction. Raises KvscopeError that says the conversations were not `participle`."""
+        try:
+            database = self._open([])
+            database.execute("PRAGMA synchronous=FULL")
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                yield database
+                database.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    database.execute("ROLLBACK")
+                raise
+        except (OSError, sqlite3.Error) as error:
+            self.close()
+            raise KvscopeError(f"the conversations were not {participle}: {_reason(error)}") from error
 
     def read_changes(self, exclude: Collection[str] = ()) -> StoredChanges:
         """Return the conversations that other windows wrote or deleted since the last call. Fast if there are none.

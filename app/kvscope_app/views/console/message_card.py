@@ -9,24 +9,16 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout
 
-from kvscope_app.ui.number_text import count, grouped, plural, seconds, short
+from kvscope_app.ui.number_text import count
 from kvscope_app.ui.theme import Theme, mix
 from kvscope_app.ui.widget_factories import label, set_icon, tool_button
 from kvscope_app.ui.widgets import ElidedLabel
-from kvscope_app.views.console.conversation import AnswerStats, Message
+from kvscope_app.views.console.answer_text import ending_text, exact_time, stats_text
+from kvscope_app.views.console.attachment_widgets import AttachedFiles
+from kvscope_app.views.console.conversation import Message
 from kvscope_app.views.console.scored_token import ScoredToken
 from kvscope_app.views.console.text_body import TextBody, split_reasoning
 from kvscope_app.views.console.token_hover import TokenHover
-
-_ENDING_TEXT = {
-    "length": "token limit reached",
-    "stopped": "stopped",
-    "refused": "not accepted",
-    "error": "failed",
-    "interrupted": "interrupted",
-}
-
-_MIN_QUEUE_S_SHOWN = 0.01
 
 
 class MessageCard(QFrame):
@@ -47,7 +39,9 @@ class MessageCard(QFrame):
         self.setObjectName("answer" if self._is_answer else "prompt")
         self.role_label = ElidedLabel("Answer" if self._is_answer else "You")
         self.role_label.setProperty("look", "muted")
+        self.role_label.setToolTip(exact_time(message.written_s))
         self.body = TextBody(self.role_label.text())
+        self.files = AttachedFiles(message.attachments)
         self.reasoning = TextBody("Reasoning")
         self.reasoning_toggle = tool_button(
             "Reasoning", "Show or hide what the model wrote before its answer", checkable=True
@@ -94,7 +88,7 @@ class MessageCard(QFrame):
         `can_ask` says whether a prompt can be sent now.
         """
         left_out = "Later prompts leave this turn out" if self._is_left_out else ""
-        notice = progress or ".  ".join(filter(None, [_ending_text(self.message), left_out]))
+        notice = progress or ".  ".join(filter(None, [ending_text(self.message), left_out]))
         self.notice.setText(notice if self._is_answer else "")
         self.notice.setVisible(bool(self.notice.text()))
         stats = stats_text(self.message.stats) if self._is_answer else ""
@@ -164,6 +158,7 @@ class MessageCard(QFrame):
         self.reasoning.setStyleSheet(f"{self.body.styleSheet()} QTextBrowser {{ color: {theme.muted}; }}")
         self.body.apply_theme(theme)
         self.reasoning.apply_theme(theme)
+        self.files.apply_theme(theme)
         set_icon(self.copy, "copy", theme)
         set_icon(self.redo, "restart" if self._is_answer else "pencil", theme)
         is_failure = self.message.ending in ("refused", "error", "interrupted")
@@ -199,39 +194,9 @@ class MessageCard(QFrame):
         column.setContentsMargins(12, 4, 8, 10)
         column.setSpacing(4)
         column.addLayout(head)
+        column.addWidget(self.files)
         column.addWidget(self.reasoning_toggle, 0, Qt.AlignmentFlag.AlignLeft)
         for part in (self.reasoning, self.body, self.notice, self.stats):
             column.addWidget(part)
         column.addLayout(versions)
         self._on_fold(False)
-
-
-def stats_text(stats: AnswerStats) -> str:
-    """Return a line such as `120 tokens · 45.2 tok/s · first after 120 ms · prompt 345 tokens, 128 cached`.
-
-    Until the engine reports the time to first token, the line has the time measured here: `first seen after 130 ms`.
-    """
-    parts = []
-    if stats.num_tokens:
-        parts.append(plural(stats.num_tokens, "token"))
-    if stats.tokens_per_s is not None:
-        parts.append(f"{short(stats.tokens_per_s)} tok/s")
-    if stats.queue_s is not None and stats.queue_s >= _MIN_QUEUE_S_SHOWN:
-        parts.append(f"queued {seconds(stats.queue_s)}")
-    if stats.ttft_s is not None:
-        parts.append(f"first after {seconds(stats.ttft_s)}")
-    elif stats.first_seen_s is not None:
-        parts.append(f"first seen after {seconds(stats.first_seen_s)}")
-    if stats.num_prompt_tokens:
-        cached = f", {count(stats.num_cached_tokens)} cached" if stats.num_cached_tokens else ""
-        parts.append(f"prompt {plural(stats.num_prompt_tokens, 'token')}{cached}")
-    if stats.total_s is not None:
-        paused = f", {seconds(stats.stopped_s)} of it paused" if stats.stopped_s else ""
-        parts.append(f"{seconds(stats.total_s)} in total{paused}")
-    return "  ·  ".join(parts)
-
-
-def _ending_text(message: Message) -> str:
-    ending = _ENDING_TEXT.get(message.ending, "")
-    ending = ending[:1].upper() + ending[1:]
-    return f"{ending}: {grouped(message.note)}" if ending and message.note else ending
