@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
@@ -97,13 +97,20 @@ class Transcript(QScrollArea):
         self._is_following = True
         self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
 
+    def event(self, event: QEvent) -> bool:
+        """Claim Home and End before the window's shortcuts, which move the timeline."""
+        if event.type() == QEvent.Type.ShortcutOverride and _is_home_or_end(event):
+            event.accept()
+            return True
+        return super().event(event)
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_End and event.modifiers() == Qt.KeyboardModifier.NoModifier:
-            self.scroll_to_end()
-        elif event.key() == Qt.Key.Key_Home and event.modifiers() == Qt.KeyboardModifier.NoModifier:
-            self.verticalScrollBar().setValue(0)
-        else:
+        if not _is_home_or_end(event):
             super().keyPressEvent(event)
+        elif event.key() == Qt.Key.Key_End:
+            self.scroll_to_end()
+        else:
+            self.verticalScrollBar().setValue(0)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -180,3 +187,11 @@ class Transcript(QScrollArea):
     def _is_at_end(self) -> bool:
         bar = self.verticalScrollBar()
         return bar.value() >= bar.maximum() - _NEAR_END_PX
+
+
+def _is_home_or_end(event: QEvent) -> bool:
+    return (
+        isinstance(event, QKeyEvent)
+        and event.key() in (Qt.Key.Key_Home, Qt.Key.Key_End)
+        and event.modifiers() == Qt.KeyboardModifier.NoModifier
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QApplication
 
 
@@ -47,6 +48,8 @@ def test_scrolled_up_transcript_keeps_its_position_and_reports_new_text(console,
 
 @pytest.mark.parametrize("is_text_focused", [False, True])
 def test_end_and_home_scroll_if_the_transcript_or_its_text_has_the_focus(console, long_answer, qtbot, is_text_focused):
+    for key in (Qt.Key.Key_Home, Qt.Key.Key_End):  # the window has actions with these keys
+        QShortcut(QKeySequence(key), console.view).activated.connect(pytest.fail)
     focused = console.card.body if is_text_focused else long_answer
     focused.setFocus()
     qtbot.keyClick(focused, Qt.Key.Key_Home)
