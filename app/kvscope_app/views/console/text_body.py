@@ -80,7 +80,7 @@ class TextBody(QTextBrowser):
             self._markdown.reset()
         selected = self.textCursor()
         anchor, position = selected.anchor(), selected.position()
-        self._markdown.show(text, is_complete=is_complete)
+        self._markdown.show(text.replace("\r\n", "\n").replace("\r", "\n"), is_complete=is_complete)
         cursor = self.textCursor()
         if (cursor.anchor(), cursor.position()) != (anchor, position):
             end = self.document().characterCount() - 1

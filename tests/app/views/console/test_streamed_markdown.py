@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import shiboken6
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication, QTextCursor
+from tests.conftest import examples
 
 from kvscope_app.ui.theme import SAFE_THEMES, THEMES, contrast_ratio
 from kvscope_app.views.console.code_colors import code_background, code_palette
@@ -21,7 +25,27 @@ PARTS = [
     "$$\na\n\nb\n$$",
     "  ~~~sh\n  ls\n    cd\n  ~~~",
     "- a\n  - b\n\n---\n\nsee [link][1]",
+    "one\r\ntwo\r\n\r\n```\r\nx\r\n\r\n```",
 ]
+LINES = (
+    *("# title", "**b** _i_ `c`", "- a", "  - b", "1. one", "2) two", "   more", "", "    code", "> q", "> ```", "***"),
+    *(
+        "```py",
+        "x = 1  # 😀 c",
+        "```",
+        "~~~",
+        "| a | b |",
+        "|---|---|",
+        "---",
+        "===",
+        "$$",
+        "\\[",
+        "\\]",
+        "<b>",
+        "![i](u)",
+    ),
+    *("\ttab", "`` ` ``", "end  ", "\\", "&amp;", "a\u2028b", "\r", "'''", "/*", "<think>", "[1]: http://x", "[a][1]"),
+)
 
 
 @pytest.fixture
@@ -70,6 +94,19 @@ def test_streamed_markdown_looks_as_if_it_was_rendered_whole(make_body, text):
     assert [header.language.text() for header in headers(streamed)] == [
         header.language.text() for header in headers(whole)
     ]
+
+
+@settings(max_examples=examples(12), deadline=None)
+@given(lines=st.lists(st.sampled_from(LINES), max_size=20), step=st.integers(1, 9))
+def test_any_streamed_text_looks_as_if_it_was_rendered_whole(qapp, lines, step):
+    text = "\n".join(lines)
+    streamed, whole = TextBody("Answer"), TextBody("Answer")
+    stream(streamed, text, step)
+    for each in (streamed, whole):
+        each.show_markdown(text)
+    assert paragraphs(streamed) == paragraphs(whole)
+    for each in (streamed, whole):
+        shiboken6.delete(each)
 
 
 def test_markdown_is_rendered_before_the_answer_is_complete(body):
