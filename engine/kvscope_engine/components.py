@@ -812,6 +812,7 @@ def _build_hello(
             deterministic=config.deterministic,
             fingerprints=config.fingerprints,
             eviction_order=True,
+            prompt_estimates=loaded.tokenizer is not None,
         ),
         num_ranks=loaded.rank.count,
     )

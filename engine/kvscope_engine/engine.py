@@ -33,6 +33,7 @@ from kvscope_engine.policy.kv_cache.measured_attention import store_attention, s
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.reduced_limits import ReducedLimits
 from kvscope_engine.policy.step_plan import StepPlan, StepResult, keep_emitted
+from kvscope_engine.prompt_estimate import estimate_prompt
 from kvscope_engine.roofline.weights_line import weights_line
 from kvscope_engine.step_loop import CompletedStep, OverlapCounts, StepLoop
 from kvscope_engine.step_recorder import StepRecorder
@@ -48,6 +49,7 @@ from kvscope_telemetry.messages.commands import (
     BlockContent,
     Finished,
     FinishReason,
+    PromptEstimate,
     Submit,
     TokenLogprobs,
     Tokens,
@@ -165,6 +167,25 @@ class Engine:
         loaded = self.components.loaded
         ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self.components.limits.max_model_len)
         return prepare_prompt(ids, submit.sampling.structured, self.components.structured_output, is_wanted)
+
+    def num_text_tokens(self, text: str) -> int:
+        """Return the number of tokens of `text` without special tokens. Thread-safe. Raises BadInput without a
+        tokenizer.
+        """
+        if self.tokenizer is None:
+            raise BadInput("this model has no tokenizer: a text has no tokens")
+        return len(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def estimate_prompt(
+        self, submit: Submit, token_ids: list[int], num_draft_tokens: int | None = None, tag: int = 0
+    ) -> PromptEstimate:
+        """Return what a prompt with these tokens would cost now, without running it and without changing anything.
+
+        Raises BadInput for a LoRA adapter that is not loaded.
+        """
+        self._check_open()
+        estimate = estimate_prompt(self.components.scheduler, submit, token_ids, self._adapter(submit.adapter))
+        return msgspec.structs.replace(estimate, num_draft_tokens=num_draft_tokens, tag=tag)
 
     def has_grammar(self, submit: Submit) -> bool:
         """Whether the grammar of `submit` is already compiled, or none is needed. Thread-safe."""

@@ -24,6 +24,7 @@ import msgspec
 from kvscope_engine.server.client_interventions import HeartbeatFacts, PausingClients
 from kvscope_engine.server.fair_queue import FairQueue
 from kvscope_engine.server.preparation import Prepared
+from kvscope_engine.server.prompt_estimates import PreparedEstimate
 from kvscope_engine.server.served_engine import ServedEngine
 from kvscope_engine.server.service_limits import Allowance, ServiceLimits, refusal_text
 from kvscope_telemetry.messages.command_size import command_bytes
@@ -35,6 +36,7 @@ from kvscope_telemetry.messages.commands import (
     Command,
     Control,
     Done,
+    EstimatePrompt,
     GetAllocatorMap,
     GetBlockText,
     GetSnapshot,
@@ -280,7 +282,8 @@ def command_of(task: Task) -> Command | None:
 
 def is_query(task: Task) -> bool:
     """Whether the task only reads, so that its reply need not be sent if the client reconnects."""
-    return isinstance(task, GetSnapshot | GetBlockText | GetAllocatorMap | BlockTextQuery)
+    queries = EstimatePrompt | PreparedEstimate | GetSnapshot | GetBlockText | GetAllocatorMap | BlockTextQuery
+    return isinstance(task, queries)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ import msgspec
 from kvscope_engine.server.client_interventions import ClientInterventions, HeartbeatFacts
 from kvscope_engine.server.command_receiver import BlockTextQuery, ClientJoined, ClientLost, CommandReceiver, Task, Tick
 from kvscope_engine.server.preparation import Preparation, Prepared, TokenIdsOf
+from kvscope_engine.server.prompt_estimates import PreparedEstimate
 from kvscope_engine.server.served_engine import ServedEngine
 from kvscope_engine.server.service_limits import ServiceLimits, refusal_text
 from kvscope_engine.server.sessions import ClientSessions, OpenRequests
@@ -25,6 +26,7 @@ from kvscope_telemetry.messages.commands import (
     Command,
     Control,
     Done,
+    EstimatePrompt,
     Finished,
     FinishReason,
     GetAllocatorMap,
@@ -85,6 +87,8 @@ class Dispatcher:
             self.connect(client, task)
         elif isinstance(task, Tick):
             self.tick()
+        elif isinstance(task, PreparedEstimate):
+            self._attempt(client, task.command, lambda: task.answer(self._engine))
         elif isinstance(task, Prepared):
             self._submit_prepared(task)
         elif isinstance(task, BlockTextQuery):
@@ -220,6 +224,8 @@ class Dispatcher:
             return self._prepare(client, command)
         if isinstance(command, Abort):
             return self._abort_for(client, command)
+        if isinstance(command, EstimatePrompt):
+            return self._pending.estimate(client, command, self._engine.num_text_tokens)
         if isinstance(command, GetSnapshot):
             self._snapshots.request(client, command.tag)
             return None
@@ -364,6 +370,11 @@ class PendingSubmits:
         if not reason:
             self._pending[submit.request_id] = prepared
         return reason
+
+    def estimate(self, client: bytes, command: EstimatePrompt, num_text_tokens: Callable[[str], int]) -> Reply | None:
+        """Start tokenizing a prompt that is only estimated. Returns a refusal if a limit would be exceeded."""
+        reason = self._preparation.enqueue(PreparedEstimate(client, command, num_text_tokens))
+        return refuse(command, refusal_text(reason)) if reason else None
 
     def pop(self, prepared: Prepared) -> bool:
         """Remove a submission whose prompt is tokenized. Returns False if it was cancelled."""

@@ -70,6 +70,10 @@ class Prepared:
         """Key of the limits that apply to the submission: the client, and the client for which it acts."""
         return self.client, self.submit.client
 
+    def tokenize(self, token_ids_of: TokenIdsOf, is_wanted: Callable[[], bool]) -> list[int]:
+        """Return the prompt's token ids. Called on a thread of `Preparation`; raises BadInput."""
+        return token_ids_of(self.submit, is_wanted)
+
     @property
     def num_tokens(self) -> int:
         """Number of prompt tokens once they are known; 0 if tokenizing failed."""
@@ -230,7 +234,7 @@ class Preparation:
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(
-                    self._token_ids_of(prepared.submit, lambda: prepared.is_wanted and not self._closing.is_set())
+                    prepared.tokenize(self._token_ids_of, lambda: prepared.is_wanted and not self._closing.is_set())
                 )
             except Exception as error:  # reported to the client when the submission reaches the engine
                 future.set_exception(error)

@@ -16,6 +16,7 @@ from kvscope_telemetry.messages.commands import (
     BlockContent,
     Finished,
     LoadedAdapter,
+    PromptEstimate,
     Submit,
     Tokens,
 )
@@ -79,8 +80,8 @@ class ServedPauses(Protocol):
 class ServedEngine(Protocol):
     """A loaded engine.
 
-    All methods are called on one thread, except `prompt_token_ids`, `has_grammar`, `memory` and the attributes, which
-    may be used on any thread.
+    All methods are called on one thread, except `prompt_token_ids`, `num_text_tokens`, `has_grammar`, `memory` and the
+    attributes, which may be used on any thread.
     """
 
     @property
@@ -116,6 +117,13 @@ class ServedEngine(Protocol):
         """Return the prompt's token ids. May be slow, and may end early once `is_wanted` returns False. Raises
         BadInput.
         """
+
+    def num_text_tokens(self, text: str) -> int:
+        """Return the number of tokens of `text` without special tokens. Raises BadInput without a tokenizer."""
+
+    def estimate_prompt(
+        self, submit: Submit, token_ids: list[int], num_draft_tokens: int, tag: int
+    ) -> PromptEstimate: ...
 
     def has_grammar(self, submit: Submit) -> bool: ...
 

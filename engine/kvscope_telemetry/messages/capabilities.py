@@ -73,6 +73,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     deterministic: bool = False
     """Whether a request's results are bitwise identical, whatever else is in the batch (`--deterministic`)."""
     fingerprints: bool = False
+    prompt_estimates: bool = False
+    """Whether `EstimatePrompt` is answered, at the command socket or at the engine's API."""
     counters: bool = True
     """Whether the totals in `Counters` are those of a single engine. If several engines answer in turn at one
     address, the totals are meaningless.

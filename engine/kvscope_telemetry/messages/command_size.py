@@ -12,6 +12,7 @@ from kvscope_telemetry.messages.commands import (
     Abort,
     ChatMessage,
     Command,
+    EstimatePrompt,
     Evict,
     GetBlockText,
     GetStatus,
@@ -36,6 +37,9 @@ def command_bytes(command: Command) -> int:
     """Return the bytes that `command` takes while it is queued. Never much less than its size on the wire."""
     if isinstance(command, Submit):
         return COMMAND_BYTES + _submit_bytes(command)
+    if isinstance(command, EstimatePrompt):
+        texts = (command.cache_salt, command.tools, command.adapter)
+        return COMMAND_BYTES + sum(map(_message_bytes, command.messages)) + sum(map(sys.getsizeof, texts))
     if isinstance(command, GetBlockText | Pin | Unpin | Evict):
         return COMMAND_BYTES + NUMBER_BYTES * len(command.blocks)
     if isinstance(command, LoadAdapter):

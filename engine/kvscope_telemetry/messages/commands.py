@@ -107,6 +107,21 @@ class Abort(_Command, frozen=True, kw_only=True):
     batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
+class EstimatePrompt(_Command, frozen=True, kw_only=True):
+    """Ask what a prompt would cost, without running it; answered with `PromptEstimate` or `Failed`.
+
+    Requires `Capabilities.prompt_estimates`. The estimate changes no block, no queue and no statistics. The fields have
+    the meaning of those of `Submit`.
+    """
+
+    messages: Annotated[tuple[ChatMessage, ...], msgspec.Meta(min_length=1, max_length=MAX_CHAT_MESSAGES)]
+    """Messages of the prompt. The last one is the draft, whose tokens are also counted separately."""
+    cache_salt: Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARACTERS)] = ""
+    tools: PromptText = ""
+    adapter: Annotated[str, msgspec.Meta(max_length=MAX_ADAPTER_CHARACTERS)] = ""
+    tag: Tag = 0
+
+
 class GetSnapshot(_Command, frozen=True, kw_only=True):
     """Request the complete state, answered with `Snapshot`."""
 
@@ -235,7 +250,9 @@ class UnloadAdapter(_Command, frozen=True, kw_only=True):
 
 Intervention: TypeAlias = Preempt | Pin | Unpin | Evict | SetLimits | LoadAdapter | UnloadAdapter
 """Commands with which a user interferes with scheduling and caching, to observe the effect."""
-Command: TypeAlias = Submit | Abort | GetSnapshot | GetStatus | GetBlockText | GetAllocatorMap | Control | Intervention
+Command: TypeAlias = (
+    Submit | Abort | EstimatePrompt | GetSnapshot | GetStatus | GetBlockText | GetAllocatorMap | Control | Intervention
+)
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,6 +304,26 @@ class Refused(_Command, frozen=True, kw_only=True):
 
     request_id: str
     reason: str
+
+
+class PromptEstimate(_Command, frozen=True, kw_only=True):
+    """Answer to EstimatePrompt: what the prompt would cost if it were submitted now. None means unknown."""
+
+    num_prompt_tokens: int
+    num_draft_tokens: int | None = None
+    """Number of tokens of the last message's text, without those that the chat template adds."""
+    num_cached_tokens: int | None = None
+    """Number of prompt tokens that would be reused from the prefix cache, including its lower tiers."""
+    max_request_tokens: int | None = None
+    """Maximum number of tokens of one request, prompt and answer."""
+    ttft_s: float | None = None
+    """Estimated seconds to the first token: the time to compute the prompt's other tokens, and before them those of
+    the prompts that are waiting or being computed. None before the engine has measured its prefill speed, and if all
+    places among the running requests are taken.
+    """
+    num_waiting: int | None = None
+    """Number of waiting requests."""
+    tag: int = 0
 
 
 class Tokens(_Command, frozen=True, kw_only=True):
@@ -446,7 +483,19 @@ class Failed(_Command, frozen=True, kw_only=True):
     """Id of the request that could not be aborted; empty for other commands."""
 
 
-Reply: TypeAlias = Accepted | Refused | Tokens | Finished | BlockText | AllocatorMap | Status | Done | Failed | Snapshot
+Reply: TypeAlias = (
+    Accepted
+    | Refused
+    | PromptEstimate
+    | Tokens
+    | Finished
+    | BlockText
+    | AllocatorMap
+    | Status
+    | Done
+    | Failed
+    | Snapshot
+)
 
 
 def refuse(command: Command, reason: str) -> Reply:

@@ -27,6 +27,7 @@ from kvscope_telemetry.messages.commands import (
     Finished,
     FinishReason,
     LoadedAdapter,
+    PromptEstimate,
     RequestTiming,
     Submit,
     Tokens,
@@ -200,7 +201,17 @@ class FakeEngine:
     def has_grammar(self, submit: Submit) -> bool:
         return True
 
+    def num_text_tokens(self, text: str) -> int:
+        return len(text)
+
+    def estimate_prompt(self, submit: Submit, token_ids: list[int], num_draft_tokens: int, tag: int) -> PromptEstimate:
+        if submit.adapter:
+            raise BadInput(f"LoRA adapter {submit.adapter!r} is not loaded")
+        return PromptEstimate(num_prompt_tokens=len(token_ids), num_draft_tokens=num_draft_tokens, tag=tag)
+
     def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
+        if submit.messages:
+            return [0] * sum(len(message.content) for message in submit.messages)
         if not submit.prompt:
             raise BadInput("the prompt is empty: at least one token is accepted")
         if submit.prompt.startswith("slow"):

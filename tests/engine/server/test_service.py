@@ -24,12 +24,14 @@ from kvscope_telemetry.messages.commands import (
     ChatMessage,
     Control,
     Done,
+    EstimatePrompt,
     Evict,
     Failed,
     Finished,
     GetBlockText,
     GetSnapshot,
     GetStatus,
+    PromptEstimate,
     Refused,
     Status,
     Submit,
@@ -296,6 +298,18 @@ def test_status_snapshot_block_text_and_prefix_cache_reset_are_answered(
     text = client.ask(GetBlockText(blocks=(3, 1), tag=43), BlockText)
     assert (text.tag, [content.block for content in text.contents]) == (43, [3, 1])
     assert client.ask(Control(action="reset_prefix_cache", tag=44), Done).tag == 44
+
+
+def test_prompt_is_estimated_without_a_request_and_a_failure_has_the_reason(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    running = start_service()
+    messages = (ChatMessage(role="user", content="before"), ChatMessage(role="user", content="draft"))
+    estimate = client.ask(EstimatePrompt(messages=messages, tag=4), PromptEstimate)
+    assert (estimate.num_prompt_tokens, estimate.num_draft_tokens, estimate.tag) == (11, 5, 4)
+    failed = client.ask(EstimatePrompt(messages=messages, adapter="sql", tag=5), Failed)
+    assert (failed.reason, failed.tag) == ("LoRA adapter 'sql' is not loaded", 5)
+    assert running.engine.num_unfinished == running.engine.step_count == 0
 
 
 def test_snapshot_is_never_older_than_the_last_step(start_service: Callable[..., Running], client: Client) -> None:

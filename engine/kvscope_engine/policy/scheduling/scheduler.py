@@ -191,6 +191,10 @@ class Scheduler:
             return None if self.states is None else self.states.prefix(row)
         return None if self.tiers is None else self.tiers.prefix(row)
 
+    def num_reusable_tokens(self, request: Request) -> int:
+        """Return the number of cached tokens with which `request` would start now. Changes nothing."""
+        return self._admission.find_reusable(request).num_tokens
+
     def check_fits(self, request: Request) -> None:
         """Raise BadInput, with the numbers, if the request could not run even alone. Changes nothing."""
         self._needs.check_fits(request, self._pool.num_usable, self._max_model_len)
