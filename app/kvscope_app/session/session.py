@@ -25,7 +25,15 @@ from kvscope_app.session.source_timeline import SourceTimeline
 from kvscope_app.session.state_text import HISTORY_RESUMED, history_failure_text
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.capabilities import Capabilities
-from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, GetStatus, Submit
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Command,
+    EstimatePrompt,
+    GetAllocatorMap,
+    GetBlockText,
+    GetStatus,
+    Submit,
+)
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.sync import FIRST_TAG
@@ -195,6 +203,11 @@ class Session(QObject):
         return self.accepts_commands and self.live_mirror.capabilities.allocator_map
 
     @property
+    def estimates_prompts(self) -> bool:
+        """Whether the engine answers what a prompt would cost."""
+        return self.accepts_prompts and not self.is_viewer and self.live_mirror.capabilities.prompt_estimates
+
+    @property
     def is_viewer(self) -> bool:
         """Whether this client has the role of a viewer, which may not send commands that change anything."""
         return self.status.role == Role.VIEWER
@@ -228,6 +241,8 @@ class Session(QObject):
     def _supports(self, command: Command) -> bool:
         if isinstance(command, Submit | Abort):
             return self.accepts_prompts
+        if isinstance(command, EstimatePrompt):
+            return self.estimates_prompts
         if isinstance(command, GetStatus):
             return self.accepts_prompts or self.accepts_commands
         if isinstance(command, GetAllocatorMap):

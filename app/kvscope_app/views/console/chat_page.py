@@ -15,7 +15,6 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QApplication,
     QHBoxLayout,
-    QProgressBar,
     QPushButton,
     QScrollArea,
     QSizePolicy,
@@ -28,9 +27,9 @@ from PySide6.QtWidgets import (
 from kvscope_app.load_generator.sample_prompts import sample_prompts, short_prompts
 from kvscope_app.session.session import Session
 from kvscope_app.ui.editing import edit_item
-from kvscope_app.ui.number_text import count, percent, plural
+from kvscope_app.ui.number_text import count
 from kvscope_app.ui.plain_text import plain_tip
-from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import label, tool_button
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.capability_messages import why_no_prompts
@@ -40,19 +39,20 @@ from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_answer import AnswerPhase
 from kvscope_app.views.console.chat_head import ChatHead
 from kvscope_app.views.console.composer import Composer
-from kvscope_app.views.console.conversation import Conversation, Draft, Message
+from kvscope_app.views.console.context_bar import ContextBar
+from kvscope_app.views.console.conversation import Conversation, Draft, Message, estimate_of_draft
 from kvscope_app.views.console.conversation_files import ConversationFiles
 from kvscope_app.views.console.conversation_picker import ConversationCombo, ConversationList, ConversationModel
 from kvscope_app.views.console.options_panel import OptionsPanel
 from kvscope_app.views.console.progress_text import progress_text
+from kvscope_app.views.console.prompt_estimator import PromptEstimator
 from kvscope_app.views.console.transcript import Transcript
+from kvscope_telemetry.messages.commands import EstimatePrompt
 from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.source import SourceState
 
 NUM_SAMPLE_PROMPTS = 3
 _TEXT_MARGINS = 34
-NEARLY_FULL_SHARE: Final = 0.8
-FULL_SHARE: Final = 0.95
 MIN_WIDTH_FOR_LIST = 640
 STATS_INTERVAL_S = 0.2
 _NOT_READY = {
@@ -93,6 +93,7 @@ class ChatPage(QWidget):
         )
         self.files = ConversationFiles(chat, self, self.show_conversation)
         self.context = ContextBar()
+        self.estimator = PromptEstimator(session, self._estimate_command, self)
         self.notice = label(wraps=True)
         self.head = ChatHead(self.combo)
         self.undo = tool_button("Undo", "Restore")
@@ -105,6 +106,7 @@ class ChatPage(QWidget):
     def show_conversation(self, conversation: Conversation) -> None:
         if conversation is not self.current:
             self._select_request_of(conversation)
+            self.estimator.clear()
         self.current = conversation
         self._show_draft()
         self._model.refresh()
@@ -173,8 +175,13 @@ class ChatPage(QWidget):
         self.options.show_logprobs_available(hello is None or self.chat.is_own_engine)
         self.options.show_model(hello.model.sampling if hello else ModelSampling())
         limit = 0 if hello is None else hello.cache.max_request_tokens or hello.model.max_model_len
-        used = stats.context_tokens if stats else 0
-        self.context.show_fill(used, limit, self.current.sampling.max_tokens or 0)
+        max_tokens = self.current.sampling.max_tokens
+        if self.estimator.refusal:
+            self.context.show_refusal(self.estimator.refusal)
+        elif self.estimator.estimate is not None:
+            self.context.show_estimate(self.estimator.estimate, limit, max_tokens)
+        else:
+            self.context.show_fill(stats.context_tokens if stats else 0, limit, max_tokens or 0)
 
     def why_blocked(self) -> str:
         """Return why no prompt can be sent now, or "" if one can."""
@@ -199,8 +206,14 @@ class ChatPage(QWidget):
         self.attachments.show_draft()
         self._edit_row.setVisible(bool(draft.edited))
 
+    def _estimate_command(self) -> EstimatePrompt | None:
+        return estimate_of_draft(self.current, self._draft, with_token_ids=self.chat.is_own_engine)
+
     def _on_typed(self) -> None:
         draft, text = self._draft, self.composer.edit.toPlainText()
+        if not text.strip() and not draft.shown_attachments:
+            self.estimator.clear()
+        self.estimator.update_later()
         if text == draft.shown:
             return
         if draft.edited:
@@ -210,6 +223,7 @@ class ChatPage(QWidget):
         self.chat.mark_draft_changed(self.current.key)
 
     def _on_attachments(self) -> None:
+        self.estimator.update_later()
         self.chat.mark_draft_changed(self.current.key)
 
     def _on_send(self, text: str) -> None:
@@ -279,6 +293,7 @@ class ChatPage(QWidget):
 
     def _on_options(self) -> None:
         self.chat.mark_changed(self.current)
+        self.estimator.update_later()
         self.show_status()
 
     def _on_edit(self, prompt: Message) -> None:
@@ -363,6 +378,7 @@ class ChatPage(QWidget):
     def _on_answer_ended(self, key: str, message: Message) -> None:
         if key == self.current.key:
             self.transcript.show_end(message)
+            self.estimator.update_later()
             self.show_status()
 
     def _on_messages(self, key: str) -> None:
@@ -395,6 +411,7 @@ class ChatPage(QWidget):
         path = self.current.path
         self._pages.setCurrentIndex(1 if path else 0)
         self.transcript.show_conversation(self.current)
+        self.estimator.update_later()
         self.composer.edit.set_earlier([message.content for message in path if message.role == "user"])
         self.show_status()
 
@@ -440,6 +457,7 @@ class ChatPage(QWidget):
         self.files.reported.connect(self.show_message)
         self.files.done.connect(self.done)
         self.session.status_changed.connect(self.show_status)
+        self.estimator.changed.connect(self.show_status)
 
     def _lay_out(self) -> None:
         self._pages = QStackedWidget()
@@ -496,56 +514,6 @@ class ChatPage(QWidget):
         row.addWidget(self.cancel_edit)
         self._edit_row.hide()
         return self._edit_row
-
-
-class ContextBar(QWidget):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bar = QProgressBar()
-        self.bar.setTextVisible(False)
-        self.bar.setRange(0, 1000)
-        self.bar.setFixedWidth(scaled(72))
-        self.bar.setAccessibleName("Context fill")
-        self.text = label(look="muted", elastic=True)
-        self._theme: Theme = DARK
-        self._share = 0.0
-        row = QHBoxLayout(self)
-        row.setContentsMargins(12, 0, 12, 0)
-        row.setSpacing(8)
-        row.addWidget(self.bar)
-        row.addWidget(self.text, 1)
-
-    def show_fill(self, used: int, limit: int, max_answer_tokens: int = 0) -> None:
-        """Show that `used` of `limit` tokens of the context are used. A `limit` of 0 means unknown.
-
-        `max_answer_tokens` is the maximum length of the next answer, 0 if it is unlimited.
-        """
-        num_left = max(limit - used, 0)
-        is_short = bool(used and limit) and num_left < max(max_answer_tokens, round((1 - NEARLY_FULL_SHARE) * limit))
-        self._share = min(used / limit, 1.0) if limit else 0.0
-        self.bar.setVisible(limit > 0)
-        self.bar.setValue(round(self._share * 1000))
-        text = f"{count(used)} of {count(limit)} context tokens" if limit else f"{count(used)} context tokens"
-        text += f", {count(num_left)} left" if is_short else ""
-        self.text.setText(text if used or limit else "")
-        tip = f"{percent(self._share, 0)} of one request's maximum, by model and KV cache"
-        warning = (
-            f"\nThe next prompt and its answer have {plural(num_left, 'token')}; a longer answer is cut off"
-            if is_short
-            else ""
-        )
-        self.text.setToolTip(tip + warning if limit else "")
-        self._color()
-
-    def apply_theme(self, theme: Theme) -> None:
-        self._theme = theme
-        self._color()
-
-    def _color(self) -> None:
-        name = "bad" if self._share >= FULL_SHARE else "warn" if self._share >= NEARLY_FULL_SHARE else "accent"
-        sheet = f"QProgressBar::chunk {{ background: {getattr(self._theme, name)}; }}"
-        if self.bar.styleSheet() != sheet:
-            self.bar.setStyleSheet(sheet)
 
 
 def _is_escape(event: QEvent) -> bool:

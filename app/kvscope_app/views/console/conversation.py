@@ -16,7 +16,7 @@ import msgspec
 
 from kvscope_app.views.console.attachments import Attachment, with_attachments
 from kvscope_app.views.console.scored_token import ScoredToken
-from kvscope_telemetry.messages.commands import ChatMessage
+from kvscope_telemetry.messages.commands import ChatMessage, EstimatePrompt
 from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSampling, SamplingParams
 
 NEW_TITLE: Final = "New conversation"
@@ -116,9 +116,12 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def path(self) -> list[Message]:
         """Shown messages, oldest first."""
+        return self.path_to(self.last)
+
+    def path_to(self, key: str) -> list[Message]:
+        """Return the messages up to the one with this key, oldest first; empty for ""."""
         by_key = {message.key: message for message in self.messages}
         path: list[Message] = []
-        key = self.last
         while (message := by_key.pop(key, None)) is not None:  # popped: a damaged file may have a cycle
             path.append(message)
             key = message.parent
@@ -232,13 +235,16 @@ def omitted_keys(path: Sequence[Message]) -> set[str]:
     return keys
 
 
-def messages_to_send(conversation: Conversation, *, with_token_ids: bool = False) -> tuple[ChatMessage, ...]:
-    """Return the system prompt and the shown messages for the engine, without those in `omitted_keys`.
+def messages_to_send(
+    conversation: Conversation, *, with_token_ids: bool = False, last: str | None = None
+) -> tuple[ChatMessage, ...]:
+    """Return the system prompt and the messages up to `last` for the engine, without those in `omitted_keys`.
 
-    `with_token_ids`: the engine accepts the tokens of its earlier answers.
+    `with_token_ids`: the engine accepts the tokens of its earlier answers. `last` is the key of a message, or None for
+    the last shown one.
     """
     messages = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
-    path = conversation.path
+    path = conversation.path_to(conversation.last if last is None else last)
     skipped = omitted_keys(path)
     messages += [
         ChatMessage(
@@ -250,6 +256,17 @@ def messages_to_send(conversation: Conversation, *, with_token_ids: bool = False
         if message.key not in skipped
     ]
     return tuple(messages)
+
+
+def estimate_of_draft(conversation: Conversation, draft: Draft, *, with_token_ids: bool) -> EstimatePrompt | None:
+    """Return the question what sending `draft` would cost, or None if the draft is empty."""
+    prompt = with_attachments(draft.shown, draft.shown_attachments) if draft.shown_attachments else draft.shown
+    if not prompt.strip():
+        return None
+    edited = next((message for message in conversation.messages if message.key == draft.edited), None)
+    last = conversation.last if edited is None else edited.parent
+    messages = messages_to_send(conversation, with_token_ids=with_token_ids, last=last)
+    return EstimatePrompt(messages=(*messages, ChatMessage(role="user", content=prompt)), adapter=conversation.adapter)
 
 
 def merge_messages(ours: Sequence[Message], theirs: Sequence[Message]) -> list[Message]:
