@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from kvscope_telemetry.credentials.private_files import make_private_folder
-from kvscope_telemetry.transport.bind_address import shared_folder
+from kvscope_telemetry.operating_system import shared_folder
 
 
 def ensure_home() -> None:

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGHUP = getattr(signal, "SIGHUP", None)  # None on Windows
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM) if SIGHUP is None else (signal.SIGINT, signal.SIGTERM, SIGHUP)
 INTERRUPTED = 130
 """Exit code after SIGINT. After another signal, the exit code is 128 plus the signal's number, as in a shell."""
 
@@ -47,7 +48,7 @@ def exiting_on_signals() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into SystemExit inside the context, so that every `finally` clause runs. Python
     itself raises KeyboardInterrupt for SIGINT.
     """
-    with handling_signals(_exit, (signal.SIGTERM, signal.SIGHUP)):
+    with handling_signals(_exit, END_SIGNALS[1:]):
         yield
 
 
@@ -60,7 +61,7 @@ def leaving_while_importing(program: str, first: Callable[[], object] | None = N
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGHUP:  # a closed terminal may cause two
+        if number != SIGHUP:  # a closed terminal may cause two
             signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{program}: interrupted\n")
@@ -82,7 +83,7 @@ class _Installed:
         self.handler = handler
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
+        if number == SIGHUP:
             signal.signal(number, signal.SIG_IGN)
             _replace_dead_terminal()
         self.handler(number, frame)
@@ -93,7 +94,7 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _is_ignored(number: signal.Signals) -> bool:
-    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+    return number == SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def _is_default(number: signal.Signals) -> bool:

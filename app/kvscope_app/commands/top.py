@@ -84,8 +84,10 @@ def top(args: argparse.Namespace) -> int:
             stack.callback(engine.close)
         if prints_once:
             return _print_once(engines, args.wait, as_json=args.json)
-        from kvscope_app.commands.top_screen import show
-
+        try:
+            from kvscope_app.commands.top_screen import show
+        except ModuleNotFoundError as error:  # curses, which Python for Windows lacks
+            raise BadInput(f"the live table needs {error.name}, which is not installed: use --once or --json") from None
         show(engines)
     return 0
 

@@ -22,6 +22,7 @@ from typing import Final
 
 from kvscope_app.engine_launcher.process_identity import identity_of, is_alive
 from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.operating_system import is_own, own_session
 from kvscope_telemetry.transport.bind_address import folder_for_sockets
 
 PREFIX: Final = "kvscope-"
@@ -40,6 +41,8 @@ def serve_command(endpoint: str, options: Sequence[str], keep: bool) -> list[str
 
     Unless `keep`, the engine ends when the desktop's process does.
     """
+    if sys.platform in ("win32", "darwin"):
+        raise KvscopeError("kvscope's engine runs on Linux only: watch one that runs elsewhere with --attach ADDRESS")
     if find_spec("kvscope_engine") is None or find_spec("torch") is None:
         raise KvscopeError(
             "the engine is not installed here: pip install 'kvscope[engine]',"
@@ -94,7 +97,7 @@ class EngineProcess:
                     stdout=log,
                     stderr=log,
                     env=environment,
-                    start_new_session=True,  # Ctrl-C in the terminal ends the desktop, which ends the engine
+                    **own_session(),  # Ctrl-C in the terminal ends the desktop, which ends the engine
                 )
             except OSError as error:
                 raise KvscopeError(f"the engine cannot be started: {error}") from error
@@ -202,7 +205,7 @@ def _folders_of_user(parent: Path) -> Iterator[Path]:
         for entry in list(os.scandir(parent)):
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                is_ours = status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode)
+                is_ours = is_own(status) and stat.S_ISDIR(status.st_mode)
                 if entry.name.startswith(PREFIX) and is_ours:
                     yield Path(entry.path)
 

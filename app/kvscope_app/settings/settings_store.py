@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ import msgspec
 from PySide6.QtCore import QObject, QSettings, Signal
 
 from kvscope_app.settings.settings import Settings
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.whole_file import write_whole
 
 _TYPES: Final[dict[str, Any]] = get_type_hints(Settings, include_extras=True)
@@ -127,9 +127,9 @@ class SettingsFile:
     def _locked(self) -> Iterator[None]:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock_path = self.path.with_name(self.path.name + ".lock")
-        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(lock_path, operating_system.LOCK_FILE_FLAGS | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            operating_system.lock(descriptor, wait=True)
             yield
         finally:
             os.close(descriptor)

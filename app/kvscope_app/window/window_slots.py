@@ -8,12 +8,13 @@ distinguished.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from kvscope_telemetry import operating_system
 
 _FOLDER: Final = "open-windows"
 _OPENING_MARK: Final = b"opening\n"
@@ -51,7 +52,8 @@ class WindowSlots:
             return False
         failed_before = os.fstat(descriptor).st_size > 0
         with suppress(OSError):  # on a full disk, failed starts are not detected
-            os.pwrite(descriptor, _OPENING_MARK, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, _OPENING_MARK)
         return failed_before
 
     def finish_opening(self, kind: str, slot: int) -> None:
@@ -75,8 +77,8 @@ class WindowSlots:
         descriptor = -1
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(self._folder / f"{kind}-{slot}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            descriptor = os.open(self._folder / f"{kind}-{slot}", operating_system.LOCK_FILE_FLAGS | os.O_CREAT, 0o600)
+            operating_system.lock(descriptor, wait=False)
         except OSError as error:
             if descriptor >= 0:
                 with suppress(OSError):

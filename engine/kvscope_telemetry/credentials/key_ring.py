@@ -11,7 +11,6 @@ called from any thread. A lock on the directory (flock) ensures that one process
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 import tomllib
@@ -23,6 +22,7 @@ from typing import Final
 
 import zmq
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.credentials.key_files import (
     ClientKey,
     EngineKey,
@@ -194,11 +194,11 @@ class KeyRing:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = operating_system.open_for_lock(self.folder)
         except OSError as error:
             raise BadInput(f"{_WHAT} {self.folder} is not accepted: {error.strerror}") from None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            operating_system.lock(descriptor, wait=True)
             yield
         finally:
             os.close(descriptor)

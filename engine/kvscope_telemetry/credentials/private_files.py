@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.whole_file import replace_file
 
@@ -33,9 +34,9 @@ def make_private_folder(folder: Path, what: str) -> None:
         raise BadInput(f"{what} {folder} is not accepted: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode):
         raise BadInput(f"{what} {folder} is a file: give a folder")
-    if status.st_uid != os.geteuid():
+    if not operating_system.is_own(status):
         raise BadInput(f"{what} {folder} is not accepted: it belongs to another user")
-    if status.st_mode & 0o077:
+    if not operating_system.is_private(status):
         raise BadInput(f"{what} {folder} is not accepted: others can read it (fix: chmod 700)")
 
 
@@ -82,12 +83,12 @@ def read_private(path: Path, what: str) -> str:
     users cannot access.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not block on a FIFO
+        descriptor = os.open(path, operating_system.READ_WITHOUT_BLOCKING)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise BadInput(f"{what} {path} is not accepted: it is not a plain file")
-            if status.st_mode & 0o077:
+            if not operating_system.is_private(status):
                 raise BadInput(f"{what} {path} is not accepted: others can read it (fix: chmod 600)")
             data = file.read(MAX_BYTES + 1)
     except OSError as error:

@@ -15,7 +15,7 @@ from kvscope_telemetry.devices.optional_values import known
 from kvscope_telemetry.messages.devices import HostProcess
 
 KIB: Final = 1024
-_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class Processes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import selectors
 import shlex
-import signal
 import stat
 import subprocess
 import threading
@@ -18,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.errors import BadInput
 
 MAX_LIST_BYTES: Final = 1 << 20
@@ -80,7 +80,7 @@ class CommandText:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,
+                **operating_system.own_session(),
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -90,8 +90,7 @@ class CommandText:
                 output, errors = self._output(process, stopped)
                 code = self._end(process, stopped)
             finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                operating_system.kill_session(process)
         if code:
             error_text = " ".join(errors.decode("utf-8", "replace").split())
             raise BadInput(

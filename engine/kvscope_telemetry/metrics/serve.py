@@ -7,7 +7,6 @@ its standard input is closed. Serves kvscope's own metrics only; all others are 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +15,7 @@ from typing import Final
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.metrics.metrics_page import PATH, MetricsPage
+from kvscope_telemetry.operating_system import set_low_priority
 from kvscope_telemetry.printable import print_line
 
 _SILENCE_S: Final = 30.0
@@ -75,7 +75,7 @@ def _parsed(listen: str) -> tuple[str, int]:
 
 
 def main() -> int:
-    os.nice(10)
+    set_low_priority(10)
     try:
         server = MetricsServer(*sys.argv[1:3])
     except BadInput as error:

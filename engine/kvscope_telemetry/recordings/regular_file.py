@@ -7,19 +7,17 @@ Must not depend on a file format.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 import time
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recordings.layout import PART_SUFFIX
 from kvscope_telemetry.whole_file import kind_of
 
-_BLOCK_BYTES: Final = 512
-"""Number of bytes per unit of `stat`'s `st_blocks`, the same on every file system."""
 _MAX_LOCK_ATTEMPTS: Final = 900
 """Maximum number of attempts to lock a file for writing.
 
@@ -32,8 +30,7 @@ _LOCK_RETRY_S: Final = 0.001
 def open_regular(path: Path) -> BinaryIO:
     """Open `path` for reading. Raises BadInput without blocking if it does not exist or is not a regular file."""
     try:
-        # Without O_NONBLOCK, opening a pipe blocks until it has a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        descriptor = os.open(path, operating_system.READ_WITHOUT_BLOCKING)
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
         raise BadInput(f"recording {str(path)!r} cannot be read: {_open_error(path, error)}") from None
     try:
@@ -48,8 +45,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 def stored_bytes(file: BinaryIO) -> int:
     """Return the bytes that `file` occupies on disk, at most its size. Holes of a sparse file are not counted."""
-    status = os.fstat(file.fileno())
-    return min(status.st_size, _BLOCK_BYTES * status.st_blocks)
+    return operating_system.stored_bytes(os.fstat(file.fileno()))
 
 
 def hold_for_writing(file: BinaryIO) -> None:
@@ -57,7 +53,7 @@ def hold_for_writing(file: BinaryIO) -> None:
     with contextlib.suppress(OSError):  # a file system without locks: readers cannot know
         for _ in range(_MAX_LOCK_ATTEMPTS):
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                operating_system.lock(file.fileno(), wait=False)
             except BlockingIOError:  # a reader is checking for a writer (`FollowedFile.is_written`)
                 time.sleep(_LOCK_RETRY_S)
             else:
@@ -98,12 +94,9 @@ class FollowedFile:
         """Whether a writer has locked the file (`hold_for_writing`)."""
         try:
             with self.open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+                return operating_system.is_locked(file.fileno())
         except OSError:  # a file system without locks
             return False
-        return False
 
     def remember_size(self, file: BinaryIO) -> None:
         """Store the current size and identity of `file` for later calls of `has_grown` and `open`."""

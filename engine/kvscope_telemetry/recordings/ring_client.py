@@ -12,7 +12,6 @@ See docs/internals/decisions/0005-recent-history-has-its-own-process.md.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
@@ -168,12 +168,11 @@ class RingClient:
             stdout=subprocess.PIPE,
             # Ctrl-C in the terminal goes to the session's process, which ends this one. No new POSIX session: Linux
             # divides CPU time among sessions first, and the low priority would have no effect.
-            process_group=0,
+            **operating_system.own_process_group(),
         )
         assert process.stdin is not None, "a pipe"
         self._process = process
-        with contextlib.suppress(OSError, AttributeError):  # AttributeError: a system with a fixed pipe size
-            fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        operating_system.widen_pipe(process.stdin, _PIPE_BYTES)
         sender = threading.Thread(target=self._send, args=(process.stdin,), name="kvscope-ring", daemon=True)
         receiver = threading.Thread(
             target=self._receive_statuses, args=(process,), name="kvscope-ring-told", daemon=True
@@ -268,7 +267,7 @@ def _write_all(out: int, parts: list[bytes]) -> None:
         buffers: list[bytes | memoryview] = [*parts[begin : begin + _MAX_BUFFERS]]
         first = 0
         while first < len(buffers):
-            written = os.writev(out, buffers[first:])
+            written = operating_system.write_buffers(out, buffers[first:])
             while first < len(buffers) and written >= len(buffers[first]):
                 written -= len(buffers[first])
                 first += 1

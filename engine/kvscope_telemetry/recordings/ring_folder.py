@@ -7,12 +7,12 @@ if it is killed. Must not depend on messages.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 from pathlib import Path
 from typing import Final
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.credentials.private_files import make_private_folder
 from kvscope_telemetry.errors import BadInput
 
@@ -69,11 +69,11 @@ def hold(folder: Path, *, make: bool = False) -> int:
     """Lock `folder` and return the lock's file descriptor. Closing the descriptor releases the lock. Raises
     BadInput on failure.
     """
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if make else 0)
+    flags = operating_system.LOCK_FILE_FLAGS | (os.O_CREAT if make else 0)
     lock: int | None = None
     try:
         lock = os.open(folder / LOCK_NAME, flags, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        operating_system.lock(lock, wait=False)
     except BlockingIOError:
         os.close(lock) if lock is not None else None
         raise BadInput(f"ring folder {folder} is not accepted: another process is writing to it") from None
@@ -87,12 +87,9 @@ def hold(folder: Path, *, make: bool = False) -> int:
 def is_held(folder: Path) -> bool:
     try:
         with (folder / LOCK_NAME).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return operating_system.is_locked(lock.fileno())
     except OSError:
         return False
-    return False
 
 
 def delete_ring(folder: Path) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import queue
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ import msgspec
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.wire import decode_accepted
+from kvscope_telemetry.operating_system import set_low_priority
 from kvscope_telemetry.recordings.ring import Ring
 from kvscope_telemetry.recordings.ring_packets import (
     BeginRing,
@@ -34,6 +36,8 @@ from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
 NICENESS: Final = 10
 READ_BYTES: Final = 1 << 20
+MAX_QUEUED_READS: Final = 4
+"""Maximum number of reads from the session that are not yet processed. The session then waits."""
 STATUS_INTERVAL_S: Final = 0.25
 FLUSH_S: Final = 120.0
 """Timeout of a flush, much longer than that of the session that requested it."""
@@ -44,6 +48,7 @@ class RingServer:
 
     def __init__(self, source: int, out: int) -> None:
         self._source, self._out = source, out
+        self._reads: queue.Queue[bytes] = queue.Queue(MAX_QUEUED_READS)
         self._packets = PacketReader()
         self._ring: Ring | None = None
         self._is_held = False
@@ -52,9 +57,10 @@ class RingServer:
 
     def run(self) -> None:
         is_kept = True
+        threading.Thread(target=self._read, name="kvscope-ring-input", daemon=True).start()
         while True:
-            if select.select([self._source], [], [], STATUS_INTERVAL_S)[0]:
-                data = os.read(self._source, READ_BYTES)
+            data = self._next_read()
+            if data is not None:
                 end_bodies = self._process_all(data) if data else [True]
                 if end_bodies:
                     is_kept = end_bodies[0]
@@ -64,6 +70,25 @@ class RingServer:
         if self._ring is not None:
             self._ring.close(keep=is_kept)
         self._send_status()
+
+    def _next_read(self) -> bytes | None:
+        """Return what the session sent next, b"" at the end, or None if it sent nothing for `STATUS_INTERVAL_S`."""
+        try:
+            return self._reads.get(timeout=STATUS_INTERVAL_S)
+        except queue.Empty:
+            return None
+
+    def _read(self) -> None:
+        """Queue what the session sends, and an empty read at the end. A thread, because Windows cannot wait for a pipe
+        and a time at once.
+        """
+        data = b"-"
+        while data:
+            try:
+                data = os.read(self._source, READ_BYTES)
+            except OSError:
+                data = b""
+            self._reads.put(data)
 
     def _process_all(self, data: bytes) -> list[bool]:
         """Process the packets in `data`. Returns the content of the END packet (whether to keep the files) as a
@@ -131,7 +156,7 @@ class RingServer:
 
 def main() -> None:
     with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+        set_low_priority(NICENESS)
     out = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps printed text out of the packet stream
     RingServer(sys.stdin.fileno(), out).run()

@@ -6,8 +6,6 @@ removed key is refused immediately. Uses ZeroMQ only to set socket options.
 
 from __future__ import annotations
 
-import os
-import pwd
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,6 +14,7 @@ from zmq.utils import z85
 
 from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.messages.roles import Caller, Role
+from kvscope_telemetry.operating_system import user_name
 
 MAX_REMEMBERED: Final = 4096
 ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
@@ -30,7 +29,7 @@ class Authenticator:
     def __init__(self, endpoint: str, keys: KeyRing | None, keyless: Role) -> None:
         is_ipc = endpoint.startswith("ipc")
         self._keys = None if is_ipc else keys
-        self._all = Caller(_user_name(), Role.OPERATOR) if is_ipc else Caller("keyless", keyless)
+        self._all = Caller(user_name(), Role.OPERATOR) if is_ipc else Caller("keyless", keyless)
         self._keys_of: OrderedDict[bytes, str] = OrderedDict()
         self._let_in: dict[str, None] = {}
         self._has_removed = False
@@ -103,10 +102,3 @@ class Authenticator:
             return False
         self._let_in[public_key] = None
         return True
-
-
-def _user_name() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"user {os.geteuid()}"

@@ -11,7 +11,9 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.errors import BadInput
 
 MAX_IPC_PATH_BYTES = 107
@@ -48,15 +50,22 @@ class TcpAddress:
             return False
 
 
+DEFAULT_PORT: Final = 7710
+"""Port of the default endpoint on systems without Unix sockets."""
+
+
 def default_endpoint() -> str:
-    """Return the default endpoint, which is in the user's runtime directory. Only one engine per user can have it."""
-    return f"ipc://{runtime_folder()}"
+    """Return the default endpoint, which is in the user's runtime directory. Only one engine per user can have it.
+
+    Without Unix sockets, it is a port of this machine.
+    """
+    return f"ipc://{runtime_folder()}" if operating_system.HAS_UNIX_SOCKETS else f"tcp://127.0.0.1:{DEFAULT_PORT}"
 
 
 def runtime_folder() -> Path:
     """Return the user's directory for files that are not needed after the process ends."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
-    return runtime / "kvscope" if _supports_sockets(runtime, "kvscope/devices") else shared_folder()
+    return runtime / "kvscope" if _supports_sockets(runtime, "kvscope/devices") else operating_system.shared_folder()
 
 
 def folder_for_sockets(prefix: str) -> Path:
@@ -75,14 +84,6 @@ def _supports_sockets(folder: Path, name: str) -> bool:
     return folder.is_absolute() and is_short and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
-def shared_folder() -> Path:
-    """Return the user's directory for files that all engines must find, however they were started.
-
-    This is not the runtime directory, because under cron, su and the like there is none.
-    """
-    return Path(f"/tmp/kvscope-{os.getuid()}")
-
-
 def parse_bind_address(endpoint: str) -> IpcAddress | TcpAddress:
     """Return the address in `endpoint`. Raises BadInput unless it has one of the forms described in this module."""
     scheme, separator, rest = endpoint.partition("://")
@@ -94,6 +95,8 @@ def parse_bind_address(endpoint: str) -> IpcAddress | TcpAddress:
 
 
 def _ipc(endpoint: str, path: str) -> IpcAddress:
+    if not operating_system.HAS_UNIX_SOCKETS:
+        raise BadInput(f"endpoint {endpoint!r} is not accepted: Windows has no ipc://; must be tcp://HOST:PORT")
     folder = Path(path)
     if not folder.is_absolute() or "\0" in path:
         raise BadInput(f"endpoint {endpoint!r} is not accepted: ipc:// and an absolute directory")

@@ -11,16 +11,16 @@ owner can enter; there, a partial message is detected by this process's growing 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import socket
 import struct
-import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
+
+from kvscope_telemetry.operating_system import unread_bytes
 
 HANDSHAKE_S: Final = 2.0
 """Age in seconds up to which a connection counts as young. A young connection that has sent at most
@@ -147,7 +147,7 @@ class Connections:
         filling, silent = [], []
         for descriptor, connection in untold.items():
             connection.mark_resident = connection.mark_resident or resident
-            has_unread = _unread_bytes(descriptor) > 0
+            has_unread = unread_bytes(descriptor) > 0
             connection.num_checks += has_unread
             if resident - connection.mark_resident > MAX_GROWTH_BYTES:
                 filling.append(descriptor)
@@ -205,10 +205,10 @@ def _received_bytes(descriptor: int) -> int:
     try:
         duplicate = os.dup(descriptor)
         with socket.socket(fileno=duplicate) as connection:
-            if connection.family == socket.AF_UNIX:
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):
                 return -1
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    except OSError:
+    except (OSError, AttributeError):  # AttributeError: a system without TCP_INFO
         return -1
     if len(info) < _BYTES_RECEIVED_OFFSET + _BYTES_RECEIVED.size:
         return -1
@@ -222,15 +222,8 @@ def _sending_soon(descriptors: list[int]) -> set[int]:
         if len(found) == len(descriptors):
             break
         time.sleep(GLANCE_S)
-        found.update(descriptor for descriptor in descriptors if _unread_bytes(descriptor) > 0)
+        found.update(descriptor for descriptor in descriptors if unread_bytes(descriptor) > 0)
     return found
-
-
-def _unread_bytes(descriptor: int) -> int:
-    try:
-        return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0])
-    except OSError:
-        return 0
 
 
 def _resident_bytes() -> int:

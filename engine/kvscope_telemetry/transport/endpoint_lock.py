@@ -7,13 +7,13 @@ releases the lock of a killed engine, and a remaining file has no effect. Must n
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 
 LOCK_NAME = "lock"
@@ -33,12 +33,12 @@ class EndpointLock:
         _private_folder(folder, endpoint)
         self._held: list[int] = []
         try:
-            self._hold(folder, os.O_RDONLY | os.O_DIRECTORY)
-            file = self._hold(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK)
+            self._hold(operating_system.open_for_lock(folder))
+            file = self._hold(os.open(folder / LOCK_NAME, operating_system.LOCK_FILE_FLAGS | os.O_CREAT, 0o600))
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise BadInput(f"endpoint {endpoint} is not accepted: {folder / LOCK_NAME} is not a plain file")
             os.ftruncate(file, 0)
-            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+            os.write(file, f"{os.getpid()}\n".encode())
         except BlockingIOError:
             self.release()
             raise EndpointInUse(
@@ -58,10 +58,9 @@ class EndpointLock:
         while self._held:
             os.close(self._held.pop())
 
-    def _hold(self, path: Path, flags: int) -> int:
-        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    def _hold(self, descriptor: int) -> int:
         self._held.append(descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        operating_system.lock(descriptor, wait=False)
         return descriptor
 
 
@@ -97,7 +96,7 @@ def _private_folder(folder: Path, endpoint: str) -> None:
         raise BadInput(f"endpoint {endpoint} is not accepted: {folder}: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode):
         raise BadInput(f"endpoint {endpoint} is not accepted: {folder} is not a directory")
-    if status.st_uid != os.geteuid():
+    if not operating_system.is_own(status):
         raise BadInput(f"endpoint {endpoint} is not accepted: {folder} belongs to another user")
     if status.st_mode & 0o022:
         raise BadInput(f"endpoint {endpoint} is not accepted: others can write to {folder} (fix: chmod 700)")

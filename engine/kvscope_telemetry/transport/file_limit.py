@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 from typing import Final
 
 from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.operating_system import limit_of_open_files
 
 NEEDED_FILES: Final = 4_096
 """Number of open files that the engine needs: its own files, the maximum number of connections, and connections
@@ -20,12 +20,8 @@ def raise_file_limit() -> None:
     ZeroMQ aborts the process when it runs out of file descriptors. With a low limit, any client could thus end the
     engine by opening connections.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    if soft != resource.RLIM_INFINITY and soft < NEEDED_FILES:
+    limit = limit_of_open_files(MAX_FILES)
+    if limit is not None and limit < NEEDED_FILES:
         raise KvscopeError(
-            f"this process may open only {soft} files: at least {NEEDED_FILES} are needed (see ulimit -Hn)"
+            f"this process may open only {limit} files: at least {NEEDED_FILES} are needed (see ulimit -Hn)"
         )

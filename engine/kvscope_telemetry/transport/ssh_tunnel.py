@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvscope_telemetry import operating_system
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.printable import printable
 from kvscope_telemetry.transport.bind_address import IpcAddress, folder_for_sockets, parse_bind_address
@@ -82,7 +83,9 @@ class SshAddress:
 
 
 def require_ssh() -> None:
-    """Check that ssh is installed. Raises BadInput otherwise."""
+    """Raise BadInput if ssh is not installed, or if the system has no Unix sockets, which the tunnel ends in."""
+    if not operating_system.HAS_UNIX_SOCKETS:
+        raise BadInput("ssh:// needs Unix sockets, which Windows lacks: use tcp://HOST:PORT through `ssh -L`")
     if shutil.which(SCHEME) is None:
         raise BadInput("ssh:// needs the OpenSSH client: no `ssh` on PATH (Debian: apt install openssh-client)")
 
@@ -177,7 +180,7 @@ class SshTunnel:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                start_new_session=True,
+                **operating_system.own_session(),
             )
         assert self._ssh.stdout is not None, "a pipe was asked for"
         said = ""

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.operating_system import shared_folder
 from kvscope_telemetry.transport.bind_address import (
     IpcAddress,
     TcpAddress,
     folder_for_sockets,
     parse_bind_address,
     runtime_folder,
-    shared_folder,
 )
 
 

@@ -7,12 +7,11 @@ window read bookmarks, too.
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 from kvscope_telemetry.credentials.private_files import make_private_folder, read_private, write_private
 from kvscope_telemetry.errors import BadInput, ProtocolError
+from kvscope_telemetry.operating_system import data_folder
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import Bookmark, decode_bookmarks, encode_bookmarks, newest_revisions
 
@@ -21,7 +20,7 @@ _FILE_KIND = "file of bookmarks"
 
 def bookmark_file(recording: Recording) -> Path:
     epoch = recording.info.epochs[0] if recording.info.epochs else 0
-    return _data_folder() / "kvscope" / "bookmarks" / f"{epoch:016x}-{recording.start_ns:016x}.json"
+    return data_folder() / "kvscope" / "bookmarks" / f"{epoch:016x}-{recording.start_ns:016x}.json"
 
 
 def read_bookmarks(path: Path) -> list[Bookmark]:
@@ -48,11 +47,3 @@ def save_bookmarks(path: Path, revisions: list[Bookmark]) -> str:
     except OSError as error:
         return f"{_FILE_KIND} {path} cannot be written: {error.strerror}"
     return ""
-
-
-def _data_folder() -> Path:
-    """Return the user's data folder: `$XDG_DATA_HOME`, or the system's default."""
-    data_home = os.environ.get("XDG_DATA_HOME", "")
-    if os.path.isabs(data_home):
-        return Path(data_home)
-    return Path.home() / ("Library/Application Support" if sys.platform == "darwin" else ".local/share")

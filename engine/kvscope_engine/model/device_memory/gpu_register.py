@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from kvscope_telemetry.transport.bind_address import shared_folder
+from kvscope_telemetry.operating_system import shared_folder
 
 MAX_WAIT_S: Final = 600.0
 """Maximum seconds to wait for another engine to load, because one that is stopped or hangs must not block others
