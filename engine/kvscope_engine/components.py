@@ -293,6 +293,8 @@ def build_components(
         for note in notes:
             scheduler.changes.record_notice(note, time.monotonic_ns())
         tokenizer = loaded.tokenizer
+        if tokenizer is not None:
+            tokenizer.warm_up()
         components = EngineComponents(
             epoch=epoch,
             loaded=loaded,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,8 @@ import tokenizers
 
 SPACE: Final = "\u2581"
 """Character by which SentencePiece represents a space."""
+MAX_NFC_GROWTH: Final = 3
+"""Maximum factor by which NFC makes a text longer in UTF-8."""
 PIECE_BYTES: Final = 1 << 18
 _LOSSLESS_PRE_TOKENIZERS: Final = frozenset(
     ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts")
@@ -77,32 +79,55 @@ class FewestTokens:
         return math.ceil(total * (1 - 1e-9))  # the margin exceeds the rounding error of the sums
 
 
+def is_certainly_shorter(text: str, num_tokens: int) -> bool:
+    """Whether `text` has so few bytes that it has fewer than `num_tokens` tokens. Every token has a byte."""
+    num_bytes = len(text) if text.isascii() else MAX_NFC_GROWTH * len(text.encode("utf-8", "surrogatepass"))
+    return num_bytes < num_tokens
+
+
 def _shares(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return 1 / longest(byte) for each byte, shape (256,) float64; 0 for bytes that no single-byte token
     represents.
     """
-    longest = np.zeros(256, np.int64)
-    has_own = np.zeros(256, bool)
-    for token in _token_bytes(backend, is_byte_level=is_byte_level):
-        token_bytes = list(set(token))
-        longest[token_bytes] = np.maximum(longest[token_bytes], len(token))
-        if len(token) == 1:
-            has_own[token[0]] = True
-    return np.divide(1.0, longest, out=np.zeros(256), where=has_own)
+    shares = np.zeros(256)
+    seen: set[int] = set()
+    tokens = sorted(_token_bytes(backend, is_byte_level=is_byte_level), key=len, reverse=True)
+    for token in tokens:
+        if not seen.issuperset(token):
+            new = set(token) - seen
+            shares[list(new)] = 1 / len(token)
+            seen |= new
+    own = {token[0] for token in tokens if len(token) == 1}
+    shares[[byte for byte in range(256) if byte not in own]] = 0
+    return shares
 
 
 def _token_bytes(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> Iterator[bytes]:
-    letters = _letters() if is_byte_level else {}
+    to_bytes = _byte_level_bytes() if is_byte_level else _byte_fallback_bytes
     added = backend.get_added_tokens_decoder()
     for text, token_id in backend.get_vocab(with_added_tokens=True).items():
-        if token_id in added:
-            yield added[token_id].content.encode()
-        elif is_byte_level:
-            yield b"".join(letters.get(letter) or letter.encode() for letter in text)
-        elif len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-            yield bytes.fromhex(text[3:5])
-        else:
-            yield text.replace(SPACE, " ").encode()
+        yield added[token_id].content.encode() if token_id in added else to_bytes(text)
+
+
+def _byte_fallback_bytes(text: str) -> bytes:
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes.fromhex(text[3:5])
+    return text.replace(SPACE, " ").encode()
+
+
+def _byte_level_bytes() -> Callable[[str], bytes]:
+    """Return a function from a token's text to its bytes. Characters outside GPT-2's alphabet stand for themselves."""
+    letters = _letters()
+    as_latin_1 = {ord(letter): byte[0] for letter, byte in letters.items()}
+    as_latin_1 |= {code: 0xFFFF for code in range(256) if chr(code) not in letters}  # cannot be encoded
+
+    def to_bytes(text: str) -> bytes:
+        try:
+            return text.translate(as_latin_1).encode("latin-1")
+        except UnicodeEncodeError:
+            return b"".join(letters.get(letter) or letter.encode() for letter in text)
+
+    return to_bytes
 
 
 def _letters() -> dict[str, bytes]:

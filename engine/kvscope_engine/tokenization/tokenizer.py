@@ -8,6 +8,7 @@ that is not released yet. Stop strings are found regardless of token boundaries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,7 +17,7 @@ import msgspec
 import tokenizers
 
 from kvscope_engine.tokenization import chat_template
-from kvscope_engine.tokenization.fewest_tokens import FewestTokens
+from kvscope_engine.tokenization.fewest_tokens import FewestTokens, is_certainly_shorter
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import MAX_PROMPT_CHARACTERS, ChatMessage, ToolCall
 from kvscope_telemetry.printable import valid_text
@@ -188,10 +189,17 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         return self._special_id("eos_token")
 
+    def warm_up(self) -> None:
+        """Compile the chat template and tokenize one message, so that the first request need not wait for it."""
+        with suppress(BadInput):  # no template, or one that refuses such a conversation
+            self.encode(self.chat_text([ChatMessage(role="user", content="a")]), add_special_tokens=False)
+
     def refuse_too_long(self, text: str, max_len: int) -> None:
         """Raise BadInput if `text` is certain to have `max_len` tokens or more. Does not tokenize."""
         if len(text) > MAX_PROMPT_CHARACTERS:
             raise BadInput(f"the prompt has {len(text)} characters: send at most {MAX_PROMPT_CHARACTERS}")
+        if is_certainly_shorter(text, max_len):
+            return  # the first use of the bound below reads the whole vocabulary, which takes up to 0.5 s
         fewest = self._codec.fewest_tokens(text, max_len)
         if fewest >= max_len:
             accepted = f"send at most {max_len - 1} (the limit of {max_len} includes prompt and output)"

@@ -62,7 +62,7 @@ from kvscope_engine.model.runner.kernel_launches import Launches, PassKind
 from kvscope_engine.model.runner.prompt_scoring import PendingScores, PromptRows, prompt_rows, score_prompts
 from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.runner.step_memory import logits_width, step_buffer_bytes
-from kvscope_engine.model.runner.warm_up import idle_decodes, warm_up
+from kvscope_engine.model.runner.warm_up import idle_decodes, warm_up, warm_up_cpu
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.step_plan import StepPlan, StepResult
@@ -237,8 +237,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[Progress], None]) -> None:
-        """Compile every kernel that steps can need and capture CUDA graphs. Does nothing on a CPU."""
+        """Run what the first requests would otherwise wait for: on a GPU, compile every kernel that steps can need and
+        capture CUDA graphs; on a CPU, run two small steps. No step writes to the KV cache.
+        """
         if self._device.type == "cpu":
+            has_steps = self._states is None and not self._is_own
+            run = self._warm_up_logits if has_steps else None
+            warm_up_cpu(self._limits, run, self._sampler, self._buffer, self._vocab_size)
             return
         idle_pairs = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
         if self._storage.layers:

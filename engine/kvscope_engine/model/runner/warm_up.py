@@ -1,4 +1,4 @@
-"""Compiles every kernel that steps can need and captures CUDA graphs, before the first request on a GPU.
+"""Compiles every kernel that steps can need and captures CUDA graphs, before the first request.
 
 Decides which warm-up steps are run. These steps write no KV and attend to no tokens, so no block of the pool needs to
 exist.
@@ -29,6 +29,8 @@ LONGEST_RUN: Final = 128
 """Number of queries of a request above which prefill uses no larger tiles. The longest possible requests are an
 exception and have a separate warm-up step.
 """
+NUM_CPU_QUERIES: Final = 8
+"""Tokens of the prefill in the warm-up on a CPU: enough to run the matmuls of prefills, at the cost of a decode."""
 EVERY_OPTION: Final = (
     ResolvedSampling(temperature=0.0),
     ResolvedSampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=1, logprobs=3),
@@ -102,6 +104,26 @@ def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensor
     for length in dict.fromkeys((1, limits.max_request_tokens)):  # unsplit, and split with a merge
         for num_rows in dict.fromkeys((1, min(2, limits.max_num_seqs))):
             yield _decode_step(num_rows, length, limits.block_size, limits.num_groups)
+
+
+def warm_up_cpu(limits: StepLimits, run: Run | None, sampler: Sampler, buffer: StepBuffer, vocab_size: int) -> None:
+    """Run a small step with a prefill and one with a decode, and sample with every option.
+
+    The first run of a step reads all weights into memory, and allocates buffers of the operations. If `run` is None,
+    only the sampler is run.
+    """
+    num_queries = min(NUM_CPU_QUERIES, limits.max_num_batched_tokens)
+    steps = (
+        _prefill_step(num_queries, 0, num_groups=limits.num_groups),
+        _decode_step(1, 1, limits.block_size, limits.num_groups),
+    )
+    if run is not None:
+        for step in steps:
+            buffer.begin()
+            tensors = step(buffer)
+            buffer.send()
+            run(tensors)
+    _sample(torch.zeros(1, vocab_size), sampler, buffer)
 
 
 def idle_decodes(limits: StepLimits, buffer: StepBuffer) -> StepTensors:

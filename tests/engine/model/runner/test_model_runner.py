@@ -156,3 +156,19 @@ def test_packed_weights_are_counted_once(tiny_loaded: Load, planned: Any) -> Non
     untied = tiny_loaded("llama")
     before = sum(parameter.nbytes for parameter in untied.module.parameters())
     assert planned(untied).runner.weights_bytes == pytest.approx(before, rel=0.01)
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_warm_up_on_a_cpu_runs_the_model_and_leaves_the_cache_unchanged(
+    model_type: str, tiny_loaded: Load, planned: Any
+) -> None:
+    loaded = tiny_loaded(model_type)
+    run = planned(loaded)
+    numbers_of_tokens: list[int] = []
+    loaded.module.register_forward_pre_hook(
+        lambda module, args, kwargs: numbers_of_tokens.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    assert all(tensor.isnan().all() for tensor in run.storage.block_tensors)
+    run.runner.warm_up(lambda progress: None)
+    assert numbers_of_tokens == [8, 1]
+    assert all(tensor.isnan().all() for tensor in run.storage.block_tensors)
