@@ -16,7 +16,7 @@ from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.views.console.answer_text import ending_text, exact_time, stats_text
 from kvscope_app.views.console.attachment_widgets import AttachedFiles
 from kvscope_app.views.console.conversation import Message
-from kvscope_app.views.console.scored_token import ScoredToken
+from kvscope_app.views.console.scored_token import ScoredToken, unlikely_ranges
 from kvscope_app.views.console.text_body import TextBody, split_reasoning
 from kvscope_app.views.console.token_hover import TokenHover
 
@@ -135,6 +135,16 @@ class MessageCard(QFrame):
         start = content.find(reasoning) if body is self.reasoning else content.rfind(answer)
         return self.message.scored_tokens, content, start
 
+    def _underline_unlikely_tokens(self, theme: Theme) -> None:
+        if not self.message.scored_tokens or not self.message.ending:
+            return
+        for body in (self.body, self.reasoning):
+            tokens, content, start = self._scored_tokens(body)
+            ranges = [
+                (low - start, high - start) for low, high in unlikely_ranges(tokens, len(content)) if low >= start
+            ]
+            body.underline(ranges, theme.color("warn"))
+
     def _show_contents(self, reasoning: str, answer: str) -> None:
         if self._is_answer:
             is_complete = self.message.ending != ""
@@ -158,6 +168,7 @@ class MessageCard(QFrame):
         self.reasoning.setStyleSheet(f"{self.body.styleSheet()} QTextBrowser {{ color: {theme.muted}; }}")
         self.body.apply_theme(theme)
         self.reasoning.apply_theme(theme)
+        self._underline_unlikely_tokens(theme)
         self.files.apply_theme(theme)
         set_icon(self.copy, "copy", theme)
         set_icon(self.redo, "restart" if self._is_answer else "pencil", theme)

@@ -13,6 +13,8 @@ from kvscope_telemetry.messages.commands import Tokens
 
 NUM_ALTERNATIVES: Final = 5
 """Number of most likely tokens that the console requests for each position."""
+UNLIKELY_SHARE: Final = 0.1
+"""Tokens with a smaller probability are underlined in the answer."""
 _MIN_LOGPROB: Final = -100.0
 """Stored for smaller values and for those that JSON cannot represent. Its probability is shown as 0."""
 
@@ -57,6 +59,16 @@ def token_at(tokens: Sequence[ScoredToken], offset: int, length: int) -> tuple[S
         return None
     end = tokens[index + 1].start if index + 1 < len(tokens) else length
     return tokens[index], tokens[index].start, end
+
+
+def unlikely_ranges(tokens: Sequence[ScoredToken], length: int) -> list[tuple[int, int]]:
+    """Return the start and end of the text of each unlikely token, in an answer of `length` characters."""
+    ends = [token.start for token in tokens[1:]] + [length]
+    return [
+        (token.start, end)
+        for token, end in zip(tokens, ends, strict=False)
+        if end > token.start and probability(token.logprob) < UNLIKELY_SHARE
+    ]
 
 
 def probability(logprob: float) -> float:

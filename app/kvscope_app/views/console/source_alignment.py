@@ -1,10 +1,12 @@
-"""Finds the place in a Markdown source from which a shown character comes. Imports no Qt."""
+"""Relates the characters of shown text to those of its Markdown source. Imports no Qt."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 _WORD: Final = re.compile(r"\w+|\W")
@@ -35,6 +37,24 @@ def source_offset(source: str, shown: str, offset: int) -> int | None:
         if start <= offset < start + length:
             return source_start + offset - start
     return None
+
+
+def shown_ranges(source: str, shown: str, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of `shown` that come from `ranges` of `source`, given as (start, end). All are in order."""
+    if len(source) > MAX_ALIGNED_CHARACTERS or not ranges:
+        return []
+    found = []
+    matches = _matches(source, shown)
+    first = 0
+    for start, end in ranges:
+        while first < len(matches) and matches[first][1] + matches[first][2] <= start:
+            first += 1
+        for shown_start, source_start, length in islice(matches, first, None):
+            if source_start >= end:
+                break
+            low, high = max(start, source_start), min(end, source_start + length)
+            found.append((shown_start + low - source_start, shown_start + high - source_start))
+    return found
 
 
 def _offsets(words: list[str]) -> list[int]:

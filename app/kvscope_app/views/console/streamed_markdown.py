@@ -9,6 +9,7 @@ is.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final
 
 from PySide6.QtGui import QTextBlock, QTextCursor, QTextDocument, QTextFormat
@@ -20,7 +21,7 @@ from kvscope_app.views.console.markdown_segments import (
     has_reference_definitions,
 )
 from kvscope_app.views.console.markdown_source import CONTINUED_LINE_MARK, chat_markdown
-from kvscope_app.views.console.source_alignment import source_offset
+from kvscope_app.views.console.source_alignment import shown_ranges, source_offset
 
 _LONG_SEGMENT_CHARACTERS: Final = 3000
 _GROWTH_SHARE: Final = 0.1
@@ -85,13 +86,34 @@ class StreamedMarkdown:
         start, first = self._finished[index - 1] if index else (0, 0)
         is_last = index == len(self._finished)
         end, last = (len(self._text), self._document.characterCount() - 1) if is_last else self._finished[index]
-        cursor = QTextCursor(self._document)
-        cursor.setPosition(first)
-        cursor.setPosition(last, _KEEP)
-        shown = cursor.selectedText().replace("\u2029", "\n")
+        shown = self._shown_text(first, last)
         units = shown.encode("utf-16-le")[: 2 * (position - first)]  # positions count UTF-16 units
         offset = source_offset(self._text[start:end], shown, len(units.decode("utf-16-le", "ignore")))
         return None if offset is None else start + offset
+
+    def document_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the (start, end) positions in the document of the shown parts of `ranges`, given as (start, end) in
+        the text, in order. Only finished segments are searched.
+        """
+        found: list[tuple[int, int]] = []
+        start = first = 0
+        for end, last in self._finished:
+            low = bisect_left(ranges, start + 1, key=lambda span: span[1])
+            high = bisect_left(ranges, end, key=lambda span: span[0])
+            inside = [(max(a, start) - start, min(b, end) - start) for a, b in ranges[low:high]]
+            if inside:
+                shown = self._shown_text(first, last)
+                for a, b in shown_ranges(self._text[start:end], shown, inside):
+                    before = len(shown[:a].encode("utf-16-le")) // 2
+                    found.append((first + before, first + before + len(shown[a:b].encode("utf-16-le")) // 2))
+            start, first = end, last
+        return found
+
+    def _shown_text(self, first: int, last: int) -> str:
+        cursor = QTextCursor(self._document)
+        cursor.setPosition(first)
+        cursor.setPosition(last, _KEEP)
+        return cursor.selectedText().replace("\u2029", "\n")
 
     def _finish(self, segment: MarkdownSegment) -> None:
         self._rendered_length = 0

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from PySide6.QtCore import QEvent, QSizeF, Qt, QUrl
 from PySide6.QtGui import (
+    QColor,
     QDesktopServices,
     QKeyEvent,
     QPainter,
     QPaintEvent,
     QResizeEvent,
+    QTextCharFormat,
     QTextCursor,
     QTextOption,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser
+from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QTextEdit
 
 from kvscope_app.ui.theme import Theme
 from kvscope_app.views.console.code_frames import CodeFrames
@@ -94,6 +97,19 @@ class TextBody(QTextBrowser):
         in the text.
         """
         return None if self._plain else self._markdown.source_offset(position)
+
+    def underline(self, ranges: Sequence[tuple[int, int]], color: QColor) -> None:
+        """Underline parts of a complete Markdown text, given as (start, end) in it, instead of earlier ones."""
+        selections = []
+        for start, end in self._markdown.document_ranges(ranges):
+            selection = QTextEdit.ExtraSelection()
+            selection.cursor = QTextCursor(self.document())
+            selection.cursor.setPosition(start)
+            selection.cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
+            selection.format.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
+            selection.format.setUnderlineColor(color)
+            selections.append(selection)
+        self.setExtraSelections(selections)
 
     def apply_theme(self, theme: Theme) -> None:
         self._frames.apply_theme(theme)

@@ -10,6 +10,7 @@ from PySide6.QtCore import QEvent, QPoint, Qt
 from PySide6.QtGui import QHelpEvent, QTextCursor
 from PySide6.QtWidgets import QApplication, QToolTip
 
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.console.scored_token import scored_tokens, token_at
 from kvscope_app.views.console.source_alignment import source_offset
 from kvscope_telemetry.messages.commands import TokenLogprobs, Tokens
@@ -65,6 +66,27 @@ def test_hovering_a_token_shows_its_probability_and_alternatives_also_after_a_re
         assert "“other”&nbsp; 5.0 %" in hover(each.card.body, "Good")
         assert "“ day**”&nbsp; under 0.01 %" in hover(each.card.body, "day")
         assert "“hm”&nbsp; 81.9 %" in hover(each.card.reasoning, "hm")
+
+
+def test_unlikely_tokens_are_underlined_when_the_answer_has_ended(console):
+    console.ask("Hello")
+    for text, logprob in (
+        ("😀 **Good", -0.5),
+        (" day**", -9.9),
+        ("\n\n```py\nx", -0.1),
+        (" = 1", -3.0),
+        ("\n```", -0.1),
+    ):
+        console.reply(tokens_reply(console.request_id, text, logprob))
+    assert underlined(console.card.body) == []
+    console.finish()
+    assert underlined(console.card.body) == [" day", " = 1"]
+    console.view.apply_theme(THEMES["light"])
+    assert underlined(console.card.body) == [" day", " = 1"]
+
+
+def underlined(body):
+    return [selection.cursor.selectedText() for selection in body.extraSelections()]
 
 
 def test_answer_without_log_probabilities_shows_no_tooltip(console):
