@@ -16,15 +16,11 @@ import msgspec
 
 from kvscope_engine.cli.arguments.simulate_options import (
     WORKLOADS,
-    add_cost_options,
-    add_engine_options,
-    add_model_options,
-    add_tier_options,
-    add_workload_options,
+    add_simulation_options,
     chosen_cost,
     chosen_limits,
     chosen_preset,
-    chosen_recording,
+    chosen_run,
     chosen_setups,
     chosen_workload,
     recording_paths,
@@ -36,6 +32,8 @@ from kvscope_telemetry.recordings.sample import path_of
 if TYPE_CHECKING:
     from kvscope_engine.simulator.simulation import Simulation, SimulationSetup
     from kvscope_engine.simulator.simulation_report import SimulationReport
+    from kvscope_engine.simulator.workload_recording import WorkloadRecording
+    from kvscope_telemetry.messages.what_if_question import WhatIfComparison
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -53,11 +51,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         help="record the simulated run for the desktop; with several allocators, the name of each is"
         " inserted before the suffix. At most one waiting request more than --max-num-seqs is shown",
     )
-    add_workload_options(parser.add_argument_group("workload"))
-    add_engine_options(parser.add_argument_group("engine"))
-    add_model_options(parser.add_argument_group("model"))
-    add_tier_options(parser.add_argument_group("lower tiers"))
-    add_cost_options(parser.add_argument_group("cost model"))
+    parser.add_argument(
+        "--measured",
+        action="store_true",
+        help="compare the recorded figures with simulations of the recorded settings and of the first allocator with"
+        " the other options (recordings only)",
+    )
+    add_simulation_options(parser)
     parser.set_defaults(run=run)
     return parser
 
@@ -67,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
     from kvscope_engine.simulator.simulation_report import make_report
     from kvscope_engine.simulator.simulation_report_text import report_text
 
-    recording = chosen_recording(args)
-    model, preset, note = chosen_preset(args, recording)
-    limits, cost = chosen_limits(args, preset, recording), chosen_cost(args, preset)
-    workload = chosen_workload(args, limits.max_model_len)
-    setups = chosen_setups(args, preset, limits, cost, workload, recording)
+    recorded = chosen_run(args)
+    model, preset, note = chosen_preset(args, recorded)
+    limits, cost = chosen_limits(args, preset, recorded), chosen_cost(args, preset)
+    workload = chosen_workload(args, limits.max_model_len, recorded)
+    setups = chosen_setups(args, preset, limits, cost, workload, recorded)
     simulations, notes = list[Simulation](), [note] if note else []
     for setup in setups:  # all are created, and thereby checked, before the first runs
         try:
@@ -86,10 +86,29 @@ def run(args: argparse.Namespace) -> int:
     reports = [make_report(simulation) for simulation in simulations]
     if not any(one.num_finished for one in reports):
         raise BadInput(f"no request of {workload.name!r} can be served: {reports[0].first_refusal}")
-    print_text(
-        _json(setups[0], reports, notes) if args.json else report_text(workload, setups[0].limits, reports, notes)
-    )
+    comparison = _compare(args, recorded) if args.measured else None
+    if args.json:
+        print_text(_json(setups[0], reports, notes, comparison))
+    else:
+        from kvscope_engine.simulator.what_if.comparison_text import comparison_text
+
+        text = report_text(workload, setups[0].limits, reports, notes)
+        print_text(text if comparison is None else f"{text}\n\n{comparison_text(comparison)}")
     return 0
+
+
+def _compare(args: argparse.Namespace, recorded: WorkloadRecording | None) -> WhatIfComparison:
+    if recorded is None:
+        raise BadInput(f"--measured is not accepted with {args.workload!r:.200}: only a recording has measured figures")
+    from kvscope_engine.cli.arguments.recorded_setups import compare_with_options
+    from kvscope_engine.model.loader.download.progress import Meter, TerminalProgress
+
+    bar = TerminalProgress()
+    try:
+        with Meter(bar, "simulate", "measured", 100, "%") as meter:
+            return compare_with_options(recorded, args, lambda share: meter.reach(round(100 * share), 100))
+    finally:
+        bar.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +143,11 @@ def _recording_context(run: _Run, model: str) -> AbstractContextManager[object]:
     return SimulationRecording(run.simulation, run.setup, run.recording, model)
 
 
-def _json(setup: SimulationSetup, reports: list[SimulationReport], notes: list[str]) -> str:
+def _json(
+    setup: SimulationSetup, reports: list[SimulationReport], notes: list[str], comparison: WhatIfComparison | None
+) -> str:
     workload = setup.workload
+    measured = {} if comparison is None else {"comparison": comparison, "errors": comparison.errors}
     return msgspec.json.encode(
         {
             "workload": {
@@ -139,5 +161,6 @@ def _json(setup: SimulationSetup, reports: list[SimulationReport], notes: list[s
             "cost_model": setup.cost,
             "policies": reports,
             "notes": notes,
+            **measured,
         }
     ).decode()

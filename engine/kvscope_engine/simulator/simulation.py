@@ -7,6 +7,7 @@ at their length. Scheduling and block allocation are the engine's own code.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Final, Protocol
 
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
@@ -20,6 +21,7 @@ from kvscope_engine.policy.step_plan import StepPlan, StepResult
 from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.group_use import GroupTally
 from kvscope_engine.simulator.kv_layout import KVLayout
+from kvscope_engine.simulator.recorded_drafter import recorded_drafter
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_engine.simulator.simulated_paging import SimulatedPaging
 from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
@@ -55,6 +57,10 @@ class SimulationSetup:
     """Number of slots for recurrent states. Must be set if `layout` has states."""
     state_interval: int = 512
     """Tokens between two checkpoints of a recurrent state."""
+    variation: tuple[float, ...] = ()
+    """Factors by which the time of a step varies; each step uses one of them at random. Empty for no variation."""
+    seed: int = 0
+    """Seed of the choice among `variation`."""
 
     @property
     def label(self) -> str:
@@ -166,6 +172,8 @@ class Simulation:
         self._workload = setup.workload
         self._num_blocks = limits.num_blocks
         self._cost = setup.cost
+        self._variation = setup.variation
+        self._random = Random(setup.seed)
         self.allocator = setup.allocator
         self.setup = setup
         self._attention_layout, block_layout = setup.attention_layout, setup.block_layout
@@ -198,6 +206,7 @@ class Simulation:
                 keeps_checkpoints=has_prefix_cache,
                 copy_seconds=setup.state_copy_seconds,
             )
+        self._drafter = recorded_drafter(setup.workload)
         self.scheduler = Scheduler(
             self.pool,
             make_allocation(setup.allocator, self.pool, max_model_len=limits.max_model_len),
@@ -210,11 +219,14 @@ class Simulation:
                 preemption=setup.tiers.preemption if self.mover is not None else "recompute",
             ),
             mover=self.mover,
+            drafter=self._drafter,
             states=self.states,
         )
-        # A step admits at most max_num_seqs requests. If more than that are queued, later arrivals change
-        # nothing, so they are added later to save memory. The queue is never longer than this.
-        self._max_queued = limits.max_num_seqs + 1
+        # A step admits at most max_num_seqs requests. If more than that are queued in order of arrival, later arrivals
+        # change nothing, so they are added later to save memory. The queue is then never longer than this.
+        self._max_queued = limits.max_num_seqs + 1 if setup.workload.is_in_order else len(setup.workload.requests)
+        self._first_completions: dict[str, int] = {}
+        """Number of the newest request with index 0 of each request id."""
         self._num_added = 0
         self.now_ns = 0
         self.step_count = 0
@@ -262,8 +274,12 @@ class Simulation:
     def _step(self, plan: StepPlan, waited_ns: int) -> None:
         self.step_count += 1
         elapsed_ns = self._cost.step_ns(plan, self._attention_layout)
+        if self._variation:
+            elapsed_ns = max(1, round(elapsed_ns * self._random.choice(self._variation)))
         self.now_ns += elapsed_ns
         self.scheduler.prefill_rate.observe(plan, elapsed_ns / 1e9)
+        if plan.has_drafts:
+            plan = self._accept_drafts(plan)
         self.scheduler.commit(plan, self.step_count, self.now_ns)
         self.tally.step(plan, self.scheduler, self.pool)
         if self.mover is not None and self.mover.origins:
@@ -274,8 +290,23 @@ class Simulation:
         if self._observer is None:
             self.scheduler.changes.drain()
         else:
-            tokens = tuple((-item.request.number,) if item.samples else () for item in plan.scheduled)
+            tokens = tuple(
+                (-item.request.number,) * (item.num_tokens if item.drafts else 1) if item.samples else ()
+                for item in plan.scheduled
+            )
             self._observer.step(plan, StepResult(tokens, forward_ns=elapsed_ns), waited_ns)
+
+    def _accept_drafts(self, plan: StepPlan) -> StepPlan:
+        """Append the accepted drafts to their requests, and return the plan without the rejected ones."""
+        assert self._drafter is not None, "drafts without a drafter"
+        scheduled = []
+        for item in plan.scheduled:
+            if item.drafts:
+                num_accepted = self._drafter.num_accepted(item.request, len(item.drafts))
+                item.request.output_token_ids.extend([-item.request.number] * num_accepted)
+                item = item._replace(num_tokens=1 + num_accepted)
+            scheduled.append(item)
+        return replace(plan, scheduled=tuple(scheduled))
 
     def _sample(self, request: Request) -> None:
         """Append the token id `-number` to request `number`, so that no other request's text contains this token."""
@@ -285,6 +316,7 @@ class Simulation:
             request.first_token_ns = self.now_ns
         if len(output) == request.max_tokens:
             request.last_token_ns = self.now_ns
+            self._first_completions.pop(request.request_id, None)
             self.scheduler.finish(request, "length", self.now_ns)
             self.tally.finish(request)
 
@@ -298,14 +330,20 @@ class Simulation:
             self._add_request(arrival, self._num_added)
 
     def _add_request(self, arrival: WorkloadRequest, number: int) -> None:
+        if arrival.request_id and not arrival.index:
+            self._first_completions[arrival.request_id] = number
         request = Request(
             number=number,
-            request_id=str(number),
+            request_id=arrival.request_id or str(number),
             prompt_token_ids=tuple(self._workload.prompt_token_ids(arrival, -number)),
             sampling=SAMPLING,
             max_tokens=arrival.num_output_tokens,
             arrival_ns=arrival.arrival_ns,
             expected_tokens=arrival.num_prompt_tokens + arrival.num_output_tokens,
+            index=arrival.index,
+            priority=arrival.priority,
+            parent=self._first_completions.get(arrival.request_id, 0) if arrival.index else 0,
+            client=arrival.client,
         )
         try:
             self.scheduler.add_request(request)

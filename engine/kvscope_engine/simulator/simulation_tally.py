@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, MutableMapping
+from math import nan
 
 from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
@@ -43,9 +44,13 @@ class SimulationTally:
         self.num_needed_tokens = 0
         """Tokens that the finished requests would have computed without preemptions."""
         self.num_preempted = 0
+        self.numbers = array("q")
+        """Number of each finished request, in the order of the arrays below."""
         self.ttft_ns = array("d")
         self.total_ns = array("d")
         self.per_token_ns = array("d")
+        self.decode_ns = array("d")
+        """Time from the first to the last token, per token after the first; NaN for a single token."""
 
     @property
     def num_finished(self) -> int:
@@ -95,6 +100,9 @@ class SimulationTally:
         self.ttft_ns.append(request.first_token_ns - request.arrival_ns)
         self.total_ns.append(total_ns)
         self.per_token_ns.append(total_ns / num_output_tokens)
+        self.numbers.append(request.number)
+        decode_ns = request.last_token_ns - request.first_token_ns
+        self.decode_ns.append(decode_ns / (num_output_tokens - 1) if num_output_tokens > 1 else nan)
         self.num_prompt_tokens += request.num_prompt_tokens
         self.num_cached_tokens += request.num_cached_tokens
         self.num_output_tokens += num_output_tokens

@@ -7,7 +7,8 @@ The first line describes the memory, once per engine start. Each following line 
                "groups": [{"kind": "full", "block_bytes": 368640}, {"kind": "window", "window": 512, ...}]}}
     {"now": [[1, 300, 812], [2, 40, 512, 28]]}
 
-Each `now` is answered with a `WhatIfAnswer`, each invalid line with a `Complaint`; a setup has no answer.
+Each `now` is answered with a `WhatIfAnswer`, each invalid line with a `Complaint`; a setup has no answer. A line with a
+`question` is explained in `what_if_question`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Annotated, Final
 import msgspec
 
 from kvscope_telemetry.messages.telemetry import KVGroup
+from kvscope_telemetry.messages.what_if_question import WhatIfQuestion
 
 MAX_REQUESTS: Final = 100_000
 MAX_LINE_BYTES: Final = 8 << 20
@@ -91,8 +93,9 @@ class Running(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class WhatIfLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One line of input: either a `setup` or a `now`."""
+    """One line of input: either a `setup`, a `now` or a `question`."""
 
+    question: WhatIfQuestion | None = None
     setup: Memory | None = None
     now: Annotated[list[Running], msgspec.Meta(max_length=MAX_REQUESTS)] | None = None
 

@@ -103,11 +103,9 @@ def test_trace_file_is_simulated_and_a_bad_line_is_named(run: Run, tmp_path: Pat
 def test_recording_is_simulated_again_with_the_same_result(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "run.mcap"
     first = simulate_json(run, *SMALL, "--rate", "5", "--record", str(path))
-    again = simulate_json(run, "simulate", str(path))
+    again = simulate_json(run, "simulate", str(path), "--model-preset", "opt-13b")
     assert (again["policies"], again["limits"]) == (first["policies"], first["limits"]), "in the pool that was recorded"
-    assert again["notes"] == [
-        "not in the recording, so taken from opt-13b: weights and speeds (--model-preset, --costs)",
-    ]
+    assert again["notes"] == []
     assert again["workload"] == first["workload"] | {"name": "run.mcap"}
     code, out, err = run(*SMALL, "--record", str(path))
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -249,7 +247,7 @@ def test_simulate_reports_kv_groups_and_a_comparison_without_freeing_window_bloc
     assert (code, err) == (0, "")
     assert "KV groups, blocks that requests held" in out
     assert "window of 32" in out
-    again = simulate_json(run, "simulate", str(path), "--without-freeing")["policies"]
+    again = simulate_json(run, "simulate", str(path), "--without-freeing", "--model-preset", "opt-13b")["policies"]
     assert again == [now, kept], "a recording must contain its groups and size"
     blocks = simulate_json(run, *words, "--num-gpu-blocks-override", "75", "--without-freeing")["policies"]
     assert blocks == [now, kept]

@@ -25,7 +25,7 @@ from kvscope_engine.simulator.kv_layout import (
 )
 from kvscope_engine.simulator.simulated_paging import SimulatedPaging
 from kvscope_engine.simulator.simulated_tiers import SimulatedTiers
-from kvscope_engine.simulator.simulation_limits import SimulatedLimits
+from kvscope_engine.simulator.simulation_limits import MAX_BLOCKS, SimulatedLimits
 from kvscope_engine.simulator.workloads.generators import ARRIVALS, GENERATORS, GeneratorOptions
 from kvscope_telemetry.engine_config import PREEMPTIONS
 from kvscope_telemetry.errors import BadInput
@@ -34,8 +34,8 @@ from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED
 
 if TYPE_CHECKING:
     from kvscope_engine.simulator.simulation import SimulationSetup
+    from kvscope_engine.simulator.workload_recording import WorkloadRecording
     from kvscope_engine.simulator.workloads.workload import Workload
-    from kvscope_telemetry.recordings.reader import Recording
 
 WORKLOADS: Final = (
     "a recording (.mcap, or the word sample or sample-hybrid), a trace (.jsonl: Mooncake, .csv: Azure LLM inference)"
@@ -44,6 +44,14 @@ WORKLOADS: Final = (
 SUFFIXES: Final = (".mcap", ".jsonl", ".csv")
 GENERATOR_ONLY: Final = ("rate", "arrivals", "shared_prefix", "num_prefixes", "seed")
 DEFAULT_REQUESTS: Final = 1000
+
+
+def add_simulation_options(parser: argparse.ArgumentParser) -> None:
+    add_workload_options(parser.add_argument_group("workload"))
+    add_engine_options(parser.add_argument_group("engine"))
+    add_model_options(parser.add_argument_group("model"))
+    add_tier_options(parser.add_argument_group("lower tiers"))
+    add_cost_options(parser.add_argument_group("cost model"))
 
 
 def add_workload_options(group: argparse._ArgumentGroup) -> None:
@@ -85,13 +93,19 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
         "--allocator",
         action="append",
         choices=(*ALLOCATORS, "all"),
-        help="allocator; repeatable (default: paged)",
+        help="allocator; repeatable (default: as recorded, else paged)",
     )
     group.add_argument(
         "--num-gpu-blocks-override",
         type=parse_int,
         metavar="BLOCKS",
         help="size of the pool (default: as recorded, else what the preset's device holds)",
+    )
+    group.add_argument(
+        "--blocks-times",
+        type=number,
+        metavar="FACTOR",
+        help="multiply the size of the pool, such as 2 for twice the blocks",
     )
     group.add_argument(
         "--block-size", type=parse_int, metavar="SLOTS", help="tokens per block (default: as recorded, else 16)"
@@ -117,8 +131,7 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="reuse cached blocks for prompts with the same prefix (paged only)",
+        help="reuse cached blocks for prompts with the same prefix (paged only; default: as recorded, else yes)",
     )
 
 
@@ -232,21 +245,21 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     add("--step-overhead-ms", type=number, metavar="MS", help="fixed time per step in milliseconds")
 
 
-def chosen_recording(args: argparse.Namespace) -> Recording | None:
-    """Return the recording that is used as the workload; None for other workloads.
+def chosen_run(args: argparse.Namespace) -> WorkloadRecording | None:
+    """Read the recording that is used as the workload; return None for other workloads.
 
-    Raises BadInput for an unknown workload, and for a file that is not a recording.
+    Raises BadInput for an unknown workload, for a file that is not a recording, and for a recording without requests.
     """
     _check_workload(args)
     if Path(args.workload).suffix.lower() != ".mcap":
         return None
-    from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_engine.simulator.workload_recording import read_workload_recording
     from kvscope_telemetry.recordings.sample import named_recording
 
-    return Recording.open(named_recording(args.workload))
+    return read_workload_recording(named_recording(args.workload), args.requests)
 
 
-def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tuple[str, Preset, str]:
+def chosen_preset(args: argparse.Namespace, run: WorkloadRecording | None) -> tuple[str, Preset, str]:
     """Return the name and preset of the model and device, and a note for the user.
 
     Model and device are those of the recording unless options override them. The note names what the recording lacks;
@@ -259,14 +272,12 @@ def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tupl
 
         costs = load_costs(Path(args.costs))
         name, preset = costs.model, costs.preset
-    if recording is None:
+    if run is None:
         return name, preset, ""
-    hello = recording.info.hello
+    hello = run.hello
     if args.model_preset is not None or args.costs is not None:
         return name, _as_recorded(preset, hello, None), _missing_in_recording(args, hello, name, has_speeds=True)
-    from kvscope_engine.simulator.costs.recorded_costs import recorded_costs
-
-    cost = recorded_costs(recording, recorded_token_bytes(hello.cache))
+    cost = None if run.costs is None else run.costs.cost
     note = _missing_in_recording(args, hello, name, has_speeds=cost is not None)
     return name if cost is None else hello.model.name, _as_recorded(preset, hello, cost), note
 
@@ -292,11 +303,12 @@ def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, 
     return f"not in the recording, so taken from {name}: {missing} (--model-preset, --costs)" if missing else ""
 
 
-def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording | None) -> SimulatedLimits:
+def chosen_limits(args: argparse.Namespace, preset: Preset, run: WorkloadRecording | None) -> SimulatedLimits:
     """Return the simulated limits. Each limit comes from the options or, if it is not given there, from the
     recording; otherwise it is the default. Raises BadInput for a value outside its range.
     """
-    cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
+    cache = CacheInfo(num_blocks=0, block_size=0) if run is None else run.hello.cache
+    has_prefix_cache = run is None or cache.prefix_caching
 
     def size(option: int | None, recorded: int, default: int) -> int:
         return option if option is not None else recorded or default
@@ -308,7 +320,7 @@ def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording
         max_num_seqs=size(args.max_num_seqs, cache.max_num_seqs, 256),
         max_num_batched_tokens=size(args.max_num_batched_tokens, cache.max_num_batched_tokens, 2048),
         max_model_len=size(args.max_model_len, preset.max_model_len, 1),
-        enable_prefix_caching=args.enable_prefix_caching,
+        enable_prefix_caching=has_prefix_cache if args.enable_prefix_caching is None else args.enable_prefix_caching,
     )
 
 
@@ -316,7 +328,7 @@ def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
     """Return the preset's cost model with the options that override it. Raises BadInput for a value outside its
     range.
     """
-    names = [field.name for field in dataclasses.fields(CostModel) if field.name != "step_overhead_s"]
+    names = [field.name for field in dataclasses.fields(CostModel) if not field.name.endswith("_overhead_s")]
     overrides = {name: float(value) for name in names if (value := getattr(args, name)) is not None}
     if args.step_overhead_ms is not None:
         overrides["step_overhead_s"] = args.step_overhead_ms / 1000
@@ -338,7 +350,7 @@ def chosen_tiers(args: argparse.Namespace, cache: CacheInfo | None) -> Simulated
     kv_host_memory = host_bytes if args.kv_host_memory is None else args.kv_host_memory
     kv_disk = (disk_bytes if kv_host_memory else 0) if args.kv_disk is None else args.kv_disk
     tiers = SimulatedTiers(kv_host_memory=kv_host_memory, kv_disk=kv_disk, preemption=args.preemption)
-    allocators = chosen_allocators(args)
+    allocators = chosen_allocators(args, cache)
     if args.kv_host_memory and "paged" not in allocators:
         raise BadInput(
             f"kv_host_memory={tiers.kv_host_memory} is not accepted with allocator={', '.join(allocators)!r}:"
@@ -353,7 +365,7 @@ def chosen_setups(
     limits: SimulatedLimits,
     cost: CostModel,
     workload: Workload,
-    recording: Recording | None,
+    run: WorkloadRecording | None,
 ) -> list[SimulationSetup]:
     """Return one setup per run: one per allocator, then one per what-if scenario.
 
@@ -361,7 +373,7 @@ def chosen_setups(
     """
     from kvscope_engine.simulator.simulation import SimulationSetup
 
-    cache = None if recording is None else recording.info.hello.cache
+    cache = None if run is None else run.hello.cache
     layout = _chosen_layout(args, limits, cache)
     setups = [
         SimulationSetup(
@@ -376,12 +388,12 @@ def chosen_setups(
             state_interval=args.state_interval,
         )
         for allocator, scenario in [
-            *((allocator, "") for allocator in chosen_allocators(args)),
+            *((allocator, "") for allocator in chosen_allocators(args, cache)),
             *(("paged", scenario) for scenario in _scenarios(args, layout)),
         ]
     ]
     if layout is None and args.kv_memory is None:
-        return setups
+        return [_with_more_blocks(setup, args.blocks_times) for setup in setups]
     blocks, checkpoints = args.num_gpu_blocks_override, args.state_checkpoints
     if checkpoints is None and args.model is None and cache is not None and cache.num_states:
         checkpoints = max(0, cache.num_states - 1 - cache.max_num_seqs)
@@ -390,7 +402,18 @@ def chosen_setups(
     else:
         preset_bytes = preset.num_slots * preset.cost.kv_bytes_per_token
         kv_bytes = args.kv_memory or (0 if cache is None else recorded_pool_bytes(cache)) or preset_bytes
-    return [setup.sized(kv_bytes, checkpoints, for_blocks=blocks is not None) for setup in setups]
+    sized = [setup.sized(kv_bytes, checkpoints, for_blocks=blocks is not None) for setup in setups]
+    return [_with_more_blocks(setup, args.blocks_times) for setup in sized]
+
+
+def _with_more_blocks(setup: SimulationSetup, factor: float | None) -> SimulationSetup:
+    if factor is None:
+        return setup
+    if not 0 < factor <= MAX_BLOCKS:  # NaN is in no range
+        raise BadInput(f"blocks_times={factor:g} is not accepted: must be a number above 0 and up to {MAX_BLOCKS}")
+    return dataclasses.replace(
+        setup, limits=setup.limits.with_num_blocks(max(1, round(setup.limits.num_blocks * factor)))
+    )
 
 
 def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: CacheInfo | None) -> KVLayout | None:
@@ -417,17 +440,18 @@ def _scenarios(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
     return [NOT_FREED] * args.without_freeing + [EXPANDED] * args.mla_expanded
 
 
-def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
+def chosen_workload(args: argparse.Namespace, max_model_len: int, run: WorkloadRecording | None) -> Workload:
     from kvscope_engine.simulator.workloads.azure import read_azure
     from kvscope_engine.simulator.workloads.generators import generate
     from kvscope_engine.simulator.workloads.mooncake import read_mooncake
-    from kvscope_engine.simulator.workloads.recorded_workload import read_recording
 
+    if run is not None:
+        return run.workload
     if args.workload in GENERATORS:
         return generate(args.workload, _generator_options(args), max_model_len)
-    readers = dict(zip(SUFFIXES, (read_recording, read_mooncake, read_azure), strict=True))
     path = Path(args.workload)
-    return readers[path.suffix.lower()](path, args.requests)
+    read = read_mooncake if path.suffix.lower() == ".jsonl" else read_azure
+    return read(path, args.requests)
 
 
 def _check_workload(args: argparse.Namespace) -> None:
@@ -469,8 +493,10 @@ def recording_paths(args: argparse.Namespace, labels: Sequence[str]) -> list[Pat
     return paths
 
 
-def chosen_allocators(args: argparse.Namespace) -> list[str]:
+def chosen_allocators(args: argparse.Namespace, cache: CacheInfo | None) -> list[str]:
+    """Return the allocators of the options, or else that of the recorded engine."""
+    recorded = cache.allocator if cache is not None and cache.allocator in ALLOCATORS else "paged"
     names: list[str] = []
-    for name in args.allocator or ["paged"]:
+    for name in args.allocator or [recorded]:
         names += ALLOCATORS if name == "all" else [name]
     return list(dict.fromkeys(names))

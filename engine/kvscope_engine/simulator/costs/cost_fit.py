@@ -46,6 +46,7 @@ class Sample:
     context: int
     pairs: int
     seconds: float
+    num_requests: int = 1
 
 
 @dataclass(frozen=True, slots=True)

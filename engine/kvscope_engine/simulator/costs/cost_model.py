@@ -2,7 +2,8 @@
 
 A step reads all weights once and, for each request, the KV of its context. It computes the dense layers for each token,
 and attention for each pair of a token and a position that it attends to. The slower of memory and compute decides:
-`max(bytes / bandwidth, flops / rate) + overhead` (the roofline model).
+`max(bytes / bandwidth, flops / rate) + overhead` (the roofline model). Costs per request, token and position that are
+always added describe devices on which memory accesses and computation do not overlap.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ class CostModel:
     disk_bandwidth: float = 3e9
     """Read bandwidth of the disk in bytes/s. Default: an NVMe drive."""
     disk_write_bandwidth: float = 1.5e9
+    request_overhead_s: float = 0.0
+    """Seconds added for each request of a step."""
+    token_overhead_s: float = 0.0
+    """Seconds added for each token of a step."""
+    context_overhead_s: float = 0.0
+    """Seconds added for each position that is attended to, summed over the requests of a step."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -58,19 +65,22 @@ class CostModel:
         """
         if layout is not None:
             kv_bytes, pairs = layout.read_bytes(plan.scheduled), layout.mean_pairs(plan.scheduled)
-            return self._step_ns(plan.num_tokens, kv_bytes, pairs)
+            return self._step_ns(len(plan.scheduled), plan.num_tokens, kv_bytes, pairs)
         num_tokens = context = num_pairs = 0
         for item in plan.scheduled:
             start, count = item.start, item.num_tokens
             num_tokens += count
             context += start + count
             num_pairs += count * start + count * (count + 1) // 2
-        return self._step_ns(num_tokens, self.kv_bytes_per_token * context, num_pairs)
+        return self._step_ns(len(plan.scheduled), num_tokens, self.kv_bytes_per_token * context, num_pairs)
 
-    def _step_ns(self, num_tokens: int, kv_bytes: float, pairs: float) -> int:
+    def _step_ns(self, num_requests: int, num_tokens: int, kv_bytes: float, pairs: float) -> int:
         num_bytes = self.weight_bytes + kv_bytes
         flops = self.flops_per_token * num_tokens + self.attention_flops_per_pair * pairs
         seconds = max(num_bytes / self.memory_bandwidth, flops / self.flops_per_second) + self.step_overhead_s
+        seconds += self.request_overhead_s * num_requests + self.token_overhead_s * num_tokens
+        if self.context_overhead_s:
+            seconds += self.context_overhead_s * kv_bytes / max(1.0, self.kv_bytes_per_token)
         return max(1, round(seconds * 1e9))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -53,12 +54,7 @@ def from_first_arrival(path: Path, requests: list[WorkloadRequest]) -> tuple[Wor
         raise BadInput(f"trace {str(path)!r} contains no requests")
     requests.sort(key=lambda request: request.arrival_ns)  # stable: equal times keep the file's order
     start_ns = requests[0].arrival_ns
-    return tuple(
-        WorkloadRequest(
-            request.arrival_ns - start_ns, request.num_prompt_tokens, request.num_output_tokens, request.text_ids
-        )
-        for request in requests
-    )
+    return tuple(replace(request, arrival_ns=request.arrival_ns - start_ns) for request in requests)
 
 
 def _decoded(line: bytes) -> str:

@@ -40,7 +40,7 @@ def test_second_setup_line_starts_a_new_what_if_comparison() -> None:
     [
         (b"nonsense", "malformed"),
         (b"\xff\xfe", "malformed"),
-        (b"{}", "one of `setup` and `now`"),
+        (b"{}", "one of `setup`, `now` and `question`"),
         (b'{"then": []}', "then"),
         (b'{"now": [[1, 2]]}', "length"),
         (b'{"now": [[1, -2, 9]]}', ">= 0"),
