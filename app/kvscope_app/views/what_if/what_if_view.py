@@ -1,4 +1,5 @@
-"""View of how other allocators would use the same memory for the running requests: one card per allocator.
+"""View of what other settings would have changed for past requests (`QuestionPanel`), and of how other allocators would
+use the same memory for the running requests: one card per allocator.
 
 While the view is visible and the requests have changed, it sends a question to the simulator, a child process, at most
 once per second and one at a time. Functions of this module compose the question; the child computes the answer.
@@ -36,6 +37,7 @@ from kvscope_app.views.capability_messages import why_no_addresses, why_no_reque
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_app.views.what_if import policy_text
 from kvscope_app.views.what_if.policy_text import HEADING, HEADING_TIP, map_colors
+from kvscope_app.views.what_if.question_panel import QuestionPanel
 from kvscope_app.views.what_if.simulator_process import Rows, WhatIfSimulator
 from kvscope_app.views.what_if.what_if_legend import WhatIfLegend
 from kvscope_telemetry.messages.request_state import RequestState
@@ -78,6 +80,7 @@ class WhatIfView(View):
         what-if`.
         """
         super().__init__(session, parent)
+        self.question = QuestionPanel(session, command=command)
         self.process = WhatIfSimulator(self, command)
         self.process.answered.connect(self._on_answer)
         self.process.failed.connect(self._on_failure)
@@ -93,6 +96,7 @@ class WhatIfView(View):
     def refresh(self) -> None:
         if not is_on_screen(self):
             return
+        self.question.refresh()
         memory = memory_of(self.session.mirror)
         capabilities = self.session.mirror.capabilities
         reason = why_no_addresses(capabilities) or why_no_requests(capabilities)
@@ -110,6 +114,7 @@ class WhatIfView(View):
 
     def shut_down(self) -> None:
         self.process.close()
+        self.question.close_process()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -155,9 +160,9 @@ class WhatIfView(View):
         self._stack.setCurrentIndex(0)
 
     def _lay_out(self) -> None:
-        body = QWidget()
-        column = QVBoxLayout(body)
-        column.setContentsMargins(12, 10, 12, 12)
+        cards = QWidget()
+        column = QVBoxLayout(cards)
+        column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)
         heading = label(HEADING, "muted", wraps=True)
         heading.setToolTip(HEADING_TIP)
@@ -166,9 +171,19 @@ class WhatIfView(View):
         column.addWidget(self.grid)
         column.addWidget(self.missing)
         column.addStretch(1)
-        self._stack = QStackedLayout(self)
+        pages = QWidget()
+        self._stack = QStackedLayout(pages)
         self._stack.addWidget(self.empty)
-        self._stack.addWidget(scroll_area(body))
+        self._stack.addWidget(cards)
+        body = QWidget()
+        whole = QVBoxLayout(body)
+        whole.setContentsMargins(12, 10, 12, 12)
+        whole.setSpacing(10)
+        whole.addWidget(self.question)
+        whole.addWidget(pages, 1)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addWidget(scroll_area(body))
 
 
 # Memory and requests of a mirror for the question, in O(requests); blocks are not read.
