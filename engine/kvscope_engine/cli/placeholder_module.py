@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -63,9 +64,8 @@ class _SubmoduleFinder(MetaPathFinder):
             return None
         self.parent.load()
         module = import_module(fullname)
-        spec = ModuleSpec(fullname, _ImportedModule(module))
-        module.__spec__ = spec  # importlib uses that of a module which appeared during the search
-        return spec
+        del sys.modules[fullname]  # otherwise importlib executes a module again that appeared during the search
+        return ModuleSpec(fullname, _ImportedModule(module))
 
 
 class _ImportedModule(Loader):
@@ -76,4 +76,5 @@ class _ImportedModule(Loader):
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec
+        with suppress(AttributeError):  # torch's configuration modules have a fixed set of attributes
+            module.__spec__ = self._spec

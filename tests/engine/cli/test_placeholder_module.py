@@ -12,14 +12,27 @@ import pytest
 from kvscope_engine.cli.placeholder_module import PlaceholderModule
 
 NAME = "a_slow_package"
+FIXED = """
+import sys
+from types import ModuleType
+
+class Fixed(ModuleType):
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+sys.modules[__name__].__class__ = Fixed
+"""
 
 
 @pytest.fixture
 def placeholder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlaceholderModule]:
     folder = tmp_path / NAME
     folder.mkdir()
-    (folder / "__init__.py").write_text("from . import part\nfast = 'real'\nslow = part.value\n__version__ = '1.0'\n")
+    (folder / "__init__.py").write_text(
+        "from . import fixed, part\nfast = 'real'\nslow = part.value\n__version__ = '1.0'\n"
+    )
     (folder / "part.py").write_text("value = []\n")
+    (folder / "fixed.py").write_text(FIXED)
     monkeypatch.syspath_prepend(tmp_path)
     placeholder = PlaceholderModule(NAME, {"fast": "known"})
     placeholder.install()
@@ -48,6 +61,10 @@ def test_module_below_the_placeholder_is_imported_once(placeholder: PlaceholderM
     assert part.value is import_module(NAME).slow
     assert part.__spec__ is not None
     assert part.__spec__.origin == part.__file__
+
+
+def test_module_whose_attributes_cannot_be_set_is_imported(placeholder: PlaceholderModule) -> None:
+    assert import_module(f"{NAME}.fixed") is sys.modules[f"{NAME}.fixed"]
 
 
 def test_loaded_module_is_not_replaced(placeholder: PlaceholderModule) -> None:

@@ -27,7 +27,7 @@ with engine(EngineConfig(model=sys.argv[1], device="cpu", dtype="float32", num_g
         running.step()
 names = ("torch._dynamo.utils", "sympy.core", "torch.distributed.tensor", "transformers.generation.continuous_batching")
 loaded = [name for name in names if name in sys.modules]
-import torch, torch._dynamo, transformers, transformers.models
+import torch, torch._dynamo.config, transformers, transformers.models
 from transformers.utils.import_utils import create_import_structure_from_path, spread_import_structure
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 works = torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(1)).tolist()
